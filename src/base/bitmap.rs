@@ -1,0 +1,108 @@
+//! A set of small numbers that many threads change at once, without locks.
+//!
+//! Clearing a bit that was set is a *claim*: exactly one thread gets `true` for each time the bit
+//! was set, and with it a right (to rouse that worker, to give that carrier a worker, …). Setting
+//! releases what was written before, claiming acquires it. All operations are sequentially
+//! consistent, because every user runs a "store mine, look at yours" protocol over it (DESIGN §3).
+//! No allocation after construction and no locks: a signal handler may use it.
+
+use crate::base::loom::atomic::{AtomicU64, Ordering::SeqCst};
+
+const BITS: usize = u64::BITS as usize;
+
+pub(crate) struct Bitmap {
+    words: Box<[AtomicU64]>,
+}
+
+impl Bitmap {
+    pub(crate) fn new(capacity: usize) -> Self {
+        let words = (0..capacity.div_ceil(BITS))
+            .map(|_| AtomicU64::new(0))
+            .collect();
+        Bitmap { words }
+    }
+
+    /// Adds `i`; false if it was there already.
+    pub(crate) fn set(&self, i: usize) -> bool {
+        let bit = 1 << (i % BITS);
+        self.words[i / BITS].fetch_or(bit, SeqCst) & bit == 0
+    }
+
+    /// Removes `i`; true for the one thread that removed it.
+    pub(crate) fn claim(&self, i: usize) -> bool {
+        let bit = 1 << (i % BITS);
+        let word = &self.words[i / BITS];
+        word.load(SeqCst) & bit != 0 && word.fetch_and(!bit, SeqCst) & bit != 0
+    }
+
+    /// Removes some member, looking from `start` upwards and around.
+    pub(crate) fn claim_any(&self, start: usize) -> Option<usize> {
+        let n = self.words.len();
+        let first = (start / BITS) % n;
+        let above = !0u64 << (start % BITS);
+        // The first word is looked at twice: its upper part first, its lower part last.
+        for step in 0..=n {
+            let index = (first + step) % n;
+            let mask = match step {
+                0 => above,
+                s if s == n => !above,
+                _ => !0,
+            };
+            loop {
+                let found = self.words[index].load(SeqCst) & mask;
+                if found == 0 {
+                    break;
+                }
+                let i = index * BITS + found.trailing_zeros() as usize;
+                if self.claim(i) {
+                    return Some(i);
+                }
+            }
+        }
+        None
+    }
+
+    pub(crate) fn contains(&self, i: usize) -> bool {
+        self.words[i / BITS].load(SeqCst) & (1 << (i % BITS)) != 0
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| word.load(SeqCst) == 0)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.words
+            .iter()
+            .map(|word| word.load(SeqCst).count_ones() as usize)
+            .sum()
+    }
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::Bitmap;
+
+    #[test]
+    fn claims_go_round_from_the_start_given() {
+        let set = Bitmap::new(200);
+        for i in [3, 70, 130] {
+            assert!(set.set(i));
+        }
+        assert!(!set.set(70));
+        assert_eq!(set.len(), 3);
+        assert_eq!(set.claim_any(71), Some(130));
+        assert_eq!(set.claim_any(131), Some(3));
+        assert!(set.contains(70));
+        assert!(set.claim(70));
+        assert!(!set.claim(70));
+        assert_eq!(set.claim_any(0), None);
+        assert!(set.is_empty());
+    }
+
+    #[test]
+    fn a_member_below_the_start_in_the_same_word_is_found() {
+        let set = Bitmap::new(64);
+        set.set(2);
+        assert_eq!(set.claim_any(40), Some(2));
+    }
+}

@@ -1,0 +1,48 @@
+//! The atomics of this crate: `std`'s, or loom's when a model runs (`--cfg indent_loom`).
+//!
+//! Only protocols that have a model take their atomics from here. Everything with a `static` or a
+//! futex word uses `std` directly: loom's atomics have no constant constructor and no address.
+
+#[cfg(not(indent_loom))]
+pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
+
+#[cfg(indent_loom)]
+pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
+
+/// Locks and ignores poisoning: no user code runs under any lock of this crate, so a panic there
+/// is ours and the worker loop's guard has already aborted the process.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// One step of a spin loop; gives the model checker the chance to run somebody else.
+pub(crate) fn spin() {
+    #[cfg(not(indent_loom))]
+    std::thread::yield_now();
+    #[cfg(indent_loom)]
+    loom::thread::yield_now();
+}
+
+/// The cheap half of an asymmetric barrier: orders this thread's earlier stores before its later
+/// loads *provided* the other side calls [`heavy_barrier`].
+#[inline(always)]
+pub(crate) fn light_barrier() {
+    #[cfg(indent_loom)]
+    atomic::fence(atomic::Ordering::SeqCst);
+    #[cfg(not(indent_loom))]
+    if crate::base::os::membarrier_works() {
+        atomic::compiler_fence(atomic::Ordering::SeqCst);
+    } else {
+        atomic::fence(atomic::Ordering::SeqCst);
+    }
+}
+
+/// The dear half: every other thread of the process passes through a full barrier before this
+/// returns (`membarrier`), or, where the kernel has none, a fence that pairs with theirs.
+pub(crate) fn heavy_barrier() {
+    #[cfg(not(indent_loom))]
+    crate::base::os::membarrier();
+    atomic::fence(atomic::Ordering::SeqCst);
+}

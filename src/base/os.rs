@@ -1,0 +1,208 @@
+#![expect(unsafe_code, reason = "system calls")]
+//! The kernel's services this crate uses, as small safe functions where that is possible.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{
+    AtomicU8, AtomicU32,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::Duration;
+
+/// Sleeps while `word` holds `expected`; also returns early for no reason, as futexes do.
+pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
+    let limit = timeout.map(|t| libc::timespec {
+        tv_sec: t.as_secs().min(i64::MAX as u64) as i64,
+        tv_nsec: i64::from(t.subsec_nanos()),
+    });
+    let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
+    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: `word` and `limit` outlive the call; the kernel only reads them.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, expected, limit) };
+}
+
+/// Wakes one thread that sleeps on the word at `address`; the address need not be valid any more.
+pub(crate) fn futex_wake(address: *const u32) {
+    let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel uses the address as a key and reads nothing through it.
+    unsafe { libc::syscall(libc::SYS_futex, address, op, 1) };
+}
+
+/// A word a single thread sleeps on. A rouse is never lost: one that comes first makes the next
+/// wait return at once. Waits also return for no reason, so callers look again at what they wait
+/// for.
+pub(crate) struct Doorbell(AtomicU32);
+
+impl Doorbell {
+    const QUIET: u32 = 0;
+    const ASLEEP: u32 = 1;
+    const RUNG: u32 = 2;
+
+    pub(crate) const fn new() -> Self {
+        Doorbell(AtomicU32::new(Self::QUIET))
+    }
+
+    /// Sleeps until rung or until the time is over; true if it was rung.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
+        if self
+            .0
+            .compare_exchange(Self::QUIET, Self::ASLEEP, SeqCst, SeqCst)
+            .is_ok()
+        {
+            futex_wait(&self.0, Self::ASLEEP, timeout);
+        }
+        self.0.swap(Self::QUIET, SeqCst) == Self::RUNG
+    }
+
+    pub(crate) fn ring(&self) {
+        let address = self.0.as_ptr();
+        // The owner may be gone as soon as the swap is done: after it only the address is used.
+        if self.0.swap(Self::RUNG, SeqCst) == Self::ASLEEP {
+            futex_wake(address);
+        }
+    }
+}
+
+const UNKNOWN: u8 = 0;
+const WORKS: u8 = 1;
+const MISSING: u8 = 2;
+
+static MEMBARRIER: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+fn membarrier_call(command: libc::c_int) -> bool {
+    // SAFETY: takes numbers only.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+/// Asks the kernel once; called before the first worker exists, so that every light barrier of a
+/// runtime sees the same answer.
+pub(crate) fn prepare_membarrier() {
+    if MEMBARRIER.load(SeqCst) == UNKNOWN {
+        let works = membarrier_call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+        MEMBARRIER.store(if works { WORKS } else { MISSING }, SeqCst);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn membarrier_works() -> bool {
+    MEMBARRIER.load(Relaxed) == WORKS
+}
+
+pub(crate) fn membarrier() {
+    if membarrier_works() {
+        membarrier_call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    }
+}
+
+pub(crate) const PAGE: usize = 4096;
+
+/// Reserves `len` bytes of private memory, committed page by page on first touch.
+pub(crate) fn map(len: usize) -> io::Result<NonNull<u8>> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+    let at = unsafe { libc::mmap(ptr::null_mut(), len, access, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(NonNull::new(at.cast()).expect("mmap returned null"))
+}
+
+/// Reserves `len` bytes aligned to `align`, a multiple of the page size, by reserving more and
+/// giving back what hangs over.
+pub(crate) fn map_aligned(len: usize, align: usize) -> io::Result<NonNull<u8>> {
+    let raw = map(len + align)?;
+    let lead = raw.as_ptr().align_offset(align);
+    // SAFETY: `lead <= align`, so the result and its `len` bytes lie within the mapping.
+    let start = unsafe { raw.add(lead) };
+    // SAFETY: the part in front of `start`, which nobody has seen.
+    unsafe { unmap(raw, lead) };
+    // SAFETY: one past the part we keep.
+    let end = unsafe { start.add(len) };
+    // SAFETY: the part behind it, which nobody has seen.
+    unsafe { unmap(end, align - lead) };
+    Ok(start)
+}
+
+/// # Safety
+/// Nothing uses these bytes any more.
+pub(crate) unsafe fn unmap(at: NonNull<u8>, len: usize) {
+    if len > 0 {
+        // SAFETY: by the caller's promise.
+        unsafe { libc::munmap(at.as_ptr().cast(), len) };
+    }
+}
+
+/// What to tell the kernel about a range of memory.
+#[derive(Clone, Copy)]
+pub(crate) enum Advice {
+    HugePages,
+    NoHugePages,
+    /// Drop the contents and the pages; the next touch finds zeros.
+    GiveBack,
+    /// Touching it raises SIGSEGV from now on, without a mapping of its own (Linux 6.13).
+    InstallGuard,
+}
+
+/// # Safety
+/// Nothing that lies in the range is needed any more, if the advice drops it.
+pub(crate) unsafe fn advise(at: NonNull<u8>, len: usize, advice: Advice) -> io::Result<()> {
+    const MADV_GUARD_INSTALL: libc::c_int = 102;
+    let number = match advice {
+        Advice::HugePages => libc::MADV_HUGEPAGE,
+        Advice::NoHugePages => libc::MADV_NOHUGEPAGE,
+        Advice::GiveBack => libc::MADV_DONTNEED,
+        Advice::InstallGuard => MADV_GUARD_INSTALL,
+    };
+    // SAFETY: by the caller's promise.
+    check(unsafe { libc::madvise(at.as_ptr().cast(), len, number) })
+}
+
+/// Makes the range untouchable; it becomes a mapping of its own.
+///
+/// # Safety
+/// Nothing uses the range.
+pub(crate) unsafe fn forbid(at: NonNull<u8>, len: usize) -> io::Result<()> {
+    // SAFETY: by the caller's promise.
+    check(unsafe { libc::mprotect(at.as_ptr().cast(), len, libc::PROT_NONE) })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Writes to standard error without std's lock: used where a lock somebody holds must not stop us.
+pub(crate) fn complain(text: &str) {
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        // SAFETY: the buffer is valid for its length.
+        let n = unsafe { libc::write(2, rest.as_ptr().cast(), rest.len()) };
+        match usize::try_from(n) {
+            Ok(0) => return,
+            Ok(written) => rest = &rest[written..],
+            Err(_) if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// How many mappings a process may have (`vm.max_map_count`).
+pub(crate) fn max_mappings() -> usize {
+    const KERNEL_DEFAULT: usize = 65_530;
+    std::fs::read_to_string("/proc/sys/vm/max_map_count")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(KERNEL_DEFAULT)
+}
+
+/// Ends the process by SIGALRM after so many seconds, whatever it is doing then.
+pub(crate) fn end_process_in(seconds: u32) {
+    // SAFETY: reinstates the default action, which needs no code of ours.
+    unsafe { libc::signal(libc::SIGALRM, libc::SIG_DFL) };
+    // SAFETY: takes a number only.
+    unsafe { libc::alarm(seconds) };
+}

@@ -1,0 +1,109 @@
+#![expect(unsafe_code, reason = "signal handlers and alternate stacks")]
+//! Installing a handler in front of the one that was there, and the stack it runs on.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+
+use crate::base::os;
+
+pub(crate) use libc::{SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
+
+/// A handler in the form the kernel calls it: signal, what happened, interrupted registers.
+pub(crate) type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+
+/// What was installed for a signal before us.
+pub(crate) struct Previous(libc::sigaction);
+
+// SAFETY: a plain value: a function address, a mask and flags.
+unsafe impl Send for Previous {}
+// SAFETY: as above, and never changed.
+unsafe impl Sync for Previous {}
+
+/// Installs `handler` on the alternate stack and returns what it replaced.
+pub(crate) fn install(signal: c_int, handler: Handler) -> io::Result<Previous> {
+    // SAFETY: all-zero is a valid `sigaction` (no handler, empty mask, no flags).
+    let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+    action.sa_sigaction = handler as *const () as usize;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    let mut old = action;
+    // SAFETY: both point to valid values; the handler has the type SA_SIGINFO asks for.
+    match unsafe { libc::sigaction(signal, &action, &mut old) } {
+        0 => Ok(Previous(old)),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Previous {
+    /// Does what would have happened without us. For the default action it is reinstated and we
+    /// return: the faulting instruction runs again and meets it.
+    pub(crate) fn forward(&self, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+        match self.0.sa_sigaction {
+            libc::SIG_DFL | libc::SIG_IGN => {
+                // SAFETY: reinstates a value the kernel gave us.
+                unsafe { libc::sigaction(signal, &self.0, ptr::null_mut()) };
+            }
+            address if self.0.sa_flags & libc::SA_SIGINFO != 0 => {
+                // SAFETY: SA_SIGINFO says that the address is a function of this type.
+                let handler = unsafe { std::mem::transmute::<usize, Handler>(address) };
+                handler(signal, info, context);
+            }
+            address => {
+                // SAFETY: without SA_SIGINFO it is a function of one argument.
+                let handler =
+                    unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(address) };
+                handler(signal);
+            }
+        }
+    }
+}
+
+/// The address whose touch raised the signal.
+///
+/// # Safety
+/// `info` is the argument of a running SIGSEGV or SIGBUS handler.
+pub(crate) unsafe fn fault_address(info: *mut siginfo_t) -> usize {
+    // SAFETY: by the caller's promise the field is filled in.
+    unsafe { (*info).si_addr() as usize }
+}
+
+/// A stack of our own for signal handlers on the calling thread; std's is too small for an
+/// unwinder.
+pub(crate) struct AlternateStack {
+    at: NonNull<u8>,
+    previous: libc::stack_t,
+}
+
+impl AlternateStack {
+    /// Room for an unwinder, a symbolizer and the largest register file.
+    const SIZE: usize = 256 * 1024;
+
+    /// Switches the calling thread over to a new alternate stack, with a guard page below it.
+    pub(crate) fn install() -> io::Result<Self> {
+        let at = os::map(os::PAGE + Self::SIZE)?;
+        // SAFETY: nobody has seen the mapping yet.
+        unsafe { os::forbid(at, os::PAGE)? };
+        // SAFETY: the mapping is larger than a page.
+        let usable = unsafe { at.add(os::PAGE) };
+        let stack = libc::stack_t {
+            ss_sp: usable.as_ptr().cast(),
+            ss_flags: 0,
+            ss_size: Self::SIZE,
+        };
+        let mut previous = stack;
+        // SAFETY: `usable` stays mapped until `drop` has reinstated the old one.
+        if unsafe { libc::sigaltstack(&stack, &mut previous) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(AlternateStack { at, previous })
+    }
+}
+
+impl Drop for AlternateStack {
+    fn drop(&mut self) {
+        // SAFETY: reinstates what the kernel gave us; we do not run on the alternate stack.
+        unsafe { libc::sigaltstack(&self.previous, ptr::null_mut()) };
+        // SAFETY: no longer in use by the line above.
+        unsafe { os::unmap(self.at, os::PAGE + Self::SIZE) };
+    }
+}

@@ -1,0 +1,283 @@
+//! What can go wrong, one small type per operation.
+
+use std::any::Any;
+use std::error::Error;
+use std::fmt;
+use std::io;
+
+use crate::base::os;
+
+/// Why a runtime could not be started.
+///
+/// ```
+/// let refused = indent::runtime::Builder::new().workers(0).build().unwrap_err();
+/// assert_eq!(
+///     refused.to_string(),
+///     "workers = 0: a runtime needs between 1 and 1024 workers; leave it out for one per CPU"
+/// );
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// A setting has a value that cannot be used.
+    BadSetting {
+        /// The setting's name, as in [`Builder`](crate::runtime::Builder).
+        setting: &'static str,
+        /// The value it was given.
+        value: String,
+        /// What would have been allowed.
+        allowed: &'static str,
+    },
+    /// The operating system refused a thread.
+    SpawnCarrier {
+        /// How many threads the runtime had by then.
+        started: usize,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The handler for stack overflows could not be installed.
+    Signal {
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StartError::BadSetting {
+                setting,
+                value,
+                allowed,
+            } => {
+                write!(f, "{setting} = {value}: {allowed}")
+            }
+            StartError::SpawnCarrier { started, source } => write!(
+                f,
+                "the system refused thread {}: {source}; raise the limit on threads \
+                 (ulimit -u, pids.max) or ask for fewer workers",
+                started + 1
+            ),
+            StartError::Signal { source } => {
+                write!(
+                    f,
+                    "the handler for stack overflows cannot be installed: {source}"
+                )
+            }
+        }
+    }
+}
+
+impl Error for StartError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            StartError::BadSetting { .. } => None,
+            StartError::SpawnCarrier { source, .. } | StartError::Signal { source } => Some(source),
+        }
+    }
+}
+
+/// Why [`try_spawn`](crate::task::Builder::try_spawn) refused. The closure is dropped.
+///
+/// ```
+/// let rt = indent::runtime::Builder::new().workers(1).build()?;
+/// rt.block_on(|| {
+///     let refused = indent::task::Builder::new().worker(7).try_spawn(|| ()).unwrap_err();
+///     assert_eq!(refused.to_string(), "worker 7 does not exist: this runtime has workers 0 to 0");
+/// });
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SpawnError {
+    /// As many fibers are alive as there can be stacks.
+    TooManyFibers {
+        /// The limit found when the runtime started.
+        limit: usize,
+    },
+    /// The runtime is shutting down or gone.
+    ShuttingDown,
+    /// There is no such worker.
+    NoSuchWorker {
+        /// The worker asked for.
+        worker: usize,
+        /// How many there are.
+        workers: usize,
+    },
+    /// The stack asked for is too small or too large.
+    BadStackSize {
+        /// The size asked for, in bytes.
+        asked: usize,
+        /// The largest size there is.
+        largest: usize,
+    },
+}
+
+impl fmt::Display for SpawnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SpawnError::TooManyFibers { limit } => write!(
+                f,
+                "{limit} fibers are alive and each needs a mapping of its own for its guard page; \
+                 raise vm.max_map_count (a kernel from 6.13 on needs no such mappings)"
+            ),
+            SpawnError::ShuttingDown => write!(f, "the runtime is shutting down"),
+            SpawnError::NoSuchWorker { worker, workers } => write!(
+                f,
+                "worker {worker} does not exist: this runtime has workers 0 to {}",
+                workers - 1
+            ),
+            SpawnError::BadStackSize { asked, largest } => write!(
+                f,
+                "a stack of {asked} bytes cannot be had: ask for 1 to {largest} bytes \
+                 (rounded up to a power of two, 16 KiB at least)"
+            ),
+        }
+    }
+}
+
+impl Error for SpawnError {}
+
+/// There is no runtime here: the caller is not on a fiber and no default runtime was started.
+///
+/// ```
+/// // This thread is plain, and nothing has started the default runtime yet.
+/// let none = indent::runtime::Handle::try_current().unwrap_err();
+/// assert!(none.to_string().starts_with("no runtime here"));
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoRuntime(pub(crate) ());
+
+impl fmt::Display for NoRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "no runtime here: this thread runs no fiber and the default runtime is not started; \
+             call Handle::current to start it, or pass a Handle"
+        )
+    }
+}
+
+impl Error for NoRuntime {}
+
+/// Why a join gave no value.
+///
+/// ```
+/// let handle = indent::spawn(|| -> u32 { std::panic::resume_unwind(Box::new("no luck")) });
+/// let error = handle.join().unwrap_err();
+/// assert!(error.is_panic());
+/// assert_eq!(error.into_panic().downcast_ref::<&str>(), Some(&"no luck"));
+/// ```
+pub struct JoinError {
+    cause: Cause,
+    fiber: u64,
+}
+
+enum Cause {
+    Panic(Box<dyn Any + Send>),
+    Cancelled,
+    NoStack,
+}
+
+impl JoinError {
+    pub(crate) fn panicked(fiber: u64, payload: Box<dyn Any + Send>) -> Self {
+        JoinError {
+            cause: Cause::Panic(payload),
+            fiber,
+        }
+    }
+
+    pub(crate) fn cancelled(fiber: u64) -> Self {
+        JoinError {
+            cause: Cause::Cancelled,
+            fiber,
+        }
+    }
+
+    pub(crate) fn no_stack(fiber: u64) -> Self {
+        JoinError {
+            cause: Cause::NoStack,
+            fiber,
+        }
+    }
+
+    /// The fiber panicked.
+    pub fn is_panic(&self) -> bool {
+        matches!(self.cause, Cause::Panic(_))
+    }
+
+    /// The fiber was cancelled: its runtime shut down before it was done, or it never started.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self.cause, Cause::Cancelled)
+    }
+
+    /// There was no memory for the fiber's stack and no other fiber whose end could free one.
+    pub fn is_no_stack(&self) -> bool {
+        matches!(self.cause, Cause::NoStack)
+    }
+
+    /// The payload of the panic, for [`std::panic::resume_unwind`].
+    ///
+    /// # Panics
+    /// If the cause was no panic.
+    pub fn into_panic(self) -> Box<dyn Any + Send> {
+        match self.cause {
+            Cause::Panic(payload) => payload,
+            _ => panic!("into_panic on a JoinError that is no panic: {self}"),
+        }
+    }
+
+    /// The id of the fiber that gave no value.
+    pub fn id(&self) -> u64 {
+        self.fiber
+    }
+}
+
+impl fmt::Display for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.cause {
+            Cause::Panic(payload) => match panic_text(&**payload) {
+                Some(text) => write!(f, "fiber {} panicked: {text}", self.fiber),
+                None => write!(f, "fiber {} panicked", self.fiber),
+            },
+            Cause::Cancelled => write!(f, "fiber {} was cancelled", self.fiber),
+            Cause::NoStack => write!(
+                f,
+                "fiber {} got no stack: the system refuses memory and no fiber holds one; \
+                 free address space (ulimit -v) or ask for a smaller stack",
+                self.fiber
+            ),
+        }
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
+    match payload.downcast_ref::<&'static str>() {
+        Some(text) => Some(text),
+        None => payload.downcast_ref::<String>().map(String::as_str),
+    }
+}
+
+impl fmt::Debug for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JoinError({self})")
+    }
+}
+
+impl Error for JoinError {}
+
+/// Ends the process if it is dropped by unwinding: around code whose panic would leave a promise
+/// to another thread unkept.
+pub(crate) struct AbortOnUnwind(pub(crate) &'static str);
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            os::complain(&format!(
+                "indent: a panic inside the runtime ({}); aborting\n",
+                self.0
+            ));
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,312 @@
+#![expect(
+    unsafe_code,
+    reason = "one storage holds a closure, then its result, both of erased type"
+)]
+//! The closure of a fiber and, in the same place, its result.
+//!
+//! The storage goes through four stages, and [`Table`] holds the functions that know the types:
+//! *empty* → `store` → *closure* → `run`, `fail` → *result* → `take_result`, `drop_result` → *empty*.
+//! What does not fit is boxed, and the box is stored.
+//!
+//! The **join word** says whose the result is once it is there. It is empty, the address of a
+//! waiter, DONE, or DETACHED:
+//!
+//! - the fiber completes with one swap to DONE, and owes a call if it found a waiter; if it found
+//!   DETACHED the result is its own, to drop on its own stack;
+//! - the handle registers a waiter, or finds DONE: then the result is the handle's;
+//! - it withdraws a waiter, or finds DONE: then the call is on its way and the waiter, which lies
+//!   on the joiner's stack, must stay until it has come;
+//! - it detaches, or finds DONE: then it drops the result itself.
+//!
+//! **I4** Either the fiber or the handle takes the result out, never both: both ask the one word,
+//! by read-modify-write, and only one of them comes second.
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::base::loom::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire},
+};
+use crate::error::JoinError;
+use crate::fiber::record::Record;
+
+/// The payload with which a cancelled fiber unwinds. Private: nobody else can throw or match it.
+pub(crate) struct Cancelled;
+
+/// Bytes kept inside the record.
+pub(crate) const INLINE: usize = 128;
+/// Alignment the storage is known to have, as it starts at a cache line of the record.
+const ALIGN: usize = 16;
+
+#[repr(C)]
+pub(crate) struct Job {
+    table: UnsafeCell<Option<&'static Table>>,
+    storage: UnsafeCell<[MaybeUninit<u64>; INLINE / 8]>,
+}
+
+// SAFETY: only `Send` closures and results are stored, and I4 says who may touch them when.
+unsafe impl Sync for Job {}
+
+struct Table {
+    run: unsafe fn(&Record),
+    fail: unsafe fn(&Record, JoinError),
+    drop_result: unsafe fn(&Record) -> Leftover,
+}
+
+/// What kind of result nobody asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Leftover {
+    Value,
+    Panic,
+}
+
+/// The functions for one pair of types.
+struct Of<F, T>(PhantomData<(F, T)>);
+
+impl<F: FnOnce() -> T, T> Of<F, T> {
+    const TABLE: Table = Table {
+        run: Self::run,
+        fail: Self::fail,
+        drop_result: Self::drop_result,
+    };
+
+    unsafe fn run(record: &Record) {
+        // SAFETY: the caller's promise: the closure is there and ours.
+        let f = unsafe { record.job.take::<F>() };
+        let result = catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
+            if payload.is::<Cancelled>() {
+                JoinError::cancelled(record.id())
+            } else {
+                JoinError::panicked(record.id(), payload)
+            }
+        });
+        // SAFETY: the storage is empty since `take`.
+        unsafe { record.job.put::<Result<T, JoinError>>(result) };
+    }
+
+    unsafe fn fail(record: &Record, error: JoinError) {
+        // SAFETY: the caller's promise: the closure is there and ours.
+        let f = unsafe { record.job.take::<F>() };
+        // A destructor that panics has had its message printed; the fiber never ran, so there is
+        // nothing it could take down.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(f)));
+        // SAFETY: the storage is empty since `take`.
+        unsafe { record.job.put::<Result<T, JoinError>>(Err(error)) };
+    }
+
+    unsafe fn drop_result(record: &Record) -> Leftover {
+        // SAFETY: the caller's promise: the result is there and ours.
+        let result = unsafe { record.job.take::<Result<T, JoinError>>() };
+        let was_panic = result.as_ref().is_err_and(JoinError::is_panic);
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(result)));
+        if was_panic || dropped.is_err_and(|p| !p.is::<Cancelled>()) {
+            Leftover::Panic
+        } else {
+            Leftover::Value
+        }
+    }
+}
+
+impl Job {
+    fn fits<V>() -> bool {
+        size_of::<V>() <= INLINE && align_of::<V>() <= ALIGN
+    }
+
+    /// # Safety
+    /// The storage is empty and the caller's.
+    unsafe fn put<V>(&self, value: V) {
+        let place = self.storage.get();
+        debug_assert_eq!(place.addr() % ALIGN, 0);
+        if Self::fits::<V>() {
+            // SAFETY: large and aligned enough by `fits`, ours by the caller's promise.
+            unsafe { place.cast::<V>().write(value) };
+        } else {
+            let boxed = Box::into_raw(Box::new(value));
+            // SAFETY: a pointer fits, and the place is ours by the caller's promise.
+            unsafe { place.cast::<*mut V>().write(boxed) };
+        }
+    }
+
+    /// # Safety
+    /// The storage holds a `V` put there by `put` and is the caller's; it is empty afterwards.
+    unsafe fn take<V>(&self) -> V {
+        let place = self.storage.get();
+        if Self::fits::<V>() {
+            // SAFETY: by the caller's promise.
+            return unsafe { place.cast::<V>().read() };
+        }
+        // SAFETY: `put` wrote this pointer, from `Box::into_raw`.
+        let boxed = unsafe { place.cast::<*mut V>().read() };
+        // SAFETY: as above; read once, since the storage counts as empty now.
+        *unsafe { Box::from_raw(boxed) }
+    }
+
+    /// Stores the closure of a new fiber.
+    ///
+    /// # Safety
+    /// The record is not queued yet, and whatever the closure borrows outlives the fiber.
+    pub(crate) unsafe fn store<F, T>(&self, f: F)
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
+        // SAFETY: nobody else knows the record.
+        unsafe { *self.table.get() = Some(&Of::<F, T>::TABLE) };
+        // SAFETY: as above, and a free record's storage is empty.
+        unsafe { self.put(f) };
+    }
+
+    fn table(&self) -> &'static Table {
+        // SAFETY: written before the record was queued, never changed while it is in use.
+        unsafe { *self.table.get() }.expect("a queued record has a job")
+    }
+
+    /// Runs the closure; the result, or how it ended, takes its place.
+    ///
+    /// # Safety
+    /// Called once, by the fiber itself, for the record this job is in.
+    pub(crate) unsafe fn run(record: &Record) {
+        // SAFETY: by the caller's promise.
+        unsafe { (record.job.table().run)(record) }
+    }
+
+    /// Drops the closure of a fiber that will never run; `error` becomes its result.
+    ///
+    /// # Safety
+    /// The fiber has not run, and the caller took it out of its queue for good.
+    pub(crate) unsafe fn fail(record: &Record, error: JoinError) {
+        // SAFETY: by the caller's promise.
+        unsafe { (record.job.table().fail)(record, error) }
+    }
+
+    /// Drops a result that nobody will ask for.
+    ///
+    /// # Safety
+    /// The join word gave the result to the caller (I4).
+    pub(crate) unsafe fn drop_result(record: &Record) -> Leftover {
+        // SAFETY: by the caller's promise.
+        unsafe { (record.job.table().drop_result)(record) }
+    }
+
+    /// # Safety
+    /// The join word gave the result to the caller (I4), and `T` is the closure's type.
+    pub(crate) unsafe fn take_result<T>(&self) -> Result<T, JoinError> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.take() }
+    }
+}
+
+const EMPTY: usize = 0;
+const DONE: usize = 1;
+const DETACHED: usize = 2;
+
+/// What the fiber owes once its result is there.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Completed {
+    /// The handle will find the result.
+    Nothing,
+    /// Call this waiter; it stays valid until then.
+    Call(usize),
+    /// Drop the result: nobody will ask.
+    DropResult,
+}
+
+pub(crate) fn complete(word: &AtomicUsize) -> Completed {
+    match word.swap(DONE, AcqRel) {
+        EMPTY => Completed::Nothing,
+        DETACHED => Completed::DropResult,
+        DONE => unreachable!("a fiber completed twice"),
+        waiter => Completed::Call(waiter),
+    }
+}
+
+pub(crate) fn is_done(word: &AtomicUsize) -> bool {
+    word.load(Acquire) == DONE
+}
+
+/// False if the fiber is done already.
+#[must_use]
+pub(crate) fn register(word: &AtomicUsize, waiter: usize) -> bool {
+    debug_assert!(waiter > DETACHED);
+    word.compare_exchange(EMPTY, waiter, AcqRel, Acquire)
+        .is_ok()
+}
+
+/// False if the fiber is done already: then the waiter's call is on its way.
+#[must_use]
+pub(crate) fn withdraw(word: &AtomicUsize, waiter: usize) -> bool {
+    word.compare_exchange(waiter, EMPTY, AcqRel, Acquire)
+        .is_ok()
+}
+
+/// False if the fiber is done already: then the result is the caller's to drop.
+#[must_use]
+pub(crate) fn detach(word: &AtomicUsize) -> bool {
+    word.compare_exchange(EMPTY, DETACHED, AcqRel, Acquire)
+        .is_ok()
+}
+
+#[cfg(all(test, indent_loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    const WAITER: usize = 64;
+
+    struct Model {
+        word: AtomicUsize,
+        woken: AtomicBool,
+        drops: AtomicUsize,
+    }
+
+    fn fiber_beside(handle: impl Fn(&Model) + Sync + Send + 'static) {
+        let handle = std::sync::Arc::new(handle);
+        loom::model(move || {
+            let model = Arc::new(Model {
+                word: AtomicUsize::new(EMPTY),
+                woken: AtomicBool::new(false),
+                drops: AtomicUsize::new(0),
+            });
+            let other = model.clone();
+            let fiber = loom::thread::spawn(move || match complete(&other.word) {
+                Completed::Nothing => {}
+                Completed::Call(waiter) => {
+                    assert_eq!(waiter, WAITER);
+                    other.woken.store(true, SeqCst);
+                }
+                Completed::DropResult => assert_eq!(other.drops.fetch_add(1, SeqCst), 0),
+            });
+            handle(&model);
+            fiber.join().unwrap();
+            assert_eq!(model.drops.load(SeqCst), 1, "I4");
+        });
+    }
+
+    #[test]
+    fn loom_a_dropped_handle_and_its_fiber_drop_the_result_once() {
+        fiber_beside(|model| {
+            if !detach(&model.word) {
+                model.drops.fetch_add(1, SeqCst);
+            }
+        });
+    }
+
+    #[test]
+    fn loom_a_waiter_that_cannot_withdraw_is_woken() {
+        fiber_beside(|model| {
+            if register(&model.word, WAITER) && !withdraw(&model.word, WAITER) {
+                while !model.woken.load(SeqCst) {
+                    loom::thread::yield_now();
+                }
+            }
+            if !detach(&model.word) {
+                model.drops.fetch_add(1, SeqCst);
+            }
+        });
+    }
+}

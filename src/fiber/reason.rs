@@ -1,0 +1,43 @@
+//! Why a fiber is parked, for whoever lists fibers.
+
+/// What a parked fiber waits for. Numbers are never used again for something else.
+///
+/// ```
+/// use indent::park::ParkReason;
+/// assert_eq!(ParkReason::Join.to_string(), "join");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum ParkReason {
+    /// Not parked so far.
+    None = 0,
+    /// [`park`](crate::park::park): waits for its unparker.
+    Park = 1,
+    /// Waits for another fiber's result.
+    Join = 2,
+    /// Waits for a closure in another runtime.
+    BlockOn = 3,
+}
+
+impl ParkReason {
+    pub(crate) fn from_number(number: u8) -> Self {
+        match number {
+            1 => ParkReason::Park,
+            2 => ParkReason::Join,
+            3 => ParkReason::BlockOn,
+            _ => ParkReason::None,
+        }
+    }
+}
+
+impl std::fmt::Display for ParkReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ParkReason::None => "none",
+            ParkReason::Park => "park",
+            ParkReason::Join => "join",
+            ParkReason::BlockOn => "block_on",
+        })
+    }
+}

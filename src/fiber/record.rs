@@ -1,0 +1,336 @@
+#![expect(
+    unsafe_code,
+    reason = "records are shared by pointer and counted by hand"
+)]
+//! What there is of a fiber from `spawn` until the last handle lets go.
+//!
+//! A record is `SIZE` bytes in a slab (`slab.rs`) whose memory is never unmapped, so a stale
+//! pointer reads an old or a newer fiber, never foreign memory. What keeps a record *this* fiber's
+//! is its count: the runtime holds one reference until the fiber is over, a `JoinHandle` one, an
+//! `Unparker` one, and whoever lists fibers one for as long as it looks (`Held`).
+//!
+//! Who may touch what:
+//! - `state`, `join`, the counts: anyone, they are protocols of their own.
+//! - `link`: whoever put the record into a list or took it out of one.
+//! - `job` and its storage: the spawner until the record is queued; then the fiber; after `join`
+//!   says DONE, whoever that word gives the result to (see `job.rs`).
+//! - everything else is written before the record is queued, or by the carrier that runs the
+//!   fiber, and read by anyone who holds a reference: atomics, relaxed, each meaningful alone.
+//!
+//! **I3** A [`FiberRef`] is only held by someone whose role keeps the record alive: a queue, the
+//! carrier that runs it, the fiber itself, a waiter word whose owner cannot leave before the wake.
+
+use std::fmt;
+use std::ops::Deref;
+use std::panic::Location;
+use std::ptr::{self, NonNull};
+
+use crate::base::list::Linked;
+use crate::base::loom::atomic::{
+    AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{self, Acquire, Relaxed, Release},
+    fence,
+};
+use crate::fiber::job::Job;
+use crate::fiber::reason::ParkReason;
+use crate::fiber::slab::Remote;
+use crate::fiber::stack::StackHead;
+use crate::fiber::state::State;
+
+/// "FIBER" and a version, so that a debugger finds live records in memory.
+const MAGIC: u64 = u64::from_le_bytes(*b"FIBER\0\0\x01");
+
+/// No worker was asked for.
+pub(crate) const ANY_WORKER: u32 = u32::MAX;
+
+#[repr(C, align(64))]
+pub(crate) struct Record {
+    /// `MAGIC` while the record belongs to a fiber.
+    magic: AtomicU64,
+    pub(crate) state: State,
+    link: AtomicPtr<Record>,
+    /// Who waits for the result; see `job.rs`.
+    pub(crate) join: AtomicUsize,
+    /// References; zero while the record is free.
+    refs: AtomicU32,
+    /// Must be run first by this worker.
+    pub(crate) worker: AtomicU32,
+    id: AtomicU64,
+    /// The carrier (a type of the layers above) this fiber belongs to, null until it starts.
+    pub(crate) home: AtomicPtr<()>,
+    /// Null until the first dispatch and again once the fiber is over.
+    pub(crate) stack: AtomicPtr<StackHead>,
+
+    /// Where its stack pointer was when it last switched out.
+    pub(crate) stack_pointer: AtomicUsize,
+    /// The runtime (a type of the layers above); valid until the fiber is over.
+    pub(crate) runtime: AtomicPtr<()>,
+    /// For layers above: what travels with the fiber.
+    pub(crate) context: AtomicPtr<()>,
+    location: AtomicPtr<Location<'static>>,
+    name: AtomicPtr<Box<str>>,
+    /// Where the record goes when it is free.
+    owner: AtomicPtr<Remote>,
+    reason: AtomicU8,
+    /// The size class of the stack it wants.
+    pub(crate) stack_class: AtomicU8,
+    /// Live `pin()` guards, and one more for a fiber built pinned.
+    pub(crate) pins: AtomicU16,
+    flags: AtomicU32,
+    pub(crate) job: Job,
+}
+
+/// The fiber waits inside its own frames, on its carrier, which runs nothing else meanwhile (S3).
+const BLOCKS_CARRIER: u32 = 1;
+/// It was given one of the places for unwinding fibers (`sched/shutdown.rs`).
+const HAS_GATE: u32 = 2;
+
+// SAFETY: `link` is written by lists only.
+unsafe impl Linked for Record {
+    fn link(&self) -> &AtomicPtr<Self> {
+        &self.link
+    }
+}
+
+/// What a spawn says about its fiber.
+pub(crate) struct Birth {
+    pub(crate) location: &'static Location<'static>,
+    pub(crate) name: Option<String>,
+    pub(crate) worker: u32,
+    pub(crate) stack_class: u8,
+    pub(crate) pinned: bool,
+    pub(crate) runtime: *mut (),
+}
+
+impl Record {
+    /// How many references a new fiber has: the runtime's and its `JoinHandle`'s.
+    const BORN_WITH: u32 = 2;
+
+    /// Makes a free record a fiber's. The job is stored by the caller afterwards.
+    pub(crate) fn be_born(&self, id: u64, birth: Birth) {
+        self.state.reset();
+        self.join.store(0, Relaxed);
+        self.worker.store(birth.worker, Relaxed);
+        self.id.store(id, Relaxed);
+        self.home.store(ptr::null_mut(), Relaxed);
+        self.stack.store(ptr::null_mut(), Relaxed);
+        self.stack_pointer.store(0, Relaxed);
+        self.runtime.store(birth.runtime, Relaxed);
+        self.context.store(ptr::null_mut(), Relaxed);
+        self.location
+            .store(ptr::from_ref(birth.location).cast_mut(), Relaxed);
+        let name = match birth.name {
+            Some(name) => Box::into_raw(Box::new(name.into_boxed_str())),
+            None => ptr::null_mut(),
+        };
+        self.name.store(name, Relaxed);
+        self.reason.store(ParkReason::None as u8, Relaxed);
+        self.stack_class.store(birth.stack_class, Relaxed);
+        self.pins.store(u16::from(birth.pinned), Relaxed);
+        self.flags.store(0, Relaxed);
+        self.magic.store(MAGIC, Relaxed);
+        // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
+        self.refs.store(Self::BORN_WITH, Release);
+    }
+
+    pub(crate) fn set_owner(&self, owner: &'static Remote) {
+        self.owner.store(ptr::from_ref(owner).cast_mut(), Relaxed);
+    }
+
+    pub(crate) fn owner(&self) -> &'static Remote {
+        // SAFETY: set once, from a `'static` reference, when the slab cut the record.
+        unsafe { &*self.owner.load(Relaxed) }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id.load(Relaxed)
+    }
+
+    /// The name, for whoever holds a reference.
+    pub(crate) fn name(&self) -> Option<&str> {
+        // SAFETY: null or a box that `free` alone drops, when nobody holds a reference any more.
+        unsafe { self.name.load(Relaxed).as_ref() }.map(|name| &**name)
+    }
+
+    pub(crate) fn location(&self) -> &'static Location<'static> {
+        // SAFETY: written at birth from a `'static` reference.
+        unsafe { &*self.location.load(Relaxed) }
+    }
+
+    pub(crate) fn reason(&self) -> ParkReason {
+        ParkReason::from_number(self.reason.load(Relaxed))
+    }
+
+    pub(crate) fn set_reason(&self, reason: ParkReason) {
+        self.reason.store(reason as u8, Relaxed);
+    }
+
+    pub(crate) fn blocks_carrier(&self) -> bool {
+        self.flags.load(Acquire) & BLOCKS_CARRIER != 0
+    }
+
+    pub(crate) fn set_blocks_carrier(&self, yes: bool) {
+        self.set_flag(BLOCKS_CARRIER, yes);
+    }
+
+    pub(crate) fn has_gate(&self) -> bool {
+        self.flags.load(Acquire) & HAS_GATE != 0
+    }
+
+    pub(crate) fn set_has_gate(&self) {
+        self.set_flag(HAS_GATE, true);
+    }
+
+    pub(crate) fn clear_has_gate(&self) {
+        self.set_flag(HAS_GATE, false);
+    }
+
+    fn set_flag(&self, flag: u32, yes: bool) {
+        if yes {
+            self.flags.fetch_or(flag, Ordering::AcqRel);
+        } else {
+            self.flags.fetch_and(!flag, Ordering::AcqRel);
+        }
+    }
+
+    /// One line that names the fiber: `fiber 42 'name', spawned at file:line`.
+    pub(crate) fn describe(&self, f: &mut impl fmt::Write) -> fmt::Result {
+        write!(f, "fiber {}", self.id())?;
+        if let Some(name) = self.name() {
+            write!(f, " '{name}'")?;
+        }
+        let at = self.location();
+        write!(f, ", spawned at {}:{}", at.file(), at.line())
+    }
+
+    /// Takes a reference if the record is in use at all.
+    pub(crate) fn try_hold(&self) -> Option<Held> {
+        let mut refs = self.refs.load(Relaxed);
+        while refs > 0 {
+            match self
+                .refs
+                .compare_exchange_weak(refs, refs + 1, Acquire, Relaxed)
+            {
+                Ok(_) => return Some(Held(NonNull::from(self))),
+                Err(now) => refs = now,
+            }
+        }
+        None
+    }
+
+    /// Gives one reference up; true if it was the last and the record is now the caller's, to
+    /// put back into its slab.
+    #[must_use]
+    fn release(&self) -> bool {
+        if self.refs.fetch_sub(1, Release) > 1 {
+            return false;
+        }
+        fence(Acquire); // pairs with the releases of all others
+        let name = self.name.swap(ptr::null_mut(), Relaxed);
+        if !name.is_null() {
+            // SAFETY: made by `be_born` with `Box::into_raw`, and nobody holds a reference.
+            drop(unsafe { Box::from_raw(name) });
+        }
+        self.magic.store(0, Relaxed);
+        true
+    }
+}
+
+/// A fiber, by someone whose role keeps its record alive (I3).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FiberRef(NonNull<Record>);
+
+// SAFETY: a record is shared between threads by design; its fields say who may touch what.
+unsafe impl Send for FiberRef {}
+// SAFETY: as above.
+unsafe impl Sync for FiberRef {}
+
+impl FiberRef {
+    /// # Safety
+    /// The caller's role keeps the record alive while the result is used (I3).
+    pub(crate) unsafe fn new(record: NonNull<Record>) -> Self {
+        FiberRef(record)
+    }
+
+    pub(crate) fn pointer(self) -> NonNull<Record> {
+        self.0
+    }
+
+    /// A counted reference, from a role that keeps the record alive (I3).
+    pub(crate) fn hold(self) -> Held {
+        self.refs.fetch_add(1, Relaxed);
+        Held(self.0)
+    }
+
+    /// The runtime gives up its reference: the fiber is over and off its stack. A record that
+    /// nobody else holds comes back, to be put into its slab.
+    pub(crate) fn end(self) -> Option<NonNull<Record>> {
+        self.release().then_some(self.0)
+    }
+}
+
+impl Deref for FiberRef {
+    type Target = Record;
+
+    fn deref(&self) -> &Record {
+        // SAFETY: I3.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+/// A counted reference.
+pub(crate) struct Held(NonNull<Record>);
+
+// SAFETY: as for `FiberRef`.
+unsafe impl Send for Held {}
+// SAFETY: as for `FiberRef`.
+unsafe impl Sync for Held {}
+
+impl Held {
+    /// Takes over a reference that was counted at birth.
+    ///
+    /// # Safety
+    /// That reference is the caller's and is not taken over twice.
+    pub(crate) unsafe fn adopt(fiber: FiberRef) -> Self {
+        Held(fiber.0)
+    }
+
+    /// Uncounted, while `self` lives.
+    pub(crate) fn fiber(&self) -> FiberRef {
+        FiberRef(self.0)
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        self.refs.fetch_add(1, Relaxed);
+        Held(self.0)
+    }
+}
+
+impl Deref for Held {
+    type Target = Record;
+
+    fn deref(&self) -> &Record {
+        // SAFETY: we hold a reference.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.release() {
+            self.owner().give_back(self.0);
+        }
+    }
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::Record;
+
+    #[test]
+    fn a_record_is_four_cache_lines() {
+        assert_eq!(size_of::<Record>(), 256);
+    }
+}

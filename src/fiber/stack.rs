@@ -1,0 +1,423 @@
+#![expect(unsafe_code, reason = "cuts stacks out of mapped memory")]
+//! Stacks: slabs of address space, guards, pools.
+//!
+//! ```text
+//!  low                                                              high
+//!  | guard | ................ usable ................ | StackHead |   next stack …
+//! ```
+//!
+//! A stack comes in size classes, powers of two. Its head, at the top, lies in the page every fiber
+//! touches anyway; it holds the coroutine that lives on the stack (`switch.rs`) and the link for
+//! lists. The kernel commits page by page: that is how a stack grows.
+//!
+//! The guard is installed once, when a stack is first cut from its slab: a marker without a mapping
+//! of its own (`MADV_GUARD_INSTALL`), else an inaccessible page, which splits the mapping in two, so
+//! that the process limit on mappings becomes a limit on stacks.
+//!
+//! Slabs are never unmapped (a fault handler must be able to ask whose address it is at any time):
+//! free stacks wait in one pool per class for the next fiber of any runtime; workers keep a few of
+//! the default class at hand ([`Cache`]). Under a sanitizer neither slabs nor pools are used: each
+//! stack is its own mapping and goes when its fiber ends, so that stale pointers into it are seen.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::Mutex;
+use std::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use crate::base::list::{Linked, List};
+use crate::base::os::{self, Advice, PAGE};
+use crate::fiber::switch::Resident;
+
+const SMALLEST: usize = 16 * 1024;
+const LARGEST: usize = 1 << 30;
+const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
+
+/// A slab of stacks is at least this large, and doubles with every further one of its class …
+const FIRST_SLAB: usize = 16 * 1024 * 1024;
+/// … up to this: a million default stacks then take some twenty slabs.
+const LAST_SLAB: usize = 16 << 30;
+
+/// A worker keeps this many free stacks; beyond, half go to the pool.
+const CACHE: usize = 64;
+/// Stacks that enter a pool larger than this give back all pages but the two on top.
+const POOL_KEEPS_PAGES: usize = 1024;
+
+/// How the end of a stack is guarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Guard {
+    /// A marker in the page table (`MADV_GUARD_INSTALL`, Linux 6.13): no mapping of its own.
+    Marker,
+    /// An inaccessible page (`mprotect`): two mappings for every stack.
+    Page,
+}
+
+/// The stack class for a size in bytes; `None` if there is no such stack.
+pub(crate) fn class_for(size: usize) -> Option<u8> {
+    if size == 0 || size > LARGEST {
+        return None;
+    }
+    let rounded = size.next_power_of_two().max(SMALLEST);
+    Some((rounded / SMALLEST).trailing_zeros() as u8)
+}
+
+pub(crate) const fn class_size(class: u8) -> usize {
+    SMALLEST << class
+}
+
+pub(crate) const LARGEST_STACK: usize = LARGEST;
+
+/// What lies at the top of every stack. The address of the head is the stack's name.
+#[repr(C, align(64))]
+pub(crate) struct StackHead {
+    link: crate::base::loom::atomic::AtomicPtr<StackHead>,
+    class: u8,
+    guard: Guard,
+    pub(crate) resident: Resident,
+}
+
+// SAFETY: the link is written by lists only.
+unsafe impl Linked for StackHead {
+    fn link(&self) -> &crate::base::loom::atomic::AtomicPtr<Self> {
+        &self.link
+    }
+}
+
+impl StackHead {
+    /// One past the highest byte a frame may use.
+    pub(crate) fn base(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
+    /// The lowest byte of the stack, guard included.
+    pub(crate) fn limit(&self) -> usize {
+        ptr::from_ref(self).addr() + size_of::<StackHead>() - class_size(self.class)
+    }
+
+    /// True if `address` lies in the guard.
+    pub(crate) fn guards(&self, address: usize) -> bool {
+        (self.limit()..self.limit() + PAGE).contains(&address)
+    }
+}
+
+/// A range of address space that holds stacks, for the fault handler. Only ever added to.
+struct Slab {
+    start: usize,
+    end: usize,
+    next: *const Slab,
+}
+
+static SLABS: AtomicPtr<Slab> = AtomicPtr::new(ptr::null_mut());
+static SLAB_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// True if `address` lies in a stack, used or not. Takes no lock: called in a signal handler.
+pub(crate) fn is_stack_address(address: usize) -> bool {
+    let mut slab = SLABS.load(Acquire).cast_const();
+    // SAFETY: slabs are leaked, and `next` was set before they were published.
+    while let Some(here) = unsafe { slab.as_ref() } {
+        if (here.start..here.end).contains(&address) {
+            return true;
+        }
+        slab = here.next;
+    }
+    false
+}
+
+fn publish(at: NonNull<u8>, bytes: usize) {
+    let start = at.as_ptr().addr();
+    let slab = Box::into_raw(Box::new(Slab {
+        start,
+        end: start + bytes,
+        next: ptr::null(),
+    }));
+    let mut next = SLABS.load(Relaxed);
+    loop {
+        // SAFETY: ours until the exchange publishes it.
+        unsafe { (*slab).next = next };
+        match SLABS.compare_exchange_weak(next, slab, Release, Relaxed) {
+            Ok(_) => break,
+            Err(now) => next = now,
+        }
+    }
+    SLAB_COUNT.fetch_add(1, Relaxed);
+}
+
+/// The free stacks of one class and guard kind, and the slab that new ones are cut from.
+struct Pool {
+    free: List<StackHead>,
+    /// The uncut rest of the newest slab.
+    fresh: usize,
+    end: usize,
+    slab_bytes: usize,
+}
+
+type Pools = [Mutex<Pool>; CLASSES];
+
+static MARKED: Pools = [const { Mutex::new(Pool::new()) }; CLASSES];
+static PAGED: Pools = [const { Mutex::new(Pool::new()) }; CLASSES];
+
+impl Pool {
+    const fn new() -> Self {
+        Pool {
+            free: List::new(),
+            fresh: 0,
+            end: 0,
+            slab_bytes: 0,
+        }
+    }
+
+    fn cut(&mut self, class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> {
+        let size = class_size(class);
+        if self.fresh == self.end {
+            self.map_slab(size)?;
+        }
+        let bottom = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(self.fresh))
+            .expect("no stack at address zero");
+        // SAFETY: the lowest page of a stack nobody has, inside our slab.
+        unsafe { install_guard(bottom, guard)? };
+        self.fresh += size;
+        // SAFETY: `size` bytes from `bottom` are ours.
+        Ok(unsafe { place_head(bottom, class, guard) })
+    }
+
+    fn map_slab(&mut self, size: usize) -> io::Result<()> {
+        let mut bytes = (self.slab_bytes * 2).clamp(FIRST_SLAB, LAST_SLAB).max(size);
+        let at = loop {
+            match os::map(bytes) {
+                Ok(at) => break at,
+                // Not so much at once (ulimit -v, strict overcommit): try with less.
+                Err(_) if bytes / 2 >= size => bytes /= 2,
+                Err(error) => return Err(error),
+            }
+        };
+        // SAFETY: fresh; a refusal only costs memory.
+        let _ = unsafe { os::advise(at, bytes, Advice::NoHugePages) };
+        publish(at, bytes);
+        self.slab_bytes = bytes;
+        self.fresh = at.as_ptr().expose_provenance();
+        self.end = self.fresh + bytes;
+        Ok(())
+    }
+}
+
+/// # Safety
+/// The page at `bottom` is mapped and nobody uses it.
+unsafe fn install_guard(bottom: NonNull<u8>, guard: Guard) -> io::Result<()> {
+    match guard {
+        // SAFETY: by the caller's promise.
+        Guard::Marker => unsafe { os::advise(bottom, PAGE, Advice::InstallGuard) },
+        // SAFETY: by the caller's promise.
+        Guard::Page => unsafe { os::forbid(bottom, PAGE) },
+    }
+}
+
+/// # Safety
+/// The bytes of a stack of this class, from `bottom` on, are the caller's.
+unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<StackHead> {
+    let offset = class_size(class) - size_of::<StackHead>();
+    // SAFETY: inside the stack.
+    let head = unsafe { bottom.add(offset) }.cast::<StackHead>();
+    let link = crate::base::loom::atomic::AtomicPtr::new(ptr::null_mut());
+    let value = StackHead {
+        link,
+        class,
+        guard,
+        resident: Resident::none(),
+    };
+    // SAFETY: stacks are page-aligned and the head's size is a multiple of its alignment.
+    unsafe { head.write(value) };
+    head
+}
+
+fn pools(guard: Guard) -> &'static Pools {
+    match guard {
+        Guard::Marker => &MARKED,
+        Guard::Page => &PAGED,
+    }
+}
+
+fn lock(guard: Guard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
+    pools(guard)[usize::from(class)]
+        .lock()
+        .unwrap_or_else(|e| e.into_inner())
+}
+
+/// A free stack from the pool, or a new one.
+pub(crate) fn obtain(class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> {
+    if cfg!(indent_sanitize) {
+        let size = class_size(class);
+        let bottom = os::map_aligned(size, PAGE)?;
+        // SAFETY: a fresh mapping.
+        unsafe { install_guard(bottom, guard)? };
+        publish(bottom, size);
+        // SAFETY: a fresh mapping of that size.
+        return Ok(unsafe { place_head(bottom, class, guard) });
+    }
+    let mut pool = lock(guard, class);
+    match pool.free.pop() {
+        Some(stack) => Ok(stack),
+        None => pool.cut(class, guard),
+    }
+}
+
+/// Gives a stack whose fiber is over to the pool.
+pub(crate) fn give_back(stack: NonNull<StackHead>) {
+    // SAFETY: the head of a stack is valid as long as the stack is.
+    let head = unsafe { stack.as_ref() };
+    let (class, guard) = (head.class, head.guard);
+    if cfg!(indent_sanitize) {
+        let (limit, base) = (head.limit(), head.base());
+        // SAFETY: its fiber is over and nobody else knows the stack.
+        unsafe { (*stack.as_ptr()).resident.destroy() };
+        let bottom = ptr::with_exposed_provenance_mut::<u8>(limit);
+        let bottom = NonNull::new(bottom).expect("no stack at address zero");
+        // SAFETY: the whole mapping of this stack, made by `obtain`. The published range stays
+        // behind, which at worst makes the fault handler look twice.
+        unsafe { os::unmap(bottom, base + size_of::<StackHead>() - limit) };
+        return;
+    }
+    let mut pool = lock(guard, class);
+    if pool.free.len() >= POOL_KEEPS_PAGES {
+        give_back_pages(head);
+    }
+    // SAFETY: free, so in no list; stacks stay mapped.
+    unsafe { pool.free.push_front(stack) };
+}
+
+/// Lets go of all pages but the two on top, which the next fiber needs at once.
+fn give_back_pages(head: &StackHead) {
+    let low = head.limit() + PAGE;
+    let top = head.limit() + class_size(head.class);
+    let keep = top - 2 * PAGE;
+    let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(low)).expect("not at zero");
+    // SAFETY: the stack is free: only the resident coroutine's root frames, in the pages kept, are
+    // of use.
+    let _ = unsafe { os::advise(at, keep - low, Advice::GiveBack) };
+}
+
+/// Whether the kernel knows guard markers; asked once.
+pub(crate) fn best_guard() -> Guard {
+    static ANSWER: AtomicU8 = AtomicU8::new(0);
+    match ANSWER.load(Relaxed) {
+        1 => Guard::Marker,
+        2 => Guard::Page,
+        _ => {
+            let works = os::map(PAGE).is_ok_and(|page| {
+                // SAFETY: a page of our own.
+                let works = unsafe { os::advise(page, PAGE, Advice::InstallGuard) }.is_ok();
+                // SAFETY: as above.
+                unsafe { os::unmap(page, PAGE) };
+                works
+            });
+            ANSWER.store(if works { 1 } else { 2 }, Relaxed);
+            if works { Guard::Marker } else { Guard::Page }
+        }
+    }
+}
+
+/// How many stacks there can be; `None` if only memory limits them.
+pub(crate) fn limit(guard: Guard) -> Option<usize> {
+    /// Mappings the rest of the process needs: libraries, heaps, thread stacks.
+    const OTHERS: usize = 2048;
+    match guard {
+        Guard::Marker => None,
+        Guard::Page => Some((os::max_mappings().saturating_sub(OTHERS) / 2).max(1)),
+    }
+}
+
+/// Slabs mapped so far, for the metrics.
+pub(crate) fn slabs() -> usize {
+    SLAB_COUNT.load(Relaxed)
+}
+
+/// Free stacks of the default class at a worker's hand, hottest first.
+pub(crate) struct Cache {
+    free: List<StackHead>,
+    class: u8,
+    guard: Guard,
+}
+
+impl Cache {
+    pub(crate) fn new(class: u8, guard: Guard) -> Self {
+        Cache {
+            free: List::new(),
+            class,
+            guard,
+        }
+    }
+
+    pub(crate) fn take(&mut self, class: u8) -> io::Result<NonNull<StackHead>> {
+        if class == self.class {
+            if let Some(stack) = self.free.pop() {
+                return Ok(stack);
+            }
+        }
+        obtain(class, self.guard)
+    }
+
+    pub(crate) fn put(&mut self, stack: NonNull<StackHead>) {
+        // SAFETY: the head of a stack is valid as long as the stack is.
+        let class = unsafe { stack.as_ref() }.class;
+        if class != self.class || cfg!(indent_sanitize) {
+            return give_back(stack);
+        }
+        // SAFETY: free, so in no list; stacks stay mapped.
+        unsafe { self.free.push_front(stack) };
+        if self.free.len() > CACHE {
+            self.keep(CACHE / 2);
+        }
+    }
+
+    /// Gives all but `n` to the pool and says how many that were. The coldest stay, as a list
+    /// gives up its front only; the next few fibers warm them.
+    pub(crate) fn keep(&mut self, n: usize) -> usize {
+        let surplus = self.free.len().saturating_sub(n);
+        for _ in 0..surplus {
+            give_back(self.free.pop().expect("longer than n"));
+        }
+        surplus
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        self.keep(0);
+    }
+}
+
+/// Room that a resident coroutine's object takes in the head.
+pub(crate) type Slot<T> = std::cell::UnsafeCell<MaybeUninit<T>>;
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_round_up_to_powers_of_two() {
+        assert_eq!(class_for(1), Some(0));
+        assert_eq!(class_for(SMALLEST), Some(0));
+        assert_eq!(class_for(SMALLEST + 1), Some(1));
+        assert_eq!(class_size(class_for(256 * 1024).unwrap()), 256 * 1024);
+        assert_eq!(class_size(class_for(LARGEST).unwrap()), LARGEST);
+        assert_eq!(class_for(LARGEST + 1), None);
+        assert_eq!(class_for(0), None);
+        assert_eq!(usize::from(class_for(LARGEST).unwrap()), CLASSES - 1);
+    }
+
+    #[test]
+    fn a_returned_stack_is_the_next_one_out() {
+        let class = class_for(32 * 1024).unwrap();
+        let mut cache = Cache::new(class, best_guard());
+        let first = cache.take(class).unwrap();
+        assert!(is_stack_address(first.as_ptr().addr()));
+        cache.put(first);
+        if !cfg!(indent_sanitize) {
+            assert_eq!(cache.take(class).unwrap(), first);
+            give_back(first);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! One word that says where a fiber (or a plain thread that parks) stands, and who woke it.
+//!
+//! ```text
+//!   Unstarted ──start──▶ Runnable ──begin_park──▶ Parking ──commit_park──▶ Parked
+//!                          ▲  │                      │                       │
+//!                          │  └──finish──▶ Done      │ a cause came first    │ wake, expire, cancel
+//!                          └─────────────────────────┴───────────────────────┘
+//! ```
+//!
+//! *Runnable* covers queued and running: nobody outside needs the difference, and a yield then
+//! costs no atomic operation. *Parking* is the time between the fiber's decision and the moment
+//! its stack is switched out; the scheduler, on its own stack, commits.
+//!
+//! Beside the phase there are bits. TOKEN: somebody unparked, spent by the next park. CANCEL: asked
+//! to end, stays for ever. EXPIRED: the deadline of this park passed while it was being committed.
+//! DEAF: this park ignores cancellation. LATER: this park hears a cancellation only through
+//! [`State::deliver_cancel`]. The upper half counts parks, so that a deadline can name the one it
+//! was set for and a late one does nothing.
+//!
+//! Invariants:
+//! - **I1** A fiber is in a queue, or runs, or is Parked and in no queue; the transition out of
+//!   Parked happens once per park and gives whoever made it the duty to enqueue.
+//! - **I2** Exactly one cause ends a park. A wake that comes when another cause has already won is
+//!   kept as TOKEN for the next park; it is never lost.
+//!
+//! All transitions are read-modify-write operations, releasing what the waker wrote and acquiring
+//! it in the woken: a wake that changes no bit still writes, for its release to be seen.
+
+use std::fmt;
+
+use crate::base::loom::atomic::{
+    AtomicU64,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+
+const PHASE: u64 = 0b111;
+const UNSTARTED: u64 = 0;
+const RUNNABLE: u64 = 1;
+const PARKING: u64 = 2;
+const PARKED: u64 = 3;
+const DONE: u64 = 4;
+
+const TOKEN: u64 = 1 << 3;
+const CANCEL: u64 = 1 << 4;
+const EXPIRED: u64 = 1 << 5;
+const DEAF: u64 = 1 << 6;
+const LATER: u64 = 1 << 7;
+
+const CAUSE: u64 = 0b11 << 8;
+const BY_WAKE: u64 = 1 << 8;
+const BY_DEADLINE: u64 = 2 << 8;
+const BY_CANCEL: u64 = 3 << 8;
+
+const ONE_PARK: u64 = 1 << 32;
+/// What a new park inherits from before.
+const KEPT: u64 = CANCEL | !(ONE_PARK - 1);
+
+/// Why a park ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// Somebody unparked, before or during the park.
+    ByWake,
+    /// The deadline passed first.
+    ByDeadline,
+    /// The fiber was asked to end; it should return to its caller as soon as it can.
+    ByCancel,
+}
+
+/// How a park takes a request to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hearing {
+    /// Ends at once, whether the request is old or new.
+    Open,
+    /// Ends when the request is delivered, not because it was made.
+    Later,
+    /// Does not end: the fiber waits for something that must happen.
+    Deaf,
+}
+
+/// What [`State::begin_park`] found.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Begin {
+    /// No need to park.
+    Woken(Woken),
+    /// Switch out now; the number is the one a deadline must name.
+    Parking(u32),
+}
+
+/// What the scheduler owes after [`State::commit_park`].
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Commit {
+    /// The fiber is parked and no longer ours.
+    Parked,
+    /// A cause came first: run it again.
+    Resume,
+}
+
+/// What the caller owes after a wake, an expiry or a cancellation.
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Notify {
+    /// The fiber is the caller's alone now: queue it.
+    Enqueue,
+    /// Nothing: it runs, is queued, will look, or is over.
+    Nothing,
+}
+
+/// The phase, for whoever lists fibers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// Never run so far; it has no stack.
+    Unstarted,
+    /// Running or waiting for a worker.
+    Runnable,
+    /// Waiting for something.
+    Parked,
+    /// Over; its result waits for a join.
+    Done,
+}
+
+pub(crate) struct State(AtomicU64);
+
+impl State {
+    #[cfg(test)]
+    pub(crate) fn unstarted() -> Self {
+        State(AtomicU64::new(UNSTARTED))
+    }
+
+    /// Makes the word of a record that was free a new fiber's.
+    pub(crate) fn reset(&self) {
+        self.0.store(UNSTARTED, Relaxed);
+    }
+
+    /// For a plain thread, which runs already.
+    pub(crate) fn runnable() -> Self {
+        State(AtomicU64::new(RUNNABLE))
+    }
+
+    /// Applies `step` until nobody came in between, and returns what `step` said with it.
+    #[inline]
+    fn update<R>(&self, mut step: impl FnMut(u64) -> (u64, R)) -> R {
+        let mut now = self.0.load(Relaxed);
+        loop {
+            let (next, answer) = step(now);
+            match self.0.compare_exchange_weak(now, next, AcqRel, Acquire) {
+                Ok(_) => return answer,
+                Err(seen) => now = seen,
+            }
+        }
+    }
+
+    /// The first dispatch.
+    pub(crate) fn start(&self) {
+        let before = self.0.fetch_add(RUNNABLE - UNSTARTED, AcqRel);
+        debug_assert_eq!(before & PHASE, UNSTARTED, "{self:?}");
+    }
+
+    /// Called by the fiber itself, before it switches out.
+    pub(crate) fn begin_park(&self, hearing: Hearing) -> Begin {
+        self.update(|now| {
+            debug_assert_eq!(now & PHASE, RUNNABLE, "{self:?}");
+            if now & TOKEN != 0 {
+                return (now & !TOKEN, Begin::Woken(Woken::ByWake));
+            }
+            if now & CANCEL != 0 && hearing == Hearing::Open {
+                return (now, Begin::Woken(Woken::ByCancel));
+            }
+            let ears = match hearing {
+                Hearing::Open => 0,
+                Hearing::Later => LATER,
+                Hearing::Deaf => DEAF,
+            };
+            let next = (now & KEPT).wrapping_add(ONE_PARK) | PARKING | ears;
+            (next, Begin::Parking((next >> 32) as u32))
+        })
+    }
+
+    /// Called off the fiber's stack, once it is switched out.
+    pub(crate) fn commit_park(&self) -> Commit {
+        self.update(|now| {
+            debug_assert_eq!(now & PHASE, PARKING, "{self:?}");
+            let cause = if now & TOKEN != 0 {
+                BY_WAKE
+            } else if now & CANCEL != 0 && now & (DEAF | LATER) == 0 {
+                BY_CANCEL
+            } else if now & EXPIRED != 0 {
+                BY_DEADLINE
+            } else {
+                return ((now & !PHASE) | PARKED, Commit::Parked);
+            };
+            // The token is spent here, not kept: this park was the next one.
+            ((now & KEPT) | RUNNABLE | cause, Commit::Resume)
+        })
+    }
+
+    /// Called by the fiber when it runs again: what ended its park.
+    pub(crate) fn end_park(&self) -> Woken {
+        let now = self.0.load(Acquire);
+        match now & CAUSE {
+            BY_WAKE => Woken::ByWake,
+            BY_DEADLINE => Woken::ByDeadline,
+            BY_CANCEL => Woken::ByCancel,
+            _ => unreachable!("resumed without a cause: {self:?}"),
+        }
+    }
+
+    /// Somebody unparks.
+    pub(crate) fn wake(&self) -> Notify {
+        self.update(|now| match now & PHASE {
+            PARKED => ((now & KEPT) | RUNNABLE | BY_WAKE, Notify::Enqueue),
+            DONE => (now, Notify::Nothing),
+            _ => (now | TOKEN, Notify::Nothing), // spent by commit_park or the next begin_park
+        })
+    }
+
+    /// The deadline of park number `park` passed.
+    pub(crate) fn expire(&self, park: u32) -> Notify {
+        self.update(|now| {
+            if (now >> 32) as u32 != park {
+                return (now, Notify::Nothing); // that park is over
+            }
+            match now & PHASE {
+                PARKED => ((now & KEPT) | RUNNABLE | BY_DEADLINE, Notify::Enqueue),
+                PARKING => (now | EXPIRED, Notify::Nothing),
+                _ => (now, Notify::Nothing),
+            }
+        })
+    }
+
+    /// Asks the fiber to end, at its next blocking call or when the request is delivered.
+    pub(crate) fn request_cancel(&self) {
+        self.0.fetch_or(CANCEL, AcqRel);
+    }
+
+    pub(crate) fn cancel_requested(&self) -> bool {
+        self.0.load(Relaxed) & CANCEL != 0
+    }
+
+    /// Ends the park of a fiber that was asked to end, if it listens.
+    pub(crate) fn deliver_cancel(&self) -> Notify {
+        self.update(|now| {
+            let hears = now & CANCEL != 0 && now & DEAF == 0;
+            if now & PHASE == PARKED && hears {
+                ((now & KEPT) | RUNNABLE | BY_CANCEL, Notify::Enqueue)
+            } else {
+                (now, Notify::Nothing)
+            }
+        })
+    }
+
+    /// Over. Later wakes find nothing to do.
+    pub(crate) fn finish(&self) {
+        self.update(|now| ((now & !PHASE) | DONE, ()));
+    }
+
+    pub(crate) fn is_parked(&self) -> bool {
+        self.0.load(Acquire) & PHASE == PARKED
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        match self.0.load(Acquire) & PHASE {
+            UNSTARTED => Phase::Unstarted,
+            RUNNABLE => Phase::Runnable,
+            PARKING | PARKED => Phase::Parked,
+            DONE => Phase::Done,
+            other => unreachable!("fiber phase {other}"),
+        }
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = self.0.load(Relaxed);
+        let phase = ["Unstarted", "Runnable", "Parking", "Parked", "Done"];
+        write!(f, "{}", phase.get((now & PHASE) as usize).unwrap_or(&"?"))?;
+        let bits = [
+            (TOKEN, "TOKEN"),
+            (CANCEL, "CANCEL"),
+            (EXPIRED, "EXPIRED"),
+            (DEAF, "DEAF"),
+            (LATER, "LATER"),
+        ];
+        for (bit, name) in bits {
+            if now & bit != 0 {
+                write!(f, "|{name}")?;
+            }
+        }
+        write!(f, " cause {} park {}", (now & CAUSE) >> 8, now >> 32)
+    }
+}
+
+#[cfg(test)]
+mod tests;

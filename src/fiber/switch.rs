@@ -1,0 +1,166 @@
+#![expect(unsafe_code, reason = "switches stacks; see I5")]
+//! corosensei behind `resume` and `suspend`.
+//!
+//! A coroutine is made once for every stack and stays on it: its root loop runs one fiber after
+//! another, so that starting a fiber on a used stack is one switch and nothing more. Between two
+//! fibers it holds nothing that would need dropping.
+//!
+//! **I5** Only the carrier that runs a fiber touches its coroutine, from the first `resume` on; a
+//! fiber changes carriers only while it is switched out, and whoever resumes it got it through a
+//! queue or a wake, whose acquire pairs with the release of whoever switched it out. corosensei's
+//! `Coroutine` is not `Send` because of what may lie on its stack; that part is the contract of
+//! `spawn` and of the scheduler (a started fiber stays with its carrier).
+//!
+//! The floating-point control words (MXCSR, x87) are not saved: they belong to the thread, as any
+//! C function call assumes. A fiber that changes them must restore them before it blocks.
+
+use std::arch::asm;
+use std::ptr::NonNull;
+
+use corosensei::stack::{Stack, StackPointer};
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+
+use crate::base::loom::atomic::Ordering::Relaxed;
+use crate::fiber::record::FiberRef;
+use crate::fiber::stack::{Slot, StackHead};
+
+/// Why a fiber came back to its scheduler.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Back {
+    /// It wants to go on; put it behind the others.
+    Yielded,
+    /// It announced a park; commit it.
+    Parking,
+    /// It yields, and its worker is to go on with another carrier.
+    HandedOver,
+    /// It is over; the stack is free.
+    Finished,
+}
+
+/// What runs on the fiber's stack, given by the scheduler.
+pub(crate) type Body = fn(FiberRef);
+
+/// The part of a stack that frames may use.
+struct Extent {
+    base: StackPointer,
+    limit: StackPointer,
+}
+
+// SAFETY: cut by `stack.rs`, which puts a guard page at the lower end and leaves at least
+// `MIN_STACK_SIZE` above it.
+unsafe impl Stack for Extent {
+    fn base(&self) -> StackPointer {
+        self.base
+    }
+
+    fn limit(&self) -> StackPointer {
+        self.limit
+    }
+}
+
+type Routine = Coroutine<FiberRef, Back, (), Extent>;
+type Door = Yielder<FiberRef, Back>;
+
+/// The coroutine that lives on a stack, and the door through which its fiber leaves.
+pub(crate) struct Resident {
+    routine: Slot<Routine>,
+    door: Option<NonNull<Door>>,
+    made: bool,
+}
+
+impl Resident {
+    pub(crate) fn none() -> Self {
+        Resident {
+            routine: Slot::new(std::mem::MaybeUninit::uninit()),
+            door: None,
+            made: false,
+        }
+    }
+
+    /// Takes the coroutine down without running anything on it.
+    ///
+    /// # Safety
+    /// Its last fiber is over.
+    pub(crate) unsafe fn destroy(&mut self) {
+        if !std::mem::take(&mut self.made) {
+            return;
+        }
+        // SAFETY: `made` says that it is there.
+        let routine = unsafe { self.routine.get_mut().assume_init_mut() };
+        // SAFETY: between two fibers the root loop holds nothing that needs dropping.
+        unsafe { routine.force_reset() };
+        // SAFETY: made, and `made` is false from here on.
+        unsafe { self.routine.get_mut().assume_init_drop() };
+    }
+}
+
+/// The root of every fiber's stack.
+fn root(door: &Door, first: FiberRef, body: Body) {
+    let mut fiber = first;
+    loop {
+        // The first frame notes the way out, for `suspend`.
+        let stack = fiber.stack.load(Relaxed);
+        // SAFETY: the stack we stand on; nobody else touches its head while its fiber runs (I5).
+        unsafe { (*stack).resident.door = Some(NonNull::from(door)) };
+        body(fiber);
+        fiber = door.suspend(Back::Finished);
+    }
+}
+
+/// Runs `fiber` on its stack until it comes back.
+///
+/// # Safety
+/// The fiber has a stack, is switched out and the caller's to run (I1, I5).
+#[inline]
+pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
+    let stack = fiber.stack.load(Relaxed);
+    // SAFETY: I5: the head is the running carrier's.
+    if unsafe { !(*stack).resident.made } {
+        // SAFETY: as above.
+        unsafe { make(stack, body) };
+    }
+    // SAFETY: as above.
+    let slot = unsafe { (*stack).resident.routine.get() };
+    // SAFETY: `made`, and nobody else has a reference to it (I5).
+    let routine = unsafe { (*slot).assume_init_mut() };
+    match routine.resume(fiber) {
+        CoroutineResult::Yield(back) => back,
+        CoroutineResult::Return(()) => unreachable!("the root of a stack never returns"),
+    }
+}
+
+/// Puts a coroutine onto a stack that has none.
+///
+/// # Safety
+/// The stack is the caller's and its fiber not started.
+#[cold]
+unsafe fn make(stack: *mut StackHead, body: Body) {
+    // SAFETY: by the caller's promise.
+    let head = unsafe { &mut *stack };
+    let pointer = |address| StackPointer::new(address).expect("no stack at address zero");
+    let extent = Extent {
+        base: pointer(head.base()),
+        limit: pointer(head.limit()),
+    };
+    let routine = Routine::with_stack(extent, move |door: &Door, fiber| root(door, fiber, body));
+    head.resident.routine.get_mut().write(routine);
+    head.resident.made = true;
+}
+
+/// Leaves the calling fiber's stack; returns when the fiber is resumed, perhaps on another thread.
+///
+/// # Safety
+/// Called on the stack of `fiber`.
+#[inline]
+pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
+    let here: usize;
+    // SAFETY: reads one register.
+    unsafe { asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags)) };
+    fiber.stack_pointer.store(here, Relaxed);
+    let stack = fiber.stack.load(Relaxed);
+    // SAFETY: we stand on this stack, so its head is ours (I5).
+    let door = unsafe { (*stack).resident.door };
+    let door = door.expect("a running fiber has a way out");
+    // SAFETY: the door lies in the root frame, which outlives us.
+    let _same_fiber = unsafe { door.as_ref() }.suspend(back);
+}

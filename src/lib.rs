@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+
+mod base; // L0
+mod error; // L0
+mod fiber; // L1
+pub mod park; // L4
+mod queue; // L2
+pub mod runtime; // L6
+mod sched; // L3
+pub mod task; // L6
+
+pub use error::{JoinError, NoRuntime, SpawnError, StartError};
+pub use runtime::{Runtime, block_on};
+pub use task::{JoinHandle, spawn};

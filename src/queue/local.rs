@@ -1,0 +1,298 @@
+#![expect(unsafe_code, reason = "turns stored pointers back into fibers")]
+//! A worker's own unstarted fibers: a slot for the newest, a ring for the others.
+//!
+//! The ring is a bounded array with two counters that only grow. The worker's holder pushes at the
+//! tail; everybody, the holder too, takes from the head by moving it forward with one
+//! compare-exchange, after reading what lies there.
+//!
+//! **I6** Each fiber leaves once. A taker reads slots `head..head + n` and then moves the head; if
+//! that succeeds, the head had not moved since it was read, so the holder, who overwrites a slot
+//! only after seeing the head beyond it (acquire), had not overwritten any of them. A taker that
+//! fails forgets what it read. (The counters wrap after 2³² pushes; for a mistake a taker would
+//! have to sleep through all of them between two instructions.)
+//!
+//! Rejected: crossbeam-deque, whose unbounded buffer brings epoch reclamation (a thread-local, an
+//! allocation inside the scheduler) for a queue that is bounded anyway. Figures in DESIGN §9.
+
+use std::ptr::{self, NonNull};
+
+use crate::base::list::List;
+use crate::base::loom::atomic::{
+    AtomicPtr, AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+};
+use crate::fiber::{FiberRef, Record};
+
+fn fiber(record: *mut Record) -> Option<FiberRef> {
+    // SAFETY: I3: a pointer in a slot or ring is a queued fiber, and the caller has just taken it.
+    NonNull::new(record).map(|record| unsafe { FiberRef::new(record) })
+}
+
+/// Room for one fiber.
+pub(crate) struct Slot(AtomicPtr<Record>);
+
+impl Slot {
+    pub(crate) fn new() -> Self {
+        Slot(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Puts a fiber in and returns the one it pushes out. A full barrier: what follows is not
+    /// ordered before it.
+    pub(crate) fn replace(&self, new: FiberRef) -> Option<FiberRef> {
+        fiber(self.0.swap(new.pointer().as_ptr(), SeqCst))
+    }
+
+    pub(crate) fn take(&self) -> Option<FiberRef> {
+        if self.0.load(Relaxed).is_null() {
+            return None;
+        }
+        fiber(self.0.swap(ptr::null_mut(), AcqRel))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.load(SeqCst).is_null()
+    }
+}
+
+pub(crate) struct Ring {
+    head: AtomicU32,
+    tail: AtomicU32,
+    slots: Box<[AtomicPtr<Record>]>,
+}
+
+impl Ring {
+    /// `capacity` is a power of two.
+    pub(crate) fn new(capacity: usize) -> Self {
+        assert!(capacity.is_power_of_two(), "ring of {capacity}");
+        let slots = (0..capacity)
+            .map(|_| AtomicPtr::new(ptr::null_mut()))
+            .collect();
+        Ring {
+            head: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+            slots,
+        }
+    }
+
+    fn slot(&self, at: u32) -> &AtomicPtr<Record> {
+        &self.slots[at as usize & (self.slots.len() - 1)]
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        let head = self.head.load(SeqCst);
+        let len = self.tail.load(SeqCst).wrapping_sub(head) as usize;
+        // The head may have overtaken an old tail between the two loads.
+        if len > self.slots.len() { 0 } else { len }
+    }
+
+    /// Holder only. Gives the fiber back when the ring is full.
+    pub(crate) fn push(&self, new: FiberRef) -> Result<(), FiberRef> {
+        let head = self.head.load(Acquire);
+        let tail = self.tail.load(Relaxed);
+        if tail.wrapping_sub(head) as usize >= self.slots.len() {
+            return Err(new);
+        }
+        self.slot(tail).store(new.pointer().as_ptr(), Relaxed);
+        self.tail.store(tail.wrapping_add(1), Release);
+        Ok(())
+    }
+
+    /// Holder only.
+    pub(crate) fn pop(&self) -> Option<FiberRef> {
+        let mut head = self.head.load(Acquire);
+        loop {
+            if head == self.tail.load(Relaxed) {
+                return None;
+            }
+            let found = self.slot(head).load(Relaxed);
+            match self
+                .head
+                .compare_exchange_weak(head, head.wrapping_add(1), AcqRel, Acquire)
+            {
+                Ok(_) => return fiber(found),
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Holder only: takes the older half out, for the shared queue.
+    pub(crate) fn take_half(&self) -> List<Record> {
+        let mut head = self.head.load(Acquire);
+        loop {
+            let len = self.tail.load(Relaxed).wrapping_sub(head);
+            let n = len / 2;
+            match self
+                .head
+                .compare_exchange_weak(head, head.wrapping_add(n), AcqRel, Acquire)
+            {
+                Ok(_) => {
+                    let mut list = List::new();
+                    for at in 0..n {
+                        // Only the holder overwrites slots, and that is us.
+                        let found = self.slot(head.wrapping_add(at)).load(Relaxed);
+                        let found = NonNull::new(found).expect("a filled slot");
+                        // SAFETY: just taken, so in no list; a queued record stays alive (I3).
+                        unsafe { list.push(found) };
+                    }
+                    return list;
+                }
+                Err(now) => head = now,
+            }
+        }
+    }
+
+    /// Moves up to half of `self`, rounded up, into `thief`, whose holder calls this and whose
+    /// ring is empty, so that the two end even; returns one of them to run at once.
+    pub(crate) fn steal_into(&self, thief: &Ring) -> Option<FiberRef> {
+        debug_assert_eq!(thief.len(), 0);
+        let start = thief.tail.load(Relaxed);
+        let mut head = self.head.load(Acquire);
+        loop {
+            let len = self.tail.load(Acquire).wrapping_sub(head);
+            if len == 0 {
+                return None;
+            }
+            if len as usize > self.slots.len() {
+                head = self.head.load(Acquire); // we read an old head
+                continue;
+            }
+            let n = len - len / 2;
+            for at in 0..n {
+                // Perhaps overwritten meanwhile; then the exchange below fails (I6).
+                let found = self.slot(head.wrapping_add(at)).load(Relaxed);
+                thief.slot(start.wrapping_add(at)).store(found, Relaxed);
+            }
+            match self
+                .head
+                .compare_exchange_weak(head, head.wrapping_add(n), AcqRel, Acquire)
+            {
+                Ok(_) => {
+                    // The last one is run at once, so it never becomes visible in the ring.
+                    let last = thief.slot(start.wrapping_add(n - 1)).load(Relaxed);
+                    thief.tail.store(start.wrapping_add(n - 1), Release);
+                    return fiber(last);
+                }
+                Err(now) => head = now,
+            }
+        }
+    }
+}
+
+#[cfg(all(test, indent_loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+
+    /// Fibers of the model are numbers dressed as pointers: nothing dereferences them.
+    fn number(n: usize) -> FiberRef {
+        // SAFETY: never dereferenced.
+        unsafe { FiberRef::new(NonNull::new(ptr::without_provenance_mut(n)).unwrap()) }
+    }
+
+    fn value(fiber: FiberRef) -> usize {
+        fiber.pointer().as_ptr().addr()
+    }
+
+    #[test]
+    fn loom_every_fiber_leaves_the_ring_once() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let ring = Arc::new(Ring::new(2));
+            ring.push(number(1)).ok().unwrap();
+            ring.push(number(2)).ok().unwrap();
+            let victim = ring.clone();
+            let thief = loom::thread::spawn(move || {
+                let own = Ring::new(2);
+                let mut got = Vec::new();
+                got.extend(victim.steal_into(&own).map(value));
+                got.extend(std::iter::from_fn(|| own.pop()).map(value));
+                got
+            });
+            let mut got = Vec::new();
+            got.extend(ring.pop().map(value));
+            // Overwrites slots the thief may be reading.
+            for n in [3, 4] {
+                if let Err(back) = ring.push(number(n)) {
+                    got.push(value(back));
+                }
+            }
+            got.extend(std::iter::from_fn(|| ring.pop()).map(value));
+            got.extend(thief.join().unwrap());
+            got.sort_unstable();
+            assert_eq!(got, [1, 2, 3, 4]);
+        });
+    }
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    fn number(n: usize) -> FiberRef {
+        // SAFETY: never dereferenced.
+        unsafe { FiberRef::new(NonNull::new(ptr::without_provenance_mut(n)).unwrap()) }
+    }
+
+    #[test]
+    fn a_full_ring_gives_the_fiber_back() {
+        let ring = Ring::new(4);
+        for n in 1..=4 {
+            assert!(ring.push(number(n)).is_ok());
+        }
+        assert!(ring.push(number(5)).is_err());
+        assert_eq!(ring.len(), 4);
+    }
+
+    #[test]
+    fn a_thief_takes_half_and_runs_one() {
+        let (ring, own) = (Ring::new(8), Ring::new(8));
+        for n in 1..=7 {
+            assert!(ring.push(number(n)).is_ok());
+        }
+        assert!(ring.steal_into(&own).is_some());
+        assert_eq!((ring.len(), own.len()), (3, 3));
+    }
+
+    #[test]
+    fn stress_thieves_and_holder_take_each_fiber_once() {
+        const COUNT: usize = 200_000;
+        let ring = Arc::new(Ring::new(64));
+        let over = Arc::new(AtomicBool::new(false));
+        let thieves: Vec<_> = (0..2)
+            .map(|_| {
+                let (ring, over) = (ring.clone(), over.clone());
+                std::thread::spawn(move || {
+                    let own = Ring::new(64);
+                    let mut sum = 0;
+                    while !over.load(Acquire) || ring.len() > 0 {
+                        let stolen = ring.steal_into(&own);
+                        for fiber in stolen.into_iter().chain(std::iter::from_fn(|| own.pop())) {
+                            sum += fiber.pointer().as_ptr().addr();
+                        }
+                    }
+                    sum
+                })
+            })
+            .collect();
+        let mut sum = 0;
+        for n in 1..=COUNT {
+            let mut fiber = number(n);
+            while let Err(back) = ring.push(fiber) {
+                fiber = back;
+                sum += ring.pop().map_or(0, |f| f.pointer().as_ptr().addr());
+            }
+        }
+        over.store(true, Release);
+        sum += thieves
+            .into_iter()
+            .map(|t| t.join().unwrap())
+            .sum::<usize>();
+        sum += std::iter::from_fn(|| ring.pop())
+            .map(|f| f.pointer().as_ptr().addr())
+            .sum::<usize>();
+        assert_eq!(sum, COUNT * (COUNT + 1) / 2);
+    }
+}

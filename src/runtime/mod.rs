@@ -1,0 +1,379 @@
+#![expect(
+    unsafe_code,
+    reason = "block_on lends its closure to a fiber; see there"
+)]
+//! Starting, using and ending a runtime.
+
+use std::fmt;
+use std::panic::{Location, resume_unwind};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+mod builder;
+mod metrics;
+
+pub use builder::Builder;
+pub use metrics::{Metrics, WorkerMetrics};
+
+pub use crate::fiber::stack::Guard;
+pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
+
+use crate::error::NoRuntime;
+use crate::park;
+use crate::sched::spawn::{self, Limit};
+use crate::sched::{Shared, block};
+use crate::task::{self, Fiber, JoinHandle};
+
+/// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most five
+/// seconds.
+///
+/// ```
+/// let rt = indent::runtime::Builder::new().workers(2).build()?;
+/// let sum: u32 = rt.block_on(|| {
+///     let parts: Vec<_> = (0..4).map(|i| indent::spawn(move || i * 10)).collect();
+///     parts.into_iter().map(|part| part.join().unwrap()).sum()
+/// });
+/// assert_eq!(sum, 60);
+/// # Ok::<(), indent::StartError>(())
+/// ```
+pub struct Runtime {
+    handle: Handle,
+    /// Done already.
+    shut_down: bool,
+}
+
+/// How long dropping a runtime waits for its fibers.
+const DROP_TIMEOUT: Duration = Duration::from_secs(5);
+
+static DEFAULT: OnceLock<Runtime> = OnceLock::new();
+
+impl Runtime {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Runtime {
+            handle: Handle { shared },
+            shut_down: false,
+        }
+    }
+
+    /// Runs the closure on a fiber of this runtime and waits for it; see [`Handle::block_on`].
+    #[track_caller]
+    pub fn block_on<F, T>(&self, f: F) -> T
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
+        self.handle.block_on(f)
+    }
+
+    /// Starts a fiber on this runtime.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// assert_eq!(rt.spawn(|| 5).join().unwrap(), 5);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    #[track_caller]
+    pub fn spawn<F, T>(&self, f: F) -> JoinHandle<T>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        self.handle.spawn(f)
+    }
+
+    /// Access for others: it does not keep the runtime running.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let handle = rt.handle().clone();
+    /// drop(rt);
+    /// assert!(handle.spawn(|| ()).join().unwrap_err().is_cancelled());
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Waits until no fiber is left, without asking any to end.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// for _ in 0..10 {
+    ///     drop(rt.spawn(indent::task::yield_now));
+    /// }
+    /// rt.wait_idle();
+    /// assert_eq!(rt.metrics().fibers_alive, 0);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    ///
+    /// # Panics
+    /// On a fiber of this runtime, which would wait for itself.
+    pub fn wait_idle(&self) {
+        self.handle.refuse_own_fiber("wait_idle");
+        self.handle
+            .shared
+            .wait_until(None, |shared| shared.alive() == 0);
+    }
+
+    /// What the runtime has done so far.
+    pub fn metrics(&self) -> Metrics {
+        self.handle.metrics()
+    }
+
+    /// Asks every fiber to end, waits for them at most this long, and stops the threads.
+    ///
+    /// Fibers that have not started are dropped. Parked ones unwind; others do at their next
+    /// blocking call. What does not end in time (a loop without blocking calls, a call that blocks
+    /// the thread) is left alone and listed in the report.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let parked = rt.spawn(indent::park::park);
+    /// let report = rt.shutdown_timeout(Duration::from_secs(10));
+    /// assert!(report.is_clean(), "{report}");
+    /// assert!(parked.join().unwrap_err().is_cancelled());
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    ///
+    /// # Panics
+    /// On a fiber of this runtime, which would wait for itself.
+    pub fn shutdown_timeout(mut self, timeout: Duration) -> ShutdownReport {
+        self.handle.refuse_own_fiber("shutdown_timeout");
+        self.shut_down = true;
+        self.handle.shared.shut_down(timeout)
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        if self.shut_down {
+            return;
+        }
+        if self.handle.is_own_fiber() && std::thread::panicking() {
+            return; // a second panic would abort; the runtime is left running
+        }
+        self.handle.refuse_own_fiber("dropping a Runtime");
+        let report = self.handle.shared.shut_down(DROP_TIMEOUT);
+        if !report.is_clean() {
+            crate::base::os::complain(&format!("indent: {report}\n"));
+        }
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.fmt_as("Runtime", f)
+    }
+}
+
+/// Access to a runtime; clones are cheap. It does not keep the runtime running: after a shutdown
+/// spawns are refused.
+///
+/// ```
+/// let rt = indent::runtime::Builder::new().workers(1).build()?;
+/// let handle = rt.handle().clone();
+/// let outside = std::thread::spawn(move || handle.block_on(|| 3));
+/// assert_eq!(outside.join().unwrap(), 3);
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// The runtime of the calling fiber; on a plain thread the default one, started if need be.
+    ///
+    /// ```
+    /// let one = indent::runtime::Handle::current().spawn(|| 1);
+    /// assert_eq!(one.join().unwrap(), 1);
+    /// ```
+    ///
+    /// # Panics
+    /// If the default runtime cannot be started.
+    pub fn current() -> Handle {
+        Handle {
+            shared: current_or_default(),
+        }
+    }
+
+    /// As [`current`](Self::current), but starts nothing.
+    ///
+    /// ```
+    /// use indent::runtime::{Builder, Handle};
+    ///
+    /// assert!(Handle::try_current().is_err());
+    /// let rt = Builder::new().workers(1).build()?;
+    /// assert!(rt.block_on(|| Handle::try_current().is_ok()));
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn try_current() -> Result<Handle, NoRuntime> {
+        let here = spawn::current_shared();
+        let shared = here.or_else(|| DEFAULT.get().map(|rt| rt.handle.shared.clone()));
+        shared.map(|shared| Handle { shared }).ok_or(NoRuntime(()))
+    }
+
+    /// Starts a fiber on this runtime.
+    #[track_caller]
+    pub fn spawn<F, T>(&self, f: F) -> JoinHandle<T>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        let location = Location::caller();
+        // SAFETY: `'static`: the closure borrows nothing.
+        unsafe { task::Builder::new().spawn_in(&self.shared, location, f) }
+    }
+
+    /// Runs the closure on a fiber of this runtime and waits for it. The closure may borrow from
+    /// the caller, who does not leave before it is done. A panic in it goes on in the caller.
+    ///
+    /// On a fiber of this same runtime the closure is simply called. On a fiber of another runtime
+    /// the caller parks; it cannot be cancelled meanwhile.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let mut words = vec!["borrowed"];
+    /// rt.block_on(|| words.push("and changed"));
+    /// assert_eq!(words.len(), 2);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    ///
+    /// What it borrows and returns crosses threads:
+    ///
+    /// ```compile_fail
+    /// let rt = indent::runtime::Builder::new().workers(1).build().unwrap();
+    /// let local = std::rc::Rc::new(1);
+    /// rt.block_on(|| println!("{local}"));
+    /// ```
+    ///
+    /// # Panics
+    /// If the runtime is shut down before the closure is done.
+    #[track_caller]
+    pub fn block_on<F, T>(&self, f: F) -> T
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
+        if self.is_own_fiber() {
+            return f();
+        }
+        let location = Location::caller();
+        // SAFETY: we wait for the fiber to be over before we return or unwind: `join_deaf` hears no
+        // request to end, and nothing in between can panic.
+        let fiber =
+            unsafe { task::Builder::new().try_spawn_in(&self.shared, location, Limit::None, f) };
+        let fiber = match fiber {
+            Ok(fiber) => fiber,
+            Err((error, _f)) => panic!("block_on at {location}: {error}"),
+        };
+        match fiber.join_deaf() {
+            Ok(value) => value,
+            Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+            Err(error) => panic!("block_on at {location}: {error}: the runtime was shut down"),
+        }
+    }
+
+    /// What the runtime has done so far.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// rt.block_on(|| ());
+    /// assert_eq!(rt.handle().metrics().fibers_spawned, 1);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn metrics(&self) -> Metrics {
+        Metrics::of(&self.shared)
+    }
+
+    /// All fibers of this runtime that are not over. Stops nobody: each is as it was when it was
+    /// looked at.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let parked = indent::task::Builder::new().name("sleeper");
+    /// let fiber = rt.block_on(|| parked.spawn(indent::park::park));
+    /// let names: Vec<_> = rt.handle().fibers().iter().map(|f| f.name().map(str::to_owned)).collect();
+    /// assert_eq!(names, [Some("sleeper".to_owned())]);
+    /// # fiber.unparker().unpark();
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn fibers(&self) -> Vec<Fiber> {
+        let mut fibers = Vec::new();
+        self.shared.each_fiber(|fiber| fibers.push(Fiber(fiber)));
+        fibers
+    }
+
+    /// Takes worker `index` from the carrier that holds it, if that one is outside runtime code,
+    /// and gives it to another carrier; true if it did. For tests: what a watching thread will do
+    /// for a fiber that blocks its thread.
+    #[doc(hidden)]
+    pub fn handoff(&self, index: usize) -> bool {
+        self.shared
+            .workers
+            .get(index)
+            .is_some_and(|worker| self.shared.take_and_place(worker))
+    }
+
+    fn is_own_fiber(&self) -> bool {
+        spawn::current_shared().is_some_and(|here| Arc::ptr_eq(&here, &self.shared))
+    }
+
+    #[track_caller]
+    fn refuse_own_fiber(&self, what: &str) {
+        assert!(
+            !self.is_own_fiber(),
+            "{what} on a fiber of the same runtime would wait for itself; \
+             do it on a plain thread or on a fiber of another runtime"
+        );
+    }
+
+    fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct(name)
+            .field("workers", &self.shared.workers.len())
+            .field("fibers_alive", &self.shared.alive())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fmt_as("Handle", f)
+    }
+}
+
+/// The runtime of the calling fiber, or the default one.
+pub(crate) fn current_or_default() -> Arc<Shared> {
+    spawn::current_shared().unwrap_or_else(|| {
+        let start = || match Builder::new().build() {
+            Ok(runtime) => runtime,
+            Err(error) => panic!("the default runtime cannot be started: {error}"),
+        };
+        DEFAULT.get_or_init(start).handle.shared.clone()
+    })
+}
+
+/// Runs the closure on the default runtime, or, on a fiber, simply calls it.
+///
+/// ```
+/// assert_eq!(indent::runtime::block_on(|| indent::spawn(|| 2).join().unwrap()), 2);
+/// ```
+#[track_caller]
+pub fn block_on<F, T>(f: F) -> T
+where
+    F: FnOnce() -> T + Send,
+    T: Send,
+{
+    Handle::current().block_on(f)
+}
+
+/// Yields, and lets the worker go on with another thread; the caller goes on when a worker is
+/// brought back to its own. For tests of the machinery.
+#[doc(hidden)]
+pub fn handoff() {
+    if let Some(fiber) = park::current_fiber() {
+        block::hand_over(fiber);
+    }
+}

@@ -1,0 +1,132 @@
+//! How a fiber leaves its worker: parking, yielding, handing over; and what it is charged.
+//!
+//! Everything here is called on a fiber. A fiber that is unwinding keeps its thread to itself
+//! (S3): it does not switch away but blocks the carrier, whose worker goes on elsewhere.
+
+use std::time::Instant;
+
+use crate::fiber::FiberRef;
+use crate::fiber::job::Cancelled;
+use crate::fiber::reason::ParkReason;
+use crate::fiber::state::{Begin, Commit, Hearing, Woken};
+use crate::fiber::switch::Back;
+use crate::sched::context::{self, Entered};
+
+/// Parks the calling fiber. With `Hearing::Open` a request to end is heard, unless the fiber is
+/// unwinding already or too many others are.
+pub(crate) fn park(
+    fiber: FiberRef,
+    deadline: Option<Instant>,
+    reason: ParkReason,
+    hearing: Hearing,
+) -> Woken {
+    charge(fiber);
+    let mut token = context::enter_with_worker();
+    let hearing = hear(fiber, hearing, &token);
+    fiber.set_reason(reason);
+    let number = match fiber.state.begin_park(hearing) {
+        Begin::Woken(cause) => return cause,
+        Begin::Parking(number) => number,
+    };
+    token.worker().counters.parks.add(1);
+    let alarm = deadline.map(|at| token.carrier().shared().alarm.set(at, fiber, number));
+    if std::thread::panicking() {
+        block_carrier(&token, fiber);
+    } else {
+        token = context::switch(token, fiber, Back::Parking);
+    }
+    if let Some(alarm) = alarm {
+        token.carrier().shared().alarm.clear(alarm);
+    }
+    fiber.state.end_park()
+}
+
+/// How this park takes a request to end: see `Gate`.
+fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
+    if wish == Hearing::Deaf || std::thread::panicking() {
+        return Hearing::Deaf;
+    }
+    if fiber.state.cancel_requested() && !token.carrier().shared().gate.enter(&fiber) {
+        return Hearing::Later;
+    }
+    Hearing::Open
+}
+
+/// Parks inside the fiber's own frames; nothing else runs on this thread meanwhile.
+#[cold]
+fn block_carrier(token: &Entered, fiber: FiberRef) {
+    let carrier = token.carrier();
+    fiber.set_blocks_carrier(true); // before the commit: wakers read it after
+    let worker = carrier.owner.surrender();
+    if let Err(worker) = carrier.shared().place(worker) {
+        // No thread to be had. The worker stays here, asleep; others steal what it has queued.
+        carrier
+            .owner
+            .give(worker)
+            .expect("this carrier asked for no worker");
+    }
+    match fiber.state.commit_park() {
+        Commit::Resume if carrier.owner.peek().is_none() => drop(carrier.ask_for_worker()),
+        Commit::Resume => {}
+        Commit::Parked => {
+            while fiber.state.is_parked() {
+                carrier.bell.wait(None);
+            }
+            carrier.wait_for_worker(); // the waker asked for it
+        }
+    }
+    fiber.set_blocks_carrier(false);
+}
+
+/// Lets others run; the caller goes behind its siblings.
+pub(crate) fn yield_now(fiber: FiberRef) {
+    if std::thread::panicking() {
+        return; // S3: nothing else may run on this thread now
+    }
+    let token = context::enter_with_worker();
+    drop(context::switch(token, fiber, Back::Yielded));
+}
+
+/// As a yield, but the worker goes on with another carrier and is brought back to this one.
+pub(crate) fn hand_over(fiber: FiberRef) {
+    if std::thread::panicking() {
+        return;
+    }
+    let token = context::enter_with_worker();
+    drop(context::switch(token, fiber, Back::HandedOver));
+}
+
+/// The one place where operations that could block are charged: a fiber whose operations all
+/// succeed at once gives way when its budget is used up.
+#[inline]
+pub(crate) fn charge(fiber: FiberRef) {
+    let Some(token) = context::enter() else {
+        return;
+    };
+    let budget = &token.carrier().budget;
+    let left = budget.get();
+    if left > 0 {
+        budget.set(left - 1);
+    } else {
+        drop(token);
+        yield_now(fiber); // the next dispatch brings a new budget
+    }
+}
+
+/// Unwinds the calling fiber if it was asked to end and may.
+pub(crate) fn unwind_if_cancelled(fiber: FiberRef) {
+    if fiber.state.cancel_requested() && !std::thread::panicking() {
+        let may = match context::enter() {
+            Some(token) => token.carrier().shared().gate.enter(&fiber),
+            None => false, // at the next opportunity
+        };
+        if may {
+            unwind();
+        }
+    }
+}
+
+/// Leaves the fiber by unwinding: destructors run, no message is printed.
+pub(crate) fn unwind() -> ! {
+    std::panic::resume_unwind(Box::new(Cancelled))
+}

@@ -1,0 +1,307 @@
+#![expect(unsafe_code, reason = "carriers are shared by pointer; see the header")]
+//! The OS thread that can hold a worker, and how it gets and loses one.
+//!
+//! A carrier is *holding* a worker and runs the scheduler loop; or it *rests* at the bottom of its
+//! stack, without one; or it *waits* for one in the middle of a fiber that wants to block and
+//! whose worker was taken; or it is *blocked* by a fiber that parked while unwinding. Started
+//! fibers belong to their carrier: its home queue, and its inbox for wakes from other threads.
+//!
+//! Three sets say who may be given a worker (numbers of carriers, claims as in `bitmap.rs`):
+//! *resting*, by any giver; *wanted*, by the next worker that looks; *vacant* numbers have no
+//! thread. Somebody who claims a resting carrier owes it a worker.
+//!
+//! **I10** A runnable started fiber is never forgotten. A waker posts to the inbox, then looks:
+//! the carrier holds a worker → that worker is roused if it sleeps, and looks into the inbox before
+//! it sleeps; it holds none → the waker claims it from *resting* and puts it into *wanted*. If the
+//! claim fails, the carrier is on its way into *resting* and looks into its inbox after it has
+//! announced itself; or somebody else claimed it and owes it a worker; or a fiber blocks it, and it
+//! will look when that fiber is done.
+//!
+//! A `Carrier` lives as long as `Shared`; its thread keeps `Shared` alive. A thread ends only with
+//! no worker and no started fiber, and its number is given to the next one.
+
+use std::cell::{Cell, UnsafeCell};
+use std::io;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+
+use crate::base::inbox::Inbox;
+use crate::base::list::List;
+use crate::base::os::Doorbell;
+use crate::base::signal::AlternateStack;
+use crate::error::AbortOnUnwind;
+use crate::fiber::{FiberRef, Record};
+use crate::sched::owner::Owner;
+use crate::sched::worker::Worker;
+use crate::sched::{Shared, context, run};
+
+pub(crate) struct Carrier {
+    pub(crate) index: usize,
+    shared: NonNull<Shared>,
+    pub(crate) owner: Owner<Worker>,
+    pub(crate) bell: Doorbell,
+    /// Started fibers woken by others.
+    pub(crate) inbox: Inbox<Record>,
+    /// The fiber that runs now. From here on: own thread only.
+    pub(crate) current: Cell<Option<FiberRef>>,
+    /// Operations left in this dispatch.
+    pub(crate) budget: Cell<u32>,
+    /// Fibers that started here and are not over.
+    pub(crate) started: Cell<usize>,
+    home: UnsafeCell<Home>,
+}
+
+/// Runnable started fibers; of the carrier's own thread alone.
+pub(crate) struct Home {
+    pub(crate) queue: List<Record>,
+    /// Woken last by a sibling: next to run.
+    pub(crate) next: Option<FiberRef>,
+}
+
+// SAFETY: the cells and `home` are touched by the carrier's own thread only; the rest is atomic.
+unsafe impl Sync for Carrier {}
+// SAFETY: as above; a carrier is made by one thread before its own thread starts.
+unsafe impl Send for Carrier {}
+
+/// How a rest ended.
+enum Rested {
+    Holding,
+    End,
+}
+
+/// Threads of all runtimes together.
+static PROCESS_CARRIERS: AtomicUsize = AtomicUsize::new(0);
+
+impl Carrier {
+    fn new(index: usize, shared: NonNull<Shared>) -> Self {
+        Carrier {
+            index,
+            shared,
+            owner: Owner::new(),
+            bell: Doorbell::new(),
+            inbox: Inbox::new(),
+            current: Cell::new(None),
+            budget: Cell::new(0),
+            started: Cell::new(0),
+            home: UnsafeCell::new(Home {
+                queue: List::new(),
+                next: None,
+            }),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Shared {
+        // SAFETY: `Shared` owns its carriers and outlives them.
+        unsafe { self.shared.as_ref() }
+    }
+
+    /// The home queue, on the carrier's own thread; callers keep the reference within one step.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "own thread only, and never across a call out"
+    )]
+    pub(crate) fn home(&self) -> &mut Home {
+        debug_assert!(ptr::eq(context::carrier(), self));
+        // SAFETY: own thread only; no caller holds it across a call that gets here again.
+        unsafe { &mut *self.home.get() }
+    }
+
+    fn has_runnable(&self) -> bool {
+        let home = self.home();
+        !home.queue.is_empty() || home.next.is_some() || !self.inbox.is_empty()
+    }
+
+    /// In the middle of a fiber, mark up: asks for a worker and waits for it.
+    pub(crate) fn ask_for_worker(&self) -> NonNull<Worker> {
+        self.shared().want(self.index);
+        self.wait_for_worker()
+    }
+
+    /// Own thread, mark up: sleeps until somebody gives a worker.
+    pub(crate) fn wait_for_worker(&self) -> NonNull<Worker> {
+        loop {
+            match self.owner.peek() {
+                Some(worker) => return worker,
+                None => drop(self.bell.wait(None)),
+            }
+        }
+    }
+
+    /// Gives this carrier's worker to `other`, which the caller claimed; false if that one has got
+    /// a worker by another way, and ours stays.
+    pub(crate) fn hand_to(&self, other: &Carrier) -> bool {
+        let worker = self.owner.surrender();
+        if other.receive(worker).is_ok() {
+            return true;
+        }
+        self.owner
+            .give(worker)
+            .expect("nobody gives a worker to a carrier that asked for none");
+        false
+    }
+
+    /// Any thread: gives a worker to this carrier.
+    pub(crate) fn receive(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
+        // SAFETY: workers live as long as `Shared`.
+        let word = unsafe { &worker.as_ref().carrier };
+        let before = word.swap(ptr::from_ref(self).cast_mut(), SeqCst);
+        match self.owner.give(worker) {
+            Ok(()) => {
+                self.bell.ring();
+                Ok(())
+            }
+            Err(worker) => {
+                word.store(before, SeqCst);
+                Err(worker)
+            }
+        }
+    }
+
+    /// At the bottom of the stack, mark up: until there is a worker, or no need for this thread.
+    fn rest(&self) -> Rested {
+        let shared = self.shared();
+        shared.resting.set(self.index);
+        loop {
+            if self.owner.peek().is_some() {
+                shared.resting.claim(self.index);
+                return Rested::Holding;
+            }
+            if shared.is_stopping() {
+                return Rested::End;
+            }
+            if self.has_runnable() {
+                if shared.resting.claim(self.index) {
+                    shared.want(self.index);
+                }
+            } else if self.started.get() == 0
+                && shared.resting.len() > shared.spares_kept()
+                && shared.resting.claim(self.index)
+            {
+                return Rested::End; // nobody else can give us a worker or a fiber any more
+            }
+            self.bell.wait(None);
+        }
+    }
+
+    /// The life of the thread.
+    fn live(&self) {
+        context::set_carrier(self);
+        let _ = self.owner.enter(); // the mark is up in the scheduler; fibers put it down
+        while let Rested::Holding = self.rest() {
+            if let run::Left::Stopping = run::run_fibers() {
+                break;
+            }
+        }
+        self.owner.leave();
+        context::set_carrier(ptr::null());
+    }
+}
+
+impl Shared {
+    /// Finds a carrier for a worker that has none: a resting one, else a new one. At the limit the
+    /// worker comes back.
+    pub(crate) fn place(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
+        while let Some(index) = self.resting.claim_any(0) {
+            // Fails if the carrier got a worker by another way; then it has no need of ours.
+            if self.carrier(index).receive(worker).is_ok() {
+                return Ok(());
+            }
+        }
+        match self.start_carrier(worker) {
+            Ok(()) => Ok(()),
+            Err(_) => {
+                self.refused_carriers.fetch_add(1, Relaxed);
+                Err(worker)
+            }
+        }
+    }
+
+    /// Takes a worker from a carrier that is outside runtime code and gives it to another one.
+    pub(crate) fn take_and_place(&self, worker: &Worker) -> bool {
+        // SAFETY: null until the worker was first given away; carriers live as long as `Shared`.
+        let Some(carrier) = (unsafe { worker.carrier.load(SeqCst).as_ref() }) else {
+            return false;
+        };
+        // Perhaps not `worker` any more but the one this carrier holds now: as good.
+        let Some(mut taken) = carrier.owner.take() else {
+            carrier.bell.ring(); // given back: in case it noticed
+            return false;
+        };
+        loop {
+            taken = match self.place(taken) {
+                Ok(()) => return true,
+                Err(taken) => taken,
+            };
+            // No thread to be had: back to where it came from, unless that one has another now.
+            taken = match carrier.receive(taken) {
+                Ok(()) => return false,
+                Err(taken) => taken,
+            };
+            std::thread::yield_now();
+        }
+    }
+
+    /// Starts a thread that holds `worker`.
+    pub(crate) fn start_carrier(&self, worker: NonNull<Worker>) -> io::Result<()> {
+        let refused = |text: &'static str| Err(io::Error::other(text));
+        if PROCESS_CARRIERS.fetch_add(1, SeqCst) >= self.settings.max_carriers {
+            PROCESS_CARRIERS.fetch_sub(1, SeqCst);
+            return refused("as many carrier threads as allowed run already");
+        }
+        let Some(index) = self.vacant.claim_any(0) else {
+            PROCESS_CARRIERS.fetch_sub(1, SeqCst);
+            return refused("as many carrier threads as allowed run already");
+        };
+        let carrier = self.carriers[index].get_or_init(|| Carrier::new(index, NonNull::from(self)));
+        self.reap(index);
+        carrier
+            .receive(worker)
+            .expect("a vacant carrier holds no worker");
+        let keep_alive = self.arc();
+        let name = format!("{}-{index}", self.settings.thread_name);
+        let started = std::thread::Builder::new().name(name).spawn(move || {
+            carrier_main(&keep_alive, index);
+        });
+        match started {
+            Ok(thread) => {
+                crate::base::loom::lock(&self.threads).push((index, thread));
+                Ok(())
+            }
+            Err(error) => {
+                let _back = carrier.owner.take();
+                self.vacant.set(index);
+                PROCESS_CARRIERS.fetch_sub(1, SeqCst);
+                Err(error)
+            }
+        }
+    }
+
+    /// Joins the former thread of this number, which is at its end.
+    fn reap(&self, index: usize) {
+        let mut threads = crate::base::loom::lock(&self.threads);
+        if let Some(at) = threads.iter().position(|(i, _)| *i == index) {
+            let (_, thread) = threads.swap_remove(at);
+            drop(threads);
+            let _ = thread.join();
+        }
+    }
+}
+
+fn carrier_main(shared: &Arc<Shared>, index: usize) {
+    let abort = AbortOnUnwind("the scheduler loop");
+    // Without one the handler runs on std's, which is small; better than no thread at all.
+    let signal_stack = AlternateStack::install();
+    shared.settings.on_thread_start();
+    shared.carrier(index).live();
+    shared.settings.on_thread_stop();
+    drop(signal_stack);
+    PROCESS_CARRIERS.fetch_sub(1, SeqCst);
+    shared.vacant.set(index);
+    drop(abort);
+}
+
+/// Carrier threads of the whole process, for tests and metrics.
+pub(crate) fn process_carriers() -> usize {
+    PROCESS_CARRIERS.load(Relaxed)
+}

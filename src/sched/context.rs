@@ -1,0 +1,187 @@
+#![expect(
+    unsafe_code,
+    reason = "hands out the carrier and worker of the calling thread"
+)]
+//! Who am I: the current carrier, its fiber, its worker. The only thread-locals of the crate.
+//!
+//! A fiber may come back from a switch on another thread, and LLVM believes that thread-locals do
+//! not move: it keeps their address in a register, and merges two calls of a function that returns
+//! one. So ([S8]) nothing here returns the address of a thread-local to code that can switch; the
+//! accessors load a pointer *stored in* one, are never inlined, and pass it through `black_box`, so
+//! that two calls are two loads. `tests/tls.rs` looks at the machine code.
+//!
+//! [`Entered`] is the right to use the worker of the calling carrier, and the mark that it is being
+//! used. **I9** No `Entered`, no reference to a worker, survives a switch: [`switch`] consumes the
+//! token and makes a new one from the thread it finds itself on.
+//!
+//! [S8]: DESIGN.md
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use crate::fiber::FiberRef;
+use crate::fiber::switch::{self, Back};
+use crate::sched::carrier::Carrier;
+use crate::sched::thread::ThreadParker;
+use crate::sched::worker::{Local, Worker};
+
+thread_local! {
+    static CARRIER: Cell<*const Carrier> = const { Cell::new(ptr::null()) };
+    static PARKER: Arc<ThreadParker> = ThreadParker::new();
+}
+
+/// The carrier this thread is, or null. Never inlined: see the header.
+#[inline(never)]
+pub(crate) fn carrier() -> *const Carrier {
+    black_box(CARRIER.get())
+}
+
+/// Called once by a carrier's thread, with its own carrier, and with null before it ends.
+pub(crate) fn set_carrier(carrier: *const Carrier) {
+    CARRIER.set(carrier);
+}
+
+/// What parks the calling plain thread.
+///
+/// Only for threads that are no carriers: nothing on them ever switches.
+pub(crate) fn thread_parker() -> Arc<ThreadParker> {
+    debug_assert!(current_fiber().is_none());
+    PARKER.with(Arc::clone)
+}
+
+/// The carrier, if the caller runs on a fiber.
+fn carrier_of_fiber() -> Option<NonNull<Carrier>> {
+    let carrier = NonNull::new(carrier().cast_mut())?;
+    // SAFETY: a carrier outlives its thread (`Shared` keeps it).
+    unsafe { carrier.as_ref() }.current.get().map(|_| carrier)
+}
+
+/// The fiber the caller runs on; `None` on plain threads.
+pub(crate) fn current_fiber() -> Option<FiberRef> {
+    let carrier = NonNull::new(carrier().cast_mut())?;
+    // SAFETY: a carrier outlives its thread.
+    unsafe { carrier.as_ref() }.current.get()
+}
+
+/// The right to use the worker of this carrier. While it lives the mark is up: nobody takes the
+/// worker, and the fiber is not interrupted.
+pub(crate) struct Entered {
+    carrier: NonNull<Carrier>,
+    worker: NonNull<Worker>,
+    /// Belongs to this thread.
+    _not_send: PhantomData<*mut ()>,
+}
+
+impl Entered {
+    pub(crate) fn carrier(&self) -> &Carrier {
+        // SAFETY: a carrier outlives its thread.
+        unsafe { self.carrier.as_ref() }
+    }
+
+    pub(crate) fn worker(&self) -> &Worker {
+        // SAFETY: workers live as long as `Shared`, which the carrier's thread keeps.
+        unsafe { self.worker.as_ref() }
+    }
+
+    /// The part of the worker that is its holder's alone.
+    pub(crate) fn local(&mut self) -> &mut Local {
+        // SAFETY: I7: while the mark is up this thread alone has the worker; and the token is
+        // borrowed mutably, tokens are not `Clone`, and `enter` nests only over code that holds no
+        // such reference (user code).
+        unsafe { &mut *self.worker().local.get() }
+    }
+
+    /// Gives the token up but leaves the mark: the other side of a switch has it now.
+    fn pass_on(self) {
+        std::mem::forget(self);
+    }
+
+    /// The token of a thread whose mark was passed on to the caller by the other side of a switch
+    /// (or that never put it down). The worker is there: nobody takes it while the mark is up.
+    pub(crate) fn resumed() -> Entered {
+        let carrier = NonNull::new(carrier().cast_mut()).expect("a fiber runs on a carrier");
+        // SAFETY: a carrier outlives its thread.
+        let owner = unsafe { &carrier.as_ref().owner };
+        let worker = loop {
+            match owner.peek() {
+                Some(worker) => break worker,
+                None => crate::base::loom::spin(), // a taker is about to give it back
+            }
+        };
+        Entered {
+            carrier,
+            worker,
+            _not_send: PhantomData,
+        }
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.carrier().owner.leave();
+    }
+}
+
+/// Enters the runtime from a fiber, if its carrier holds a worker; else (plain thread, carrier
+/// whose worker was taken) the caller does without.
+#[inline]
+pub(crate) fn enter() -> Option<Entered> {
+    let carrier = carrier_of_fiber()?;
+    // SAFETY: a carrier outlives its thread.
+    let owner = unsafe { &carrier.as_ref().owner };
+    match owner.enter() {
+        Some(worker) => Some(Entered {
+            carrier,
+            worker,
+            _not_send: PhantomData,
+        }),
+        None => {
+            owner.leave();
+            None
+        }
+    }
+}
+
+/// Enters the runtime from a fiber and, if its worker was taken, waits for another.
+pub(crate) fn enter_with_worker() -> Entered {
+    let carrier = carrier_of_fiber().expect("called on a fiber");
+    // SAFETY: a carrier outlives its thread.
+    let here = unsafe { carrier.as_ref() };
+    let worker = match here.owner.enter() {
+        Some(worker) => worker,
+        None => here.ask_for_worker(), // the mark stays up
+    };
+    Entered {
+        carrier,
+        worker,
+        _not_send: PhantomData,
+    }
+}
+
+/// Leaves the fiber's stack for the scheduler's; returns when the fiber runs again.
+#[inline]
+pub(crate) fn switch(token: Entered, fiber: FiberRef, back: Back) -> Entered {
+    token.pass_on();
+    // SAFETY: callers pass the fiber they run on.
+    unsafe { switch::suspend(fiber, back) };
+    Entered::resumed()
+}
+
+/// The scheduler's side: runs a fiber until it comes back.
+///
+/// # Safety
+/// As for [`switch::resume`].
+#[inline]
+pub(crate) unsafe fn resume(
+    token: Entered,
+    fiber: FiberRef,
+    body: switch::Body,
+) -> (Entered, Back) {
+    token.pass_on();
+    // SAFETY: by the caller's promise.
+    let back = unsafe { switch::resume(fiber, body) };
+    (Entered::resumed(), back)
+}

@@ -1,0 +1,200 @@
+#![expect(unsafe_code, reason = "moves fibers between intrusive lists")]
+//! What a worker runs next.
+//!
+//! Order: every so many dispatches the shared queue; a LIFO slot, a few times in a row; started and
+//! unstarted fibers in turn; the shared queue; other workers' rings. Each of the first four is
+//! reached within a bounded number of dispatches whatever the others hold.
+
+use crate::fiber::FiberRef;
+use crate::queue::inject::popped;
+use crate::sched::Shared;
+use crate::sched::context::Entered;
+use crate::sched::worker::Worker;
+
+/// Turns the LIFO slots get in a row: enough for a short conversation, not for starving a queue.
+const LIFO_TURNS: u32 = 3;
+/// Most fibers taken off the shared queue at once.
+const BATCH: usize = 64;
+
+pub(crate) enum Next {
+    Run(FiberRef),
+    /// A carrier with runnable fibers, or with one that waits, wants this worker.
+    MoveTo(usize),
+    Nothing,
+    Stop,
+}
+
+pub(crate) fn next(token: &mut Entered) -> Next {
+    if token.carrier().shared().is_stopping() {
+        return Next::Stop;
+    }
+    collect(token);
+    let interval = token.carrier().shared().settings.global_interval;
+    let local = token.local();
+    local.tick = local.tick.wrapping_add(1);
+    if local.tick.is_multiple_of(interval) {
+        match shared_queue(token) {
+            Next::Nothing => {}
+            found => return found,
+        }
+    }
+    if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
+        return Next::Run(fiber);
+    }
+    match shared_queue(token) {
+        Next::Nothing => steal(token).map_or(Next::Nothing, Next::Run),
+        found => found,
+    }
+}
+
+/// Moves what others sent to where this worker looks.
+#[inline]
+fn collect(token: &mut Entered) {
+    let carrier = token.carrier();
+    carrier.home().queue.append(carrier.inbox.take());
+    let assigned = token.worker().assigned.take();
+    token.local().own.append(assigned);
+}
+
+/// The LIFO slots: a fiber woken by its sibling, or spawned last. When they have had their turns,
+/// what they hold goes behind the others.
+#[inline]
+fn lifo(token: &mut Entered) -> Option<FiberRef> {
+    if token.local().lifo_turns < LIFO_TURNS {
+        let found = token
+            .carrier()
+            .home()
+            .next
+            .take()
+            .or_else(|| token.worker().lifo.take());
+        if found.is_some() {
+            token.local().lifo_turns += 1;
+            return found;
+        }
+    }
+    token.local().lifo_turns = 0;
+    let home = token.carrier().home();
+    if let Some(fiber) = home.next.take() {
+        // SAFETY: it was in the slot, so in no list, and runnable fibers are alive (I3).
+        unsafe { home.queue.push(fiber.pointer()) };
+    }
+    if let Some(fiber) = token.worker().lifo.take() {
+        token.carrier().shared().push_local(token.worker(), fiber);
+    }
+    None
+}
+
+/// Started and unstarted fibers, one after the other.
+#[inline]
+fn in_turn(token: &mut Entered) -> Option<FiberRef> {
+    for _ in 0..2 {
+        let local = token.local();
+        local.home_turn = !local.home_turn;
+        let found = if local.home_turn {
+            token.carrier().home().queue.pop().map(popped)
+        } else {
+            let own = local.own.pop().map(popped);
+            own.or_else(|| token.worker().ring.pop())
+        };
+        if found.is_some() {
+            return found;
+        }
+    }
+    None
+}
+
+/// Carriers that want a worker, and fibers anybody may run; they take turns too.
+fn shared_queue(token: &mut Entered) -> Next {
+    for _ in 0..2 {
+        let local = token.local();
+        local.carrier_turn = !local.carrier_turn;
+        if local.carrier_turn {
+            let shared = token.carrier().shared();
+            if !shared.wanted.is_empty() {
+                // Round robin: from the one after ours.
+                let start = (token.carrier().index + 1) % shared.settings.max_carriers;
+                if let Some(carrier) = shared.wanted.claim_any(start) {
+                    return Next::MoveTo(carrier);
+                }
+            }
+        } else if let Some(fiber) = from_global(token) {
+            return Next::Run(fiber);
+        }
+    }
+    Next::Nothing
+}
+
+/// A fair share of the shared queue: one to run, the others into the ring.
+fn from_global(token: &Entered) -> Option<FiberRef> {
+    let shared = token.carrier().shared();
+    let len = shared.global.len();
+    if len == 0 {
+        return None;
+    }
+    let share = (len / shared.workers.len() + 1)
+        .min(BATCH)
+        .min(shared.settings.local_queue / 2);
+    let mut taken = shared.global.pop(share.max(1));
+    let first = taken.pop().map(popped);
+    while let Some(fiber) = taken.pop() {
+        shared.push_local(token.worker(), popped(fiber));
+    }
+    first
+}
+
+/// Half of somebody's ring; or the fiber in the slot of a worker that does not get on.
+fn steal(token: &mut Entered) -> Option<FiberRef> {
+    let n = token.carrier().shared().workers.len();
+    let start = token.local().rng.below(n);
+    for step in 0..n {
+        let (me, victim) = (token.worker(), (start + step) % n);
+        if victim == me.index {
+            continue;
+        }
+        let found = token.carrier().shared().workers[victim]
+            .ring
+            .steal_into(&me.ring);
+        if let Some(fiber) = found.or_else(|| steal_slot(token, victim)) {
+            let me = token.worker();
+            me.counters.steals.add(1);
+            me.counters.stolen.add(me.ring.len() as u64 + 1);
+            return Some(fiber);
+        }
+    }
+    None
+}
+
+/// Takes the fiber out of a victim's LIFO slot if the victim has been in one dispatch since the
+/// watcher's last look.
+fn steal_slot(token: &mut Entered, victim: usize) -> Option<FiberRef> {
+    let other: &Worker = &token.carrier().shared().workers[victim];
+    if other.lifo.is_empty() {
+        return None;
+    }
+    let dispatches = other.published.dispatches();
+    let local = token.local();
+    match local.suspect {
+        Some((who, then, sleeps)) if (who, then) == (victim, dispatches) => {
+            if sleeps == local.naps {
+                return None; // seen a moment ago, in this same search
+            }
+        }
+        _ => {
+            local.suspect = Some((victim, dispatches, local.naps));
+            return None;
+        }
+    }
+    token.carrier().shared().workers[victim].lifo.take()
+}
+
+impl Shared {
+    /// Queues an unstarted fiber on a worker the caller holds; what does not fit goes to all.
+    pub(crate) fn push_local(&self, worker: &Worker, fiber: FiberRef) {
+        let mut fiber = fiber;
+        while let Err(back) = worker.ring.push(fiber) {
+            fiber = back;
+            worker.counters.overflows.add(1);
+            self.global.push_all(worker.ring.take_half());
+        }
+    }
+}

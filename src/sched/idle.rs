@@ -1,0 +1,242 @@
+//! Which workers sleep, which search, and whom to rouse.
+//!
+//! A *searcher* is awake without work. While one exists, new work rouses nobody: the last searcher
+//! to find work rouses the next, so workers come awake one after another for as long as there is
+//! something to find, and no push pays for more than one wake-up.
+//!
+//! Submit: 1 push, 2 fence, 3 if nobody searches, become the one who rouses, claim a sleeper.
+//! Sleep: 1 stop searching and set one's own sleeping bit, 2 fence, 3 look at every queue again.
+//!
+//! **I8** No push is missed. If the sleeper's look (3) does not see the push, its fence comes
+//! before the push, so the submitter's fence comes after and its step 3 sees the bit; whether it rouses or
+//! not then depends on `searching`. If that is not zero, some searcher has yet to do its own step
+//! 1 and look after it, or its rouser is under way; a rouser that finds no sleeper to claim takes
+//! its announcement back and looks at the sleepers again, since a submitter may have trusted it.
+//!
+//! The *watcher* is one sleeper that wakes by itself, now and then, while others are busy. It looks
+//! for a fiber in the LIFO slot of a worker that does not get on. So a push into an empty slot, the
+//! usual spawn, rouses nobody if there is a watcher: chains of short fibers stay on one worker, and
+//! a fiber behind a long one waits no longer than the watcher's nap.
+//!
+//! Rejected: rouse on every push (a system call per spawn, and both workers thrash on short work).
+
+use crate::base::bitmap::Bitmap;
+use crate::base::loom::atomic::{AtomicU32, Ordering::SeqCst, fence};
+
+pub(crate) struct Idle {
+    sleeping: Bitmap,
+    searching: AtomicU32,
+    /// The watcher's number plus one, or zero.
+    watcher: AtomicU32,
+    workers: usize,
+}
+
+impl Idle {
+    pub(crate) fn new(workers: usize) -> Self {
+        Idle {
+            sleeping: Bitmap::new(workers),
+            searching: AtomicU32::new(0),
+            watcher: AtomicU32::new(0),
+            workers,
+        }
+    }
+
+    /// After a push that anybody may take: the worker to rouse, as a searcher, if one is needed.
+    #[must_use]
+    pub(crate) fn submit(&self, start: usize) -> Option<usize> {
+        fence(SeqCst);
+        loop {
+            if self.searching.load(SeqCst) > 0 || self.sleeping.is_empty() {
+                return None;
+            }
+            if self
+                .searching
+                .compare_exchange(0, 1, SeqCst, SeqCst)
+                .is_err()
+            {
+                return None; // somebody else rouses
+            }
+            if let Some(worker) = self.sleeping.claim_any(start % self.workers) {
+                return Some(worker); // it searches from now on, in our name
+            }
+            // Nobody to rouse; but others may have trusted our announcement: look again.
+            self.searching.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Claims one particular sleeper, which has something to do and need not search.
+    #[must_use]
+    pub(crate) fn claim(&self, worker: usize) -> bool {
+        self.sleeping.claim(worker)
+    }
+
+    /// A worker without work begins to search, unless enough do already.
+    #[must_use]
+    pub(crate) fn begin_search(&self) -> bool {
+        let searching = self.searching.load(SeqCst);
+        if 2 * searching as usize >= self.workers {
+            return false;
+        }
+        self.searching.fetch_add(1, SeqCst);
+        true
+    }
+
+    /// A searcher found work. True: it was the last, and must `submit` for its successor.
+    #[must_use]
+    pub(crate) fn found(&self) -> bool {
+        self.searching.fetch_sub(1, SeqCst) == 1
+    }
+
+    /// Announces sleep; the caller must look at every queue once more before it sleeps.
+    pub(crate) fn announce_sleep(&self, worker: usize, searching: bool) {
+        self.sleeping.set(worker);
+        if searching {
+            self.searching.fetch_sub(1, SeqCst);
+        }
+        fence(SeqCst);
+    }
+
+    /// True if all workers but this one sleep.
+    pub(crate) fn others_sleep(&self, worker: usize) -> bool {
+        let asleep = self.sleeping.len() - usize::from(self.sleeping.contains(worker));
+        asleep + 1 >= self.workers
+    }
+
+    pub(crate) fn become_watcher(&self, worker: usize) -> bool {
+        self.watcher
+            .compare_exchange(0, worker as u32 + 1, SeqCst, SeqCst)
+            .is_ok()
+    }
+
+    /// Ends the watch; the caller must look at the LIFO slots once more before it sleeps for good.
+    pub(crate) fn stop_watching(&self, worker: usize) {
+        let _ = self
+            .watcher
+            .compare_exchange(worker as u32 + 1, 0, SeqCst, SeqCst);
+        fence(SeqCst);
+    }
+
+    /// Whether somebody will look at the LIFO slots soon. Called after the push into one.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watcher.load(SeqCst) != 0
+    }
+}
+
+#[cfg(all(test, indent_loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicUsize;
+    use loom::thread;
+
+    /// Workers that pop from one counter; a worker that goes to sleep ends its thread, and whoever
+    /// rouses it plays it from there: asleep for good with work left is a lost wake-up.
+    struct Model {
+        idle: Idle,
+        queue: AtomicUsize,
+        done: AtomicUsize,
+    }
+
+    impl Model {
+        fn new(workers: usize) -> Arc<Self> {
+            Arc::new(Model {
+                idle: Idle::new(workers),
+                queue: AtomicUsize::new(0),
+                done: AtomicUsize::new(0),
+            })
+        }
+
+        fn pop(&self) -> bool {
+            let popped = self
+                .queue
+                .fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1))
+                .is_ok();
+            if popped {
+                self.done.fetch_add(1, SeqCst);
+            }
+            popped
+        }
+
+        fn submit(&self) {
+            if let Some(worker) = self.idle.submit(0) {
+                self.work(worker, true);
+            }
+        }
+
+        /// A worker from waking up until it sleeps for good.
+        fn work(&self, worker: usize, mut searching: bool) {
+            loop {
+                if self.pop() {
+                    if std::mem::take(&mut searching) && self.idle.found() {
+                        self.submit();
+                    }
+                    continue;
+                }
+                self.idle
+                    .announce_sleep(worker, std::mem::take(&mut searching));
+                if self.queue.load(SeqCst) == 0 || !self.idle.claim(worker) {
+                    return;
+                }
+            }
+        }
+
+        fn push(&self) {
+            self.queue.fetch_add(1, SeqCst);
+            self.submit();
+        }
+    }
+
+    #[test]
+    fn loom_a_push_beside_a_worker_falling_asleep_is_seen() {
+        loom::model(|| {
+            let model = Model::new(1);
+            let other = model.clone();
+            let worker = thread::spawn(move || {
+                let searching = other.idle.begin_search();
+                other.work(0, searching);
+            });
+            model.push();
+            worker.join().unwrap();
+            assert_eq!(model.done.load(SeqCst), 1, "I8");
+        });
+    }
+
+    #[test]
+    fn loom_last_searcher_sees_late_push() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.check(|| {
+            let model = Model::new(2);
+            let other = model.clone();
+            let worker = thread::spawn(move || {
+                let searching = other.idle.begin_search();
+                other.work(0, searching);
+            });
+            let third = model.clone();
+            let pusher = thread::spawn(move || third.push());
+            model.push();
+            worker.join().unwrap();
+            pusher.join().unwrap();
+            assert_eq!(model.done.load(SeqCst), 2, "I8");
+        });
+    }
+
+    #[test]
+    fn loom_a_watcher_that_gives_up_sees_a_late_slot() {
+        loom::model(|| {
+            let idle = Arc::new(Idle::new(2));
+            let slot = Arc::new(AtomicUsize::new(0));
+            assert!(idle.become_watcher(1));
+            idle.announce_sleep(1, false);
+            let (i, s) = (idle.clone(), slot.clone());
+            let watcher = thread::spawn(move || {
+                i.stop_watching(1);
+                s.load(SeqCst) != 0 // looks again; true: it stays awake
+            });
+            slot.swap(1, SeqCst);
+            let rouses = !idle.is_watched() && idle.submit(0).is_some();
+            let sees = watcher.join().unwrap();
+            assert!(rouses || sees, "the slot is forgotten");
+        });
+    }
+}

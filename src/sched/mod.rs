@@ -1,0 +1,256 @@
+//! L3: who runs what, where.
+//!
+//! A *worker* is a right to run fibers, with queues; there are as many as there may be fibers
+//! running at once. A *carrier* is an OS thread that can hold one. Fibers that have not started
+//! belong to workers and move freely; a started fiber belongs to its carrier, because what lies on
+//! its stack may belong to that thread, and the *worker* comes to it instead.
+//!
+//! | file | protocol |
+//! |---|---|
+//! | `owner` | which worker a carrier holds; taking, giving, surrendering |
+//! | `carrier` | resting, waiting, being brought a worker |
+//! | `idle`, `sleep` | who sleeps, who searches, who is roused |
+//! | `context` | the current carrier, the `Entered` token |
+//! | `find`, `run` | what runs next; what happens when it comes back |
+//! | `wake` | making a parked fiber runnable |
+//! | `spawn` | from a closure to a queued fiber |
+//! | `block` | parking, yielding and handing over, on the fiber's side |
+//! | `shutdown` | the five steps |
+
+use std::ptr::NonNull;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, SeqCst},
+};
+use std::sync::{Arc, Condvar, OnceLock, Weak};
+use std::thread::JoinHandle as ThreadHandle;
+
+use crate::base::bitmap::Bitmap;
+use crate::base::loom::{Mutex, lock};
+use crate::error::StartError;
+use crate::fiber::overflow;
+use crate::fiber::slab::Slab;
+use crate::fiber::stack::{self, Guard};
+use crate::queue::inject::Inject;
+
+pub(crate) mod alarm;
+pub(crate) mod block;
+pub(crate) mod carrier;
+pub(crate) mod context;
+mod find;
+mod idle;
+mod owner;
+pub(crate) mod run;
+pub(crate) mod shutdown;
+mod sleep;
+pub(crate) mod spawn;
+pub(crate) mod thread;
+pub(crate) mod wake;
+pub(crate) mod worker;
+
+use carrier::Carrier;
+use idle::Idle;
+use worker::{Roused, Worker};
+
+/// A function that each carrier thread calls when it starts or ends.
+pub(crate) type Hook = Arc<dyn Fn() + Send + Sync>;
+
+/// What a runtime was started with.
+pub(crate) struct Settings {
+    pub(crate) workers: usize,
+    pub(crate) max_carriers: usize,
+    pub(crate) stack_class: u8,
+    pub(crate) guard: Guard,
+    pub(crate) budget: u32,
+    pub(crate) local_queue: usize,
+    pub(crate) global_interval: u32,
+    pub(crate) thread_name: String,
+    pub(crate) on_start: Option<Hook>,
+    pub(crate) on_stop: Option<Hook>,
+}
+
+impl Settings {
+    fn on_thread_start(&self) {
+        self.on_start.iter().for_each(|hook| hook());
+    }
+
+    fn on_thread_stop(&self) {
+        self.on_stop.iter().for_each(|hook| hook());
+    }
+}
+
+/// What the workers of one runtime share.
+pub(crate) struct Shared {
+    this: Weak<Shared>,
+    pub(crate) settings: Settings,
+    pub(crate) workers: Box<[Worker]>,
+    carriers: Box<[OnceLock<Carrier>]>,
+    threads: Mutex<Vec<(usize, ThreadHandle<()>)>>,
+    resting: Bitmap,
+    wanted: Bitmap,
+    vacant: Bitmap,
+    pub(crate) refused_carriers: AtomicU64,
+    global: Inject,
+    idle: Idle,
+    /// Records for spawns from threads that hold no worker.
+    outside: Mutex<Option<Slab>>,
+    outside_spawned: AtomicU64,
+    /// Unstarted fibers for which there was no stack.
+    starved: Inject,
+    starved_reported: AtomicBool,
+    /// Fibers that failed for want of a stack.
+    never_started: AtomicU64,
+    /// How many fibers there can be, if that is limited by more than memory.
+    pub(crate) fiber_limit: Option<usize>,
+    closing: AtomicBool,
+    stopping: AtomicBool,
+    gate: shutdown::Gate,
+    /// Threads that wait for fibers to end, and what they wait on.
+    observers: AtomicUsize,
+    ended: std::sync::Mutex<()>,
+    ended_signal: Condvar,
+    alarm: alarm::Alarm,
+}
+
+impl Shared {
+    pub(crate) fn start(settings: Settings) -> Result<Arc<Shared>, StartError> {
+        crate::base::os::prepare_membarrier();
+        overflow::prepare(context::current_fiber)
+            .map_err(|source| StartError::Signal { source })?;
+        let (n, cap) = (settings.workers, settings.max_carriers);
+        let worker = |i| {
+            Worker::new(
+                i,
+                settings.local_queue,
+                settings.stack_class,
+                settings.guard,
+            )
+        };
+        let workers = (0..n).map(worker).collect();
+        let vacant = Bitmap::new(cap);
+        (0..cap).for_each(|i| assert!(vacant.set(i)));
+        let shared = Arc::new_cyclic(|this| Shared {
+            this: this.clone(),
+            workers,
+            carriers: (0..cap).map(|_| OnceLock::new()).collect(),
+            threads: Mutex::new(Vec::new()),
+            resting: Bitmap::new(cap),
+            wanted: Bitmap::new(cap),
+            vacant,
+            refused_carriers: AtomicU64::new(0),
+            global: Inject::new(),
+            idle: Idle::new(n),
+            outside: Mutex::new(Some(Slab::obtain())),
+            outside_spawned: AtomicU64::new(0),
+            starved: Inject::new(),
+            starved_reported: AtomicBool::new(false),
+            never_started: AtomicU64::new(0),
+            fiber_limit: stack::limit(settings.guard),
+            closing: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
+            gate: shutdown::Gate::new((cap / 4).max(1)),
+            observers: AtomicUsize::new(0),
+            ended: std::sync::Mutex::new(()),
+            ended_signal: Condvar::new(),
+            alarm: alarm::Alarm::new(),
+            settings,
+        });
+        for (started, worker) in shared.workers.iter().enumerate() {
+            shared
+                .start_carrier(NonNull::from(worker))
+                .map_err(|source| {
+                    shared.stop_threads(None);
+                    StartError::SpawnCarrier { started, source }
+                })?;
+        }
+        Ok(shared)
+    }
+
+    pub(crate) fn arc(&self) -> Arc<Shared> {
+        self.this
+            .upgrade()
+            .expect("called by someone who keeps the runtime alive")
+    }
+
+    pub(crate) fn carrier(&self, index: usize) -> &Carrier {
+        self.carriers[index]
+            .get()
+            .expect("a number in a set belongs to a carrier")
+    }
+
+    /// Carriers without a worker and without fibers that are kept for the next hand-over.
+    fn spares_kept(&self) -> usize {
+        self.workers.len()
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(SeqCst)
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Acquire)
+    }
+
+    /// Asks for a worker to be brought to a carrier.
+    fn want(&self, carrier: usize) {
+        self.wanted.set(carrier);
+        self.rouse_one(carrier);
+    }
+
+    /// After a push that any worker may take: rouses one if none is looking.
+    fn rouse_one(&self, start: usize) {
+        if let Some(index) = self.idle.submit(start) {
+            self.rouse(&self.workers[index], Roused::TO_SEARCH);
+        }
+    }
+
+    /// Wakes a worker whose sleep the caller claimed.
+    #[expect(unsafe_code, reason = "workers know their carrier by pointer")]
+    fn rouse(&self, worker: &Worker, why: u8) {
+        worker.roused.store(why, SeqCst);
+        // SAFETY: set when the worker was first given away; carriers live as long as `Shared`.
+        unsafe { &*worker.carrier.load(SeqCst) }.bell.ring();
+    }
+
+    /// Fibers that are not over. Finished ones are counted first: if the sums are equal there was
+    /// a moment with none.
+    pub(crate) fn alive(&self) -> u64 {
+        let failed = self.never_started.load(SeqCst);
+        let finished: u64 = self.workers.iter().map(|w| w.counters.finished.get()).sum();
+        self.spawned() - finished - failed
+    }
+
+    pub(crate) fn spawned(&self) -> u64 {
+        let inside: u64 = self.workers.iter().map(|w| w.counters.spawned.get()).sum();
+        inside + self.outside_spawned.load(SeqCst)
+    }
+
+    /// Carrier threads of this runtime.
+    pub(crate) fn carrier_threads(&self) -> usize {
+        self.settings.max_carriers - self.vacant.len()
+    }
+
+    pub(crate) fn resting_carriers(&self) -> usize {
+        self.resting.len()
+    }
+
+    pub(crate) fn queued(&self) -> usize {
+        self.global.len() + self.workers.iter().map(|w| w.ring.len()).sum::<usize>()
+    }
+
+    pub(crate) fn starved(&self) -> usize {
+        self.starved.len()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // No thread is left, so nobody holds a worker: its slab can serve the next runtime.
+        for worker in std::mem::take(&mut self.workers) {
+            worker.local.into_inner().slab.retire();
+        }
+        if let Some(outside) = lock(&self.outside).take() {
+            outside.retire();
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Which worker a carrier holds, and how it changes hands: one word and a mark.
+//!
+//! Parties: the *enterer*, the carrier's own thread, which goes into runtime code and comes out
+//! again; *takers*, other threads that want the worker of a carrier which is stuck in user code;
+//! *givers*, which bring a worker to a carrier that waits for one.
+//!
+//! - **Enter**: mark up, light barrier, read the word. Null: there is no worker; non-null: it is
+//!   the enterer's until the mark is down again.
+//! - **Take**: swap the word with null; null: nothing to take. Heavy barrier, read the mark. Up:
+//!   give it back. Down: it is the taker's.
+//! - **Give**, back or anew: exchange null for the worker; on failure the giver keeps it.
+//! - **Surrender**: the enterer, mark up, swaps its own word with null. If a taker has the worker
+//!   in its hand at that moment it will give it back, so the enterer tries again.
+//!
+//! **I7** No two threads have one worker. Every transfer is an exchange of the word, so of several
+//! takers one gets it. Between an enterer and a taker the barriers decide: if the taker read the
+//! mark as down, the enterer's mark came after the taker's heavy barrier, so its read of the word
+//! comes after the swap and finds null (or another worker, given since). If the taker read it as
+//! up, it does not touch the worker. A give-back never overwrites: if somebody gave the carrier
+//! another worker meanwhile, the taker keeps the one it has.
+//!
+//! The enterer pays no fence: the heavy barrier (`membarrier`) is the taker's, who is rare.
+
+use std::ptr::{self, NonNull};
+
+use crate::base::loom::atomic::{
+    AtomicPtr, AtomicU32,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+use crate::base::loom::{heavy_barrier, light_barrier, spin};
+
+pub(crate) struct Owner<W> {
+    word: AtomicPtr<W>,
+    /// Counts nested entries; written by the carrier's own thread only.
+    mark: AtomicU32,
+}
+
+impl<W> Owner<W> {
+    pub(crate) fn new() -> Self {
+        Owner {
+            word: AtomicPtr::new(ptr::null_mut()),
+            mark: AtomicU32::new(0),
+        }
+    }
+
+    /// Own thread only. The mark is up afterwards in either case.
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<NonNull<W>> {
+        self.mark.store(self.mark.load(Relaxed) + 1, Relaxed);
+        light_barrier();
+        NonNull::new(self.word.load(Acquire))
+    }
+
+    /// Own thread only.
+    #[inline]
+    pub(crate) fn leave(&self) {
+        let mark = self.mark.load(Relaxed);
+        debug_assert!(mark > 0);
+        // Release: a taker that sees the mark down sees what we did to the worker.
+        self.mark.store(mark - 1, Release);
+    }
+
+    pub(crate) fn peek(&self) -> Option<NonNull<W>> {
+        NonNull::new(self.word.load(Acquire))
+    }
+
+    /// Takes the worker from a carrier that is outside runtime code.
+    pub(crate) fn take(&self) -> Option<NonNull<W>> {
+        let worker = NonNull::new(self.word.swap(ptr::null_mut(), AcqRel))?;
+        heavy_barrier();
+        if self.mark.load(Acquire) == 0 {
+            return Some(worker);
+        }
+        match self.give(worker) {
+            Ok(()) => None,
+            Err(kept) => Some(kept), // it got another one meanwhile
+        }
+    }
+
+    /// Gives a worker to a carrier that has none.
+    pub(crate) fn give(&self, worker: NonNull<W>) -> Result<(), NonNull<W>> {
+        self.word
+            .compare_exchange(ptr::null_mut(), worker.as_ptr(), AcqRel, Acquire)
+            .map(|_| ())
+            .map_err(|_| worker)
+    }
+
+    /// Own thread, mark up, holding a worker: gives it up.
+    pub(crate) fn surrender(&self) -> NonNull<W> {
+        loop {
+            match NonNull::new(self.word.swap(ptr::null_mut(), AcqRel)) {
+                Some(worker) => return worker,
+                None => spin(), // a taker is about to give it back
+            }
+        }
+    }
+}
+
+#[cfg(all(test, indent_loom))]
+mod models {
+    use super::*;
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicUsize;
+    use loom::thread;
+
+    /// A worker whose cell panics when two threads are in it at once.
+    struct Worker(UnsafeCell<usize>);
+
+    struct Model {
+        carriers: [Owner<Worker>; 2],
+        worker: Worker,
+        kept: AtomicUsize,
+    }
+
+    // SAFETY: the cell checks exclusion itself; that is what the model is for.
+    unsafe impl Sync for Model {}
+    // SAFETY: as above.
+    unsafe impl Send for Model {}
+
+    impl Model {
+        fn new() -> Arc<Self> {
+            let model = Arc::new(Model {
+                carriers: [Owner::new(), Owner::new()],
+                worker: Worker(UnsafeCell::new(0)),
+                kept: AtomicUsize::new(0),
+            });
+            model.carriers[0]
+                .give(NonNull::from(&model.worker))
+                .unwrap();
+            model
+        }
+
+        fn touch(&self, worker: NonNull<Worker>) {
+            assert_eq!(worker, NonNull::from(&self.worker));
+            // SAFETY: checked by loom's cell.
+            self.worker.0.with_mut(|n| unsafe { *n += 1 });
+        }
+
+        fn enter_once(&self) -> bool {
+            let found = self.carriers[0].enter();
+            if let Some(worker) = found {
+                self.touch(worker);
+            }
+            self.carriers[0].leave();
+            found.is_some()
+        }
+
+        /// Takes from the first carrier, uses the worker, gives it to the second (or back).
+        fn take_over(&self, back: bool) {
+            if let Some(worker) = self.carriers[0].take() {
+                self.touch(worker);
+                if self.carriers[usize::from(!back)].give(worker).is_err() {
+                    self.kept.fetch_add(1, AcqRel);
+                }
+            }
+        }
+
+        fn worker_is_somewhere_once(&self) {
+            let held = self.carriers.iter().filter(|c| c.peek().is_some()).count();
+            assert_eq!(held + self.kept.load(Acquire), 1, "I7");
+        }
+    }
+
+    fn check(bound: usize, run: impl Fn() + Sync + Send + 'static) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(bound);
+        model.check(run);
+    }
+
+    #[test]
+    fn loom_enterer_and_taker_never_share_a_worker() {
+        check(4, || {
+            let model = Model::new();
+            let other = model.clone();
+            let taker = thread::spawn(move || other.take_over(false));
+            model.enter_once();
+            model.enter_once();
+            taker.join().unwrap();
+            model.worker_is_somewhere_once();
+        });
+    }
+
+    #[test]
+    fn loom_of_two_takers_one_wins() {
+        check(3, || {
+            let model = Model::new();
+            let takers: Vec<_> = (0..2)
+                .map(|_| {
+                    let model = model.clone();
+                    thread::spawn(move || model.take_over(false))
+                })
+                .collect();
+            model.enter_once();
+            for taker in takers {
+                taker.join().unwrap();
+            }
+            model.worker_is_somewhere_once();
+        });
+    }
+
+    #[test]
+    fn loom_a_late_taker_finds_nothing_or_gives_back() {
+        check(3, || {
+            let model = Model::new();
+            let other = model.clone();
+            // The carrier surrenders its worker to the second one while a taker is at work.
+            let taker = thread::spawn(move || other.take_over(true));
+            if model.carriers[0].enter().is_some() {
+                let worker = model.carriers[0].surrender();
+                model.touch(worker);
+                if model.carriers[1].give(worker).is_err() {
+                    model.kept.fetch_add(1, AcqRel);
+                }
+            }
+            model.carriers[0].leave();
+            taker.join().unwrap();
+            model.worker_is_somewhere_once();
+        });
+    }
+
+    #[test]
+    fn loom_a_give_back_never_overwrites_a_newer_worker() {
+        check(3, || {
+            let model = Model::new();
+            let second = Arc::new(Worker(UnsafeCell::new(0)));
+            let other = model.clone();
+            let taker = thread::spawn(move || {
+                let carrier = &other.carriers[0];
+                match carrier.take() {
+                    Some(worker) => other.carriers[1].give(worker).is_ok(),
+                    None => false,
+                }
+            });
+            // The enterer finds no worker, waits for one, and is given the second.
+            let carrier = &model.carriers[0];
+            let mut gave = false;
+            if carrier.enter().is_none() {
+                gave = carrier.give(NonNull::from(&*second)).is_ok();
+                assert!(carrier.peek().is_some());
+            }
+            carrier.leave();
+            let taken = taker.join().unwrap();
+            let holds = carrier.peek();
+            if taken {
+                assert_eq!(holds.is_some(), gave, "I7");
+            } else {
+                assert!(holds.is_some(), "lost: taken and not given back");
+            }
+        });
+    }
+}

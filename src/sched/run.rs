@@ -1,0 +1,264 @@
+#![expect(unsafe_code, reason = "runs fibers; see I1 and I5")]
+//! The scheduler loop: switch in, and act on why the fiber came back.
+
+use std::ptr;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use indent_sysmon::Phase;
+
+use crate::base::loom::{atomic, light_barrier};
+use crate::base::os;
+use crate::error::JoinError;
+use crate::fiber::job::{self, Completed, Job, Leftover};
+use crate::fiber::state::Commit;
+use crate::fiber::switch::Back;
+use crate::fiber::{FiberRef, Record};
+use crate::queue::inject::popped;
+use crate::sched::context::{self, Entered};
+use crate::sched::find::{self, Next};
+use crate::sched::sleep::Search;
+use crate::sched::wake::Waiter;
+use crate::sched::{Shared, carrier::Carrier};
+
+/// Why a carrier left the loop; it holds no worker then, or the runtime ends.
+pub(crate) enum Left {
+    GaveWorkerAway,
+    Stopping,
+}
+
+/// Runs fibers while the calling carrier holds a worker. The mark is up on entry and on return.
+pub(crate) fn run_fibers() -> Left {
+    let mut token = Entered::resumed();
+    token.worker().published.set_phase(Phase::Scheduling);
+    let mut search = Search::new();
+    let left = loop {
+        match find::next(&mut token) {
+            Next::Run(fiber) => {
+                search.found(token.carrier().shared(), token.worker().index);
+                let handed;
+                (token, handed) = run(token, fiber);
+                if handed && hand_over(&token) {
+                    break Left::GaveWorkerAway;
+                }
+            }
+            Next::MoveTo(index) => {
+                search.found(token.carrier().shared(), token.worker().index);
+                if move_to(&token, index) {
+                    break Left::GaveWorkerAway;
+                }
+            }
+            Next::Nothing => search.rest(&mut token),
+            Next::Stop => break Left::Stopping,
+        }
+    };
+    std::mem::forget(token); // the mark stays up: we are still in the scheduler
+    left
+}
+
+/// Takes the worker to a carrier that wants one. False if there is no need.
+fn move_to(token: &Entered, index: usize) -> bool {
+    let carrier = token.carrier();
+    if index == carrier.index {
+        return false; // its own fibers wait: the loop finds them
+    }
+    token.worker().counters.moves.add(1);
+    carrier.hand_to(carrier.shared().carrier(index))
+}
+
+/// Takes the worker to any other carrier.
+fn hand_over(token: &Entered) -> bool {
+    let carrier = token.carrier();
+    token.worker().counters.moves.add(1);
+    let worker = carrier.owner.surrender();
+    match carrier.shared().place(worker) {
+        Ok(()) => true,
+        Err(worker) => {
+            carrier
+                .owner
+                .give(worker)
+                .expect("this carrier asked for no worker");
+            false
+        }
+    }
+}
+
+/// Runs one fiber until it comes back; true if it handed its worker over.
+fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
+    if fiber.stack.load(atomic::Ordering::Relaxed).is_null() && !attach(&mut token, fiber) {
+        return (token, false);
+    }
+    let carrier = token.carrier();
+    carrier.current.set(Some(fiber));
+    carrier.budget.set(carrier.shared().settings.budget);
+    token.worker().published.dispatch();
+    // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
+    let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
+    let carrier = token.carrier();
+    carrier.current.set(None);
+    token.worker().published.set_phase(Phase::Scheduling);
+    match back {
+        Back::Yielded => push_home(carrier, fiber),
+        Back::HandedOver => push_home(carrier, fiber),
+        Back::Parking => {
+            if fiber.state.commit_park() == Commit::Resume {
+                push_home(carrier, fiber);
+            }
+        }
+        Back::Finished => retire(&mut token, fiber),
+    }
+    (token, back == Back::HandedOver)
+}
+
+fn push_home(carrier: &Carrier, fiber: FiberRef) {
+    // SAFETY: it just ran, so it is in no list; a fiber that is not over is alive (I3).
+    unsafe { carrier.home().queue.push(fiber.pointer()) };
+}
+
+/// The first dispatch: a stack and a home.
+fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
+    let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
+    let Ok(stack) = token.local().stacks.take(class) else {
+        token.carrier().shared().starve(fiber);
+        return false;
+    };
+    let carrier = token.carrier();
+    fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
+    fiber.home.store(
+        ptr::from_ref(carrier).cast_mut().cast(),
+        atomic::Ordering::Relaxed,
+    );
+    fiber.state.start(); // releases both
+    carrier.started.set(carrier.started.get() + 1);
+    token.worker().counters.started.add(1);
+    true
+}
+
+/// What runs on the fiber's stack.
+fn fiber_main(fiber: FiberRef) {
+    let token = Entered::resumed();
+    let dropped = token.carrier().shared().is_closing() || fiber.state.cancel_requested();
+    drop(token); // the mark is down: user code
+    if dropped {
+        // SAFETY: it has not run, and we are its one dispatch.
+        unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };
+    } else {
+        // SAFETY: called once, on its own stack.
+        unsafe { Job::run(&fiber) };
+    }
+    complete(fiber);
+    let token = context::enter_with_worker();
+    fiber.state.finish();
+    std::mem::forget(token); // the mark passes to the scheduler with the switch
+}
+
+/// The result is there: gives it to whoever the join word says (I4).
+fn complete(fiber: FiberRef) {
+    match job::complete(&fiber.join) {
+        Completed::Nothing => {}
+        // SAFETY: the address was in the join word, and ours is its call.
+        Completed::Call(waiter) => unsafe { Waiter::call(waiter) },
+        // SAFETY: the join word gave it to us.
+        Completed::DropResult => report_leftover(&fiber, unsafe { Job::drop_result(&fiber) }),
+    }
+}
+
+/// A panic that nobody joined gets one line after std's message.
+pub(crate) fn report_leftover(fiber: &Record, leftover: Leftover) {
+    if leftover == Leftover::Panic {
+        let mut line = String::new();
+        let _ = fiber.describe(&mut line);
+        line.push_str(", panicked; nobody joined it\n");
+        os::complain(&line);
+    }
+}
+
+/// A fiber is over and off its stack.
+fn retire(token: &mut Entered, fiber: FiberRef) {
+    let stack = fiber.stack.swap(ptr::null_mut(), atomic::Ordering::Relaxed);
+    let stack = ptr::NonNull::new(stack).expect("a fiber that ran has a stack");
+    token.local().stacks.put(stack);
+    let carrier = token.carrier();
+    carrier.started.set(carrier.started.get() - 1);
+    let shared = carrier.shared();
+    if fiber.has_gate() {
+        shared.gate.leave();
+    }
+    if let Some(record) = fiber.end() {
+        // SAFETY: free now, so ours; slab memory stays valid.
+        let owner = unsafe { record.as_ref() }.owner();
+        let slab = &mut token.local().slab;
+        // SAFETY: as above.
+        if slab.is_owner_of(unsafe { record.as_ref() }) {
+            slab.put(record);
+        } else {
+            owner.give_back(record);
+        }
+    }
+    token.worker().counters.finished.add(1);
+    token.carrier().shared().fiber_ended();
+}
+
+impl Shared {
+    /// No stack for this fiber now. It waits until one is free; if none ever will be, it fails.
+    #[cold]
+    fn starve(&self, fiber: FiberRef) {
+        self.starved.push(fiber);
+        if !self.starved_reported.swap(true, Relaxed) {
+            os::complain(
+                "indent: no memory for another stack; fibers wait until others end \
+                 (raise vm.max_map_count or ulimit -v, or spawn fewer at a time)\n",
+            );
+        }
+        self.fail_hopeless();
+    }
+
+    /// Fibers that have a stack.
+    pub(crate) fn with_stack(&self) -> u64 {
+        let finished: u64 = self.workers.iter().map(|w| w.counters.finished.get()).sum();
+        let started: u64 = self.workers.iter().map(|w| w.counters.started.get()).sum();
+        started - finished.min(started)
+    }
+
+    /// Fails a starved fiber if nobody holds a stack whose end could help it.
+    #[cold]
+    fn fail_hopeless(&self) {
+        if self.with_stack() > 0 {
+            return;
+        }
+        let mut chosen = self.starved.pop(1);
+        let Some(fiber) = chosen.pop().map(popped) else {
+            return;
+        };
+        // SAFETY: it never ran and is off its queue for good.
+        unsafe { Job::fail(&fiber, JoinError::no_stack(fiber.id())) };
+        complete(fiber);
+        fiber.state.finish();
+        if let Some(record) = fiber.end() {
+            // SAFETY: free now; slab memory stays valid.
+            unsafe { record.as_ref() }.owner().give_back(record);
+        }
+        self.never_started.fetch_add(1, SeqCst);
+        self.tell_observers();
+    }
+
+    /// Gives `n` starved fibers another chance.
+    pub(crate) fn feed_starved(&self, n: usize) {
+        let again = self.starved.pop(n);
+        if !again.is_empty() {
+            self.global.push_all(again);
+            self.rouse_one(0);
+        }
+    }
+
+    /// After every end: a stack is free, and somebody may wait for the last fiber.
+    #[inline]
+    fn fiber_ended(&self) {
+        if self.starved.len() > 0 {
+            self.feed_starved(1);
+        }
+        light_barrier(); // our count before the look; the observer's heavy one is in `wait_until`
+        if self.observers.load(Relaxed) > 0 {
+            self.tell_observers();
+        }
+    }
+}

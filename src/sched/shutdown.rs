@@ -1,0 +1,289 @@
+//! The end of a runtime, in five steps.
+//!
+//! 1. Refuse spawns, ask every fiber to end. 2. Unstarted fibers are dropped by the workers, on a
+//! stack like any fiber (their destructors are user code); parked ones unwind on their carriers;
+//! others at their next blocking call. 3. Wait for all, at most the timeout. 4. What remains is
+//! abandoned: its thread, stack and everything shared are left alone, never freed, and listed.
+//! 5. Stop and join the other threads.
+//!
+//! Fibers that park while they unwind each block a carrier, so only so many may unwind at once
+//! ([`Gate`]); the others are asked as those end.
+
+use std::fmt;
+use std::panic::Location;
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::{Duration, Instant};
+
+use crate::base::loom::{heavy_barrier, lock};
+use crate::fiber::reason::ParkReason;
+use crate::fiber::state::{Notify, Phase};
+use crate::fiber::{Held, Record, slab};
+use crate::sched::Shared;
+use crate::sched::wake;
+
+/// Places for fibers that unwind because they were asked to end.
+pub(crate) struct Gate {
+    inside: AtomicUsize,
+    limit: usize,
+}
+
+impl Gate {
+    pub(crate) fn new(limit: usize) -> Self {
+        Gate {
+            inside: AtomicUsize::new(0),
+            limit,
+        }
+    }
+
+    /// A place for `fiber`, kept until it is over; false if there is none now.
+    pub(crate) fn enter(&self, fiber: &Record) -> bool {
+        if fiber.has_gate() {
+            return true;
+        }
+        let entered = self
+            .inside
+            .fetch_update(SeqCst, SeqCst, |n| (n < self.limit).then_some(n + 1))
+            .is_ok();
+        if entered {
+            fiber.set_has_gate();
+        }
+        entered
+    }
+
+    pub(crate) fn leave(&self) {
+        self.inside.fetch_sub(1, SeqCst);
+    }
+
+    fn is_full(&self) -> bool {
+        self.inside.load(SeqCst) >= self.limit
+    }
+}
+
+/// A fiber that did not end in time.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Abandoned {
+    /// Its id.
+    pub id: u64,
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Where it was spawned.
+    pub location: &'static Location<'static>,
+    /// Where it stands.
+    pub phase: Phase,
+    /// What it waits for, if it is parked.
+    pub reason: ParkReason,
+}
+
+/// What a shutdown left behind.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let rt = indent::runtime::Builder::new().workers(1).build()?;
+/// let report = rt.shutdown_timeout(Duration::from_secs(1));
+/// assert!(report.is_clean());
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Fibers that did not end in time. Their threads, their stacks and what the runtime shares
+    /// are left as they are.
+    pub abandoned: Vec<Abandoned>,
+    /// Threads left to those fibers.
+    pub threads_left: usize,
+}
+
+impl ShutdownReport {
+    /// Nothing was left behind.
+    pub fn is_clean(&self) -> bool {
+        self.abandoned.is_empty() && self.threads_left == 0
+    }
+}
+
+impl fmt::Display for ShutdownReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_clean() {
+            return write!(f, "every fiber ended");
+        }
+        let (fibers, threads) = (self.abandoned.len(), self.threads_left);
+        write!(
+            f,
+            "{fibers} fibers did not end in time and keep {threads} threads:"
+        )?;
+        for left in &self.abandoned {
+            write!(f, "\n  fiber {}", left.id)?;
+            if let Some(name) = &left.name {
+                write!(f, " '{name}'")?;
+            }
+            write!(
+                f,
+                ", spawned at {}:{}: ",
+                left.location.file(),
+                left.location.line()
+            )?;
+            match left.phase {
+                Phase::Parked => write!(f, "parked ({})", left.reason)?,
+                Phase::Unstarted => write!(f, "not started")?,
+                _ => write!(f, "running or waiting for its thread")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    pub(crate) fn shut_down(&self, timeout: Duration) -> ShutdownReport {
+        let deadline = Instant::now().checked_add(timeout);
+        self.close();
+        self.wait_for_end(deadline);
+        let abandoned = self.list_abandoned();
+        let threads_left = self.stop_threads(deadline);
+        ShutdownReport {
+            abandoned,
+            threads_left,
+        }
+    }
+
+    /// Step 1. From here on workers drop what has not started.
+    fn close(&self) {
+        self.closing.store(true, SeqCst);
+        self.each_fiber(|fiber| fiber.state.request_cancel());
+    }
+
+    /// Steps 2 and 3.
+    fn wait_for_end(&self, deadline: Option<Instant>) {
+        loop {
+            self.deliver_cancels();
+            // Fibers that ran when they were asked may have parked since, without a place at the
+            // gate: so look again now and then, and whenever fibers have ended.
+            let pause = Instant::now() + Duration::from_millis(5);
+            let until = deadline.map_or(pause, |deadline| deadline.min(pause));
+            if self.wait_until(Some(until), |shared| shared.alive() == 0) {
+                return;
+            }
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                return;
+            }
+        }
+    }
+
+    /// Ends the parks of those who were asked, as far as there are places.
+    fn deliver_cancels(&self) {
+        self.each_fiber(|fiber| {
+            // Spawned before the doors closed, but not yet listed then.
+            fiber.state.request_cancel();
+            while fiber.state.is_parked() && self.gate.is_full() {
+                let soon = Some(Instant::now() + Duration::from_millis(1));
+                if !self.wait_until(soon, |shared| !shared.gate.is_full()) {
+                    return; // the next round finds it
+                }
+            }
+            let had_place = fiber.has_gate();
+            if fiber.state.is_parked() && self.gate.enter(&fiber) {
+                if fiber.state.deliver_cancel() == Notify::Enqueue {
+                    wake::enqueue(fiber.fiber());
+                } else if !had_place {
+                    fiber.clear_has_gate(); // deaf, or no longer parked
+                    self.gate.leave();
+                }
+            }
+        });
+    }
+
+    /// Step 4.
+    fn list_abandoned(&self) -> Vec<Abandoned> {
+        let mut list = Vec::new();
+        self.each_fiber(|fiber| {
+            list.push(Abandoned {
+                id: fiber.id(),
+                name: fiber.name().map(str::to_owned),
+                location: fiber.location(),
+                phase: fiber.state.phase(),
+                reason: fiber.reason(),
+            });
+        });
+        list.sort_by_key(|fiber| fiber.id);
+        list
+    }
+
+    /// Step 5: ends all threads that come back to the scheduler; the number of those that do not.
+    pub(crate) fn stop_threads(&self, deadline: Option<Instant>) -> usize {
+        self.stopping.store(true, SeqCst);
+        self.alarm.close();
+        for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
+            carrier.bell.ring();
+        }
+        let busy = self.alive() > 0;
+        // Threads without fibers end at once; give them a moment even after the deadline.
+        let patience = Instant::now() + Duration::from_millis(if busy { 50 } else { 5000 });
+        let patience = deadline.map_or(patience, |deadline| deadline.max(patience));
+        let mut threads = std::mem::take(&mut *lock(&self.threads));
+        loop {
+            let (over, left): (Vec<_>, Vec<_>) = threads
+                .into_iter()
+                .partition(|(_, thread)| thread.is_finished());
+            over.into_iter().for_each(|(_, thread)| drop(thread.join()));
+            if left.is_empty() || (busy && Instant::now() >= patience) {
+                return left.len();
+            }
+            threads = left;
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// Calls `see` with every fiber of this runtime that is not over.
+    pub(crate) fn each_fiber(&self, mut see: impl FnMut(Held)) {
+        let me = std::ptr::from_ref(self).cast_mut().cast::<()>();
+        slab::every_record(|fiber| {
+            let here = fiber.runtime.load(Relaxed) == me;
+            if here && fiber.state.phase() != Phase::Done {
+                see(fiber);
+            }
+        });
+    }
+
+    /// Blocks the calling thread until `done`, looking whenever fibers have ended; false if the
+    /// time is over first.
+    pub(crate) fn wait_until(
+        &self,
+        deadline: Option<Instant>,
+        done: impl Fn(&Shared) -> bool,
+    ) -> bool {
+        self.observers.fetch_add(1, SeqCst);
+        heavy_barrier(); // whoever ends a fiber from here on sees us, or we see its count
+        let mut guard = self.ended.lock().unwrap_or_else(|e| e.into_inner());
+        let result = loop {
+            if done(self) {
+                break true;
+            }
+            guard = match deadline {
+                None => self
+                    .ended_signal
+                    .wait(guard)
+                    .unwrap_or_else(|e| e.into_inner()),
+                Some(at) => {
+                    let left = at.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break false;
+                    }
+                    let waited = self.ended_signal.wait_timeout(guard, left);
+                    waited.unwrap_or_else(|e| e.into_inner()).0
+                }
+            };
+        };
+        drop(guard);
+        self.observers.fetch_sub(1, SeqCst);
+        result
+    }
+
+    #[cold]
+    pub(crate) fn tell_observers(&self) {
+        drop(self.ended.lock()); // an observer is past its look, or will be before it waits
+        self.ended_signal.notify_all();
+    }
+}

@@ -1,0 +1,140 @@
+//! One worker's way into sleep and back.
+//!
+//! Search a little; announce sleep; look at everything once more; sleep on the carrier's doorbell.
+//! Whoever claims the sleeping bit says why ([`Roused`]) and rings the bell. A worker that wakes by
+//! itself, or by an old ring, takes its bit back; if it finds the bit claimed it waits for the
+//! reason, because a searcher has been counted in its name.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use indent_sysmon::Phase;
+
+use crate::sched::Shared;
+use crate::sched::context::Entered;
+use crate::sched::worker::Roused;
+
+/// Looks into all queues before the first sleep: long enough to meet work that is just being made,
+/// short beside the cost of a sleep and a wake-up.
+const SEARCH_ROUNDS: u32 = 64;
+
+/// The watcher's first nap, and its longest.
+const FIRST_NAP: Duration = Duration::from_micros(50);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+
+/// Whether this worker searches, and how its watch goes on.
+pub(crate) struct Search {
+    pub(crate) searching: bool,
+    rounds: u32,
+    nap: Duration,
+    /// It had the watch since it last found work.
+    watched: bool,
+}
+
+impl Search {
+    pub(crate) fn new() -> Self {
+        Search {
+            searching: false,
+            rounds: 0,
+            nap: FIRST_NAP,
+            watched: false,
+        }
+    }
+
+    /// Work was found: the last searcher rouses its successor.
+    pub(crate) fn found(&mut self, shared: &Shared, worker: usize) {
+        self.rounds = 0;
+        self.nap = FIRST_NAP;
+        let last = std::mem::take(&mut self.searching) && shared.idle.found();
+        // Whoever relied on our watch needs another one now.
+        let relied_on = std::mem::take(&mut self.watched) && shared.has_full_slot(worker);
+        if last || relied_on {
+            shared.rouse_one(worker + 1);
+        }
+    }
+
+    /// Nothing was found: one step towards sleep, or the sleep itself.
+    pub(crate) fn rest(&mut self, token: &mut Entered) {
+        let shared = token.carrier().shared();
+        if !self.searching && self.rounds == 0 {
+            self.searching = shared.idle.begin_search();
+        }
+        if self.searching && self.rounds < SEARCH_ROUNDS {
+            self.rounds += 1;
+            for _ in 0..16 {
+                std::hint::spin_loop();
+            }
+            return;
+        }
+        self.rounds = 0;
+        token.local().naps += 1;
+        if token.carrier().shared().starved.len() > 0 {
+            // Somebody waits for a stack, and we have some at hand.
+            let freed = token.local().stacks.keep(0);
+            token.carrier().shared().feed_starved(freed);
+        }
+        self.sleep(token);
+    }
+
+    fn sleep(&mut self, token: &Entered) {
+        let (carrier, worker) = (token.carrier(), token.worker());
+        let shared = carrier.shared();
+        let me = worker.index;
+        shared
+            .idle
+            .announce_sleep(me, std::mem::take(&mut self.searching));
+        if !shared.has_work_for(token) {
+            let nap = self.watch(shared, me);
+            // Without a watch nobody looks at the slots: one more look (`Idle::stop_watching`).
+            if nap.is_some() || !shared.has_full_slot(me) {
+                worker.counters.sleeps.add(1);
+                worker.published.set_phase(Phase::Idle);
+                carrier.bell.wait(nap);
+                worker.published.set_phase(Phase::Scheduling);
+            }
+            if nap.is_some() {
+                shared.idle.stop_watching(me);
+            }
+        }
+        // The bit is ours to take back, or somebody has claimed it and says why.
+        if !shared.idle.claim(me) {
+            self.nap = FIRST_NAP;
+            self.searching = loop {
+                match worker.roused.swap(Roused::NO, SeqCst) {
+                    Roused::NO => drop(carrier.bell.wait(None)),
+                    why => break why == Roused::TO_SEARCH,
+                }
+            };
+        }
+    }
+
+    /// Takes the watch if nobody has it and somebody is busy: the nap until the next look.
+    fn watch(&mut self, shared: &Shared, me: usize) -> Option<Duration> {
+        if shared.idle.others_sleep(me) || !shared.idle.become_watcher(me) {
+            shared.idle.stop_watching(me);
+            return None;
+        }
+        self.watched = true;
+        let nap = self.nap;
+        self.nap = (nap * 2).min(LONGEST_NAP);
+        Some(nap)
+    }
+}
+
+impl Shared {
+    /// Everything the worker could do something about; the look after the announcement.
+    fn has_work_for(&self, token: &Entered) -> bool {
+        self.is_stopping()
+            || !token.carrier().inbox.is_empty()
+            || !token.worker().assigned.is_empty()
+            || self.global.len() > 0
+            || !self.wanted.is_empty()
+            || self.workers.iter().any(|worker| worker.ring.len() > 0)
+    }
+
+    fn has_full_slot(&self, me: usize) -> bool {
+        self.workers
+            .iter()
+            .any(|worker| worker.index != me && !worker.lifo.is_empty())
+    }
+}

@@ -1,0 +1,197 @@
+#![expect(unsafe_code, reason = "fills records and queues them")]
+//! From a closure to a queued fiber.
+//!
+//! On a worker of the same runtime the record comes from the worker's slab and goes into its LIFO
+//! slot. Anybody else takes a record from the slab behind the lock and pushes to the shared queue.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
+
+use crate::base::loom::atomic::fence;
+use crate::base::loom::lock;
+use crate::error::{JoinError, SpawnError};
+use crate::fiber::job::{self, Job};
+use crate::fiber::record::{ANY_WORKER, Birth};
+use crate::fiber::slab::Slab;
+use crate::fiber::{FiberRef, Held, Record};
+use crate::sched::Shared;
+use crate::sched::context::{self, Entered};
+use crate::sched::worker::Roused;
+
+/// What a caller says about its fiber; the runtime adds itself.
+pub(crate) struct Wishes {
+    pub(crate) birth: Birth,
+    /// Start here if that worker sleeps anyway.
+    pub(crate) preferred: Option<usize>,
+}
+
+/// Which limits a spawn respects.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// Refuse beyond the number of stacks there can be.
+    Stacks,
+    /// Queue until there is one.
+    None,
+}
+
+impl Shared {
+    /// Checks everything that can be wrong with a spawn.
+    pub(crate) fn admit(&self, wishes: &Wishes, limit: Limit) -> Result<(), SpawnError> {
+        if self.is_closing() {
+            return Err(SpawnError::ShuttingDown);
+        }
+        let worker = wishes.birth.worker;
+        if worker != ANY_WORKER && worker as usize >= self.workers.len() {
+            let workers = self.workers.len();
+            return Err(SpawnError::NoSuchWorker {
+                worker: worker as usize,
+                workers,
+            });
+        }
+        match self.fiber_limit {
+            Some(limit_) if limit == Limit::Stacks && self.alive() >= limit_ as u64 => {
+                Err(SpawnError::TooManyFibers { limit: limit_ })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Queues a new fiber and returns its handle's reference.
+    ///
+    /// # Safety
+    /// Whatever `f` borrows outlives the fiber.
+    pub(crate) unsafe fn spawn<F, T>(&self, wishes: Wishes, f: F) -> Held
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
+        let Wishes {
+            mut birth,
+            preferred,
+        } = wishes;
+        birth.runtime = std::ptr::from_ref(self).cast_mut().cast();
+        let assigned = birth.worker;
+        let token = context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
+        let Some(mut token) = token else {
+            let mut outside = lock(&self.outside);
+            let slab = outside.as_mut().expect("taken when the runtime is dropped");
+            // SAFETY: by the caller's promise.
+            let (fiber, handle) = unsafe { fill(slab, birth, f) };
+            drop(outside);
+            self.outside_spawned.fetch_add(1, SeqCst); // before anybody can finish it
+            self.queue_from_outside(fiber, assigned, preferred);
+            return handle;
+        };
+        // SAFETY: by the caller's promise.
+        let (fiber, handle) = unsafe { fill(&mut token.local().slab, birth, f) };
+        token.worker().counters.spawned.add(1);
+        match assigned {
+            ANY_WORKER => self.queue_unstarted(&token, fiber, preferred),
+            worker => self.assign(worker as usize, fiber),
+        }
+        handle
+    }
+
+    #[inline]
+    fn queue_unstarted(&self, token: &Entered, fiber: FiberRef, preferred: Option<usize>) {
+        let worker = token.worker();
+        if preferred.is_some_and(|p| p != worker.index) && self.assign_if_asleep(preferred, fiber) {
+            return;
+        }
+        match worker.lifo.replace(fiber) {
+            // The usual case. If nobody watches the slot, somebody must (`Idle`).
+            None if self.idle.is_watched() => {}
+            None => self.rouse_one(worker.index + 1),
+            Some(older) => {
+                self.push_local(worker, older);
+                self.rouse_one(worker.index + 1);
+            }
+        }
+    }
+
+    fn queue_from_outside(&self, fiber: FiberRef, assigned: u32, preferred: Option<usize>) {
+        if assigned != ANY_WORKER {
+            self.assign(assigned as usize, fiber);
+        } else if !self.assign_if_asleep(preferred, fiber) {
+            self.global.push(fiber);
+            self.rouse_one(0);
+        }
+    }
+
+    /// Sends a fiber to the worker it must start on.
+    fn assign(&self, index: usize, fiber: FiberRef) {
+        let worker = &self.workers[index];
+        // SAFETY: a new fiber, in no list, alive while it is queued (I3).
+        unsafe { worker.assigned.post(fiber.pointer()) };
+        fence(SeqCst);
+        if self.idle.claim(index) {
+            self.rouse(worker, Roused::TO_WORK);
+        }
+    }
+
+    /// Sends a fiber to a worker that sleeps; false if it does not, or none is preferred.
+    fn assign_if_asleep(&self, preferred: Option<usize>, fiber: FiberRef) -> bool {
+        let Some(index) = preferred.filter(|&p| p < self.workers.len()) else {
+            return false;
+        };
+        if !self.idle.claim(index) {
+            return false;
+        }
+        // SAFETY: as in `assign`.
+        unsafe { self.workers[index].assigned.post(fiber.pointer()) };
+        self.rouse(&self.workers[index], Roused::TO_WORK);
+        true
+    }
+}
+
+/// Makes a record of `slab` a fiber.
+///
+/// # Safety
+/// Whatever `f` borrows outlives the fiber.
+unsafe fn fill<F, T>(slab: &mut Slab, birth: Birth, f: F) -> (FiberRef, Held)
+where
+    F: FnOnce() -> T + Send,
+    T: Send,
+{
+    let (record, id) = slab.take();
+    // SAFETY: a free record: ours alone, and slab memory stays valid.
+    let place: &Record = unsafe { record.as_ref() };
+    // SAFETY: not queued yet; what it borrows is the caller's promise.
+    unsafe { place.job.store(f) };
+    place.be_born(id, birth);
+    both(record)
+}
+
+fn both(record: NonNull<Record>) -> (FiberRef, Held) {
+    // SAFETY: I3: the caller queues it.
+    let fiber = unsafe { FiberRef::new(record) };
+    // SAFETY: born with the handle's reference, adopted here and nowhere else.
+    let handle = unsafe { Held::adopt(fiber) };
+    (fiber, handle)
+}
+
+/// A handle for a closure that was refused: it is over before it began. The closure is dropped.
+pub(crate) fn refused<F, T>(birth: Birth, f: F) -> Held
+where
+    F: FnOnce() -> T + Send,
+    T: Send,
+{
+    let mut slab = Slab::obtain();
+    // SAFETY: dropped below, before anything it borrows can end.
+    let (fiber, handle) = unsafe { fill(&mut slab, birth, f) };
+    slab.retire();
+    // SAFETY: it never ran and is in no queue.
+    unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };
+    let _nobody_waits_yet = job::complete(&fiber.join);
+    fiber.state.finish();
+    let _the_handle_is_left = fiber.end();
+    handle
+}
+
+/// The runtime of the calling fiber.
+pub(crate) fn current_shared() -> Option<std::sync::Arc<Shared>> {
+    let fiber = context::current_fiber()?;
+    let runtime = fiber.runtime.load(Acquire).cast::<Shared>();
+    // SAFETY: set at birth from a `Shared`, which lives until its fibers are over; we are one.
+    Some(unsafe { &*runtime }.arc())
+}

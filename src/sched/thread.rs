@@ -1,0 +1,48 @@
+//! Parking a plain thread: the same state word as a fiber's, with a doorbell instead of a switch.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::base::os::Doorbell;
+use crate::fiber::state::{Begin, Commit, Hearing, Notify, State, Woken};
+
+pub(crate) struct ThreadParker {
+    state: State,
+    bell: Doorbell,
+}
+
+impl ThreadParker {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(ThreadParker {
+            state: State::runnable(),
+            bell: Doorbell::new(),
+        })
+    }
+
+    /// Blocks the calling thread, whose parker this is.
+    pub(crate) fn park(&self, deadline: Option<Instant>) -> Woken {
+        let number = match self.state.begin_park(Hearing::Deaf) {
+            Begin::Woken(cause) => return cause,
+            Begin::Parking(number) => number,
+        };
+        if self.state.commit_park() == Commit::Resume {
+            return self.state.end_park();
+        }
+        while self.state.is_parked() {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                // Our own expiry competes with a wake that is coming; the word decides.
+                let _ = self.state.expire(number);
+            } else {
+                self.bell.wait(left);
+            }
+        }
+        self.state.end_park()
+    }
+
+    pub(crate) fn wake(&self) {
+        if self.state.wake() == Notify::Enqueue {
+            self.bell.ring();
+        }
+    }
+}

@@ -1,0 +1,133 @@
+#![expect(
+    unsafe_code,
+    reason = "wakes waiters by address and posts fibers to inboxes"
+)]
+//! Making a parked fiber, or a plain thread, run again.
+
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Acquire, Release},
+};
+
+use crate::base::loom::atomic;
+use crate::fiber::state::Notify;
+use crate::fiber::{FiberRef, Held};
+use crate::sched::carrier::Carrier;
+use crate::sched::context;
+use crate::sched::thread::ThreadParker;
+use crate::sched::worker::Roused;
+
+/// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
+/// so the waiter stays until it was called, or has made sure that nobody will call.
+///
+/// The caller takes a reference to whom to wake, then says that it called, then wakes: after the
+/// second step the waiter may leave its stack, so the third uses the reference alone.
+pub(crate) struct Waiter {
+    who: Who,
+    called: AtomicBool,
+}
+
+#[derive(Clone)]
+enum Who {
+    Fiber(Held),
+    Thread(Arc<ThreadParker>),
+}
+
+impl Waiter {
+    /// The calling fiber or plain thread.
+    pub(crate) fn caller() -> Self {
+        let who = match context::current_fiber() {
+            Some(fiber) => Who::Fiber(fiber.hold()),
+            None => Who::Thread(context::thread_parker()),
+        };
+        Waiter {
+            who,
+            called: AtomicBool::new(false),
+        }
+    }
+
+    /// The address other threads know this waiter by.
+    pub(crate) fn address(&self) -> usize {
+        ptr::from_ref(self).expose_provenance()
+    }
+
+    pub(crate) fn was_called(&self) -> bool {
+        self.called.load(Acquire)
+    }
+
+    /// Calls the waiter at `address`.
+    ///
+    /// # Safety
+    /// The address came out of a word that a live waiter put it into, and the caller's is the one
+    /// call it waits for.
+    pub(crate) unsafe fn call(address: usize) {
+        // SAFETY: by the caller's promise it is still there, until `called` is set.
+        let waiter = unsafe { &*ptr::with_exposed_provenance::<Waiter>(address) };
+        let who = waiter.who.clone();
+        waiter.called.store(true, Release);
+        match who {
+            Who::Fiber(fiber) => wake(fiber.fiber()),
+            Who::Thread(parker) => parker.wake(),
+        }
+    }
+}
+
+/// Unparks a fiber.
+pub(crate) fn wake(fiber: FiberRef) {
+    if fiber.state.wake() == Notify::Enqueue {
+        enqueue(fiber);
+    }
+}
+
+/// Queues a started fiber that has just become runnable by the caller's hand (I1).
+pub(crate) fn enqueue(fiber: FiberRef) {
+    let home = fiber.home.load(atomic::Ordering::Relaxed).cast::<Carrier>();
+    // SAFETY: a started fiber has a home, which lives as long as `Shared`, which lives as long as
+    // any fiber that is not over.
+    let carrier = unsafe { &*home };
+    if fiber.blocks_carrier() {
+        return rouse_blocked(carrier);
+    }
+    if ptr::eq(context::carrier(), carrier) {
+        if let Some(_token) = context::enter() {
+            // A sibling: it runs next, and what was next before it goes behind the others.
+            if let Some(before) = carrier.home().next.replace(fiber) {
+                // SAFETY: runnable by I1, so in no list, and alive by I3.
+                unsafe { carrier.home().queue.push(before.pointer()) };
+            }
+            return;
+        }
+    }
+    // SAFETY: as above.
+    unsafe { carrier.inbox.post(fiber.pointer()) };
+    rouse_for_inbox(carrier);
+}
+
+/// The waker's half of I10, after the post.
+fn rouse_for_inbox(carrier: &Carrier) {
+    let shared = carrier.shared();
+    match carrier.owner.peek() {
+        None => {
+            if shared.resting.claim(carrier.index) {
+                shared.want(carrier.index);
+            }
+        }
+        Some(worker) => {
+            // SAFETY: workers live as long as `Shared`.
+            let worker = unsafe { worker.as_ref() };
+            if shared.idle.claim(worker.index) {
+                shared.rouse(worker, Roused::TO_WORK);
+            }
+        }
+    }
+}
+
+/// The fiber waits inside its own frames (S3): its carrier needs a worker, or only to be rung.
+fn rouse_blocked(carrier: &Carrier) {
+    if carrier.owner.peek().is_none() {
+        carrier.shared().want(carrier.index);
+    }
+    carrier.bell.ring();
+}

@@ -1,0 +1,128 @@
+//! The right to run fibers: queues, counters, and the private things of whoever holds it.
+
+use std::cell::UnsafeCell;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use indent_sysmon::Slot as Published;
+
+use crate::base::inbox::Inbox;
+use crate::base::list::List;
+use crate::base::rng::Rng;
+use crate::fiber::slab::Slab;
+use crate::fiber::stack::Cache;
+use crate::fiber::{Record, stack::Guard};
+use crate::queue::local::{Ring, Slot};
+use crate::sched::carrier::Carrier;
+
+pub(crate) struct Worker {
+    pub(crate) index: usize,
+    /// The unstarted fiber that was spawned last.
+    pub(crate) lifo: Slot,
+    pub(crate) ring: Ring,
+    /// Unstarted fibers that must start here.
+    pub(crate) assigned: Inbox<Record>,
+    /// What sysmon sees.
+    pub(crate) published: Published,
+    /// The carrier that holds or last held this worker.
+    pub(crate) carrier: AtomicPtr<Carrier>,
+    /// Why this worker was roused, by whoever claimed its sleep.
+    pub(crate) roused: AtomicU8,
+    pub(crate) counters: Counters,
+    pub(crate) local: UnsafeCell<Local>,
+}
+
+/// Reasons to be roused.
+pub(crate) struct Roused;
+
+impl Roused {
+    pub(crate) const NO: u8 = 0;
+    /// Somewhere there is work; the worker counts as a searcher already.
+    pub(crate) const TO_SEARCH: u8 = 1;
+    /// There is work for this worker or its carrier.
+    pub(crate) const TO_WORK: u8 = 2;
+}
+
+/// Written by the holder with plain loads and stores, read by anyone.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) spawned: Count,
+    pub(crate) finished: Count,
+    pub(crate) started: Count,
+    pub(crate) steals: Count,
+    pub(crate) stolen: Count,
+    pub(crate) parks: Count,
+    pub(crate) sleeps: Count,
+    pub(crate) moves: Count,
+    pub(crate) overflows: Count,
+}
+
+/// A counter with one writer at a time.
+#[derive(Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(
+            self.0.load(Relaxed) + n,
+            std::sync::atomic::Ordering::Release,
+        );
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(std::sync::atomic::Ordering::Acquire)
+    }
+}
+
+/// Of the holder alone (`Entered::local`).
+pub(crate) struct Local {
+    pub(crate) slab: Slab,
+    pub(crate) stacks: Cache,
+    pub(crate) rng: Rng,
+    /// Counts dispatches, for the turn of the shared queue.
+    pub(crate) tick: u32,
+    /// Turns the LIFO slots have had in a row.
+    pub(crate) lifo_turns: u32,
+    /// Whose turn it is: started fibers' or unstarted ones'.
+    pub(crate) home_turn: bool,
+    /// Whose turn it is at the shared queue: carriers' without worker, or fibers'.
+    pub(crate) carrier_turn: bool,
+    /// Fibers assigned to this worker, in order.
+    pub(crate) own: List<Record>,
+    /// A victim whose LIFO slot was seen full: its dispatch count and our `naps` then.
+    pub(crate) suspect: Option<(usize, u64, u64)>,
+    /// How often this worker has slept.
+    pub(crate) naps: u64,
+}
+
+// SAFETY: `local` is only touched by the holder (I7); everything else is atomic.
+#[expect(unsafe_code, reason = "the holder alone touches `local`")]
+unsafe impl Sync for Worker {}
+
+impl Worker {
+    pub(crate) fn new(index: usize, ring: usize, class: u8, guard: Guard) -> Self {
+        Worker {
+            index,
+            lifo: Slot::new(),
+            ring: Ring::new(ring),
+            assigned: Inbox::new(),
+            published: Published::new(),
+            carrier: AtomicPtr::new(ptr::null_mut()),
+            roused: AtomicU8::new(Roused::NO),
+            counters: Counters::default(),
+            local: UnsafeCell::new(Local {
+                slab: Slab::obtain(),
+                stacks: Cache::new(class, guard),
+                rng: Rng::new(index as u64),
+                tick: 0,
+                lifo_turns: 0,
+                home_turn: false,
+                carrier_turn: false,
+                own: List::new(),
+                suspect: None,
+                naps: 0,
+            }),
+        }
+    }
+}

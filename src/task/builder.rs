@@ -1,0 +1,192 @@
+#![expect(
+    unsafe_code,
+    reason = "hands closures to the scheduler, which asks for a promise"
+)]
+//! What a spawn can say about its fiber.
+
+use std::panic::Location;
+use std::ptr;
+use std::sync::Arc;
+
+use crate::error::SpawnError;
+use crate::fiber::record::{ANY_WORKER, Birth};
+use crate::fiber::stack;
+use crate::runtime;
+use crate::sched::Shared;
+use crate::sched::spawn::{self, Limit, Wishes};
+use crate::task::JoinHandle;
+
+/// A fiber with a name, a stack size, a place to start.
+///
+/// ```
+/// let fiber = indent::task::Builder::new()
+///     .name("parser")
+///     .stack_size(1024 * 1024)
+///     .spawn(|| "deep enough");
+/// assert_eq!(fiber.join().unwrap(), "deep enough");
+/// ```
+#[derive(Clone, Debug, Default)]
+#[must_use = "a builder does nothing until it spawns"]
+pub struct Builder {
+    name: Option<String>,
+    stack_size: Option<usize>,
+    worker: Option<usize>,
+    preferred: Option<usize>,
+    pinned: bool,
+}
+
+impl Builder {
+    /// A fiber like those of [`spawn`](crate::spawn).
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A name, for messages and lists.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Room for the fiber's frames, in bytes, up to 1 GiB; rounded up to a power of two. Memory is
+    /// only used as far as the fiber goes.
+    pub fn stack_size(mut self, bytes: usize) -> Self {
+        self.stack_size = Some(bytes);
+        self
+    }
+
+    /// Start on this worker, even if it is busy and others are not.
+    pub fn worker(mut self, index: usize) -> Self {
+        self.worker = Some(index);
+        self
+    }
+
+    /// Start on this worker if it has nothing to do; otherwise anywhere.
+    pub fn preferred_worker(mut self, index: usize) -> Self {
+        self.preferred = Some(index);
+        self
+    }
+
+    /// Keep the fiber on the thread it starts on, always.
+    pub fn pinned(mut self) -> Self {
+        self.pinned = true;
+        self
+    }
+
+    /// Starts the fiber where [`spawn`](crate::spawn) would.
+    ///
+    /// # Panics
+    /// If there is no such worker or no such stack size. Not if the runtime is shutting down: then
+    /// the handle says that the fiber was cancelled.
+    #[track_caller]
+    pub fn spawn<F, T>(self, f: F) -> JoinHandle<T>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        let location = Location::caller();
+        // SAFETY: `'static`: the closure borrows nothing.
+        unsafe { self.spawn_in(&runtime::current_or_default(), location, f) }
+    }
+
+    /// Starts the fiber, or says why not: too many alive, shutting down, no such worker.
+    ///
+    /// ```
+    /// let fiber = indent::task::Builder::new().try_spawn(|| 1)?;
+    /// assert_eq!(fiber.join().unwrap(), 1);
+    /// # Ok::<(), indent::SpawnError>(())
+    /// ```
+    #[track_caller]
+    pub fn try_spawn<F, T>(self, f: F) -> Result<JoinHandle<T>, SpawnError>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        let location = Location::caller();
+        // SAFETY: `'static`: the closure borrows nothing.
+        unsafe {
+            self.try_spawn_in(&runtime::current_or_default(), location, Limit::Stacks, f)
+                .map_err(|(error, _)| error)
+        }
+    }
+
+    fn wishes(self, shared: &Shared, at: &'static Location<'static>) -> Result<Wishes, SpawnError> {
+        let stack_class = match self.stack_size {
+            None => shared.settings.stack_class,
+            Some(asked) => stack::class_for(asked).ok_or(SpawnError::BadStackSize {
+                asked,
+                largest: stack::LARGEST_STACK,
+            })?,
+        };
+        let worker = match self.worker {
+            None => ANY_WORKER,
+            Some(index) => u32::try_from(index).unwrap_or(ANY_WORKER - 1),
+        };
+        let birth = Birth {
+            location: at,
+            name: self.name,
+            worker,
+            stack_class,
+            pinned: self.pinned,
+            runtime: ptr::null_mut(),
+        };
+        Ok(Wishes {
+            birth,
+            preferred: self.preferred,
+        })
+    }
+
+    /// # Safety
+    /// Whatever `f` borrows outlives the fiber.
+    pub(crate) unsafe fn try_spawn_in<F, T>(
+        self,
+        shared: &Arc<Shared>,
+        location: &'static Location<'static>,
+        limit: Limit,
+        f: F,
+    ) -> Result<JoinHandle<T>, (SpawnError, F)>
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
+        let wishes = match self.wishes(shared, location) {
+            Ok(wishes) => wishes,
+            Err(error) => return Err((error, f)),
+        };
+        if let Err(error) = shared.admit(&wishes, limit) {
+            return Err((error, f));
+        }
+        // SAFETY: by the caller's promise.
+        Ok(JoinHandle::new(unsafe { shared.spawn(wishes, f) }))
+    }
+
+    /// # Safety
+    /// Whatever `f` borrows outlives the fiber.
+    pub(crate) unsafe fn spawn_in<F, T>(
+        self,
+        shared: &Arc<Shared>,
+        location: &'static Location<'static>,
+        f: F,
+    ) -> JoinHandle<T>
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
+        let name = self.name.clone();
+        // SAFETY: by the caller's promise.
+        match unsafe { self.try_spawn_in(shared, location, Limit::None, f) } {
+            Ok(handle) => handle,
+            Err((SpawnError::ShuttingDown, f)) => {
+                let birth = Birth {
+                    location,
+                    name,
+                    worker: ANY_WORKER,
+                    stack_class: shared.settings.stack_class,
+                    pinned: false,
+                    runtime: ptr::null_mut(),
+                };
+                JoinHandle::new(spawn::refused(birth, f))
+            }
+            Err((error, _)) => panic!("spawn at {location}: {error}"),
+        }
+    }
+}

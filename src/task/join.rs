@@ -1,0 +1,155 @@
+#![expect(unsafe_code, reason = "takes results out of records; see I4")]
+//! Waiting for a fiber's result.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::time::{Duration, Instant};
+
+use crate::error::JoinError;
+use crate::fiber::Held;
+use crate::fiber::job::{self, Job};
+use crate::fiber::reason::ParkReason;
+use crate::fiber::state::{Hearing, Woken};
+use crate::park::{self, Unparker};
+use crate::sched::run;
+use crate::sched::wake::Waiter;
+use crate::task::Fiber;
+
+/// The right to a fiber's result. Dropping it lets the fiber go on alone.
+///
+/// ```
+/// let fiber = indent::spawn(|| "done");
+/// assert_eq!(fiber.join().unwrap(), "done");
+///
+/// drop(indent::spawn(|| "nobody will ask")); // detached
+/// ```
+#[must_use = "dropping the handle detaches the fiber; say so with `drop`"]
+pub struct JoinHandle<T> {
+    fiber: Held,
+    _result: PhantomData<fn() -> T>,
+}
+
+impl<T> JoinHandle<T> {
+    pub(crate) fn new(fiber: Held) -> Self {
+        JoinHandle {
+            fiber,
+            _result: PhantomData,
+        }
+    }
+
+    /// Waits for the fiber and returns what its closure returned.
+    ///
+    /// A fiber that was asked to end unwinds instead of waiting; the other one goes on, detached.
+    pub fn join(self) -> Result<T, JoinError> {
+        match self.wait(None, Hearing::Open) {
+            Woken::ByCancel => park::unwind_cancelled(),
+            _ => self.into_result(),
+        }
+    }
+
+    /// As [`join`](Self::join), for at most this long; the handle comes back if the time is over.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let fiber = indent::spawn(indent::park::park);
+    /// let fiber = fiber.join_timeout(Duration::from_millis(1)).unwrap_err();
+    /// fiber.unparker().unpark();
+    /// assert!(fiber.join_timeout(Duration::from_secs(60)).unwrap().is_ok());
+    /// ```
+    pub fn join_timeout(self, timeout: Duration) -> Result<Result<T, JoinError>, Self> {
+        // A time too far away to be named is no limit.
+        match self.wait(Instant::now().checked_add(timeout), Hearing::Open) {
+            Woken::ByWake => Ok(self.into_result()),
+            Woken::ByDeadline => Err(self),
+            Woken::ByCancel => park::unwind_cancelled(),
+        }
+    }
+
+    /// Waits even if the caller was asked to end: for closures that borrow from its stack.
+    pub(crate) fn join_deaf(self) -> Result<T, JoinError> {
+        self.wait(None, Hearing::Deaf);
+        self.into_result()
+    }
+
+    /// True once the result is there: a join will not block.
+    pub fn is_finished(&self) -> bool {
+        job::is_done(&self.fiber.join)
+    }
+
+    /// The fiber's id, unique in the process.
+    pub fn id(&self) -> u64 {
+        self.fiber.id()
+    }
+
+    /// What is known of the fiber.
+    pub fn fiber(&self) -> Fiber {
+        Fiber(self.fiber.clone())
+    }
+
+    /// The right to unpark the fiber.
+    pub fn unparker(&self) -> Unparker {
+        Unparker::of(&self.fiber)
+    }
+
+    /// Until the result is there (`ByWake`), or the wait was in vain.
+    fn wait(&self, deadline: Option<Instant>, hearing: Hearing) -> Woken {
+        let word = &self.fiber.join;
+        let reason = if hearing == Hearing::Deaf {
+            ParkReason::BlockOn
+        } else {
+            ParkReason::Join
+        };
+        if job::is_done(word) {
+            park::charge();
+            return Woken::ByWake;
+        }
+        let waiter = Waiter::caller();
+        if !job::register(word, waiter.address()) {
+            park::charge();
+            return Woken::ByWake;
+        }
+        // From here on the waiter's address is known: it stays until it was called or withdrawn.
+        let mut hearing = hearing;
+        let mut deadline = deadline;
+        loop {
+            let woken = park::wait(deadline, reason, hearing);
+            if waiter.was_called() {
+                return Woken::ByWake;
+            }
+            if woken != Woken::ByWake {
+                if job::withdraw(word, waiter.address()) {
+                    return woken;
+                }
+                (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
+            }
+        }
+    }
+
+    /// The result, which the join word gave to us.
+    fn into_result(self) -> Result<T, JoinError> {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: I4: DONE was found by the one handle, which will not ask again.
+        let result = unsafe { this.fiber.job.take_result::<T>() };
+        // SAFETY: not dropped otherwise: `this` is never used again.
+        drop(unsafe { std::ptr::read(&this.fiber) });
+        result
+    }
+}
+
+impl<T> Drop for JoinHandle<T> {
+    fn drop(&mut self) {
+        if !job::detach(&self.fiber.join) {
+            // SAFETY: I4: the fiber is done and found no detached handle, so the result is ours.
+            let leftover = unsafe { Job::drop_result(&self.fiber) };
+            run::report_leftover(&self.fiber, leftover);
+        }
+    }
+}
+
+impl<T> fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("JoinHandle").field(&self.fiber()).finish()
+    }
+}

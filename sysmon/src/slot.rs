@@ -1,0 +1,80 @@
+//! What a worker publishes: what it is doing, and how often it has begun something new.
+
+use std::sync::atomic::{
+    AtomicU8, AtomicU64,
+    Ordering::{Relaxed, Release},
+};
+
+/// What a worker is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// Asleep, nothing to do.
+    Idle = 0,
+    /// Looking for work, or putting some away: nobody may take its place.
+    Scheduling = 1,
+    /// Running a fiber.
+    Fiber = 2,
+}
+
+/// One worker's public face. Written by the thread that holds the worker, read by anyone.
+///
+/// ```
+/// use indent_sysmon::{Phase, Slot};
+///
+/// let slot = Slot::new();
+/// slot.dispatch();
+/// assert_eq!(slot.phase(), Phase::Fiber);
+/// assert_eq!(slot.dispatches(), 1);
+/// slot.set_phase(Phase::Idle);
+/// assert_eq!(slot.phase(), Phase::Idle);
+/// ```
+#[derive(Debug)]
+pub struct Slot {
+    phase: AtomicU8,
+    dispatches: AtomicU64,
+}
+
+impl Slot {
+    /// An idle worker's.
+    pub const fn new() -> Self {
+        Slot {
+            phase: AtomicU8::new(Phase::Idle as u8),
+            dispatches: AtomicU64::new(0),
+        }
+    }
+
+    /// The worker begins to run something. No read-modify-write: there is one writer at a time.
+    #[inline]
+    pub fn dispatch(&self) {
+        self.dispatches
+            .store(self.dispatches.load(Relaxed).wrapping_add(1), Relaxed);
+        self.phase.store(Phase::Fiber as u8, Release);
+    }
+
+    /// The worker does something else now.
+    #[inline]
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u8, Release);
+    }
+
+    /// What the worker was doing a moment ago.
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Relaxed) {
+            0 => Phase::Idle,
+            1 => Phase::Scheduling,
+            _ => Phase::Fiber,
+        }
+    }
+
+    /// How many times it has begun to run something.
+    pub fn dispatches(&self) -> u64 {
+        self.dispatches.load(Relaxed)
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self::new()
+    }
+}
