@@ -22,6 +22,7 @@
 
 use crate::base::bitmap::Bitmap;
 use crate::base::loom::atomic::{AtomicU32, Ordering::SeqCst, fence};
+use crate::base::loom::ordered_by_seq_cst;
 
 pub(crate) struct Idle {
     sleeping: Bitmap,
@@ -118,6 +119,7 @@ impl Idle {
 
     /// Whether somebody will look at the LIFO slots soon. Called after the push into one.
     pub(crate) fn is_watched(&self) -> bool {
+        ordered_by_seq_cst(); // after the slot's swap
         self.watcher.load(SeqCst) != 0
     }
 }

@@ -25,7 +25,7 @@ use std::ptr::{self, NonNull};
 
 use crate::base::loom::atomic::{
     AtomicPtr, AtomicU32,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 use crate::base::loom::{heavy_barrier, light_barrier, spin};
 
@@ -60,13 +60,15 @@ impl<W> Owner<W> {
         self.mark.store(mark - 1, Release);
     }
 
+    /// What it holds now. Sequentially consistent, as are all transfers: a waker posts a fiber and
+    /// then looks here, a carrier gives its worker away and then looks for fibers (I10).
     pub(crate) fn peek(&self) -> Option<NonNull<W>> {
-        NonNull::new(self.word.load(Acquire))
+        NonNull::new(self.word.load(SeqCst))
     }
 
     /// Takes the worker from a carrier that is outside runtime code.
     pub(crate) fn take(&self) -> Option<NonNull<W>> {
-        let worker = NonNull::new(self.word.swap(ptr::null_mut(), AcqRel))?;
+        let worker = NonNull::new(self.word.swap(ptr::null_mut(), SeqCst))?;
         heavy_barrier();
         if self.mark.load(Acquire) == 0 {
             return Some(worker);
@@ -80,7 +82,7 @@ impl<W> Owner<W> {
     /// Gives a worker to a carrier that has none.
     pub(crate) fn give(&self, worker: NonNull<W>) -> Result<(), NonNull<W>> {
         self.word
-            .compare_exchange(ptr::null_mut(), worker.as_ptr(), AcqRel, Acquire)
+            .compare_exchange(ptr::null_mut(), worker.as_ptr(), SeqCst, SeqCst)
             .map(|_| ())
             .map_err(|_| worker)
     }
@@ -88,7 +90,7 @@ impl<W> Owner<W> {
     /// Own thread, mark up, holding a worker: gives it up.
     pub(crate) fn surrender(&self) -> NonNull<W> {
         loop {
-            match NonNull::new(self.word.swap(ptr::null_mut(), AcqRel)) {
+            match NonNull::new(self.word.swap(ptr::null_mut(), SeqCst)) {
                 Some(worker) => return worker,
                 None => spin(), // a taker is about to give it back
             }
@@ -97,11 +99,12 @@ impl<W> Owner<W> {
 }
 
 #[cfg(all(test, indent_loom))]
+#[expect(unsafe_code, reason = "loom's cell stands for the worker")]
 mod models {
     use super::*;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
-    use loom::sync::atomic::AtomicUsize;
+    use loom::sync::atomic::{AtomicUsize, Ordering::AcqRel};
     use loom::thread;
 
     /// A worker whose cell panics when two threads are in it at once.
