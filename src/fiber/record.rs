@@ -55,14 +55,14 @@ pub(crate) struct Record {
     refs: AtomicU32,
     /// Must be run first by this worker.
     pub(crate) worker: AtomicU32,
-    id: AtomicU64,
+    /// Where its stack pointer was when it last switched out.
+    pub(crate) stack_pointer: AtomicUsize,
     /// The carrier (a type of the layers above) this fiber belongs to, null until it starts.
     pub(crate) home: AtomicPtr<()>,
     /// Null until the first dispatch and again once the fiber is over.
     pub(crate) stack: AtomicPtr<StackHead>,
 
-    /// Where its stack pointer was when it last switched out.
-    pub(crate) stack_pointer: AtomicUsize,
+    id: AtomicU64,
     /// The runtime (a type of the layers above); valid until the fiber is over.
     pub(crate) runtime: AtomicPtr<()>,
     /// For layers above: what travels with the fiber.

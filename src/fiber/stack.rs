@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!  low                                                              high
-//!  | guard | ................ usable ................ | StackHead |   next stack …
+//!  | guard | ................ usable ................ | StackHead | colour |   next stack …
 //! ```
 //!
 //! A stack comes in size classes, powers of two. Its head, at the top, lies in the page every fiber
@@ -71,12 +71,21 @@ pub(crate) const fn class_size(class: u8) -> usize {
 
 pub(crate) const LARGEST_STACK: usize = LARGEST;
 
-/// What lies at the top of every stack. The address of the head is the stack's name.
+/// From one stack of a class to the next: the guard page comes on top of the size. The odd number of
+/// pages matters: at a power of two the same lines of all stacks would compete for one cache set.
+const fn stride(class: u8) -> usize {
+    class_size(class) + PAGE
+}
+
+/// Stacks differ in where within their uppermost page they begin, by this many cache lines at most.
+const COLOURS: usize = 16;
+
+/// What lies at the top of every stack: one cache line. Its address is the stack's name.
 #[repr(C, align(64))]
 pub(crate) struct StackHead {
     link: crate::base::loom::atomic::AtomicPtr<StackHead>,
-    class: u8,
-    guard: Guard,
+    /// The lowest address, a multiple of the page size; below that size, class and guard kind.
+    bottom: usize,
     pub(crate) resident: Resident,
 }
 
@@ -88,6 +97,20 @@ unsafe impl Linked for StackHead {
 }
 
 impl StackHead {
+    const PAGED: usize = PAGE / 2;
+
+    fn class(&self) -> u8 {
+        (self.bottom & (Self::PAGED - 1)) as u8
+    }
+
+    fn guard(&self) -> Guard {
+        if self.bottom & Self::PAGED == 0 {
+            Guard::Marker
+        } else {
+            Guard::Page
+        }
+    }
+
     /// One past the highest byte a frame may use.
     pub(crate) fn base(&self) -> usize {
         ptr::from_ref(self).addr()
@@ -95,7 +118,7 @@ impl StackHead {
 
     /// The lowest byte of the stack, guard included.
     pub(crate) fn limit(&self) -> usize {
-        ptr::from_ref(self).addr() + size_of::<StackHead>() - class_size(self.class)
+        self.bottom & !(PAGE - 1)
     }
 
     /// True if `address` lies in the guard.
@@ -171,8 +194,8 @@ impl Pool {
     }
 
     fn cut(&mut self, class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> {
-        let size = class_size(class);
-        if self.fresh == self.end {
+        let size = stride(class);
+        if self.end - self.fresh < size {
             self.map_slab(size)?;
         }
         let bottom = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(self.fresh))
@@ -218,14 +241,21 @@ unsafe fn install_guard(bottom: NonNull<u8>, guard: Guard) -> io::Result<()> {
 /// # Safety
 /// The bytes of a stack of this class, from `bottom` on, are the caller's.
 unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<StackHead> {
-    let offset = class_size(class) - size_of::<StackHead>();
+    static SERIAL: AtomicUsize = AtomicUsize::new(0);
+    let colour = SERIAL.fetch_add(1, Relaxed) % COLOURS;
+    let offset = stride(class) - (colour + 1) * size_of::<StackHead>();
     // SAFETY: inside the stack.
     let head = unsafe { bottom.add(offset) }.cast::<StackHead>();
     let link = crate::base::loom::atomic::AtomicPtr::new(ptr::null_mut());
+    let paged = if guard == Guard::Page {
+        StackHead::PAGED
+    } else {
+        0
+    };
+    let bottom = bottom.as_ptr().expose_provenance() | paged | usize::from(class);
     let value = StackHead {
         link,
-        class,
-        guard,
+        bottom,
         resident: Resident::none(),
     };
     // SAFETY: stacks are page-aligned and the head's size is a multiple of its alignment.
@@ -249,8 +279,8 @@ fn lock(guard: Guard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
 /// A free stack from the pool, or a new one.
 pub(crate) fn obtain(class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> {
     if cfg!(indent_sanitize) {
-        let size = class_size(class);
-        let bottom = os::map_aligned(size, PAGE)?;
+        let size = stride(class);
+        let bottom = os::map(size)?;
         // SAFETY: a fresh mapping.
         unsafe { install_guard(bottom, guard)? };
         publish(bottom, size);
@@ -268,16 +298,16 @@ pub(crate) fn obtain(class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> 
 pub(crate) fn give_back(stack: NonNull<StackHead>) {
     // SAFETY: the head of a stack is valid as long as the stack is.
     let head = unsafe { stack.as_ref() };
-    let (class, guard) = (head.class, head.guard);
+    let (class, guard) = (head.class(), head.guard());
     if cfg!(indent_sanitize) {
-        let (limit, base) = (head.limit(), head.base());
+        let limit = head.limit();
         // SAFETY: its fiber is over and nobody else knows the stack.
         unsafe { (*stack.as_ptr()).resident.destroy() };
         let bottom = ptr::with_exposed_provenance_mut::<u8>(limit);
         let bottom = NonNull::new(bottom).expect("no stack at address zero");
         // SAFETY: the whole mapping of this stack, made by `obtain`. The published range stays
         // behind, which at worst makes the fault handler look twice.
-        unsafe { os::unmap(bottom, base + size_of::<StackHead>() - limit) };
+        unsafe { os::unmap(bottom, stride(class)) };
         return;
     }
     let mut pool = lock(guard, class);
@@ -291,7 +321,7 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
 /// Lets go of all pages but the two on top, which the next fiber needs at once.
 fn give_back_pages(head: &StackHead) {
     let low = head.limit() + PAGE;
-    let top = head.limit() + class_size(head.class);
+    let top = head.limit() + stride(head.class());
     let keep = top - 2 * PAGE;
     let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(low)).expect("not at zero");
     // SAFETY: the stack is free: only the resident coroutine's root frames, in the pages kept, are
@@ -361,7 +391,7 @@ impl Cache {
 
     pub(crate) fn put(&mut self, stack: NonNull<StackHead>) {
         // SAFETY: the head of a stack is valid as long as the stack is.
-        let class = unsafe { stack.as_ref() }.class;
+        let class = unsafe { stack.as_ref() }.class();
         if class != self.class || cfg!(indent_sanitize) {
             return give_back(stack);
         }
@@ -395,6 +425,12 @@ pub(crate) type Slot<T> = std::cell::UnsafeCell<MaybeUninit<T>>;
 #[cfg(all(test, not(indent_loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(not(feature = "sanitizer"))]
+    fn the_head_is_one_cache_line() {
+        assert_eq!(size_of::<StackHead>(), 64);
+    }
 
     #[test]
     fn sizes_round_up_to_powers_of_two() {

@@ -15,7 +15,7 @@
 //! C function call assumes. A fiber that changes them must restore them before it blocks.
 
 use std::arch::asm;
-use std::ptr::NonNull;
+use std::ptr;
 
 use corosensei::stack::{Stack, StackPointer};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
@@ -62,18 +62,18 @@ type Routine = Coroutine<FiberRef, Back, (), Extent>;
 type Door = Yielder<FiberRef, Back>;
 
 /// The coroutine that lives on a stack, and the door through which its fiber leaves.
+#[repr(C)]
 pub(crate) struct Resident {
     routine: Slot<Routine>,
-    door: Option<NonNull<Door>>,
-    made: bool,
+    /// Null: there is no coroutine yet. Dangling: it has not run yet.
+    door: *const Door,
 }
 
 impl Resident {
     pub(crate) fn none() -> Self {
         Resident {
             routine: Slot::new(std::mem::MaybeUninit::uninit()),
-            door: None,
-            made: false,
+            door: ptr::null(),
         }
     }
 
@@ -82,14 +82,14 @@ impl Resident {
     /// # Safety
     /// Its last fiber is over.
     pub(crate) unsafe fn destroy(&mut self) {
-        if !std::mem::take(&mut self.made) {
+        if std::mem::replace(&mut self.door, ptr::null()).is_null() {
             return;
         }
-        // SAFETY: `made` says that it is there.
+        // SAFETY: the door says that it is there.
         let routine = unsafe { self.routine.get_mut().assume_init_mut() };
         // SAFETY: between two fibers the root loop holds nothing that needs dropping.
         unsafe { routine.force_reset() };
-        // SAFETY: made, and `made` is false from here on.
+        // SAFETY: there, and the door says that it is not, from here on.
         unsafe { self.routine.get_mut().assume_init_drop() };
     }
 }
@@ -101,7 +101,7 @@ fn root(door: &Door, first: FiberRef, body: Body) {
         // The first frame notes the way out, for `suspend`.
         let stack = fiber.stack.load(Relaxed);
         // SAFETY: the stack we stand on; nobody else touches its head while its fiber runs (I5).
-        unsafe { (*stack).resident.door = Some(NonNull::from(door)) };
+        unsafe { (*stack).resident.door = ptr::from_ref(door) };
         body(fiber);
         fiber = door.suspend(Back::Finished);
     }
@@ -115,13 +115,13 @@ fn root(door: &Door, first: FiberRef, body: Body) {
 pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: I5: the head is the running carrier's.
-    if unsafe { !(*stack).resident.made } {
+    if unsafe { (*stack).resident.door.is_null() } {
         // SAFETY: as above.
         unsafe { make(stack, body) };
     }
     // SAFETY: as above.
     let slot = unsafe { (*stack).resident.routine.get() };
-    // SAFETY: `made`, and nobody else has a reference to it (I5).
+    // SAFETY: made, and nobody else has a reference to it (I5).
     let routine = unsafe { (*slot).assume_init_mut() };
     match routine.resume(fiber) {
         CoroutineResult::Yield(back) => back,
@@ -144,7 +144,7 @@ unsafe fn make(stack: *mut StackHead, body: Body) {
     };
     let routine = Routine::with_stack(extent, move |door: &Door, fiber| root(door, fiber, body));
     head.resident.routine.get_mut().write(routine);
-    head.resident.made = true;
+    head.resident.door = ptr::dangling();
 }
 
 /// Leaves the calling fiber's stack; returns when the fiber is resumed, perhaps on another thread.
@@ -160,7 +160,6 @@ pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: we stand on this stack, so its head is ours (I5).
     let door = unsafe { (*stack).resident.door };
-    let door = door.expect("a running fiber has a way out");
-    // SAFETY: the door lies in the root frame, which outlives us.
-    let _same_fiber = unsafe { door.as_ref() }.suspend(back);
+    // SAFETY: `root` noted it; it lies in the root frame, which outlives us.
+    let _same_fiber = unsafe { &*door }.suspend(back);
 }

@@ -125,17 +125,13 @@ impl fmt::Debug for Unparker {
 
 /// Parks whoever calls. Threads have nobody who could ask them to end.
 pub(crate) fn wait(deadline: Option<Instant>, reason: ParkReason, hearing: Hearing) -> Woken {
-    match context::current_fiber() {
-        Some(fiber) => block::park(fiber, deadline, reason, hearing),
-        None => context::thread_parker().park(deadline),
-    }
+    block::park(deadline, reason, hearing)
+        .unwrap_or_else(|| context::thread_parker().park(deadline))
 }
 
 /// Charges an operation that could have blocked but did not.
 pub(crate) fn charge() {
-    if let Some(fiber) = context::current_fiber() {
-        block::charge(fiber);
-    }
+    block::charge();
 }
 
 /// The fiber the caller runs on.

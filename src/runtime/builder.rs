@@ -6,13 +6,13 @@ use std::sync::Arc;
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::Runtime;
+use crate::sched::carrier::PROCESS_LIMIT;
 use crate::sched::{Hook, Settings, Shared};
 
 /// Most workers a runtime can have.
 const MOST_WORKERS: usize = 1024;
-/// Most threads a runtime can have, and those it has at its disposal by default.
+/// Most threads a runtime can have.
 const MOST_CARRIERS: usize = 65_536;
-const CARRIERS: usize = 512;
 /// Room for a fiber's frames by default.
 const STACK_SIZE: usize = 256 * 1024;
 /// Operations a fiber may do in one dispatch before it gives way.
@@ -61,8 +61,8 @@ impl Builder {
         self
     }
 
-    /// How many threads there may be, those included that are blocked by a fiber. All runtimes of
-    /// a process count together.
+    /// How many threads this runtime may have, those included that are blocked by a fiber. All
+    /// runtimes of a process together have no more than the largest of them, or 512.
     pub fn max_carriers(mut self, n: usize) -> Self {
         self.max_carriers = Some(n);
         self
@@ -130,7 +130,7 @@ impl Builder {
             (1..=MOST_WORKERS).contains(&workers),
             "a runtime needs between 1 and 1024 workers; leave it out for one per CPU",
         )?;
-        let max_carriers = self.max_carriers.unwrap_or(CARRIERS.max(2 * workers));
+        let max_carriers = self.max_carriers.unwrap_or(PROCESS_LIMIT.max(2 * workers));
         check(
             "max_carriers",
             max_carriers,

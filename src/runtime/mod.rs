@@ -19,7 +19,6 @@ pub use crate::fiber::stack::Guard;
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 
 use crate::error::NoRuntime;
-use crate::park;
 use crate::sched::spawn::{self, Limit};
 use crate::sched::{Shared, block};
 use crate::task::{self, Fiber, JoinHandle};
@@ -373,7 +372,5 @@ where
 /// brought back to its own. For tests of the machinery.
 #[doc(hidden)]
 pub fn handoff() {
-    if let Some(fiber) = park::current_fiber() {
-        block::hand_over(fiber);
-    }
+    block::hand_over();
 }

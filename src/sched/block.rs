@@ -1,7 +1,7 @@
 //! How a fiber leaves its worker: parking, yielding, handing over; and what it is charged.
 //!
-//! Everything here is called on a fiber. A fiber that is unwinding keeps its thread to itself
-//! (S3): it does not switch away but blocks the carrier, whose worker goes on elsewhere.
+//! A fiber that is unwinding keeps its thread to itself (S3): it does not switch away but blocks
+//! the carrier, whose worker goes on elsewhere.
 
 use std::time::Instant;
 
@@ -10,22 +10,23 @@ use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Commit, Hearing, Woken};
 use crate::fiber::switch::Back;
-use crate::sched::context::{self, Entered};
+use crate::sched::context::{self, Entered, Here};
 
-/// Parks the calling fiber. With `Hearing::Open` a request to end is heard, unless the fiber is
-/// unwinding already or too many others are.
+/// Parks the calling fiber; `None` on a plain thread. With `Hearing::Open` a request to end is
+/// heard, unless the fiber is unwinding already or too many others are.
 pub(crate) fn park(
-    fiber: FiberRef,
     deadline: Option<Instant>,
     reason: ParkReason,
     hearing: Hearing,
-) -> Woken {
-    charge(fiber);
-    let mut token = context::enter_with_worker();
+) -> Option<Woken> {
+    charge();
+    let here = context::here()?;
+    let fiber = here.fiber;
+    let mut token = here.enter_with_worker();
     let hearing = hear(fiber, hearing, &token);
     fiber.set_reason(reason);
     let number = match fiber.state.begin_park(hearing) {
-        Begin::Woken(cause) => return cause,
+        Begin::Woken(cause) => return Some(cause),
         Begin::Parking(number) => number,
     };
     token.worker().counters.parks.add(1);
@@ -38,7 +39,7 @@ pub(crate) fn park(
     if let Some(alarm) = alarm {
         token.carrier().shared().alarm.clear(alarm);
     }
-    fiber.state.end_park()
+    Some(fiber.state.end_park())
 }
 
 /// How this park takes a request to end: see `Gate`.
@@ -66,7 +67,9 @@ fn block_carrier(token: &Entered, fiber: FiberRef) {
             .expect("this carrier asked for no worker");
     }
     match fiber.state.commit_park() {
-        Commit::Resume if carrier.owner.peek().is_none() => drop(carrier.ask_for_worker()),
+        Commit::Resume if carrier.owner.peek().is_none() => {
+            carrier.ask_for_worker();
+        }
         Commit::Resume => {}
         Commit::Parked => {
             while fiber.state.is_parked() {
@@ -78,51 +81,72 @@ fn block_carrier(token: &Entered, fiber: FiberRef) {
     fiber.set_blocks_carrier(false);
 }
 
-/// Lets others run; the caller goes behind its siblings.
-pub(crate) fn yield_now(fiber: FiberRef) {
-    if std::thread::panicking() {
-        return; // S3: nothing else may run on this thread now
+/// Lets others run; the caller goes behind its siblings, unless it was asked to end: then it
+/// unwinds. False on a plain thread.
+#[inline]
+pub(crate) fn yield_now() -> bool {
+    let Some(here) = context::here() else {
+        return false;
+    };
+    if here.fiber.state.cancel_requested() {
+        unwind_if_allowed(&here);
     }
-    let token = context::enter_with_worker();
-    drop(context::switch(token, fiber, Back::Yielded));
+    leave(&here, Back::Yielded);
+    true
 }
 
 /// As a yield, but the worker goes on with another carrier and is brought back to this one.
-pub(crate) fn hand_over(fiber: FiberRef) {
-    if std::thread::panicking() {
-        return;
+pub(crate) fn hand_over() {
+    if let Some(here) = context::here() {
+        leave(&here, Back::HandedOver);
     }
-    let token = context::enter_with_worker();
-    drop(context::switch(token, fiber, Back::HandedOver));
+}
+
+#[inline]
+fn leave(here: &Here, back: Back) {
+    // S3: nothing else may run on the thread of a fiber that unwinds.
+    if !std::thread::panicking() {
+        drop(context::switch(here.enter_with_worker(), here.fiber, back));
+    }
 }
 
 /// The one place where operations that could block are charged: a fiber whose operations all
 /// succeed at once gives way when its budget is used up.
 #[inline]
-pub(crate) fn charge(fiber: FiberRef) {
-    let Some(token) = context::enter() else {
-        return;
-    };
+pub(crate) fn charge() {
+    let Some(here) = context::here() else { return };
+    let Some(token) = here.enter() else { return };
     let budget = &token.carrier().budget;
     let left = budget.get();
     if left > 0 {
         budget.set(left - 1);
     } else {
         drop(token);
-        yield_now(fiber); // the next dispatch brings a new budget
+        leave(&here, Back::Yielded); // the next dispatch brings a new budget
     }
 }
 
 /// Unwinds the calling fiber if it was asked to end and may.
-pub(crate) fn unwind_if_cancelled(fiber: FiberRef) {
-    if fiber.state.cancel_requested() && !std::thread::panicking() {
-        let may = match context::enter() {
-            Some(token) => token.carrier().shared().gate.enter(&fiber),
-            None => false, // at the next opportunity
-        };
-        if may {
-            unwind();
+#[inline]
+pub(crate) fn unwind_if_cancelled() {
+    if let Some(here) = context::here() {
+        if here.fiber.state.cancel_requested() {
+            unwind_if_allowed(&here);
         }
+    }
+}
+
+#[cold]
+fn unwind_if_allowed(here: &Here) {
+    if std::thread::panicking() {
+        return;
+    }
+    // Without a worker: at the next opportunity.
+    let may = here
+        .enter()
+        .is_some_and(|token| token.carrier().shared().gate.enter(&here.fiber));
+    if may {
+        unwind();
     }
 }
 

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
+use crate::base::loom::lock;
 use crate::base::os::Doorbell;
 use crate::base::signal::AlternateStack;
 use crate::error::AbortOnUnwind;
@@ -70,7 +71,8 @@ enum Rested {
     End,
 }
 
-/// Threads of all runtimes together.
+/// Threads of all runtimes together: so many there may be, unless one runtime asks for more.
+pub(crate) const PROCESS_LIMIT: usize = 512;
 static PROCESS_CARRIERS: AtomicUsize = AtomicUsize::new(0);
 
 impl Carrier {
@@ -223,6 +225,9 @@ impl Shared {
         let Some(carrier) = (unsafe { worker.carrier.load(SeqCst).as_ref() }) else {
             return false;
         };
+        if self.is_stopping() {
+            return false;
+        }
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
         let Some(mut taken) = carrier.owner.take() else {
             carrier.bell.ring(); // given back: in case it noticed
@@ -236,59 +241,71 @@ impl Shared {
             // No thread to be had: back to where it came from, unless that one has another now.
             taken = match carrier.receive(taken) {
                 Ok(()) => return false,
+                Err(_) if self.is_stopping() => return false, // nobody needs it any more
                 Err(taken) => taken,
             };
             std::thread::yield_now();
         }
     }
 
-    /// Starts a thread that holds `worker`.
+    /// Starts a thread that holds `worker`. One at a time, and none once the runtime stops: whoever
+    /// stops it takes the list of threads under the same lock.
     pub(crate) fn start_carrier(&self, worker: NonNull<Worker>) -> io::Result<()> {
-        let refused = |text: &'static str| Err(io::Error::other(text));
-        if PROCESS_CARRIERS.fetch_add(1, SeqCst) >= self.settings.max_carriers {
-            PROCESS_CARRIERS.fetch_sub(1, SeqCst);
-            return refused("as many carrier threads as allowed run already");
+        let mut threads = lock(&self.threads);
+        if self.is_stopping() {
+            return Err(io::Error::other("the runtime is stopping"));
         }
-        let Some(index) = self.vacant.claim_any(0) else {
-            PROCESS_CARRIERS.fetch_sub(1, SeqCst);
-            return refused("as many carrier threads as allowed run already");
+        let process_limit = PROCESS_LIMIT.max(self.settings.max_carriers);
+        let place = Place::claim(process_limit).zip(self.vacant.claim_any(0));
+        let Some((place, index)) = place else {
+            return Err(io::Error::other(
+                "as many carrier threads as allowed run already",
+            ));
         };
         let carrier = self.carriers[index].get_or_init(|| Carrier::new(index, NonNull::from(self)));
-        self.reap(index);
+        if let Some(at) = threads.iter().position(|(number, _)| *number == index) {
+            let _former = threads.swap_remove(at).1.join(); // it is at its end
+        }
         carrier
             .receive(worker)
             .expect("a vacant carrier holds no worker");
         let keep_alive = self.arc();
         let name = format!("{}-{index}", self.settings.thread_name);
         let started = std::thread::Builder::new().name(name).spawn(move || {
-            carrier_main(&keep_alive, index);
+            carrier_main(&keep_alive, index, place);
         });
         match started {
             Ok(thread) => {
-                crate::base::loom::lock(&self.threads).push((index, thread));
+                threads.push((index, thread));
                 Ok(())
             }
             Err(error) => {
                 let _back = carrier.owner.take();
                 self.vacant.set(index);
-                PROCESS_CARRIERS.fetch_sub(1, SeqCst);
                 Err(error)
             }
         }
     }
+}
 
-    /// Joins the former thread of this number, which is at its end.
-    fn reap(&self, index: usize) {
-        let mut threads = crate::base::loom::lock(&self.threads);
-        if let Some(at) = threads.iter().position(|(i, _)| *i == index) {
-            let (_, thread) = threads.swap_remove(at);
-            drop(threads);
-            let _ = thread.join();
-        }
+/// One of the carrier threads the process may have.
+struct Place;
+
+impl Place {
+    fn claim(limit: usize) -> Option<Place> {
+        let claimed =
+            PROCESS_CARRIERS.fetch_update(SeqCst, SeqCst, |n| (n < limit).then_some(n + 1));
+        claimed.is_ok().then_some(Place)
     }
 }
 
-fn carrier_main(shared: &Arc<Shared>, index: usize) {
+impl Drop for Place {
+    fn drop(&mut self) {
+        PROCESS_CARRIERS.fetch_sub(1, SeqCst);
+    }
+}
+
+fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place) {
     let abort = AbortOnUnwind("the scheduler loop");
     // Without one the handler runs on std's, which is small; better than no thread at all.
     let signal_stack = AlternateStack::install();
@@ -296,7 +313,7 @@ fn carrier_main(shared: &Arc<Shared>, index: usize) {
     shared.carrier(index).live();
     shared.settings.on_thread_stop();
     drop(signal_stack);
-    PROCESS_CARRIERS.fetch_sub(1, SeqCst);
+    drop(place);
     shared.vacant.set(index);
     drop(abort);
 }

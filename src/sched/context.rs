@@ -52,18 +52,67 @@ pub(crate) fn thread_parker() -> Arc<ThreadParker> {
     PARKER.with(Arc::clone)
 }
 
-/// The carrier, if the caller runs on a fiber.
-fn carrier_of_fiber() -> Option<NonNull<Carrier>> {
+/// The fiber the caller runs on, and where. Like an [`Entered`], it does not survive a switch.
+pub(crate) struct Here {
+    carrier: NonNull<Carrier>,
+    pub(crate) fiber: FiberRef,
+    /// Belongs to this thread.
+    _not_send: PhantomData<*mut ()>,
+}
+
+/// Where the caller is; `None` on plain threads.
+#[inline]
+pub(crate) fn here() -> Option<Here> {
     let carrier = NonNull::new(carrier().cast_mut())?;
     // SAFETY: a carrier outlives its thread (`Shared` keeps it).
-    unsafe { carrier.as_ref() }.current.get().map(|_| carrier)
+    let fiber = unsafe { carrier.as_ref() }.current.get()?;
+    Some(Here {
+        carrier,
+        fiber,
+        _not_send: PhantomData,
+    })
 }
 
 /// The fiber the caller runs on; `None` on plain threads.
 pub(crate) fn current_fiber() -> Option<FiberRef> {
-    let carrier = NonNull::new(carrier().cast_mut())?;
-    // SAFETY: a carrier outlives its thread.
-    unsafe { carrier.as_ref() }.current.get()
+    here().map(|here| here.fiber)
+}
+
+impl Here {
+    fn carrier(&self) -> &Carrier {
+        // SAFETY: a carrier outlives its thread.
+        unsafe { self.carrier.as_ref() }
+    }
+
+    fn entered(&self, worker: NonNull<Worker>) -> Entered {
+        Entered {
+            carrier: self.carrier,
+            worker,
+            _not_send: PhantomData,
+        }
+    }
+
+    /// Enters the runtime if the carrier holds a worker; else it was taken, and the caller does
+    /// without, as a plain thread would.
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<Entered> {
+        match self.carrier().owner.enter() {
+            Some(worker) => Some(self.entered(worker)),
+            None => {
+                self.carrier().owner.leave();
+                None
+            }
+        }
+    }
+
+    /// Enters the runtime and, if the carrier's worker was taken, waits for another.
+    #[inline]
+    pub(crate) fn enter_with_worker(&self) -> Entered {
+        match self.carrier().owner.enter() {
+            Some(worker) => self.entered(worker),
+            None => self.entered(self.carrier().ask_for_worker()), // the mark stays up
+        }
+    }
 }
 
 /// The right to use the worker of this carrier. While it lives the mark is up: nobody takes the
@@ -100,9 +149,16 @@ impl Entered {
     }
 
     /// The token of a thread whose mark was passed on to the caller by the other side of a switch
-    /// (or that never put it down). The worker is there: nobody takes it while the mark is up.
+    /// (or that never put it down).
+    #[inline]
     pub(crate) fn resumed() -> Entered {
         let carrier = NonNull::new(carrier().cast_mut()).expect("a fiber runs on a carrier");
+        Entered::resumed_on(carrier)
+    }
+
+    /// The worker is there: nobody takes it while the mark is up.
+    #[inline]
+    fn resumed_on(carrier: NonNull<Carrier>) -> Entered {
         // SAFETY: a carrier outlives its thread.
         let owner = unsafe { &carrier.as_ref().owner };
         let worker = loop {
@@ -125,40 +181,10 @@ impl Drop for Entered {
     }
 }
 
-/// Enters the runtime from a fiber, if its carrier holds a worker; else (plain thread, carrier
-/// whose worker was taken) the caller does without.
+/// Enters the runtime from a fiber whose carrier holds a worker; see [`Here::enter`].
 #[inline]
 pub(crate) fn enter() -> Option<Entered> {
-    let carrier = carrier_of_fiber()?;
-    // SAFETY: a carrier outlives its thread.
-    let owner = unsafe { &carrier.as_ref().owner };
-    match owner.enter() {
-        Some(worker) => Some(Entered {
-            carrier,
-            worker,
-            _not_send: PhantomData,
-        }),
-        None => {
-            owner.leave();
-            None
-        }
-    }
-}
-
-/// Enters the runtime from a fiber and, if its worker was taken, waits for another.
-pub(crate) fn enter_with_worker() -> Entered {
-    let carrier = carrier_of_fiber().expect("called on a fiber");
-    // SAFETY: a carrier outlives its thread.
-    let here = unsafe { carrier.as_ref() };
-    let worker = match here.owner.enter() {
-        Some(worker) => worker,
-        None => here.ask_for_worker(), // the mark stays up
-    };
-    Entered {
-        carrier,
-        worker,
-        _not_send: PhantomData,
-    }
+    here()?.enter()
 }
 
 /// Leaves the fiber's stack for the scheduler's; returns when the fiber runs again.
@@ -180,8 +206,10 @@ pub(crate) unsafe fn resume(
     fiber: FiberRef,
     body: switch::Body,
 ) -> (Entered, Back) {
+    // This stack is the thread's own, so the carrier stays; which worker it holds may change.
+    let carrier = token.carrier;
     token.pass_on();
     // SAFETY: by the caller's promise.
     let back = unsafe { switch::resume(fiber, body) };
-    (Entered::resumed(), back)
+    (Entered::resumed_on(carrier), back)
 }

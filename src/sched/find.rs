@@ -13,6 +13,9 @@ use crate::sched::worker::Worker;
 
 /// Turns the LIFO slots get in a row: enough for a short conversation, not for starving a queue.
 const LIFO_TURNS: u32 = 3;
+/// Turns started fibers get for one of the unstarted ones while another worker is idle: it will come
+/// and steal those, and a fiber that is started stays here. Otherwise they alternate.
+const HOME_TURNS: u32 = 48;
 /// Most fibers taken off the shared queue at once.
 const BATCH: usize = 64;
 
@@ -29,10 +32,9 @@ pub(crate) fn next(token: &mut Entered) -> Next {
         return Next::Stop;
     }
     collect(token);
-    let interval = token.carrier().shared().settings.global_interval;
-    let local = token.local();
-    local.tick = local.tick.wrapping_add(1);
-    if local.tick.is_multiple_of(interval) {
+    token.local().until_shared -= 1;
+    if token.local().until_shared == 0 {
+        token.local().until_shared = token.carrier().shared().settings.global_interval;
         match shared_queue(token) {
             Next::Nothing => {}
             found => return found,
@@ -51,15 +53,23 @@ pub(crate) fn next(token: &mut Entered) -> Next {
 #[inline]
 fn collect(token: &mut Entered) {
     let carrier = token.carrier();
-    carrier.home().queue.append(carrier.inbox.take());
-    let assigned = token.worker().assigned.take();
-    token.local().own.append(assigned);
+    if !carrier.inbox.is_empty() {
+        carrier.home().queue.append(carrier.inbox.take());
+    }
+    if !token.worker().assigned.is_empty() {
+        let assigned = token.worker().assigned.take();
+        token.local().own.append(assigned);
+    }
 }
 
 /// The LIFO slots: a fiber woken by its sibling, or spawned last. When they have had their turns,
 /// what they hold goes behind the others.
 #[inline]
 fn lifo(token: &mut Entered) -> Option<FiberRef> {
+    if token.carrier().home().next.is_none() && token.worker().lifo.is_empty() {
+        token.local().lifo_turns = 0;
+        return None;
+    }
     if token.local().lifo_turns < LIFO_TURNS {
         let found = token
             .carrier()
@@ -84,23 +94,21 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
     None
 }
 
-/// Started and unstarted fibers, one after the other.
+/// Started and unstarted fibers in turn.
 #[inline]
 fn in_turn(token: &mut Entered) -> Option<FiberRef> {
-    for _ in 0..2 {
-        let local = token.local();
-        local.home_turn = !local.home_turn;
-        let found = if local.home_turn {
-            token.carrier().home().queue.pop().map(popped)
-        } else {
-            let own = local.own.pop().map(popped);
-            own.or_else(|| token.worker().ring.pop())
-        };
-        if found.is_some() {
-            return found;
+    let turns = token.local().home_turns;
+    if turns == 0 || (turns < HOME_TURNS && token.carrier().shared().idle.has_free_hands()) {
+        if let Some(fiber) = token.carrier().home().queue.pop() {
+            token.local().home_turns += 1;
+            return Some(popped(fiber));
         }
     }
-    None
+    let local = token.local();
+    local.home_turns = 0;
+    let own = local.own.pop().map(popped);
+    own.or_else(|| token.worker().ring.pop())
+        .or_else(|| token.carrier().home().queue.pop().map(popped))
 }
 
 /// Carriers that want a worker, and fibers anybody may run; they take turns too.

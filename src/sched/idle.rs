@@ -97,6 +97,11 @@ impl Idle {
         fence(SeqCst);
     }
 
+    /// Whether some worker sleeps or searches: what lies in a ring will be stolen.
+    pub(crate) fn has_free_hands(&self) -> bool {
+        self.searching.load(SeqCst) > 0 || !self.sleeping.is_empty()
+    }
+
     /// True if all workers but this one sleep.
     pub(crate) fn others_sleep(&self, worker: usize) -> bool {
         let asleep = self.sleeping.len() - usize::from(self.sleeping.contains(worker));

@@ -146,7 +146,8 @@ fn fiber_main(fiber: FiberRef) {
         unsafe { Job::run(&fiber) };
     }
     complete(fiber);
-    let token = context::enter_with_worker();
+    let here = context::here().expect("a fiber runs here");
+    let token = here.enter_with_worker();
     fiber.state.finish();
     std::mem::forget(token); // the mark passes to the scheduler with the switch
 }

@@ -80,12 +80,12 @@ pub(crate) struct Local {
     pub(crate) slab: Slab,
     pub(crate) stacks: Cache,
     pub(crate) rng: Rng,
-    /// Counts dispatches, for the turn of the shared queue.
-    pub(crate) tick: u32,
+    /// Dispatches until the shared queue comes first again.
+    pub(crate) until_shared: u32,
     /// Turns the LIFO slots have had in a row.
     pub(crate) lifo_turns: u32,
-    /// Whose turn it is: started fibers' or unstarted ones'.
-    pub(crate) home_turn: bool,
+    /// Turns that started fibers have had since the last unstarted one.
+    pub(crate) home_turns: u32,
     /// Whose turn it is at the shared queue: carriers' without worker, or fibers'.
     pub(crate) carrier_turn: bool,
     /// Fibers assigned to this worker, in order.
@@ -115,9 +115,9 @@ impl Worker {
                 slab: Slab::obtain(),
                 stacks: Cache::new(class, guard),
                 rng: Rng::new(index as u64),
-                tick: 0,
+                until_shared: 1,
                 lifo_turns: 0,
-                home_turn: false,
+                home_turns: 0,
                 carrier_turn: false,
                 own: List::new(),
                 suspect: None,

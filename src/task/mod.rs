@@ -58,12 +58,8 @@ where
 /// fiber.join().unwrap();
 /// ```
 pub fn yield_now() {
-    match park::current_fiber() {
-        Some(fiber) => {
-            block::unwind_if_cancelled(fiber);
-            block::yield_now(fiber);
-        }
-        None => std::thread::yield_now(),
+    if !block::yield_now() {
+        std::thread::yield_now();
     }
 }
 
@@ -77,10 +73,8 @@ pub fn yield_now() {
 /// assert_eq!(sum.join().unwrap(), 499_500);
 /// ```
 pub fn checkpoint() {
-    if let Some(fiber) = park::current_fiber() {
-        block::unwind_if_cancelled(fiber);
-        block::charge(fiber);
-    }
+    block::unwind_if_cancelled();
+    block::charge();
 }
 
 /// The id of the calling fiber, unique in the process; `None` on a plain thread.
