@@ -1,0 +1,275 @@
+//! What the benchmark programs of all rivals have in common: the shapes, the command line, the
+//! clock and the line of output.
+//!
+//! A program implements [`Rival`] and hands it to [`main`]; it is then called as
+//! `PROGRAM SHAPE [OPS]` and prints `SHAPE NS_PER_OP`. The script `run` next to this package builds
+//! all programs, runs them alternating and compares them; its head says what one operation is.
+//! `go/shapes.go` mirrors this file for Go: a change of a shape belongs in both.
+
+use std::hint;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Worker threads of every runtime, in every shape.
+pub const WORKERS: usize = 2;
+
+/// Fibers that yield at the same time in [`Shape::Yield`].
+pub const YIELDING_FIBERS: u64 = 1_000;
+
+/// What the waking thread does between two rounds of a wake shape.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Gap {
+    /// Spins, for just long enough that the fiber, which answers before it parks, has parked.
+    /// Without that, a wake-up may come first and be taken as a token, with nobody to wake.
+    Spin(Duration),
+    /// Sleeps, so that the workers of the runtime fall asleep too.
+    Sleep(Duration),
+}
+
+impl Gap {
+    /// The gap of [`Shape::Wake`].
+    pub const SHORT: Self = Self::Spin(Duration::from_micros(2));
+
+    /// The gap of [`Shape::WakeIdle`].
+    pub const IDLE: Self = Self::Sleep(Duration::from_micros(100));
+
+    /// Lets the gap pass.
+    fn pass(self) {
+        match self {
+            Self::Spin(time) => {
+                let start = Instant::now();
+                while start.elapsed() < time {
+                    hint::spin_loop();
+                }
+            }
+            Self::Sleep(time) => thread::sleep(time),
+        }
+    }
+}
+
+/// A runtime under measurement, given by how it does each shape once.
+///
+/// Every method enters the runtime by itself and leaves nothing running behind.
+pub trait Rival {
+    /// From a fiber, spawns `count` fibers that return their index, keeping all handles, then joins
+    /// them in order. Returns the sum of what they returned.
+    fn spawn_join(&self, count: u64) -> u64;
+
+    /// Spawns `fibers` fibers that each yield `yields` times and joins them. Returns how many
+    /// yields they made in total.
+    fn yields(&self, fibers: u64, yields: u64) -> u64;
+
+    /// Spawns a fiber that spawns the next one, and so on for `count` fibers in all; returns when
+    /// the last one has signalled.
+    fn chain(&self, count: u64);
+
+    /// Parks a fiber that a plain thread wakes `rounds` times with [`Rounds::drive`], to which
+    /// `gap` is passed on. Returns the time that took, without the gaps.
+    fn wake(&self, rounds: u64, gap: Gap) -> Duration;
+}
+
+/// A benchmark shape.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Shape {
+    /// Spawn many fibers, then join them all.
+    SpawnJoin,
+    /// Many fibers that do nothing but yield.
+    Yield,
+    /// Each fiber spawns the next.
+    Chain,
+    /// A plain thread wakes a fiber, and again almost as soon as it has answered.
+    Wake,
+    /// A plain thread wakes a fiber of a runtime that has been idle for a while.
+    WakeIdle,
+}
+
+impl Shape {
+    /// All shapes.
+    pub const ALL: [Self; 5] = [
+        Self::SpawnJoin,
+        Self::Yield,
+        Self::Chain,
+        Self::Wake,
+        Self::WakeIdle,
+    ];
+
+    /// The name on the command line and in the output.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SpawnJoin => "spawn_join",
+            Self::Yield => "yield",
+            Self::Chain => "chain",
+            Self::Wake => "wake",
+            Self::WakeIdle => "wake_idle",
+        }
+    }
+
+    /// The shape with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|shape| shape.name() == name)
+    }
+
+    /// How many operations make one round if the command line does not say.
+    #[must_use]
+    pub fn default_ops(self) -> u64 {
+        match self {
+            Self::SpawnJoin | Self::Yield | Self::Chain => 1_000_000,
+            Self::Wake => 100_000,
+            Self::WakeIdle => 5_000,
+        }
+    }
+
+    /// Runs one round of about `ops` operations; returns how many it made and how long they took.
+    ///
+    /// # Panics
+    ///
+    /// Panics when the fibers did something else than they were told to.
+    fn round(self, rival: &impl Rival, ops: u64) -> (u64, Duration) {
+        let start = Instant::now();
+        match self {
+            Self::SpawnJoin => {
+                let sum = rival.spawn_join(ops);
+                let time = start.elapsed();
+                assert_eq!(sum, (0..ops).sum(), "a spawned fiber was lost");
+                (ops, time)
+            }
+            Self::Yield => {
+                let each = ops.div_ceil(YIELDING_FIBERS);
+                let made = rival.yields(YIELDING_FIBERS, each);
+                let time = start.elapsed();
+                assert_eq!(made, YIELDING_FIBERS * each, "a yield was lost");
+                (made, time)
+            }
+            Self::Chain => {
+                rival.chain(ops);
+                (ops, start.elapsed())
+            }
+            Self::Wake => (ops, rival.wake(ops, Gap::SHORT)),
+            Self::WakeIdle => (ops, rival.wake(ops, Gap::IDLE)),
+        }
+    }
+}
+
+/// The exchange between the waking thread and the woken fiber, which share one of these.
+#[derive(Debug, Default)]
+pub struct Rounds {
+    /// The round whose wake-up is on its way, counted from 1. Written by the thread.
+    sent: Line,
+    /// The round last answered. Written by the fiber.
+    answered: Line,
+}
+
+/// A counter that has its cache line (and the one prefetched with it) for itself.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+impl Rounds {
+    /// The waking thread: in each round lets the `gap` pass, calls `wake` once, and spins until the
+    /// fiber has answered. Returns the sum of the times from wake-up to answer.
+    pub fn drive(&self, rounds: u64, gap: Gap, wake: impl Fn()) -> Duration {
+        (1..=rounds)
+            .map(|round| {
+                gap.pass();
+                let start = Instant::now();
+                self.sent.0.store(round, Ordering::Release);
+                wake();
+                while self.answered.0.load(Ordering::Acquire) < round {
+                    hint::spin_loop();
+                }
+                start.elapsed()
+            })
+            .sum()
+    }
+
+    /// For the fiber, after it was woken: whether that was for `round`, rather than spurious.
+    ///
+    /// Only to be asked after parking: a fiber that looks first might never park.
+    #[must_use]
+    pub fn has_sent(&self, round: u64) -> bool {
+        self.sent.0.load(Ordering::Acquire) >= round
+    }
+
+    /// For the fiber: answers `round`.
+    pub fn answer(&self, round: u64) {
+        self.answered.0.store(round, Ordering::Release);
+    }
+}
+
+/// Reads `SHAPE [OPS]`.
+fn parse(mut args: impl Iterator<Item = String>) -> Option<(Shape, u64)> {
+    let shape = Shape::from_name(&args.next()?)?;
+    let ops = match args.next() {
+        Some(ops) => ops.parse().ok().filter(|&ops| ops > 0)?,
+        None => shape.default_ops(),
+    };
+    args.next().is_none().then_some((shape, ops))
+}
+
+/// The `main` of every program: does what the command line says on `rival`, one round to warm up
+/// and one for the clock, and prints the result.
+#[must_use]
+pub fn main(rival: &impl Rival) -> ExitCode {
+    let Some((shape, ops)) = parse(std::env::args().skip(1)) else {
+        let names = Shape::ALL.map(Shape::name).join("|");
+        eprintln!("usage: PROGRAM {names} [OPS]");
+        return ExitCode::from(2);
+    };
+    shape.round(rival, ops);
+    let (made, time) = shape.round(rival, ops);
+    println!(
+        "{} {:.1}",
+        shape.name(),
+        time.as_secs_f64() * 1e9 / made as f64
+    );
+    ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_words(words: &str) -> Option<(Shape, u64)> {
+        parse(words.split_whitespace().map(String::from))
+    }
+
+    #[test]
+    fn reads_the_command_line() {
+        for shape in Shape::ALL {
+            assert_eq!(
+                parse_words(shape.name()),
+                Some((shape, shape.default_ops()))
+            );
+        }
+        assert_eq!(parse_words("chain 7"), Some((Shape::Chain, 7)));
+    }
+
+    #[test]
+    fn refuses_a_bad_command_line() {
+        for words in ["", "nothing", "chain 0", "chain x", "chain 7 7"] {
+            assert_eq!(parse_words(words), None, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn drives_every_round() {
+        for gap in [Gap::SHORT, Gap::IDLE] {
+            let rounds = Rounds::default();
+            let time = thread::scope(|scope| {
+                let driver = scope.spawn(|| rounds.drive(10, gap, || {}));
+                for round in 1..=10 {
+                    while !rounds.has_sent(round) {
+                        thread::yield_now();
+                    }
+                    rounds.answer(round);
+                }
+                driver.join().unwrap()
+            });
+            assert!(time > Duration::ZERO);
+        }
+    }
+}
