@@ -63,8 +63,10 @@ impl Previous {
 /// # Safety
 /// `info` is the argument of a running SIGSEGV or SIGBUS handler.
 pub(crate) unsafe fn fault_address(info: *mut siginfo_t) -> usize {
-    // SAFETY: by the caller's promise the field is filled in.
-    unsafe { (*info).si_addr() as usize }
+    // SAFETY: by the caller's promise it points to a siginfo.
+    let info = unsafe { &*info };
+    // SAFETY: and for these signals the field is filled in.
+    unsafe { info.si_addr() as usize }
 }
 
 /// A stack of our own for signal handlers on the calling thread; std's is too small for an

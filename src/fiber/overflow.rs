@@ -47,10 +47,10 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
     // SAFETY: we are that handler.
     let address = unsafe { signal::fault_address(info) };
     // The list of slabs is asked first: a thread that never ran a fiber has nothing to tell.
-    if stack::is_stack_address(address) {
-        if let Some(fiber) = current().filter(|fiber| hit_guard(fiber, address)) {
-            report(fiber);
-        }
+    if stack::is_stack_address(address)
+        && let Some(fiber) = current().filter(|fiber| hit_guard(fiber, address))
+    {
+        report(fiber);
     }
     match BEFORE.get() {
         Some(before) => before[usize::from(signal == SIGBUS)].forward(signal, info, context),

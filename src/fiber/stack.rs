@@ -302,7 +302,9 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
     if cfg!(indent_sanitize) {
         let limit = head.limit();
         // SAFETY: its fiber is over and nobody else knows the stack.
-        unsafe { (*stack.as_ptr()).resident.destroy() };
+        let head = unsafe { &mut *stack.as_ptr() };
+        // SAFETY: as above.
+        unsafe { head.resident.destroy() };
         let bottom = ptr::with_exposed_provenance_mut::<u8>(limit);
         let bottom = NonNull::new(bottom).expect("no stack at address zero");
         // SAFETY: the whole mapping of this stack, made by `obtain`. The published range stays
@@ -381,10 +383,10 @@ impl Cache {
     }
 
     pub(crate) fn take(&mut self, class: u8) -> io::Result<NonNull<StackHead>> {
-        if class == self.class {
-            if let Some(stack) = self.free.pop() {
-                return Ok(stack);
-            }
+        if class == self.class
+            && let Some(stack) = self.free.pop()
+        {
+            return Ok(stack);
         }
         obtain(class, self.guard)
     }

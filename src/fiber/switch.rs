@@ -121,8 +121,10 @@ pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
     }
     // SAFETY: as above.
     let slot = unsafe { (*stack).resident.routine.get() };
-    // SAFETY: made, and nobody else has a reference to it (I5).
-    let routine = unsafe { (*slot).assume_init_mut() };
+    // SAFETY: nobody else has a reference to it (I5).
+    let slot = unsafe { &mut *slot };
+    // SAFETY: made above or earlier.
+    let routine = unsafe { slot.assume_init_mut() };
     match routine.resume(fiber) {
         CoroutineResult::Yield(back) => back,
         CoroutineResult::Return(()) => unreachable!("the root of a stack never returns"),

@@ -129,10 +129,10 @@ pub(crate) fn charge() {
 /// Unwinds the calling fiber if it was asked to end and may.
 #[inline]
 pub(crate) fn unwind_if_cancelled() {
-    if let Some(here) = context::here() {
-        if here.fiber.state.cancel_requested() {
-            unwind_if_allowed(&here);
-        }
+    if let Some(here) = context::here()
+        && here.fiber.state.cancel_requested()
+    {
+        unwind_if_allowed(&here);
     }
 }
 

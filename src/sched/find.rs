@@ -98,11 +98,11 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
 #[inline]
 fn in_turn(token: &mut Entered) -> Option<FiberRef> {
     let turns = token.local().home_turns;
-    if turns == 0 || (turns < HOME_TURNS && token.carrier().shared().idle.has_free_hands()) {
-        if let Some(fiber) = token.carrier().home().queue.pop() {
-            token.local().home_turns += 1;
-            return Some(popped(fiber));
-        }
+    if (turns == 0 || (turns < HOME_TURNS && token.carrier().shared().idle.has_free_hands()))
+        && let Some(fiber) = token.carrier().home().queue.pop()
+    {
+        token.local().home_turns += 1;
+        return Some(popped(fiber));
     }
     let local = token.local();
     local.home_turns = 0;

@@ -73,10 +73,7 @@ impl<W> Owner<W> {
         if self.mark.load(Acquire) == 0 {
             return Some(worker);
         }
-        match self.give(worker) {
-            Ok(()) => None,
-            Err(kept) => Some(kept), // it got another one meanwhile
-        }
+        self.give(worker).err() // kept if it got another one meanwhile
     }
 
     /// Gives a worker to a carrier that has none.

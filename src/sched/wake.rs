@@ -90,15 +90,15 @@ pub(crate) fn enqueue(fiber: FiberRef) {
     if fiber.blocks_carrier() {
         return rouse_blocked(carrier);
     }
-    if ptr::eq(context::carrier(), carrier) {
-        if let Some(_token) = context::enter() {
-            // A sibling: it runs next, and what was next before it goes behind the others.
-            if let Some(before) = carrier.home().next.replace(fiber) {
-                // SAFETY: runnable by I1, so in no list, and alive by I3.
-                unsafe { carrier.home().queue.push(before.pointer()) };
-            }
-            return;
+    if ptr::eq(context::carrier(), carrier)
+        && let Some(_token) = context::enter()
+    {
+        // A sibling: it runs next, and what was next before it goes behind the others.
+        if let Some(before) = carrier.home().next.replace(fiber) {
+            // SAFETY: runnable by I1, so in no list, and alive by I3.
+            unsafe { carrier.home().queue.push(before.pointer()) };
         }
+        return;
     }
     // SAFETY: as above.
     unsafe { carrier.inbox.post(fiber.pointer()) };

@@ -1,5 +1,9 @@
 //! What the tests share.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses a part of it"
+)]
 
 use std::io::Write;
 use std::process::{Command, Output};
@@ -10,7 +14,9 @@ pub fn skip(why: &str) {
     let name = thread.name().unwrap_or("a test").to_owned();
     // The harness captures the `print!` family only; the descriptor itself is open.
     let line = format!("SKIPPED {name}: {why}\n");
-    let mut stdout = std::fs::OpenOptions::new().write(true).open("/proc/self/fd/2");
+    let mut stdout = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/proc/self/fd/2");
     match &mut stdout {
         Ok(out) => drop(out.write_all(line.as_bytes())),
         Err(_) => eprint!("{line}"),
@@ -22,7 +28,13 @@ pub fn skip(why: &str) {
 pub fn in_child(test: &str, variables: &[(&str, &str)]) -> Output {
     let me = std::env::current_exe().expect("the path of this test binary");
     Command::new(me)
-        .args([test, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .args([
+            test,
+            "--exact",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .envs(variables.iter().copied())
         .output()
         .expect("a child process of this test binary")
@@ -37,5 +49,57 @@ pub fn text(output: &Output) -> String {
 
 /// Threads of this process now.
 pub fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").expect("/proc/self/task").count()
+    std::fs::read_dir("/proc/self/task")
+        .expect("/proc/self/task")
+        .count()
+}
+
+/// Runs the closure and ends the process, with a message, if it takes longer than this: a test
+/// that hangs fails.
+pub fn within<T>(seconds: u64, f: impl FnOnce() -> T) -> T {
+    use std::sync::mpsc::{self, RecvTimeoutError};
+
+    let name = std::thread::current().name().unwrap_or("a test").to_owned();
+    let (running, over) = mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        let limit = std::time::Duration::from_secs(seconds);
+        if over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
+            let line = format!("{name} hangs: not done after {seconds} s; aborting\n");
+            let err = std::fs::OpenOptions::new()
+                .write(true)
+                .open("/proc/self/fd/2");
+            drop(err.map(|mut err| err.write_all(line.as_bytes())));
+            std::process::abort();
+        }
+    });
+    let result = f(); // a panic drops `running` as well
+    drop(running);
+    watchdog.join().expect("the watchdog ends quietly");
+    result
+}
+
+/// A small generator of random numbers, the same ones for the same seed.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `n`.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+}
+
+/// Waits on a plain thread until `done`, a little at a time.
+pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !done() {
+        assert!(start.elapsed().as_secs() < 60, "waited in vain: {what}");
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
 }
