@@ -1,5 +1,6 @@
 //! L0: what everything else stands on, and nothing that knows of fibers.
 
+pub(crate) mod arch;
 pub(crate) mod bitmap;
 pub(crate) mod inbox;
 pub(crate) mod list;

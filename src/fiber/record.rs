@@ -92,6 +92,9 @@ unsafe impl Linked for Record {
     }
 }
 
+// A panic leaves nothing half-changed in a record: all of it is atomics and protocols of our own.
+impl std::panic::RefUnwindSafe for Record {}
+
 /// What a spawn says about its fiber.
 pub(crate) struct Birth {
     pub(crate) location: &'static Location<'static>,

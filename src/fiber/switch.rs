@@ -14,12 +14,12 @@
 //! The floating-point control words (MXCSR, x87) are not saved: they belong to the thread, as any
 //! C function call assumes. A fiber that changes them must restore them before it blocks.
 
-use std::arch::asm;
 use std::ptr;
 
 use corosensei::stack::{Stack, StackPointer};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
+use crate::base::arch;
 use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::record::FiberRef;
 use crate::fiber::stack::{Slot, StackHead};
@@ -149,16 +149,22 @@ unsafe fn make(stack: *mut StackHead, body: Body) {
     head.resident.door = ptr::dangling();
 }
 
+/// Asks for the cache lines that resuming `fiber` will touch.
+#[inline]
+pub(crate) fn prefetch(fiber: FiberRef) {
+    let top = fiber.stack_pointer.load(Relaxed);
+    arch::prefetch(top);
+    arch::prefetch(top + 64);
+    arch::prefetch(fiber.stack.load(Relaxed).addr());
+}
+
 /// Leaves the calling fiber's stack; returns when the fiber is resumed, perhaps on another thread.
 ///
 /// # Safety
 /// Called on the stack of `fiber`.
 #[inline]
 pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
-    let here: usize;
-    // SAFETY: reads one register.
-    unsafe { asm!("mov {}, rsp", out(reg) here, options(nomem, nostack, preserves_flags)) };
-    fiber.stack_pointer.store(here, Relaxed);
+    fiber.stack_pointer.store(arch::stack_pointer(), Relaxed);
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: we stand on this stack, so its head is ours (I5).
     let door = unsafe { (*stack).resident.door };

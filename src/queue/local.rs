@@ -85,6 +85,12 @@ impl Ring {
         if len > self.slots.len() { 0 } else { len }
     }
 
+    /// Holder only: exact, since only others can take meanwhile.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head.load(Relaxed) == self.tail.load(Relaxed)
+    }
+
     /// Holder only. Gives the fiber back when the ring is full.
     pub(crate) fn push(&self, new: FiberRef) -> Result<(), FiberRef> {
         let head = self.head.load(Acquire);

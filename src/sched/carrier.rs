@@ -115,6 +115,8 @@ impl Carrier {
     }
 
     /// In the middle of a fiber, mark up: asks for a worker and waits for it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn ask_for_worker(&self) -> NonNull<Worker> {
         self.shared().want(self.index);
         self.wait_for_worker()

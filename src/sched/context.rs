@@ -161,12 +161,7 @@ impl Entered {
     fn resumed_on(carrier: NonNull<Carrier>) -> Entered {
         // SAFETY: a carrier outlives its thread.
         let owner = unsafe { &carrier.as_ref().owner };
-        let worker = loop {
-            match owner.peek() {
-                Some(worker) => break worker,
-                None => crate::base::loom::spin(), // a taker is about to give it back
-            }
-        };
+        let worker = owner.peek().unwrap_or_else(|| owner.await_give_back());
         Entered {
             carrier,
             worker,

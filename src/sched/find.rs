@@ -5,9 +5,11 @@
 //! unstarted fibers in turn; the shared queue; other workers' rings. Each of the first four is
 //! reached within a bounded number of dispatches whatever the others hold.
 
-use crate::fiber::FiberRef;
+use crate::base::arch;
+use crate::fiber::{FiberRef, switch};
 use crate::queue::inject::popped;
 use crate::sched::Shared;
+use crate::sched::carrier::Carrier;
 use crate::sched::context::Entered;
 use crate::sched::worker::Worker;
 
@@ -27,12 +29,49 @@ pub(crate) enum Next {
     Stop,
 }
 
+/// What to run now. The usual case, started fibers and nothing else, comes first and is short.
+#[inline]
 pub(crate) fn next(token: &mut Entered) -> Next {
+    token.local().until_shared -= 1;
+    if token.local().until_shared > 0
+        && only_home(token)
+        && let Some(fiber) = pop_home(token.carrier())
+    {
+        return Next::Run(fiber);
+    }
+    in_order(token)
+}
+
+/// Nothing is there but, perhaps, fibers in the home queue.
+#[inline]
+fn only_home(token: &mut Entered) -> bool {
+    let (carrier, worker) = (token.carrier(), token.worker());
+    carrier.home().next.is_none()
+        && carrier.inbox.is_empty()
+        && worker.lifo.is_empty()
+        && worker.ring.is_empty()
+        && worker.assigned.is_empty()
+        && token.local().own.is_empty()
+}
+
+/// The oldest of the home queue; the one after it is asked for, since the caches hold few fibers.
+#[inline]
+fn pop_home(carrier: &Carrier) -> Option<FiberRef> {
+    let queue = &mut carrier.home().queue;
+    let fiber = queue.pop().map(popped);
+    if let Some((next, after)) = queue.peek() {
+        arch::prefetch(after);
+        switch::prefetch(popped(next));
+    }
+    fiber
+}
+
+#[inline(never)]
+fn in_order(token: &mut Entered) -> Next {
     if token.carrier().shared().is_stopping() {
         return Next::Stop;
     }
     collect(token);
-    token.local().until_shared -= 1;
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
         match shared_queue(token) {
@@ -99,16 +138,16 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
 fn in_turn(token: &mut Entered) -> Option<FiberRef> {
     let turns = token.local().home_turns;
     if (turns == 0 || (turns < HOME_TURNS && token.carrier().shared().idle.has_free_hands()))
-        && let Some(fiber) = token.carrier().home().queue.pop()
+        && let Some(fiber) = pop_home(token.carrier())
     {
         token.local().home_turns += 1;
-        return Some(popped(fiber));
+        return Some(fiber);
     }
     let local = token.local();
     local.home_turns = 0;
     let own = local.own.pop().map(popped);
     own.or_else(|| token.worker().ring.pop())
-        .or_else(|| token.carrier().home().queue.pop().map(popped))
+        .or_else(|| pop_home(token.carrier()))
 }
 
 /// Carriers that want a worker, and fibers anybody may run; they take turns too.

@@ -112,6 +112,9 @@ pub(crate) struct Shared {
     alarm: alarm::Alarm,
 }
 
+// No user code runs while the scheduler's state is half-changed, so a panic leaves it whole.
+impl std::panic::RefUnwindSafe for Shared {}
+
 impl Shared {
     pub(crate) fn start(settings: Settings) -> Result<Arc<Shared>, StartError> {
         crate::base::os::prepare_membarrier();

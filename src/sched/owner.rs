@@ -66,6 +66,17 @@ impl<W> Owner<W> {
         NonNull::new(self.word.load(SeqCst))
     }
 
+    /// Own thread, mark up: a taker has the worker in its hand and is about to give it back.
+    #[cold]
+    pub(crate) fn await_give_back(&self) -> NonNull<W> {
+        loop {
+            match self.peek() {
+                Some(worker) => return worker,
+                None => spin(),
+            }
+        }
+    }
+
     /// Takes the worker from a carrier that is outside runtime code.
     pub(crate) fn take(&self) -> Option<NonNull<W>> {
         let worker = NonNull::new(self.word.swap(ptr::null_mut(), SeqCst))?;

@@ -34,7 +34,7 @@ pub(crate) fn run_fibers() -> Left {
     let left = loop {
         match find::next(&mut token) {
             Next::Run(fiber) => {
-                search.found(token.carrier().shared(), token.worker().index);
+                search.found(&token);
                 let handed;
                 (token, handed) = run(token, fiber);
                 if handed && hand_over(&token) {
@@ -42,7 +42,7 @@ pub(crate) fn run_fibers() -> Left {
                 }
             }
             Next::MoveTo(index) => {
-                search.found(token.carrier().shared(), token.worker().index);
+                search.found(&token);
                 if move_to(&token, index) {
                     break Left::GaveWorkerAway;
                 }

@@ -29,6 +29,8 @@ pub(crate) struct Search {
     nap: Duration,
     /// It had the watch since it last found work.
     watched: bool,
+    /// It has found nothing since it last found work.
+    idle: bool,
 }
 
 impl Search {
@@ -38,11 +40,21 @@ impl Search {
             rounds: 0,
             nap: FIRST_NAP,
             watched: false,
+            idle: false,
         }
     }
 
     /// Work was found: the last searcher rouses its successor.
-    pub(crate) fn found(&mut self, shared: &Shared, worker: usize) {
+    #[inline]
+    pub(crate) fn found(&mut self, token: &Entered) {
+        if self.idle {
+            self.stop(token.carrier().shared(), token.worker().index);
+        }
+    }
+
+    #[cold]
+    fn stop(&mut self, shared: &Shared, worker: usize) {
+        self.idle = false;
         self.rounds = 0;
         self.nap = FIRST_NAP;
         let last = std::mem::take(&mut self.searching) && shared.idle.found();
@@ -55,6 +67,7 @@ impl Search {
 
     /// Nothing was found: one step towards sleep, or the sleep itself.
     pub(crate) fn rest(&mut self, token: &mut Entered) {
+        self.idle = true;
         let shared = token.carrier().shared();
         if !self.searching && self.rounds == 0 {
             self.searching = shared.idle.begin_search();
