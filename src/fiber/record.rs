@@ -35,7 +35,7 @@ use crate::fiber::job::Job;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::slab::Remote;
 use crate::fiber::stack::StackHead;
-use crate::fiber::state::State;
+use crate::fiber::state::{Phase, State};
 
 /// "FIBER" and a version, so that a debugger finds live records in memory.
 const MAGIC: u64 = u64::from_le_bytes(*b"FIBER\0\0\x01");
@@ -158,6 +158,13 @@ impl Record {
     pub(crate) fn location(&self) -> &'static Location<'static> {
         // SAFETY: written at birth from a `'static` reference.
         unsafe { &*self.location.load(Relaxed) }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        match self.state.phase() {
+            Phase::Runnable if self.stack.load(Relaxed).is_null() => Phase::Unstarted,
+            phase => phase,
+        }
     }
 
     pub(crate) fn reason(&self) -> ParkReason {

@@ -1,14 +1,14 @@
 //! One word that says where a fiber (or a plain thread that parks) stands, and who woke it.
 //!
 //! ```text
-//!   Unstarted ──start──▶ Runnable ──begin_park──▶ Parking ──commit_park──▶ Parked
-//!                          ▲  │                      │                       │
-//!                          │  └──finish──▶ Done      │ a cause came first    │ wake, expire, cancel
-//!                          └─────────────────────────┴───────────────────────┘
+//!   Runnable ──begin_park──▶ Parking ──commit_park──▶ Parked
+//!     ▲  │                      │                       │
+//!     │  └──finish──▶ Done      │ a cause came first    │ wake, expire, cancel
+//!     └─────────────────────────┴───────────────────────┘
 //! ```
 //!
-//! *Runnable* covers queued and running: nobody outside needs the difference, and a yield then
-//! costs no atomic operation. *Parking* is the time between the fiber's decision and the moment
+//! *Runnable* covers not started, queued and running: nobody outside needs the difference (a fiber
+//! that has not started has no stack), and a start or a yield then costs no atomic operation. *Parking* is the time between the fiber's decision and the moment
 //! its stack is switched out; the scheduler, on its own stack, commits.
 //!
 //! Beside the phase there are bits. TOKEN: somebody unparked, spent by the next park. CANCEL: asked
@@ -30,11 +30,10 @@ use std::fmt;
 
 use crate::base::loom::atomic::{
     AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed},
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
 const PHASE: u64 = 0b111;
-const UNSTARTED: u64 = 0;
 const RUNNABLE: u64 = 1;
 const PARKING: u64 = 2;
 const PARKED: u64 = 3;
@@ -124,14 +123,9 @@ pub enum Phase {
 pub(crate) struct State(AtomicU64);
 
 impl State {
-    #[cfg(test)]
-    pub(crate) fn unstarted() -> Self {
-        State(AtomicU64::new(UNSTARTED))
-    }
-
     /// Makes the word of a record that was free a new fiber's.
     pub(crate) fn reset(&self) {
-        self.0.store(UNSTARTED, Relaxed);
+        self.0.store(RUNNABLE, Relaxed);
     }
 
     /// For a plain thread, which runs already.
@@ -150,12 +144,6 @@ impl State {
                 Err(seen) => now = seen,
             }
         }
-    }
-
-    /// The first dispatch.
-    pub(crate) fn start(&self) {
-        let before = self.0.fetch_add(RUNNABLE - UNSTARTED, AcqRel);
-        debug_assert_eq!(before & PHASE, UNSTARTED, "{self:?}");
     }
 
     /// Called by the fiber itself, before it switches out.
@@ -251,18 +239,19 @@ impl State {
         })
     }
 
-    /// Over. Later wakes find nothing to do.
+    /// Over. Later wakes find nothing to do; a token that comes in between is of no use any more,
+    /// so a plain store will do.
     pub(crate) fn finish(&self) {
-        self.update(|now| ((now & !PHASE) | DONE, ()));
+        self.0.store(DONE, Release);
     }
 
     pub(crate) fn is_parked(&self) -> bool {
         self.0.load(Acquire) & PHASE == PARKED
     }
 
+    /// The phase of a fiber that has a stack, or had one.
     pub(crate) fn phase(&self) -> Phase {
         match self.0.load(Acquire) & PHASE {
-            UNSTARTED => Phase::Unstarted,
             RUNNABLE => Phase::Runnable,
             PARKING | PARKED => Phase::Parked,
             DONE => Phase::Done,
@@ -274,7 +263,7 @@ impl State {
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let now = self.0.load(Relaxed);
-        let phase = ["Unstarted", "Runnable", "Parking", "Parked", "Done"];
+        let phase = ["Free", "Runnable", "Parking", "Parked", "Done"];
         write!(f, "{}", phase.get((now & PHASE) as usize).unwrap_or(&"?"))?;
         let bits = [
             (TOKEN, "TOKEN"),

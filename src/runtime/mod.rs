@@ -194,7 +194,7 @@ impl Handle {
     /// If the default runtime cannot be started.
     pub fn current() -> Handle {
         Handle {
-            shared: current_or_default(),
+            shared: with_current_or_default(Shared::arc),
         }
     }
 
@@ -209,7 +209,7 @@ impl Handle {
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn try_current() -> Result<Handle, NoRuntime> {
-        let here = spawn::current_shared();
+        let here = spawn::with_current(Shared::arc).ok();
         let shared = here.or_else(|| DEFAULT.get().map(|rt| rt.handle.shared.clone()));
         shared.map(|shared| Handle { shared }).ok_or(NoRuntime(()))
     }
@@ -317,7 +317,7 @@ impl Handle {
     }
 
     fn is_own_fiber(&self) -> bool {
-        spawn::current_shared().is_some_and(|here| Arc::ptr_eq(&here, &self.shared))
+        spawn::with_current(|here| std::ptr::eq(here, &*self.shared)).unwrap_or(false)
     }
 
     #[track_caller]
@@ -343,14 +343,20 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// The runtime of the calling fiber, or the default one.
-pub(crate) fn current_or_default() -> Arc<Shared> {
-    spawn::current_shared().unwrap_or_else(|| {
-        let start = || match Builder::new().build() {
-            Ok(runtime) => runtime,
-            Err(error) => panic!("the default runtime cannot be started: {error}"),
-        };
-        DEFAULT.get_or_init(start).handle.shared.clone()
+/// Calls `f` with the runtime of the calling fiber, or with the default one.
+#[inline]
+pub(crate) fn with_current_or_default<R>(f: impl FnOnce(&Shared) -> R) -> R {
+    match spawn::with_current(f) {
+        Ok(result) => result,
+        Err(f) => f(&default().handle.shared),
+    }
+}
+
+#[cold]
+fn default() -> &'static Runtime {
+    DEFAULT.get_or_init(|| match Builder::new().build() {
+        Ok(runtime) => runtime,
+        Err(error) => panic!("the default runtime cannot be started: {error}"),
     })
 }
 

@@ -127,7 +127,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
         ptr::from_ref(carrier).cast_mut().cast(),
         atomic::Ordering::Relaxed,
     );
-    fiber.state.start(); // releases both
+    // Whoever wakes the fiber reads both; the park it ends has released them.
     carrier.started.set(carrier.started.get() + 1);
     token.worker().counters.started.add(1);
     true

@@ -205,7 +205,7 @@ impl Shared {
                 id: fiber.id(),
                 name: fiber.name().map(str::to_owned),
                 location: fiber.location(),
-                phase: fiber.state.phase(),
+                phase: fiber.phase(),
                 reason: fiber.reason(),
             });
         });
@@ -243,7 +243,7 @@ impl Shared {
         let me = std::ptr::from_ref(self).cast_mut().cast::<()>();
         slab::every_record(|fiber| {
             let here = fiber.runtime.load(Relaxed) == me;
-            if here && fiber.state.phase() != Phase::Done {
+            if here && fiber.phase() != Phase::Done {
                 see(fiber);
             }
         });

@@ -188,10 +188,10 @@ where
     handle
 }
 
-/// The runtime of the calling fiber.
-pub(crate) fn current_shared() -> Option<std::sync::Arc<Shared>> {
-    let fiber = context::current_fiber()?;
+/// Calls `f` with the runtime of the calling fiber, if it runs on one; else gives `f` back.
+pub(crate) fn with_current<R, F: FnOnce(&Shared) -> R>(f: F) -> Result<R, F> {
+    let Some(fiber) = context::current_fiber() else { return Err(f) };
     let runtime = fiber.runtime.load(Acquire).cast::<Shared>();
     // SAFETY: set at birth from a `Shared`, which lives until its fibers are over; we are one.
-    Some(unsafe { &*runtime }.arc())
+    Ok(f(unsafe { &*runtime }))
 }

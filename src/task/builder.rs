@@ -6,7 +6,6 @@
 
 use std::panic::Location;
 use std::ptr;
-use std::sync::Arc;
 
 use crate::error::SpawnError;
 use crate::fiber::record::{ANY_WORKER, Birth};
@@ -84,8 +83,10 @@ impl Builder {
         T: Send + 'static,
     {
         let location = Location::caller();
-        // SAFETY: `'static`: the closure borrows nothing.
-        unsafe { self.spawn_in(&runtime::current_or_default(), location, f) }
+        runtime::with_current_or_default(|shared| {
+            // SAFETY: `'static`: the closure borrows nothing.
+            unsafe { self.spawn_in(shared, location, f) }
+        })
     }
 
     /// Starts the fiber, or says why not: too many alive, shutting down, no such worker.
@@ -102,11 +103,11 @@ impl Builder {
         T: Send + 'static,
     {
         let location = Location::caller();
-        // SAFETY: `'static`: the closure borrows nothing.
-        unsafe {
-            self.try_spawn_in(&runtime::current_or_default(), location, Limit::Stacks, f)
-                .map_err(|(error, _)| error)
-        }
+        runtime::with_current_or_default(|shared| {
+            // SAFETY: `'static`: the closure borrows nothing.
+            let spawned = unsafe { self.try_spawn_in(shared, location, Limit::Stacks, f) };
+            spawned.map_err(|(error, _)| error)
+        })
     }
 
     fn wishes(self, shared: &Shared, at: &'static Location<'static>) -> Result<Wishes, SpawnError> {
@@ -139,7 +140,7 @@ impl Builder {
     /// Whatever `f` borrows outlives the fiber.
     pub(crate) unsafe fn try_spawn_in<F, T>(
         self,
-        shared: &Arc<Shared>,
+        shared: &Shared,
         location: &'static Location<'static>,
         limit: Limit,
         f: F,
@@ -163,7 +164,7 @@ impl Builder {
     /// Whatever `f` borrows outlives the fiber.
     pub(crate) unsafe fn spawn_in<F, T>(
         self,
-        shared: &Arc<Shared>,
+        shared: &Shared,
         location: &'static Location<'static>,
         f: F,
     ) -> JoinHandle<T>

@@ -127,7 +127,7 @@ impl Fiber {
 
     /// Where it stands.
     pub fn phase(&self) -> Phase {
-        self.0.state.phase()
+        self.0.phase()
     }
 
     /// What it waits for, or waited for last.

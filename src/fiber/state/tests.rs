@@ -7,9 +7,7 @@ mod by_hand {
     use super::*;
 
     fn running() -> State {
-        let state = State::unstarted();
-        state.start();
-        state
+        State::runnable()
     }
 
     fn park(state: &State, hearing: Hearing) -> u32 {
@@ -25,14 +23,6 @@ mod by_hand {
         assert_eq!(state.wake(), Notify::Nothing);
         assert_eq!(state.begin_park(Hearing::Open), Begin::Woken(Woken::ByWake));
         let _ = park(&state, Hearing::Open); // the token was spent
-    }
-
-    #[test]
-    fn a_wake_before_the_first_dispatch_is_kept() {
-        let state = State::unstarted();
-        assert_eq!(state.wake(), Notify::Nothing);
-        state.start();
-        assert_eq!(state.begin_park(Hearing::Open), Begin::Woken(Woken::ByWake));
     }
 
     #[test]
