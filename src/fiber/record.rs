@@ -110,6 +110,7 @@ impl Record {
     const BORN_WITH: u32 = 2;
 
     /// Makes a free record a fiber's. The job is stored by the caller afterwards.
+    #[inline]
     pub(crate) fn be_born(&self, id: u64, birth: Birth) {
         self.state.reset();
         self.join.store(0, Relaxed);

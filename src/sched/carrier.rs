@@ -37,6 +37,8 @@ use crate::sched::owner::Owner;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context, run};
 
+/// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
+#[repr(align(128))]
 pub(crate) struct Carrier {
     pub(crate) index: usize,
     shared: NonNull<Shared>,

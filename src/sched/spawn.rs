@@ -36,6 +36,7 @@ pub(crate) enum Limit {
 
 impl Shared {
     /// Checks everything that can be wrong with a spawn.
+    #[inline]
     pub(crate) fn admit(&self, wishes: &Wishes, limit: Limit) -> Result<(), SpawnError> {
         if self.is_closing() {
             return Err(SpawnError::ShuttingDown);
@@ -189,6 +190,7 @@ where
 }
 
 /// Calls `f` with the runtime of the calling fiber, if it runs on one; else gives `f` back.
+#[inline]
 pub(crate) fn with_current<R, F: FnOnce(&Shared) -> R>(f: F) -> Result<R, F> {
     let Some(fiber) = context::current_fiber() else { return Err(f) };
     let runtime = fiber.runtime.load(Acquire).cast::<Shared>();

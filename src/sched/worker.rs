@@ -15,6 +15,8 @@ use crate::fiber::{Record, stack::Guard};
 use crate::queue::local::{Ring, Slot};
 use crate::sched::carrier::Carrier;
 
+/// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
+#[repr(align(128))]
 pub(crate) struct Worker {
     pub(crate) index: usize,
     /// The unstarted fiber that was spawned last.

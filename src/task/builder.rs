@@ -110,6 +110,7 @@ impl Builder {
         })
     }
 
+    #[inline]
     fn wishes(self, shared: &Shared, at: &'static Location<'static>) -> Result<Wishes, SpawnError> {
         let stack_class = match self.stack_size {
             None => shared.settings.stack_class,
