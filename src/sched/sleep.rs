@@ -14,9 +14,11 @@ use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::worker::Roused;
 
-/// Looks into all queues before the first sleep: long enough to meet work that is just being made,
-/// short beside the cost of a sleep and a wake-up.
-const SEARCH_ROUNDS: u32 = 64;
+/// Looks into all queues before the first sleep, and pauses between two of them: a microsecond or
+/// two, to meet work that is just being made. Longer costs more than it brings: with more threads
+/// than CPUs the searcher stands in the way of whoever it waits for (DESIGN §9).
+const SEARCH_ROUNDS: u32 = 4;
+const PAUSES: u32 = 4;
 
 /// The watcher's first nap, and its longest.
 const FIRST_NAP: Duration = Duration::from_micros(50);
@@ -74,7 +76,7 @@ impl Search {
         }
         if self.searching && self.rounds < SEARCH_ROUNDS {
             self.rounds += 1;
-            for _ in 0..16 {
+            for _ in 0..PAUSES {
                 std::hint::spin_loop();
             }
             return;
