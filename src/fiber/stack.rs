@@ -34,7 +34,7 @@ use crate::fiber::switch::Resident;
 
 const SMALLEST: usize = 16 * 1024;
 const LARGEST: usize = 1 << 30;
-const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
+pub(crate) const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 
 /// A slab of stacks is at least this large, and doubles with every further one of its class …
 const FIRST_SLAB: usize = 16 * 1024 * 1024;

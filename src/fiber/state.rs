@@ -239,10 +239,11 @@ impl State {
         })
     }
 
-    /// Over. Later wakes find nothing to do; a token that comes in between is of no use any more,
-    /// so a plain store will do.
+    /// Over. Later wakes find nothing to do; what comes in between is of no use any more, so a load
+    /// and a store will do.
     pub(crate) fn finish(&self) {
-        self.0.store(DONE, Release);
+        self.0
+            .store(DONE | (self.0.load(Relaxed) & CANCEL), Release);
     }
 
     pub(crate) fn is_parked(&self) -> bool {

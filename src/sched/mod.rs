@@ -15,6 +15,7 @@
 //! | `wake` | making a parked fiber runnable |
 //! | `spawn` | from a closure to a queued fiber |
 //! | `block` | parking, yielding and handing over, on the fiber's side |
+//! | `starve` | fibers for which there is no stack |
 //! | `shutdown` | the five steps |
 
 use std::ptr::NonNull;
@@ -44,6 +45,7 @@ pub(crate) mod run;
 pub(crate) mod shutdown;
 mod sleep;
 pub(crate) mod spawn;
+mod starve;
 pub(crate) mod thread;
 pub(crate) mod wake;
 pub(crate) mod worker;
@@ -98,6 +100,8 @@ pub(crate) struct Shared {
     /// Unstarted fibers for which there was no stack.
     starved: Inject,
     starved_reported: AtomicBool,
+    /// Fibers with a stack of another than the default class, by class.
+    odd_stacks: [AtomicU64; stack::CLASSES],
     /// Fibers that failed for want of a stack.
     never_started: AtomicU64,
     /// How many fibers there can be, if that is limited by more than memory.
@@ -147,6 +151,7 @@ impl Shared {
             outside_spawned: AtomicU64::new(0),
             starved: Inject::new(),
             starved_reported: AtomicBool::new(false),
+            odd_stacks: [const { AtomicU64::new(0) }; stack::CLASSES],
             never_started: AtomicU64::new(0),
             fiber_limit: stack::limit(settings.guard),
             closing: AtomicBool::new(false),

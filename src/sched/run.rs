@@ -2,7 +2,7 @@
 //! The scheduler loop: switch in, and act on why the fiber came back.
 
 use std::ptr;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
 use indent_sysmon::Phase;
 
@@ -13,7 +13,6 @@ use crate::fiber::job::{self, Completed, Job, Leftover};
 use crate::fiber::state::Commit;
 use crate::fiber::switch::Back;
 use crate::fiber::{FiberRef, Record};
-use crate::queue::inject::popped;
 use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
 use crate::sched::sleep::Search;
@@ -127,6 +126,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
         ptr::from_ref(carrier).cast_mut().cast(),
         atomic::Ordering::Relaxed,
     );
+    carrier.shared().count_odd_stack(class, 1);
     // Whoever wakes the fiber reads both; the park it ends has released them.
     carrier.started.set(carrier.started.get() + 1);
     token.worker().counters.started.add(1);
@@ -153,7 +153,7 @@ fn fiber_main(fiber: FiberRef) {
 }
 
 /// The result is there: gives it to whoever the join word says (I4).
-fn complete(fiber: FiberRef) {
+pub(crate) fn complete(fiber: FiberRef) {
     match job::complete(&fiber.join) {
         Completed::Nothing => {}
         // SAFETY: the address was in the join word, and ours is its call.
@@ -181,6 +181,7 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     let carrier = token.carrier();
     carrier.started.set(carrier.started.get() - 1);
     let shared = carrier.shared();
+    shared.count_odd_stack(fiber.stack_class.load(atomic::Ordering::Relaxed), -1);
     if fiber.has_gate() {
         shared.gate.leave();
     }
@@ -200,57 +201,6 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
 }
 
 impl Shared {
-    /// No stack for this fiber now. It waits until one is free; if none ever will be, it fails.
-    #[cold]
-    fn starve(&self, fiber: FiberRef) {
-        self.starved.push(fiber);
-        if !self.starved_reported.swap(true, Relaxed) {
-            os::complain(
-                "indent: no memory for another stack; fibers wait until others end \
-                 (raise vm.max_map_count or ulimit -v, or spawn fewer at a time)\n",
-            );
-        }
-        self.fail_hopeless();
-    }
-
-    /// Fibers that have a stack.
-    pub(crate) fn with_stack(&self) -> u64 {
-        let finished: u64 = self.workers.iter().map(|w| w.counters.finished.get()).sum();
-        let started: u64 = self.workers.iter().map(|w| w.counters.started.get()).sum();
-        started - finished.min(started)
-    }
-
-    /// Fails a starved fiber if nobody holds a stack whose end could help it.
-    #[cold]
-    fn fail_hopeless(&self) {
-        if self.with_stack() > 0 {
-            return;
-        }
-        let mut chosen = self.starved.pop(1);
-        let Some(fiber) = chosen.pop().map(popped) else {
-            return;
-        };
-        // SAFETY: it never ran and is off its queue for good.
-        unsafe { Job::fail(&fiber, JoinError::no_stack(fiber.id())) };
-        complete(fiber);
-        fiber.state.finish();
-        if let Some(record) = fiber.end() {
-            // SAFETY: free now; slab memory stays valid.
-            unsafe { record.as_ref() }.owner().give_back(record);
-        }
-        self.never_started.fetch_add(1, SeqCst);
-        self.tell_observers();
-    }
-
-    /// Gives `n` starved fibers another chance.
-    pub(crate) fn feed_starved(&self, n: usize) {
-        let again = self.starved.pop(n);
-        if !again.is_empty() {
-            self.global.push_all(again);
-            self.rouse_one(0);
-        }
-    }
-
     /// After every end: a stack is free, and somebody may wait for the last fiber.
     #[inline]
     fn fiber_ended(&self) {

@@ -192,7 +192,9 @@ where
 /// Calls `f` with the runtime of the calling fiber, if it runs on one; else gives `f` back.
 #[inline]
 pub(crate) fn with_current<R, F: FnOnce(&Shared) -> R>(f: F) -> Result<R, F> {
-    let Some(fiber) = context::current_fiber() else { return Err(f) };
+    let Some(fiber) = context::current_fiber() else {
+        return Err(f);
+    };
     let runtime = fiber.runtime.load(Acquire).cast::<Shared>();
     // SAFETY: set at birth from a `Shared`, which lives until its fibers are over; we are one.
     Ok(f(unsafe { &*runtime }))

@@ -1,0 +1,83 @@
+#![expect(unsafe_code, reason = "ends fibers that never ran")]
+//! Fibers for which there is no stack.
+//!
+//! A fiber that gets no stack at its first dispatch waits in `starved` while some fiber holds a stack
+//! of the class it wants: every end gives one of the waiting another chance, and a worker that goes
+//! to sleep gives up the stacks it keeps at hand. If nobody holds such a stack, nobody's end can help:
+//! the fiber fails. Stacks of other classes do not count, since slabs are never unmapped.
+//!
+//! The last holder may end between the look and the push; so there is a second look after the push.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::base::{loom::atomic, os};
+use crate::error::JoinError;
+use crate::fiber::FiberRef;
+use crate::fiber::job::Job;
+use crate::sched::{Shared, run};
+
+impl Shared {
+    /// No stack for this fiber now.
+    #[cold]
+    pub(crate) fn starve(&self, fiber: FiberRef) {
+        let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
+        if self.with_stack_of(class) == 0 {
+            return self.fail_unstarted(fiber);
+        }
+        self.starved.push(fiber);
+        if !self.starved_reported.swap(true, Relaxed) {
+            os::complain(
+                "indent: no memory for another stack; fibers wait until others end \
+                 (raise vm.max_map_count or ulimit -v, or spawn fewer at a time)\n",
+            );
+        }
+        if self.with_stack_of(class) == 0 {
+            self.feed_starved(1);
+        }
+    }
+
+    /// Gives `n` starved fibers another chance.
+    pub(crate) fn feed_starved(&self, n: usize) {
+        let again = self.starved.pop(n);
+        if !again.is_empty() {
+            self.global.push_all(again);
+            self.rouse_one(0);
+        }
+    }
+
+    fn fail_unstarted(&self, fiber: FiberRef) {
+        // SAFETY: it never ran and is off its queue for good.
+        unsafe { Job::fail(&fiber, JoinError::no_stack(fiber.id())) };
+        run::complete(fiber);
+        fiber.state.finish();
+        if let Some(record) = fiber.end() {
+            // SAFETY: free now; slab memory stays valid.
+            unsafe { record.as_ref() }.owner().give_back(record);
+        }
+        self.never_started.fetch_add(1, SeqCst);
+        self.tell_observers();
+    }
+
+    /// Counts a fiber with a stack of another than the default class.
+    #[inline]
+    pub(crate) fn count_odd_stack(&self, class: u8, change: i64) {
+        if class != self.settings.stack_class {
+            self.odd_stacks[usize::from(class)].fetch_add(change.cast_unsigned(), SeqCst);
+        }
+    }
+
+    /// Fibers that have a stack.
+    pub(crate) fn with_stack(&self) -> u64 {
+        let finished: u64 = self.workers.iter().map(|w| w.counters.finished.get()).sum();
+        let started: u64 = self.workers.iter().map(|w| w.counters.started.get()).sum();
+        started.saturating_sub(finished)
+    }
+
+    fn with_stack_of(&self, class: u8) -> u64 {
+        if class != self.settings.stack_class {
+            return self.odd_stacks[usize::from(class)].load(SeqCst);
+        }
+        let odd: u64 = self.odd_stacks.iter().map(|count| count.load(SeqCst)).sum();
+        self.with_stack().saturating_sub(odd)
+    }
+}
