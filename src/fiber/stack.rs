@@ -312,12 +312,12 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
         unsafe { os::unmap(bottom, stride(class)) };
         return;
     }
-    let mut pool = lock(guard, class);
-    if pool.free.len() >= POOL_KEEPS_PAGES {
-        give_back_pages(head);
+    let is_large = lock(guard, class).free.len() >= POOL_KEEPS_PAGES;
+    if is_large {
+        give_back_pages(head); // a system call: not under the lock
     }
     // SAFETY: free, so in no list; stacks stay mapped.
-    unsafe { pool.free.push_front(stack) };
+    unsafe { lock(guard, class).free.push_front(stack) };
 }
 
 /// Lets go of all pages but the two on top, which the next fiber needs at once.

@@ -50,12 +50,22 @@ impl Alarm {
             .entries
             .first_key_value()
             .is_some_and(|(earliest, _)| *earliest == key);
-        if !std::mem::replace(&mut table.running, true) {
-            self.start();
-        } else if first {
+        if first {
             self.0.changed.notify_one();
         }
         key
+    }
+
+    /// Starts the thread, before the first deadline and before the fiber announces its park.
+    ///
+    /// # Panics
+    /// If the system refuses it.
+    pub(crate) fn prepare(&self) {
+        let mut table = self.0.lock();
+        if !table.running {
+            self.start();
+            table.running = true;
+        }
     }
 
     pub(crate) fn clear(&self, key: Key) {

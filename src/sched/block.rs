@@ -12,6 +12,9 @@ use crate::fiber::state::{Begin, Commit, Hearing, Woken};
 use crate::fiber::switch::Back;
 use crate::sched::context::{self, Entered, Here};
 
+/// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
+const CAN_UNWIND: bool = cfg!(panic = "unwind");
+
 /// Parks the calling fiber; `None` on a plain thread. With `Hearing::Open` a request to end is
 /// heard, unless the fiber is unwinding already or too many others are.
 pub(crate) fn park(
@@ -25,6 +28,9 @@ pub(crate) fn park(
     let mut token = here.enter_with_worker();
     let hearing = hear(fiber, hearing, &token);
     fiber.set_reason(reason);
+    if deadline.is_some() {
+        token.carrier().shared().alarm.prepare();
+    }
     let number = match fiber.state.begin_park(hearing) {
         Begin::Woken(cause) => return Some(cause),
         Begin::Parking(number) => number,
@@ -44,7 +50,7 @@ pub(crate) fn park(
 
 /// How this park takes a request to end: see `Gate`.
 fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
-    if wish == Hearing::Deaf || std::thread::panicking() {
+    if wish == Hearing::Deaf || !CAN_UNWIND || std::thread::panicking() {
         return Hearing::Deaf;
     }
     if fiber.state.cancel_requested() && !token.carrier().shared().gate.enter(&fiber) {
@@ -138,7 +144,7 @@ pub(crate) fn unwind_if_cancelled() {
 
 #[cold]
 fn unwind_if_allowed(here: &Here) {
-    if std::thread::panicking() {
+    if !CAN_UNWIND || std::thread::panicking() {
         return;
     }
     // Without a worker: at the next opportunity.
