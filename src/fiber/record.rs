@@ -31,7 +31,7 @@ use crate::base::loom::atomic::{
     Ordering::{self, Acquire, Relaxed, Release},
     fence,
 };
-use crate::fiber::job::Job;
+use crate::fiber::job::{self, Job};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::slab::Remote;
 use crate::fiber::stack::StackHead;
@@ -161,8 +161,10 @@ impl Record {
         unsafe { &*self.location.load(Relaxed) }
     }
 
+    /// Where it stands, for whoever lists fibers: it is done as soon as its result is there.
     pub(crate) fn phase(&self) -> Phase {
         match self.state.phase() {
+            _ if job::is_done(&self.join) => Phase::Done,
             Phase::Runnable if self.stack.load(Relaxed).is_null() => Phase::Unstarted,
             phase => phase,
         }

@@ -238,12 +238,12 @@ impl Shared {
         }
     }
 
-    /// Calls `see` with every fiber of this runtime that is not over.
+    /// Calls `see` with every fiber of this runtime that is not off its stack for good.
     pub(crate) fn each_fiber(&self, mut see: impl FnMut(Held)) {
         let me = std::ptr::from_ref(self).cast_mut().cast::<()>();
         slab::every_record(|fiber| {
             let here = fiber.runtime.load(Relaxed) == me;
-            if here && fiber.phase() != Phase::Done {
+            if here && fiber.state.phase() != Phase::Done {
                 see(fiber);
             }
         });
