@@ -184,7 +184,10 @@ impl Carrier {
                 && shared.resting.len() > shared.spares_kept()
                 && shared.resting.claim(self.index)
             {
-                return Rested::End; // nobody else can give us a worker or a fiber any more
+                if self.owner.close() {
+                    return Rested::End;
+                }
+                continue; // somebody has just given us a worker
             }
             self.bell.wait(None);
         }
@@ -270,6 +273,7 @@ impl Shared {
         if let Some(at) = threads.iter().position(|(number, _)| *number == index) {
             let _former = threads.swap_remove(at).1.join(); // it is at its end
         }
+        carrier.owner.open();
         carrier
             .receive(worker)
             .expect("a vacant carrier holds no worker");

@@ -19,6 +19,10 @@
 //! up, it does not touch the worker. A give-back never overwrites: if somebody gave the carrier
 //! another worker meanwhile, the taker keeps the one it has.
 //!
+//! A carrier whose thread ends **closes** its word, by exchanging null for a mark no worker has; if
+//! that fails it has been given a worker and lives on. Nothing can be given to a closed one, so a
+//! giver who comes late (an old request, a give-back) keeps its worker.
+//!
 //! The enterer pays no fence: the heavy barrier (`membarrier`) is the taker's, who is rare.
 
 use std::ptr::{self, NonNull};
@@ -35,6 +39,16 @@ pub(crate) struct Owner<W> {
     mark: AtomicU32,
 }
 
+/// The word of a carrier without a thread.
+fn closed<W>() -> *mut W {
+    ptr::without_provenance_mut(align_of::<W>())
+}
+
+/// What the word says: a worker, or none.
+fn holds<W>(word: *mut W) -> Option<NonNull<W>> {
+    NonNull::new(word).filter(|&worker| worker.as_ptr() != closed())
+}
+
 impl<W> Owner<W> {
     pub(crate) fn new() -> Self {
         Owner {
@@ -48,7 +62,7 @@ impl<W> Owner<W> {
     pub(crate) fn enter(&self) -> Option<NonNull<W>> {
         self.mark.store(self.mark.load(Relaxed) + 1, Relaxed);
         light_barrier();
-        NonNull::new(self.word.load(Acquire))
+        NonNull::new(self.word.load(Acquire)) // never closed while its thread lives
     }
 
     /// Own thread only.
@@ -63,7 +77,7 @@ impl<W> Owner<W> {
     /// What it holds now. Sequentially consistent, as are all transfers: a waker posts a fiber and
     /// then looks here, a carrier gives its worker away and then looks for fibers (I10).
     pub(crate) fn peek(&self) -> Option<NonNull<W>> {
-        NonNull::new(self.word.load(SeqCst))
+        holds(self.word.load(SeqCst))
     }
 
     /// Own thread, mark up: a taker has the worker in its hand and is about to give it back.
@@ -79,7 +93,17 @@ impl<W> Owner<W> {
 
     /// Takes the worker from a carrier that is outside runtime code.
     pub(crate) fn take(&self) -> Option<NonNull<W>> {
-        let worker = NonNull::new(self.word.swap(ptr::null_mut(), SeqCst))?;
+        let mut word = self.word.load(SeqCst);
+        let worker = loop {
+            let worker = holds(word)?;
+            match self
+                .word
+                .compare_exchange(word, ptr::null_mut(), SeqCst, SeqCst)
+            {
+                Ok(_) => break worker,
+                Err(now) => word = now,
+            }
+        };
         heavy_barrier();
         if self.mark.load(Acquire) == 0 {
             return Some(worker);
@@ -93,6 +117,21 @@ impl<W> Owner<W> {
             .compare_exchange(ptr::null_mut(), worker.as_ptr(), SeqCst, SeqCst)
             .map(|_| ())
             .map_err(|_| worker)
+    }
+
+    /// Own thread, without a worker: nothing can be given any more. False if something has been.
+    #[must_use]
+    pub(crate) fn close(&self) -> bool {
+        self.word
+            .compare_exchange(ptr::null_mut(), closed(), SeqCst, SeqCst)
+            .is_ok()
+    }
+
+    /// Before a new thread: it can be given a worker again.
+    pub(crate) fn open(&self) {
+        let _ = self
+            .word
+            .compare_exchange(closed(), ptr::null_mut(), SeqCst, SeqCst);
     }
 
     /// Own thread, mark up, holding a worker: gives it up.
@@ -227,6 +266,31 @@ mod models {
             model.carriers[0].leave();
             taker.join().unwrap();
             model.worker_is_somewhere_once();
+        });
+    }
+
+    #[test]
+    fn loom_a_carrier_that_ends_keeps_no_worker() {
+        check(4, || {
+            let model = Model::new();
+            let worker = model.carriers[0].take().expect("nobody else is there");
+            let other = model.clone();
+            let (w, carrier) = (worker.as_ptr().addr(), &model.carriers[0]);
+            let giver = thread::spawn(move || {
+                // An old request: the carrier is about to end.
+                let worker = NonNull::from(&other.worker);
+                assert_eq!(worker.as_ptr().addr(), w);
+                other.carriers[0].give(worker).is_ok()
+            });
+            let ended = carrier.close();
+            let given = giver.join().unwrap();
+            assert_ne!(
+                ended, given,
+                "a worker is lost with its carrier, or neither goes on"
+            );
+            assert_eq!(carrier.peek().is_some(), given);
+            carrier.open();
+            assert_eq!(carrier.peek().is_some(), given);
         });
     }
 

@@ -29,6 +29,13 @@ pub(crate) enum Left {
 pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.worker().published.set_phase(Phase::Scheduling);
+    // Where a worker arrives it runs something before it looks at who else wants one.
+    token.local().until_shared = token
+        .carrier()
+        .shared()
+        .settings
+        .global_interval
+        .saturating_add(1);
     let mut search = Search::new();
     let left = loop {
         match find::next(&mut token) {
