@@ -1,0 +1,262 @@
+//! The budget: a fiber whose operations all succeed at once still lets its siblings run, and
+//! operations that cannot block never do.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use indent::park::{self, ParkReason, Woken};
+use indent::runtime::{Builder, Runtime};
+use indent::task::{self, JoinHandle};
+
+/// Operations a fiber may do in one turn by default.
+const BUDGET: u64 = 128;
+/// Operations of each test.
+const OPERATIONS: u64 = 10_000;
+
+fn runtime(budget: Option<u32>) -> Runtime {
+    let builder = Builder::new().workers(1);
+    match budget {
+        Some(operations) => builder.coop_budget(operations),
+        None => builder,
+    }
+    .build()
+    .unwrap()
+}
+
+/// A fiber that counts its turns.
+struct Sibling {
+    turns: Arc<AtomicU64>,
+    over: Arc<AtomicBool>,
+    fiber: JoinHandle<()>,
+}
+
+impl Sibling {
+    /// Started, on the only worker, by another fiber of it.
+    fn start() -> Self {
+        let (turns, over) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (count, end) = (turns.clone(), over.clone());
+        let fiber = indent::spawn(move || {
+            while !end.load(SeqCst) {
+                count.fetch_add(1, SeqCst);
+                task::yield_now();
+            }
+        });
+        while turns.load(SeqCst) == 0 {
+            task::yield_now();
+        }
+        Sibling { turns, over, fiber }
+    }
+
+    fn turns(&self) -> u64 {
+        self.turns.load(SeqCst)
+    }
+
+    fn end(self) {
+        self.over.store(true, SeqCst);
+        self.fiber.join().unwrap();
+    }
+}
+
+/// Does the operations beside a sibling: how often it ran, and the most operations between two of
+/// its turns.
+fn beside_a_sibling<T>(things: Vec<T>, mut operation: impl FnMut(T)) -> (u64, u64) {
+    let sibling = Sibling::start();
+    task::yield_now(); // a new turn, with all of its budget
+    let before = sibling.turns();
+    let (mut seen, mut row, mut longest) = (before, 0, 0);
+    for thing in things {
+        operation(thing);
+        let now = sibling.turns();
+        row = if now == seen { row + 1 } else { 1 };
+        seen = now;
+        longest = longest.max(row);
+    }
+    sibling.end();
+    (seen - before, longest)
+}
+
+fn assert_shared(budget: u64, (turns, longest): (u64, u64)) {
+    assert!(
+        longest <= budget,
+        "{longest} operations in one turn of {budget}"
+    );
+    let fewest = OPERATIONS / budget - 2;
+    assert!(
+        turns >= fewest,
+        "the sibling ran {turns} times, not {fewest}"
+    );
+    // And the budget is used: a yield at every operation would be no budget.
+    let most = 2 * OPERATIONS / budget + 2;
+    assert!(
+        turns <= most,
+        "the sibling ran {turns} times, more than {most}"
+    );
+}
+
+#[test]
+fn checkpoints_share_the_worker() {
+    common::within(60, || {
+        let seen = runtime(None).block_on(|| {
+            let things = (0..OPERATIONS).collect();
+            beside_a_sibling(things, |_| task::checkpoint())
+        });
+        assert_shared(BUDGET, seen);
+    });
+}
+
+/// Fibers that are over, with their results.
+fn finished() -> Vec<JoinHandle<u64>> {
+    let fibers: Vec<_> = (0..OPERATIONS).map(|i| indent::spawn(move || i)).collect();
+    while !fibers.iter().all(|fiber| fiber.is_finished()) {
+        task::yield_now();
+    }
+    fibers
+}
+
+#[test]
+fn joins_of_finished_fibers_share_the_worker() {
+    common::within(60, || {
+        let rt = runtime(None);
+        let seen =
+            rt.block_on(|| beside_a_sibling(finished(), |fiber| assert!(fiber.join().is_ok())));
+        assert_shared(BUDGET, seen);
+        let seen = rt.block_on(|| {
+            beside_a_sibling(finished(), |fiber| {
+                let joined = fiber.join_timeout(Duration::from_secs(3600));
+                assert!(joined.unwrap().is_ok());
+            })
+        });
+        assert_shared(BUDGET, seen);
+    });
+}
+
+#[test]
+fn parks_whose_wake_came_first_share_the_worker() {
+    common::within(60, || {
+        let rt = runtime(None);
+        let seen = rt.block_on(|| {
+            let me = park::unparker();
+            beside_a_sibling((0..OPERATIONS).collect(), |_| {
+                me.unpark();
+                park::park();
+            })
+        });
+        assert_shared(BUDGET, seen);
+        let seen = rt.block_on(|| {
+            let me = park::unparker();
+            let far = Some(Instant::now() + Duration::from_secs(3600));
+            beside_a_sibling((0..OPERATIONS).collect(), |_| {
+                me.unpark();
+                assert_eq!(park::until(far, ParkReason::Park), Woken::ByWake);
+            })
+        });
+        assert_shared(BUDGET, seen);
+    });
+}
+
+#[test]
+fn different_operations_are_charged_together() {
+    common::within(60, || {
+        let seen = runtime(None).block_on(|| {
+            let me = park::unparker();
+            let fibers = finished().into_iter().enumerate().collect();
+            beside_a_sibling(fibers, |(i, fiber)| match i % 3 {
+                0 => task::checkpoint(),
+                1 => assert!(fiber.join().is_ok()),
+                _ => {
+                    me.unpark();
+                    park::park();
+                }
+            })
+        });
+        assert_shared(BUDGET, seen);
+    });
+}
+
+#[test]
+fn a_runtime_has_the_budget_it_was_given() {
+    common::within(60, || {
+        for budget in [1, 2, 7, 100, 1000] {
+            let seen = runtime(Some(budget)).block_on(|| {
+                let things = (0..OPERATIONS).collect();
+                beside_a_sibling(things, |_| task::checkpoint())
+            });
+            assert_shared(u64::from(budget), seen);
+        }
+    });
+}
+
+#[test]
+fn a_budget_of_all_operations_is_never_used_up() {
+    common::within(60, || {
+        let (turns, _) = runtime(Some(u32::MAX)).block_on(|| {
+            let things = (0..OPERATIONS).collect();
+            beside_a_sibling(things, |_| task::checkpoint())
+        });
+        assert_eq!(turns, 0);
+    });
+}
+
+#[test]
+fn a_yield_brings_a_new_budget() {
+    common::within(60, || {
+        let seen = runtime(Some(10)).block_on(|| {
+            let sibling = Sibling::start();
+            let mut extra = 0;
+            for _ in 0..100 {
+                task::yield_now();
+                let before = sibling.turns();
+                (0..9).for_each(|_| task::checkpoint());
+                extra += sibling.turns() - before;
+            }
+            sibling.end();
+            extra
+        });
+        assert_eq!(seen, 0);
+    });
+}
+
+#[test]
+fn operations_that_cannot_block_do_not_let_the_sibling_run() {
+    common::within(60, || {
+        runtime(Some(4)).block_on(|| {
+            let parked = indent::spawn(park::park);
+            while parked.fiber().phase() != task::Phase::Parked {
+                task::yield_now();
+            }
+            let mut finished: Vec<_> = (0..1000).map(|i| indent::spawn(move || i)).collect();
+            while !finished.iter().all(|fiber| fiber.is_finished()) {
+                task::yield_now();
+            }
+            let sibling = Sibling::start();
+            let unparker = parked.unparker();
+            let mut spawned = Vec::new();
+            task::yield_now();
+            let before = sibling.turns();
+            let check = |what: &str, operation: &mut dyn FnMut()| {
+                (0..500).for_each(|_| operation());
+                assert_eq!(sibling.turns(), before, "{what} let the sibling run");
+            };
+            check("unpark", &mut || unparker.unpark());
+            check("unparking oneself", &mut || park::unparker().unpark());
+            check("is_finished", &mut || assert!(!parked.is_finished()));
+            check("dropping a finished handle", &mut || drop(finished.pop()));
+            check("try_spawn", &mut || {
+                spawned.push(task::Builder::new().try_spawn(|| 5))
+            });
+            check("dropping an unfinished handle", &mut || drop(spawned.pop()));
+            check("spawn", &mut || drop(indent::spawn(|| 5)));
+            check("id", &mut || assert!(task::id().is_some()));
+            check("current", &mut || drop(task::current()));
+            check("pin", &mut || drop(task::pin()));
+            sibling.end();
+            parked.join().unwrap();
+        });
+    });
+}

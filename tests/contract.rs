@@ -1,0 +1,173 @@
+//! What the public types promise: which of them cross threads, and that all of them can be named.
+//!
+//! The half that must not compile (closures that borrow or are not `Send`, a guard that leaves its
+//! fiber) lives in `compile_fail` doctests of `spawn`, `pin` and `block_on`.
+
+use std::error::Error;
+use std::fmt::{Debug, Display};
+use std::panic::Location;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use indent::park::{ParkReason, Unparker, Woken};
+use indent::runtime::{Abandoned, Guard, Handle, Metrics, ShutdownReport, WorkerMetrics};
+use indent::task::{Fiber, Phase, PinGuard};
+use indent::{JoinError, JoinHandle, NoRuntime, Runtime, SpawnError, StartError};
+
+/// Compiles only if the type has none of the traits: with one of them `some_item` is ambiguous.
+macro_rules! assert_not {
+    ($type:ty: $($trait:path),+) => {
+        const _: fn() = || {
+            trait AmbiguousIfImpl<A> {
+                fn some_item() {}
+            }
+            impl<T: ?Sized> AmbiguousIfImpl<()> for T {}
+            $({
+                struct Invalid;
+                impl<T: ?Sized + $trait> AmbiguousIfImpl<Invalid> for T {}
+            })+
+            let _ = <$type as AmbiguousIfImpl<_>>::some_item;
+        };
+    };
+}
+
+/// Compiles only if the type has all of the traits.
+macro_rules! assert_has {
+    ($($type:ty: $($trait:path),+;)+) => {
+        const _: fn() = || {
+            $({
+                fn has<T: ?Sized $(+ $trait)+>() {}
+                has::<$type>();
+            })+
+        };
+    };
+}
+
+assert_has! {
+    Runtime: Send, Sync, Debug;
+    Handle: Send, Sync, Clone, Debug;
+    indent::runtime::Builder: Send, Sync, Clone, Debug, Default;
+    Metrics: Send, Sync, Clone, Debug;
+    WorkerMetrics: Send, Sync, Clone, Debug;
+    ShutdownReport: Send, Sync, Clone, Debug, Default, Display;
+    Abandoned: Send, Sync, Clone, Debug;
+    Guard: Send, Sync, Copy, Debug, Eq;
+    indent::task::Builder: Send, Sync, Clone, Debug, Default;
+    Fiber: Send, Sync, Clone, Debug;
+    Phase: Send, Sync, Copy, Debug, Eq;
+    PinGuard: Debug;
+    Unparker: Send, Sync, Clone, Debug;
+    Woken: Send, Sync, Copy, Debug, Eq;
+    ParkReason: Send, Sync, Copy, Debug, Display, Eq;
+    JoinHandle<u32>: Send, Sync, Debug;
+    StartError: Send, Sync, Error;
+    SpawnError: Send, Sync, Error, Clone, Eq;
+    NoRuntime: Send, Sync, Error, Copy, Eq;
+    JoinError: Send, Error;
+}
+
+// It stays on its fiber's thread.
+assert_not!(PinGuard: Send, Sync, Clone);
+// The payload of a panic is `Send` alone.
+assert_not!(JoinError: Sync, Clone);
+// There is one right to a result, and one owner of a runtime.
+assert_not!(JoinHandle<u32>: Clone);
+assert_not!(Runtime: Clone);
+// The macro itself: one that has the trait would not compile, this has not.
+assert_not!(Rc<()>: Send, Sync);
+
+#[test]
+fn everything_public_can_be_named_and_called() {
+    type Body = fn() -> u32;
+    let _: fn(Body) -> JoinHandle<u32> = indent::spawn;
+    let _: fn(Body) -> JoinHandle<u32> = indent::task::spawn;
+    let _: fn(Body) -> u32 = indent::block_on;
+    let _: fn(Body) -> u32 = indent::runtime::block_on;
+    let _: fn() = indent::task::yield_now;
+    let _: fn() = indent::task::checkpoint;
+    let _: fn() -> Option<u64> = indent::task::id;
+    let _: fn() -> Option<Fiber> = indent::task::current;
+    let _: fn() -> PinGuard = indent::task::pin;
+    let _: fn() = indent::park::park;
+    let _: fn() -> Unparker = indent::park::unparker;
+    let _: fn(Option<Instant>, ParkReason) -> Woken = indent::park::until;
+
+    let _: fn() -> Handle = Handle::current;
+    let _: fn() -> Result<Handle, NoRuntime> = Handle::try_current;
+    let _: fn(&Handle) -> Metrics = Handle::metrics;
+    let _: fn(&Handle) -> Vec<Fiber> = Handle::fibers;
+    let _: fn(&Handle, Body) -> JoinHandle<u32> = Handle::spawn;
+    let _: fn(&Handle, Body) -> u32 = Handle::block_on;
+    let _: fn(&Runtime) -> &Handle = Runtime::handle;
+    let _: fn(&Runtime) = Runtime::wait_idle;
+    let _: fn(&Runtime) -> Metrics = Runtime::metrics;
+    let _: fn(&Runtime, Body) -> JoinHandle<u32> = Runtime::spawn;
+    let _: fn(&Runtime, Body) -> u32 = Runtime::block_on;
+    let _: fn(Runtime, Duration) -> ShutdownReport = Runtime::shutdown_timeout;
+    let _: fn(&ShutdownReport) -> bool = ShutdownReport::is_clean;
+    let _: fn(indent::runtime::Builder) -> Result<Runtime, StartError> =
+        indent::runtime::Builder::build;
+
+    type Task = indent::task::Builder;
+    let _: fn(Task, &'static str) -> Task = Task::name;
+    let _: [fn(Task, usize) -> Task; 3] = [Task::stack_size, Task::worker, Task::preferred_worker];
+    let _: fn(Task) -> Task = Task::pinned;
+    let _: fn(Task, Body) -> JoinHandle<u32> = Task::spawn;
+    let _: fn(Task, Body) -> Result<JoinHandle<u32>, SpawnError> = Task::try_spawn;
+
+    type Joined = Result<u32, JoinError>;
+    let _: fn(JoinHandle<u32>) -> Joined = JoinHandle::join;
+    let _: fn(JoinHandle<u32>, Duration) -> Result<Joined, JoinHandle<u32>> =
+        JoinHandle::join_timeout;
+    let _: fn(&JoinHandle<u32>) -> bool = JoinHandle::is_finished;
+    let _: fn(&JoinHandle<u32>) -> u64 = JoinHandle::id;
+    let _: fn(&JoinHandle<u32>) -> Fiber = JoinHandle::fiber;
+    let _: fn(&JoinHandle<u32>) -> Unparker = JoinHandle::unparker;
+    let _: [fn(&JoinError) -> bool; 3] = [
+        JoinError::is_panic,
+        JoinError::is_cancelled,
+        JoinError::is_no_stack,
+    ];
+    let _: fn(&Unparker) = Unparker::unpark;
+
+    let _: fn(&Fiber) -> u64 = Fiber::id;
+    let _: fn(&Fiber) -> Option<&str> = Fiber::name;
+    let _: fn(&Fiber) -> &'static Location<'static> = Fiber::location;
+    let _: fn(&Fiber) -> Phase = Fiber::phase;
+    let _: fn(&Fiber) -> ParkReason = Fiber::park_reason;
+    let _: fn(&Fiber) -> bool = Fiber::is_cancelled;
+}
+
+#[test]
+fn a_handle_crosses_threads_whatever_its_result_is() {
+    // A result that may move but not be shared does not keep its handle from being shared.
+    fn is_sync<T: Sync + Send>(_: &T) {}
+    let rt = indent::runtime::Builder::new().workers(1).build().unwrap();
+    let fiber = rt.spawn(|| std::cell::Cell::new(5));
+    is_sync(&fiber);
+    assert_eq!(
+        std::thread::spawn(move || fiber.join().unwrap().get())
+            .join()
+            .unwrap(),
+        5
+    );
+}
+
+#[test]
+fn every_setting_of_a_runtime_can_be_given() {
+    let rt = indent::runtime::Builder::new()
+        .workers(1)
+        .max_carriers(512)
+        .stack_size(64 * 1024)
+        .stack_guard(Guard::Page)
+        .coop_budget(64)
+        .local_queue(64)
+        .global_interval(31)
+        .thread_name("contract")
+        .on_thread_start(|| ())
+        .on_thread_stop(|| ())
+        .build()
+        .unwrap();
+    assert_eq!(rt.metrics().stack_guard, Guard::Page);
+    assert_eq!(rt.block_on(|| 5), 5);
+}

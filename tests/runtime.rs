@@ -1,0 +1,798 @@
+//! Runtimes: several beside each other, `block_on` in all its places, hooks, numbers, lists, and
+//! workers that change threads while fibers stay on theirs.
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use common::Random;
+use indent::park::{self, ParkReason};
+use indent::runtime::{self, Builder, Handle, Runtime};
+use indent::task::{self, Phase};
+use indent::{JoinError, StartError};
+
+const SEED: u64 = 0xcafe;
+
+fn runtime(workers: usize) -> Runtime {
+    Builder::new().workers(workers).build().unwrap()
+}
+
+fn park_for(time: Duration) {
+    park::until(Some(Instant::now() + time), ParkReason::Park);
+}
+
+fn thread_id() -> ThreadId {
+    std::thread::current().id()
+}
+
+#[test]
+fn several_runtimes_live_in_one_process() {
+    common::within(60, || {
+        let names = ["red", "green", "blue"];
+        let rts = names.map(|name| Builder::new().workers(2).thread_name(name).build().unwrap());
+        let fibers: Vec<_> = (0..300)
+            .map(|i| {
+                rts[i % 3].spawn(move || {
+                    task::yield_now();
+                    std::thread::current().name().unwrap().to_owned()
+                })
+            })
+            .collect();
+        for (i, fiber) in fibers.into_iter().enumerate() {
+            let thread = fiber.join().unwrap();
+            assert!(thread.starts_with(names[i % 3]), "{thread}");
+        }
+        let [red, green, blue] = rts;
+        drop(green);
+        assert_eq!(red.block_on(|| blue.block_on(|| 5)), 5);
+    });
+}
+
+#[test]
+fn a_runtime_after_another_starts_from_nothing() {
+    common::within(60, || {
+        for _ in 0..20 {
+            let rt = runtime(2);
+            let sum: u32 = rt.block_on(|| {
+                let fibers: Vec<_> = (0..50).map(|i| indent::spawn(move || i)).collect();
+                fibers.into_iter().map(|fiber| fiber.join().unwrap()).sum()
+            });
+            assert_eq!(sum, 49 * 50 / 2);
+            assert_eq!(rt.metrics().fibers_spawned, 51);
+        }
+    });
+}
+
+#[test]
+fn block_on_on_a_fiber_of_the_same_runtime_calls_the_closure() {
+    let rt = runtime(1);
+    rt.block_on(|| {
+        let outer = (task::id().unwrap(), thread_id());
+        assert_eq!(rt.block_on(|| (task::id().unwrap(), thread_id())), outer);
+        assert_eq!(
+            Handle::current().block_on(|| (task::id().unwrap(), thread_id())),
+            outer
+        );
+        assert_eq!(indent::block_on(|| task::id().unwrap()), outer.0);
+    });
+    assert_eq!(rt.metrics().fibers_spawned, 1);
+}
+
+#[test]
+fn block_on_on_a_fiber_of_another_runtime_parks_it() {
+    common::within(60, || {
+        let (one, two) = (runtime(1), runtime(1));
+        one.block_on(|| {
+            let steps = Arc::new(AtomicUsize::new(0));
+            let (mine, over) = (steps.clone(), Arc::new(AtomicBool::new(false)));
+            let ends = over.clone();
+            let sibling = indent::spawn(move || {
+                while !ends.load(SeqCst) {
+                    mine.fetch_add(1, SeqCst);
+                    task::yield_now();
+                }
+            });
+            let outer = task::id().unwrap();
+            let inner = two.block_on(|| {
+                // The one worker of the caller's runtime is free for its sibling.
+                let before = steps.load(SeqCst);
+                while steps.load(SeqCst) < before + 100 {
+                    task::yield_now();
+                }
+                task::id().unwrap()
+            });
+            assert_ne!(inner, outer);
+            assert_eq!(task::id(), Some(outer));
+            over.store(true, SeqCst);
+            sibling.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn block_on_nests_between_two_runtimes_that_wait_for_each_other() {
+    fn down(here: &Runtime, there: &Runtime, depth: usize) -> usize {
+        match depth {
+            0 => 0,
+            _ => 1 + here.block_on(|| down(there, here, depth - 1)),
+        }
+    }
+    common::within(60, || {
+        let (one, two) = (runtime(1), runtime(1));
+        assert_eq!(down(&one, &two, 100), 100);
+    });
+}
+
+#[test]
+fn block_on_borrows_from_the_callers_stack() {
+    common::within(60, || {
+        let (rt, other) = (runtime(2), runtime(1));
+        let mut words = vec!["one".to_owned()];
+        let prefix = String::from("tw");
+        let length = rt.block_on(|| {
+            task::yield_now();
+            words.push(format!("{prefix}o"));
+            other.block_on(|| {
+                park_for(Duration::from_millis(1));
+                words.push("three".to_owned());
+            });
+            words.len()
+        });
+        assert_eq!(length, 3);
+        assert_eq!(words, ["one", "two", "three"]);
+        let borrowed: &str = rt.block_on(|| words[1].as_str());
+        assert_eq!(borrowed, "two");
+    });
+}
+
+#[test]
+fn many_threads_block_on_one_runtime() {
+    common::within(60, || {
+        let rt = runtime(2);
+        let total = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for n in 0..8 {
+                let (rt, total) = (&rt, &total);
+                scope.spawn(move || {
+                    for i in 0..200 {
+                        let sum = rt.block_on(|| {
+                            task::yield_now();
+                            n * i
+                        });
+                        assert_eq!(sum, n * i);
+                        total.fetch_add(1, SeqCst);
+                    }
+                });
+            }
+        });
+        assert_eq!(total.load(SeqCst), 1600);
+    });
+}
+
+#[test]
+fn a_panic_in_block_on_goes_on_in_the_caller() {
+    let (rt, other) = (runtime(1), runtime(1));
+    let panics = || -> () { resume_unwind(Box::new(7)) };
+    let on_thread = catch_unwind(AssertUnwindSafe(|| rt.block_on(panics)));
+    assert_eq!(on_thread.unwrap_err().downcast_ref(), Some(&7));
+    let on_fiber = rt.block_on(|| catch_unwind(AssertUnwindSafe(|| other.block_on(panics))));
+    assert_eq!(on_fiber.unwrap_err().downcast_ref(), Some(&7));
+    let nested = rt.block_on(|| catch_unwind(AssertUnwindSafe(|| rt.block_on(panics))));
+    assert_eq!(nested.unwrap_err().downcast_ref(), Some(&7));
+    assert_eq!(rt.block_on(|| other.block_on(|| 8)), 8);
+}
+
+#[test]
+fn block_on_a_runtime_that_is_gone_panics_with_a_reason() {
+    let rt = runtime(1);
+    let handle = rt.handle().clone();
+    drop(rt);
+    let caught = catch_unwind(AssertUnwindSafe(|| handle.block_on(|| 5)));
+    let message = caught.unwrap_err().downcast::<String>().unwrap();
+    assert!(
+        message.ends_with("the runtime is shutting down"),
+        "{message}"
+    );
+    assert!(message.contains(file!()), "{message}");
+}
+
+#[test]
+fn waiting_for_its_own_end_is_refused_on_a_fiber() {
+    common::within(60, || {
+        let (rt, other) = (runtime(1), runtime(1));
+        let refused = rt.block_on(|| catch_unwind(AssertUnwindSafe(|| rt.wait_idle())));
+        let message = refused.unwrap_err().downcast::<String>().unwrap();
+        assert!(
+            message.starts_with("wait_idle on a fiber of the same runtime"),
+            "{message}"
+        );
+        other.block_on(|| rt.wait_idle()); // another's is fine
+    });
+}
+
+#[test]
+#[ignore = "run in a child process by the test below: here another test starts the default runtime"]
+fn child_that_asks_for_the_current_runtime() {
+    assert!(Handle::try_current().is_err());
+    let rt = runtime(1);
+    assert!(
+        Handle::try_current().is_err(),
+        "a plain thread is on no runtime"
+    );
+    let seen = rt.block_on(|| {
+        let here = Handle::try_current().unwrap();
+        here.spawn(|| ()).join().unwrap();
+        here.metrics().fibers_spawned
+    });
+    assert_eq!(seen, 2);
+    assert!(Handle::try_current().is_err());
+    Handle::current().spawn(|| ()).join().unwrap(); // starts the default one
+    let default = Handle::try_current().unwrap();
+    assert!(default.metrics().fibers_spawned == 1);
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(default.metrics().workers.len(), cpus);
+    // Still the fiber's own on a fiber.
+    assert!(rt.block_on(|| Handle::current().metrics().workers.len() == 1));
+}
+
+#[test]
+fn the_current_runtime_is_the_fibers_or_else_the_default() {
+    let child = common::in_child("child_that_asks_for_the_current_runtime", &[]);
+    assert!(child.status.success(), "{}", common::text(&child));
+}
+
+#[test]
+fn each_thread_calls_the_start_hook_and_later_the_stop_hook() {
+    common::within(60, || {
+        let (starts, stops) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let threads = Arc::new(Mutex::new(Vec::new()));
+        let (start, stop, seen) = (starts.clone(), stops.clone(), threads.clone());
+        let rt = Builder::new()
+            .workers(2)
+            .on_thread_start(move || {
+                start.fetch_add(1, SeqCst);
+                seen.lock().unwrap().push(thread_id());
+            })
+            .on_thread_stop(move || {
+                stop.fetch_add(1, SeqCst);
+            })
+            .build()
+            .unwrap();
+        rt.block_on(|| {
+            let here = thread_id();
+            assert!(
+                threads.lock().unwrap().contains(&here),
+                "a fiber on a thread not announced"
+            );
+            // More threads than workers.
+            let fibers: Vec<_> = (0..50)
+                .map(|_| {
+                    indent::spawn(|| {
+                        (0..20).for_each(|_| runtime::handoff());
+                        thread_id()
+                    })
+                })
+                .collect();
+            for fiber in fibers {
+                let thread = fiber.join().unwrap();
+                assert!(threads.lock().unwrap().contains(&thread));
+            }
+        });
+        assert!(stops.load(SeqCst) < starts.load(SeqCst));
+        let report = rt.shutdown_timeout(Duration::from_secs(30));
+        assert!(report.is_clean(), "{report}");
+        assert!(starts.load(SeqCst) >= 2);
+        assert_eq!(starts.load(SeqCst), stops.load(SeqCst));
+        let mut distinct = threads.lock().unwrap().clone();
+        distinct.dedup();
+        assert_eq!(
+            distinct.len(),
+            starts.load(SeqCst),
+            "one start for each thread"
+        );
+    });
+}
+
+#[test]
+fn wait_idle_returns_when_the_last_fiber_is_over() {
+    common::within(60, || {
+        let rt = runtime(2);
+        rt.wait_idle(); // there never was one
+        for round in 0..50 {
+            let done = Arc::new(AtomicUsize::new(0));
+            for i in 0..20 {
+                let done = done.clone();
+                drop(rt.spawn(move || {
+                    (0..i).for_each(|_| task::yield_now());
+                    if i % 5 == 0 {
+                        park_for(Duration::from_micros(100));
+                    }
+                    let inner = done.clone();
+                    drop(indent::spawn(move || inner.fetch_add(1, SeqCst)));
+                    done.fetch_add(1, SeqCst);
+                }));
+            }
+            rt.wait_idle();
+            assert_eq!(done.load(SeqCst), 40, "round {round}");
+            assert_eq!(rt.metrics().fibers_alive, 0);
+        }
+    });
+}
+
+#[test]
+fn the_numbers_add_up() {
+    common::within(60, || {
+        let rt = runtime(2);
+        let before = rt.metrics();
+        assert_eq!((before.fibers_spawned, before.fibers_alive), (0, 0));
+        rt.block_on(|| {
+            let parked: Vec<_> = (0..10).map(|_| indent::spawn(park::park)).collect();
+            let yielding: Vec<_> = (0..90).map(|_| indent::spawn(task::yield_now)).collect();
+            for fiber in yielding {
+                fiber.join().unwrap();
+            }
+            while parked
+                .iter()
+                .any(|fiber| fiber.fiber().phase() != Phase::Parked)
+            {
+                task::yield_now();
+            }
+            let now = Handle::current().metrics();
+            assert_eq!(now.fibers_spawned, 101);
+            assert!(now.fibers_alive >= 11);
+            assert!(now.fibers_with_stack >= 11);
+            for fiber in parked {
+                fiber.unparker().unpark();
+                fiber.join().unwrap();
+            }
+        });
+        rt.wait_idle();
+        let after = rt.metrics();
+        let sum =
+            |get: fn(&runtime::WorkerMetrics) -> u64| after.workers.iter().map(get).sum::<u64>();
+        assert_eq!(after.workers.len(), 2);
+        assert_eq!((after.fibers_spawned, after.fibers_alive), (101, 0));
+        assert_eq!(sum(|w| w.spawned), 100); // one came from outside
+        assert_eq!(sum(|w| w.started), 101);
+        assert_eq!(sum(|w| w.finished), 101);
+        // Each start, each yield, each park that waited.
+        assert!(sum(|w| w.dispatches) >= 101 + 90 + 10);
+        assert!(sum(|w| w.parks) >= 10);
+        assert!(sum(|w| w.stolen) >= sum(|w| w.steals));
+        assert_eq!(
+            (
+                after.fibers_with_stack,
+                after.fibers_queued,
+                after.fibers_starved
+            ),
+            (0, 0, 0)
+        );
+        assert!(after.carriers >= 2 && after.process_carriers >= after.carriers);
+    });
+}
+
+#[test]
+fn a_bad_setting_is_refused_by_name_with_its_value_and_what_is_allowed() {
+    let refusals: [(Builder, &str, &str, &str); 10] = [
+        (
+            Builder::new().workers(0),
+            "workers",
+            "0",
+            "between 1 and 1024",
+        ),
+        (
+            Builder::new().workers(1025),
+            "workers",
+            "1025",
+            "between 1 and 1024",
+        ),
+        (
+            Builder::new().workers(3).max_carriers(2),
+            "max_carriers",
+            "2",
+            "one thread for every worker",
+        ),
+        (
+            Builder::new().max_carriers(65_537),
+            "max_carriers",
+            "65537",
+            "at most 65536",
+        ),
+        (
+            Builder::new().stack_size(0),
+            "stack_size",
+            "0",
+            "1 byte to 1 GiB",
+        ),
+        (
+            Builder::new().stack_size((1 << 30) + 1),
+            "stack_size",
+            "1073741825",
+            "1 byte to 1 GiB",
+        ),
+        (
+            Builder::new().coop_budget(0),
+            "coop_budget",
+            "0",
+            "1 or more operations",
+        ),
+        (
+            Builder::new().local_queue(3),
+            "local_queue",
+            "3",
+            "a power of two from 4 to 65536",
+        ),
+        (
+            Builder::new().local_queue(131_072),
+            "local_queue",
+            "131072",
+            "a power of two from 4 to 65536",
+        ),
+        (
+            Builder::new().global_interval(0),
+            "global_interval",
+            "0",
+            "1 or more",
+        ),
+    ];
+    for (builder, name, number, what) in refusals {
+        let error = builder.build().unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("{name} = {number}: ")), "{text}");
+        assert!(text.contains(what), "{text}");
+        let StartError::BadSetting {
+            setting,
+            value,
+            allowed,
+        } = error
+        else {
+            panic!("{text}");
+        };
+        assert_eq!((setting, value.as_str()), (name, number));
+        assert!(allowed.contains(what), "{text}");
+    }
+}
+
+#[test]
+fn the_smallest_settings_work() {
+    common::within(60, || {
+        let rt = Builder::new()
+            .workers(2)
+            .stack_size(1)
+            .coop_budget(1)
+            .local_queue(4)
+            .global_interval(1)
+            .build()
+            .unwrap();
+        let sum: usize = rt.block_on(|| {
+            let fibers: Vec<_> = (0..1000)
+                .map(|i| {
+                    indent::spawn(move || {
+                        task::yield_now();
+                        i
+                    })
+                })
+                .collect();
+            fibers.into_iter().map(|fiber| fiber.join().unwrap()).sum()
+        });
+        assert_eq!(sum, 999 * 1000 / 2);
+        assert!(
+            rt.metrics()
+                .workers
+                .iter()
+                .map(|w| w.overflows)
+                .sum::<u64>()
+                > 0
+        );
+    });
+}
+
+#[test]
+fn listing_fibers_while_they_come_and_go_shows_only_real_ones() {
+    common::within(120, || {
+        let (rt, other) = (runtime(2), runtime(1));
+        let over = Arc::new(AtomicBool::new(false));
+        let line = Arc::new(AtomicUsize::new(0));
+        let makers: Vec<_> = (0..4)
+            .map(|n| {
+                let (over, line) = (over.clone(), line.clone());
+                let home = if n == 3 { &other } else { &rt };
+                home.spawn(move || {
+                    let mut made = 0;
+                    while !over.load(SeqCst) {
+                        let builder = task::Builder::new().name(format!("child {n}"));
+                        line.store(line!() as usize + 1, SeqCst);
+                        let child = builder.spawn(task::yield_now);
+                        if made % 3 == 0 {
+                            drop(child);
+                        } else {
+                            child.join().unwrap();
+                        }
+                        made += 1;
+                    }
+                    made
+                })
+            })
+            .collect();
+        let (mut listed, mut children) = (0, 0);
+        while listed < 2_000 || children < 100 {
+            for fiber in rt.handle().fibers() {
+                assert_eq!(fiber.location().file(), file!());
+                match fiber.name() {
+                    Some(name) => {
+                        assert!(["child 0", "child 1", "child 2"].contains(&name), "{name}");
+                        assert_eq!(fiber.location().line() as usize, line.load(SeqCst));
+                        children += 1;
+                    }
+                    None => assert_ne!(fiber.location().line() as usize, line.load(SeqCst)),
+                }
+                assert!(fiber.id() > 0);
+                let _shown = (format!("{fiber:?}"), fiber.phase(), fiber.park_reason());
+            }
+            listed += 1;
+        }
+        over.store(true, SeqCst);
+        for maker in makers {
+            assert!(maker.join().unwrap() > 0);
+        }
+        rt.wait_idle();
+        assert!(rt.handle().fibers().is_empty());
+    });
+}
+
+#[test]
+fn a_listed_fiber_keeps_its_name_after_its_end() {
+    let rt = runtime(1);
+    let parked = rt.block_on(|| task::Builder::new().name("kept").spawn(park::park));
+    let listed: Vec<_> = rt.handle().fibers();
+    let kept = listed
+        .iter()
+        .find(|fiber| fiber.id() == parked.id())
+        .unwrap();
+    parked.unparker().unpark();
+    parked.join().unwrap();
+    rt.wait_idle();
+    for _ in 0..100 {
+        rt.block_on(|| {
+            task::Builder::new()
+                .name("new")
+                .spawn(|| ())
+                .join()
+                .unwrap()
+        });
+    }
+    assert_eq!((kept.name(), kept.phase()), (Some("kept"), Phase::Done));
+}
+
+/// Puts values on the stack, calls `between` again and again, and says whether all of them, and
+/// the thread, are what they were.
+fn stays_itself(rounds: u64, mut between: impl FnMut(u64)) -> bool {
+    let thread = thread_id();
+    let id = task::id();
+    let mut values: [u64; 64] = std::array::from_fn(|i| i as u64);
+    let text = format!("fiber {id:?}");
+    for round in 0..rounds {
+        between(round);
+        for (i, value) in values.iter_mut().enumerate() {
+            if *value != i as u64 + round {
+                return false;
+            }
+            *value += 1;
+        }
+        if thread_id() != thread || task::id() != id || text != format!("fiber {id:?}") {
+            return false;
+        }
+    }
+    true
+}
+
+#[test]
+fn a_fiber_that_hands_its_worker_over_keeps_its_stack_and_its_thread() {
+    common::within(240, || {
+        for workers in [1, 2] {
+            let rt = runtime(workers);
+            let fibers: Vec<_> = (0..10)
+                .map(|_| rt.spawn(|| stays_itself(1_000, |_| runtime::handoff())))
+                .collect();
+            for fiber in fibers {
+                assert!(fiber.join().unwrap());
+            }
+            let moves: u64 = rt.metrics().workers.iter().map(|w| w.moves).sum();
+            assert!(moves >= 5_000, "{moves} moves");
+            rt.wait_idle();
+        }
+    });
+    runtime::handoff(); // nothing on a plain thread
+}
+
+#[test]
+fn handing_over_among_parks_yields_and_spawns_loses_nothing() {
+    println!("seed {SEED}");
+    common::within(240, || {
+        for workers in [1, 2] {
+            let rt = runtime(workers);
+            let children = Arc::new(AtomicUsize::new(0));
+            let fibers: Vec<_> = (0..20)
+                .map(|n| {
+                    let children = children.clone();
+                    rt.spawn(move || {
+                        let mut random = Random::new(SEED + n);
+                        stays_itself(200, |_| match random.below(6) {
+                            0 => park_for(Duration::from_micros(random.below(100))),
+                            1 => {
+                                let count = children.clone();
+                                let child = indent::spawn(move || {
+                                    runtime::handoff();
+                                    count.fetch_add(1, SeqCst);
+                                });
+                                child.join().unwrap();
+                                children.fetch_add(1, SeqCst);
+                            }
+                            2 => task::yield_now(),
+                            _ => runtime::handoff(),
+                        })
+                    })
+                })
+                .collect();
+            for fiber in fibers {
+                assert!(fiber.join().unwrap());
+            }
+            rt.wait_idle();
+            assert_eq!(children.load(SeqCst) % 2, 0);
+        }
+    });
+}
+
+#[test]
+fn workers_taken_from_busy_fibers_lose_nothing() {
+    const FIBERS: u64 = 20;
+    const TAKES: u64 = 300;
+    println!("seed {SEED}");
+    common::within(240, || {
+        for workers in [1, 2] {
+            let rt = runtime(workers);
+            let enough = Arc::new(AtomicBool::new(false));
+            let (handle, over) = (rt.handle().clone(), enough.clone());
+            let taker = std::thread::spawn(move || {
+                let (mut tries, mut taken) = (0, 0);
+                while taken < TAKES {
+                    taken += u64::from(handle.handoff(tries as usize % workers));
+                    tries += 1;
+                    if tries % 16 == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+                over.store(true, SeqCst);
+                assert!(!handle.handoff(workers), "there is no such worker");
+                tries
+            });
+            let fibers: Vec<_> = (0..FIBERS)
+                .map(|n| {
+                    let enough = enough.clone();
+                    rt.spawn(move || compute_spawn_and_park(SEED + n, &enough))
+                })
+                .collect();
+            let mut joined = 0;
+            for fiber in fibers {
+                let (same, children) = fiber.join().unwrap();
+                assert!(same);
+                joined += children;
+            }
+            let tries = taker.join().unwrap();
+            println!("{workers} workers: {TAKES} of {tries} tries, {joined} children");
+            rt.wait_idle();
+            assert_eq!(rt.metrics().fibers_spawned, FIBERS + 2 * joined);
+        }
+    });
+}
+
+/// Does a bit of everything until it is enough: whether the fiber stayed itself all the time, and
+/// how many children it has joined, each with a child of its own.
+fn compute_spawn_and_park(seed: u64, enough: &AtomicBool) -> (bool, u64) {
+    let mut random = Random::new(seed);
+    let (mut same, mut joined) = (true, 0);
+    while same && !enough.load(SeqCst) {
+        same = stays_itself(20, |_| match random.below(8) {
+            0 => park_for(Duration::from_micros(random.below(100))),
+            1 => {
+                let child = indent::spawn(|| {
+                    let me = park::unparker();
+                    let waker = indent::spawn(move || me.unpark());
+                    park::park();
+                    waker.join().unwrap();
+                    1
+                });
+                joined += child.join().unwrap();
+            }
+            2 => task::yield_now(),
+            _ => (0..random.below(20_000)).for_each(|_| std::hint::spin_loop()),
+        });
+    }
+    (same, joined)
+}
+
+#[test]
+fn fibers_go_on_when_the_worker_is_taken_from_one_that_blocks_its_thread() {
+    common::within(60, || {
+        let rt = runtime(1);
+        let (tell, told) = mpsc::channel();
+        let others_done = Arc::new(AtomicUsize::new(0));
+        let seen = others_done.clone();
+        let (sleeper, others) = rt.block_on(|| {
+            let sleeper = indent::spawn(move || {
+                tell.send(()).unwrap();
+                // At least 200 ms, and as long as the others need: they end before us, or never.
+                for _ in 0..200 {
+                    std::thread::sleep(Duration::from_millis(200));
+                    if seen.load(SeqCst) == 20 {
+                        return true;
+                    }
+                }
+                false
+            });
+            let others: Vec<_> = (0..20)
+                .map(|_| {
+                    let done = others_done.clone();
+                    indent::spawn(move || {
+                        task::yield_now();
+                        done.fetch_add(1, SeqCst);
+                    })
+                })
+                .collect();
+            (sleeper, others)
+        });
+        told.recv().unwrap();
+        common::wait_for("the worker can be taken", || rt.handle().handoff(0));
+        for other in others {
+            other.join().unwrap();
+        }
+        assert!(!sleeper.is_finished());
+        assert!(sleeper.join().unwrap());
+        // The thread that slept is of use again.
+        assert_eq!(rt.block_on(|| indent::spawn(|| 5).join().unwrap()), 5);
+    });
+}
+
+#[test]
+fn a_handle_does_not_keep_a_runtime_running() {
+    common::within(60, || {
+        let rt = runtime(1);
+        let handle = rt.handle().clone();
+        let fiber = rt.spawn(park::park);
+        drop(rt);
+        assert!(
+            fiber
+                .join()
+                .is_err_and(|error: JoinError| error.is_cancelled())
+        );
+        assert!(handle.spawn(|| ()).join().unwrap_err().is_cancelled());
+        assert!(handle.fibers().is_empty());
+        assert_eq!(handle.metrics().fibers_alive, 0);
+    });
+}
+
+#[test]
+fn a_runtime_that_is_gone_starts_no_threads() {
+    common::within(60, || {
+        let starts = Arc::new(AtomicUsize::new(0));
+        let count = starts.clone();
+        let hook = move || {
+            count.fetch_add(1, SeqCst);
+        };
+        let rt = Builder::new()
+            .workers(1)
+            .on_thread_start(hook)
+            .build()
+            .unwrap();
+        let handle = rt.handle().clone();
+        drop(rt);
+        assert!(!handle.handoff(0));
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!((starts.load(SeqCst), handle.metrics().carriers), (1, 0));
+    });
+}
