@@ -27,8 +27,8 @@ use std::ptr::{self, NonNull};
 
 use crate::base::list::Linked;
 use crate::base::loom::atomic::{
-    AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{self, Acquire, Relaxed, Release},
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
     fence,
 };
 use crate::fiber::job::{self, Job};
@@ -76,14 +76,12 @@ pub(crate) struct Record {
     pub(crate) stack_class: AtomicU8,
     /// Live `pin()` guards, and one more for a fiber built pinned.
     pub(crate) pins: AtomicU16,
-    flags: AtomicU32,
+    /// The fiber waits inside its own frames, on its carrier, which runs nothing else meanwhile (S3).
+    blocks_carrier: AtomicBool,
+    /// It has one of the places for unwinding fibers (`sched/gate.rs`).
+    pub(crate) gate_pass: AtomicBool,
     pub(crate) job: Job,
 }
-
-/// The fiber waits inside its own frames, on its carrier, which runs nothing else meanwhile (S3).
-const BLOCKS_CARRIER: u32 = 1;
-/// It was given one of the places for unwinding fibers (`sched/shutdown.rs`).
-const HAS_GATE: u32 = 2;
 
 // SAFETY: `link` is written by lists only.
 unsafe impl Linked for Record {
@@ -131,7 +129,8 @@ impl Record {
         self.reason.store(ParkReason::None as u8, Relaxed);
         self.stack_class.store(birth.stack_class, Relaxed);
         self.pins.store(u16::from(birth.pinned), Relaxed);
-        self.flags.store(0, Relaxed);
+        self.blocks_carrier.store(false, Relaxed);
+        self.gate_pass.store(false, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
         self.refs.store(Self::BORN_WITH, Release);
@@ -179,31 +178,11 @@ impl Record {
     }
 
     pub(crate) fn blocks_carrier(&self) -> bool {
-        self.flags.load(Acquire) & BLOCKS_CARRIER != 0
+        self.blocks_carrier.load(Acquire)
     }
 
     pub(crate) fn set_blocks_carrier(&self, yes: bool) {
-        self.set_flag(BLOCKS_CARRIER, yes);
-    }
-
-    pub(crate) fn has_gate(&self) -> bool {
-        self.flags.load(Acquire) & HAS_GATE != 0
-    }
-
-    pub(crate) fn set_has_gate(&self) {
-        self.set_flag(HAS_GATE, true);
-    }
-
-    pub(crate) fn clear_has_gate(&self) {
-        self.set_flag(HAS_GATE, false);
-    }
-
-    fn set_flag(&self, flag: u32, yes: bool) {
-        if yes {
-            self.flags.fetch_or(flag, Ordering::AcqRel);
-        } else {
-            self.flags.fetch_and(!flag, Ordering::AcqRel);
-        }
+        self.blocks_carrier.store(yes, Release);
     }
 
     /// One line that names the fiber: `fiber 42 'name', spawned at file:line`.

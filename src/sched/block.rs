@@ -53,7 +53,7 @@ fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
     if wish == Hearing::Deaf || !CAN_UNWIND || std::thread::panicking() {
         return Hearing::Deaf;
     }
-    if fiber.state.cancel_requested() && !token.carrier().shared().gate.enter(&fiber) {
+    if fiber.state.cancel_requested() && !token.carrier().shared().gate.enter(&fiber.gate_pass) {
         return Hearing::Later;
     }
     Hearing::Open
@@ -150,7 +150,7 @@ fn unwind_if_allowed(here: &Here) {
     // Without a worker: at the next opportunity.
     let may = here
         .enter()
-        .is_some_and(|token| token.carrier().shared().gate.enter(&here.fiber));
+        .is_some_and(|token| token.carrier().shared().gate.enter(&here.fiber.gate_pass));
     if may {
         unwind();
     }

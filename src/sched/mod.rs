@@ -16,6 +16,7 @@
 //! | `spawn` | from a closure to a queued fiber |
 //! | `block` | parking, yielding and handing over, on the fiber's side |
 //! | `starve` | fibers for which there is no stack |
+//! | `gate` | how many fibers may unwind at once |
 //! | `shutdown` | the five steps |
 
 use std::ptr::NonNull;
@@ -39,6 +40,7 @@ pub(crate) mod block;
 pub(crate) mod carrier;
 pub(crate) mod context;
 mod find;
+mod gate;
 mod idle;
 mod owner;
 pub(crate) mod run;
@@ -108,7 +110,7 @@ pub(crate) struct Shared {
     pub(crate) fiber_limit: Option<usize>,
     closing: AtomicBool,
     stopping: AtomicBool,
-    gate: shutdown::Gate,
+    gate: gate::Gate,
     /// Threads that wait for fibers to end, and what they wait on.
     observers: AtomicUsize,
     ended: std::sync::Mutex<()>,
@@ -156,7 +158,7 @@ impl Shared {
             fiber_limit: stack::limit(settings.guard),
             closing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            gate: shutdown::Gate::new((cap / 4).max(1)),
+            gate: gate::Gate::new((cap / 4).max(1)),
             observers: AtomicUsize::new(0),
             ended: std::sync::Mutex::new(()),
             ended_signal: Condvar::new(),

@@ -189,9 +189,7 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     carrier.started.set(carrier.started.get() - 1);
     let shared = carrier.shared();
     shared.count_odd_stack(fiber.stack_class.load(atomic::Ordering::Relaxed), -1);
-    if fiber.has_gate() {
-        shared.gate.leave();
-    }
+    shared.gate.leave(&fiber.gate_pass);
     if let Some(record) = fiber.end() {
         // SAFETY: free now, so ours; slab memory stays valid.
         let owner = unsafe { record.as_ref() }.owner();

@@ -9,60 +9,19 @@
 //! 5. Stop and join the other threads.
 //!
 //! Fibers that park while they unwind each block a carrier, so only so many may unwind at once
-//! ([`Gate`]); the others are asked as those end.
+//! (`gate.rs`); the others are asked as those end.
 
 use std::fmt;
 use std::panic::Location;
-use std::sync::atomic::{
-    AtomicUsize,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use crate::base::loom::{heavy_barrier, lock};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Notify, Phase};
-use crate::fiber::{Held, Record, slab};
+use crate::fiber::{Held, slab};
 use crate::sched::Shared;
 use crate::sched::wake;
-
-/// Places for fibers that unwind because they were asked to end.
-pub(crate) struct Gate {
-    inside: AtomicUsize,
-    limit: usize,
-}
-
-impl Gate {
-    pub(crate) fn new(limit: usize) -> Self {
-        Gate {
-            inside: AtomicUsize::new(0),
-            limit,
-        }
-    }
-
-    /// A place for `fiber`, kept until it is over; false if there is none now.
-    pub(crate) fn enter(&self, fiber: &Record) -> bool {
-        if fiber.has_gate() {
-            return true;
-        }
-        let entered = self
-            .inside
-            .fetch_update(SeqCst, SeqCst, |n| (n < self.limit).then_some(n + 1))
-            .is_ok();
-        if entered {
-            fiber.set_has_gate();
-        }
-        entered
-    }
-
-    pub(crate) fn leave(&self) {
-        self.inside.fetch_sub(1, SeqCst);
-    }
-
-    fn is_full(&self) -> bool {
-        self.inside.load(SeqCst) >= self.limit
-    }
-}
 
 /// A fiber that did not end in time.
 #[derive(Clone, Debug)]
@@ -185,13 +144,11 @@ impl Shared {
                     return; // the next round finds it
                 }
             }
-            let had_place = fiber.has_gate();
-            if fiber.state.is_parked() && self.gate.enter(&fiber) {
+            if fiber.state.is_parked() && self.gate.enter(&fiber.gate_pass) {
                 if fiber.state.deliver_cancel() == Notify::Enqueue {
                     wake::enqueue(fiber.fiber());
-                } else if !had_place {
-                    fiber.clear_has_gate(); // deaf, or no longer parked
-                    self.gate.leave();
+                } else {
+                    self.gate.leave(&fiber.gate_pass); // deaf, or no longer parked
                 }
             }
         });

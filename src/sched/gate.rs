@@ -1,0 +1,97 @@
+//! Places for fibers that unwind because they were asked to end.
+//!
+//! A fiber that parks while it unwinds blocks a carrier, so only so many may unwind at once. A *pass*,
+//! one flag in the record, says that a fiber has a place. The fiber asks for one itself before it
+//! unwinds, and whoever delivers cancellations asks for it before it wakes the fiber: both may come
+//! at once, and the fiber may end meanwhile.
+//!
+//! **I11** `inside` is the number of passes that are set, between two steps of whoever changes one:
+//! who sets a pass that was not set has counted, who finds it set gives the surplus back; who clears
+//! a set one uncounts. So every count belongs to one pass, and none is lost or given up twice.
+//!
+//! A deliverer that finds its fiber deaf takes the pass back, perhaps from under a fiber that relied
+//! on it: then one more unwinds than should. That is harmless.
+
+use crate::base::loom::atomic::{
+    AtomicBool, AtomicUsize,
+    Ordering::{AcqRel, Acquire, SeqCst},
+};
+
+pub(crate) struct Gate {
+    inside: AtomicUsize,
+    limit: usize,
+}
+
+impl Gate {
+    pub(crate) fn new(limit: usize) -> Self {
+        Gate {
+            inside: AtomicUsize::new(0),
+            limit,
+        }
+    }
+
+    /// A place for the owner of `pass`; false if there is none now.
+    pub(crate) fn enter(&self, pass: &AtomicBool) -> bool {
+        if pass.load(Acquire) {
+            return true;
+        }
+        let mut inside = self.inside.load(SeqCst);
+        loop {
+            if inside >= self.limit {
+                return false;
+            }
+            match self
+                .inside
+                .compare_exchange(inside, inside + 1, SeqCst, SeqCst)
+            {
+                Ok(_) => break,
+                Err(now) => inside = now,
+            }
+        }
+        if pass.swap(true, AcqRel) {
+            self.inside.fetch_sub(1, SeqCst); // somebody else got it one meanwhile
+        }
+        true
+    }
+
+    /// Gives the place up, if there is one.
+    pub(crate) fn leave(&self, pass: &AtomicBool) {
+        if pass.load(Acquire) && pass.swap(false, AcqRel) {
+            self.inside.fetch_sub(1, SeqCst);
+        }
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.inside.load(SeqCst) >= self.limit
+    }
+}
+
+#[cfg(all(test, indent_loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn loom_no_place_is_lost_or_given_up_twice() {
+        loom::model(|| {
+            let gate = Arc::new((Gate::new(2), AtomicBool::new(false)));
+            // The fiber asks for itself, unwinds and ends; a deliverer asks for it and finds it deaf.
+            let fiber = thread::spawn({
+                let gate = gate.clone();
+                move || {
+                    let _may = gate.0.enter(&gate.1);
+                    gate.0.leave(&gate.1);
+                }
+            });
+            if gate.0.enter(&gate.1) {
+                gate.0.leave(&gate.1);
+            }
+            fiber.join().unwrap();
+            let left = usize::from(gate.1.load(Acquire));
+            assert_eq!(gate.0.inside.load(SeqCst), left, "I11");
+            gate.0.leave(&gate.1);
+            assert_eq!(gate.0.inside.load(SeqCst), 0, "I11");
+        });
+    }
+}
