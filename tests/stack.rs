@@ -132,18 +132,27 @@ fn an_overflow_into_a_guard_page_is_reported() {
 
 #[test]
 fn a_null_dereference_on_a_fiber_is_what_it_always_was() {
+    if common::sanitizer_forbids("it handles faults itself") {
+        return;
+    }
     let text = common::text(&killed_by(libc::SIGSEGV, "null_on_a_fiber", &[]));
     assert!(!text.contains("overflowed"), "{text}");
 }
 
 #[test]
 fn a_null_dereference_on_a_plain_thread_is_what_it_always_was() {
+    if common::sanitizer_forbids("it handles faults itself") {
+        return;
+    }
     let text = common::text(&killed_by(libc::SIGSEGV, "null_on_a_thread", &[]));
     assert!(!text.contains("overflowed"), "{text}");
 }
 
 #[test]
 fn a_plain_thread_that_overflows_gets_the_message_of_std() {
+    if common::sanitizer_forbids("it handles faults itself") {
+        return;
+    }
     let text = common::text(&killed_by(libc::SIGABRT, "overflow_on_a_thread", &[]));
     assert!(text.contains("has overflowed its stack"), "{text}");
     assert!(text.contains("plain digger"), "{text}");
@@ -273,11 +282,17 @@ fn stacks_that_cannot_be_are_refused() {
 
 #[test]
 fn stacks_are_used_again() {
+    if common::sanitizer_forbids("stacks are not pooled then") {
+        return;
+    }
     alone("reuse");
 }
 
 #[test]
 fn guard_pages_limit_fibers_and_the_limit_is_told() {
+    if common::sanitizer_forbids("it needs mappings itself when there are none left") {
+        return;
+    }
     alone("page_limit");
 }
 
@@ -300,6 +315,9 @@ fn with_address_space(kib: u64, test: &str) -> Output {
 
 #[test]
 fn a_fiber_that_can_never_get_a_stack_says_so() {
+    if common::sanitizer_forbids("it needs terabytes of address space") {
+        return;
+    }
     let output = with_address_space(900 * 1024, "child::no_stack");
     let text = common::text(&output);
     if !text.contains("running 1 test") {

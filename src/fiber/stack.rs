@@ -32,7 +32,12 @@ use crate::base::list::{Linked, List};
 use crate::base::os::{self, Advice, PAGE};
 use crate::fiber::switch::Resident;
 
-const SMALLEST: usize = 16 * 1024;
+/// A sanitizer's frames are several times larger.
+const SMALLEST: usize = if cfg!(indent_sanitize) {
+    64 * 1024
+} else {
+    16 * 1024
+};
 const LARGEST: usize = 1 << 30;
 pub(crate) const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 

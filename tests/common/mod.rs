@@ -103,3 +103,11 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
         std::thread::sleep(std::time::Duration::from_micros(200));
     }
 }
+
+/// True, after saying so, if this is a sanitizer's build and the test cannot mean anything there.
+pub fn sanitizer_forbids(why: &str) -> bool {
+    if cfg!(indent_sanitize) {
+        skip(&format!("sanitizer: {why}"));
+    }
+    cfg!(indent_sanitize)
+}
