@@ -85,10 +85,10 @@ impl Ring {
         if len > self.slots.len() { 0 } else { len }
     }
 
-    /// Holder only: exact, since only others can take meanwhile.
+    /// Never true while a fiber is in it: the head is read first and only grows.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.head.load(Relaxed) == self.tail.load(Relaxed)
+        self.head.load(SeqCst) == self.tail.load(SeqCst)
     }
 
     /// Holder only. Gives the fiber back when the ring is full.
@@ -273,7 +273,7 @@ mod tests {
                 std::thread::spawn(move || {
                     let own = Ring::new(64);
                     let mut sum = 0;
-                    while !over.load(Acquire) || ring.len() > 0 {
+                    while !over.load(Acquire) || !ring.is_empty() {
                         let stolen = ring.steal_into(&own);
                         for fiber in stolen.into_iter().chain(std::iter::from_fn(|| own.pop())) {
                             sum += fiber.pointer().as_ptr().addr();

@@ -144,7 +144,7 @@ impl Shared {
             || !token.worker().assigned.is_empty()
             || self.global.len() > 0
             || !self.wanted.is_empty()
-            || self.workers.iter().any(|worker| worker.ring.len() > 0)
+            || self.workers.iter().any(|worker| !worker.ring.is_empty())
     }
 
     fn has_full_slot(&self, me: usize) -> bool {
