@@ -281,3 +281,16 @@ impl Drop for AbortOnUnwind {
         }
     }
 }
+
+/// Ends the process if it is dropped at all: forgotten when all went well.
+pub(crate) struct AbortOnDrop(pub(crate) &'static str);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        os::complain(&format!(
+            "indent: a panic inside the runtime ({}); aborting\n",
+            self.0
+        ));
+        std::process::abort();
+    }
+}

@@ -76,12 +76,16 @@ pub(crate) struct Record {
     pub(crate) stack_class: AtomicU8,
     /// Live `pin()` guards, and one more for a fiber built pinned.
     pub(crate) pins: AtomicU16,
-    /// The fiber waits inside its own frames, on its carrier, which runs nothing else meanwhile (S3).
-    blocks_carrier: AtomicBool,
+    /// Whether the fiber waits inside its own frames, on its carrier, which runs nothing else
+    /// meanwhile (S3): zero, `BLOCKS` or `RELEASED`.
+    blocks_carrier: AtomicU8,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
     pub(crate) job: Job,
 }
+
+const BLOCKS: u8 = 1;
+const RELEASED: u8 = 2;
 
 // SAFETY: `link` is written by lists only.
 unsafe impl Linked for Record {
@@ -129,7 +133,7 @@ impl Record {
         self.reason.store(ParkReason::None as u8, Relaxed);
         self.stack_class.store(birth.stack_class, Relaxed);
         self.pins.store(u16::from(birth.pinned), Relaxed);
-        self.blocks_carrier.store(false, Relaxed);
+        self.blocks_carrier.store(0, Relaxed);
         self.gate_pass.store(false, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
@@ -177,12 +181,26 @@ impl Record {
         self.reason.store(reason as u8, Relaxed);
     }
 
-    pub(crate) fn blocks_carrier(&self) -> bool {
-        self.blocks_carrier.load(Acquire)
+    /// The fiber is about to wait inside its own frames.
+    pub(crate) fn block_carrier(&self) {
+        self.blocks_carrier.store(BLOCKS, Release);
     }
 
-    pub(crate) fn set_blocks_carrier(&self, yes: bool) {
-        self.blocks_carrier.store(yes, Release);
+    pub(crate) fn blocks_carrier(&self) -> bool {
+        self.blocks_carrier.load(Acquire) == BLOCKS
+    }
+
+    /// Its waker has no further need of it.
+    pub(crate) fn release(&self) {
+        self.blocks_carrier.store(RELEASED, Release);
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.blocks_carrier.load(Acquire) == RELEASED
+    }
+
+    pub(crate) fn unblock_carrier(&self) {
+        self.blocks_carrier.store(0, Release);
     }
 
     /// One line that names the fiber: `fiber 42 'name', spawned at file:line`.
@@ -213,7 +231,7 @@ impl Record {
     /// Gives one reference up; true if it was the last and the record is now the caller's, to
     /// put back into its slab.
     #[must_use]
-    fn release(&self) -> bool {
+    fn let_go(&self) -> bool {
         if self.refs.fetch_sub(1, Release) > 1 {
             return false;
         }
@@ -257,7 +275,7 @@ impl FiberRef {
     /// The runtime gives up its reference: the fiber is over and off its stack. A record that
     /// nobody else holds comes back, to be put into its slab.
     pub(crate) fn end(self) -> Option<NonNull<Record>> {
-        self.release().then_some(self.0)
+        self.let_go().then_some(self.0)
     }
 }
 
@@ -311,7 +329,7 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.release() {
+        if self.let_go() {
             self.owner().give_back(self.0);
         }
     }

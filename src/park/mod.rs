@@ -37,7 +37,8 @@ use crate::sched::{block, context};
 ///
 /// A fiber that was asked to end gets [`Woken::ByCancel`] at once, this time and every time after:
 /// let go of what you hold and return, or call [`task::checkpoint`](crate::task::checkpoint), which
-/// unwinds. A fiber that is unwinding is not told again.
+/// unwinds. A fiber that is unwinding is not told again, and while a great many others unwind it is
+/// told later.
 ///
 /// ```
 /// use indent::park::{self, ParkReason, Woken};
@@ -48,6 +49,9 @@ use crate::sched::{block, context};
 /// park::unparker().unpark();
 /// assert_eq!(park::until(None, ParkReason::Park), Woken::ByWake);
 /// ```
+///
+/// # Panics
+/// On a fiber, if the system refuses the thread that minds deadlines, with the first one.
 pub fn until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
     wait(deadline, reason, Hearing::Open)
 }
@@ -127,6 +131,13 @@ impl fmt::Debug for Unparker {
 pub(crate) fn wait(deadline: Option<Instant>, reason: ParkReason, hearing: Hearing) -> Woken {
     block::park(deadline, reason, hearing)
         .unwrap_or_else(|| context::thread_parker().park(deadline))
+}
+
+/// Makes sure that a park with this deadline will not fail for want of a thread.
+pub(crate) fn prepare(deadline: Option<Instant>) {
+    if deadline.is_some() {
+        block::prepare_deadline();
+    }
 }
 
 /// Charges an operation that could have blocked but did not.

@@ -18,7 +18,7 @@ pub use metrics::{Metrics, WorkerMetrics};
 pub use crate::fiber::stack::Guard;
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 
-use crate::error::NoRuntime;
+use crate::error::{AbortOnDrop, NoRuntime};
 use crate::sched::spawn::{self, Limit};
 use crate::sched::{Shared, block};
 use crate::task::{self, Fiber, JoinHandle};
@@ -260,15 +260,18 @@ impl Handle {
             return f();
         }
         let location = Location::caller();
-        // SAFETY: we wait for the fiber to be over before we return or unwind: `join_deaf` hears no
-        // request to end, and nothing in between can panic.
+        // SAFETY: we wait for the fiber to be over before we return: `join_deaf` hears no request to
+        // end, and if it unwound all the same, the process would end.
         let fiber =
             unsafe { task::Builder::new().try_spawn_in(&self.shared, location, Limit::None, f) };
         let fiber = match fiber {
             Ok(fiber) => fiber,
             Err((error, _f)) => panic!("block_on at {location}: {error}"),
         };
-        match fiber.join_deaf() {
+        let bomb = AbortOnDrop("waiting for a closure that borrows from the caller");
+        let result = fiber.join_deaf();
+        std::mem::forget(bomb);
+        match result {
             Ok(value) => value,
             Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
             Err(error) => panic!("block_on at {location}: {error}: the runtime was shut down"),

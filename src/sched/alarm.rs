@@ -24,7 +24,7 @@ struct Inner {
 struct Table {
     entries: BTreeMap<Key, (Held, u32)>,
     serial: u64,
-    running: bool,
+    thread: Option<std::thread::JoinHandle<()>>,
     closed: bool,
 }
 
@@ -62,9 +62,8 @@ impl Alarm {
     /// If the system refuses it.
     pub(crate) fn prepare(&self) {
         let mut table = self.0.lock();
-        if !table.running {
-            self.start();
-            table.running = true;
+        if table.thread.is_none() && !table.closed {
+            table.thread = Some(self.start());
         }
     }
 
@@ -73,17 +72,22 @@ impl Alarm {
         drop(entry); // outside the lock
     }
 
-    fn start(&self) {
+    fn start(&self) -> std::thread::JoinHandle<()> {
         let inner = Arc::downgrade(&self.0);
         let thread = std::thread::Builder::new().name("indent-alarm".into());
         thread
             .spawn(move || tick(&inner))
-            .expect("the system refused the thread for deadlines; raise the limit on threads");
+            .expect("the system refused the thread for deadlines; raise the limit on threads")
     }
 
+    /// Ends the thread; no deadline passes any more.
     pub(crate) fn close(&self) {
-        self.0.lock().closed = true;
+        let mut table = self.0.lock();
+        table.closed = true;
+        let thread = table.thread.take();
+        drop(table);
         self.0.changed.notify_one();
+        thread.map(std::thread::JoinHandle::join);
     }
 }
 

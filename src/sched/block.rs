@@ -11,6 +11,7 @@ use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Commit, Hearing, Woken};
 use crate::fiber::switch::Back;
 use crate::sched::context::{self, Entered, Here};
+use crate::sched::gate::Entry;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
 const CAN_UNWIND: bool = cfg!(panic = "unwind");
@@ -23,14 +24,14 @@ pub(crate) fn park(
     hearing: Hearing,
 ) -> Option<Woken> {
     charge();
+    if deadline.is_some() {
+        prepare_deadline();
+    }
     let here = context::here()?;
     let fiber = here.fiber;
     let mut token = here.enter_with_worker();
     let hearing = hear(fiber, hearing, &token);
     fiber.set_reason(reason);
-    if deadline.is_some() {
-        token.carrier().shared().alarm.prepare();
-    }
     let number = match fiber.state.begin_park(hearing) {
         Begin::Woken(cause) => return Some(cause),
         Begin::Parking(number) => number,
@@ -38,7 +39,7 @@ pub(crate) fn park(
     token.worker().counters.parks.add(1);
     let alarm = deadline.map(|at| token.carrier().shared().alarm.set(at, fiber, number));
     if std::thread::panicking() {
-        block_carrier(&token, fiber);
+        token = block_carrier(token, fiber);
     } else {
         token = context::switch(token, fiber, Back::Parking);
     }
@@ -48,43 +49,48 @@ pub(crate) fn park(
     Some(fiber.state.end_park())
 }
 
+/// Starts the thread that minds deadlines, if the caller is a fiber of a runtime without one.
+pub(crate) fn prepare_deadline() {
+    if let Some(here) = context::here() {
+        here.marked(|shared| shared.alarm.prepare());
+    }
+}
+
 /// How this park takes a request to end: see `Gate`.
 fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
     if wish == Hearing::Deaf || !CAN_UNWIND || std::thread::panicking() {
         return Hearing::Deaf;
     }
-    if fiber.state.cancel_requested() && !token.carrier().shared().gate.enter(&fiber.gate_pass) {
+    if fiber.state.cancel_requested() && !may_unwind(token, fiber) {
         return Hearing::Later;
     }
     Hearing::Open
 }
 
 /// Parks inside the fiber's own frames; nothing else runs on this thread meanwhile.
+///
+/// The fiber goes on when its waker has *released* it, not as soon as the state word says so: until
+/// then the waker still relies on it not to be over (`wake::enqueue`).
 #[cold]
-fn block_carrier(token: &Entered, fiber: FiberRef) {
+fn block_carrier(token: Entered, fiber: FiberRef) -> Entered {
     let carrier = token.carrier();
-    fiber.set_blocks_carrier(true); // before the commit: wakers read it after
-    let worker = carrier.owner.surrender();
-    if let Err(worker) = carrier.shared().place(worker) {
-        // No thread to be had. The worker stays here, asleep; others steal what it has queued.
-        carrier
-            .owner
-            .give(worker)
-            .expect("this carrier asked for no worker");
-    }
-    match fiber.state.commit_park() {
-        Commit::Resume if carrier.owner.peek().is_none() => {
-            carrier.ask_for_worker();
-        }
-        Commit::Resume => {}
-        Commit::Parked => {
-            while fiber.state.is_parked() {
-                carrier.bell.wait(None);
+    fiber.block_carrier(); // before the commit: wakers read it after
+    // Without a thread for it the worker stays, asleep; others steal what it has queued.
+    let mut gone = carrier.hand_over();
+    if fiber.state.commit_park() == Commit::Parked {
+        while !fiber.is_released() {
+            carrier.bell.wait(None);
+            if gone && !fiber.is_released() && carrier.owner.peek().is_some() {
+                gone = carrier.hand_over(); // an old request brought us one: not now
             }
-            carrier.wait_for_worker(); // the waker asked for it
         }
     }
-    fiber.set_blocks_carrier(false);
+    fiber.unblock_carrier();
+    if carrier.owner.peek().is_none() {
+        carrier.ask_for_worker(); // the waker has asked, too
+    }
+    std::mem::forget(token); // the mark stays up; the worker may be another
+    Entered::resumed()
 }
 
 /// Lets others run; the caller goes behind its siblings, unless it was asked to end: then it
@@ -148,12 +154,16 @@ fn unwind_if_allowed(here: &Here) {
         return;
     }
     // Without a worker: at the next opportunity.
-    let may = here
+    if here
         .enter()
-        .is_some_and(|token| token.carrier().shared().gate.enter(&here.fiber.gate_pass));
-    if may {
+        .is_some_and(|token| may_unwind(&token, here.fiber))
+    {
         unwind();
     }
+}
+
+fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
+    token.carrier().shared().gate.enter(&fiber.gate_pass) != Entry::Full
 }
 
 /// Leaves the fiber by unwinding: destructors run, no message is printed.

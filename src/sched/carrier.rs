@@ -121,7 +121,10 @@ impl Carrier {
     #[inline(never)]
     pub(crate) fn ask_for_worker(&self) -> NonNull<Worker> {
         self.shared().want(self.index);
-        self.wait_for_worker()
+        let worker = self.wait_for_worker();
+        // If it came another way (a taker gave ours back), the request is void.
+        self.shared().wanted.claim(self.index);
+        worker
     }
 
     /// Own thread, mark up: sleeps until somebody gives a worker.
@@ -141,10 +144,32 @@ impl Carrier {
         if other.receive(worker).is_ok() {
             return true;
         }
-        self.owner
-            .give(worker)
-            .expect("nobody gives a worker to a carrier that asked for none");
+        self.keep(worker);
         false
+    }
+
+    /// Gives this carrier's worker to any other; false if no thread can be had, and ours stays.
+    pub(crate) fn hand_over(&self) -> bool {
+        match self.shared().place(self.owner.surrender()) {
+            Ok(()) => true,
+            Err(worker) => {
+                self.keep(worker);
+                false
+            }
+        }
+    }
+
+    /// Takes a worker back that found no other place. If this carrier has been given another one
+    /// meanwhile (somebody still followed an old request), places are looked for again.
+    fn keep(&self, mut worker: NonNull<Worker>) {
+        while let Err(back) = self.receive(worker) {
+            worker = match self.shared().place(back) {
+                Ok(()) => return,
+                Err(_) if self.shared().is_stopping() => return, // nobody needs it any more
+                Err(worker) => worker,
+            };
+            std::thread::yield_now();
+        }
     }
 
     /// Any thread: gives a worker to this carrier.
@@ -236,22 +261,16 @@ impl Shared {
             return false;
         }
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
-        let Some(mut taken) = carrier.owner.take() else {
+        let Some(taken) = carrier.owner.take() else {
             carrier.bell.ring(); // given back: in case it noticed
             return false;
         };
-        loop {
-            taken = match self.place(taken) {
-                Ok(()) => return true,
-                Err(taken) => taken,
-            };
-            // No thread to be had: back to where it came from, unless that one has another now.
-            taken = match carrier.receive(taken) {
-                Ok(()) => return false,
-                Err(_) if self.is_stopping() => return false, // nobody needs it any more
-                Err(taken) => taken,
-            };
-            std::thread::yield_now();
+        match self.place(taken) {
+            Ok(()) => true,
+            Err(taken) => {
+                carrier.keep(taken); // no thread to be had
+                false
+            }
         }
     }
 
@@ -263,8 +282,10 @@ impl Shared {
             return Err(io::Error::other("the runtime is stopping"));
         }
         let process_limit = PROCESS_LIMIT.max(self.settings.max_carriers);
-        let place = Place::claim(process_limit).zip(self.vacant.claim_any(0));
-        let Some((place, index)) = place else {
+        let place = Place::claim(process_limit);
+        // The number is only claimed with a place in hand: a claim is not undone.
+        let number = place.and_then(|place| Some((place, self.vacant.claim_any(0)?)));
+        let Some((place, index)) = number else {
             return Err(io::Error::other(
                 "as many carrier threads as allowed run already",
             ));
@@ -273,10 +294,11 @@ impl Shared {
         if let Some(at) = threads.iter().position(|(number, _)| *number == index) {
             let _former = threads.swap_remove(at).1.join(); // it is at its end
         }
-        carrier.owner.open();
-        carrier
-            .receive(worker)
-            .expect("a vacant carrier holds no worker");
+        // SAFETY: workers live as long as `Shared`.
+        unsafe { worker.as_ref() }
+            .carrier
+            .store(ptr::from_ref(carrier).cast_mut(), SeqCst);
+        carrier.owner.open(worker);
         let keep_alive = self.arc();
         let name = format!("{}-{index}", self.settings.thread_name);
         let started = std::thread::Builder::new().name(name).spawn(move || {
@@ -288,7 +310,7 @@ impl Shared {
                 Ok(())
             }
             Err(error) => {
-                let _back = carrier.owner.take();
+                assert_eq!(carrier.owner.reclose(), worker);
                 self.vacant.set(index);
                 Err(error)
             }

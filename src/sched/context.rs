@@ -24,6 +24,7 @@ use std::sync::Arc;
 
 use crate::fiber::FiberRef;
 use crate::fiber::switch::{self, Back};
+use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::{Local, Worker};
@@ -49,7 +50,10 @@ pub(crate) fn set_carrier(carrier: *const Carrier) {
 /// Only for threads that are no carriers: nothing on them ever switches.
 pub(crate) fn thread_parker() -> Arc<ThreadParker> {
     debug_assert!(current_fiber().is_none());
-    PARKER.with(Arc::clone)
+    // At the thread's end, when its thread-locals are gone: one for this occasion.
+    PARKER
+        .try_with(Arc::clone)
+        .unwrap_or_else(|_| ThreadParker::new())
 }
 
 /// The fiber the caller runs on, and where. Like an [`Entered`], it does not survive a switch.
@@ -103,6 +107,15 @@ impl Here {
                 None
             }
         }
+    }
+
+    /// Calls `f` with the mark up, whether there is a worker or not: for what takes a lock.
+    pub(crate) fn marked<R>(&self, f: impl FnOnce(&Shared) -> R) -> R {
+        let owner = &self.carrier().owner;
+        let _ = owner.enter();
+        let result = f(self.carrier().shared());
+        owner.leave();
+        result
     }
 
     /// Enters the runtime and, if the carrier's worker was taken, waits for another.

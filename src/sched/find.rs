@@ -26,7 +26,6 @@ pub(crate) enum Next {
     /// A carrier with runnable fibers, or with one that waits, wants this worker.
     MoveTo(usize),
     Nothing,
-    Stop,
 }
 
 /// What to run now. The usual case, started fibers and nothing else, comes first and is short.
@@ -68,9 +67,6 @@ fn pop_home(carrier: &Carrier) -> Option<FiberRef> {
 
 #[inline(never)]
 fn in_order(token: &mut Entered) -> Next {
-    if token.carrier().shared().is_stopping() {
-        return Next::Stop;
-    }
     collect(token);
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
@@ -128,7 +124,9 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
         unsafe { home.queue.push(fiber.pointer()) };
     }
     if let Some(fiber) = token.worker().lifo.take() {
-        token.carrier().shared().push_local(token.worker(), fiber);
+        let shared = token.carrier().shared();
+        shared.push_local(token.worker(), fiber);
+        shared.rouse_one(token.worker().index + 1); // it was watched; in the ring it is not
     }
     None
 }

@@ -9,13 +9,25 @@
 //! who sets a pass that was not set has counted, who finds it set gives the surplus back; who clears
 //! a set one uncounts. So every count belongs to one pass, and none is lost or given up twice.
 //!
-//! A deliverer that finds its fiber deaf takes the pass back, perhaps from under a fiber that relied
-//! on it: then one more unwinds than should. That is harmless.
+//! A deliverer that finds its fiber deaf takes back a pass it has just got for it, perhaps from under
+//! a fiber that relied on it that very moment: then one more unwinds than should. That is harmless.
 
 use crate::base::loom::atomic::{
     AtomicBool, AtomicUsize,
     Ordering::{AcqRel, Acquire, SeqCst},
 };
+
+/// How an entry went.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// There is a place now, by this call.
+    New,
+    /// There was one.
+    Already,
+    /// There is none.
+    Full,
+}
 
 pub(crate) struct Gate {
     inside: AtomicUsize,
@@ -30,15 +42,15 @@ impl Gate {
         }
     }
 
-    /// A place for the owner of `pass`; false if there is none now.
-    pub(crate) fn enter(&self, pass: &AtomicBool) -> bool {
+    /// A place for the owner of `pass`.
+    pub(crate) fn enter(&self, pass: &AtomicBool) -> Entry {
         if pass.load(Acquire) {
-            return true;
+            return Entry::Already;
         }
         let mut inside = self.inside.load(SeqCst);
         loop {
             if inside >= self.limit {
-                return false;
+                return Entry::Full;
             }
             match self
                 .inside
@@ -50,8 +62,9 @@ impl Gate {
         }
         if pass.swap(true, AcqRel) {
             self.inside.fetch_sub(1, SeqCst); // somebody else got it one meanwhile
+            return Entry::Already;
         }
-        true
+        Entry::New
     }
 
     /// Gives the place up, if there is one.
@@ -84,7 +97,7 @@ mod models {
                     gate.0.leave(&gate.1);
                 }
             });
-            if gate.0.enter(&gate.1) {
+            if gate.0.enter(&gate.1) == Entry::New {
                 gate.0.leave(&gate.1);
             }
             fiber.join().unwrap();

@@ -20,10 +20,7 @@
 //! | `shutdown` | the five steps |
 
 use std::ptr::NonNull;
-use std::sync::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, SeqCst},
-};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, OnceLock, Weak};
 use std::thread::JoinHandle as ThreadHandle;
 
@@ -99,8 +96,9 @@ pub(crate) struct Shared {
     /// Records for spawns from threads that hold no worker.
     outside: Mutex<Option<Slab>>,
     outside_spawned: AtomicU64,
-    /// Unstarted fibers for which there was no stack.
-    starved: Inject,
+    /// Unstarted fibers for which there was no stack, by class.
+    starved: [Inject; stack::CLASSES],
+    starved_count: AtomicUsize,
     starved_reported: AtomicBool,
     /// Fibers with a stack of another than the default class, by class.
     odd_stacks: [AtomicU64; stack::CLASSES],
@@ -151,7 +149,8 @@ impl Shared {
             idle: Idle::new(n),
             outside: Mutex::new(Some(Slab::obtain())),
             outside_spawned: AtomicU64::new(0),
-            starved: Inject::new(),
+            starved: std::array::from_fn(|_| Inject::new()),
+            starved_count: AtomicUsize::new(0),
             starved_reported: AtomicBool::new(false),
             odd_stacks: [const { AtomicU64::new(0) }; stack::CLASSES],
             never_started: AtomicU64::new(0),
@@ -198,7 +197,7 @@ impl Shared {
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.closing.load(Acquire)
+        self.closing.load(SeqCst)
     }
 
     /// Asks for a worker to be brought to a carrier.
@@ -249,7 +248,7 @@ impl Shared {
     }
 
     pub(crate) fn starved(&self) -> usize {
-        self.starved.len()
+        self.starved_count.load(SeqCst)
     }
 }
 

@@ -52,7 +52,7 @@ fn holds<W>(word: *mut W) -> Option<NonNull<W>> {
 impl<W> Owner<W> {
     pub(crate) fn new() -> Self {
         Owner {
-            word: AtomicPtr::new(ptr::null_mut()),
+            word: AtomicPtr::new(closed()),
             mark: AtomicU32::new(0),
         }
     }
@@ -127,11 +127,18 @@ impl<W> Owner<W> {
             .is_ok()
     }
 
-    /// Before a new thread: it can be given a worker again.
-    pub(crate) fn open(&self) {
-        let _ = self
-            .word
-            .compare_exchange(closed(), ptr::null_mut(), SeqCst, SeqCst);
+    /// Before a new thread, which holds `worker` from the start: in one step, so that no late
+    /// giver comes in between.
+    pub(crate) fn open(&self, worker: NonNull<W>) {
+        self.word
+            .compare_exchange(closed(), worker.as_ptr(), SeqCst, SeqCst)
+            .expect("only a closed word is opened, by the one who starts its thread");
+    }
+
+    /// The thread could not be started: takes the worker back and closes the word again.
+    pub(crate) fn reclose(&self) -> NonNull<W> {
+        let word = self.word.swap(closed(), SeqCst);
+        holds(word).expect("nobody else takes from a carrier that never ran")
     }
 
     /// Own thread, mark up, holding a worker: gives it up.
@@ -175,9 +182,9 @@ mod models {
                 worker: Worker(UnsafeCell::new(0)),
                 kept: AtomicUsize::new(0),
             });
-            model.carriers[0]
-                .give(NonNull::from(&model.worker))
-                .unwrap();
+            model.carriers[0].open(NonNull::from(&model.worker));
+            model.carriers[1].open(NonNull::from(&model.worker));
+            model.carriers[1].take().expect("nobody else is there");
             model
         }
 
@@ -289,8 +296,10 @@ mod models {
                 "a worker is lost with its carrier, or neither goes on"
             );
             assert_eq!(carrier.peek().is_some(), given);
-            carrier.open();
-            assert_eq!(carrier.peek().is_some(), given);
+            if ended {
+                carrier.open(worker);
+                assert_eq!(carrier.reclose(), worker);
+            }
         });
     }
 

@@ -53,8 +53,8 @@ pub(crate) fn run_fibers() -> Left {
                     break Left::GaveWorkerAway;
                 }
             }
+            Next::Nothing if token.carrier().shared().is_stopping() => break Left::Stopping,
             Next::Nothing => search.rest(&mut token),
-            Next::Stop => break Left::Stopping,
         }
     };
     std::mem::forget(token); // the mark stays up: we are still in the scheduler
@@ -73,19 +73,8 @@ fn move_to(token: &Entered, index: usize) -> bool {
 
 /// Takes the worker to any other carrier.
 fn hand_over(token: &Entered) -> bool {
-    let carrier = token.carrier();
     token.worker().counters.moves.add(1);
-    let worker = carrier.owner.surrender();
-    match carrier.shared().place(worker) {
-        Ok(()) => true,
-        Err(worker) => {
-            carrier
-                .owner
-                .give(worker)
-                .expect("this carrier asked for no worker");
-            false
-        }
-    }
+    token.carrier().hand_over()
 }
 
 /// Runs one fiber until it comes back; true if it handed its worker over.
@@ -188,7 +177,8 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     let carrier = token.carrier();
     carrier.started.set(carrier.started.get() - 1);
     let shared = carrier.shared();
-    shared.count_odd_stack(fiber.stack_class.load(atomic::Ordering::Relaxed), -1);
+    let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
+    shared.count_odd_stack(class, -1);
     shared.gate.leave(&fiber.gate_pass);
     if let Some(record) = fiber.end() {
         // SAFETY: free now, so ours; slab memory stays valid.
@@ -202,15 +192,15 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
         }
     }
     token.worker().counters.finished.add(1);
-    token.carrier().shared().fiber_ended();
+    token.carrier().shared().fiber_ended(class);
 }
 
 impl Shared {
     /// After every end: a stack is free, and somebody may wait for the last fiber.
     #[inline]
-    fn fiber_ended(&self) {
-        if self.starved.len() > 0 {
-            self.feed_starved(1);
+    fn fiber_ended(&self, class: u8) {
+        if self.starved() > 0 {
+            self.feed_starved(class, 1);
         }
         light_barrier(); // our count before the look; the observer's heavy one is in `wait_until`
         if self.observers.load(Relaxed) > 0 {

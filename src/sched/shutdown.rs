@@ -21,6 +21,7 @@ use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Notify, Phase};
 use crate::fiber::{Held, slab};
 use crate::sched::Shared;
+use crate::sched::gate::Entry;
 use crate::sched::wake;
 
 /// A fiber that did not end in time.
@@ -102,6 +103,10 @@ impl Shared {
         let deadline = Instant::now().checked_add(timeout);
         self.close();
         self.wait_for_end(deadline);
+        if self.alive() > 0 {
+            // What is abandoned may wake, or be woken, at any time: all of this stays for ever.
+            std::mem::forget(self.arc());
+        }
         let abandoned = self.list_abandoned();
         let threads_left = self.stop_threads(deadline);
         ShutdownReport {
@@ -119,7 +124,7 @@ impl Shared {
     /// Steps 2 and 3.
     fn wait_for_end(&self, deadline: Option<Instant>) {
         loop {
-            self.deliver_cancels();
+            self.deliver_cancels(deadline);
             // Fibers that ran when they were asked may have parked since, without a place at the
             // gate: so look again now and then, and whenever fibers have ended.
             let pause = Instant::now() + Duration::from_millis(5);
@@ -134,22 +139,30 @@ impl Shared {
     }
 
     /// Ends the parks of those who were asked, as far as there are places.
-    fn deliver_cancels(&self) {
+    fn deliver_cancels(&self, deadline: Option<Instant>) {
+        let mut full = false;
         self.each_fiber(|fiber| {
             // Spawned before the doors closed, but not yet listed then.
             fiber.state.request_cancel();
-            while fiber.state.is_parked() && self.gate.is_full() {
-                let soon = Some(Instant::now() + Duration::from_millis(1));
-                if !self.wait_until(soon, |shared| !shared.gate.is_full()) {
-                    return; // the next round finds it
-                }
+            if full || !fiber.state.is_parked() {
+                return;
             }
-            if fiber.state.is_parked() && self.gate.enter(&fiber.gate_pass) {
-                if fiber.state.deliver_cancel() == Notify::Enqueue {
-                    wake::enqueue(fiber.fiber());
-                } else {
-                    self.gate.leave(&fiber.gate_pass); // deaf, or no longer parked
-                }
+            if self.gate.is_full() {
+                let soon = Instant::now() + Duration::from_millis(5);
+                let soon = deadline.map_or(soon, |deadline| deadline.min(soon));
+                full = !self.wait_until(Some(soon), |shared| !shared.gate.is_full());
+            }
+            let entry = if full {
+                Entry::Full
+            } else {
+                self.gate.enter(&fiber.gate_pass)
+            };
+            if entry == Entry::Full {
+                full = true; // the next round goes on
+            } else if fiber.state.deliver_cancel() == Notify::Enqueue {
+                wake::enqueue(fiber.fiber());
+            } else if entry == Entry::New {
+                self.gate.leave(&fiber.gate_pass); // deaf, or no longer parked
             }
         });
     }
@@ -187,7 +200,7 @@ impl Shared {
                 .into_iter()
                 .partition(|(_, thread)| thread.is_finished());
             over.into_iter().for_each(|(_, thread)| drop(thread.join()));
-            if left.is_empty() || (busy && Instant::now() >= patience) {
+            if left.is_empty() || Instant::now() >= patience {
                 return left.len();
             }
             threads = left;

@@ -83,10 +83,11 @@ impl Search {
         }
         self.rounds = 0;
         token.local().naps += 1;
-        if token.carrier().shared().starved.len() > 0 {
+        if token.carrier().shared().starved() > 0 {
             // Somebody waits for a stack, and we have some at hand.
             let freed = token.local().stacks.keep(0);
-            token.carrier().shared().feed_starved(freed);
+            let shared = token.carrier().shared();
+            shared.feed_starved(shared.settings.stack_class, freed);
         }
         self.sleep(token);
     }
@@ -101,7 +102,7 @@ impl Search {
         if !shared.has_work_for(token) {
             let nap = self.watch(shared, me);
             // Without a watch nobody looks at the slots: one more look (`Idle::stop_watching`).
-            if nap.is_some() || !shared.has_full_slot(me) {
+            if nap.is_some() || shared.idle.is_watched() || !shared.has_full_slot(me) {
                 worker.counters.sleeps.add(1);
                 worker.published.set_phase(Phase::Idle);
                 carrier.bell.wait(nap);

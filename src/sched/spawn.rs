@@ -57,11 +57,12 @@ impl Shared {
         }
     }
 
-    /// Queues a new fiber and returns its handle's reference.
+    /// Queues a new fiber and returns its handle's reference; or, if the runtime began to shut down
+    /// since [`admit`](Self::admit), the closure.
     ///
     /// # Safety
     /// Whatever `f` borrows outlives the fiber.
-    pub(crate) unsafe fn spawn<F, T>(&self, wishes: Wishes, f: F) -> Held
+    pub(crate) unsafe fn spawn<F, T>(&self, wishes: Wishes, f: F) -> Result<Held, F>
     where
         F: FnOnce() -> T + Send,
         T: Send,
@@ -74,14 +75,20 @@ impl Shared {
         let assigned = birth.worker;
         let token = context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
         let Some(mut token) = token else {
+            // Counted first: either the shutdown sees the count and waits, or we see it closing.
+            self.outside_spawned.fetch_add(1, SeqCst);
+            if self.is_closing() {
+                self.outside_spawned.fetch_sub(1, SeqCst);
+                self.tell_observers();
+                return Err(f);
+            }
             let mut outside = lock(&self.outside);
             let slab = outside.as_mut().expect("taken when the runtime is dropped");
             // SAFETY: by the caller's promise.
             let (fiber, handle) = unsafe { fill(slab, birth, f) };
             drop(outside);
-            self.outside_spawned.fetch_add(1, SeqCst); // before anybody can finish it
             self.queue_from_outside(fiber, assigned, preferred);
-            return handle;
+            return Ok(handle);
         };
         // SAFETY: by the caller's promise.
         let (fiber, handle) = unsafe { fill(&mut token.local().slab, birth, f) };
@@ -90,7 +97,7 @@ impl Shared {
             ANY_WORKER => self.queue_unstarted(&token, fiber, preferred),
             worker => self.assign(worker as usize, fiber),
         }
-        handle
+        Ok(handle)
     }
 
     #[inline]

@@ -24,7 +24,8 @@ impl Shared {
         if self.with_stack_of(class) == 0 {
             return self.fail_unstarted(fiber);
         }
-        self.starved.push(fiber);
+        self.starved[usize::from(class)].push(fiber);
+        self.starved_count.fetch_add(1, SeqCst);
         if !self.starved_reported.swap(true, Relaxed) {
             os::complain(
                 "indent: no memory for another stack; fibers wait until others end \
@@ -32,30 +33,39 @@ impl Shared {
             );
         }
         if self.with_stack_of(class) == 0 {
-            self.feed_starved(1);
+            self.feed_starved(class, 1);
         }
     }
 
-    /// Gives `n` starved fibers another chance.
-    pub(crate) fn feed_starved(&self, n: usize) {
-        let again = self.starved.pop(n);
+    /// Gives `n` fibers that wait for a stack of this class another chance.
+    pub(crate) fn feed_starved(&self, class: u8, n: usize) {
+        let again = self.starved[usize::from(class)].pop(n);
         if !again.is_empty() {
+            self.starved_count.fetch_sub(again.len(), SeqCst);
             self.global.push_all(again);
             self.rouse_one(0);
         }
     }
 
+    /// Its closure is dropped on a thread of its own: that is user code, which may block.
     fn fail_unstarted(&self, fiber: FiberRef) {
-        // SAFETY: it never ran and is off its queue for good.
-        unsafe { Job::fail(&fiber, JoinError::no_stack(fiber.id())) };
-        run::complete(fiber);
-        fiber.state.finish();
-        if let Some(record) = fiber.end() {
-            // SAFETY: free now; slab memory stays valid.
-            unsafe { record.as_ref() }.owner().give_back(record);
+        let shared = self.arc();
+        let end = move || {
+            // SAFETY: it never ran and is off its queue for good.
+            unsafe { Job::fail(&fiber, JoinError::no_stack(fiber.id())) };
+            run::complete(fiber);
+            fiber.state.finish();
+            if let Some(record) = fiber.end() {
+                // SAFETY: free now; slab memory stays valid.
+                unsafe { record.as_ref() }.owner().give_back(record);
+            }
+            shared.never_started.fetch_add(1, SeqCst);
+            shared.tell_observers();
+        };
+        let thread = std::thread::Builder::new().name("indent-no-stack".to_owned());
+        if thread.spawn(end.clone()).is_err() {
+            end(); // no thread either: here, then
         }
-        self.never_started.fetch_add(1, SeqCst);
-        self.tell_observers();
     }
 
     /// Counts a fiber with a stack of another than the default class.
@@ -77,7 +87,14 @@ impl Shared {
         if class != self.settings.stack_class {
             return self.odd_stacks[usize::from(class)].load(SeqCst);
         }
-        let odd: u64 = self.odd_stacks.iter().map(|count| count.load(SeqCst)).sum();
-        self.with_stack().saturating_sub(odd)
+        let odd = || {
+            self.odd_stacks
+                .iter()
+                .map(|count| count.load(SeqCst))
+                .sum::<u64>()
+        };
+        // The two sums are taken one after the other: rather too much hope than too little.
+        let (before, all, after) = (odd(), self.with_stack(), odd());
+        all.saturating_sub(before.min(after))
     }
 }

@@ -10,14 +10,16 @@ use std::sync::atomic::{
     AtomicBool,
     Ordering::{Acquire, Release},
 };
+use std::time::Instant;
 
 use crate::base::loom::atomic;
-use crate::fiber::state::Notify;
+use crate::fiber::reason::ParkReason;
+use crate::fiber::state::{Hearing, Notify, Woken};
 use crate::fiber::{FiberRef, Held};
 use crate::sched::carrier::Carrier;
-use crate::sched::context;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::Roused;
+use crate::sched::{block, context};
 
 /// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
 /// so the waiter stays until it was called, or has made sure that nobody will call.
@@ -45,6 +47,19 @@ impl Waiter {
         Waiter {
             who,
             called: AtomicBool::new(false),
+        }
+    }
+
+    /// Parks the caller, whose waiter this is.
+    pub(crate) fn park(
+        &self,
+        deadline: Option<Instant>,
+        reason: ParkReason,
+        hearing: Hearing,
+    ) -> Woken {
+        match &self.who {
+            Who::Fiber(_) => block::park(deadline, reason, hearing).expect("on the same fiber"),
+            Who::Thread(parker) => parker.park(deadline),
         }
     }
 
@@ -82,15 +97,24 @@ pub(crate) fn wake(fiber: FiberRef) {
 }
 
 /// Queues a started fiber that has just become runnable by the caller's hand (I1).
+///
+/// `Shared` lives as long as any fiber that is not over, so up to the post, or the release, all is
+/// there. From then on the fiber may run, end, and take the runtime with it: a caller that is no
+/// thread of this runtime keeps it alive for the rest.
 pub(crate) fn enqueue(fiber: FiberRef) {
     let home = fiber.home.load(atomic::Ordering::Relaxed).cast::<Carrier>();
-    // SAFETY: a started fiber has a home, which lives as long as `Shared`, which lives as long as
-    // any fiber that is not over.
+    // SAFETY: a started fiber has a home, which lives as long as `Shared`; see above.
     let carrier = unsafe { &*home };
+    let shared = carrier.shared();
+    let here = context::carrier();
+    // SAFETY: a carrier outlives its thread.
+    let own_thread = unsafe { here.as_ref() }.is_some_and(|here| ptr::eq(here.shared(), shared));
+    let _keep = (!own_thread).then(|| shared.arc());
     if fiber.blocks_carrier() {
+        fiber.release();
         return rouse_blocked(carrier);
     }
-    if ptr::eq(context::carrier(), carrier)
+    if ptr::eq(here, carrier)
         && let Some(_token) = context::enter()
     {
         // A sibling: it runs next, and what was next before it goes behind the others.

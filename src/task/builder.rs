@@ -158,7 +158,10 @@ impl Builder {
             return Err((error, f));
         }
         // SAFETY: by the caller's promise.
-        Ok(JoinHandle::new(unsafe { shared.spawn(wishes, f) }))
+        match unsafe { shared.spawn(wishes, f) } {
+            Ok(fiber) => Ok(JoinHandle::new(fiber)),
+            Err(f) => Err((SpawnError::ShuttingDown, f)),
+        }
     }
 
     /// # Safety

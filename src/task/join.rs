@@ -105,6 +105,7 @@ impl<T> JoinHandle<T> {
             park::charge();
             return Woken::ByWake;
         }
+        park::prepare(deadline); // may panic: before anybody knows our address
         let waiter = Waiter::caller();
         if !job::register(word, waiter.address()) {
             park::charge();
@@ -114,7 +115,7 @@ impl<T> JoinHandle<T> {
         let mut hearing = hearing;
         let mut deadline = deadline;
         loop {
-            let woken = park::wait(deadline, reason, hearing);
+            let woken = waiter.park(deadline, reason, hearing);
             if waiter.was_called() {
                 return Woken::ByWake;
             }
