@@ -750,3 +750,132 @@ mod child {
         assert_eq!(common::threads(), before);
     }
 }
+
+#[test]
+fn a_fiber_abandoned_in_its_park_can_still_be_woken() {
+    let (a, b) = (runtime(1), runtime(1));
+    let other = b.handle().clone();
+    let release = Arc::new(AtomicBool::new(false));
+    let go = release.clone();
+    // It waits for the other runtime and hears nothing meanwhile.
+    let left = a.spawn(move || {
+        other.block_on(|| {
+            while !go.load(SeqCst) {
+                task::yield_now();
+            }
+        });
+    });
+    while left.fiber().phase() != Phase::Parked {
+        std::thread::yield_now();
+    }
+    let unparker = left.unparker();
+    let report = a.shutdown_timeout(Duration::from_millis(20));
+    assert_eq!(report.abandoned.len(), 1, "{report}");
+    release.store(true, SeqCst);
+    b.wait_idle(); // its end has called the abandoned fiber
+    unparker.unpark();
+}
+
+#[test]
+fn a_fiber_that_never_started_is_dropped_even_after_the_timeout() {
+    let rt = runtime(1);
+    let (held, free) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (h, f) = (held.clone(), free.clone());
+    drop(rt.spawn(move || {
+        h.store(true, SeqCst);
+        while !f.load(SeqCst) {
+            std::hint::spin_loop();
+        }
+    }));
+    while !held.load(SeqCst) {
+        std::thread::yield_now();
+    }
+    let queued = rt.spawn(|| ());
+    let report = rt.shutdown_timeout(Duration::from_millis(20));
+    assert_eq!(report.abandoned.len(), 2, "{report}");
+    free.store(true, SeqCst);
+    assert!(queued.join().unwrap_err().is_cancelled());
+}
+
+#[test]
+fn stress_a_spawn_beside_a_shutdown_ends_one_way_or_the_other() {
+    for _ in 0..200 {
+        let rt = runtime(1);
+        let handle = rt.handle().clone();
+        let spawner = std::thread::spawn(move || {
+            let fibers: Vec<_> = (0..20).map(|i| handle.spawn(move || i)).collect();
+            for fiber in fibers {
+                match fiber.join() {
+                    Ok(_) => {}
+                    Err(error) => assert!(error.is_cancelled(), "{error}"),
+                }
+            }
+        });
+        drop(rt);
+        spawner.join().unwrap();
+    }
+}
+
+#[test]
+fn stress_a_wake_that_comes_while_the_runtime_ends_touches_nothing_of_it() {
+    for _ in 0..300 {
+        let rt = runtime(1);
+        let fiber = rt.spawn(park::park);
+        let unparker = fiber.unparker();
+        let waker = std::thread::spawn(move || unparker.unpark());
+        let _ended_or_cancelled = fiber.join();
+        drop(rt);
+        waker.join().unwrap();
+    }
+}
+
+#[test]
+fn a_thread_at_its_end_can_still_wait_for_a_closure() {
+    struct Late(Handle);
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let mut local = vec![1];
+            self.0.block_on(|| local.push(2));
+            assert_eq!(local, [1, 2]);
+        }
+    }
+    thread_local!(static LATE: std::cell::RefCell<Option<Late>> = const { std::cell::RefCell::new(None) });
+    let rt = runtime(1);
+    let handle = rt.handle().clone();
+    std::thread::spawn(move || {
+        LATE.set(Some(Late(handle.clone())));
+        handle.block_on(|| ()); // so that what parks this thread goes first at its end
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn stress_a_fiber_that_unwinds_where_no_thread_can_be_had_runs_once() {
+    struct Parks(Arc<AtomicUsize>);
+    impl Drop for Parks {
+        fn drop(&mut self) {
+            park::park();
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+    const ROUNDS: usize = 300;
+    let rt = Builder::new().workers(1).max_carriers(1).build().unwrap();
+    let drops = Arc::new(AtomicUsize::new(0));
+    for _ in 0..ROUNDS {
+        let parks = Parks(drops.clone());
+        let fiber = rt.spawn(move || {
+            let _parks = parks;
+            std::panic::resume_unwind(Box::new("quietly"));
+        });
+        let unparker = fiber.unparker();
+        let waker = std::thread::spawn(move || unparker.unpark());
+        assert!(fiber.join().unwrap_err().is_panic());
+        waker.join().unwrap();
+    }
+    assert_eq!(drops.load(SeqCst), ROUNDS);
+    rt.wait_idle();
+}
