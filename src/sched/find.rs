@@ -97,24 +97,25 @@ fn collect(token: &mut Entered) {
     }
 }
 
-/// The LIFO slots: a fiber woken by its sibling, or spawned last. When they have had their turns,
-/// what they hold goes behind the others.
+/// The LIFO slots: a fiber woken by its sibling, or spawned last. When they have had their turns and
+/// others wait, what they hold goes behind those.
 #[inline]
 fn lifo(token: &mut Entered) -> Option<FiberRef> {
-    if token.carrier().home().next.is_none() && token.worker().lifo.is_empty() {
+    let woken = token.carrier().home().next.is_some();
+    let spawned = !token.worker().lifo.is_empty();
+    if !woken && !spawned {
         token.local().lifo_turns = 0;
         return None;
     }
-    if token.local().lifo_turns < LIFO_TURNS {
-        let found = token
-            .carrier()
-            .home()
-            .next
-            .take()
-            .or_else(|| token.worker().lifo.take());
-        if found.is_some() {
-            token.local().lifo_turns += 1;
-            return found;
+    let nobody_waits = woken != spawned
+        && token.carrier().home().queue.is_empty()
+        && token.worker().ring.is_empty()
+        && token.local().own.is_empty();
+    if nobody_waits || token.local().lifo_turns < LIFO_TURNS {
+        let next = token.carrier().home().next.take();
+        if let Some(found) = next.or_else(|| token.worker().lifo.take()) {
+            token.local().lifo_turns = token.local().lifo_turns.saturating_add(1);
+            return Some(found);
         }
     }
     token.local().lifo_turns = 0;
