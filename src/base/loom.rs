@@ -9,8 +9,8 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 #[cfg(indent_loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 
-/// Locks and ignores poisoning: no user code runs under any lock of this crate, so a panic there
-/// is ours and the worker loop's guard has already aborted the process.
+/// Locks and ignores poisoning: a panic under a lock of this crate is ours, and leaves what the lock
+/// protects as it was.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex
         .lock()

@@ -12,7 +12,7 @@
 //! have to sleep through all of them between two instructions.)
 //!
 //! Rejected: crossbeam-deque, whose unbounded buffer brings epoch reclamation (a thread-local, an
-//! allocation inside the scheduler) for a queue that is bounded anyway. Figures in DESIGN §9.
+//! allocation inside the scheduler) for a queue that is bounded anyway; no faster (DESIGN §10).
 
 use std::ptr::{self, NonNull};
 
