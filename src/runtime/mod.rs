@@ -21,7 +21,7 @@ pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 use crate::error::{AbortOnDrop, NoRuntime};
 use crate::sched::spawn::{self, Limit};
 use crate::sched::{Shared, block};
-use crate::task::{self, Fiber, JoinHandle};
+use crate::task::{self, Fiber, JoinHandle, Phase};
 
 /// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most five
 /// seconds.
@@ -305,6 +305,7 @@ impl Handle {
     pub fn fibers(&self) -> Vec<Fiber> {
         let mut fibers = Vec::new();
         self.shared.each_fiber(|fiber| fibers.push(Fiber(fiber)));
+        fibers.retain(|fiber| fiber.phase() != Phase::Done); // perhaps not off its stack yet
         fibers
     }
 
