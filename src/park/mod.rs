@@ -129,8 +129,7 @@ impl fmt::Debug for Unparker {
 
 /// Parks whoever calls. Threads have nobody who could ask them to end.
 pub(crate) fn wait(deadline: Option<Instant>, reason: ParkReason, hearing: Hearing) -> Woken {
-    block::park(deadline, reason, hearing)
-        .unwrap_or_else(|| context::thread_parker().park(deadline))
+    block::park(deadline, reason, hearing).unwrap_or_else(|| context::park_thread(deadline))
 }
 
 /// Makes sure that a park with this deadline will not fail for want of a thread.

@@ -138,34 +138,37 @@ impl Carrier {
     }
 
     /// Gives this carrier's worker to `other`, which the caller claimed; false if that one has got
-    /// a worker by another way, and ours stays.
+    /// a worker by another way, and ours stays. True means that the caller's token is void.
     pub(crate) fn hand_to(&self, other: &Carrier) -> bool {
         let worker = self.owner.surrender();
         if other.receive(worker).is_ok() {
             return true;
         }
-        self.keep(worker);
-        false
+        !self.keep(worker)
     }
 
-    /// Gives this carrier's worker to any other; false if no thread can be had, and ours stays.
+    /// Gives this carrier's worker to any other; false if no thread can be had, and ours stays. True
+    /// means that the caller's token is void.
     pub(crate) fn hand_over(&self) -> bool {
         match self.shared().place(self.owner.surrender()) {
             Ok(()) => true,
-            Err(worker) => {
-                self.keep(worker);
-                false
-            }
+            Err(worker) => !self.keep(worker),
         }
     }
 
-    /// Takes a worker back that found no other place. If this carrier has been given another one
-    /// meanwhile (somebody still followed an old request), places are looked for again.
-    fn keep(&self, mut worker: NonNull<Worker>) {
-        while let Err(back) = self.receive(worker) {
-            worker = match self.shared().place(back) {
-                Ok(()) => return,
-                Err(_) if self.shared().is_stopping() => return, // nobody needs it any more
+    /// Takes a worker back that found no other place; true if this carrier holds it again. If it has
+    /// been given another one meanwhile (somebody still followed an old request), a place is looked
+    /// for again: then the caller's token is void.
+    #[must_use]
+    fn keep(&self, mut worker: NonNull<Worker>) -> bool {
+        loop {
+            worker = match self.receive(worker) {
+                Ok(()) => return true,
+                Err(worker) => worker,
+            };
+            worker = match self.shared().place(worker) {
+                Ok(()) => return false,
+                Err(_) if self.shared().is_stopping() => return false, // nobody needs it any more
                 Err(worker) => worker,
             };
             std::thread::yield_now();
@@ -221,7 +224,7 @@ impl Carrier {
     /// The life of the thread.
     fn live(&self) {
         context::set_carrier(self);
-        let _ = self.owner.enter(); // the mark is up in the scheduler; fibers put it down
+        // The mark came up with us: it is up in the scheduler, and fibers put it down.
         while let Rested::Holding = self.rest() {
             if let run::Left::Stopping = run::run_fibers() {
                 break;
@@ -268,7 +271,7 @@ impl Shared {
         match self.place(taken) {
             Ok(()) => true,
             Err(taken) => {
-                carrier.keep(taken); // no thread to be had
+                let _with_it_or_elsewhere = carrier.keep(taken); // no thread to be had
                 false
             }
         }
@@ -290,6 +293,12 @@ impl Shared {
                 "as many carrier threads as allowed run already",
             ));
         };
+        // A thread that ended because the runtime stops has not closed its word. It left its number
+        // after it saw that; so whoever claims such a number sees it too.
+        if self.is_stopping() {
+            self.vacant.set(index);
+            return Err(io::Error::other("the runtime is stopping"));
+        }
         let carrier = self.carriers[index].get_or_init(|| Carrier::new(index, NonNull::from(self)));
         if let Some(at) = threads.iter().position(|(number, _)| *number == index) {
             let _former = threads.swap_remove(at).1.join(); // it is at its end
@@ -298,6 +307,8 @@ impl Shared {
         unsafe { worker.as_ref() }
             .carrier
             .store(ptr::from_ref(carrier).cast_mut(), SeqCst);
+        // The mark is up until the thread has it: nobody takes the worker meanwhile.
+        let _ = carrier.owner.enter();
         carrier.owner.open(worker);
         let keep_alive = self.arc();
         let name = format!("{}-{index}", self.settings.thread_name);
@@ -311,6 +322,7 @@ impl Shared {
             }
             Err(error) => {
                 assert_eq!(carrier.owner.reclose(), worker);
+                carrier.owner.leave();
                 self.vacant.set(index);
                 Err(error)
             }

@@ -21,8 +21,10 @@ use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::fiber::FiberRef;
+use crate::fiber::state::Woken;
 use crate::fiber::switch::{self, Back};
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
@@ -62,6 +64,18 @@ pub(crate) struct Here {
     pub(crate) fiber: FiberRef,
     /// Belongs to this thread.
     _not_send: PhantomData<*mut ()>,
+}
+
+/// Parks the calling plain thread. At its end, when its thread-locals are gone and nobody can know
+/// whom to unpark, it only yields: a park may end for no reason.
+pub(crate) fn park_thread(deadline: Option<Instant>) -> Woken {
+    match PARKER.try_with(Arc::clone) {
+        Ok(parker) => parker.park(deadline),
+        Err(_) => {
+            std::thread::yield_now();
+            Woken::ByWake
+        }
+    }
 }
 
 /// Where the caller is; `None` on plain threads.
@@ -111,11 +125,15 @@ impl Here {
 
     /// Calls `f` with the mark up, whether there is a worker or not: for what takes a lock.
     pub(crate) fn marked<R>(&self, f: impl FnOnce(&Shared) -> R) -> R {
-        let owner = &self.carrier().owner;
-        let _ = owner.enter();
-        let result = f(self.carrier().shared());
-        owner.leave();
-        result
+        struct Leave<'a>(&'a Carrier);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                self.0.owner.leave();
+            }
+        }
+        let _ = self.carrier().owner.enter();
+        let up = Leave(self.carrier());
+        f(up.0.shared())
     }
 
     /// Enters the runtime and, if the carrier's worker was taken, waits for another.

@@ -135,10 +135,12 @@ impl<W> Owner<W> {
             .expect("only a closed word is opened, by the one who starts its thread");
     }
 
-    /// The thread could not be started: takes the worker back and closes the word again.
+    /// The thread could not be started: takes the worker back and closes the word again. The mark is
+    /// up, so a taker that has it in its hand gives it back.
     pub(crate) fn reclose(&self) -> NonNull<W> {
-        let word = self.word.swap(closed(), SeqCst);
-        holds(word).expect("nobody else takes from a carrier that never ran")
+        let worker = self.surrender();
+        let _ = self.close(); // fails only if somebody gave it another, which nobody asked for
+        worker
     }
 
     /// Own thread, mark up, holding a worker: gives it up.
@@ -297,6 +299,7 @@ mod models {
             );
             assert_eq!(carrier.peek().is_some(), given);
             if ended {
+                let _ = carrier.enter();
                 carrier.open(worker);
                 assert_eq!(carrier.reclose(), worker);
             }

@@ -122,10 +122,10 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
         ptr::from_ref(carrier).cast_mut().cast(),
         atomic::Ordering::Relaxed,
     );
-    carrier.shared().count_odd_stack(class, 1);
     // Whoever wakes the fiber reads both; the park it ends has released them.
     carrier.started.set(carrier.started.get() + 1);
     token.worker().counters.started.add(1);
+    token.carrier().shared().count_odd_stack(class, 1); // after: rather too much hope than too little
     true
 }
 
@@ -199,10 +199,11 @@ impl Shared {
     /// After every end: a stack is free, and somebody may wait for the last fiber.
     #[inline]
     fn fiber_ended(&self, class: u8) {
+        // Our count before both looks; the heavy halves are in `starve` and in `wait_until`.
+        light_barrier();
         if self.starved() > 0 {
             self.feed_starved(class, 1);
         }
-        light_barrier(); // our count before the look; the observer's heavy one is in `wait_until`
         if self.observers.load(Relaxed) > 0 {
             self.tell_observers();
         }

@@ -82,11 +82,13 @@ impl Shared {
                 self.tell_observers();
                 return Err(f);
             }
+            let counted = Uncount(self);
             let mut outside = lock(&self.outside);
             let slab = outside.as_mut().expect("taken when the runtime is dropped");
             // SAFETY: by the caller's promise.
             let (fiber, handle) = unsafe { fill(slab, birth, f) };
             drop(outside);
+            std::mem::forget(counted);
             self.queue_from_outside(fiber, assigned, preferred);
             return Ok(handle);
         };
@@ -149,6 +151,16 @@ impl Shared {
         unsafe { self.workers[index].assigned.post(fiber.pointer()) };
         self.rouse(&self.workers[index], Roused::TO_WORK);
         true
+    }
+}
+
+/// Takes a count back if there is no memory for the fiber's record.
+struct Uncount<'a>(&'a Shared);
+
+impl Drop for Uncount<'_> {
+    fn drop(&mut self) {
+        self.0.outside_spawned.fetch_sub(1, SeqCst);
+        self.0.tell_observers();
     }
 }
 

@@ -10,7 +10,8 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use crate::base::{loom::atomic, os};
+use crate::base::loom::{atomic, heavy_barrier};
+use crate::base::os;
 use crate::error::JoinError;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Job;
@@ -24,14 +25,16 @@ impl Shared {
         if self.with_stack_of(class) == 0 {
             return self.fail_unstarted(fiber);
         }
-        self.starved[usize::from(class)].push(fiber);
+        // Counted first: the count is never below what is queued.
         self.starved_count.fetch_add(1, SeqCst);
+        self.starved[usize::from(class)].push(fiber);
         if !self.starved_reported.swap(true, Relaxed) {
             os::complain(
                 "indent: no memory for another stack; fibers wait until others end \
                  (raise vm.max_map_count or ulimit -v, or spawn fewer at a time)\n",
             );
         }
+        heavy_barrier(); // whoever ends from here on sees the push, or we see its end
         if self.with_stack_of(class) == 0 {
             self.feed_starved(class, 1);
         }
@@ -50,6 +53,7 @@ impl Shared {
     /// Its closure is dropped on a thread of its own: that is user code, which may block.
     fn fail_unstarted(&self, fiber: FiberRef) {
         let shared = self.arc();
+        let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
         let end = move || {
             // SAFETY: it never ran and is off its queue for good.
             unsafe { Job::fail(&fiber, JoinError::no_stack(fiber.id())) };
@@ -60,6 +64,7 @@ impl Shared {
                 unsafe { record.as_ref() }.owner().give_back(record);
             }
             shared.never_started.fetch_add(1, SeqCst);
+            shared.feed_starved(class, 1); // the next one learns it, too
             shared.tell_observers();
         };
         let thread = std::thread::Builder::new().name("indent-no-stack".to_owned());
