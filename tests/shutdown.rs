@@ -70,38 +70,29 @@ fn panic_of(f: impl FnOnce()) -> String {
     panic_text(&*catch_unwind(AssertUnwindSafe(f)).expect_err("it should panic"))
 }
 
-/// Runs a test of module `child` in its own process.
-fn alone(test: &str) -> String {
-    let output = common::in_child(&format!("child::{test}"), &[]);
-    let text = common::text(&output);
-    assert!(output.status.success(), "{text}");
-    assert!(text.contains("1 passed"), "no such test: {text}");
-    text
-}
-
 #[test]
 fn parked_fibers_end_at_once_and_take_their_threads_with_them() {
-    alone("parked_fibers_end_at_once");
+    common::alone("parked_fibers_end_at_once");
 }
 
 #[test]
 fn an_endless_loop_is_named_in_the_report() {
-    alone("endless_loop");
+    common::alone("endless_loop");
 }
 
 #[test]
 fn a_blocked_thread_is_named_in_the_report() {
-    alone("blocked_thread");
+    common::alone("blocked_thread");
 }
 
 #[test]
 fn a_destructor_that_parks_for_ever_is_named_in_the_report() {
-    alone("destructor_parks_for_ever");
+    common::alone("destructor_parks_for_ever");
 }
 
 #[test]
 fn dropping_a_runtime_that_cannot_end_says_what_was_left() {
-    let text = alone("drop_with_a_blocked_thread");
+    let text = common::alone("drop_with_a_blocked_thread");
     assert!(text.contains("1 fibers did not end in time"), "{text}");
     assert!(
         text.contains("'sleeper', spawned at tests/shutdown.rs:"),
@@ -111,12 +102,12 @@ fn dropping_a_runtime_that_cannot_end_says_what_was_left() {
 
 #[test]
 fn a_thousand_destructors_that_park_do_not_need_a_thousand_threads() {
-    alone("destructors_park_by_the_thousand");
+    common::alone("destructors_park_by_the_thousand");
 }
 
 #[test]
 fn dropping_a_runtime_on_its_own_fiber_is_refused_in_words() {
-    alone("drop_on_own_fiber");
+    common::alone("drop_on_own_fiber");
 }
 
 #[test]
@@ -124,12 +115,12 @@ fn two_hundred_runtimes_one_after_the_other_leave_nothing() {
     if common::sanitizer_forbids("its shadow and its own mappings count as ours") {
         return;
     }
-    alone("many_runtimes");
+    common::alone("many_runtimes");
 }
 
 #[test]
 fn a_runtime_that_was_shut_down_starts_no_thread_any_more() {
-    alone("handoff_after_the_end");
+    common::alone("handoff_after_the_end");
 }
 
 #[test]

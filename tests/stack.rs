@@ -52,16 +52,6 @@ fn wait_for(what: &str, mut there: impl FnMut() -> bool) {
     }
 }
 
-/// Runs a test of module `child`, which must not fail.
-fn alone(test: &str) -> String {
-    let output = common::in_child(&format!("child::{test}"), &[]);
-    let text = common::text(&output);
-    assert!(output.status.success(), "{text}");
-    assert!(text.contains("1 passed"), "no such test: {text}");
-    println!("{text}");
-    text
-}
-
 /// Runs a test of module `child`, which must end by this signal.
 fn killed_by(signal: i32, test: &str, variables: &[(&str, &str)]) -> Output {
     let output = common::in_child(&format!("child::{test}"), variables);
@@ -231,7 +221,7 @@ fn a_runtime_of_large_stacks_gives_them_to_all() {
 
 #[test]
 fn a_stack_of_a_gibibyte_can_be_had_and_used() {
-    alone("gibibyte");
+    common::alone("gibibyte");
 }
 
 #[test]
@@ -285,7 +275,7 @@ fn stacks_are_used_again() {
     if common::sanitizer_forbids("stacks are not pooled then") {
         return;
     }
-    alone("reuse");
+    common::alone("reuse");
 }
 
 #[test]
@@ -293,7 +283,7 @@ fn guard_pages_limit_fibers_and_the_limit_is_told() {
     if common::sanitizer_forbids("it needs mappings itself when there are none left") {
         return;
     }
-    alone("page_limit");
+    common::alone("page_limit");
 }
 
 /// Runs a test of module `child` with so much address space.
@@ -302,13 +292,8 @@ fn with_address_space(kib: u64, test: &str) -> Output {
     Command::new("sh")
         .args(["-c", &format!("ulimit -v {kib} && exec \"$0\" \"$@\"")])
         .arg(me)
-        .args([
-            test,
-            "--exact",
-            "--ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .arg(test)
+        .args(common::CHILD)
         .output()
         .expect("a shell")
 }

@@ -23,21 +23,29 @@ pub fn skip(why: &str) {
     }
 }
 
+/// What makes a test binary run one ignored test, named before these, and show what it prints.
+pub const CHILD: [&str; 4] = ["--exact", "--ignored", "--nocapture", "--test-threads=1"];
+
 /// Runs one ignored test of the calling binary in a process of its own: for what ends a process,
 /// counts its threads or measures its memory.
 pub fn in_child(test: &str, variables: &[(&str, &str)]) -> Output {
     let me = std::env::current_exe().expect("the path of this test binary");
     Command::new(me)
-        .args([
-            test,
-            "--exact",
-            "--ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .arg(test)
+        .args(CHILD)
         .envs(variables.iter().copied())
         .output()
         .expect("a child process of this test binary")
+}
+
+/// Runs a test of the binary's module `child` in a process of its own, which must not fail.
+pub fn alone(test: &str) -> String {
+    let output = in_child(&format!("child::{test}"), &[]);
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("1 passed"), "no such test: {text}");
+    println!("{text}");
+    text
 }
 
 /// The child's standard output and error, for messages.
