@@ -25,14 +25,6 @@ pub(crate) fn spin() {
     loom::thread::yield_now();
 }
 
-/// Between a sequentially consistent read-modify-write and a sequentially consistent load: nothing,
-/// the two are ordered; loom alone needs a fence, since it takes such accesses for weaker ones.
-#[inline(always)]
-pub(crate) fn ordered_by_seq_cst() {
-    #[cfg(indent_loom)]
-    atomic::fence(atomic::Ordering::SeqCst);
-}
-
 /// The cheap half of an asymmetric barrier: orders this thread's earlier stores before its later
 /// loads *provided* the other side calls [`heavy_barrier`].
 #[inline(always)]

@@ -193,9 +193,12 @@ impl Carrier {
     }
 
     /// At the bottom of the stack, mark up: until there is a worker, or no need for this thread.
-    fn rest(&self) -> Rested {
+    fn rest(&self, first_of_spare: bool) -> Rested {
         let shared = self.shared();
         shared.resting.set(self.index);
+        if first_of_spare {
+            shared.watchers.starting.fetch_sub(1, SeqCst);
+        }
         loop {
             if self.owner.peek().is_some() {
                 shared.resting.claim(self.index);
@@ -221,11 +224,23 @@ impl Carrier {
         }
     }
 
+    /// Before the thread starts: it will hold `worker`.
+    fn open_with(&self, worker: NonNull<Worker>) {
+        // SAFETY: workers live as long as `Shared`.
+        let word = unsafe { &worker.as_ref().carrier };
+        word.store(ptr::from_ref(self).cast_mut(), SeqCst);
+        self.owner.open(worker);
+    }
+
     /// The life of the thread.
-    fn live(&self) {
+    fn live(&self, spare: bool) {
         context::set_carrier(self);
+        if spare {
+            self.owner.open_empty();
+        }
         // The mark came up with us: it is up in the scheduler, and fibers put it down.
-        while let Rested::Holding = self.rest() {
+        let mut first = spare;
+        while let Rested::Holding = self.rest(std::mem::take(&mut first)) {
             if let run::Left::Stopping = run::run_fibers() {
                 break;
             }
@@ -277,9 +292,19 @@ impl Shared {
         }
     }
 
-    /// Starts a thread that holds `worker`. One at a time, and none once the runtime stops: whoever
-    /// stops it takes the list of threads under the same lock.
+    /// Starts a thread that holds `worker`.
     pub(crate) fn start_carrier(&self, worker: NonNull<Worker>) -> io::Result<()> {
+        self.start_thread(Some(worker))
+    }
+
+    /// Starts a thread that holds nothing and rests.
+    pub(crate) fn start_spare(&self) -> io::Result<()> {
+        self.start_thread(None)
+    }
+
+    /// One at a time, and none once the runtime stops: whoever stops it takes the list of threads
+    /// under the same lock.
+    fn start_thread(&self, worker: Option<NonNull<Worker>>) -> io::Result<()> {
         let mut threads = lock(&self.threads);
         if self.is_stopping() {
             return Err(io::Error::other("the runtime is stopping"));
@@ -303,17 +328,20 @@ impl Shared {
         if let Some(at) = threads.iter().position(|(number, _)| *number == index) {
             let _former = threads.swap_remove(at).1.join(); // it is at its end
         }
-        // SAFETY: workers live as long as `Shared`.
-        unsafe { worker.as_ref() }
-            .carrier
-            .store(ptr::from_ref(carrier).cast_mut(), SeqCst);
-        // The mark is up until the thread has it: nobody takes the worker meanwhile.
+        // The mark is up until the thread has it: nobody takes the worker meanwhile. Without one the
+        // word stays closed until the thread opens it, so none can come while there is no thread.
         let _ = carrier.owner.enter();
-        carrier.owner.open(worker);
+        match worker {
+            Some(worker) => carrier.open_with(worker),
+            None => {
+                self.watchers.starting.fetch_add(1, SeqCst);
+            }
+        }
         let keep_alive = self.arc();
         let name = format!("{}-{index}", self.settings.thread_name);
+        let spare = worker.is_none();
         let started = std::thread::Builder::new().name(name).spawn(move || {
-            carrier_main(&keep_alive, index, place);
+            carrier_main(&keep_alive, index, place, spare);
         });
         match started {
             Ok(thread) => {
@@ -321,7 +349,12 @@ impl Shared {
                 Ok(())
             }
             Err(error) => {
-                assert_eq!(carrier.owner.reclose(), worker);
+                match worker {
+                    Some(worker) => assert_eq!(carrier.owner.reclose(), worker),
+                    None => {
+                        self.watchers.starting.fetch_sub(1, SeqCst);
+                    }
+                }
                 carrier.owner.leave();
                 self.vacant.set(index);
                 Err(error)
@@ -347,12 +380,12 @@ impl Drop for Place {
     }
 }
 
-fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place) {
+fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     let abort = AbortOnUnwind("the scheduler loop");
     // Without one the handler runs on std's, which is small; better than no thread at all.
     let signal_stack = AlternateStack::install();
     shared.settings.on_thread_start();
-    shared.carrier(index).live();
+    shared.carrier(index).live(spare);
     shared.settings.on_thread_stop();
     drop(signal_stack);
     drop(place);

@@ -5,6 +5,8 @@
 //! unstarted fibers in turn; the shared queue; other workers' rings. Each of the first four is
 //! reached within a bounded number of dispatches whatever the others hold.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use crate::base::arch;
 use crate::fiber::{FiberRef, switch};
 use crate::queue::inject::popped;
@@ -127,7 +129,7 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
     if let Some(fiber) = token.worker().lifo.take() {
         let shared = token.carrier().shared();
         shared.push_local(token.worker(), fiber);
-        shared.rouse_one(token.worker().index + 1); // it was watched; in the ring it is not
+        shared.rouse_one(token.worker().index + 1); // the monitor minds slots, not rings
     }
     None
 }
@@ -210,27 +212,14 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
     None
 }
 
-/// Takes the fiber out of a victim's LIFO slot if the victim has been in one dispatch since the
-/// watcher's last look.
-fn steal_slot(token: &mut Entered, victim: usize) -> Option<FiberRef> {
-    let other: &Worker = &token.carrier().shared().workers[victim];
-    if other.lifo.is_empty() {
+/// Takes the fiber out of a victim's LIFO slot if the monitor has seen the victim overrun, and it
+/// still does.
+fn steal_slot(token: &Entered, victim: usize) -> Option<FiberRef> {
+    let victim: &Worker = &token.carrier().shared().workers[victim];
+    if victim.lifo.is_empty() || victim.overran.load(Relaxed) != victim.published.dispatches() {
         return None;
     }
-    let dispatches = other.published.dispatches();
-    let local = token.local();
-    match local.suspect {
-        Some((who, then, sleeps)) if (who, then) == (victim, dispatches) => {
-            if sleeps == local.naps {
-                return None; // seen a moment ago, in this same search
-            }
-        }
-        _ => {
-            local.suspect = Some((victim, dispatches, local.naps));
-            return None;
-        }
-    }
-    token.carrier().shared().workers[victim].lifo.take()
+    victim.lifo.take()
 }
 
 impl Shared {

@@ -13,22 +13,17 @@
 //! 1 and look after it, or its rouser is under way; a rouser that finds no sleeper to claim takes
 //! its announcement back and looks at the sleepers again, since a submitter may have trusted it.
 //!
-//! The *watcher* is one sleeper that wakes by itself, now and then, while others are busy. It looks
-//! for a fiber in the LIFO slot of a worker that does not get on. So a push into an empty slot, the
-//! usual spawn, rouses nobody if there is a watcher: chains of short fibers stay on one worker, and
-//! a fiber behind a long one waits no longer than the watcher's nap.
+//! A push into an empty LIFO slot, the usual spawn, rouses nobody: chains of short fibers stay on one
+//! worker. The monitor looks after a slot whose worker does not get on (`watch.rs`).
 //!
 //! Rejected: rouse on every push (a system call per spawn, and both workers thrash on short work).
 
 use crate::base::bitmap::Bitmap;
 use crate::base::loom::atomic::{AtomicU32, Ordering::SeqCst, fence};
-use crate::base::loom::ordered_by_seq_cst;
 
 pub(crate) struct Idle {
     sleeping: Bitmap,
     searching: AtomicU32,
-    /// The watcher's number plus one, or zero.
-    watcher: AtomicU32,
     workers: usize,
 }
 
@@ -37,7 +32,6 @@ impl Idle {
         Idle {
             sleeping: Bitmap::new(workers),
             searching: AtomicU32::new(0),
-            watcher: AtomicU32::new(0),
             workers,
         }
     }
@@ -100,32 +94,6 @@ impl Idle {
     /// Whether some worker sleeps or searches: what lies in a ring will be stolen.
     pub(crate) fn has_free_hands(&self) -> bool {
         self.searching.load(SeqCst) > 0 || !self.sleeping.is_empty()
-    }
-
-    /// True if all workers but this one sleep.
-    pub(crate) fn others_sleep(&self, worker: usize) -> bool {
-        let asleep = self.sleeping.len() - usize::from(self.sleeping.contains(worker));
-        asleep + 1 >= self.workers
-    }
-
-    pub(crate) fn become_watcher(&self, worker: usize) -> bool {
-        self.watcher
-            .compare_exchange(0, worker as u32 + 1, SeqCst, SeqCst)
-            .is_ok()
-    }
-
-    /// Ends the watch; the caller must look at the LIFO slots once more before it sleeps for good.
-    pub(crate) fn stop_watching(&self, worker: usize) {
-        let _ = self
-            .watcher
-            .compare_exchange(worker as u32 + 1, 0, SeqCst, SeqCst);
-        fence(SeqCst);
-    }
-
-    /// Whether somebody will look at the LIFO slots soon. Called after the push into one.
-    pub(crate) fn is_watched(&self) -> bool {
-        ordered_by_seq_cst(); // after the slot's swap
-        self.watcher.load(SeqCst) != 0
     }
 }
 
@@ -225,25 +193,6 @@ mod models {
             worker.join().unwrap();
             pusher.join().unwrap();
             assert_eq!(model.done.load(SeqCst), 2, "I8");
-        });
-    }
-
-    #[test]
-    fn loom_a_watcher_that_gives_up_sees_a_late_slot() {
-        loom::model(|| {
-            let idle = Arc::new(Idle::new(2));
-            let slot = Arc::new(AtomicUsize::new(0));
-            assert!(idle.become_watcher(1));
-            idle.announce_sleep(1, false);
-            let (i, s) = (idle.clone(), slot.clone());
-            let watcher = thread::spawn(move || {
-                i.stop_watching(1);
-                s.load(SeqCst) != 0 // looks again; true: it stays awake
-            });
-            slot.swap(1, SeqCst);
-            let rouses = !idle.is_watched() && idle.submit(0).is_some();
-            let sees = watcher.join().unwrap();
-            assert!(rouses || sees, "the slot is forgotten");
         });
     }
 }

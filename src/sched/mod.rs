@@ -17,6 +17,7 @@
 //! | `block` | parking, yielding and handing over, on the fiber's side |
 //! | `starve` | fibers for which there is no stack |
 //! | `gate` | how many fibers may unwind at once |
+//! | `watch` | what the watching threads see and do |
 //! | `shutdown` | the five steps |
 
 use std::ptr::NonNull;
@@ -47,6 +48,7 @@ pub(crate) mod spawn;
 mod starve;
 pub(crate) mod thread;
 pub(crate) mod wake;
+mod watch;
 pub(crate) mod worker;
 
 use carrier::Carrier;
@@ -114,6 +116,7 @@ pub(crate) struct Shared {
     ended: std::sync::Mutex<()>,
     ended_signal: Condvar,
     alarm: alarm::Alarm,
+    watchers: watch::Watchers,
 }
 
 // No user code runs while the scheduler's state is half-changed, so a panic leaves it whole.
@@ -162,17 +165,24 @@ impl Shared {
             ended: std::sync::Mutex::new(()),
             ended_signal: Condvar::new(),
             alarm: alarm::Alarm::new(),
+            watchers: watch::Watchers::new(),
             settings,
         });
-        for (started, worker) in shared.workers.iter().enumerate() {
-            shared
-                .start_carrier(NonNull::from(worker))
-                .map_err(|source| {
-                    shared.stop_threads(None);
-                    StartError::SpawnCarrier { started, source }
-                })?;
+        let begun = shared.start_threads();
+        if begun.is_err() {
+            shared.stop_threads(None);
         }
-        Ok(shared)
+        begun.map(|()| shared)
+    }
+
+    fn start_threads(&self) -> Result<(), StartError> {
+        self.start_watchers()
+            .map_err(|source| StartError::SpawnCarrier { started: 0, source })?;
+        for (started, worker) in self.workers.iter().enumerate() {
+            self.start_carrier(NonNull::from(worker))
+                .map_err(|source| StartError::SpawnCarrier { started, source })?;
+        }
+        Ok(())
     }
 
     pub(crate) fn arc(&self) -> Arc<Shared> {

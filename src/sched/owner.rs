@@ -135,6 +135,13 @@ impl<W> Owner<W> {
             .expect("only a closed word is opened, by the one who starts its thread");
     }
 
+    /// A new thread that holds nothing yet, mark up: from here on it can be given a worker.
+    pub(crate) fn open_empty(&self) {
+        self.word
+            .compare_exchange(closed(), ptr::null_mut(), SeqCst, SeqCst)
+            .expect("only a closed word is opened, by its own thread");
+    }
+
     /// The thread could not be started: takes the worker back and closes the word again. The mark is
     /// up, so a taker that has it in its hand gives it back.
     pub(crate) fn reclose(&self) -> NonNull<W> {

@@ -28,7 +28,7 @@ pub(crate) enum Left {
 /// Runs fibers while the calling carrier holds a worker. The mark is up on entry and on return.
 pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
-    token.worker().published.set_phase(Phase::Scheduling);
+    token.carrier().shared().awake(token.worker());
     // Where a worker arrives it runs something before it looks at who else wants one.
     token.local().until_shared = token
         .carrier()

@@ -187,6 +187,7 @@ impl Shared {
     pub(crate) fn stop_threads(&self, deadline: Option<Instant>) -> usize {
         self.stopping.store(true, SeqCst);
         self.alarm.close();
+        self.watchers.stop();
         for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
             carrier.bell.ring();
         }

@@ -6,7 +6,6 @@
 //! reason, because a searcher has been counted in its name.
 
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
 
 use indent_sysmon::Phase;
 
@@ -20,17 +19,10 @@ use crate::sched::worker::Roused;
 const SEARCH_ROUNDS: u32 = 4;
 const PAUSES: u32 = 4;
 
-/// The watcher's first nap, and its longest.
-const FIRST_NAP: Duration = Duration::from_micros(50);
-const LONGEST_NAP: Duration = Duration::from_millis(1);
-
-/// Whether this worker searches, and how its watch goes on.
+/// Whether this worker searches, and for how long it has.
 pub(crate) struct Search {
     pub(crate) searching: bool,
     rounds: u32,
-    nap: Duration,
-    /// It had the watch since it last found work.
-    watched: bool,
     /// It has found nothing since it last found work.
     idle: bool,
 }
@@ -40,8 +32,6 @@ impl Search {
         Search {
             searching: false,
             rounds: 0,
-            nap: FIRST_NAP,
-            watched: false,
             idle: false,
         }
     }
@@ -58,11 +48,7 @@ impl Search {
     fn stop(&mut self, shared: &Shared, worker: usize) {
         self.idle = false;
         self.rounds = 0;
-        self.nap = FIRST_NAP;
-        let last = std::mem::take(&mut self.searching) && shared.idle.found();
-        // Whoever relied on our watch needs another one now.
-        let relied_on = std::mem::take(&mut self.watched) && shared.has_full_slot(worker);
-        if last || relied_on {
+        if std::mem::take(&mut self.searching) && shared.idle.found() {
             shared.rouse_one(worker + 1);
         }
     }
@@ -82,7 +68,6 @@ impl Search {
             return;
         }
         self.rounds = 0;
-        token.local().naps += 1;
         if token.carrier().shared().starved() > 0 {
             // Somebody waits for a stack, and we have some at hand.
             let freed = token.local().stacks.keep(0);
@@ -100,21 +85,13 @@ impl Search {
             .idle
             .announce_sleep(me, std::mem::take(&mut self.searching));
         if !shared.has_work_for(token) {
-            let nap = self.watch(shared, me);
-            // Without a watch nobody looks at the slots: one more look (`Idle::stop_watching`).
-            if nap.is_some() || shared.idle.is_watched() || !shared.has_full_slot(me) {
-                worker.counters.sleeps.add(1);
-                worker.published.set_phase(Phase::Idle);
-                carrier.bell.wait(nap);
-                worker.published.set_phase(Phase::Scheduling);
-            }
-            if nap.is_some() {
-                shared.idle.stop_watching(me);
-            }
+            worker.counters.sleeps.add(1);
+            worker.published.set_phase(Phase::Idle);
+            carrier.bell.wait(None);
+            shared.awake(worker);
         }
         // The bit is ours to take back, or somebody has claimed it and says why.
         if !shared.idle.claim(me) {
-            self.nap = FIRST_NAP;
             self.searching = loop {
                 match worker.roused.swap(Roused::NO, SeqCst) {
                     Roused::NO => drop(carrier.bell.wait(None)),
@@ -122,18 +99,6 @@ impl Search {
                 }
             };
         }
-    }
-
-    /// Takes the watch if nobody has it and somebody is busy: the nap until the next look.
-    fn watch(&mut self, shared: &Shared, me: usize) -> Option<Duration> {
-        if shared.idle.others_sleep(me) || !shared.idle.become_watcher(me) {
-            shared.idle.stop_watching(me);
-            return None;
-        }
-        self.watched = true;
-        let nap = self.nap;
-        self.nap = (nap * 2).min(LONGEST_NAP);
-        Some(nap)
     }
 }
 
@@ -146,11 +111,5 @@ impl Shared {
             || self.global.len() > 0
             || !self.wanted.is_empty()
             || self.workers.iter().any(|worker| !worker.ring.is_empty())
-    }
-
-    fn has_full_slot(&self, me: usize) -> bool {
-        self.workers
-            .iter()
-            .any(|worker| worker.index != me && !worker.lifo.is_empty())
     }
 }

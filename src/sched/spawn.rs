@@ -109,9 +109,7 @@ impl Shared {
             return;
         }
         match worker.lifo.replace(fiber) {
-            // The usual case. If nobody watches the slot, somebody must (`Idle`).
-            None if self.idle.is_watched() => {}
-            None => self.rouse_one(worker.index + 1),
+            None => {} // the usual case; the monitor minds the slot
             Some(older) => {
                 self.push_local(worker, older);
                 self.rouse_one(worker.index + 1);

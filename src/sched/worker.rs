@@ -26,6 +26,8 @@ pub(crate) struct Worker {
     pub(crate) assigned: Inbox<Record>,
     /// What sysmon sees.
     pub(crate) published: Published,
+    /// The dispatch the monitor has seen for too long.
+    pub(crate) overran: AtomicU64,
     /// The carrier that holds or last held this worker.
     pub(crate) carrier: AtomicPtr<Carrier>,
     /// Why this worker was roused, by whoever claimed its sleep.
@@ -92,10 +94,6 @@ pub(crate) struct Local {
     pub(crate) carrier_turn: bool,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
-    /// A victim whose LIFO slot was seen full: its dispatch count and our `naps` then.
-    pub(crate) suspect: Option<(usize, u64, u64)>,
-    /// How often this worker has slept.
-    pub(crate) naps: u64,
 }
 
 // SAFETY: `local` is only touched by the holder (I7); everything else is atomic.
@@ -110,6 +108,7 @@ impl Worker {
             ring: Ring::new(ring),
             assigned: Inbox::new(),
             published: Published::new(),
+            overran: AtomicU64::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             roused: AtomicU8::new(Roused::NO),
             counters: Counters::default(),
@@ -122,8 +121,6 @@ impl Worker {
                 home_turns: 0,
                 carrier_turn: false,
                 own: List::new(),
-                suspect: None,
-                naps: 0,
             }),
         }
     }

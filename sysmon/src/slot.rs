@@ -4,6 +4,7 @@ use std::sync::atomic::{
     AtomicU8, AtomicU64,
     Ordering::{Relaxed, Release},
 };
+use std::time::Duration;
 
 /// What a worker is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +34,8 @@ pub enum Phase {
 pub struct Slot {
     phase: AtomicU8,
     dispatches: AtomicU64,
+    /// Written by the monitor: nanoseconds in which it was seen awake.
+    busy: AtomicU64,
 }
 
 impl Slot {
@@ -41,6 +44,7 @@ impl Slot {
         Slot {
             phase: AtomicU8::new(Phase::Idle as u8),
             dispatches: AtomicU64::new(0),
+            busy: AtomicU64::new(0),
         }
     }
 
@@ -70,6 +74,18 @@ impl Slot {
     /// How many times it has begun to run something.
     pub fn dispatches(&self) -> u64 {
         self.dispatches.load(Relaxed)
+    }
+
+    /// How long it has been awake, as sampled by its monitor.
+    pub fn busy(&self) -> Duration {
+        Duration::from_nanos(self.busy.load(Relaxed))
+    }
+
+    /// The monitor found it awake after this time; one monitor at a time.
+    pub(crate) fn add_busy(&self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.busy
+            .store(self.busy.load(Relaxed).saturating_add(nanos), Relaxed);
     }
 }
 

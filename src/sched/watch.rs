@@ -1,0 +1,131 @@
+//! What the watching threads see of a runtime, and what they do for it.
+//!
+//! The *monitor* ticks while a worker is awake. A worker that overran may have a fiber in its LIFO
+//! slot that waits for nothing but another worker: one is roused to take it. Everything the monitor
+//! calls here keeps its law: no allocation, no lock, no file, no new thread.
+//!
+//! The *helper* does what the monitor may not, when asked: it makes spare carriers, so that a worker
+//! finds a thread at once when it must leave its own.
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Duration;
+
+use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot};
+
+use crate::sched::Shared;
+use crate::sched::worker::Worker;
+
+/// What the helper is asked for.
+const SPARES: u32 = 1;
+
+/// How long the helper waits after the system refused it a thread.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+
+/// The two threads beside the carriers, and what they remember.
+pub(crate) struct Watchers {
+    monitor: OnceLock<Monitor>,
+    helper: OnceLock<Helper>,
+    /// Spares that are being started and do not rest yet.
+    pub(crate) starting: AtomicUsize,
+    /// Workers that were awake at the monitor's last look.
+    awake: AtomicUsize,
+    /// The system refused a spare; it is not asked again for some time.
+    refused: AtomicBool,
+}
+
+impl Watchers {
+    pub(crate) fn new() -> Self {
+        Watchers {
+            monitor: OnceLock::new(),
+            helper: OnceLock::new(),
+            starting: AtomicUsize::new(0),
+            awake: AtomicUsize::new(0),
+            refused: AtomicBool::new(false),
+        }
+    }
+
+    fn ask(&self, what: u32) {
+        if let Some(helper) = self.helper.get() {
+            helper.ask(what);
+        }
+    }
+
+    /// Ends both threads; what they were doing is finished first.
+    pub(crate) fn stop(&self) {
+        self.monitor.get().map(Monitor::stop);
+        self.helper.get().map(Helper::stop);
+    }
+}
+
+impl Shared {
+    /// Starts both threads, before the first worker.
+    pub(crate) fn start_watchers(&self) -> io::Result<()> {
+        let name = &self.settings.thread_name;
+        let helper = Helper::start(&format!("{name}-helper"), self.arc())?;
+        let _ = self.watchers.helper.set(helper);
+        let most = self.workers.len();
+        let monitor = Monitor::start(&format!("{name}-sysmon"), most, self.arc())?;
+        let _ = self.watchers.monitor.set(monitor);
+        Ok(())
+    }
+
+    /// A worker begins to look for work: it is to be watched from here on.
+    pub(crate) fn awake(&self, worker: &Worker) {
+        worker.published.set_phase(Phase::Scheduling);
+        if let Some(monitor) = self.watchers.monitor.get() {
+            monitor.notice();
+        }
+    }
+
+    fn spares_missing(&self) -> bool {
+        let wanted = self.watchers.awake.load(Relaxed);
+        self.resting.len() + self.watchers.starting.load(SeqCst) < wanted
+    }
+
+    /// On the helper's thread: one spare for each worker that is awake.
+    fn make_spares(&self) -> Option<Duration> {
+        while self.spares_missing() {
+            if self.start_spare().is_err() {
+                self.watchers.refused.store(true, Relaxed);
+                return Some(REFUSED_PAUSE);
+            }
+        }
+        None
+    }
+}
+
+impl Pool for Shared {
+    fn workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    fn slot(&self, worker: usize) -> &Slot {
+        &self.workers[worker].published
+    }
+
+    fn overran(&self, index: usize, dispatch: u64) {
+        let worker = &self.workers[index];
+        worker.overran.store(dispatch, Relaxed);
+        if !worker.lifo.is_empty() {
+            self.rouse_one(index + 1);
+        }
+    }
+
+    fn awake(&self, workers: usize) {
+        self.watchers.awake.store(workers, Relaxed);
+        if self.spares_missing() && !self.watchers.refused.load(Relaxed) {
+            self.watchers.ask(SPARES);
+        }
+    }
+}
+
+impl Chores for Shared {
+    fn help(&self, asked: u32) -> Option<Duration> {
+        if asked == 0 {
+            self.watchers.refused.store(false, Relaxed); // the pause is over
+        }
+        self.make_spares()
+    }
+}

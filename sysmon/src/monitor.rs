@@ -1,0 +1,161 @@
+//! The monitor's thread.
+//!
+//! Its law, for this file and for everything it calls: no allocation, no lock, no file, no
+//! formatting, no new thread. It may be the only thread of the process that is not waiting for
+//! something one of the others holds.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::policy::{Judgement, Policy, Rest};
+use crate::slot::{Phase, Slot};
+use crate::vigil::Vigil;
+
+/// How often the monitor looks while somebody is awake.
+pub const TICK: Duration = Duration::from_millis(1);
+
+/// The workers a monitor watches, and what it tells them. All of it is called on the monitor's
+/// thread and must keep its law: no allocation, no lock, no file, no new thread.
+pub trait Pool: Send + Sync + 'static {
+    /// Workers to look at: those below this number.
+    fn workers(&self) -> usize;
+
+    /// What a worker publishes.
+    fn slot(&self, worker: usize) -> &Slot;
+
+    /// It is this time now; called before each look.
+    fn tick(&self, now: Instant) {
+        let _ = now;
+    }
+
+    /// The worker has been in this dispatch since the look before this one at least.
+    fn overran(&self, worker: usize, dispatch: u64);
+
+    /// After each look: so many workers are awake.
+    fn awake(&self, workers: usize) {
+        let _ = workers;
+    }
+
+    /// Once a second, or when the monitor wakes after a longer sleep.
+    fn refresh(&self) {}
+}
+
+/// A thread that watches a [`Pool`].
+#[derive(Debug)]
+pub struct Monitor {
+    watch: Arc<Watch>,
+    /// Which to ring.
+    thread: Thread,
+    handle: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Watch {
+    vigil: Vigil,
+    stop: AtomicBool,
+}
+
+impl std::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Watch {{ asleep: {} }}", self.vigil.is_asleep())
+    }
+}
+
+impl Monitor {
+    /// Starts the thread, for a pool that never has more workers than `most`.
+    pub fn start(name: &str, most: usize, pool: Arc<impl Pool>) -> io::Result<Self> {
+        let watch = Arc::new(Watch {
+            vigil: Vigil::new(),
+            stop: AtomicBool::new(false),
+        });
+        let policy = Policy::new(most);
+        let own = watch.clone();
+        let handle = thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || run(&own, &*pool, policy))?;
+        Ok(Monitor {
+            watch,
+            thread: handle.thread().clone(),
+            handle: Mutex::new(Some(handle)),
+        })
+    }
+
+    /// A worker, after it has published that it is awake: makes sure that it is watched.
+    #[inline]
+    pub fn notice(&self) {
+        if self.watch.vigil.notice() {
+            self.thread.unpark();
+        }
+    }
+
+    /// Ends the thread and waits for it.
+    pub fn stop(&self) {
+        self.watch.stop.store(true, SeqCst);
+        self.thread.unpark();
+        let handle = self.handle.lock().unwrap_or_else(|e| e.into_inner()).take();
+        handle.map(JoinHandle::join);
+    }
+}
+
+/// A monitor that is gone would be missed by nobody until something hangs.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+fn run(watch: &Watch, pool: &impl Pool, mut policy: Policy) {
+    let _abort = AbortOnUnwind;
+    let mut last = Instant::now();
+    while !watch.stop.load(SeqCst) {
+        let now = Instant::now();
+        let passed = now - std::mem::replace(&mut last, now);
+        pool.tick(now);
+        if policy.refresh(passed) {
+            pool.refresh();
+        }
+        let awake = look(pool, &mut policy, passed);
+        pool.awake(awake);
+        match policy.rest(awake > 0) {
+            Rest::Tick => thread::park_timeout(TICK),
+            Rest::Sleep => sleep(watch, pool),
+        }
+    }
+}
+
+/// Looks at every worker; how many are awake.
+fn look(pool: &impl Pool, policy: &mut Policy, passed: Duration) -> usize {
+    let mut awake = 0;
+    for worker in 0..pool.workers() {
+        let slot = pool.slot(worker);
+        // The count first: if the phase belongs to a later dispatch, that one is judged as new
+        // next time.
+        let dispatch = slot.dispatches();
+        let phase = slot.phase();
+        match policy.judge(worker, phase, dispatch) {
+            Judgement::Idle => continue,
+            Judgement::Busy => {}
+            Judgement::Overran => pool.overran(worker, dispatch),
+        }
+        slot.add_busy(passed);
+        awake += 1;
+    }
+    awake
+}
+
+/// Until a worker wakes up.
+fn sleep(watch: &Watch, pool: &impl Pool) {
+    let all_idle = || (0..pool.workers()).all(|w| pool.slot(w).phase() == Phase::Idle);
+    if !watch.vigil.may_sleep(all_idle) {
+        return;
+    }
+    while watch.vigil.is_asleep() && !watch.stop.load(SeqCst) {
+        thread::park();
+    }
+}

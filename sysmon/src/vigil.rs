@@ -1,0 +1,82 @@
+//! Whether the monitor sleeps, and who wakes it.
+//!
+//! Monitor: 1 say that it sleeps, 2 fence, 3 look at every worker; if one is awake, stay awake.
+//! Worker: 1 publish that it is awake, 2 fence, 3 if the monitor sleeps, ring.
+//!
+//! One of the two sees the other: the fences are in some order, and whoever's is second sees what
+//! the other did in its step 1. So no worker runs for long without a monitor. Of several workers
+//! that see it asleep one rings.
+
+#[cfg(indent_loom)]
+use loom::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
+#[cfg(not(indent_loom))]
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
+
+pub(crate) struct Vigil {
+    asleep: AtomicBool,
+}
+
+impl Vigil {
+    pub(crate) fn new() -> Self {
+        Vigil {
+            asleep: AtomicBool::new(false),
+        }
+    }
+
+    /// The monitor, before it sleeps: true if it may.
+    pub(crate) fn may_sleep(&self, all_idle: impl FnOnce() -> bool) -> bool {
+        self.asleep.store(true, SeqCst);
+        fence(SeqCst);
+        let may = all_idle();
+        if !may {
+            self.asleep.store(false, SeqCst);
+        }
+        may
+    }
+
+    /// The monitor, when its sleep ended for whatever reason: true if it is still to sleep.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.asleep.load(SeqCst)
+    }
+
+    /// A worker, after it published that it is awake: true if it must ring.
+    #[inline]
+    pub(crate) fn notice(&self) -> bool {
+        fence(SeqCst);
+        self.asleep.load(SeqCst) && self.asleep.swap(false, SeqCst)
+    }
+}
+
+#[cfg(all(test, indent_loom))]
+mod models {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::sync::atomic::Ordering::Relaxed;
+    use loom::thread;
+
+    #[test]
+    fn loom_a_worker_that_wakes_is_seen_or_rings() {
+        loom::model(|| {
+            let vigil = Arc::new(Vigil::new());
+            let awake = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+            let workers: Vec<_> = (0..2)
+                .map(|i| {
+                    let (vigil, awake) = (vigil.clone(), awake.clone());
+                    thread::spawn(move || {
+                        awake[i].store(true, Relaxed);
+                        vigil.notice()
+                    })
+                })
+                .collect();
+            let slept = vigil.may_sleep(|| awake.iter().all(|worker| !worker.load(Relaxed)));
+            let rings = workers.into_iter().map(|w| w.join().unwrap());
+            let rung = rings.filter(|rang| *rang).count();
+            if slept {
+                assert_eq!(
+                    rung, 1,
+                    "asleep beside a worker that is awake, or rung twice"
+                );
+            }
+        });
+    }
+}
