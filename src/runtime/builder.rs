@@ -168,6 +168,7 @@ impl Builder {
         )?;
         Ok(Settings {
             workers,
+            most_workers: workers,
             max_carriers,
             stack_class: stack_class.unwrap_or_default(),
             guard: self.guard.unwrap_or_else(stack::best_guard),

@@ -19,8 +19,12 @@ use crate::sched::worker::Worker;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Metrics {
-    /// One entry for each worker.
+    /// One entry for each worker there has been.
     pub workers: Vec<WorkerMetrics>,
+    /// Workers in service.
+    pub workers_now: usize,
+    /// CPUs the runtime may use: how many workers there should be.
+    pub cpus_allowed: usize,
     /// Fibers spawned since the start.
     pub fibers_spawned: u64,
     /// Fibers that are not over.
@@ -93,8 +97,13 @@ impl WorkerMetrics {
 
 impl Metrics {
     pub(crate) fn of(shared: &Shared) -> Self {
-        let workers: Vec<_> = shared.workers.iter().map(WorkerMetrics::of).collect();
+        let workers: Vec<_> = shared.workers[..shared.count.ever()]
+            .iter()
+            .map(WorkerMetrics::of)
+            .collect();
         Metrics {
+            workers_now: shared.workers_now(),
+            cpus_allowed: shared.count.allowed(),
             fibers_spawned: shared.spawned(),
             fibers_alive: shared.alive(),
             fibers_with_stack: shared.with_stack(),

@@ -320,6 +320,13 @@ impl Handle {
             .is_some_and(|worker| self.shared.take_and_place(worker))
     }
 
+    /// Changes the number of workers, up to as many as the runtime has room for. For tests: what
+    /// happens when the number of CPUs changes.
+    #[doc(hidden)]
+    pub fn resize(&self, workers: usize) {
+        self.shared.resize(workers);
+    }
+
     fn is_own_fiber(&self) -> bool {
         spawn::with_current(|here| std::ptr::eq(here, &*self.shared)).unwrap_or(false)
     }
@@ -335,7 +342,7 @@ impl Handle {
 
     fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(name)
-            .field("workers", &self.shared.workers.len())
+            .field("workers", &self.shared.count.allowed())
             .field("fibers_alive", &self.shared.alive())
             .finish()
     }

@@ -160,7 +160,7 @@ impl Carrier {
     /// been given another one meanwhile (somebody still followed an old request), a place is looked
     /// for again: then the caller's token is void.
     #[must_use]
-    fn keep(&self, mut worker: NonNull<Worker>) -> bool {
+    pub(crate) fn keep(&self, mut worker: NonNull<Worker>) -> bool {
         loop {
             worker = match self.receive(worker) {
                 Ok(()) => return true,

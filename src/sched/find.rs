@@ -3,7 +3,8 @@
 //!
 //! Order: every so many dispatches the shared queue; a LIFO slot, a few times in a row; started and
 //! unstarted fibers in turn; the shared queue; other workers' rings. Each of the first four is
-//! reached within a bounded number of dispatches whatever the others hold.
+//! reached within a bounded number of dispatches whatever the others hold. A worker in excess looks no
+//! further: it retires.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -27,6 +28,8 @@ pub(crate) enum Next {
     Run(FiberRef),
     /// A carrier with runnable fibers, or with one that waits, wants this worker.
     MoveTo(usize),
+    /// There are more workers than there should be, and this is one too many.
+    Retire,
     Nothing,
 }
 
@@ -69,6 +72,14 @@ fn pop_home(carrier: &Carrier) -> Option<FiberRef> {
 
 #[inline(never)]
 fn in_order(token: &mut Entered) -> Next {
+    if token
+        .carrier()
+        .shared()
+        .count
+        .is_excess(token.worker().index)
+    {
+        return Next::Retire;
+    }
     collect(token);
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
@@ -179,7 +190,7 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
     if len == 0 {
         return None;
     }
-    let share = (len / shared.workers.len() + 1)
+    let share = (len / shared.count.allowed() + 1)
         .min(BATCH)
         .min(shared.settings.local_queue / 2);
     let mut taken = shared.global.pop(share.max(1));
@@ -192,7 +203,7 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
 
 /// Half of somebody's ring; or the fiber in the slot of a worker that does not get on.
 fn steal(token: &mut Entered) -> Option<FiberRef> {
-    let n = token.carrier().shared().workers.len();
+    let n = token.carrier().shared().count.present();
     let start = token.local().rng.below(n);
     for step in 0..n {
         let (me, victim) = (token.worker(), (start + step) % n);

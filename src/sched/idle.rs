@@ -65,11 +65,11 @@ impl Idle {
         self.sleeping.claim(worker)
     }
 
-    /// A worker without work begins to search, unless enough do already.
+    /// A worker without work begins to search, unless enough of so many do already.
     #[must_use]
-    pub(crate) fn begin_search(&self) -> bool {
+    pub(crate) fn begin_search(&self, workers: usize) -> bool {
         let searching = self.searching.load(SeqCst);
-        if 2 * searching as usize >= self.workers {
+        if 2 * searching as usize >= workers {
             return false;
         }
         self.searching.fetch_add(1, SeqCst);
@@ -167,7 +167,7 @@ mod models {
             let model = Model::new(1);
             let other = model.clone();
             let worker = thread::spawn(move || {
-                let searching = other.idle.begin_search();
+                let searching = other.idle.begin_search(other.idle.workers);
                 other.work(0, searching);
             });
             model.push();
@@ -184,7 +184,7 @@ mod models {
             let model = Model::new(2);
             let other = model.clone();
             let worker = thread::spawn(move || {
-                let searching = other.idle.begin_search();
+                let searching = other.idle.begin_search(other.idle.workers);
                 other.work(0, searching);
             });
             let third = model.clone();

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `owner` | which worker a carrier holds; taking, giving, surrendering |
 //! | `carrier` | resting, waiting, being brought a worker |
+//! | `count`, `resize` | how many workers there are, live |
 //! | `idle`, `sleep` | who sleeps, who searches, who is roused |
 //! | `context` | the current carrier, the `Entered` token |
 //! | `find`, `run` | what runs next; what happens when it comes back |
@@ -37,10 +38,12 @@ pub(crate) mod alarm;
 pub(crate) mod block;
 pub(crate) mod carrier;
 pub(crate) mod context;
+mod count;
 mod find;
 mod gate;
 mod idle;
 mod owner;
+mod resize;
 pub(crate) mod run;
 pub(crate) mod shutdown;
 mod sleep;
@@ -60,7 +63,10 @@ pub(crate) type Hook = Arc<dyn Fn() + Send + Sync>;
 
 /// What a runtime was started with.
 pub(crate) struct Settings {
+    /// Workers at the start.
     pub(crate) workers: usize,
+    /// Workers there can be at most.
+    pub(crate) most_workers: usize,
     pub(crate) max_carriers: usize,
     pub(crate) stack_class: u8,
     pub(crate) guard: Guard,
@@ -87,6 +93,8 @@ pub(crate) struct Shared {
     this: Weak<Shared>,
     pub(crate) settings: Settings,
     pub(crate) workers: Box<[Worker]>,
+    pub(crate) count: count::Count,
+    resizing: std::sync::Mutex<()>,
     carriers: Box<[OnceLock<Carrier>]>,
     threads: Mutex<Vec<(usize, ThreadHandle<()>)>>,
     resting: Bitmap,
@@ -136,7 +144,8 @@ impl Shared {
                 settings.guard,
             )
         };
-        let workers = (0..n).map(worker).collect();
+        let most = settings.most_workers.max(n);
+        let workers = (0..most).map(worker).collect();
         let vacant = Bitmap::new(cap);
         (0..cap).for_each(|i| assert!(vacant.set(i)));
         let shared = Arc::new_cyclic(|this| Shared {
@@ -149,7 +158,9 @@ impl Shared {
             vacant,
             refused_carriers: AtomicU64::new(0),
             global: Inject::new(),
-            idle: Idle::new(n),
+            idle: Idle::new(most),
+            count: count::Count::new(most, n),
+            resizing: std::sync::Mutex::new(()),
             outside: Mutex::new(Some(Slab::obtain())),
             outside_spawned: AtomicU64::new(0),
             starved: std::array::from_fn(|_| Inject::new()),
@@ -178,7 +189,8 @@ impl Shared {
     fn start_threads(&self) -> Result<(), StartError> {
         self.start_watchers()
             .map_err(|source| StartError::SpawnCarrier { started: 0, source })?;
-        for (started, worker) in self.workers.iter().enumerate() {
+        let workers = &self.workers[..self.count.allowed()];
+        for (started, worker) in workers.iter().enumerate() {
             self.start_carrier(NonNull::from(worker))
                 .map_err(|source| StartError::SpawnCarrier { started, source })?;
         }
@@ -199,7 +211,12 @@ impl Shared {
 
     /// Carriers without a worker and without fibers that are kept for the next hand-over.
     fn spares_kept(&self) -> usize {
-        self.workers.len()
+        self.count.allowed()
+    }
+
+    /// Workers worth looking at.
+    fn present(&self) -> &[Worker] {
+        &self.workers[..self.count.present()]
     }
 
     fn is_stopping(&self) -> bool {
@@ -254,7 +271,7 @@ impl Shared {
     }
 
     pub(crate) fn queued(&self) -> usize {
-        self.global.len() + self.workers.iter().map(|w| w.ring.len()).sum::<usize>()
+        self.global.len() + self.present().iter().map(|w| w.ring.len()).sum::<usize>()
     }
 
     pub(crate) fn starved(&self) -> usize {

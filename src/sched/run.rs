@@ -17,7 +17,7 @@ use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
 use crate::sched::sleep::Search;
 use crate::sched::wake::Waiter;
-use crate::sched::{Shared, carrier::Carrier};
+use crate::sched::{Shared, carrier::Carrier, resize};
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
 pub(crate) enum Left {
@@ -50,6 +50,12 @@ pub(crate) fn run_fibers() -> Left {
             Next::MoveTo(index) => {
                 search.found(&token);
                 if move_to(&token, index) {
+                    break Left::GaveWorkerAway;
+                }
+            }
+            Next::Retire => {
+                search.found(&token);
+                if resize::retire(&mut token) {
                     break Left::GaveWorkerAway;
                 }
             }

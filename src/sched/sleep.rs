@@ -58,7 +58,7 @@ impl Search {
         self.idle = true;
         let shared = token.carrier().shared();
         if !self.searching && self.rounds == 0 {
-            self.searching = shared.idle.begin_search();
+            self.searching = shared.idle.begin_search(shared.count.allowed());
         }
         if self.searching && self.rounds < SEARCH_ROUNDS {
             self.rounds += 1;
@@ -110,6 +110,7 @@ impl Shared {
             || !token.worker().assigned.is_empty()
             || self.global.len() > 0
             || !self.wanted.is_empty()
-            || self.workers.iter().any(|worker| !worker.ring.is_empty())
+            || self.count.is_excess(token.worker().index)
+            || self.present().iter().any(|worker| !worker.ring.is_empty())
     }
 }

@@ -42,8 +42,8 @@ impl Shared {
             return Err(SpawnError::ShuttingDown);
         }
         let worker = wishes.birth.worker;
-        if worker != ANY_WORKER && worker as usize >= self.workers.len() {
-            let workers = self.workers.len();
+        if worker != ANY_WORKER && self.count.is_excess(worker as usize) {
+            let workers = self.count.allowed();
             return Err(SpawnError::NoSuchWorker {
                 worker: worker as usize,
                 workers,
@@ -134,6 +134,8 @@ impl Shared {
         fence(SeqCst);
         if self.idle.claim(index) {
             self.rouse(worker, Roused::TO_WORK);
+        } else if self.count.is_retired(index) {
+            self.release_assigned(worker);
         }
     }
 

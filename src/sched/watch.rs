@@ -98,7 +98,7 @@ impl Shared {
 
 impl Pool for Shared {
     fn workers(&self) -> usize {
-        self.workers.len()
+        self.count.present()
     }
 
     fn slot(&self, worker: usize) -> &Slot {

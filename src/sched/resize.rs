@@ -1,0 +1,94 @@
+//! Changing the number of workers while they run; the protocol is in `count.rs`.
+
+use std::ptr::NonNull;
+
+use crate::sched::Shared;
+use crate::sched::context::Entered;
+use crate::sched::worker::{Roused, Worker};
+
+impl Shared {
+    /// Makes this the number of workers, as far as there is room and threads can be had; false if
+    /// some could not be placed and it should be tried again. On one thread at a time.
+    pub(crate) fn resize(&self, workers: usize) -> bool {
+        let _one_at_a_time = self.resizing.lock().unwrap_or_else(|e| e.into_inner());
+        let workers = workers.clamp(1, self.workers.len());
+        self.count.allow(workers);
+        for worker in &self.present()[workers..] {
+            if self.idle.claim(worker.index) {
+                self.rouse(worker, Roused::TO_WORK); // it sees that it is one too many
+            }
+        }
+        let mut placed = true;
+        while placed && let Some(index) = self.count.revive() {
+            placed = self.place(NonNull::from(&self.workers[index])).is_ok();
+            if !placed {
+                // It stays retired until somebody tries again; if it is wanted, that is us.
+                self.count.stay_retired(index);
+            }
+        }
+        self.count.trim(|_| false);
+        placed
+    }
+
+    /// Workers that are not retired.
+    pub(crate) fn workers_now(&self) -> usize {
+        self.workers.len() - self.count.retired()
+    }
+
+    /// Lets any worker start what was sent to a worker that is retired.
+    pub(crate) fn release_assigned(&self, worker: &Worker) {
+        let fibers = worker.assigned.take();
+        if !fibers.is_empty() {
+            self.global.push_all(fibers);
+            self.rouse_one(0);
+        }
+    }
+}
+
+/// Takes the worker of the calling carrier out of service. True: it is gone, and the token is void.
+pub(crate) fn retire(token: &mut Entered) -> bool {
+    empty(token);
+    let carrier = token.carrier();
+    let shared = carrier.shared();
+    let (index, worker) = (token.worker().index, carrier.owner.surrender());
+    if shared.count.retire(index) {
+        let kept = carrier.keep(worker); // wanted again meanwhile
+        if kept {
+            shared.awake(&shared.workers[index]);
+        }
+        return !kept;
+    }
+    // Sent here since it was emptied; whoever sends from here on sees that it is retired.
+    shared.release_assigned(&shared.workers[index]);
+    true
+}
+
+/// Gives away everything that needs a worker: fibers to all, stacks to the pool.
+fn empty(token: &mut Entered) {
+    let shared = token.carrier().shared();
+    let worker = token.worker();
+    let mut moved = false;
+    if let Some(fiber) = worker.lifo.take() {
+        shared.global.push(fiber);
+        moved = true;
+    }
+    while let Some(fiber) = worker.ring.pop() {
+        shared.global.push(fiber);
+        moved = true;
+    }
+    worker.published.set_phase(indent_sysmon::Phase::Idle);
+    let local = token.local();
+    let own = std::mem::replace(&mut local.own, crate::base::list::List::new());
+    let freed = local.stacks.keep(0);
+    let shared = token.carrier().shared();
+    if !own.is_empty() {
+        shared.global.push_all(own);
+        moved = true;
+    }
+    if shared.starved() > 0 {
+        shared.feed_starved(shared.settings.stack_class, freed);
+    }
+    if moved {
+        shared.rouse_one(0);
+    }
+}

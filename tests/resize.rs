@@ -1,0 +1,175 @@
+//! The number of workers changes while fibers run: nobody waits for it and nobody is lost.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use indent::park;
+use indent::runtime::{Builder, Runtime};
+use indent::task::{self, Phase};
+
+mod common;
+
+use common::{Random, wait_for};
+
+fn start(workers: usize) -> Runtime {
+    Builder::new().workers(workers).build().unwrap()
+}
+
+/// How many fibers run at the same time if more than enough want to.
+fn parallelism(rt: &Runtime, expected: usize) -> usize {
+    let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let fibers: Vec<_> = (0..2 * expected + 2)
+        .map(|_| {
+            let (inside, most) = (inside.clone(), most.clone());
+            rt.spawn(move || {
+                most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
+                // Until as many as expected are here at once; a while, if they never are.
+                for _ in 0..200 {
+                    if most.load(SeqCst) >= expected {
+                        break;
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                inside.fetch_sub(1, SeqCst);
+            })
+        })
+        .collect();
+    fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+    most.load(SeqCst)
+}
+
+#[test]
+fn fibers_parked_on_every_carrier_finish_on_one_worker() {
+    const EACH: usize = 1000;
+    let workers = 4;
+    let rt = start(workers);
+    let fibers: Vec<_> = (0..workers * EACH)
+        .map(|i| {
+            let body = move || {
+                let here = std::thread::current().id();
+                park::park();
+                assert_eq!(std::thread::current().id(), here, "a started fiber moved");
+                i
+            };
+            rt.block_on(|| task::Builder::new().worker(i % workers).spawn(body))
+        })
+        .collect();
+    wait_for("parked fibers", || {
+        let fibers = rt.handle().fibers();
+        fibers.iter().filter(|f| f.phase() == Phase::Parked).count() == workers * EACH
+    });
+    rt.handle().resize(1);
+    wait_for("one worker", || rt.metrics().workers_now == 1);
+    fibers.iter().for_each(|fiber| fiber.unparker().unpark());
+    for (i, fiber) in fibers.into_iter().enumerate() {
+        assert_eq!(fiber.join().unwrap(), i);
+    }
+}
+
+#[test]
+fn as_many_fibers_run_at_once_as_there_are_workers_now() {
+    let rt = start(4);
+    assert_eq!(parallelism(&rt, 4), 4);
+    rt.handle().resize(1);
+    wait_for("one worker", || rt.metrics().workers_now == 1);
+    assert_eq!(parallelism(&rt, 2), 1);
+    rt.handle().resize(3);
+    wait_for("three workers", || rt.metrics().workers_now == 3);
+    assert_eq!(parallelism(&rt, 3), 3);
+}
+
+#[test]
+fn a_worker_that_retires_leaves_its_queue_to_the_others() {
+    let rt = start(2);
+    let (go, done) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    // Holds the second worker and fills its queue.
+    let (held, finished) = (go.clone(), done.clone());
+    let hog = move || {
+        let fibers = (0..100).map(|_| {
+            let finished = finished.clone();
+            indent::spawn(move || finished.fetch_add(1, SeqCst))
+        });
+        let fibers: Vec<_> = fibers.collect();
+        while !held.load(SeqCst) {
+            std::thread::yield_now();
+        }
+        fibers
+    };
+    let hog = rt.block_on(|| task::Builder::new().worker(1).spawn(hog));
+    rt.handle().resize(1);
+    go.store(true, SeqCst);
+    let fibers = hog.join().unwrap();
+    fibers
+        .into_iter()
+        .for_each(|fiber| assert!(fiber.join().unwrap() < 100));
+    assert_eq!(done.load(SeqCst), 100);
+    wait_for("one worker", || rt.metrics().workers_now == 1);
+}
+
+#[test]
+fn a_fiber_for_a_worker_that_retires_starts_elsewhere() {
+    let rt = start(2);
+    for _ in 0..200 {
+        let fiber = rt.block_on(|| task::Builder::new().worker(1).spawn(|| 7));
+        rt.handle().resize(1);
+        assert_eq!(fiber.join().unwrap(), 7);
+        let refused = rt.block_on(|| task::Builder::new().worker(1).try_spawn(|| ()));
+        assert!(refused.is_err(), "worker 1 is retired");
+        rt.handle().resize(2);
+    }
+}
+
+#[test]
+fn stress_nothing_is_lost_while_the_number_changes_all_the_time() {
+    let rt = start(6);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (handle, stopped) = (rt.handle().clone(), stop.clone());
+    let changer = std::thread::spawn(move || {
+        let mut random = Random::new(3);
+        let mut changes = 0;
+        while !stopped.load(SeqCst) {
+            handle.resize(1 + random.below(6) as usize);
+            changes += 1;
+            if random.below(4) == 0 {
+                std::thread::sleep(Duration::from_micros(random.below(300)));
+            }
+        }
+        changes
+    });
+    for round in 0..40 {
+        let fibers: Vec<_> = (0..100u64)
+            .map(|i| {
+                rt.spawn(move || {
+                    let children: Vec<_> = (0..i % 4)
+                        .map(|k| {
+                            indent::spawn(move || {
+                                for _ in 0..k {
+                                    task::yield_now();
+                                }
+                                k
+                            })
+                        })
+                        .collect();
+                    let me = park::unparker();
+                    let waker = indent::spawn(move || me.unpark());
+                    park::park();
+                    waker.join().unwrap();
+                    i + children.into_iter().map(|c| c.join().unwrap()).sum::<u64>()
+                })
+            })
+            .collect();
+        for (i, fiber) in fibers.into_iter().enumerate() {
+            let children = [0, 0, 1, 3][i % 4];
+            assert_eq!(fiber.join().unwrap(), i as u64 + children, "round {round}");
+        }
+    }
+    stop.store(true, SeqCst);
+    assert!(changer.join().unwrap() > 10);
+    rt.handle().resize(6);
+    wait_for("all workers", || rt.metrics().workers_now == 6);
+    assert!(rt.shutdown_timeout(Duration::from_secs(10)).is_clean());
+}
