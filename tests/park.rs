@@ -503,3 +503,22 @@ fn stress_a_thousand_fibers_are_woken_by_fibers_at_random() {
         }
     });
 }
+
+#[test]
+fn an_unpark_during_a_join_is_not_lost() {
+    let body = || {
+        let me = park::unparker();
+        me.unpark();
+        let child = indent::spawn(move || {
+            task::yield_now();
+            me.unpark();
+        });
+        child.join().unwrap();
+        let soon = Instant::now() + Duration::from_secs(30);
+        park::until(Some(soon), ParkReason::Park)
+    };
+    let rt = Builder::new().workers(1).build().unwrap();
+    assert_eq!(rt.spawn(body).join().unwrap(), Woken::ByWake);
+    let thread = std::thread::spawn(body);
+    assert_eq!(thread.join().unwrap(), Woken::ByWake, "on a plain thread");
+}

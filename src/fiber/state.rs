@@ -11,8 +11,9 @@
 //! that has not started has no stack), and a start or a yield then costs no atomic operation. *Parking* is the time between the fiber's decision and the moment
 //! its stack is switched out; the scheduler, on its own stack, commits.
 //!
-//! Beside the phase there are bits. TOKEN: somebody unparked, spent by the next park. CANCEL: asked
-//! to end, stays for ever. EXPIRED: the deadline of this park passed while it was being committed.
+//! Beside the phase there are bits. TOKEN: somebody unparked, spent by the next park that waits for
+//! that. CALL: the same for what the runtime itself waits for, a join or a sleep: such parks (CALLS)
+//! and those of the user do not take each other's wakes. CANCEL: asked to end, stays for ever. EXPIRED: the deadline of this park passed while it was being committed.
 //! DEAF: this park ignores cancellation. LATER: this park hears a cancellation only through
 //! [`State::deliver_cancel`]. The upper half counts parks, so that a deadline can name the one it
 //! was set for and a late one does nothing.
@@ -21,7 +22,7 @@
 //! - **I1** A fiber is in a queue, or runs, or is Parked and in no queue; the transition out of
 //!   Parked happens once per park and gives whoever made it the duty to enqueue.
 //! - **I2** Exactly one cause ends a park. A wake that comes when another cause has already won is
-//!   kept as TOKEN for the next park; it is never lost.
+//!   kept as TOKEN or CALL for the next park that waits for it; it is never lost.
 //!
 //! All transitions are read-modify-write operations, releasing what the waker wrote and acquiring
 //! it in the woken: a wake that changes no bit still writes, for its release to be seen.
@@ -44,6 +45,8 @@ const CANCEL: u64 = 1 << 4;
 const EXPIRED: u64 = 1 << 5;
 const DEAF: u64 = 1 << 6;
 const LATER: u64 = 1 << 7;
+const CALL: u64 = 1 << 10;
+const CALLS: u64 = 1 << 11;
 
 const CAUSE: u64 = 0b11 << 8;
 const BY_WAKE: u64 = 1 << 8;
@@ -52,7 +55,12 @@ const BY_CANCEL: u64 = 3 << 8;
 
 const ONE_PARK: u64 = 1 << 32;
 /// What a new park inherits from before.
-const KEPT: u64 = CANCEL | !(ONE_PARK - 1);
+const KEPT: u64 = TOKEN | CALL | CANCEL | !(ONE_PARK - 1);
+
+/// The bit of the wake that the park of this word waits for.
+fn wanted(word: u64) -> u64 {
+    if word & CALLS == 0 { TOKEN } else { CALL }
+}
 
 /// Why a park ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +82,24 @@ pub(crate) enum Hearing {
     Later,
     /// Does not end: the fiber waits for something that must happen.
     Deaf,
+}
+
+/// What a park waits for, and what a waker brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signal {
+    /// An unpark: the user's.
+    Unpark,
+    /// A call: the runtime's own (`sched::wake::Waiter`).
+    Call,
+}
+
+impl Signal {
+    fn bit(self) -> u64 {
+        match self {
+            Signal::Unpark => TOKEN,
+            Signal::Call => CALL,
+        }
+    }
 }
 
 /// What [`State::begin_park`] found.
@@ -147,11 +173,11 @@ impl State {
     }
 
     /// Called by the fiber itself, before it switches out.
-    pub(crate) fn begin_park(&self, hearing: Hearing) -> Begin {
+    pub(crate) fn begin_park(&self, hearing: Hearing, signal: Signal) -> Begin {
         self.update(|now| {
             debug_assert_eq!(now & PHASE, RUNNABLE, "{self:?}");
-            if now & TOKEN != 0 {
-                return (now & !TOKEN, Begin::Woken(Woken::ByWake));
+            if now & signal.bit() != 0 {
+                return (now & !signal.bit(), Begin::Woken(Woken::ByWake));
             }
             if now & CANCEL != 0 && hearing == Hearing::Open {
                 return (now, Begin::Woken(Woken::ByCancel));
@@ -161,7 +187,8 @@ impl State {
                 Hearing::Later => LATER,
                 Hearing::Deaf => DEAF,
             };
-            let next = (now & KEPT).wrapping_add(ONE_PARK) | PARKING | ears;
+            let calls = if signal == Signal::Call { CALLS } else { 0 };
+            let next = (now & KEPT).wrapping_add(ONE_PARK) | PARKING | ears | calls;
             (next, Begin::Parking((next >> 32) as u32))
         })
     }
@@ -170,7 +197,7 @@ impl State {
     pub(crate) fn commit_park(&self) -> Commit {
         self.update(|now| {
             debug_assert_eq!(now & PHASE, PARKING, "{self:?}");
-            let cause = if now & TOKEN != 0 {
+            let cause = if now & wanted(now) != 0 {
                 BY_WAKE
             } else if now & CANCEL != 0 && now & (DEAF | LATER) == 0 {
                 BY_CANCEL
@@ -180,7 +207,8 @@ impl State {
                 return ((now & !PHASE) | PARKED, Commit::Parked);
             };
             // The token is spent here, not kept: this park was the next one.
-            ((now & KEPT) | RUNNABLE | cause, Commit::Resume)
+            let kept = now & KEPT & !wanted(now);
+            (kept | RUNNABLE | cause, Commit::Resume)
         })
     }
 
@@ -195,12 +223,15 @@ impl State {
         }
     }
 
-    /// Somebody unparks.
-    pub(crate) fn wake(&self) -> Notify {
+    /// Somebody unparks, or calls.
+    pub(crate) fn wake(&self, signal: Signal) -> Notify {
         self.update(|now| match now & PHASE {
-            PARKED => ((now & KEPT) | RUNNABLE | BY_WAKE, Notify::Enqueue),
+            PARKED if wanted(now) == signal.bit() => {
+                ((now & KEPT) | RUNNABLE | BY_WAKE, Notify::Enqueue)
+            }
             DONE => (now, Notify::Nothing),
-            _ => (now | TOKEN, Notify::Nothing), // spent by commit_park or the next begin_park
+            // Spent by commit_park or the next begin_park that waits for it.
+            _ => (now | signal.bit(), Notify::Nothing),
         })
     }
 
@@ -268,10 +299,12 @@ impl fmt::Debug for State {
         write!(f, "{}", phase.get((now & PHASE) as usize).unwrap_or(&"?"))?;
         let bits = [
             (TOKEN, "TOKEN"),
+            (CALL, "CALL"),
             (CANCEL, "CANCEL"),
             (EXPIRED, "EXPIRED"),
             (DEAF, "DEAF"),
             (LATER, "LATER"),
+            (CALLS, "CALLS"),
         ];
         for (bit, name) in bits {
             if now & bit != 0 {

@@ -26,7 +26,7 @@ use std::time::Instant;
 pub use crate::fiber::reason::ParkReason;
 pub use crate::fiber::state::Woken;
 
-use crate::fiber::state::Hearing;
+use crate::fiber::state::{Hearing, Signal};
 use crate::fiber::{FiberRef, Held};
 use crate::sched::thread::ThreadParker;
 use crate::sched::wake;
@@ -112,8 +112,8 @@ impl Unparker {
     /// Ends the park of its fiber or thread, or makes the next one return at once.
     pub fn unpark(&self) {
         match &self.0 {
-            Who::Fiber(fiber) => wake::wake(fiber.fiber()),
-            Who::Thread(parker) => parker.wake(),
+            Who::Fiber(fiber) => wake::wake(fiber.fiber(), Signal::Unpark),
+            Who::Thread(parker) => parker.wake(Signal::Unpark),
         }
     }
 }
@@ -129,7 +129,8 @@ impl fmt::Debug for Unparker {
 
 /// Parks whoever calls. Threads have nobody who could ask them to end.
 pub(crate) fn wait(deadline: Option<Instant>, reason: ParkReason, hearing: Hearing) -> Woken {
-    block::park(deadline, reason, hearing).unwrap_or_else(|| context::park_thread(deadline))
+    block::park(deadline, reason, hearing, Signal::Unpark)
+        .unwrap_or_else(|| context::park_thread(deadline))
 }
 
 /// Makes sure that a park with this deadline will not fail for want of a thread.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Begin, Commit, Hearing, Woken};
+use crate::fiber::state::{Begin, Commit, Hearing, Signal, Woken};
 use crate::fiber::switch::Back;
 use crate::sched::context::{self, Entered, Here};
 use crate::sched::gate::Entry;
@@ -22,6 +22,7 @@ pub(crate) fn park(
     deadline: Option<Instant>,
     reason: ParkReason,
     hearing: Hearing,
+    signal: Signal,
 ) -> Option<Woken> {
     charge();
     if deadline.is_some() {
@@ -32,7 +33,7 @@ pub(crate) fn park(
     let mut token = here.enter_with_worker();
     let hearing = hear(fiber, hearing, &token);
     fiber.set_reason(reason);
-    let number = match fiber.state.begin_park(hearing) {
+    let number = match fiber.state.begin_park(hearing, signal) {
         Begin::Woken(cause) => return Some(cause),
         Begin::Parking(number) => number,
     };

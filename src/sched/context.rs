@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::fiber::FiberRef;
-use crate::fiber::state::Woken;
+use crate::fiber::state::{Signal, Woken};
 use crate::fiber::switch::{self, Back};
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
@@ -70,7 +70,7 @@ pub(crate) struct Here {
 /// whom to unpark, it only yields: a park may end for no reason.
 pub(crate) fn park_thread(deadline: Option<Instant>) -> Woken {
     match PARKER.try_with(Arc::clone) {
-        Ok(parker) => parker.park(deadline),
+        Ok(parker) => parker.park(deadline, Signal::Unpark),
         Err(_) => {
             std::thread::yield_now();
             Woken::ByWake

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::os::Doorbell;
-use crate::fiber::state::{Begin, Commit, Hearing, Notify, State, Woken};
+use crate::fiber::state::{Begin, Commit, Hearing, Notify, Signal, State, Woken};
 
 pub(crate) struct ThreadParker {
     state: State,
@@ -20,8 +20,8 @@ impl ThreadParker {
     }
 
     /// Blocks the calling thread, whose parker this is.
-    pub(crate) fn park(&self, deadline: Option<Instant>) -> Woken {
-        let number = match self.state.begin_park(Hearing::Deaf) {
+    pub(crate) fn park(&self, deadline: Option<Instant>, signal: Signal) -> Woken {
+        let number = match self.state.begin_park(Hearing::Deaf, signal) {
             Begin::Woken(cause) => return cause,
             Begin::Parking(number) => number,
         };
@@ -40,8 +40,8 @@ impl ThreadParker {
         self.state.end_park()
     }
 
-    pub(crate) fn wake(&self) {
-        if self.state.wake() == Notify::Enqueue {
+    pub(crate) fn wake(&self, signal: Signal) {
+        if self.state.wake(signal) == Notify::Enqueue {
             self.bell.ring();
         }
     }

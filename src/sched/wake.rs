@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use crate::base::loom::atomic;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Notify, Woken};
+use crate::fiber::state::{Hearing, Notify, Signal, Woken};
 use crate::fiber::{FiberRef, Held};
 use crate::sched::carrier::Carrier;
 use crate::sched::thread::ThreadParker;
@@ -58,8 +58,11 @@ impl Waiter {
         hearing: Hearing,
     ) -> Woken {
         match &self.who {
-            Who::Fiber(_) => block::park(deadline, reason, hearing).expect("on the same fiber"),
-            Who::Thread(parker) => parker.park(deadline),
+            Who::Fiber(_) => {
+                let woken = block::park(deadline, reason, hearing, Signal::Call);
+                woken.expect("on the same fiber")
+            }
+            Who::Thread(parker) => parker.park(deadline, Signal::Call),
         }
     }
 
@@ -83,15 +86,15 @@ impl Waiter {
         let who = waiter.who.clone();
         waiter.called.store(true, Release);
         match who {
-            Who::Fiber(fiber) => wake(fiber.fiber()),
-            Who::Thread(parker) => parker.wake(),
+            Who::Fiber(fiber) => wake(fiber.fiber(), Signal::Call),
+            Who::Thread(parker) => parker.wake(Signal::Call),
         }
     }
 }
 
-/// Unparks a fiber.
-pub(crate) fn wake(fiber: FiberRef) {
-    if fiber.state.wake() == Notify::Enqueue {
+/// Unparks a fiber, or calls it.
+pub(crate) fn wake(fiber: FiberRef, signal: Signal) {
+    if fiber.state.wake(signal) == Notify::Enqueue {
         enqueue(fiber);
     }
 }

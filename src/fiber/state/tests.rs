@@ -11,7 +11,7 @@ mod by_hand {
     }
 
     fn park(state: &State, hearing: Hearing) -> u32 {
-        match state.begin_park(hearing) {
+        match state.begin_park(hearing, Signal::Unpark) {
             Begin::Parking(n) => n,
             other => panic!("{other:?}"),
         }
@@ -20,8 +20,11 @@ mod by_hand {
     #[test]
     fn a_wake_before_the_park_is_kept() {
         let state = running();
-        assert_eq!(state.wake(), Notify::Nothing);
-        assert_eq!(state.begin_park(Hearing::Open), Begin::Woken(Woken::ByWake));
+        assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
+        assert_eq!(
+            state.begin_park(Hearing::Open, Signal::Unpark),
+            Begin::Woken(Woken::ByWake)
+        );
         let _ = park(&state, Hearing::Open); // the token was spent
     }
 
@@ -30,10 +33,13 @@ mod by_hand {
         let state = running();
         park(&state, Hearing::Open);
         assert_eq!(state.commit_park(), Commit::Parked);
-        assert_eq!(state.wake(), Notify::Enqueue);
-        assert_eq!(state.wake(), Notify::Nothing);
+        assert_eq!(state.wake(Signal::Unpark), Notify::Enqueue);
+        assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
         assert_eq!(state.end_park(), Woken::ByWake);
-        assert_eq!(state.begin_park(Hearing::Open), Begin::Woken(Woken::ByWake));
+        assert_eq!(
+            state.begin_park(Hearing::Open, Signal::Unpark),
+            Begin::Woken(Woken::ByWake)
+        );
     }
 
     #[test]
@@ -41,7 +47,7 @@ mod by_hand {
         let state = running();
         let first = park(&state, Hearing::Open);
         assert_eq!(state.commit_park(), Commit::Parked);
-        assert_eq!(state.wake(), Notify::Enqueue);
+        assert_eq!(state.wake(Signal::Unpark), Notify::Enqueue);
         let second = park(&state, Hearing::Open);
         assert_eq!(state.commit_park(), Commit::Parked);
         assert_eq!(state.expire(first), Notify::Nothing);
@@ -55,7 +61,7 @@ mod by_hand {
         state.request_cancel();
         for _ in 0..2 {
             assert_eq!(
-                state.begin_park(Hearing::Open),
+                state.begin_park(Hearing::Open, Signal::Unpark),
                 Begin::Woken(Woken::ByCancel)
             );
         }
@@ -68,7 +74,7 @@ mod by_hand {
         park(&state, Hearing::Deaf);
         assert_eq!(state.commit_park(), Commit::Parked);
         assert_eq!(state.deliver_cancel(), Notify::Nothing);
-        assert_eq!(state.wake(), Notify::Enqueue);
+        assert_eq!(state.wake(Signal::Unpark), Notify::Enqueue);
     }
 
     #[test]
@@ -82,10 +88,41 @@ mod by_hand {
     }
 
     #[test]
+    fn an_unpark_during_a_join_is_kept_for_the_next_park() {
+        let state = running();
+        let begun = state.begin_park(Hearing::Open, Signal::Call);
+        assert_eq!(begun, Begin::Parking(1));
+        assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
+        assert_eq!(state.commit_park(), Commit::Parked);
+        assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
+        assert_eq!(state.wake(Signal::Call), Notify::Enqueue);
+        assert_eq!(state.end_park(), Woken::ByWake);
+        let kept = state.begin_park(Hearing::Open, Signal::Unpark);
+        assert_eq!(kept, Begin::Woken(Woken::ByWake));
+        park(&state, Hearing::Open);
+    }
+
+    #[test]
+    fn a_call_before_the_park_is_kept_beside_an_unpark() {
+        let state = running();
+        assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
+        assert_eq!(state.wake(Signal::Call), Notify::Nothing);
+        for signal in [Signal::Call, Signal::Unpark] {
+            let kept = state.begin_park(Hearing::Open, signal);
+            assert_eq!(kept, Begin::Woken(Woken::ByWake));
+        }
+        let begun = state.begin_park(Hearing::Open, Signal::Call);
+        assert_eq!(begun, Begin::Parking(1));
+        assert_eq!(state.wake(Signal::Call), Notify::Nothing);
+        assert_eq!(state.commit_park(), Commit::Resume);
+        assert_eq!(state.end_park(), Woken::ByWake);
+    }
+
+    #[test]
     fn nothing_wakes_a_fiber_that_is_over() {
         let state = running();
         state.finish();
-        assert_eq!(state.wake(), Notify::Nothing);
+        assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
         assert_eq!(state.phase(), Phase::Done);
     }
 }
@@ -122,7 +159,7 @@ mod models {
 
         /// Parks once; `Err` if it stays parked for good (the model's end looks at that).
         fn park(&self, hearing: Hearing, armed: impl FnOnce(u32)) -> Woken {
-            match self.state.begin_park(hearing) {
+            match self.state.begin_park(hearing, Signal::Unpark) {
                 Begin::Woken(cause) => cause,
                 Begin::Parking(number) => {
                     armed(number);
@@ -146,7 +183,7 @@ mod models {
                 let fiber = fiber.clone();
                 thread::spawn(move || {
                     fiber.data.store(7, Relaxed);
-                    fiber.owe(fiber.state.wake());
+                    fiber.owe(fiber.state.wake(Signal::Unpark));
                 })
             };
             assert_eq!(fiber.park(Hearing::Open, |_| ()), Woken::ByWake);
@@ -164,7 +201,7 @@ mod models {
             let wakers: Vec<_> = (0..2)
                 .map(|_| {
                     let fiber = fiber.clone();
-                    thread::spawn(move || fiber.owe(fiber.state.wake()))
+                    thread::spawn(move || fiber.owe(fiber.state.wake(Signal::Unpark)))
                 })
                 .collect();
             assert_eq!(fiber.park(Hearing::Open, |_| ()), Woken::ByWake);
@@ -183,7 +220,7 @@ mod models {
         model.check(|| {
             let fiber = Model::new();
             let (f, g) = (fiber.clone(), fiber.clone());
-            let waker = thread::spawn(move || f.owe(f.state.wake()));
+            let waker = thread::spawn(move || f.owe(f.state.wake(Signal::Unpark)));
             let mut timer = None;
             let cause = fiber.park(Hearing::Open, |number| {
                 timer = Some(thread::spawn(move || g.owe(g.state.expire(number))));
@@ -200,7 +237,7 @@ mod models {
                     assert!(armed);
                     // I2: the wake that lost is kept.
                     assert_eq!(
-                        fiber.state.begin_park(Hearing::Open),
+                        fiber.state.begin_park(Hearing::Open, Signal::Unpark),
                         Begin::Woken(Woken::ByWake)
                     );
                 }
@@ -216,7 +253,7 @@ mod models {
         model.check(|| {
             let fiber = Model::new();
             let (f, g) = (fiber.clone(), fiber.clone());
-            let waker = thread::spawn(move || f.owe(f.state.wake()));
+            let waker = thread::spawn(move || f.owe(f.state.wake(Signal::Unpark)));
             let canceller = thread::spawn(move || {
                 g.state.request_cancel();
                 g.owe(g.state.deliver_cancel());
@@ -227,12 +264,12 @@ mod models {
             assert_eq!(fiber.queued.load(Relaxed), 0, "I1: a second enqueue");
             match cause {
                 Woken::ByCancel => assert_eq!(
-                    fiber.state.begin_park(Hearing::Open),
+                    fiber.state.begin_park(Hearing::Open, Signal::Unpark),
                     Begin::Woken(Woken::ByWake),
                     "I2: the wake that lost is kept"
                 ),
                 Woken::ByWake => assert_eq!(
-                    fiber.state.begin_park(Hearing::Open),
+                    fiber.state.begin_park(Hearing::Open, Signal::Unpark),
                     Begin::Woken(Woken::ByCancel),
                     "the request stays"
                 ),
