@@ -734,3 +734,31 @@ fn a_panic_in_block_on_goes_on_in_the_caller() {
     assert!(!panicking());
     assert_eq!(rt.block_on(|| 6), 6);
 }
+
+#[test]
+fn a_worker_that_no_thread_can_take_goes_to_the_next_carrier_that_asks() {
+    struct OnDrop<F: FnMut()>(F);
+    impl<F: FnMut()> Drop for OnDrop<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
+    }
+    let rt = Builder::new().workers(1).max_carriers(2).build().unwrap();
+    let first = rt.spawn(|| {
+        let _parks = OnDrop(park::park);
+        panic!("the first unwinds and waits");
+    });
+    let parked = |fiber: &indent::task::Fiber| fiber.phase() == indent::task::Phase::Parked;
+    common::wait_for("the first to park", || parked(&first.fiber()));
+    let (wakes, fiber) = (first.unparker(), first.fiber());
+    let mut first = Some(first);
+    let second = rt.spawn(move || {
+        let _joins = OnDrop(|| drop(first.take().unwrap().join()));
+        panic!("the second unwinds and waits for the first");
+    });
+    // Both threads there may be are blocked, and the second has kept the worker.
+    common::wait_for("the second to park", || parked(&second.fiber()));
+    assert!(parked(&fiber));
+    wakes.unpark();
+    assert!(second.join().unwrap_err().is_panic());
+}

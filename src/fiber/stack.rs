@@ -409,6 +409,10 @@ impl Cache {
         }
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.is_empty()
+    }
+
     /// Gives all but `n` to the pool and says how many that were. The coldest stay, as a list
     /// gives up its front only; the next few fibers warm them.
     pub(crate) fn keep(&mut self, n: usize) -> usize {

@@ -3,7 +3,7 @@
 //! A fiber that is unwinding keeps its thread to itself (S3): it does not switch away but blocks
 //! the carrier, whose worker goes on elsewhere.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
@@ -15,6 +15,9 @@ use crate::sched::gate::Entry;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
 const CAN_UNWIND: bool = cfg!(panic = "unwind");
+
+/// How long a worker stays on a blocked carrier before another place is looked for again.
+const REFUSED_PAUSE: Duration = Duration::from_millis(5);
 
 /// Parks the calling fiber; `None` on a plain thread. With `Hearing::Open` a request to end is
 /// heard, unless the fiber is unwinding already or too many others are.
@@ -80,9 +83,10 @@ fn block_carrier(token: Entered, fiber: FiberRef) -> Entered {
     let mut gone = carrier.hand_over();
     if fiber.state.commit_park() == Commit::Parked {
         while !fiber.is_released() {
-            carrier.bell.wait(None);
-            if gone && !fiber.is_released() && carrier.owner.peek().is_some() {
-                gone = carrier.hand_over(); // an old request brought us one: not now
+            carrier.bell.wait((!gone).then_some(REFUSED_PAUSE));
+            // It stayed with us, or an old request brought us one: not now.
+            if !fiber.is_released() && carrier.owner.peek().is_some() {
+                gone = carrier.hand_over();
             }
         }
     }

@@ -260,13 +260,21 @@ impl Shared {
                 return Ok(());
             }
         }
-        match self.start_carrier(worker) {
-            Ok(()) => Ok(()),
-            Err(_) => {
-                self.refused_carriers.fetch_add(1, Relaxed);
-                Err(worker)
+        if self.start_carrier(worker).is_ok() || self.give_to_wanted(worker) {
+            return Ok(());
+        }
+        self.refused_carriers.fetch_add(1, Relaxed);
+        Err(worker)
+    }
+
+    /// Gives a worker to a carrier that asked for one.
+    fn give_to_wanted(&self, worker: NonNull<Worker>) -> bool {
+        while let Some(index) = self.wanted.claim_any(0) {
+            if self.carrier(index).receive(worker).is_ok() {
+                return true;
             }
         }
+        false
     }
 
     /// Takes a worker from a carrier that is outside runtime code and gives it to another one.
@@ -325,9 +333,13 @@ impl Shared {
             return Err(io::Error::other("the runtime is stopping"));
         }
         let carrier = self.carriers[index].get_or_init(|| Carrier::new(index, NonNull::from(self)));
-        if let Some(at) = threads.iter().position(|(number, _)| *number == index) {
-            let _former = threads.swap_remove(at).1.join(); // it is at its end
-        }
+        // The former thread of this number may still run destructors, which are the users' and may
+        // take their time: only what is over is joined.
+        let (over, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *threads)
+            .into_iter()
+            .partition(|(_, thread)| thread.is_finished());
+        *threads = left;
+        over.into_iter().for_each(|(_, thread)| drop(thread.join()));
         // The mark is up until the thread has it: nobody takes the worker meanwhile. Without one the
         // word stays closed until the thread opens it, so none can come while there is no thread.
         let _ = carrier.owner.enter();

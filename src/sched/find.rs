@@ -195,8 +195,11 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
         .min(shared.settings.local_queue / 2);
     let mut taken = shared.global.pop(share.max(1));
     let first = taken.pop().map(popped);
-    while let Some(fiber) = taken.pop() {
-        shared.push_local(token.worker(), popped(fiber));
+    if !taken.is_empty() {
+        while let Some(fiber) = taken.pop() {
+            shared.push_local(token.worker(), popped(fiber));
+        }
+        shared.rouse_one(token.worker().index + 1); // they were nowhere for a moment (I8)
     }
     first
 }
@@ -217,6 +220,9 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
             let me = token.worker();
             me.counters.steals.add(1);
             me.counters.stolen.add(me.ring.len() as u64 + 1);
+            if !me.ring.is_empty() {
+                token.carrier().shared().rouse_one(me.index + 1); // as in `from_global`
+            }
             return Some(fiber);
         }
     }

@@ -112,6 +112,7 @@ pub(crate) struct Shared {
     starved_reported: AtomicBool,
     /// Fibers with a stack of another than the default class, by class.
     odd_stacks: [AtomicU64; stack::CLASSES],
+    odd_changes: AtomicU64,
     /// Fibers that failed for want of a stack.
     never_started: AtomicU64,
     /// How many fibers there can be, if that is limited by more than memory.
@@ -167,6 +168,7 @@ impl Shared {
             starved_count: AtomicUsize::new(0),
             starved_reported: AtomicBool::new(false),
             odd_stacks: [const { AtomicU64::new(0) }; stack::CLASSES],
+            odd_changes: AtomicU64::new(0),
             never_started: AtomicU64::new(0),
             fiber_limit: stack::limit(settings.guard),
             closing: AtomicBool::new(false),

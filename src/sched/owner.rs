@@ -4,20 +4,21 @@
 //! again; *takers*, other threads that want the worker of a carrier which is stuck in user code;
 //! *givers*, which bring a worker to a carrier that waits for one.
 //!
-//! - **Enter**: mark up, light barrier, read the word. Null: there is no worker; non-null: it is
-//!   the enterer's until the mark is down again.
-//! - **Take**: swap the word with null; null: nothing to take. Heavy barrier, read the mark. Up:
-//!   give it back. Down: it is the taker's.
-//! - **Give**, back or anew: exchange null for the worker; on failure the giver keeps it.
-//! - **Surrender**: the enterer, mark up, swaps its own word with null. If a taker has the worker
-//!   in its hand at that moment it will give it back, so the enterer tries again.
+//! The word is a worker, *empty*, *in hand* while a taker makes up its mind, or *closed*.
+//!
+//! - **Enter**: mark up, light barrier, read the word. A worker: it is the enterer's until the mark is
+//!   down again. In hand: wait, it will be one of the others in a moment. Else there is none.
+//! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
+//!   Down: make the word empty; the worker is the taker's.
+//! - **Give**: exchange empty for the worker; on failure the giver keeps it.
+//! - **Surrender**: the enterer, mark up, exchanges its worker for empty, waiting for a taker.
 //!
 //! **I7** No two threads have one worker. Every transfer is an exchange of the word, so of several
 //! takers one gets it. Between an enterer and a taker the barriers decide: if the taker read the
 //! mark as down, the enterer's mark came after the taker's heavy barrier, so its read of the word
-//! comes after the swap and finds null (or another worker, given since). If the taker read it as
-//! up, it does not touch the worker. A give-back never overwrites: if somebody gave the carrier
-//! another worker meanwhile, the taker keeps the one it has.
+//! comes after the exchange and does not find the worker. If the taker read it as up, it does not
+//! touch the worker. While it is in hand nothing can be given, so putting it back cannot fail: an
+//! enterer whose worker was in hand has the same one afterwards.
 //!
 //! A carrier whose thread ends **closes** its word, by exchanging null for a mark no worker has; if
 //! that fails it has been given a worker and lives on. Nothing can be given to a closed one, so a
@@ -44,9 +45,15 @@ fn closed<W>() -> *mut W {
     ptr::without_provenance_mut(align_of::<W>())
 }
 
-/// What the word says: a worker, or none.
+/// The word while a taker has the worker.
+fn in_hand<W>() -> *mut W {
+    ptr::without_provenance_mut(2 * align_of::<W>())
+}
+
+/// What the word says: a worker, or none. Workers lie above all the words that are none.
+#[inline]
 fn holds<W>(word: *mut W) -> Option<NonNull<W>> {
-    NonNull::new(word).filter(|&worker| worker.as_ptr() != closed())
+    NonNull::new(word).filter(|_| word.addr() > in_hand::<W>().addr())
 }
 
 impl<W> Owner<W> {
@@ -62,7 +69,22 @@ impl<W> Owner<W> {
     pub(crate) fn enter(&self) -> Option<NonNull<W>> {
         self.mark.store(self.mark.load(Relaxed) + 1, Relaxed);
         light_barrier();
-        NonNull::new(self.word.load(Acquire)) // never closed while its thread lives
+        let worker = holds(self.word.load(Acquire));
+        if worker.is_some() {
+            return worker;
+        }
+        self.enter_without()
+    }
+
+    #[cold]
+    fn enter_without(&self) -> Option<NonNull<W>> {
+        loop {
+            let word = self.word.load(Acquire);
+            if word != in_hand() {
+                return holds(word);
+            }
+            spin();
+        }
     }
 
     /// Own thread only.
@@ -96,19 +118,19 @@ impl<W> Owner<W> {
         let mut word = self.word.load(SeqCst);
         let worker = loop {
             let worker = holds(word)?;
-            match self
-                .word
-                .compare_exchange(word, ptr::null_mut(), SeqCst, SeqCst)
-            {
+            match self.word.compare_exchange(word, in_hand(), SeqCst, SeqCst) {
                 Ok(_) => break worker,
                 Err(now) => word = now,
             }
         };
         heavy_barrier();
+        // Nobody else changes the word while it says so: a store will do.
         if self.mark.load(Acquire) == 0 {
+            self.word.store(ptr::null_mut(), SeqCst);
             return Some(worker);
         }
-        self.give(worker).err() // kept if it got another one meanwhile
+        self.word.store(worker.as_ptr(), SeqCst);
+        None
     }
 
     /// Gives a worker to a carrier that has none.
@@ -142,21 +164,29 @@ impl<W> Owner<W> {
             .expect("only a closed word is opened, by its own thread");
     }
 
-    /// The thread could not be started: takes the worker back and closes the word again. The mark is
-    /// up, so a taker that has it in its hand gives it back.
+    /// The thread could not be started: takes the worker back and closes the word again, in one step.
     pub(crate) fn reclose(&self) -> NonNull<W> {
-        let worker = self.surrender();
-        let _ = self.close(); // fails only if somebody gave it another, which nobody asked for
-        worker
+        self.let_go(closed())
     }
 
     /// Own thread, mark up, holding a worker: gives it up.
     pub(crate) fn surrender(&self) -> NonNull<W> {
+        self.let_go(ptr::null_mut())
+    }
+
+    /// Exchanges the worker, mark up, for `instead`; a taker that has it in hand puts it back.
+    fn let_go(&self, instead: *mut W) -> NonNull<W> {
         loop {
-            match NonNull::new(self.word.swap(ptr::null_mut(), SeqCst)) {
-                Some(worker) => return worker,
-                None => spin(), // a taker is about to give it back
+            let word = self.word.load(SeqCst);
+            if let Some(worker) = holds(word)
+                && self
+                    .word
+                    .compare_exchange(word, instead, SeqCst, SeqCst)
+                    .is_ok()
+            {
+                return worker;
             }
+            spin();
         }
     }
 }
@@ -310,6 +340,38 @@ mod models {
                 carrier.open(worker);
                 assert_eq!(carrier.reclose(), worker);
             }
+        });
+    }
+
+    #[test]
+    fn loom_a_worker_in_hand_is_not_replaced_under_its_user() {
+        check(3, || {
+            let model = Model::new();
+            let first =
+                |worker: &NonNull<Worker>, model: &Model| *worker == NonNull::from(&model.worker);
+            let taker = {
+                let model = model.clone();
+                thread::spawn(move || {
+                    if let Some(worker) = model.carriers[0].take().filter(|w| first(w, &model)) {
+                        model.touch(worker);
+                    }
+                })
+            };
+            // Follows an old request: the carrier has a worker, but perhaps it is in hand just now.
+            let second = Arc::new(Worker(UnsafeCell::new(0)));
+            let giver = {
+                let (model, second) = (model.clone(), second.clone());
+                thread::spawn(move || drop(model.carriers[0].give(NonNull::from(&*second))))
+            };
+            if let Some(worker) = model.carriers[0].enter().filter(|w| first(w, &model)) {
+                model.touch(worker);
+                let kept = model.carriers[0].surrender();
+                assert_eq!(kept, worker, "I7: replaced under its user");
+                model.touch(worker);
+            }
+            model.carriers[0].leave();
+            taker.join().unwrap();
+            giver.join().unwrap();
         });
     }
 

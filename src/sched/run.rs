@@ -180,6 +180,9 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     let stack = fiber.stack.swap(ptr::null_mut(), atomic::Ordering::Relaxed);
     let stack = ptr::NonNull::new(stack).expect("a fiber that ran has a stack");
     token.local().stacks.put(stack);
+    if token.carrier().shared().starved() > 0 {
+        token.local().stacks.keep(0); // whoever is fed by this end may run elsewhere
+    }
     let carrier = token.carrier();
     carrier.started.set(carrier.started.get() - 1);
     let shared = carrier.shared();

@@ -102,8 +102,8 @@ impl Shared {
     pub(crate) fn shut_down(&self, timeout: Duration) -> ShutdownReport {
         let deadline = Instant::now().checked_add(timeout);
         self.close();
-        self.wait_for_end(deadline);
-        if self.alive() > 0 {
+        let ended = self.wait_for_end(deadline);
+        if !ended {
             // What is abandoned may wake, or be woken, at any time: all of this stays for ever.
             std::mem::forget(self.arc());
         }
@@ -121,8 +121,8 @@ impl Shared {
         self.each_fiber(|fiber| fiber.state.request_cancel());
     }
 
-    /// Steps 2 and 3.
-    fn wait_for_end(&self, deadline: Option<Instant>) {
+    /// Steps 2 and 3. True if all have ended.
+    fn wait_for_end(&self, deadline: Option<Instant>) -> bool {
         loop {
             self.deliver_cancels(deadline);
             // Fibers that ran when they were asked may have parked since, without a place at the
@@ -130,10 +130,10 @@ impl Shared {
             let pause = Instant::now() + Duration::from_millis(5);
             let until = deadline.map_or(pause, |deadline| deadline.min(pause));
             if self.wait_until(Some(until), |shared| shared.alive() == 0) {
-                return;
+                return true; // for good: the doors are closed
             }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-                return;
+                return false;
             }
         }
     }

@@ -77,14 +77,16 @@ impl Search {
         self.sleep(token);
     }
 
-    fn sleep(&mut self, token: &Entered) {
+    fn sleep(&mut self, token: &mut Entered) {
+        let me = token.worker().index;
+        let keeps_stacks = !token.local().stacks.is_empty();
         let (carrier, worker) = (token.carrier(), token.worker());
         let shared = carrier.shared();
-        let me = worker.index;
         shared
             .idle
             .announce_sleep(me, std::mem::take(&mut self.searching));
-        if !shared.has_work_for(token) {
+        let is_needed = keeps_stacks && shared.starved() > 0;
+        if !is_needed && !shared.has_work_for(token) {
             worker.counters.sleeps.add(1);
             worker.published.set_phase(Phase::Idle);
             carrier.bell.wait(None);

@@ -5,7 +5,7 @@
 //! slot. Anybody else takes a record from the slab behind the lock and pushes to the shared queue.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::base::loom::atomic::fence;
 use crate::base::loom::lock;
@@ -124,6 +124,12 @@ impl Shared {
             self.global.push(fiber);
             self.rouse_one(0);
         }
+    }
+
+    /// Queues an unstarted fiber once more.
+    pub(crate) fn queue_again(&self, fiber: FiberRef) {
+        let assigned = fiber.worker.load(Relaxed);
+        self.queue_from_outside(fiber, assigned, None);
     }
 
     /// Sends a fiber to the worker it must start on.

@@ -15,6 +15,8 @@ use crate::base::os;
 use crate::error::JoinError;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Job;
+use crate::queue::inject::popped;
+use crate::sched::worker::Roused;
 use crate::sched::{Shared, run};
 
 impl Shared {
@@ -38,15 +40,20 @@ impl Shared {
         if self.with_stack_of(class) == 0 {
             self.feed_starved(class, 1);
         }
+        // Those who fall asleep from here on see the count; those who sleep may have stacks at hand.
+        for worker in self.present() {
+            if self.idle.claim(worker.index) {
+                self.rouse(worker, Roused::TO_WORK);
+            }
+        }
     }
 
     /// Gives `n` fibers that wait for a stack of this class another chance.
     pub(crate) fn feed_starved(&self, class: u8, n: usize) {
-        let again = self.starved[usize::from(class)].pop(n);
-        if !again.is_empty() {
-            self.starved_count.fetch_sub(again.len(), SeqCst);
-            self.global.push_all(again);
-            self.rouse_one(0);
+        let mut again = self.starved[usize::from(class)].pop(n);
+        self.starved_count.fetch_sub(again.len(), SeqCst);
+        while let Some(fiber) = again.pop() {
+            self.queue_again(popped(fiber));
         }
     }
 
@@ -77,6 +84,7 @@ impl Shared {
     #[inline]
     pub(crate) fn count_odd_stack(&self, class: u8, change: i64) {
         if class != self.settings.stack_class {
+            self.odd_changes.fetch_add(1, SeqCst);
             self.odd_stacks[usize::from(class)].fetch_add(change.cast_unsigned(), SeqCst);
         }
     }
@@ -98,8 +106,13 @@ impl Shared {
                 .map(|count| count.load(SeqCst))
                 .sum::<u64>()
         };
-        // The two sums are taken one after the other: rather too much hope than too little.
-        let (before, all, after) = (odd(), self.with_stack(), odd());
-        all.saturating_sub(before.min(after))
+        // The sums are taken one after the other. If others changed meanwhile, rather too much hope
+        // than too little.
+        let changes = self.odd_changes.load(SeqCst);
+        let (odd, all) = (odd(), self.with_stack());
+        if self.odd_changes.load(SeqCst) != changes {
+            return 1;
+        }
+        all.saturating_sub(odd)
     }
 }

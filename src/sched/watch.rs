@@ -108,7 +108,7 @@ impl Pool for Shared {
     fn overran(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
         worker.overran.store(dispatch, Relaxed);
-        if !worker.lifo.is_empty() {
+        if !worker.lifo.is_empty() || !worker.ring.is_empty() {
             self.rouse_one(index + 1);
         }
     }
