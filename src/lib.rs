@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod base; // L0
+mod driver; // L2
 mod error; // L0
 mod fiber; // L1
 pub mod park; // L4
