@@ -37,12 +37,13 @@
 //! - The hand may jump to any tick before the next occupied slot without a look at what is between.
 //!
 //! Cost: insertion is a xor, a count of leading zeros and the link of one neighbour, removal those
-//! of two. Every move takes an entry to a lower level, so an entry moves less than `LEVELS` times
-//! in its life however far time jumps: at most five times below the sixth level, which at a tick of
-//! 1 ms is two years. Most deadlines are timeouts that are removed long before; they hardly move.
-//! A slot may hold any number of entries, so spreading one in one go could keep the lock for
-//! milliseconds: [`step`] fires one entry or moves one, and the lock may be let go after each.
-//! Until a slot is spread to the end, new entries that belong into it queue up in it.
+//! of two. Every move takes an entry to a lower level, so it moves at most as often as the number
+//! of the level it came in at, however far time jumps: five times for the usual deadline, since
+//! with ticks of a millisecond level 6 begins two years ahead. Timeouts that are removed long
+//! before they are due hardly move at all. A slot may hold any number of entries, so spreading one
+//! in one go could keep the lock for milliseconds: [`step`] fires one entry or moves one, and the
+//! lock may be let go after each. What is due waits meanwhile, as it must for the order to hold;
+//! new entries that belong into the slot being spread queue up in it.
 //!
 //! Rejected:
 //! - A binary heap or a search tree: O(log n) cache misses for each of insertion and removal, and
@@ -119,9 +120,9 @@ impl<T> Deref for Link<T> {
     type Target = Entry<T>;
 
     fn deref(&self) -> &Entry<T> {
-        // SAFETY: W1: alive and in place while it is linked and, since its owner needs the wheel to
-        // see that it no longer is, to the end of the call that unlinks it. Nobody has a `&mut` to
-        // it in that time, and what changes is in cells.
+        // SAFETY: W1: alive and in place while it is linked, and to the end of the call that unlinks
+        // it, since its owner learns of that only afterwards. Nobody has a `&mut` to it in that
+        // time, and what changes is in cells.
         unsafe { self.0.as_ref() }
     }
 }
@@ -207,8 +208,8 @@ impl<T: Copy> Wheel<T> {
     ///
     /// # Safety
     /// W1: until `entry` has fired or has been removed, it neither moves nor dies, nobody has a
-    /// `&mut` to it, and it is in no other wheel. That it fired is known from what whoever called
-    /// `step` did with the payload after that call, or from `remove`.
+    /// `&mut` to it, and it is in no other wheel. Its owner learns that it fired from `remove`, or
+    /// from something that happens after the `step` that said so, such as the wake it led to.
     pub(crate) unsafe fn insert(&mut self, entry: &Entry<T>) {
         debug_assert!(
             entry.place.get().is_none(),
