@@ -9,6 +9,7 @@ mod queue; // L2
 pub mod runtime; // L6
 mod sched; // L3
 pub mod task; // L6
+pub mod time; // L5
 
 pub use error::{JoinError, NoRuntime, SpawnError, StartError};
 pub use runtime::{Runtime, block_on};

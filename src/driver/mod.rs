@@ -4,8 +4,4 @@
 //!
 //! Nothing here calls the scheduler: it hands out what is due, and the caller wakes.
 
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "no worker has a wheel of its own yet")
-)]
 pub(crate) mod wheel;

@@ -1,6 +1,6 @@
 #![expect(
     unsafe_code,
-    reason = "intrusive links: entries lie on the stacks of those who wait"
+    reason = "intrusive links: entries are known by pointer while they are in"
 )]
 //! The timing wheel: deadlines in order, as plain data. No clock, no lock, no allocation.
 //!
@@ -200,6 +200,7 @@ impl<T: Copy> Wheel<T> {
         self.len
     }
 
+    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -241,7 +242,17 @@ impl<T: Copy> Wheel<T> {
     ///
     /// Everything due has fired when it says [`Step::Nothing`]. Between calls the wheel may be
     /// unlocked, and used in any way.
+    #[cfg(test)]
     pub(crate) fn step(&mut self, now: u64) -> Step<T> {
+        match self.advance(now) {
+            Step::Fired(entry) => Step::Fired(entry.payload),
+            Step::Moved => Step::Moved,
+            Step::Nothing => Step::Nothing,
+        }
+    }
+
+    /// As [`step`](Wheel::step), with the entry itself.
+    fn advance(&mut self, now: u64) -> Step<Link<T>> {
         if self.spreading == 0 {
             let now = now.max(self.hand);
             match self.first() {
@@ -263,7 +274,7 @@ impl<T: Copy> Wheel<T> {
         self.unlink(place, &entry);
         if place.level == 0 {
             self.len -= 1;
-            return Step::Fired(entry.payload);
+            return Step::Fired(entry);
         }
         let tick = self.tick(&entry);
         self.push(Place::of(tick, self.level(tick)), entry);
@@ -360,5 +371,8 @@ impl<T: Copy> Wheel<T> {
     }
 }
 
+mod arena;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use arena::{Arena, Chunk, Key};

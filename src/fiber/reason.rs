@@ -18,6 +18,8 @@ pub enum ParkReason {
     Join = 2,
     /// Waits for a closure in another runtime.
     BlockOn = 3,
+    /// Waits for time to pass.
+    Sleep = 6,
 }
 
 impl ParkReason {
@@ -26,6 +28,7 @@ impl ParkReason {
             1 => ParkReason::Park,
             2 => ParkReason::Join,
             3 => ParkReason::BlockOn,
+            6 => ParkReason::Sleep,
             _ => ParkReason::None,
         }
     }
@@ -38,6 +41,7 @@ impl std::fmt::Display for ParkReason {
             ParkReason::Park => "park",
             ParkReason::Join => "join",
             ParkReason::BlockOn => "block_on",
+            ParkReason::Sleep => "sleep",
         })
     }
 }

@@ -65,8 +65,8 @@ pub(crate) struct Record {
     id: AtomicU64,
     /// The runtime (a type of the layers above); valid until the fiber is over.
     pub(crate) runtime: AtomicPtr<()>,
-    /// For layers above: what travels with the fiber.
-    pub(crate) context: AtomicPtr<()>,
+    /// The innermost time limit (a type of the layers above), in a frame of the fiber; its own only.
+    pub(crate) limit: AtomicPtr<()>,
     location: AtomicPtr<Location<'static>>,
     name: AtomicPtr<Box<str>>,
     /// Where the record goes when it is free.
@@ -122,7 +122,7 @@ impl Record {
         self.stack.store(ptr::null_mut(), Relaxed);
         self.stack_pointer.store(0, Relaxed);
         self.runtime.store(birth.runtime, Relaxed);
-        self.context.store(ptr::null_mut(), Relaxed);
+        self.limit.store(ptr::null_mut(), Relaxed);
         self.location
             .store(ptr::from_ref(birth.location).cast_mut(), Relaxed);
         let name = match birth.name {

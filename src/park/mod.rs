@@ -1,6 +1,7 @@
 //! The one way to block: [`until`], for fibers and plain threads alike.
 //!
-//! A park ends by a wake, by its deadline, or because the fiber was asked to end; exactly one of
+//! A park ends by a wake, by its deadline, or because the fiber was asked to end or is past a [time
+//! limit](crate::time::timeout); exactly one of
 //! them wins. A wake that comes before the park is kept, as with [`std::thread::park`]; there is
 //! one token, so two wakes before one park are one. A park may also end without a wake of its own,
 //! when one meant for an earlier wait comes late: look again at what you wait for.
@@ -28,6 +29,7 @@ pub use crate::fiber::state::Woken;
 
 use crate::fiber::state::{Hearing, Signal};
 use crate::fiber::{FiberRef, Held};
+pub(crate) use crate::sched::limit::within;
 use crate::sched::thread::ThreadParker;
 use crate::sched::wake;
 use crate::sched::{block, context};
@@ -49,9 +51,6 @@ use crate::sched::{block, context};
 /// park::unparker().unpark();
 /// assert_eq!(park::until(None, ParkReason::Park), Woken::ByWake);
 /// ```
-///
-/// # Panics
-/// On a fiber, if the system refuses the thread that minds deadlines, with the first one.
 pub fn until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
     wait(deadline, reason, Hearing::Open)
 }
@@ -130,14 +129,14 @@ impl fmt::Debug for Unparker {
 /// Parks whoever calls. Threads have nobody who could ask them to end.
 pub(crate) fn wait(deadline: Option<Instant>, reason: ParkReason, hearing: Hearing) -> Woken {
     block::park(deadline, reason, hearing, Signal::Unpark)
-        .unwrap_or_else(|| context::park_thread(deadline))
+        .unwrap_or_else(|| context::park_thread(deadline, hearing, Signal::Unpark))
 }
 
-/// Makes sure that a park with this deadline will not fail for want of a thread.
-pub(crate) fn prepare(deadline: Option<Instant>) {
-    if deadline.is_some() {
-        block::prepare_deadline();
-    }
+/// Parks whoever calls until the deadline; unparks are kept for later.
+pub(crate) fn rest(deadline: Option<Instant>, reason: ParkReason) -> Woken {
+    let hearing = Hearing::Open;
+    block::park(deadline, reason, hearing, Signal::Call)
+        .unwrap_or_else(|| context::park_thread(deadline, hearing, Signal::Call))
 }
 
 /// Charges an operation that could have blocked but did not.

@@ -176,6 +176,7 @@ impl Builder {
             budget: budget - 1,
             local_queue,
             global_interval,
+            timer_resolution: std::time::Duration::from_millis(1),
             thread_name: self.thread_name.unwrap_or_else(|| "indent".to_owned()),
             on_start: self.on_start,
             on_stop: self.on_stop,

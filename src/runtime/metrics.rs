@@ -35,6 +35,10 @@ pub struct Metrics {
     pub fibers_queued: usize,
     /// Unstarted fibers that wait for a stack.
     pub fibers_starved: usize,
+    /// Deadlines that have neither passed nor been given up.
+    pub timers_active: usize,
+    /// Deadlines that passed.
+    pub timers_fired_total: u64,
     /// Threads of this runtime.
     pub carriers: usize,
     /// Threads of all runtimes of the process.
@@ -102,6 +106,8 @@ impl Metrics {
             .map(WorkerMetrics::of)
             .collect();
         Metrics {
+            timers_active: shared.timers_active(),
+            timers_fired_total: shared.timers_fired(),
             workers_now: shared.workers_now(),
             cpus_allowed: shared.count.allowed(),
             fibers_spawned: shared.spawned(),

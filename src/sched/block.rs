@@ -12,12 +12,17 @@ use crate::fiber::state::{Begin, Commit, Hearing, Signal, Woken};
 use crate::fiber::switch::Back;
 use crate::sched::context::{self, Entered, Here};
 use crate::sched::gate::Entry;
+use crate::sched::limit;
+use crate::sched::timers::Deadline;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
-const CAN_UNWIND: bool = cfg!(panic = "unwind");
+pub(crate) const CAN_UNWIND: bool = cfg!(panic = "unwind");
 
 /// How long a worker stays on a blocked carrier before another place is looked for again.
 const REFUSED_PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a fiber whose time limit passed waits on if too many others unwind.
+const GATE_PAUSE: Duration = Duration::from_millis(5);
 
 /// Parks the calling fiber; `None` on a plain thread. With `Hearing::Open` a request to end is
 /// heard, unless the fiber is unwinding already or too many others are.
@@ -28,9 +33,43 @@ pub(crate) fn park(
     signal: Signal,
 ) -> Option<Woken> {
     charge();
-    if deadline.is_some() {
-        prepare_deadline();
+    let fiber = context::current_fiber()?;
+    match limit::bounding(Some(fiber), deadline, hearing) {
+        None => park_once(deadline, reason, hearing, signal),
+        Some(limit) => park_within(limit, deadline, reason, hearing, signal),
     }
+}
+
+/// A park that a time limit ends, as far as the fiber may unwind.
+#[cold]
+fn park_within(
+    limit: Instant,
+    deadline: Option<Instant>,
+    reason: ParkReason,
+    hearing: Hearing,
+    signal: Signal,
+) -> Option<Woken> {
+    let mut until = limit;
+    loop {
+        let woken = park_once(Some(until), reason, hearing, signal)?;
+        if woken != Woken::ByDeadline || deadline == Some(until) {
+            return Some(woken);
+        }
+        let here = context::here()?;
+        if may_unwind(&here.enter_with_worker(), here.fiber) {
+            return Some(Woken::ByCancel);
+        }
+        let soon = Instant::now() + GATE_PAUSE;
+        until = deadline.map_or(soon, |own| own.min(soon));
+    }
+}
+
+fn park_once(
+    deadline: Option<Instant>,
+    reason: ParkReason,
+    hearing: Hearing,
+    signal: Signal,
+) -> Option<Woken> {
     let here = context::here()?;
     let fiber = here.fiber;
     let mut token = here.enter_with_worker();
@@ -41,23 +80,19 @@ pub(crate) fn park(
         Begin::Parking(number) => number,
     };
     token.worker().counters.parks.add(1);
-    let alarm = deadline.map(|at| token.carrier().shared().alarm.set(at, fiber, number));
+    let deadline = deadline.and_then(|at| Deadline::set(&token, at, fiber, number));
     if std::thread::panicking() {
         token = block_carrier(token, fiber);
     } else {
         token = context::switch(token, fiber, Back::Parking);
     }
-    if let Some(alarm) = alarm {
-        token.carrier().shared().alarm.clear(alarm);
+    let woken = fiber.state.end_park();
+    if let Some(deadline) = deadline
+        && woken != Woken::ByDeadline
+    {
+        deadline.clear(&token); // I13
     }
-    Some(fiber.state.end_park())
-}
-
-/// Starts the thread that minds deadlines, if the caller is a fiber of a runtime without one.
-pub(crate) fn prepare_deadline() {
-    if let Some(here) = context::here() {
-        here.marked(|shared| shared.alarm.prepare());
-    }
+    Some(woken)
 }
 
 /// How this park takes a request to end: see `Gate`.
@@ -105,7 +140,7 @@ pub(crate) fn yield_now() -> bool {
     let Some(here) = context::here() else {
         return false;
     };
-    if here.fiber.state.cancel_requested() {
+    if is_to_end(here.fiber) {
         unwind_if_allowed(&here);
     }
     leave(&here, Back::Yielded);
@@ -143,14 +178,20 @@ pub(crate) fn charge() {
     }
 }
 
-/// Unwinds the calling fiber if it was asked to end and may.
+/// Unwinds the caller if it was asked to end, or is past its time limit, and may.
 #[inline]
 pub(crate) fn unwind_if_cancelled() {
-    if let Some(here) = context::here()
-        && here.fiber.state.cancel_requested()
-    {
-        unwind_if_allowed(&here);
+    match context::here() {
+        Some(here) if is_to_end(here.fiber) => unwind_if_allowed(&here),
+        None if limit::has_passed(None) && CAN_UNWIND && !std::thread::panicking() => unwind(),
+        _ => {}
     }
+}
+
+/// It was asked to end, or its time limit has passed.
+#[inline]
+fn is_to_end(fiber: FiberRef) -> bool {
+    fiber.state.cancel_requested() || limit::has_passed(Some(fiber))
 }
 
 #[cold]

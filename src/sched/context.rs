@@ -24,16 +24,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::fiber::FiberRef;
-use crate::fiber::state::{Signal, Woken};
+use crate::fiber::state::{Hearing, Signal, Woken};
 use crate::fiber::switch::{self, Back};
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
+use crate::sched::limit::Limit;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::{Local, Worker};
 
 thread_local! {
     static CARRIER: Cell<*const Carrier> = const { Cell::new(ptr::null()) };
     static PARKER: Arc<ThreadParker> = ThreadParker::new();
+    /// Of plain threads; fibers carry their own.
+    static LIMIT: Cell<*const Limit> = const { Cell::new(ptr::null()) };
 }
 
 /// The carrier this thread is, or null. Never inlined: see the header.
@@ -58,6 +61,15 @@ pub(crate) fn thread_parker() -> Arc<ThreadParker> {
         .unwrap_or_else(|_| ThreadParker::new())
 }
 
+/// The innermost time limit of the calling plain thread: nothing on it ever switches.
+pub(crate) fn thread_limit() -> *const Limit {
+    LIMIT.get()
+}
+
+pub(crate) fn set_thread_limit(limit: *const Limit) {
+    LIMIT.set(limit);
+}
+
 /// The fiber the caller runs on, and where. Like an [`Entered`], it does not survive a switch.
 pub(crate) struct Here {
     carrier: NonNull<Carrier>,
@@ -68,9 +80,9 @@ pub(crate) struct Here {
 
 /// Parks the calling plain thread. At its end, when its thread-locals are gone and nobody can know
 /// whom to unpark, it only yields: a park may end for no reason.
-pub(crate) fn park_thread(deadline: Option<Instant>) -> Woken {
+pub(crate) fn park_thread(deadline: Option<Instant>, hearing: Hearing, signal: Signal) -> Woken {
     match PARKER.try_with(Arc::clone) {
-        Ok(parker) => parker.park(deadline, Signal::Unpark),
+        Ok(parker) => parker.park(deadline, hearing, signal),
         Err(_) => {
             std::thread::yield_now();
             Woken::ByWake

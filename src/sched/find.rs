@@ -56,6 +56,7 @@ fn only_home(token: &mut Entered) -> bool {
         && worker.ring.is_empty()
         && worker.assigned.is_empty()
         && token.local().own.is_empty()
+        && !token.worker().timers.is_due()
 }
 
 /// The oldest of the home queue; the one after it is asked for, since the caches hold few fibers.
@@ -79,6 +80,9 @@ fn in_order(token: &mut Entered) -> Next {
         .is_excess(token.worker().index)
     {
         return Next::Retire;
+    }
+    if token.worker().timers.is_due() {
+        token.carrier().shared().fire(token.worker());
     }
     collect(token);
     if token.local().until_shared == 0 {
@@ -204,7 +208,7 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
     first
 }
 
-/// Half of somebody's ring; or the fiber in the slot of a worker that does not get on.
+/// Deadlines that somebody has missed; half of somebody's ring; or the fiber in the slot of a worker that does not get on.
 fn steal(token: &mut Entered) -> Option<FiberRef> {
     let n = token.carrier().shared().count.present();
     let start = token.local().rng.below(n);
@@ -213,9 +217,11 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
         if victim == me.index {
             continue;
         }
-        let found = token.carrier().shared().workers[victim]
-            .ring
-            .steal_into(&me.ring);
+        let other = &token.carrier().shared().workers[victim];
+        if other.timers.is_due() {
+            token.carrier().shared().fire(other); // it does not come to it
+        }
+        let found = other.ring.steal_into(&me.ring);
         if let Some(fiber) = found.or_else(|| steal_slot(token, victim)) {
             let me = token.worker();
             me.counters.steals.add(1);

@@ -16,7 +16,9 @@
 //! | `wake` | making a parked fiber runnable |
 //! | `spawn` | from a closure to a queued fiber |
 //! | `block` | parking, yielding and handing over, on the fiber's side |
+//! | `timers` | deadlines |
 //! | `starve` | fibers for which there is no stack |
+//! | `limit` | time limits |
 //! | `gate` | how many fibers may unwind at once |
 //! | `watch` | what the watching threads see and do |
 //! | `shutdown` | the five steps |
@@ -25,6 +27,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, OnceLock, Weak};
 use std::thread::JoinHandle as ThreadHandle;
+use std::time::Duration;
 
 use crate::base::bitmap::Bitmap;
 use crate::base::loom::{Mutex, lock};
@@ -34,7 +37,6 @@ use crate::fiber::slab::Slab;
 use crate::fiber::stack::{self, Guard};
 use crate::queue::inject::Inject;
 
-pub(crate) mod alarm;
 pub(crate) mod block;
 pub(crate) mod carrier;
 pub(crate) mod context;
@@ -42,6 +44,7 @@ mod count;
 mod find;
 mod gate;
 mod idle;
+pub(crate) mod limit;
 mod owner;
 mod resize;
 pub(crate) mod run;
@@ -50,6 +53,7 @@ mod sleep;
 pub(crate) mod spawn;
 mod starve;
 pub(crate) mod thread;
+mod timers;
 pub(crate) mod wake;
 mod watch;
 pub(crate) mod worker;
@@ -73,6 +77,7 @@ pub(crate) struct Settings {
     pub(crate) budget: u32,
     pub(crate) local_queue: usize,
     pub(crate) global_interval: u32,
+    pub(crate) timer_resolution: Duration,
     pub(crate) thread_name: String,
     pub(crate) on_start: Option<Hook>,
     pub(crate) on_stop: Option<Hook>,
@@ -124,7 +129,7 @@ pub(crate) struct Shared {
     observers: AtomicUsize,
     ended: std::sync::Mutex<()>,
     ended_signal: Condvar,
-    alarm: alarm::Alarm,
+    clock: timers::Clock,
     watchers: watch::Watchers,
 }
 
@@ -177,7 +182,7 @@ impl Shared {
             observers: AtomicUsize::new(0),
             ended: std::sync::Mutex::new(()),
             ended_signal: Condvar::new(),
-            alarm: alarm::Alarm::new(),
+            clock: timers::Clock::new(settings.timer_resolution),
             watchers: watch::Watchers::new(),
             settings,
         });

@@ -26,7 +26,8 @@ impl Shared {
                 self.count.stay_retired(index);
             }
         }
-        self.count.trim(|_| false);
+        self.count
+            .trim(|index| self.workers[index].timers.active() > 0);
         placed
     }
 
@@ -60,6 +61,9 @@ pub(crate) fn retire(token: &mut Entered) -> bool {
     }
     // Sent here since it was emptied; whoever sends from here on sees that it is retired.
     shared.release_assigned(&shared.workers[index]);
+    if shared.workers[index].timers.active() > 0 && shared.idle.claim(0) {
+        shared.rouse(&shared.workers[0], Roused::TO_WORK); // it minds them now: until when to sleep
+    }
     true
 }
 

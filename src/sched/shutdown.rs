@@ -186,7 +186,6 @@ impl Shared {
     /// Step 5: ends all threads that come back to the scheduler; the number of those that do not.
     pub(crate) fn stop_threads(&self, deadline: Option<Instant>) -> usize {
         self.stopping.store(true, SeqCst);
-        self.alarm.close();
         self.watchers.stop();
         for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
             carrier.bell.ring();

@@ -1,16 +1,19 @@
 //! One worker's way into sleep and back.
 //!
-//! Search a little; announce sleep; look at everything once more; sleep on the carrier's doorbell.
+//! Search a little; announce sleep; look at everything once more; sleep on the carrier's doorbell, at
+//! most until the next deadline.
 //! Whoever claims the sleeping bit says why ([`Roused`]) and rings the bell. A worker that wakes by
 //! itself, or by an old ring, takes its bit back; if it finds the bit claimed it waits for the
 //! reason, because a searcher has been counted in its name.
 
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 
 use indent_sysmon::Phase;
 
 use crate::sched::Shared;
 use crate::sched::context::Entered;
+use crate::sched::timers::Sleep;
 use crate::sched::worker::Roused;
 
 /// Looks into all queues before the first sleep, and pauses between two of them: a microsecond or
@@ -86,11 +89,13 @@ impl Search {
             .idle
             .announce_sleep(me, std::mem::take(&mut self.searching));
         let is_needed = keeps_stacks && shared.starved() > 0;
+        let mut overslept = false;
         if !is_needed && !shared.has_work_for(token) {
-            worker.counters.sleeps.add(1);
-            worker.published.set_phase(Phase::Idle);
-            carrier.bell.wait(None);
-            shared.awake(worker);
+            overslept = match shared.time_to_sleep(worker) {
+                Sleep::ForGood => doze(token, None),
+                Sleep::For(time) => doze(token, Some(time)),
+                Sleep::NotNow => false,
+            };
         }
         // The bit is ours to take back, or somebody has claimed it and says why.
         if !shared.idle.claim(me) {
@@ -101,7 +106,20 @@ impl Search {
                 }
             };
         }
+        if overslept {
+            let _fired = shared.time_to_sleep(worker);
+        }
     }
+}
+
+/// The sleep itself; true if it ended by itself.
+fn doze(token: &Entered, time: Option<Duration>) -> bool {
+    let (carrier, worker) = (token.carrier(), token.worker());
+    worker.counters.sleeps.add(1);
+    worker.published.set_phase(Phase::Idle);
+    let roused = carrier.bell.wait(time);
+    carrier.shared().awake(worker);
+    !roused && time.is_some()
 }
 
 impl Shared {

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crate::base::os::Doorbell;
 use crate::fiber::state::{Begin, Commit, Hearing, Notify, Signal, State, Woken};
+use crate::sched::limit;
 
 pub(crate) struct ThreadParker {
     state: State,
@@ -20,7 +21,21 @@ impl ThreadParker {
     }
 
     /// Blocks the calling thread, whose parker this is.
-    pub(crate) fn park(&self, deadline: Option<Instant>, signal: Signal) -> Woken {
+    /// Nobody can ask it to end, but a time limit can.
+    pub(crate) fn park(
+        &self,
+        deadline: Option<Instant>,
+        hearing: Hearing,
+        signal: Signal,
+    ) -> Woken {
+        let limit = limit::bounding(None, deadline, hearing);
+        match self.park_until(limit.or(deadline), signal) {
+            Woken::ByDeadline if limit.is_some() => Woken::ByCancel,
+            woken => woken,
+        }
+    }
+
+    fn park_until(&self, deadline: Option<Instant>, signal: Signal) -> Woken {
         let number = match self.state.begin_park(Hearing::Deaf, signal) {
             Begin::Woken(cause) => return cause,
             Begin::Parking(number) => number,

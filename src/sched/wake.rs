@@ -62,7 +62,7 @@ impl Waiter {
                 let woken = block::park(deadline, reason, hearing, Signal::Call);
                 woken.expect("on the same fiber")
             }
-            Who::Thread(parker) => parker.park(deadline, Signal::Call),
+            Who::Thread(parker) => parker.park(deadline, hearing, Signal::Call),
         }
     }
 

@@ -1,8 +1,9 @@
 //! What the watching threads see of a runtime, and what they do for it.
 //!
 //! The *monitor* ticks while a worker is awake. A worker that overran may have a fiber in its LIFO
-//! slot that waits for nothing but another worker: one is roused to take it. Everything the monitor
-//! calls here keeps its law: no allocation, no lock, no file, no new thread.
+//! slot that waits for nothing but another worker: one is roused to take it. It also reads the clock
+//! for all of them and says whose deadlines have passed (`timers.rs`). Everything the monitor calls
+//! here keeps its law: no allocation, no lock, no file, no new thread.
 //!
 //! The *helper* does what the monitor may not, when asked: it makes spare carriers, so that a worker
 //! finds a thread at once when it must leave its own.
@@ -10,7 +11,7 @@
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot};
 
@@ -105,10 +106,16 @@ impl Pool for Shared {
         &self.workers[worker].published
     }
 
+    fn tick(&self, now: Instant) {
+        if self.look_at_timers(now) {
+            self.rouse_one(0);
+        }
+    }
+
     fn overran(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
         worker.overran.store(dispatch, Relaxed);
-        if !worker.lifo.is_empty() || !worker.ring.is_empty() {
+        if !worker.lifo.is_empty() || !worker.ring.is_empty() || worker.timers.is_due() {
             self.rouse_one(index + 1);
         }
     }

@@ -14,6 +14,7 @@ use crate::fiber::stack::Cache;
 use crate::fiber::{Record, stack::Guard};
 use crate::queue::local::{Ring, Slot};
 use crate::sched::carrier::Carrier;
+use crate::sched::timers::Timers;
 
 /// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
 #[repr(align(128))]
@@ -26,6 +27,8 @@ pub(crate) struct Worker {
     pub(crate) assigned: Inbox<Record>,
     /// What sysmon sees.
     pub(crate) published: Published,
+    /// Deadlines of fibers that parked on it.
+    pub(crate) timers: Timers,
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
     /// The carrier that holds or last held this worker.
@@ -108,6 +111,7 @@ impl Worker {
             ring: Ring::new(ring),
             assigned: Inbox::new(),
             published: Published::new(),
+            timers: Timers::new(),
             overran: AtomicU64::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             roused: AtomicU8::new(Roused::NO),

@@ -105,7 +105,6 @@ impl<T> JoinHandle<T> {
             park::charge();
             return Woken::ByWake;
         }
-        park::prepare(deadline); // may panic: before anybody knows our address
         let waiter = Waiter::caller();
         if !job::register(word, waiter.address()) {
             park::charge();

@@ -1,0 +1,138 @@
+//! A wheel that keeps its entries itself, packed.
+//!
+//! Entries on the stacks of those who wait would need no memory of their own, but every stack is a
+//! page far from the next: moving the entries of one slot then misses the caches, and those of the
+//! page tables, once per entry (measured: 600 to 1,300 ns; packed 20 to 40). What is due waits for
+//! that.
+//!
+//! **W4** An entry of the arena is in its wheel or in the free list. A [`Key`] names an entry and
+//! stays after it fired; it is told from a later use of the same memory by the payload, so whoever
+//! inserts promises that no two payloads are equal while a key to one of them is kept.
+
+use std::ptr::NonNull;
+
+use super::{Entry, Link, Step, Wheel};
+
+/// Entries made at a time.
+const CHUNK: usize = 128;
+
+pub(crate) struct Arena<T> {
+    wheel: Wheel<T>,
+    /// Linked by `next`.
+    free: Option<Link<T>>,
+    chunks: Vec<NonNull<[Entry<T>]>>,
+}
+
+// SAFETY: W1 and W4: it owns its entries, and payloads are `Send`.
+unsafe impl<T: Send> Send for Arena<T> {}
+
+/// Room for more entries, made without the lock.
+pub(crate) struct Chunk<T>(Vec<Entry<T>>);
+
+impl<T: Copy> Chunk<T> {
+    /// `filler` is anything: it is never looked at.
+    pub(crate) fn new(filler: T) -> Self {
+        Chunk((0..CHUNK).map(|_| Entry::new(0, filler)).collect())
+    }
+}
+
+/// Where an entry was put.
+pub(crate) struct Key<T>(NonNull<Entry<T>>);
+
+impl<T> Clone for Key<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Key<T> {}
+
+impl<T: Copy + PartialEq> Arena<T> {
+    pub(crate) fn new(now: u64) -> Self {
+        Arena {
+            wheel: Wheel::new(now),
+            free: None,
+            chunks: Vec::new(),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.wheel.len()
+    }
+
+    /// See [`Wheel::next`].
+    pub(crate) fn next(&self, look: usize) -> Option<u64> {
+        self.wheel.next(look)
+    }
+
+    /// True if the next insertion needs a chunk first.
+    pub(crate) fn is_full(&self) -> bool {
+        self.free.is_none()
+    }
+
+    pub(crate) fn add(&mut self, chunk: Chunk<T>) {
+        let entries = NonNull::from(Box::leak(chunk.0.into_boxed_slice()));
+        self.chunks.push(entries);
+        let first: NonNull<Entry<T>> = entries.cast();
+        for i in (0..entries.len()).rev() {
+            // SAFETY: within the chunk.
+            self.put(unsafe { first.add(i) });
+        }
+    }
+
+    fn put(&mut self, entry: NonNull<Entry<T>>) {
+        let link = Link(entry);
+        link.next.set(self.free);
+        self.free = Some(link);
+    }
+
+    /// Takes in a deadline.
+    ///
+    /// # Panics
+    /// If it [is full](Self::is_full).
+    pub(crate) fn insert(&mut self, when: u64, payload: T) -> Key<T> {
+        let Link(entry) = self.free.expect("the caller adds a chunk first");
+        self.free = Link(entry).next.get();
+        // SAFETY: W4: it was free, so nobody else has a reference to it.
+        unsafe { entry.write(Entry::new(when, payload)) };
+        // SAFETY: valid as long as the arena.
+        let linked = unsafe { entry.as_ref() };
+        // SAFETY: it stays in its chunk until it fired or is removed, in this wheel alone.
+        unsafe { self.wheel.insert(linked) };
+        Key(entry)
+    }
+
+    /// Gives up the deadline with this payload; false if it has fired.
+    pub(crate) fn remove(&mut self, key: Key<T>, payload: T) -> bool {
+        // SAFETY: keys are of this arena, whose chunks stay.
+        let entry = unsafe { key.0.as_ref() };
+        // SAFETY: in this wheel or in none.
+        let there = entry.payload == payload && unsafe { self.wheel.remove(entry) };
+        if there {
+            self.put(key.0);
+        }
+        there
+    }
+
+    /// See [`Wheel::step`].
+    pub(crate) fn step(&mut self, now: u64) -> Step<T> {
+        match self.wheel.advance(now) {
+            Step::Fired(Link(entry)) => {
+                let payload = Link(entry).payload;
+                self.put(entry);
+                Step::Fired(payload)
+            }
+            Step::Moved => Step::Moved,
+            Step::Nothing => Step::Nothing,
+        }
+    }
+}
+
+impl<T> Drop for Arena<T> {
+    fn drop(&mut self) {
+        for chunk in &self.chunks {
+            // SAFETY: leaked by `add`, once; no key is used after the arena.
+            drop(unsafe { Box::from_raw(chunk.as_ptr()) });
+        }
+    }
+}

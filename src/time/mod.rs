@@ -1,0 +1,135 @@
+//! Waiting for time to pass.
+//!
+//! Everything here blocks the calling fiber and nobody else; on a plain thread it blocks the thread.
+//! Nothing returns early. A fiber is late by one or two ticks of the runtime's clock at most
+//! ([`timer_resolution`](crate::runtime::Builder::timer_resolution)), plus what it takes until it is
+//! its turn to run.
+//!
+//! ```
+//! use indent::time::{self, Duration, Instant};
+//!
+//! let start = Instant::now();
+//! let naps: Vec<_> = (0..100)
+//!     .map(|_| indent::spawn(|| time::sleep(Duration::from_millis(20))))
+//!     .collect();
+//! naps.into_iter().for_each(|nap| nap.join().unwrap());
+//! assert!(start.elapsed() >= Duration::from_millis(20));
+//! ```
+
+use std::error::Error;
+use std::fmt;
+
+pub use std::time::{Duration, Instant};
+
+mod interval;
+
+pub use interval::{Interval, MissedTickBehavior, interval, interval_at};
+
+use crate::park::{self, ParkReason, Woken};
+
+/// Blocks for this long. A time too far away to be named never comes.
+///
+/// A fiber that was asked to end unwinds instead. An unpark does not end the sleep; it is kept for
+/// the next park, as with [`std::thread::sleep`].
+///
+/// ```
+/// use indent::time::{self, Duration, Instant};
+///
+/// let start = Instant::now();
+/// time::sleep(Duration::from_millis(5));
+/// assert!(start.elapsed() >= Duration::from_millis(5));
+/// ```
+pub fn sleep(duration: Duration) {
+    sleep_to(Instant::now().checked_add(duration));
+}
+
+/// Blocks until this time; not at all if it has passed.
+///
+/// ```
+/// use indent::time::{self, Duration, Instant};
+///
+/// let soon = Instant::now() + Duration::from_millis(2);
+/// time::sleep_until(soon);
+/// time::sleep_until(soon); // returns at once
+/// assert!(Instant::now() >= soon);
+/// ```
+pub fn sleep_until(deadline: Instant) {
+    sleep_to(Some(deadline));
+}
+
+fn sleep_to(deadline: Option<Instant>) {
+    loop {
+        match park::rest(deadline, ParkReason::Sleep) {
+            Woken::ByDeadline => return,
+            Woken::ByCancel => park::unwind_cancelled(),
+            Woken::ByWake => {} // meant for an earlier wait
+        }
+    }
+}
+
+/// Calls `f`; when the time is over, the call it blocks in, or the next one it makes, unwinds, and
+/// the result is [`Elapsed`].
+///
+/// Destructors run on the way out, as for a fiber that is asked to end, and no panic message is
+/// printed. Limits nest; an outer one that passes first ends the inner calls, too. Code that does not
+/// block is not interrupted: a computation checks its limit with
+/// [`task::checkpoint`](crate::task::checkpoint). What `f` has spawned goes on; what it started with
+/// [`runtime::blocking`](crate::runtime::blocking) is waited for. If `f` returns, its result counts,
+/// however late. With `panic = "abort"` nothing is interrupted.
+///
+/// ```
+/// use indent::time::{self, Duration};
+///
+/// let long = Duration::from_secs(3600);
+/// assert_eq!(time::timeout(long, || 7), Ok(7));
+/// let short = Duration::from_millis(2);
+/// let error = time::timeout(short, || time::sleep(long)).unwrap_err();
+/// assert_eq!(error.to_string(), "the time limit of 2ms passed");
+/// ```
+pub fn timeout<F, T>(duration: Duration, f: F) -> Result<T, Elapsed>
+where
+    F: FnOnce() -> T,
+{
+    match Instant::now().checked_add(duration) {
+        Some(deadline) => park::within(deadline, f).map_err(|_| Elapsed(Some(duration))),
+        None => Ok(f()),
+    }
+}
+
+/// As [`timeout`], until a point in time.
+///
+/// ```
+/// use indent::time::{self, Duration, Instant};
+///
+/// let deadline = Instant::now() + Duration::from_millis(2);
+/// let nap = || time::sleep(Duration::from_secs(3600));
+/// assert!(time::timeout_at(deadline, nap).is_err());
+/// assert!(Instant::now() >= deadline);
+/// ```
+pub fn timeout_at<F, T>(deadline: Instant, f: F) -> Result<T, Elapsed>
+where
+    F: FnOnce() -> T,
+{
+    park::within(deadline, f).map_err(|_| Elapsed(None))
+}
+
+/// A time limit passed before the work was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elapsed(Option<Duration>);
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(limit) => write!(f, "the time limit of {limit:?} passed"),
+            None => write!(f, "the deadline passed"),
+        }
+    }
+}
+
+impl Error for Elapsed {}
+
+impl From<Elapsed> for std::io::Error {
+    fn from(elapsed: Elapsed) -> Self {
+        std::io::Error::new(std::io::ErrorKind::TimedOut, elapsed)
+    }
+}
