@@ -11,22 +11,20 @@ use crate::base::os;
 ///
 /// ```
 /// let refused = indent::runtime::Builder::new().workers(0).build().unwrap_err();
-/// assert_eq!(
-///     refused.to_string(),
-///     "workers = 0: a runtime needs between 1 and 1024 workers; leave it out for one per CPU"
-/// );
+/// assert_eq!(refused.to_string(), "workers = 0: allowed is 1 to 1024");
 /// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum StartError {
     /// A setting has a value that cannot be used.
     BadSetting {
-        /// The setting's name, as in [`Builder`](crate::runtime::Builder).
+        /// The name by which it was set: a method of [`Builder`](crate::runtime::Builder) or an
+        /// environment variable.
         setting: &'static str,
-        /// The value it was given.
+        /// The value it was given; what is not UTF-8 in a variable is replaced.
         value: String,
         /// What would have been allowed.
-        allowed: &'static str,
+        allowed: String,
     },
     /// The operating system refused a thread.
     SpawnCarrier {
@@ -50,7 +48,8 @@ impl fmt::Display for StartError {
                 value,
                 allowed,
             } => {
-                write!(f, "{setting} = {value}: {allowed}")
+                let value = value.escape_debug(); // a line end, say, that came with a variable
+                write!(f, "{setting} = {value}: allowed is {allowed}")
             }
             StartError::SpawnCarrier { started, source } => write!(
                 f,

@@ -11,10 +11,10 @@ use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use common::Random;
+use indent::JoinError;
 use indent::park::{self, ParkReason};
 use indent::runtime::{self, Builder, Handle, Runtime};
 use indent::task::{self, Phase};
-use indent::{JoinError, StartError};
 
 const SEED: u64 = 0xcafe;
 
@@ -374,88 +374,6 @@ fn the_numbers_add_up() {
         );
         assert!(after.carriers >= 2 && after.process_carriers >= after.carriers);
     });
-}
-
-#[test]
-fn a_bad_setting_is_refused_by_name_with_its_value_and_what_is_allowed() {
-    let refusals: [(Builder, &str, &str, &str); 10] = [
-        (
-            Builder::new().workers(0),
-            "workers",
-            "0",
-            "between 1 and 1024",
-        ),
-        (
-            Builder::new().workers(1025),
-            "workers",
-            "1025",
-            "between 1 and 1024",
-        ),
-        (
-            Builder::new().workers(3).max_carriers(2),
-            "max_carriers",
-            "2",
-            "one thread for every worker",
-        ),
-        (
-            Builder::new().max_carriers(65_537),
-            "max_carriers",
-            "65537",
-            "at most 65536",
-        ),
-        (
-            Builder::new().stack_size(0),
-            "stack_size",
-            "0",
-            "1 byte to 1 GiB",
-        ),
-        (
-            Builder::new().stack_size((1 << 30) + 1),
-            "stack_size",
-            "1073741825",
-            "1 byte to 1 GiB",
-        ),
-        (
-            Builder::new().coop_budget(0),
-            "coop_budget",
-            "0",
-            "1 or more operations",
-        ),
-        (
-            Builder::new().local_queue(3),
-            "local_queue",
-            "3",
-            "a power of two from 4 to 65536",
-        ),
-        (
-            Builder::new().local_queue(131_072),
-            "local_queue",
-            "131072",
-            "a power of two from 4 to 65536",
-        ),
-        (
-            Builder::new().global_interval(0),
-            "global_interval",
-            "0",
-            "1 or more",
-        ),
-    ];
-    for (builder, name, number, what) in refusals {
-        let error = builder.build().unwrap_err();
-        let text = error.to_string();
-        assert!(text.starts_with(&format!("{name} = {number}: ")), "{text}");
-        assert!(text.contains(what), "{text}");
-        let StartError::BadSetting {
-            setting,
-            value,
-            allowed,
-        } = error
-        else {
-            panic!("{text}");
-        };
-        assert_eq!((setting, value.as_str()), (name, number));
-        assert!(allowed.contains(what), "{text}");
-    }
 }
 
 #[test]

@@ -1,29 +1,19 @@
-//! Settings of a runtime.
+//! Makes a runtime: gathers what is set in code, asks `config` for the rest, and starts.
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::Runtime;
-use crate::sched::carrier::PROCESS_LIMIT;
+use crate::runtime::config::{self, Asked, Environment, MOST_WORKERS, Rounding};
 use crate::sched::{Hook, Settings, Shared};
 
-/// Most workers a runtime can have.
-const MOST_WORKERS: usize = 1024;
-/// Most threads a runtime can have.
-const MOST_CARRIERS: usize = 65_536;
-/// Room for a fiber's frames by default.
-const STACK_SIZE: usize = 256 * 1024;
-/// Operations a fiber may do in one dispatch before it gives way.
-const BUDGET: u32 = 128;
-/// Unstarted fibers a worker keeps to itself.
-const LOCAL_QUEUE: usize = 256;
-/// Every so many dispatches the shared queue comes first. A prime, so that it falls in with no
-/// rhythm of the work.
-const GLOBAL_INTERVAL: u32 = 61;
-
 /// Makes a [`Runtime`].
+///
+/// What is not set here comes from the environment, and what is not set there has a default; see
+/// [Settings](crate#settings) for the list.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new()
@@ -38,10 +28,17 @@ const GLOBAL_INTERVAL: u32 = 61;
 #[must_use = "a builder does nothing until it builds"]
 pub struct Builder {
     workers: Option<usize>,
+    cpu_rounding: Option<Rounding>,
     max_carriers: Option<usize>,
+    blocking_threads: Option<usize>,
+    blocking_keep_alive: Option<Duration>,
+    compute_threads: Option<usize>,
     stack_size: Option<usize>,
     guard: Option<Guard>,
     budget: Option<u32>,
+    idle_spin: Option<Duration>,
+    shutdown_timeout: Option<Duration>,
+    timer_resolution: Option<Duration>,
     local_queue: Option<usize>,
     global_interval: Option<u32>,
     thread_name: Option<String>,
@@ -50,25 +47,83 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Defaults throughout: one worker per CPU.
+    /// Nothing set: the environment and the defaults decide, and there is one worker per CPU.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many fibers may run at the same time.
+    /// How many fibers may run at the same time. Without it there is one worker for each CPU the
+    /// process may use, also when that changes later; with it the number stays.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(3).build()?;
+    /// assert_eq!(rt.metrics().workers.len(), 3);
+    ///
+    /// let refused = indent::runtime::Builder::new().workers(0).build().unwrap_err();
+    /// assert_eq!(refused.to_string(), "workers = 0: allowed is 1 to 1024");
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn workers(mut self, n: usize) -> Self {
         self.workers = Some(n);
         self
     }
 
-    /// How many threads this runtime may have, those included that are blocked by a fiber. All
-    /// runtimes of a process together have no more than the largest of them, or 512.
+    /// How a fraction of a CPU counts, if a control group grants one; by default as a whole CPU.
+    /// Of no effect where [`workers`](Self::workers) is set.
+    pub fn cpu_rounding(mut self, rounding: Rounding) -> Self {
+        self.cpu_rounding = Some(rounding);
+        self
+    }
+
+    /// How many threads may run fibers, those included that are blocked by one: at least as many as
+    /// there are workers. All runtimes of a process together have no more than the largest of them,
+    /// or 512.
     pub fn max_carriers(mut self, n: usize) -> Self {
         self.max_carriers = Some(n);
         self
     }
 
-    /// Room for the frames of each fiber, in bytes; rounded up to a power of two.
+    /// How many threads there may be for calls that block. They start when there is something to
+    /// do for them.
+    pub fn blocking_threads(mut self, n: usize) -> Self {
+        self.blocking_threads = Some(n);
+        self
+    }
+
+    /// How long a thread for calls that block waits for the next one before it ends.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let rt = indent::runtime::Builder::new()
+    ///     .blocking_threads(64)
+    ///     .blocking_keep_alive(Duration::from_secs(5))
+    ///     .build()?;
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn blocking_keep_alive(mut self, time: Duration) -> Self {
+        self.blocking_keep_alive = Some(time);
+        self
+    }
+
+    /// How many threads there are for long computations; by default as many as workers.
+    pub fn compute_threads(mut self, n: usize) -> Self {
+        self.compute_threads = Some(n);
+        self
+    }
+
+    /// Room for the frames of each fiber, in bytes; rounded up to a power of two, 16 KiB at least.
+    /// One fiber can have more: [`task::Builder::stack_size`](crate::task::Builder::stack_size).
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().stack_size(4 << 20).build()?;
+    /// let sum: u64 = rt.block_on(|| {
+    ///     let large = [1; 128 << 10]; // a megabyte of the fiber's stack
+    ///     large.iter().sum()
+    /// });
+    /// assert_eq!(sum, 128 << 10);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = Some(bytes);
         self
@@ -86,7 +141,39 @@ impl Builder {
         self
     }
 
-    /// Unstarted fibers a worker keeps to itself: a power of two.
+    /// How long a worker without work looks on before it sleeps. Waking a sleeping one takes some
+    /// microseconds and a system call; spinning takes a CPU from everybody else.
+    pub fn idle_spin(mut self, time: Duration) -> Self {
+        self.idle_spin = Some(time);
+        self
+    }
+
+    /// How long dropping the runtime waits for its fibers; what is not over by then is left alone
+    /// and named on standard error.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let rt = indent::runtime::Builder::new()
+    ///     .shutdown_timeout(Duration::from_millis(1))
+    ///     .build()?;
+    /// let blocked = rt.spawn(|| std::thread::sleep(Duration::from_secs(60)));
+    /// drop(rt); // a minute would be too long
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn shutdown_timeout(mut self, time: Duration) -> Self {
+        self.shutdown_timeout = Some(time);
+        self
+    }
+
+    /// How finely timers are told apart.
+    pub fn timer_resolution(mut self, time: Duration) -> Self {
+        self.timer_resolution = Some(time);
+        self
+    }
+
+    /// Unstarted fibers a worker keeps to itself, a power of two; when there are more, half of them
+    /// go to the shared queue.
     pub fn local_queue(mut self, fibers: usize) -> Self {
         self.local_queue = Some(fibers);
         self
@@ -117,97 +204,105 @@ impl Builder {
     }
 
     /// Starts the runtime.
+    ///
+    /// # Errors
+    /// If a setting is not allowed, here or in the environment, or if the system refuses a thread.
     pub fn build(self) -> Result<Runtime, StartError> {
-        Ok(Runtime::new(Shared::start(self.settings()?)?))
+        config::report_strays();
+        let settings = self.settings(&|name| std::env::var_os(name))?;
+        Ok(Runtime::new(Shared::start(settings)?))
     }
 
-    fn settings(self) -> Result<Settings, StartError> {
-        let cpus = || std::thread::available_parallelism().map_or(1, usize::from);
-        let workers = self.workers.unwrap_or_else(|| cpus().min(MOST_WORKERS));
-        check(
-            "workers",
-            workers,
-            (1..=MOST_WORKERS).contains(&workers),
-            "a runtime needs between 1 and 1024 workers; leave it out for one per CPU",
-        )?;
-        let max_carriers = self.max_carriers.unwrap_or(PROCESS_LIMIT.max(2 * workers));
-        check(
-            "max_carriers",
-            max_carriers,
-            (workers..=MOST_CARRIERS).contains(&max_carriers),
-            "allowed is at least one thread for every worker and at most 65536",
-        )?;
-        let stack_size = self.stack_size.unwrap_or(STACK_SIZE);
-        let stack_class = stack::class_for(stack_size);
-        check(
-            "stack_size",
-            stack_size,
-            stack_class.is_some(),
-            "allowed is 1 byte to 1 GiB, rounded up to a power of two, 16 KiB at least",
-        )?;
-        let budget = self.budget.unwrap_or(BUDGET);
-        check(
-            "coop_budget",
-            budget,
-            budget > 0,
-            "allowed is 1 or more operations",
-        )?;
-        let local_queue = self.local_queue.unwrap_or(LOCAL_QUEUE);
-        check(
-            "local_queue",
-            local_queue,
-            local_queue.is_power_of_two() && (4..=65_536).contains(&local_queue),
-            "allowed is a power of two from 4 to 65536",
-        )?;
-        let global_interval = self.global_interval.unwrap_or(GLOBAL_INTERVAL);
-        check(
-            "global_interval",
-            global_interval,
-            global_interval > 0,
-            "allowed is 1 or more",
-        )?;
+    fn settings(self, env: Environment<'_>) -> Result<Settings, StartError> {
+        let rounding = config::CPU_ROUNDING.value(self.cpu_rounding, env)?;
+        let count_cpus = Arc::new(move || cpus::allowed(rounding).clamp(1, MOST_WORKERS));
+        let asked_workers = config::WORKERS.asked(self.workers, env)?;
+        let asked_carriers = config::MAX_CARRIERS.asked(self.max_carriers, env)?;
+        // Where the number is not set it is no mistake to allow fewer threads than there are CPUs.
+        let most_carriers = asked_carriers.as_ref().map_or(usize::MAX, |asked| asked.value);
+        let (workers, most_workers) = match &asked_workers {
+            Some(asked) => (asked.value, asked.value),
+            None => {
+                let most = cpus::possible().min(MOST_WORKERS).min(most_carriers).max(1);
+                (count_cpus().min(most), most)
+            }
+        };
+        let max_carriers = match &asked_carriers {
+            Some(asked) if asked.value < workers => {
+                return Err(too_few_carriers(asked, asked_workers.as_ref(), workers));
+            }
+            Some(asked) => asked.value,
+            None => config::MAX_CARRIERS.preset::<usize>().max(2 * most_workers),
+        };
+        let compute_threads = config::COMPUTE_THREADS.asked(self.compute_threads, env)?;
+        let stack_size = config::STACK_SIZE.value(self.stack_size, env)?;
+        let plain = || config::PLAIN_NAME.to_owned();
+        let thread_name = self.thread_name.unwrap_or_else(plain);
+        if thread_name.contains('\0') {
+            return Err(config::THREAD_NAME.refuse(thread_name));
+        }
         Ok(Settings {
             workers,
-            most_workers: workers,
+            most_workers,
+            workers_set: asked_workers.is_some(),
+            count_cpus,
             max_carriers,
-            stack_class: stack_class.unwrap_or_default(),
+            blocking_threads: config::BLOCKING_THREADS.value(self.blocking_threads, env)?,
+            blocking_keep_alive: config::BLOCKING_KEEP_ALIVE
+                .value(self.blocking_keep_alive, env)?,
+            compute_threads: compute_threads.map(|asked| asked.value),
+            stack_class: stack::class_for(stack_size).expect("of a size that is allowed"),
             guard: self.guard.unwrap_or_else(stack::best_guard),
             // One operation comes with the dispatch itself.
-            budget: budget - 1,
-            local_queue,
-            global_interval,
-            timer_resolution: std::time::Duration::from_millis(1),
-            thread_name: self.thread_name.unwrap_or_else(|| "indent".to_owned()),
+            budget: config::COOP_BUDGET.value(self.budget, env)? - 1,
+            idle_spin: config::IDLE_SPIN.value(self.idle_spin, env)?,
+            shutdown_timeout: config::SHUTDOWN_TIMEOUT.value(self.shutdown_timeout, env)?,
+            timer_resolution: config::TIMER_RESOLUTION.value(self.timer_resolution, env)?,
+            local_queue: config::LOCAL_QUEUE.value(self.local_queue, env)?,
+            global_interval: config::GLOBAL_INTERVAL.value(self.global_interval, env)?,
+            thread_name,
             on_start: self.on_start,
             on_stop: self.on_stop,
         })
     }
 }
 
-fn check(
-    setting: &'static str,
-    value: impl fmt::Display,
-    fine: bool,
-    allowed: &'static str,
-) -> Result<(), StartError> {
-    if fine {
-        return Ok(());
+/// How many CPUs this process may use now.
+fn cpus(_rounding: Rounding) -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn too_few_carriers(
+    carriers: &Asked<usize>,
+    asked_workers: Option<&Asked<usize>>,
+    workers: usize,
+) -> StartError {
+    let because = match asked_workers {
+        Some(asked) => format!("{} = {workers}", asked.name),
+        None => format!("there are {workers} workers, one per CPU"),
+    };
+    StartError::BadSetting {
+        setting: carriers.name,
+        value: carriers.value.to_string(),
+        allowed: format!("at least one thread for every worker, and {because}"),
     }
-    Err(StartError::BadSetting {
-        setting,
-        value: value.to_string(),
-        allowed,
-    })
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("workers", &self.workers)
+            .field("cpu_rounding", &self.cpu_rounding)
             .field("max_carriers", &self.max_carriers)
+            .field("blocking_threads", &self.blocking_threads)
+            .field("blocking_keep_alive", &self.blocking_keep_alive)
+            .field("compute_threads", &self.compute_threads)
             .field("stack_size", &self.stack_size)
             .field("stack_guard", &self.guard)
             .field("coop_budget", &self.budget)
+            .field("idle_spin", &self.idle_spin)
+            .field("shutdown_timeout", &self.shutdown_timeout)
+            .field("timer_resolution", &self.timer_resolution)
             .field("local_queue", &self.local_queue)
             .field("global_interval", &self.global_interval)
             .field("thread_name", &self.thread_name)

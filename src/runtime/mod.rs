@@ -10,9 +10,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 mod builder;
+mod config;
 mod metrics;
 
 pub use builder::Builder;
+pub use config::Rounding;
 pub use metrics::{Metrics, WorkerMetrics};
 
 pub use crate::fiber::stack::Guard;
@@ -23,8 +25,8 @@ use crate::sched::spawn::{self, Limit};
 use crate::sched::{Shared, block};
 use crate::task::{self, Fiber, JoinHandle, Phase};
 
-/// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most five
-/// seconds.
+/// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most as
+/// long as [`Builder::shutdown_timeout`] says, by default five seconds.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(2).build()?;
@@ -40,9 +42,6 @@ pub struct Runtime {
     /// Done already.
     shut_down: bool,
 }
-
-/// How long dropping a runtime waits for its fibers.
-const DROP_TIMEOUT: Duration = Duration::from_secs(5);
 
 static DEFAULT: OnceLock<Runtime> = OnceLock::new();
 
@@ -154,7 +153,8 @@ impl Drop for Runtime {
             return; // a second panic would abort; the runtime is left running
         }
         self.handle.refuse_own_fiber("dropping a Runtime");
-        let report = self.handle.shared.shut_down(DROP_TIMEOUT);
+        let shared = &self.handle.shared;
+        let report = shared.shut_down(shared.settings.shutdown_timeout);
         if !report.is_clean() {
             crate::base::os::complain(&format!("indent: {report}\n"));
         }

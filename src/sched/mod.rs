@@ -67,17 +67,33 @@ pub(crate) type Hook = Arc<dyn Fn() + Send + Sync>;
 
 /// What a runtime was started with.
 pub(crate) struct Settings {
-    /// Workers at the start.
+    /// How many there are at first.
     pub(crate) workers: usize,
-    /// Workers there can be at most.
+    /// The most there can ever be.
     pub(crate) most_workers: usize,
+    /// The number was set by hand and does not follow that of CPUs.
+    pub(crate) workers_set: bool,
+    /// How many CPUs may be used now, and so how many workers there should be; at least one.
+    pub(crate) count_cpus: Arc<dyn Fn() -> usize + Send + Sync>,
     pub(crate) max_carriers: usize,
+    #[expect(dead_code, reason = "until there is a pool for blocking calls")]
+    pub(crate) blocking_threads: usize,
+    #[expect(dead_code, reason = "until there is a pool for blocking calls")]
+    pub(crate) blocking_keep_alive: Duration,
+    /// `None`: as many as there are workers.
+    #[expect(dead_code, reason = "until there is a pool for computations")]
+    pub(crate) compute_threads: Option<usize>,
     pub(crate) stack_class: u8,
     pub(crate) guard: Guard,
     pub(crate) budget: u32,
+    /// How long a worker without work looks on before it sleeps.
+    pub(crate) idle_spin: Duration,
+    /// How long dropping the runtime waits.
+    pub(crate) shutdown_timeout: Duration,
+    /// The tick of its clock.
+    pub(crate) timer_resolution: Duration,
     pub(crate) local_queue: usize,
     pub(crate) global_interval: u32,
-    pub(crate) timer_resolution: Duration,
     pub(crate) thread_name: String,
     pub(crate) on_start: Option<Hook>,
     pub(crate) on_stop: Option<Hook>,

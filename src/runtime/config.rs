@@ -1,0 +1,304 @@
+//! What can be set, by which names, within which limits: one table.
+//!
+//! A *setting* is a method of [`Builder`](super::Builder); most have an environment *variable* too.
+//! The method wins over the variable, the variable over the default. [`ALL`] is the only place that
+//! knows a setting's names, limits, default and meaning: both ways in pass the same check, errors
+//! take their words from it, and the README's table is printed from it (a test compares the two, an
+//! ignored one rewrites the README).
+//!
+//! Rules for variables:
+//! 1. They are read when a runtime is built, every time; nothing is kept for the next one.
+//! 2. One that the builder overrides is not looked at: whoever decides in code is not refused for
+//!    what somebody exported.
+//! 3. White space around a value does not count, since files and shells leave line ends behind. A
+//!    variable with nothing else in it counts as unset: that is how most tools take one away.
+//! 4. A value that is not allowed is an error, never replaced by one that is.
+//! 5. A name that nobody knows is no error: others may own it. If it looks like one of ours, we say
+//!    so once in a process.
+//!
+//! Rejected: a type for each kind of setting, and trait objects to list them. The table needs them
+//! side by side, and the one thing gained, that a count is not read as a time, shows in any test.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use crate::error::StartError;
+use crate::fiber::stack;
+use crate::sched::carrier::PROCESS_LIMIT;
+
+mod kind;
+mod stray;
+
+pub(super) use stray::report as report_strays;
+
+use kind::{Kind, MICROSECOND, MILLISECOND, SECOND, Unit, Value};
+
+/// Most workers a runtime can have.
+pub(super) const MOST_WORKERS: usize = 1024;
+/// Most threads of one kind a runtime can have.
+const MOST_THREADS: u64 = 65_536;
+/// What threads are called by default.
+pub(super) const PLAIN_NAME: &str = "indent";
+/// The longest wait for anything: as good as for ever, and far from any overflow.
+const YEAR: u64 = 365 * 24 * 60 * 60 * SECOND;
+
+/// How a fraction of a CPU counts, where a control group grants one (1.5 CPUs, say).
+///
+/// ```
+/// use indent::runtime::{Builder, Rounding};
+///
+/// let rt = Builder::new().cpu_rounding(Rounding::Down).build()?;
+/// assert!(rt.metrics().workers.len() >= 1); // never none
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounding {
+    /// As a whole CPU: all that is granted gets used, and when all workers are busy the kernel halts
+    /// them for the rest of each period.
+    #[default]
+    Up,
+    /// Not at all, though there is always one worker: some of what is granted stays unused.
+    Down,
+}
+
+/// One setting.
+pub(super) struct Setting {
+    /// The method of `Builder`.
+    method: &'static str,
+    /// The environment variable.
+    variable: Option<&'static str>,
+    preset: Preset,
+    kind: Kind,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for the README, which a test prints")
+    )]
+    meaning: &'static str,
+}
+
+/// What a setting is if nobody sets it.
+enum Preset {
+    Value(u64),
+    /// It depends on other things.
+    Words(&'static str),
+}
+
+/// Makes a static of each setting, and the list of all, in this order.
+macro_rules! settings {
+    [$($name:ident = $setting:expr),* $(,)?] => {
+        $(pub(super) static $name: Setting = $setting;)*
+        static ALL: &[&Setting] = &[$(&$name),*];
+    };
+}
+
+settings![
+    WORKERS = Setting {
+        method: "workers",
+        variable: Some("INDENT_WORKER_THREADS"),
+        preset: Preset::Words("one per CPU we may use, followed while it runs"),
+        kind: Kind::Number(1..=MOST_WORKERS as u64),
+        meaning: "fibers that run at the same time; a number set by hand stays",
+    },
+    CPU_ROUNDING = Setting {
+        method: "cpu_rounding",
+        variable: Some("INDENT_CPU_ROUNDING"),
+        preset: Preset::Value(Rounding::Up as u64),
+        kind: Kind::Word(&["up", "down"]),
+        meaning: "how a fraction of a CPU counts that a control group grants",
+    },
+    MAX_CARRIERS = Setting {
+        method: "max_carriers",
+        variable: Some("INDENT_MAX_CARRIERS"),
+        preset: Preset::Value(PROCESS_LIMIT as u64),
+        kind: Kind::Number(1..=MOST_THREADS),
+        meaning: "threads that run fibers, blocked ones included; at least one for every worker, \
+                  unless set at least two",
+    },
+    BLOCKING_THREADS = Setting {
+        method: "blocking_threads",
+        variable: Some("INDENT_BLOCKING_THREADS"),
+        preset: Preset::Value(512),
+        kind: Kind::Number(1..=MOST_THREADS),
+        meaning: "threads for calls that block, at most",
+    },
+    BLOCKING_KEEP_ALIVE = Setting {
+        method: "blocking_keep_alive",
+        variable: Some("INDENT_BLOCKING_KEEP_ALIVE_MS"),
+        preset: Preset::Value(60 * SECOND),
+        kind: Kind::Time(Unit::Millisecond, 0..=YEAR),
+        meaning: "how long such a thread waits for the next call before it ends",
+    },
+    COMPUTE_THREADS = Setting {
+        method: "compute_threads",
+        variable: Some("INDENT_COMPUTE_THREADS"),
+        preset: Preset::Words("as many as workers"),
+        kind: Kind::Number(1..=MOST_WORKERS as u64),
+        meaning: "threads for long computations",
+    },
+    STACK_SIZE = Setting {
+        method: "stack_size",
+        variable: Some("INDENT_STACK_SIZE"),
+        preset: Preset::Value(256 << 10),
+        kind: Kind::Bytes(1..=stack::LARGEST_STACK as u64),
+        meaning: "room for the frames of a fiber; rounded up to a power of two, 16KiB at least",
+    },
+    COOP_BUDGET = Setting {
+        method: "coop_budget",
+        variable: Some("INDENT_COOP_BUDGET"),
+        preset: Preset::Value(128),
+        kind: Kind::Number(1..=u32::MAX as u64),
+        meaning: "operations that could block which a fiber may do in one turn",
+    },
+    IDLE_SPIN = Setting {
+        method: "idle_spin",
+        variable: Some("INDENT_IDLE_SPIN_US"),
+        preset: Preset::Value(0),
+        kind: Kind::Time(Unit::Microsecond, 0..=SECOND),
+        meaning: "how long a worker without work looks on before it sleeps",
+    },
+    SHUTDOWN_TIMEOUT = Setting {
+        method: "shutdown_timeout",
+        variable: Some("INDENT_SHUTDOWN_TIMEOUT_MS"),
+        preset: Preset::Value(5 * SECOND),
+        kind: Kind::Time(Unit::Millisecond, 0..=YEAR),
+        meaning: "how long dropping a runtime waits for its fibers",
+    },
+    TIMER_RESOLUTION = Setting {
+        method: "timer_resolution",
+        variable: None,
+        preset: Preset::Value(MILLISECOND),
+        kind: Kind::Time(Unit::Microsecond, 100 * MICROSECOND..=SECOND),
+        meaning: "how finely timers are told apart",
+    },
+    LOCAL_QUEUE = Setting {
+        method: "local_queue",
+        variable: None,
+        preset: Preset::Value(256),
+        kind: Kind::PowerOfTwo(4..=65_536),
+        meaning: "unstarted fibers a worker keeps to itself",
+    },
+    GLOBAL_INTERVAL = Setting {
+        method: "global_interval",
+        variable: None,
+        // A prime: it falls in with no rhythm of the work.
+        preset: Preset::Value(61),
+        kind: Kind::Number(1..=u32::MAX as u64),
+        meaning: "the shared queue comes first once in so many dispatches",
+    },
+    STACK_GUARD = Setting {
+        method: "stack_guard",
+        variable: None,
+        preset: Preset::Words("the best the kernel knows"),
+        kind: Kind::Typed("a `Guard`"),
+        meaning: "how the ends of stacks are guarded",
+    },
+    THREAD_NAME = Setting {
+        method: "thread_name",
+        variable: None,
+        preset: Preset::Words(PLAIN_NAME),
+        kind: Kind::Typed("text without NUL"),
+        meaning: "what threads are called; each adds its number",
+    },
+    ON_THREAD_START = Setting {
+        method: "on_thread_start",
+        variable: None,
+        preset: Preset::Words("none"),
+        kind: Kind::Typed("a closure"),
+        meaning: "called by each thread before its first fiber",
+    },
+    ON_THREAD_STOP = Setting {
+        method: "on_thread_stop",
+        variable: None,
+        preset: Preset::Words("none"),
+        kind: Kind::Typed("a closure"),
+        meaning: "called by each thread after its last fiber",
+    },
+];
+
+/// Where variables are looked up.
+pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// A value somebody set.
+pub(super) struct Asked<T> {
+    pub(super) value: T,
+    /// Method or variable: the name by which it was set.
+    pub(super) name: &'static str,
+}
+
+impl Setting {
+    /// What the builder says, or else the environment; `None` if neither does.
+    pub(super) fn asked<T: Value>(
+        &self,
+        built: Option<T>,
+        environment: Environment<'_>,
+    ) -> Result<Option<Asked<T>>, StartError> {
+        let (name, raw) = match (built, self.variable) {
+            (Some(value), _) => (self.method, self.checked(value.to_raw())?),
+            (None, None) => return Ok(None),
+            (None, Some(name)) => match self.written(name, environment)? {
+                Some(raw) => (name, raw),
+                None => return Ok(None),
+            },
+        };
+        let value = T::from_raw(raw);
+        Ok(Some(Asked { value, name }))
+    }
+
+    /// What somebody asked for, or the default.
+    pub(super) fn value<T: Value>(
+        &self,
+        built: Option<T>,
+        environment: Environment<'_>,
+    ) -> Result<T, StartError> {
+        let asked = self.asked(built, environment)?;
+        Ok(asked.map_or_else(|| self.preset(), |asked| asked.value))
+    }
+
+    /// The default, of a setting that has a value for one.
+    pub(super) fn preset<T: Value>(&self) -> T {
+        match self.preset {
+            Preset::Value(raw) => T::from_raw(raw),
+            Preset::Words(words) => unreachable!("{} by default: {words}", self.method),
+        }
+    }
+
+    /// The error for a value that came by the method.
+    pub(super) fn refuse(&self, value: String) -> StartError {
+        StartError::BadSetting {
+            setting: self.method,
+            value,
+            allowed: self.kind.limits(),
+        }
+    }
+
+    fn checked(&self, raw: u64) -> Result<u64, StartError> {
+        match self.kind {
+            _ if self.kind.allows(raw) => Ok(raw),
+            Kind::Time(..) => Err(self.refuse(format!("{:?}", Duration::from_nanos(raw)))),
+            _ => Err(self.refuse(raw.to_string())),
+        }
+    }
+
+    fn written(
+        &self,
+        name: &'static str,
+        environment: Environment<'_>,
+    ) -> Result<Option<u64>, StartError> {
+        let given = environment(name).unwrap_or_default();
+        let text = given.to_str().map(str::trim);
+        if text == Some("") {
+            return Ok(None);
+        }
+        match text.and_then(|text| self.kind.parse(text)) {
+            Some(raw) if self.kind.allows(raw) => Ok(Some(raw)),
+            _ => Err(StartError::BadSetting {
+                setting: name,
+                value: given.to_string_lossy().into_owned(),
+                allowed: self.kind.limits() + self.kind.form(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Kinds of values: limits, how they are written, and what is said about both.
+//!
+//! Inside, every value is a `u64`, its *raw* form: a number, bytes, nanoseconds, or the place in a
+//! list of words. What a kind shows, it parses to the same value.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::Rounding;
+
+pub(super) const MILLISECOND: u64 = 1_000_000;
+pub(super) const MICROSECOND: u64 = 1_000;
+pub(super) const SECOND: u64 = 1_000 * MILLISECOND;
+
+/// Which values a setting takes, and how they are written.
+pub(super) enum Kind {
+    Number(RangeInclusive<u64>),
+    PowerOfTwo(RangeInclusive<u64>),
+    Bytes(RangeInclusive<u64>),
+    /// In nanoseconds; written in units.
+    Time(Unit, RangeInclusive<u64>),
+    Word(&'static [&'static str]),
+    /// Those of the method's type; these words say which.
+    Typed(&'static str),
+}
+
+/// What a time is counted in where it is written, in nanoseconds.
+#[derive(Clone, Copy)]
+pub(super) enum Unit {
+    Millisecond = MILLISECOND as isize,
+    Microsecond = MICROSECOND as isize,
+}
+
+impl Kind {
+    pub(super) fn allows(&self, raw: u64) -> bool {
+        match self {
+            Kind::Number(range) | Kind::Bytes(range) | Kind::Time(_, range) => range.contains(&raw),
+            Kind::PowerOfTwo(range) => raw.is_power_of_two() && range.contains(&raw),
+            Kind::Word(words) => raw < words.len() as u64,
+            Kind::Typed(_) => true,
+        }
+    }
+
+    /// The value of a text; it may be beyond the limits.
+    pub(super) fn parse(&self, text: &str) -> Option<u64> {
+        match self {
+            Kind::Number(_) | Kind::PowerOfTwo(_) => digits(text),
+            Kind::Bytes(_) => SIZES
+                .iter()
+                .find_map(|(unit, bytes)| digits(text.strip_suffix(unit)?)?.checked_mul(*bytes)),
+            Kind::Time(unit, _) => digits(text)?.checked_mul(*unit as u64),
+            Kind::Word(words) => words
+                .iter()
+                .position(|word| *word == text)
+                .map(Value::to_raw),
+            Kind::Typed(_) => None,
+        }
+    }
+
+    /// The text of a value, such that it parses.
+    pub(super) fn show(&self, raw: u64) -> String {
+        match self {
+            Kind::Bytes(_) => {
+                let fits = |(_, bytes): &&(&str, u64)| raw.is_multiple_of(*bytes);
+                let (unit, bytes) = SIZES
+                    .iter()
+                    .find(fits)
+                    .expect("any number is so many bytes");
+                format!("{}{unit}", raw / bytes)
+            }
+            Kind::Time(unit, _) => (raw / *unit as u64).to_string(),
+            Kind::Word(words) => words[raw as usize].to_owned(),
+            Kind::Number(_) | Kind::PowerOfTwo(_) | Kind::Typed(_) => raw.to_string(),
+        }
+    }
+
+    /// What is allowed, in words.
+    pub(super) fn limits(&self) -> String {
+        let span = |range: &RangeInclusive<u64>| {
+            format!(
+                "{} to {}",
+                self.show(*range.start()),
+                self.show(*range.end())
+            )
+        };
+        match self {
+            Kind::Number(range) | Kind::Bytes(range) => span(range),
+            Kind::PowerOfTwo(range) => format!("a power of two, {}", span(range)),
+            Kind::Time(Unit::Millisecond, range) => span(range) + " milliseconds",
+            Kind::Time(Unit::Microsecond, range) => span(range) + " microseconds",
+            Kind::Word(words) => words.join(" or "),
+            Kind::Typed(words) => (*words).to_owned(),
+        }
+    }
+
+    /// How a value is written, where that is not plain from its limits.
+    pub(super) fn form(&self) -> &'static str {
+        match self {
+            Kind::Number(_) | Kind::PowerOfTwo(_) | Kind::Time(..) => ", a whole number",
+            Kind::Bytes(_) => {
+                ", a whole number of bytes or one with KiB, MiB or GiB right after it"
+            }
+            Kind::Word(_) | Kind::Typed(_) => "",
+        }
+    }
+}
+
+/// Units of sizes, largest first; `K` and `KB` are missing because they mean two things.
+const SIZES: [(&str, u64); 4] = [
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("", 1),
+];
+
+/// A number without sign, point or spaces.
+fn digits(text: &str) -> Option<u64> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| plain)
+}
+
+/// A type of values, as the builder has them.
+pub(crate) trait Value {
+    fn to_raw(self) -> u64;
+    /// From a value that its setting allows.
+    fn from_raw(raw: u64) -> Self;
+}
+
+impl Value for usize {
+    fn to_raw(self) -> u64 {
+        self as u64
+    }
+
+    fn from_raw(raw: u64) -> Self {
+        raw as usize
+    }
+}
+
+impl Value for u32 {
+    fn to_raw(self) -> u64 {
+        self.into()
+    }
+
+    fn from_raw(raw: u64) -> Self {
+        u32::try_from(raw).expect("no setting of this type allows more")
+    }
+}
+
+impl Value for Duration {
+    /// Five centuries and more are all the same: no setting allows them.
+    fn to_raw(self) -> u64 {
+        u64::try_from(self.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn from_raw(raw: u64) -> Self {
+        Duration::from_nanos(raw)
+    }
+}
+
+impl Value for Rounding {
+    fn to_raw(self) -> u64 {
+        self as u64
+    }
+
+    fn from_raw(raw: u64) -> Self {
+        match raw {
+            0 => Rounding::Up,
+            _ => Rounding::Down,
+        }
+    }
+}
