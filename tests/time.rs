@@ -294,7 +294,7 @@ fn an_interval_keeps_its_rhythm_beside_others() {
 
 #[test]
 fn a_coarse_clock_is_late_but_never_early() {
-    let coarse = Builder::new().workers(1).coop_budget(64);
+    let coarse = Builder::new().workers(1).timer_resolution(50 * MS);
     coarse.build().unwrap().block_on(|| {
         for length in [1, 10, 60] {
             let start = Instant::now();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
-use crate::runtime::Runtime;
 use crate::runtime::config::{self, Asked, Environment, MOST_WORKERS, Rounding};
+use crate::runtime::{Runtime, cpus};
 use crate::sched::{Hook, Settings, Shared};
 
 /// Makes a [`Runtime`].
@@ -219,7 +219,9 @@ impl Builder {
         let asked_workers = config::WORKERS.asked(self.workers, env)?;
         let asked_carriers = config::MAX_CARRIERS.asked(self.max_carriers, env)?;
         // Where the number is not set it is no mistake to allow fewer threads than there are CPUs.
-        let most_carriers = asked_carriers.as_ref().map_or(usize::MAX, |asked| asked.value);
+        let most_carriers = asked_carriers
+            .as_ref()
+            .map_or(usize::MAX, |asked| asked.value);
         let (workers, most_workers) = match &asked_workers {
             Some(asked) => (asked.value, asked.value),
             None => {
@@ -265,11 +267,6 @@ impl Builder {
             on_stop: self.on_stop,
         })
     }
-}
-
-/// How many CPUs this process may use now.
-fn cpus(_rounding: Rounding) -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn too_few_carriers(

@@ -10,7 +10,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 mod builder;
+mod cgroup;
 mod config;
+mod cpus;
 mod metrics;
 
 pub use builder::Builder;

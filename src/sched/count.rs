@@ -83,6 +83,12 @@ impl Count {
         fence(SeqCst);
     }
 
+    /// Nobody is retired who should not be, nor looked at without need.
+    pub(crate) fn is_complete(&self) -> bool {
+        let allowed = self.allowed();
+        self.present() == allowed && (0..allowed).all(|worker| !self.is_retired(worker))
+    }
+
     /// A worker to revive: the caller owes it a carrier.
     #[must_use]
     pub(crate) fn revive(&self) -> Option<usize> {

@@ -7,7 +7,7 @@
 //! reason, because a searcher has been counted in its name.
 
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent_sysmon::Phase;
 
@@ -26,6 +26,8 @@ const PAUSES: u32 = 4;
 pub(crate) struct Search {
     pub(crate) searching: bool,
     rounds: u32,
+    /// It looks on until then, if it was told to.
+    spins_until: Option<Instant>,
     /// It has found nothing since it last found work.
     idle: bool,
 }
@@ -35,6 +37,7 @@ impl Search {
         Search {
             searching: false,
             rounds: 0,
+            spins_until: None,
             idle: false,
         }
     }
@@ -51,6 +54,7 @@ impl Search {
     fn stop(&mut self, shared: &Shared, worker: usize) {
         self.idle = false;
         self.rounds = 0;
+        self.spins_until = None;
         if std::mem::take(&mut self.searching) && shared.idle.found() {
             shared.rouse_one(worker + 1);
         }
@@ -63,14 +67,15 @@ impl Search {
         if !self.searching && self.rounds == 0 {
             self.searching = shared.idle.begin_search(shared.count.allowed());
         }
-        if self.searching && self.rounds < SEARCH_ROUNDS {
-            self.rounds += 1;
+        if self.searching && (self.rounds < SEARCH_ROUNDS || self.looks_on(shared)) {
+            self.rounds = self.rounds.saturating_add(1);
             for _ in 0..PAUSES {
                 std::hint::spin_loop();
             }
             return;
         }
         self.rounds = 0;
+        self.spins_until = None;
         if token.carrier().shared().starved() > 0 {
             // Somebody waits for a stack, and we have some at hand.
             let freed = token.local().stacks.keep(0);
@@ -78,6 +83,16 @@ impl Search {
             shared.feed_starved(shared.settings.stack_class, freed);
         }
         self.sleep(token);
+    }
+
+    /// Whether to stay awake a little longer without work, as the settings say.
+    fn looks_on(&mut self, shared: &Shared) -> bool {
+        let spin = shared.settings.idle_spin;
+        if spin.is_zero() {
+            return false;
+        }
+        let now = Instant::now();
+        now < *self.spins_until.get_or_insert_with(|| now + spin)
     }
 
     fn sleep(&mut self, token: &mut Entered) {

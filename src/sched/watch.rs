@@ -6,7 +6,8 @@
 //! here keeps its law: no allocation, no lock, no file, no new thread.
 //!
 //! The *helper* does what the monitor may not, when asked: it makes spare carriers, so that a worker
-//! finds a thread at once when it must leave its own.
+//! finds a thread at once when it must leave its own, and asks how many CPUs the process may use, to
+//! which the number of workers follows.
 
 use std::io;
 use std::sync::OnceLock;
@@ -20,6 +21,7 @@ use crate::sched::worker::Worker;
 
 /// What the helper is asked for.
 const SPARES: u32 = 1;
+const CPUS: u32 = 2;
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -80,6 +82,13 @@ impl Shared {
         }
     }
 
+    /// As many workers as there are CPUs; false if threads for them could not be had.
+    fn follow_cpus(&self) -> bool {
+        let cpus = (self.settings.count_cpus)();
+        let as_wished = cpus.min(self.workers.len()) == self.count.allowed();
+        as_wished && self.count.is_complete() || self.resize(cpus)
+    }
+
     fn spares_missing(&self) -> bool {
         let wanted = self.watchers.awake.load(Relaxed);
         self.resting.len() + self.watchers.starting.load(SeqCst) < wanted
@@ -126,6 +135,12 @@ impl Pool for Shared {
             self.watchers.ask(SPARES);
         }
     }
+
+    fn refresh(&self) {
+        if !self.settings.workers_set {
+            self.watchers.ask(CPUS);
+        }
+    }
 }
 
 impl Chores for Shared {
@@ -133,6 +148,8 @@ impl Chores for Shared {
         if asked == 0 {
             self.watchers.refused.store(false, Relaxed); // the pause is over
         }
-        self.make_spares()
+        let resized = asked & CPUS == 0 || self.follow_cpus();
+        let missing = self.make_spares();
+        missing.or((!resized).then_some(REFUSED_PAUSE))
     }
 }

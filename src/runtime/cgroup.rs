@@ -1,0 +1,225 @@
+//! How much CPU time control groups grant this process, read from the kernel's files.
+//!
+//! A *hierarchy* is a tree of groups, and a group is a directory. A process is in one group of each
+//! hierarchy, and every group from there to the top may limit it: the tightest counts. The way
+//! there:
+//!
+//! 1. `/proc/self/cgroup` names our group in each hierarchy, as a path from the top.
+//! 2. `/proc/self/mountinfo` says which part of a hierarchy we can see: the directory at the
+//!    *mount point* is the group called *root*.
+//! 3. Our group's path without the root, below the mount point, is its directory. From there up to
+//!    the mount point each directory is asked.
+//!
+//! In a container the top of either path may be that of a namespace, and a group outside it begins
+//! with `/..`. Where our group is not below a root, the mount point itself stands for it: it is the
+//! part of the hierarchy that we were given to see.
+//!
+//! Version 1 has a hierarchy for the `cpu` controller, alone or with `cpuacct`; version 2 has one
+//! for everything; a hybrid has both. Nobody has to find out which is in charge: the files of a
+//! controller exist only where it is.
+//!
+//! What cannot be read or makes no sense sets no limit; nothing here fails. The files come from a
+//! function, so that a test can bring its own, and as bytes, since a mount point somewhere need not
+//! be text.
+//!
+//! Rejected: asking our group alone (a slice or a pod limits its members from above); keeping files
+//! open or paths in mind between two calls (a process can be moved to another group); floating
+//! point (two fractions compare exactly by multiplying).
+
+use std::borrow::Cow;
+use std::cmp::{Ordering, Reverse};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use crate::runtime::config::Rounding;
+
+#[cfg(test)]
+mod tests;
+
+/// So much CPU time in each period of so much time, in microseconds; neither is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Quota {
+    time: u64,
+    period: u64,
+}
+
+impl Quota {
+    /// None if one of them is zero: the kernel accepts neither.
+    fn new(time: u64, period: u64) -> Option<Self> {
+        (time > 0 && period > 0).then_some(Quota { time, period })
+    }
+
+    /// The number of CPUs that use it up, at least one.
+    pub(crate) fn cpus(self, rounding: Rounding) -> usize {
+        let cpus = match rounding {
+            Rounding::Up => self.time.div_ceil(self.period),
+            Rounding::Down => self.time / self.period,
+        };
+        usize::try_from(cpus).unwrap_or(usize::MAX).max(1)
+    }
+
+    fn compare(&self, other: &Self) -> Ordering {
+        let cross = |a: &Self, b: &Self| u128::from(a.time) * u128::from(b.period);
+        cross(self, other).cmp(&cross(other, self))
+    }
+}
+
+/// The tightest limit of all groups this process is in, as far as it can see them. `read` returns
+/// the contents of a file.
+pub(crate) fn quota(read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<Quota> {
+    let groups = read(Path::new("/proc/self/cgroup"))?;
+    let mounts = read(Path::new("/proc/self/mountinfo"))?;
+    lines(&groups)
+        .filter_map(Group::parse)
+        .filter_map(|group| tightest(&group, &mounts, &read))
+        .min_by(Quota::compare)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+impl Version {
+    /// The limit one directory sets, without those above it.
+    fn limit(self, dir: &Path, read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<Quota> {
+        match self {
+            // -1 is no limit, and no unsigned number.
+            Version::One => Quota::new(
+                number(&read(&dir.join("cpu.cfs_quota_us"))?)?,
+                number(&read(&dir.join("cpu.cfs_period_us"))?)?,
+            ),
+            // `max` is no limit, and no number.
+            Version::Two => {
+                let text = read(&dir.join("cpu.max"))?;
+                let mut fields = text.trim_ascii().split(u8::is_ascii_whitespace);
+                Quota::new(number(fields.next()?)?, number(fields.next()?)?)
+            }
+        }
+    }
+}
+
+/// A line of `/proc/self/cgroup`: our group in a hierarchy that may have the controller.
+#[derive(Debug)]
+struct Group<'a> {
+    version: Version,
+    path: &'a Path,
+}
+
+impl<'a> Group<'a> {
+    /// `4:cpu,cpuacct:/user.slice` or `0::/user.slice`; the path may contain colons.
+    fn parse(line: &'a [u8]) -> Option<Self> {
+        let mut fields = line.splitn(3, |byte| *byte == b':');
+        let version = match (fields.next()?, fields.next()?) {
+            (b"0", b"") => Version::Two,
+            (_, controllers) if lists(controllers, b"cpu") => Version::One,
+            _ => return None,
+        };
+        let path = path(fields.next()?);
+        Some(Group { version, path })
+    }
+}
+
+/// A line of `/proc/self/mountinfo`: where a part of such a hierarchy can be seen.
+#[derive(Debug)]
+struct Mount {
+    version: Version,
+    /// The group at the mount point.
+    root: PathBuf,
+    point: PathBuf,
+}
+
+impl Mount {
+    /// `32 31 0:29 /root /mount/point rw,relatime shared:7 - cgroup cgroup rw,cpu`, with any number
+    /// of fields before the dash.
+    fn parse(line: &[u8]) -> Option<Self> {
+        let mut fields = line.split(|byte| *byte == b' ');
+        let root = fields.nth(3)?;
+        let point = fields.next()?;
+        fields.find(|field| *field == b"-")?;
+        let kind = fields.next()?;
+        let _source = fields.next()?;
+        let version = match (kind, fields.next()?) {
+            (b"cgroup2", _) => Version::Two,
+            (b"cgroup", options) if lists(options, b"cpu") => Version::One,
+            _ => return None,
+        };
+        let [root, point] = [root, point].map(|field| path(&unescaped(field)).to_owned());
+        let fine = root.is_absolute() && point.is_absolute();
+        fine.then_some(Mount {
+            version,
+            root,
+            point,
+        })
+    }
+
+    /// The path of a group below the mount point, if the group is at or below our root.
+    fn below<'a>(&self, group: &'a Path) -> Option<&'a Path> {
+        let rest = group.strip_prefix(&self.root).ok()?;
+        let leaves = rest.components().any(|part| part == Component::ParentDir);
+        (!leaves).then_some(rest)
+    }
+}
+
+/// The tightest limit from this group to the topmost one that can be seen.
+fn tightest(
+    group: &Group<'_>,
+    mounts: &[u8],
+    read: impl Fn(&Path) -> Option<Vec<u8>>,
+) -> Option<Quota> {
+    // The mount that shows most of what is above the group; of equal ones the last, which may hide
+    // the others.
+    let mount = lines(mounts)
+        .filter_map(Mount::parse)
+        .filter(|mount| mount.version == group.version)
+        .max_by_key(|mount| {
+            let shown = mount.below(group.path);
+            shown.map(|_| Reverse(mount.root.components().count()))
+        })?;
+    let below = mount.below(group.path).unwrap_or(Path::new(""));
+    let leaf = mount.point.join(below);
+    leaf.ancestors()
+        .take_while(|dir| dir.starts_with(&mount.point))
+        .filter_map(|dir| mount.version.limit(dir, &read))
+        .min_by(Quota::compare)
+}
+
+fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
+    text.split(|byte| *byte == b'\n')
+}
+
+/// Whether `item` is one of those between the commas.
+fn lists(list: &[u8], item: &[u8]) -> bool {
+    list.split(|byte| *byte == b',').any(|one| one == item)
+}
+
+fn path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
+}
+
+/// Undoes what the kernel does to blanks, line ends and backslashes: `\040` is a space.
+fn unescaped(field: &[u8]) -> Cow<'_, [u8]> {
+    if !field.contains(&b'\\') {
+        return Cow::Borrowed(field);
+    }
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, tail)) = rest.split_first() {
+        let byte;
+        (byte, rest) = match tail {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', tail @ ..] if first == b'\\' => {
+                let [a, b, c] = [a, b, c].map(|digit| digit - b'0');
+                (a << 6 | b << 3 | c, tail)
+            }
+            _ => (first, tail),
+        };
+        plain.push(byte);
+    }
+    Cow::Owned(plain)
+}
