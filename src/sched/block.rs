@@ -123,6 +123,9 @@ fn block_carrier(token: Entered, fiber: FiberRef) -> Entered {
             if !fiber.is_released() && carrier.owner.peek().is_some() {
                 gone = carrier.hand_over();
             }
+            if !gone {
+                carrier.shared().fire_all(); // perhaps nobody else is there to do it
+            }
         }
     }
     fiber.unblock_carrier();

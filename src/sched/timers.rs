@@ -276,6 +276,12 @@ impl Shared {
         worker.timers.fire(self.clock.set(Instant::now()));
     }
 
+    /// Fires what is due anywhere.
+    pub(crate) fn fire_all(&self) {
+        let now = self.clock.set(Instant::now());
+        self.present().iter().for_each(|w| w.timers.fire(now));
+    }
+
     /// For a worker without work: how long it may sleep. Fires what is due instead, if that is so.
     pub(crate) fn time_to_sleep(&self, worker: &Worker) -> Sleep {
         let mut next = worker.timers.until();
