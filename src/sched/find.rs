@@ -79,6 +79,7 @@ fn in_order(token: &mut Entered) -> Next {
         .count
         .is_excess(token.worker().index)
     {
+        token.local().until_shared = 1; // should it stay in service after all
         return Next::Retire;
     }
     if token.worker().timers.is_due() {

@@ -64,35 +64,28 @@ pub(crate) fn retire(token: &mut Entered) -> bool {
     if shared.workers[index].timers.active() > 0 && shared.idle.claim(0) {
         shared.rouse(&shared.workers[0], Roused::TO_WORK); // it minds them now: until when to sleep
     }
+    // Somebody may have trusted this worker to look for what was pushed (I8), and it has not.
+    shared.rouse_one(0);
     true
 }
 
-/// Gives away everything that needs a worker: fibers to all, stacks to the pool.
+/// Gives away everything that needs a worker: fibers to all, stacks to the pool. The caller rouses.
 fn empty(token: &mut Entered) {
     let shared = token.carrier().shared();
     let worker = token.worker();
-    let mut moved = false;
     if let Some(fiber) = worker.lifo.take() {
         shared.global.push(fiber);
-        moved = true;
     }
     while let Some(fiber) = worker.ring.pop() {
         shared.global.push(fiber);
-        moved = true;
     }
     worker.published.set_phase(indent_sysmon::Phase::Idle);
     let local = token.local();
     let own = std::mem::replace(&mut local.own, crate::base::list::List::new());
     let freed = local.stacks.keep(0);
     let shared = token.carrier().shared();
-    if !own.is_empty() {
-        shared.global.push_all(own);
-        moved = true;
-    }
+    shared.global.push_all(own);
     if shared.starved() > 0 {
         shared.feed_starved(shared.settings.stack_class, freed);
-    }
-    if moved {
-        shared.rouse_one(0);
     }
 }
