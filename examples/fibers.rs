@@ -75,7 +75,7 @@ fn run(runtime: &Runtime, fibers: usize) {
     let each = full.saturating_sub(empty) as f64 / fibers.max(1) as f64;
     println!(
         "stacks in use while all were parked   {:>10}",
-        parked.fibers_with_stack
+        parked.stacks_in_use
     );
     println!("memory per parked fiber               {each:>10.0} B");
     println!(
@@ -95,7 +95,7 @@ fn table(metrics: &Metrics) {
     for (i, w) in metrics.workers.iter().enumerate() {
         println!(
             "{i:>6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>8}",
-            w.dispatches, w.started, w.finished, w.steals, w.stolen, w.parks, w.sleeps
+            w.dispatches, w.started, w.finished, w.steals_total, w.stolen, w.park_count, w.sleeps
         );
     }
 }

@@ -159,7 +159,7 @@ mod child {
         release.store(true, SeqCst);
         busy.join().unwrap();
         work(&rt);
-        wait_for("a resting carrier", || rt.metrics().carriers_resting > 0);
+        wait_for("a resting carrier", || rt.metrics().carriers_spare > 0);
         rt
     }
 

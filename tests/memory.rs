@@ -154,7 +154,7 @@ mod child {
                     .as_ref()
                     .is_some_and(|h| h.fiber().phase() == Phase::Parked)
             };
-            wait_for("stacks", || rt.metrics().fibers_with_stack == n as u64);
+            wait_for("stacks", || rt.metrics().stacks_in_use == n as u64);
             wait_for("parks", || handles.iter().all(parked));
             peaks.push(measure());
             for handle in handles.iter().flatten() {
@@ -174,7 +174,7 @@ mod child {
             "the second round took more: {peaks:?}"
         );
         rt.wait_idle();
-        assert_eq!(rt.metrics().fibers_alive, 0);
+        assert_eq!(rt.metrics().tasks_alive, 0);
     }
 
     #[test]
@@ -189,7 +189,7 @@ mod child {
             for place in &mut handles {
                 *place = Some(rt.spawn(|| ()));
             }
-            assert_eq!(rt.metrics().fibers_with_stack, 1, "nobody else has run");
+            assert_eq!(rt.metrics().stacks_in_use, 1, "nobody else has run");
             peaks.push(measure());
             release.store(true, SeqCst);
             busy.join().unwrap();

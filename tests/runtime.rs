@@ -63,7 +63,7 @@ fn a_runtime_after_another_starts_from_nothing() {
                 fibers.into_iter().map(|fiber| fiber.join().unwrap()).sum()
             });
             assert_eq!(sum, 49 * 50 / 2);
-            assert_eq!(rt.metrics().fibers_spawned, 51);
+            assert_eq!(rt.metrics().tasks_spawned_total, 51);
         }
     });
 }
@@ -80,7 +80,7 @@ fn block_on_on_a_fiber_of_the_same_runtime_calls_the_closure() {
         );
         assert_eq!(indent::block_on(|| task::id().unwrap()), outer.0);
     });
-    assert_eq!(rt.metrics().fibers_spawned, 1);
+    assert_eq!(rt.metrics().tasks_spawned_total, 1);
 }
 
 #[test]
@@ -227,13 +227,13 @@ fn child_that_asks_for_the_current_runtime() {
     let seen = rt.block_on(|| {
         let here = Handle::try_current().unwrap();
         here.spawn(|| ()).join().unwrap();
-        here.metrics().fibers_spawned
+        here.metrics().tasks_spawned_total
     });
     assert_eq!(seen, 2);
     assert!(Handle::try_current().is_err());
     Handle::current().spawn(|| ()).join().unwrap(); // starts the default one
     let default = Handle::try_current().unwrap();
-    assert!(default.metrics().fibers_spawned == 1);
+    assert!(default.metrics().tasks_spawned_total == 1);
     let cpus = std::thread::available_parallelism().unwrap().get();
     assert_eq!(default.metrics().workers.len(), cpus);
     // Still the fiber's own on a fiber.
@@ -319,7 +319,7 @@ fn wait_idle_returns_when_the_last_fiber_is_over() {
             }
             rt.wait_idle();
             assert_eq!(done.load(SeqCst), 40, "round {round}");
-            assert_eq!(rt.metrics().fibers_alive, 0);
+            assert_eq!(rt.metrics().tasks_alive, 0);
         }
     });
 }
@@ -329,7 +329,7 @@ fn the_numbers_add_up() {
     common::within(60, || {
         let rt = runtime(2);
         let before = rt.metrics();
-        assert_eq!((before.fibers_spawned, before.fibers_alive), (0, 0));
+        assert_eq!((before.tasks_spawned_total, before.tasks_alive), (0, 0));
         rt.block_on(|| {
             let parked: Vec<_> = (0..10).map(|_| indent::spawn(park::park)).collect();
             let yielding: Vec<_> = (0..90).map(|_| indent::spawn(task::yield_now)).collect();
@@ -343,9 +343,9 @@ fn the_numbers_add_up() {
                 task::yield_now();
             }
             let now = Handle::current().metrics();
-            assert_eq!(now.fibers_spawned, 101);
-            assert!(now.fibers_alive >= 11);
-            assert!(now.fibers_with_stack >= 11);
+            assert_eq!(now.tasks_spawned_total, 101);
+            assert!(now.tasks_alive >= 11);
+            assert!(now.stacks_in_use >= 11);
             for fiber in parked {
                 fiber.unparker().unpark();
                 fiber.join().unwrap();
@@ -356,19 +356,19 @@ fn the_numbers_add_up() {
         let sum =
             |get: fn(&runtime::WorkerMetrics) -> u64| after.workers.iter().map(get).sum::<u64>();
         assert_eq!(after.workers.len(), 2);
-        assert_eq!((after.fibers_spawned, after.fibers_alive), (101, 0));
+        assert_eq!((after.tasks_spawned_total, after.tasks_alive), (101, 0));
         assert_eq!(sum(|w| w.spawned), 100); // one came from outside
         assert_eq!(sum(|w| w.started), 101);
         assert_eq!(sum(|w| w.finished), 101);
         // Each start, each yield, each park that waited.
         assert!(sum(|w| w.dispatches) >= 101 + 90 + 10);
-        assert!(sum(|w| w.parks) >= 10);
-        assert!(sum(|w| w.stolen) >= sum(|w| w.steals));
+        assert!(sum(|w| w.park_count) >= 10);
+        assert!(sum(|w| w.stolen) >= sum(|w| w.steals_total));
         assert_eq!(
             (
-                after.fibers_with_stack,
-                after.fibers_queued,
-                after.fibers_starved
+                after.stacks_in_use,
+                after.queue_depth_global,
+                after.tasks_starved
             ),
             (0, 0, 0)
         );
@@ -604,7 +604,7 @@ fn workers_taken_from_busy_fibers_lose_nothing() {
             let tries = taker.join().unwrap();
             println!("{workers} workers: {TAKES} of {tries} tries, {joined} children");
             rt.wait_idle();
-            assert_eq!(rt.metrics().fibers_spawned, FIBERS + 2 * joined);
+            assert_eq!(rt.metrics().tasks_spawned_total, FIBERS + 2 * joined);
         }
     });
 }
@@ -690,7 +690,7 @@ fn a_handle_does_not_keep_a_runtime_running() {
         );
         assert!(handle.spawn(|| ()).join().unwrap_err().is_cancelled());
         assert!(handle.fibers().is_empty());
-        assert_eq!(handle.metrics().fibers_alive, 0);
+        assert_eq!(handle.metrics().tasks_alive, 0);
     });
 }
 
@@ -713,4 +713,65 @@ fn a_runtime_that_is_gone_starts_no_threads() {
         std::thread::sleep(Duration::from_millis(20));
         assert_eq!((starts.load(SeqCst), handle.metrics().carriers), (1, 0));
     });
+}
+
+#[test]
+fn metrics_count_what_happened() {
+    let rt = Builder::new().workers(2).coop_budget(16).build().unwrap();
+    rt.block_on(|| {
+        for _ in 0..100 {
+            task::checkpoint(); // six budgets of 16
+        }
+        let children: Vec<_> = (0..500).map(|_| indent::spawn(park::park)).collect();
+        children.iter().for_each(|child| child.unparker().unpark());
+        children.into_iter().for_each(|child| child.join().unwrap());
+        indent::time::sleep(Duration::from_millis(30));
+    });
+    rt.wait_idle();
+    let metrics = rt.metrics();
+    let sum = |f: fn(&indent::runtime::WorkerMetrics) -> u64| -> u64 {
+        metrics.workers.iter().map(f).sum()
+    };
+    assert_eq!((metrics.tasks_spawned_total, metrics.tasks_alive), (501, 0));
+    assert_eq!(sum(|w| w.spawned), 500);
+    assert_eq!((sum(|w| w.started), sum(|w| w.finished)), (501, 501));
+    assert_eq!((metrics.timers_active, metrics.timers_fired_total), (0, 1));
+    assert_eq!(metrics.queue_depth_global, 0);
+    assert!(metrics.workers.iter().all(|w| w.queue_depth_local == 0));
+    assert!(sum(|w| w.budget_exhausted) >= 6, "{metrics:?}");
+    assert!(sum(|w| w.wakes_sent + w.wakes_coalesced) > 0, "{metrics:?}");
+    assert!(metrics.wakes_sent_outside + metrics.wakes_coalesced_outside > 0);
+    assert!(sum(|w| w.steals_total) <= sum(|w| w.steal_attempts));
+    let busy: Duration = metrics.workers.iter().map(|w| w.busy_duration).sum();
+    assert!(busy < Duration::from_secs(3600), "{metrics:?}");
+    assert_eq!(metrics.stacks_in_use, 0);
+    assert!(
+        metrics.stacks_cached > 0 || cfg!(indent_sanitize),
+        "{metrics:?}"
+    );
+    assert_eq!((metrics.workers_now, metrics.cpus_allowed), (2, 2));
+    let carriers = [
+        metrics.carriers_holding,
+        metrics.carriers_spare,
+        metrics.carriers_waiting,
+    ];
+    assert_eq!(carriers.iter().sum::<usize>(), metrics.carriers);
+    assert!((0.0..=1.0).contains(&metrics.local_hit_ratio()));
+    assert!((0.0..=1.0).contains(&metrics.steal_success_rate()));
+}
+
+#[test]
+fn a_worker_that_computes_counts_as_busy() {
+    let rt = runtime(1);
+    rt.block_on(|| {
+        let start = std::time::Instant::now();
+        while start.elapsed() < Duration::from_millis(100) {
+            std::hint::spin_loop();
+        }
+    });
+    let busy = rt.metrics().workers[0].busy_duration;
+    assert!(
+        busy > Duration::from_millis(20),
+        "{busy:?} of a hundred milliseconds"
+    );
 }

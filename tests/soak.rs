@@ -645,15 +645,15 @@ fn play(rng: &mut Rng, number: u64) -> String {
             .into_iter()
             .for_each(|t| t.join().expect("a thread"));
         stage(format!("round {number}: idle"));
-        while one.metrics().fibers_alive + two.metrics().fibers_alive > 0 {
+        while one.metrics().tasks_alive + two.metrics().tasks_alive > 0 {
             one.wait_idle();
             two.wait_idle();
         }
         for runtime in [&one, &two] {
             let metrics = runtime.metrics();
-            assert_eq!(metrics.fibers_with_stack, 0, "{metrics:?}");
-            assert_eq!(metrics.fibers_queued, 0, "{metrics:?}");
-            assert_eq!(metrics.fibers_starved, 0, "{metrics:?}");
+            assert_eq!(metrics.stacks_in_use, 0, "{metrics:?}");
+            assert_eq!(metrics.queue_depth_global, 0, "{metrics:?}");
+            assert_eq!(metrics.tasks_starved, 0, "{metrics:?}");
         }
         stage(format!("round {number}: pool"));
         let pool = std::mem::take(&mut *lock(&round.pool));
@@ -695,7 +695,7 @@ fn play(rng: &mut Rng, number: u64) -> String {
     for handle in &round.handles {
         let metrics = handle.metrics();
         assert_eq!(
-            (metrics.fibers_alive, metrics.fibers_with_stack),
+            (metrics.tasks_alive, metrics.stacks_in_use),
             (0, 0),
             "{metrics:?}"
         );

@@ -146,7 +146,7 @@ fn each_fiber_of_a_chain_spawns_the_next() {
             drop(rt.spawn(move || link(10_000, end)));
             ended.recv().unwrap();
             rt.wait_idle();
-            assert_eq!(rt.metrics().fibers_spawned, 10_001);
+            assert_eq!(rt.metrics().tasks_spawned_total, 10_001);
         }
     });
 }
@@ -206,7 +206,7 @@ fn several_threads_spawn_at_once() {
             .map(|thread| thread.join().unwrap())
             .sum();
         assert_eq!(sum, 20_000 * 19_999 / 2);
-        assert_eq!(rt.metrics().fibers_spawned, 20_000);
+        assert_eq!(rt.metrics().tasks_spawned_total, 20_000);
     });
 }
 

@@ -476,7 +476,7 @@ mod child {
         // Many at once take more slabs, but only the first time.
         let many_at_once = || {
             let fibers: Vec<_> = (0..2000).map(|_| rt.spawn(park::park)).collect();
-            wait_for("stacks", || rt.metrics().fibers_with_stack == 2000);
+            wait_for("stacks", || rt.metrics().stacks_in_use == 2000);
             fibers.iter().for_each(|fiber| fiber.unparker().unpark());
             fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
             rt.metrics().stack_slabs
@@ -504,7 +504,7 @@ mod child {
             .stack_size(64 * KIB)
             .build()
             .unwrap();
-        let limit = rt.metrics().fiber_limit.expect("guard pages are limited");
+        let limit = rt.metrics().task_limit.expect("guard pages are limited");
         assert_eq!(rt.metrics().stack_guard, Guard::Page);
         println!("limit {limit}, mappings {}", mappings());
         let done = Arc::new(AtomicUsize::new(0));
@@ -543,14 +543,14 @@ mod child {
         // Beyond the limit a plain spawn waits for a stack, until others end.
         let extra = 6000;
         fibers.extend((0..extra).map(|_| rt.spawn(body(&done))));
-        wait_for("starvation", || rt.metrics().fibers_starved > 0);
+        wait_for("starvation", || rt.metrics().tasks_starved > 0);
         println!(
             "{:?} starve, mappings {}",
-            rt.metrics().fibers_starved,
+            rt.metrics().tasks_starved,
             mappings()
         );
         assert_eq!(done.load(SeqCst), 0);
-        assert_eq!(rt.metrics().fibers_alive, fibers.len() as u64);
+        assert_eq!(rt.metrics().tasks_alive, fibers.len() as u64);
         let all = fibers.len();
         fibers.iter().for_each(|fiber| fiber.unparker().unpark());
         for fiber in fibers {
@@ -559,8 +559,8 @@ mod child {
         assert_eq!(done.load(SeqCst), all);
         rt.wait_idle();
         let metrics = rt.metrics();
-        assert_eq!((metrics.fibers_alive, metrics.fibers_starved), (0, 0));
-        assert_eq!((metrics.fibers_with_stack, metrics.fibers_queued), (0, 0));
+        assert_eq!((metrics.tasks_alive, metrics.tasks_starved), (0, 0));
+        assert_eq!((metrics.stacks_in_use, metrics.queue_depth_global), (0, 0));
         let again = rt.block_on(|| task::Builder::new().try_spawn(|| 7));
         assert_eq!(again.unwrap().join().unwrap(), 7);
         let report = rt.shutdown_timeout(Duration::from_secs(60));
@@ -589,7 +589,7 @@ mod child {
         // Small stacks can be had all the while.
         assert_eq!(rt.block_on(|| 7), 7);
         rt.wait_idle();
-        assert_eq!(rt.metrics().fibers_alive, 0);
+        assert_eq!(rt.metrics().tasks_alive, 0);
         assert_eq!(*ran.lock().unwrap(), 0);
         let report = rt.shutdown_timeout(Duration::from_secs(60));
         assert!(report.is_clean(), "{report}");

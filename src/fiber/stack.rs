@@ -409,8 +409,8 @@ impl Cache {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.free.is_empty()
+    pub(crate) fn len(&self) -> usize {
+        self.free.len()
     }
 
     /// Gives all but `n` to the pool and says how many that were. The coldest stay, as a list

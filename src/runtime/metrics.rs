@@ -1,19 +1,22 @@
 //! What a runtime has done, in numbers.
 
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
 use crate::fiber::stack::{self, Guard};
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
 
-/// Numbers of one runtime. Counters are read one after the other while the runtime goes on, so
-/// sums may be off by what happened in between.
+/// Numbers of one runtime, as they are at one moment or nearly so: counters are read one after the
+/// other while the runtime goes on, so sums may be off by what happened in between.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(2).build()?;
 /// rt.block_on(|| indent::spawn(|| ()).join().unwrap());
 /// rt.wait_idle();
 /// let metrics = rt.metrics();
-/// assert_eq!(metrics.workers.len(), 2);
-/// assert_eq!((metrics.fibers_spawned, metrics.fibers_alive), (2, 0));
+/// assert_eq!((metrics.workers_now, metrics.workers.len()), (2, 2));
+/// assert_eq!((metrics.tasks_spawned_total, metrics.tasks_alive), (2, 0));
 /// # Ok::<(), indent::StartError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -25,54 +28,79 @@ pub struct Metrics {
     pub workers_now: usize,
     /// CPUs the runtime may use: how many workers there should be.
     pub cpus_allowed: usize,
-    /// Fibers spawned since the start.
-    pub fibers_spawned: u64,
     /// Fibers that are not over.
-    pub fibers_alive: u64,
-    /// Fibers that have a stack.
-    pub fibers_with_stack: u64,
-    /// Unstarted fibers in queues.
-    pub fibers_queued: usize,
+    pub tasks_alive: u64,
+    /// Fibers spawned since the start.
+    pub tasks_spawned_total: u64,
     /// Unstarted fibers that wait for a stack.
-    pub fibers_starved: usize,
+    pub tasks_starved: usize,
+    /// Unstarted fibers in the queue all workers share.
+    pub queue_depth_global: usize,
+    /// Wakes by threads that hold no worker which had to rouse a sleeping one.
+    pub wakes_sent_outside: u64,
+    /// Wakes by threads that hold no worker which found one awake.
+    pub wakes_coalesced_outside: u64,
     /// Deadlines that have neither passed nor been given up.
     pub timers_active: usize,
     /// Deadlines that passed.
     pub timers_fired_total: u64,
-    /// Threads of this runtime.
-    pub carriers: usize,
-    /// Threads of all runtimes of the process.
-    pub process_carriers: usize,
-    /// Threads that hold no worker and run nothing.
-    pub carriers_resting: usize,
-    /// How often a thread was needed and could not be had.
-    pub carriers_refused: u64,
+    /// Stacks of fibers that are not over.
+    pub stacks_in_use: u64,
+    /// Free stacks that workers keep at hand.
+    pub stacks_cached: usize,
     /// Ranges of address space mapped for stacks, by all runtimes of the process.
     pub stack_slabs: usize,
     /// How the ends of stacks are guarded.
     pub stack_guard: Guard,
     /// How many fibers there can be at once, where guards need mappings of their own.
-    pub fiber_limit: Option<usize>,
+    pub task_limit: Option<usize>,
+    /// Threads of this runtime that run fibers: the sum of the next three.
+    pub carriers: usize,
+    /// Threads that hold a worker.
+    pub carriers_holding: usize,
+    /// Threads that hold no worker and run nothing.
+    pub carriers_spare: usize,
+    /// Threads in the middle of a fiber, without a worker: they wait for one, or the fiber blocks
+    /// its thread.
+    pub carriers_waiting: usize,
+    /// How often a thread was needed and could not be had.
+    pub carriers_refused: u64,
+    /// Threads of all runtimes of the process that run fibers.
+    pub process_carriers: usize,
 }
 
 /// Numbers of one worker.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WorkerMetrics {
-    /// Fibers spawned by fibers it ran.
-    pub spawned: u64,
+    /// Unstarted fibers in its own queue.
+    pub queue_depth_local: usize,
+    /// Time it was awake, sampled once a millisecond by the thread that watches it.
+    pub busy_duration: Duration,
     /// Times it switched to a fiber.
     pub dispatches: u64,
+    /// Dispatches of a fiber straight from the shared queue.
+    pub dispatches_shared: u64,
+    /// Fibers spawned by fibers it ran.
+    pub spawned: u64,
     /// Fibers it started.
     pub started: u64,
     /// Fibers that ended on it.
     pub finished: u64,
     /// Times it stole from another worker.
-    pub steals: u64,
-    /// Fibers it got that way.
+    pub steals_total: u64,
+    /// Times it looked through the others' queues for something to steal.
+    pub steal_attempts: u64,
+    /// Fibers it got by stealing.
     pub stolen: u64,
-    /// Parks that really waited.
-    pub parks: u64,
+    /// Parks of its fibers that really waited.
+    pub park_count: u64,
+    /// Wakes and spawns by its fibers that had to rouse a sleeping worker.
+    pub wakes_sent: u64,
+    /// Wakes and spawns by its fibers that found a worker awake, or already roused.
+    pub wakes_coalesced: u64,
+    /// Times a fiber used up its budget of operations and gave way.
+    pub budget_exhausted: u64,
     /// Times it went to sleep.
     pub sleeps: u64,
     /// Times it moved to another carrier.
@@ -85,13 +113,20 @@ impl WorkerMetrics {
     fn of(worker: &Worker) -> Self {
         let counters = &worker.counters;
         WorkerMetrics {
-            spawned: counters.spawned.get(),
+            queue_depth_local: worker.ring.len() + usize::from(!worker.lifo.is_empty()),
+            busy_duration: worker.published.busy(),
             dispatches: worker.published.dispatches(),
+            dispatches_shared: counters.from_shared.get(),
+            spawned: counters.spawned.get(),
             started: counters.started.get(),
             finished: counters.finished.get(),
-            steals: counters.steals.get(),
+            steals_total: counters.steals.get(),
+            steal_attempts: counters.steal_attempts.get(),
             stolen: counters.stolen.get(),
-            parks: counters.parks.get(),
+            park_count: counters.parks.get(),
+            wakes_sent: counters.wakes_sent.get(),
+            wakes_coalesced: counters.wakes_coalesced.get(),
+            budget_exhausted: counters.budget_exhausted.get(),
             sleeps: counters.sleeps.get(),
             moves: counters.moves.get(),
             overflows: counters.overflows.get(),
@@ -105,26 +140,70 @@ impl Metrics {
             .iter()
             .map(WorkerMetrics::of)
             .collect();
+        let cached = shared.workers.iter().map(|w| w.stacks_cached.load(Relaxed));
+        let carriers = shared.carrier_threads();
+        let holding = shared.holding_carriers().min(carriers);
+        let spare = shared.resting_carriers().min(carriers - holding);
         Metrics {
-            timers_active: shared.timers_active(),
-            timers_fired_total: shared.timers_fired(),
+            workers,
             workers_now: shared.workers_now(),
             cpus_allowed: shared.count.allowed(),
-            fibers_spawned: shared.spawned(),
-            fibers_alive: shared.alive(),
-            fibers_with_stack: shared.with_stack(),
-            fibers_queued: shared.queued(),
-            fibers_starved: shared.starved(),
-            carriers: shared.carrier_threads(),
-            process_carriers: crate::sched::carrier::process_carriers(),
-            carriers_resting: shared.resting_carriers(),
-            carriers_refused: shared
-                .refused_carriers
-                .load(std::sync::atomic::Ordering::Relaxed),
+            tasks_alive: shared.alive(),
+            tasks_spawned_total: shared.spawned(),
+            tasks_starved: shared.starved(),
+            queue_depth_global: shared.queued_for_all(),
+            wakes_sent_outside: shared.outside_wakes_sent.load(Relaxed),
+            wakes_coalesced_outside: shared.outside_wakes_coalesced.load(Relaxed),
+            timers_active: shared.timers_active(),
+            timers_fired_total: shared.timers_fired(),
+            stacks_in_use: shared.with_stack(),
+            stacks_cached: cached.sum(),
             stack_slabs: stack::slabs(),
             stack_guard: shared.settings.guard,
-            fiber_limit: shared.fiber_limit,
-            workers,
+            task_limit: shared.fiber_limit,
+            carriers,
+            carriers_holding: holding,
+            carriers_spare: spare,
+            carriers_waiting: carriers - holding - spare,
+            carriers_refused: shared.refused_carriers.load(Relaxed),
+            process_carriers: crate::sched::carrier::process_carriers(),
         }
     }
+
+    /// The share of dispatches that found their fiber in the worker's own queues, rather than in the
+    /// shared one or another worker's; 1 if there were none.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// rt.block_on(|| (0..1000).for_each(|_| indent::task::yield_now()));
+    /// assert!(rt.metrics().local_hit_ratio() > 0.9);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn local_hit_ratio(&self) -> f64 {
+        let dispatches: u64 = self.workers.iter().map(|w| w.dispatches).sum();
+        let elsewhere = self
+            .workers
+            .iter()
+            .map(|w| w.dispatches_shared + w.steals_total);
+        1.0 - share(elsewhere.sum::<u64>().min(dispatches), dispatches)
+    }
+
+    /// The share of looks through the others' queues that found something; 0 if there were none.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(2).build()?;
+    /// rt.block_on(|| ());
+    /// assert!((0.0..=1.0).contains(&rt.metrics().steal_success_rate()));
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn steal_success_rate(&self) -> f64 {
+        let attempts = self.workers.iter().map(|w| w.steal_attempts).sum();
+        let steals: u64 = self.workers.iter().map(|w| w.steals_total).sum();
+        share(steals.min(attempts), attempts)
+    }
+}
+
+/// None of nothing is none.
+fn share(part: u64, whole: u64) -> f64 {
+    part as f64 / whole.max(1) as f64
 }

@@ -102,7 +102,7 @@ impl Runtime {
     ///     drop(rt.spawn(indent::task::yield_now));
     /// }
     /// rt.wait_idle();
-    /// assert_eq!(rt.metrics().fibers_alive, 0);
+    /// assert_eq!(rt.metrics().tasks_alive, 0);
     /// # Ok::<(), indent::StartError>(())
     /// ```
     ///
@@ -285,7 +285,7 @@ impl Handle {
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
     /// rt.block_on(|| ());
-    /// assert_eq!(rt.handle().metrics().fibers_spawned, 1);
+    /// assert_eq!(rt.handle().metrics().tasks_spawned_total, 1);
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn metrics(&self) -> Metrics {
@@ -345,7 +345,7 @@ impl Handle {
     fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(name)
             .field("workers", &self.shared.count.allowed())
-            .field("fibers_alive", &self.shared.alive())
+            .field("tasks_alive", &self.shared.alive())
             .finish()
     }
 }

@@ -176,6 +176,7 @@ pub(crate) fn charge() {
     if left > 0 {
         budget.set(left - 1);
     } else {
+        token.worker().counters.budget_exhausted.add(1);
         drop(token);
         leave(&here, Back::Yielded); // the next dispatch brings a new budget
     }

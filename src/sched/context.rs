@@ -21,6 +21,7 @@ use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::fiber::FiberRef;
@@ -184,6 +185,13 @@ impl Entered {
         // borrowed mutably, tokens are not `Clone`, and `enter` nests only over code that holds no
         // such reference (user code).
         unsafe { &mut *self.worker().local.get() }
+    }
+
+    /// Shows others how many stacks this worker keeps.
+    #[inline]
+    pub(crate) fn show_stacks(&mut self) {
+        let cached = self.local().stacks.len();
+        self.worker().stacks_cached.store(cached, Relaxed);
     }
 
     /// Gives the token up but leaves the mark: the other side of a switch has it now.

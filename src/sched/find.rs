@@ -145,7 +145,7 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
     if let Some(fiber) = token.worker().lifo.take() {
         let shared = token.carrier().shared();
         shared.push_local(token.worker(), fiber);
-        shared.rouse_one(token.worker().index + 1); // the monitor minds slots, not rings
+        shared.rouse_from(token.worker()); // the monitor minds slots, not rings
     }
     None
 }
@@ -198,13 +198,14 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
     let share = (len / shared.count.allowed() + 1)
         .min(BATCH)
         .min(shared.settings.local_queue / 2);
+    token.worker().counters.from_shared.add(1);
     let mut taken = shared.global.pop(share.max(1));
     let first = taken.pop().map(popped);
     if !taken.is_empty() {
         while let Some(fiber) = taken.pop() {
             shared.push_local(token.worker(), popped(fiber));
         }
-        shared.rouse_one(token.worker().index + 1); // they were nowhere for a moment (I8)
+        shared.rouse_from(token.worker()); // they were nowhere for a moment (I8)
     }
     first
 }
@@ -213,6 +214,9 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
 fn steal(token: &mut Entered) -> Option<FiberRef> {
     let n = token.carrier().shared().count.present();
     let start = token.local().rng.below(n);
+    if n > 1 {
+        token.worker().counters.steal_attempts.add(1);
+    }
     for step in 0..n {
         let (me, victim) = (token.worker(), (start + step) % n);
         if victim == me.index {
@@ -228,7 +232,7 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
             me.counters.steals.add(1);
             me.counters.stolen.add(me.ring.len() as u64 + 1);
             if !me.ring.is_empty() {
-                token.carrier().shared().rouse_one(me.index + 1); // as in `from_global`
+                token.carrier().shared().rouse_from(me); // as in `from_global`
             }
             return Some(fiber);
         }

@@ -24,7 +24,7 @@
 //! | `shutdown` | the five steps |
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, OnceLock, Weak};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::Duration;
@@ -127,6 +127,8 @@ pub(crate) struct Shared {
     /// Records for spawns from threads that hold no worker.
     outside: Mutex<Option<Slab>>,
     outside_spawned: AtomicU64,
+    pub(crate) outside_wakes_sent: AtomicU64,
+    pub(crate) outside_wakes_coalesced: AtomicU64,
     /// Unstarted fibers for which there was no stack, by class.
     starved: [Inject; stack::CLASSES],
     starved_count: AtomicUsize,
@@ -185,6 +187,8 @@ impl Shared {
             resizing: std::sync::Mutex::new(()),
             outside: Mutex::new(Some(Slab::obtain())),
             outside_spawned: AtomicU64::new(0),
+            outside_wakes_sent: AtomicU64::new(0),
+            outside_wakes_coalesced: AtomicU64::new(0),
             starved: std::array::from_fn(|_| Inject::new()),
             starved_count: AtomicUsize::new(0),
             starved_reported: AtomicBool::new(false),
@@ -256,10 +260,29 @@ impl Shared {
         self.rouse_one(carrier);
     }
 
-    /// After a push that any worker may take: rouses one if none is looking.
-    fn rouse_one(&self, start: usize) {
-        if let Some(index) = self.idle.submit(start) {
+    /// After a push that any worker may take: rouses one if none is looking; true if it did.
+    fn rouse_one(&self, start: usize) -> bool {
+        let roused = self.idle.submit(start);
+        if let Some(index) = roused {
             self.rouse(&self.workers[index], Roused::TO_SEARCH);
+        }
+        roused.is_some()
+    }
+
+    /// The same by the holder of a worker, which counts it.
+    #[inline]
+    fn rouse_from(&self, worker: &Worker) {
+        let sent = self.rouse_one(worker.index + 1);
+        worker.counters.count_wake(sent);
+    }
+
+    /// Counts a wake by whoever calls: on the caller's worker, if it holds one.
+    fn count_wake(&self, sent: bool) {
+        let token = context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
+        match token {
+            Some(token) => token.worker().counters.count_wake(sent),
+            None if sent => drop(self.outside_wakes_sent.fetch_add(1, Relaxed)),
+            None => drop(self.outside_wakes_coalesced.fetch_add(1, Relaxed)),
         }
     }
 
@@ -293,8 +316,14 @@ impl Shared {
         self.resting.len()
     }
 
-    pub(crate) fn queued(&self) -> usize {
-        self.global.len() + self.present().iter().map(|w| w.ring.len()).sum::<usize>()
+    /// Those that hold a worker.
+    pub(crate) fn holding_carriers(&self) -> usize {
+        let carriers = self.carriers.iter().filter_map(|carrier| carrier.get());
+        carriers.filter(|c| c.owner.peek().is_some()).count()
+    }
+
+    pub(crate) fn queued_for_all(&self) -> usize {
+        self.global.len()
     }
 
     pub(crate) fn starved(&self) -> usize {

@@ -83,6 +83,7 @@ fn empty(token: &mut Entered) {
     let local = token.local();
     let own = std::mem::replace(&mut local.own, crate::base::list::List::new());
     let freed = local.stacks.keep(0);
+    token.show_stacks();
     let shared = token.carrier().shared();
     shared.global.push_all(own);
     if shared.starved() > 0 {

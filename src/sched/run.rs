@@ -122,6 +122,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
         token.carrier().shared().starve(fiber);
         return false;
     };
+    token.show_stacks();
     let carrier = token.carrier();
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     fiber.home.store(
@@ -183,6 +184,7 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     if token.carrier().shared().starved() > 0 {
         token.local().stacks.keep(0); // whoever is fed by this end may run elsewhere
     }
+    token.show_stacks();
     let carrier = token.carrier();
     carrier.started.set(carrier.started.get() - 1);
     let shared = carrier.shared();

@@ -56,7 +56,7 @@ impl Search {
         self.rounds = 0;
         self.spins_until = None;
         if std::mem::take(&mut self.searching) && shared.idle.found() {
-            shared.rouse_one(worker + 1);
+            shared.rouse_from(&shared.workers[worker]);
         }
     }
 
@@ -97,7 +97,8 @@ impl Search {
 
     fn sleep(&mut self, token: &mut Entered) {
         let me = token.worker().index;
-        let keeps_stacks = !token.local().stacks.is_empty();
+        token.show_stacks();
+        let keeps_stacks = token.local().stacks.len() > 0;
         let (carrier, worker) = (token.carrier(), token.worker());
         let shared = carrier.shared();
         shared

@@ -112,7 +112,7 @@ impl Shared {
             None => {} // the usual case; the monitor minds the slot
             Some(older) => {
                 self.push_local(worker, older);
-                self.rouse_one(worker.index + 1);
+                self.rouse_from(worker);
             }
         }
     }
@@ -122,7 +122,8 @@ impl Shared {
             self.assign(assigned as usize, fiber);
         } else if !self.assign_if_asleep(preferred, fiber) {
             self.global.push(fiber);
-            self.rouse_one(0);
+            let sent = self.rouse_one(0);
+            self.count_wake(sent);
         }
     }
 

@@ -144,9 +144,11 @@ fn rouse_for_inbox(carrier: &Carrier) {
         Some(worker) => {
             // SAFETY: workers live as long as `Shared`.
             let worker = unsafe { worker.as_ref() };
-            if shared.idle.claim(worker.index) {
+            let asleep = shared.idle.claim(worker.index);
+            if asleep {
                 shared.rouse(worker, Roused::TO_WORK);
             }
+            shared.count_wake(asleep);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use indent_sysmon::Slot as Published;
 
@@ -29,6 +29,8 @@ pub(crate) struct Worker {
     pub(crate) published: Published,
     /// Deadlines of fibers that parked on it.
     pub(crate) timers: Timers,
+    /// How many stacks `local` keeps at hand.
+    pub(crate) stacks_cached: AtomicUsize,
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
     /// The carrier that holds or last held this worker.
@@ -59,9 +61,25 @@ pub(crate) struct Counters {
     pub(crate) steals: Count,
     pub(crate) stolen: Count,
     pub(crate) parks: Count,
+    pub(crate) steal_attempts: Count,
+    pub(crate) from_shared: Count,
+    pub(crate) budget_exhausted: Count,
+    pub(crate) wakes_sent: Count,
+    pub(crate) wakes_coalesced: Count,
     pub(crate) sleeps: Count,
     pub(crate) moves: Count,
     pub(crate) overflows: Count,
+}
+
+impl Counters {
+    /// A wake was sent to a worker that slept, or was not needed.
+    pub(crate) fn count_wake(&self, sent: bool) {
+        if sent {
+            self.wakes_sent.add(1);
+        } else {
+            self.wakes_coalesced.add(1);
+        }
+    }
 }
 
 /// A counter with one writer at a time.
@@ -112,6 +130,7 @@ impl Worker {
             assigned: Inbox::new(),
             published: Published::new(),
             timers: Timers::new(),
+            stacks_cached: AtomicUsize::new(0),
             overran: AtomicU64::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             roused: AtomicU8::new(Roused::NO),
