@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod base; // L0
+mod blocking; // L5
 mod driver; // L2
 mod error; // L0
 mod fiber; // L1

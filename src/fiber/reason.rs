@@ -18,6 +18,10 @@ pub enum ParkReason {
     Join = 2,
     /// Waits for a closure in another runtime.
     BlockOn = 3,
+    /// [`blocking`](crate::runtime::blocking): waits for a closure on a thread that may block.
+    Blocking = 4,
+    /// [`compute`](crate::runtime::compute): waits for a closure on a thread that computes.
+    Compute = 5,
     /// Waits for time to pass.
     Sleep = 6,
 }
@@ -28,6 +32,8 @@ impl ParkReason {
             1 => ParkReason::Park,
             2 => ParkReason::Join,
             3 => ParkReason::BlockOn,
+            4 => ParkReason::Blocking,
+            5 => ParkReason::Compute,
             6 => ParkReason::Sleep,
             _ => ParkReason::None,
         }
@@ -41,6 +47,8 @@ impl std::fmt::Display for ParkReason {
             ParkReason::Park => "park",
             ParkReason::Join => "join",
             ParkReason::BlockOn => "block_on",
+            ParkReason::Blocking => "blocking",
+            ParkReason::Compute => "compute",
             ParkReason::Sleep => "sleep",
         })
     }

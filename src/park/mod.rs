@@ -24,6 +24,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub(crate) mod lend;
+
 pub use crate::fiber::reason::ParkReason;
 pub use crate::fiber::state::Woken;
 

@@ -19,6 +19,7 @@ pub use builder::Builder;
 pub use config::Rounding;
 pub use metrics::{Metrics, WorkerMetrics};
 
+pub use crate::blocking::blocking;
 pub use crate::fiber::stack::Guard;
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 
@@ -228,6 +229,23 @@ impl Handle {
         unsafe { task::Builder::new().spawn_in(&self.shared, location, f) }
     }
 
+    /// As [`spawn_blocking`], on this runtime.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let read = rt.handle().spawn_blocking(|| std::fs::read_to_string("Cargo.toml"));
+    /// assert!(read.join().unwrap().is_ok());
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    #[track_caller]
+    pub fn spawn_blocking<F, T>(&self, f: F) -> JoinHandle<T>
+    where
+        F: FnOnce() -> T + Send + 'static,
+        T: Send + 'static,
+    {
+        self.spawn(|| blocking(f))
+    }
+
     /// Runs the closure on a fiber of this runtime and waits for it. The closure may borrow from
     /// the caller, who does not leave before it is done. A panic in it goes on in the caller.
     ///
@@ -385,6 +403,27 @@ where
     T: Send,
 {
     Handle::current().block_on(f)
+}
+
+/// Starts a fiber that runs the closure by [`blocking`], on the runtime where
+/// [`spawn`](crate::spawn) would start it.
+///
+/// The fiber can be joined, is listed like any other, and if the runtime is shut down before it
+/// has started, the closure does not run.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let slow = indent::runtime::spawn_blocking(|| std::thread::sleep(Duration::from_millis(1)));
+/// slow.join().unwrap();
+/// ```
+#[track_caller]
+pub fn spawn_blocking<F, T>(f: F) -> JoinHandle<T>
+where
+    F: FnOnce() -> T + Send + 'static,
+    T: Send + 'static,
+{
+    crate::task::spawn(|| blocking(f))
 }
 
 /// Yields, and lets the worker go on with another thread; the caller goes on when a worker is

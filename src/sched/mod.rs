@@ -21,6 +21,7 @@
 //! | `limit` | time limits |
 //! | `gate` | how many fibers may unwind at once |
 //! | `watch` | what the watching threads see and do |
+//! | `service` | what layers above keep in a runtime: pools of threads |
 //! | `shutdown` | the five steps |
 
 use std::ptr::NonNull;
@@ -48,6 +49,7 @@ pub(crate) mod limit;
 mod owner;
 mod resize;
 pub(crate) mod run;
+pub(crate) mod service;
 pub(crate) mod shutdown;
 mod sleep;
 pub(crate) mod spawn;
@@ -76,13 +78,6 @@ pub(crate) struct Settings {
     /// How many CPUs may be used now, and so how many workers there should be; at least one.
     pub(crate) count_cpus: Arc<dyn Fn() -> usize + Send + Sync>,
     pub(crate) max_carriers: usize,
-    #[expect(dead_code, reason = "until there is a pool for blocking calls")]
-    pub(crate) blocking_threads: usize,
-    #[expect(dead_code, reason = "until there is a pool for blocking calls")]
-    pub(crate) blocking_keep_alive: Duration,
-    /// `None`: as many as there are workers.
-    #[expect(dead_code, reason = "until there is a pool for computations")]
-    pub(crate) compute_threads: Option<usize>,
     pub(crate) stack_class: u8,
     pub(crate) guard: Guard,
     pub(crate) budget: u32,
@@ -94,6 +89,12 @@ pub(crate) struct Settings {
     pub(crate) timer_resolution: Duration,
     pub(crate) local_queue: usize,
     pub(crate) global_interval: u32,
+    /// Most threads for calls that block.
+    pub(crate) blocking_threads: usize,
+    /// How long such a thread stays without work.
+    pub(crate) blocking_keep_alive: Duration,
+    /// Threads that compute, if not one per worker.
+    pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
     pub(crate) on_start: Option<Hook>,
     pub(crate) on_stop: Option<Hook>,
@@ -149,6 +150,7 @@ pub(crate) struct Shared {
     ended_signal: Condvar,
     clock: timers::Clock,
     watchers: watch::Watchers,
+    pub(crate) services: service::Services,
 }
 
 // No user code runs while the scheduler's state is half-changed, so a panic leaves it whole.
@@ -204,11 +206,12 @@ impl Shared {
             ended_signal: Condvar::new(),
             clock: timers::Clock::new(settings.timer_resolution),
             watchers: watch::Watchers::new(),
+            services: service::Services::new(),
             settings,
         });
         let begun = shared.start_threads();
         if begun.is_err() {
-            shared.stop_threads(None);
+            shared.stop_threads(shared.patience(None));
         }
         begun.map(|()| shared)
     }

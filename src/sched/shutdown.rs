@@ -6,7 +6,7 @@
 //! 3. Wait for all, at most the timeout.
 //! 4. What remains is abandoned: its thread, stack and everything shared are left alone, never
 //!    freed, and listed.
-//! 5. Stop and join the other threads.
+//! 5. Close what layers above keep here (pools), stop and join the other threads.
 //!
 //! Fibers that park while they unwind each block a carrier, so only so many may unwind at once
 //! (`gate.rs`); the others are asked as those end.
@@ -14,6 +14,7 @@
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::thread::JoinHandle as ThreadHandle;
 use std::time::{Duration, Instant};
 
 use crate::base::loom::{heavy_barrier, lock};
@@ -56,7 +57,9 @@ pub struct ShutdownReport {
     /// Fibers that did not end in time. Their threads, their stacks and what the runtime shares
     /// are left as they are.
     pub abandoned: Vec<Abandoned>,
-    /// Threads left to those fibers.
+    /// Threads left to those fibers, those included on which a
+    /// [`blocking`](crate::runtime::blocking) or [`compute`](crate::runtime::compute) call of theirs
+    /// still runs.
     pub threads_left: usize,
 }
 
@@ -98,6 +101,23 @@ impl fmt::Display for ShutdownReport {
     }
 }
 
+/// Joins threads that were told to end; the number of those that have not ended by then.
+pub(crate) fn join_until(
+    patience: Instant,
+    threads: impl Iterator<Item = ThreadHandle<()>>,
+) -> usize {
+    let mut threads: Vec<_> = threads.collect();
+    loop {
+        let (over, left): (Vec<_>, Vec<_>) = threads.into_iter().partition(|t| t.is_finished());
+        over.into_iter().for_each(|thread| drop(thread.join()));
+        if left.is_empty() || Instant::now() >= patience {
+            return left.len();
+        }
+        threads = left;
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
 impl Shared {
     pub(crate) fn shut_down(&self, timeout: Duration) -> ShutdownReport {
         let deadline = Instant::now().checked_add(timeout);
@@ -108,7 +128,8 @@ impl Shared {
             std::mem::forget(self.arc());
         }
         let abandoned = self.list_abandoned();
-        let threads_left = self.stop_threads(deadline);
+        let mut threads_left = self.services.close(self.patience(deadline));
+        threads_left += self.stop_threads(self.patience(deadline)); // the others get a moment, too
         ShutdownReport {
             abandoned,
             threads_left,
@@ -183,29 +204,23 @@ impl Shared {
         list
     }
 
+    /// How long step 5 waits. Threads without fibers end at once; give them a moment even after the
+    /// deadline.
+    pub(crate) fn patience(&self, deadline: Option<Instant>) -> Instant {
+        let busy = self.alive() > 0;
+        let patience = Instant::now() + Duration::from_millis(if busy { 50 } else { 5000 });
+        deadline.map_or(patience, |deadline| deadline.max(patience))
+    }
+
     /// Step 5: ends all threads that come back to the scheduler; the number of those that do not.
-    pub(crate) fn stop_threads(&self, deadline: Option<Instant>) -> usize {
+    pub(crate) fn stop_threads(&self, patience: Instant) -> usize {
         self.stopping.store(true, SeqCst);
         self.watchers.stop();
         for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
             carrier.bell.ring();
         }
-        let busy = self.alive() > 0;
-        // Threads without fibers end at once; give them a moment even after the deadline.
-        let patience = Instant::now() + Duration::from_millis(if busy { 50 } else { 5000 });
-        let patience = deadline.map_or(patience, |deadline| deadline.max(patience));
-        let mut threads = std::mem::take(&mut *lock(&self.threads));
-        loop {
-            let (over, left): (Vec<_>, Vec<_>) = threads
-                .into_iter()
-                .partition(|(_, thread)| thread.is_finished());
-            over.into_iter().for_each(|(_, thread)| drop(thread.join()));
-            if left.is_empty() || Instant::now() >= patience {
-                return left.len();
-            }
-            threads = left;
-            std::thread::sleep(Duration::from_micros(100));
-        }
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        join_until(patience, threads.into_iter().map(|(_, thread)| thread))
     }
 
     /// Calls `see` with every fiber of this runtime that is not off its stack for good.

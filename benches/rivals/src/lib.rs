@@ -18,6 +18,9 @@ pub const WORKERS: usize = 2;
 /// Fibers that yield at the same time in [`Shape::Yield`].
 pub const YIELDING_FIBERS: u64 = 1_000;
 
+/// Fibers that make blocking calls at the same time in [`Shape::Blocking`].
+pub const BLOCKING_FIBERS: u64 = 64;
+
 /// What the waking thread does between two rounds of a wake shape.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Gap {
@@ -68,6 +71,41 @@ pub trait Rival {
     /// Parks a fiber that a plain thread wakes `rounds` times with [`Rounds::drive`], to which
     /// `gap` is passed on. Returns the time that took, without the gaps.
     fn wake(&self, rounds: u64, gap: Gap) -> Duration;
+
+    /// Spawns `fibers` fibers that each, `calls` times and one after the other, have a closure that
+    /// returns at once run by a thread that may block. Returns how many calls were made in total.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such thing; `run` does not ask then.
+    fn blocking(&self, fibers: u64, calls: u64) -> u64 {
+        panic!("no threads for {calls} blocking calls of {fibers} fibers");
+    }
+
+    /// As `blocking`, but each call is spawned, and then joined.
+    ///
+    /// # Panics
+    ///
+    /// As `blocking`.
+    fn spawn_blocking(&self, fibers: u64, calls: u64) -> u64 {
+        self.blocking(fibers, calls)
+    }
+
+    /// From a fiber, adds up [`mixed`] of the numbers below `count`, on all CPUs.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such thing; `run` does not ask then.
+    fn compute(&self, count: u64) -> u64 {
+        panic!("no threads that compute {count} numbers");
+    }
+}
+
+/// One number of [`Shape::Compute`]: enough work that the compiler cannot do it all by itself.
+#[must_use]
+pub fn mixed(number: u64) -> u64 {
+    let n = (number ^ (number >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    n ^ (n >> 29)
 }
 
 /// A benchmark shape.
@@ -83,16 +121,28 @@ pub enum Shape {
     Wake,
     /// A plain thread wakes a fiber of a runtime that has been idle for a while.
     WakeIdle,
+    /// Many fibers make blocking calls that return at once.
+    Blocking,
+    /// One fiber does.
+    BlockingOne,
+    /// Many fibers spawn such calls and join them.
+    SpawnBlocking,
+    /// A parallel sum.
+    Compute,
 }
 
 impl Shape {
     /// All shapes.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 9] = [
         Self::SpawnJoin,
         Self::Yield,
         Self::Chain,
         Self::Wake,
         Self::WakeIdle,
+        Self::Blocking,
+        Self::BlockingOne,
+        Self::SpawnBlocking,
+        Self::Compute,
     ];
 
     /// The name on the command line and in the output.
@@ -104,6 +154,10 @@ impl Shape {
             Self::Chain => "chain",
             Self::Wake => "wake",
             Self::WakeIdle => "wake_idle",
+            Self::Blocking => "blocking",
+            Self::BlockingOne => "blocking_one",
+            Self::SpawnBlocking => "spawn_blocking",
+            Self::Compute => "compute",
         }
     }
 
@@ -118,7 +172,9 @@ impl Shape {
     pub fn default_ops(self) -> u64 {
         match self {
             Self::SpawnJoin | Self::Yield | Self::Chain => 1_000_000,
-            Self::Wake => 100_000,
+            Self::Blocking | Self::SpawnBlocking => 1_000_000,
+            Self::Wake | Self::BlockingOne => 100_000,
+            Self::Compute => 100_000_000,
             Self::WakeIdle => 5_000,
         }
     }
@@ -150,6 +206,27 @@ impl Shape {
             }
             Self::Wake => (ops, rival.wake(ops, Gap::SHORT)),
             Self::WakeIdle => (ops, rival.wake(ops, Gap::IDLE)),
+            Self::Blocking | Self::BlockingOne | Self::SpawnBlocking => {
+                let fibers = match self {
+                    Self::BlockingOne => 1,
+                    _ => BLOCKING_FIBERS,
+                };
+                let each = ops.div_ceil(fibers);
+                let made = match self {
+                    Self::SpawnBlocking => rival.spawn_blocking(fibers, each),
+                    _ => rival.blocking(fibers, each),
+                };
+                let time = start.elapsed();
+                assert_eq!(made, fibers * each, "a call was lost");
+                (made, time)
+            }
+            Self::Compute => {
+                let sum = rival.compute(ops);
+                let time = start.elapsed();
+                let expected = (0..ops).fold(0u64, |sum, n| sum.wrapping_add(mixed(n)));
+                assert_eq!(sum, expected, "the sum is wrong");
+                (ops, time)
+            }
         }
     }
 }

@@ -31,7 +31,30 @@ fn link(left: u64, done: Arc<Done>) {
     }
 }
 
+impl Indent {
+    /// Spawns `fibers` fibers that make `calls` calls each; returns how many were made.
+    fn call(&self, fibers: u64, calls: u64, call: fn(u64) -> u64) -> u64 {
+        self.0.block_on(move || {
+            let body = move || (0..calls).map(|_| call(1)).sum();
+            let handles: Vec<_> = (0..fibers).map(|_| indent::spawn(body)).collect();
+            let made = |handle: indent::JoinHandle<u64>| handle.join().expect("no fiber panics");
+            handles.into_iter().map(made).sum()
+        })
+    }
+}
+
 impl Rival for Indent {
+    fn blocking(&self, fibers: u64, calls: u64) -> u64 {
+        self.call(fibers, calls, |n| runtime::blocking(|| n))
+    }
+
+    fn spawn_blocking(&self, fibers: u64, calls: u64) -> u64 {
+        self.call(fibers, calls, |n| {
+            let call = runtime::spawn_blocking(move || n);
+            call.join().expect("no call panics")
+        })
+    }
+
     fn spawn_join(&self, count: u64) -> u64 {
         self.0.block_on(move || {
             let handles: Vec<_> = (0..count)

@@ -71,6 +71,27 @@ impl Rival for Tokio {
         })
     }
 
+    fn blocking(&self, fibers: u64, calls: u64) -> u64 {
+        self.on_worker(async move {
+            let handles: Vec<_> = (0..fibers)
+                .map(|_| {
+                    tokio::spawn(async move {
+                        let mut made = 0;
+                        for _ in 0..calls {
+                            made += task::spawn_blocking(|| 1).await.expect("no call panics");
+                        }
+                        made
+                    })
+                })
+                .collect();
+            let mut sum = 0;
+            for handle in handles {
+                sum += handle.await.expect("no task panics");
+            }
+            sum
+        })
+    }
+
     fn chain(&self, count: u64) {
         self.on_worker(async move {
             let (done, end) = oneshot::channel();

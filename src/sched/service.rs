@@ -1,0 +1,76 @@
+//! What layers above keep in a runtime, without the scheduler knowing what it is: pools of threads.
+//!
+//! There is one place per [`Kind`], filled with the first use and kept until the runtime is dropped.
+//! A shutdown closes what is there; in between, somebody who has time *tends* to it: a pool that the
+//! system has refused threads is not left alone with its queue.
+
+use std::any::Any;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::sched::Shared;
+
+/// A part of a runtime with threads of its own.
+pub(crate) trait Service: Any + Send + Sync {
+    /// Ends its threads, waiting until `patience` at most; the number of those that did not end. What
+    /// they touch stays valid all the same.
+    fn close(&self, patience: Instant) -> usize;
+
+    /// Does what could not be done when it was due; says after what time it wants to be called
+    /// again, if there is need.
+    fn tend(&self) -> Option<Duration>;
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    Blocking,
+    Compute,
+}
+
+pub(crate) struct Services([OnceLock<Box<dyn Service>>; 2]);
+
+impl Services {
+    pub(crate) fn new() -> Self {
+        Services([const { OnceLock::new() }; 2])
+    }
+
+    /// The service of that kind, made if there is none. A kind has one type.
+    pub(crate) fn get<S: Service>(&self, kind: Kind, make: impl FnOnce() -> S) -> &S {
+        let service = self.0[kind as usize].get_or_init(|| Box::new(make()));
+        downcast(&**service)
+    }
+
+    /// The service of that kind, if there is one.
+    pub(crate) fn find<S: Service>(&self, kind: Kind) -> Option<&S> {
+        self.0[kind as usize]
+            .get()
+            .map(|service| downcast(&**service))
+    }
+
+    fn each(&self) -> impl Iterator<Item = &dyn Service> {
+        self.0.iter().filter_map(OnceLock::get).map(|s| &**s)
+    }
+
+    /// Closes all; the number of threads that did not end.
+    pub(crate) fn close(&self, patience: Instant) -> usize {
+        self.each().map(|service| service.close(patience)).sum()
+    }
+
+    /// Tends to all; after what time this is to be done again, if at all.
+    pub(crate) fn tend(&self) -> Option<Duration> {
+        self.each().filter_map(Service::tend).min()
+    }
+}
+
+fn downcast<S: Service>(service: &dyn Service) -> &S {
+    let any: &dyn Any = service;
+    any.downcast_ref().expect("a kind of service has one type")
+}
+
+impl Shared {
+    /// Asks for [`Services::tend`] to be called soon, by a thread that may block. False if there is
+    /// no such thread: then whoever needs it calls it, now and then.
+    pub(crate) fn tend_soon(&self) -> bool {
+        false
+    }
+}
