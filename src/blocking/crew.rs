@@ -1,10 +1,10 @@
 //! How many threads of the pool are awake: a policy as plain data, changed under the pool's lock.
 //!
-//! A thread is *busy* with a job, or *idle* on a stack of sleepers, or it is the *searcher*: roused,
-//! being started, or awake without a job, and about to look at the queue. There is one searcher at
-//! most. While there is one, a push rouses nobody; and whoever takes a job while others wait makes a
-//! new searcher before it begins with its own. So jobs that block get a thread each, one after the
-//! other without a pause, and a burst of short jobs is served by those who are awake, because by the
+//! A thread is *busy* with a job, or *idle* on a stack of sleepers, or it is the *searcher*: roused or
+//! being started, and about to look at the queue. There is one searcher at most. While there is one, a
+//! push rouses nobody; and whoever takes a job while others wait makes a new searcher before it begins
+//! with its own. So jobs that block get a thread each, one after the
+//! other without a pause; and a burst of short jobs is served by those who are awake, because by the
 //! time a searcher looks they are done.
 //!
 //! **I13** If jobs wait, then there is a searcher, or nobody is idle and no thread may be added: there
@@ -16,8 +16,10 @@
 //! All events happen under one lock, so every interleaving is a sequence of them: the test below
 //! walks through all sequences of a small crew.
 //!
-//! Rejected: one rouse per push. A system call each, and as many threads as callers for jobs of a
-//! microsecond.
+//! Rejected, after measuring: one rouse per push, a system call each (that is what makes short jobs dear
+//! elsewhere). Staying awake after the last job, spinning or yielding: with more threads than CPUs it
+//! stands in the way of the caller it waits for. A searcher that naps while others take jobs fast:
+//! fewer threads, but now and then a job waits for the nap.
 
 /// `S` is what a sleeper is known by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -56,8 +58,6 @@ pub(super) enum Role {
 pub(super) enum Look {
     /// Take a job, [summon](Crew::summon) another if there are more, run it.
     Work,
-    /// Nothing to do: stay awake for a moment as the searcher, and look again.
-    Search,
     /// Nothing to do: [lie down](Crew::lie_down).
     Sleep,
     /// End the thread. It is not counted any more.
@@ -128,11 +128,8 @@ impl<S> Crew<S> {
             Look::End
         } else if queued > 0 {
             Look::Work
-        } else if role == Role::Searcher || self.searcher {
-            Look::Sleep
         } else {
-            self.searcher = true;
-            Look::Search
+            Look::Sleep
         }
     }
 
@@ -175,10 +172,9 @@ mod tests {
         queued: usize,
         to_push: usize,
         busy: usize,
-        /// Rouses and starts that are owed, and a searcher that is awake.
+        /// Rouses and starts that are owed.
         roused: usize,
         starting: usize,
-        searching: usize,
         /// The system has refused a thread and was not asked since.
         refused: bool,
         /// How often it will.
@@ -206,7 +202,6 @@ mod tests {
                     self.busy += 1;
                     self.summon();
                 }
-                Look::Search => self.searching += 1,
                 Look::Sleep => self.crew.lie_down(0),
                 Look::End => {}
             }
@@ -239,10 +234,6 @@ mod tests {
                 w.starting -= 1;
                 w.look(Role::Searcher);
             });
-            step("the search ends", self.searching > 0, &|w| {
-                w.searching -= 1;
-                w.look(Role::Searcher);
-            });
             step("refused", self.starting > 0 && self.refusals > 0, &|w| {
                 w.starting -= 1;
                 w.refusals -= 1;
@@ -267,7 +258,7 @@ mod tests {
 
         fn check(&self, how: &[&str]) {
             let crew = &self.crew;
-            let searchers = self.roused + self.starting + self.searching;
+            let searchers = self.roused + self.starting;
             assert_eq!(usize::from(crew.searcher), searchers, "{how:?}");
             let counted = self.busy + crew.idle() + searchers;
             assert_eq!(crew.threads, counted, "{how:?}");
@@ -289,7 +280,6 @@ mod tests {
                 busy: 0,
                 roused: 0,
                 starting: 0,
-                searching: 0,
                 refused: false,
                 refusals: 2,
             };

@@ -10,10 +10,7 @@
 //! the runtime; closing the pool leaves such loans where they are.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{
-    AtomicBool, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
-};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::{Duration, Instant};
@@ -29,14 +26,12 @@ use crate::sched::{Hook, Shared, shutdown};
 
 /// When to ask again for a thread that the system refused.
 const RETRY: Duration = Duration::from_millis(10);
-/// How often a searcher looks before it lies down.
-const LOOKS: u32 = 8;
 
 pub(crate) struct Pool(Arc<Inner>);
 
 struct Inner {
     state: Mutex<State>,
-    /// What `state` says, for those who do not lock: the searcher and metrics.
+    /// What `state` says, for those who do not lock.
     queued: AtomicUsize,
     threads: AtomicUsize,
     idle: AtomicUsize,
@@ -168,7 +163,6 @@ impl State {
 /// What a thread does next.
 enum Turn {
     Run(NonNull<Loan>, Owed<Arc<Seat>>),
-    Search,
     Sleep,
     End,
 }
@@ -177,7 +171,7 @@ impl Inner {
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut state = lock(&self.state);
         let result = f(&mut state);
-        self.queued.store(state.queue.len(), Release);
+        self.queued.store(state.queue.len(), Relaxed);
         self.threads.store(state.crew.threads(), Relaxed);
         self.idle.store(state.crew.idle(), Relaxed);
         result
@@ -257,26 +251,12 @@ impl Inner {
                     unsafe { Loan::run(loan) };
                     Role::Other
                 }
-                Turn::Search => {
-                    self.search();
-                    Role::Searcher
-                }
                 Turn::Sleep => match self.sleep(&seat) {
                     Some(role) => role,
                     None => return,
                 },
                 Turn::End => return,
             };
-        }
-    }
-
-    /// Stays awake for a moment, if a job comes.
-    fn search(&self) {
-        for _ in 0..LOOKS {
-            if self.queued.load(Acquire) > 0 {
-                return;
-            }
-            std::thread::yield_now();
         }
     }
 
@@ -309,7 +289,6 @@ fn turn(state: &mut State, role: Role, seat: &Arc<Seat>) -> Turn {
             let loan = state.queue.pop().expect("jobs wait");
             Turn::Run(loan, state.summon())
         }
-        Look::Search => Turn::Search,
         Look::Sleep => {
             state.crew.lie_down(seat.clone());
             Turn::Sleep
