@@ -1,4 +1,3 @@
-#![expect(unsafe_code, reason = "limits threads by system calls")]
 //! `runtime::blocking`: where closures run, what they may borrow, how they end, how many threads
 //! there are.
 //!
@@ -12,10 +11,12 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::time::Duration;
 
 use indent::park::ParkReason;
-use indent::runtime::{Builder, Runtime, blocking, spawn_blocking};
+use indent::runtime::{Builder, Handle, Runtime, blocking, spawn_blocking};
 use indent::task;
+use limit::Limit;
 
 mod common;
+mod limit;
 
 /// No shutdown that can be clean comes near it.
 const LONG: Duration = Duration::from_secs(100);
@@ -118,6 +119,25 @@ fn a_panic_goes_on_in_the_caller_with_its_payload() {
     let panicked = rt.spawn(|| blocking(|| panic_any("no luck"))).join();
     let payload = panicked.unwrap_err().into_panic();
     assert_eq!(payload.downcast_ref::<&str>(), Some(&"no luck"));
+}
+
+#[test]
+fn inside_the_closure_the_current_runtime_is_that_of_the_caller() {
+    let rt = Builder::new()
+        .workers(1)
+        .thread_name("own")
+        .build()
+        .unwrap();
+    let names = rt.block_on(|| {
+        blocking(|| {
+            let spawned = indent::spawn(thread_name).join().unwrap();
+            (spawned, Handle::current().block_on(thread_name))
+        })
+    });
+    assert!(names.0.starts_with("own-"), "{names:?}");
+    assert_eq!(names.0, names.1);
+    let refused = rt.block_on(|| catch_unwind(AssertUnwindSafe(|| blocking(|| rt.wait_idle()))));
+    assert!(refused.is_err(), "it would wait for itself");
 }
 
 #[test]
@@ -229,6 +249,12 @@ fn calls_that_are_queued_when_the_runtime_shuts_down_still_run() {
         .collect();
     let waits = |f: &indent::JoinHandle<usize>| f.fiber().park_reason() == ParkReason::Blocking;
     common::wait_for("all calls", || fibers.iter().all(waits));
+    common::wait_for("the first to be taken", || {
+        rt.metrics().blocking_queue_depth == 4
+    });
+    let metrics = rt.metrics();
+    assert_eq!(metrics.blocking_threads_active, 1);
+    assert_eq!(metrics.blocking_threads_idle, 0);
     let asked = fibers[4].fiber();
     let opener = std::thread::spawn(move || {
         common::wait_for("the request to end", || asked.is_cancelled());
@@ -417,87 +443,6 @@ fn stress_calls_of_all_lengths_with_few_threads_that_come_and_go() {
     let made: u64 = fibers.into_iter().map(|fiber| fiber.join().unwrap()).sum();
     assert_eq!(made, 32 * CALLS);
     assert!(inside.most() <= 3, "{} at once", inside.most());
-}
-
-/// A limit on the threads of this process.
-enum Limit {
-    /// A group of processes with a limit of its own.
-    Group(std::path::PathBuf),
-    /// A limit on the threads of the user, which is not root then.
-    User,
-}
-
-impl Limit {
-    /// `None`, after saying why, if this process cannot be limited.
-    fn new() -> Option<Limit> {
-        let root = std::path::Path::new("/sys/fs/cgroup");
-        let me = std::process::id().to_string();
-        for hierarchy in [root.join("pids"), root.to_owned()] {
-            let group = hierarchy.join(format!("indent-test-{me}"));
-            if std::fs::create_dir(&group).is_err() {
-                continue;
-            }
-            let limited = group.join("pids.max").exists()
-                && std::fs::write(group.join("cgroup.procs"), &me).is_ok();
-            if limited {
-                return Some(Limit::Group(group));
-            }
-            let _ = std::fs::remove_dir(&group);
-        }
-        const NOBODY: libc::uid_t = 65534;
-        // SAFETY: takes no arguments.
-        if unsafe { libc::getuid() } != 0 {
-            return Some(Limit::User);
-        }
-        // SAFETY: a child process of its own gives up its rights.
-        if unsafe { libc::setuid(NOBODY) } == 0 {
-            return Some(Limit::User);
-        }
-        common::skip("neither a pids group nor another user can be had");
-        None
-    }
-
-    /// No more than `more` threads beside those there are.
-    fn allow(&self, more: usize) {
-        self.set(Some(common::threads() + more));
-    }
-
-    fn lift(&self) {
-        self.set(None);
-    }
-
-    fn set(&self, most: Option<usize>) {
-        match self {
-            Limit::Group(group) => {
-                let most = most.map_or("max".to_owned(), |n| n.to_string());
-                std::fs::write(group.join("pids.max"), most).unwrap();
-            }
-            Limit::User => {
-                let mut limit = libc::rlimit {
-                    rlim_cur: 0,
-                    rlim_max: 0,
-                };
-                // SAFETY: writes the struct it is given.
-                let got = unsafe { libc::getrlimit(libc::RLIMIT_NPROC, &raw mut limit) };
-                assert_eq!(got, 0);
-                limit.rlim_cur = most.map_or(limit.rlim_max, |n| n as libc::rlim_t);
-                // SAFETY: reads the struct it is given.
-                let set = unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const limit) };
-                assert_eq!(set, 0);
-            }
-        }
-    }
-}
-
-impl Drop for Limit {
-    fn drop(&mut self) {
-        self.lift();
-        if let Limit::Group(group) = self {
-            let parent = group.parent().unwrap().join("cgroup.procs");
-            let _ = std::fs::write(parent, std::process::id().to_string());
-            let _ = std::fs::remove_dir(group);
-        }
-    }
 }
 
 mod child {

@@ -18,9 +18,10 @@ const LAYERS: [&[&str]; 7] = [
 ];
 
 /// Who may import a neighbour of its own layer.
-const NEIGHBOURS: [(&str, &str); 5] = [
+const NEIGHBOURS: [(&str, &str); 6] = [
     ("error", "base"),
     ("base", "error"),
+    ("compute", "blocking"),
     ("fs", "blocking"),
     ("runtime", "task"),
     ("task", "runtime"),

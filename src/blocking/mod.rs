@@ -4,11 +4,12 @@
 //! The closure stays on the caller's stack ([`lend`](crate::park::lend)) and is queued by a link in
 //! it: a call allocates nothing. `pool.rs` has the threads, `crew.rs` says how many are awake.
 
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use crate::fiber::reason::ParkReason;
-use crate::park::lend;
-use crate::sched::service::{Kind, Service};
+use crate::park::lend::{self, Loan};
+use crate::sched::service::Kind;
 use crate::sched::{Shared, block, context};
 
 mod crew;
@@ -56,40 +57,50 @@ where
         return f();
     }
     lend::lend(f, ParkReason::Blocking, |loan| {
-        // SAFETY: `lend` keeps it until it has run, and the pool runs it once.
-        let stranded = with_pool(|pool| unsafe { pool.push(loan) });
-        if stranded {
-            wait_for_a_thread();
-        }
+        // SAFETY: `lend` keeps it until it has run, and here is the one place it goes to.
+        unsafe { hand_out(loan) };
     })
 }
 
-/// Calls `f` with the pool of the calling fiber's runtime, mark up; true if the pool has jobs but
-/// no thread, and nobody else sees to that.
-fn with_pool(f: impl FnOnce(&Pool)) -> bool {
-    let here = context::here().expect("on the same fiber");
-    here.marked(|shared| {
-        let pool = shared.services.get(Kind::Blocking, || Pool::new(shared));
-        f(pool);
+/// Gives a loan of the calling fiber to the pool.
+///
+/// # Safety
+/// The loan is valid until it has run, and nobody else runs it.
+pub(crate) unsafe fn hand_out(loan: NonNull<Loan>) {
+    let here = context::here().expect("called on a fiber");
+    let stranded = here.marked(|shared| {
+        let pool = shared.pool();
+        // SAFETY: by the caller's promise.
+        unsafe { pool.push(loan) };
         pool.is_stranded() && !shared.tend_soon()
-    })
+    });
+    if stranded {
+        wait_for_a_thread();
+    }
 }
 
 /// How long a fiber naps between two looks whether a thread can be had.
 const NAP: Duration = Duration::from_micros(100);
 
-/// The system refuses the first thread. Without one nobody would ever wake us, so we stay awake.
+/// The system refuses the first thread, and nobody else sees to that. Without one nobody would ever
+/// wake us, so we stay awake.
 #[cold]
 fn wait_for_a_thread() {
-    loop {
+    let mut stranded = true;
+    while stranded {
         block::give_way();
         std::thread::sleep(NAP);
-        let retry = |pool: &Pool| {
-            let _looked_at_below = pool.tend();
-        };
-        if !with_pool(retry) {
-            return;
-        }
+        let here = context::here().expect("on the same fiber");
+        stranded = here.marked(|shared| {
+            let _again_soon = shared.services.tend();
+            shared.pool().is_stranded()
+        });
+    }
+}
+
+impl Shared {
+    fn pool(&self) -> &Pool {
+        self.services.get(Kind::Blocking, || Pool::new(self))
     }
 }
 

@@ -22,7 +22,7 @@ use crate::blocking::crew::{Crew, Look, Owed, Role};
 use crate::error::AbortOnUnwind;
 use crate::park::lend::Loan;
 use crate::sched::service::Service;
-use crate::sched::{Hook, Shared, shutdown};
+use crate::sched::{Hook, Shared, context, shutdown};
 
 /// When to ask again for a thread that the system refused.
 const RETRY: Duration = Duration::from_millis(10);
@@ -38,8 +38,8 @@ struct Inner {
     handles: Mutex<Handles>,
     keep_alive: Duration,
     thread_name: String,
-    on_start: Option<Hook>,
-    on_stop: Option<Hook>,
+    /// Called when a thread starts and ends.
+    hooks: (Option<Hook>, Option<Hook>),
     runtime: Weak<Shared>,
 }
 
@@ -91,8 +91,7 @@ impl Pool {
             handles: Mutex::new(Handles::default()),
             keep_alive: settings.blocking_keep_alive,
             thread_name: settings.thread_name.clone(),
-            on_start: settings.on_start.clone(),
-            on_stop: settings.on_stop.clone(),
+            hooks: settings.hooks(),
             runtime: Arc::downgrade(&shared.arc()),
         }))
     }
@@ -220,9 +219,10 @@ impl Inner {
     /// The life of a thread.
     fn live(self: Arc<Self>, number: usize) {
         let abort = AbortOnUnwind("the threads for blocking calls");
-        self.on_start.iter().for_each(|hook| hook());
+        context::set_served(self.runtime.clone());
+        self.hooks.0.iter().for_each(|hook| hook());
         self.serve();
-        self.on_stop.iter().for_each(|hook| hook());
+        self.hooks.1.iter().for_each(|hook| hook());
         let mut handles = lock(&self.handles);
         let running = &mut handles.running;
         let former = match running.iter().position(|(n, _)| *n == number) {

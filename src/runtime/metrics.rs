@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use crate::blocking;
 use crate::fiber::stack::{self, Guard};
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
@@ -40,6 +41,12 @@ pub struct Metrics {
     pub wakes_sent_outside: u64,
     /// Wakes by threads that hold no worker which found one awake.
     pub wakes_coalesced_outside: u64,
+    /// Calls of [`blocking`](crate::runtime::blocking) that wait for a thread.
+    pub blocking_queue_depth: usize,
+    /// Threads that run such calls.
+    pub blocking_threads_active: usize,
+    /// Threads that could.
+    pub blocking_threads_idle: usize,
     /// Deadlines that have neither passed nor been given up.
     pub timers_active: usize,
     /// Deadlines that passed.
@@ -144,6 +151,7 @@ impl Metrics {
         let carriers = shared.carrier_threads();
         let holding = shared.holding_carriers().min(carriers);
         let spare = shared.resting_carriers().min(carriers - holding);
+        let blocking = blocking::stats(shared);
         Metrics {
             workers,
             workers_now: shared.workers_now(),
@@ -154,6 +162,9 @@ impl Metrics {
             queue_depth_global: shared.queued_for_all(),
             wakes_sent_outside: shared.outside_wakes_sent.load(Relaxed),
             wakes_coalesced_outside: shared.outside_wakes_coalesced.load(Relaxed),
+            blocking_queue_depth: blocking.queue_depth,
+            blocking_threads_active: blocking.threads_active,
+            blocking_threads_idle: blocking.threads_idle,
             timers_active: shared.timers_active(),
             timers_fired_total: shared.timers_fired(),
             stacks_in_use: shared.with_stack(),

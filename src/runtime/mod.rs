@@ -20,10 +20,12 @@ pub use config::Rounding;
 pub use metrics::{Metrics, WorkerMetrics};
 
 pub use crate::blocking::blocking;
+pub use crate::compute::compute;
 pub use crate::fiber::stack::Guard;
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 
 use crate::error::{AbortOnDrop, NoRuntime};
+use crate::park;
 use crate::sched::spawn::{self, Limit};
 use crate::sched::{Shared, block};
 use crate::task::{self, Fiber, JoinHandle, Phase};
@@ -152,7 +154,7 @@ impl Drop for Runtime {
         if self.shut_down {
             return;
         }
-        if self.handle.is_own_fiber() && std::thread::panicking() {
+        if self.handle.is_inside() && std::thread::panicking() {
             return; // a second panic would abort; the runtime is left running
         }
         self.handle.refuse_own_fiber("dropping a Runtime");
@@ -186,7 +188,8 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The runtime of the calling fiber; on a plain thread the default one, started if need be.
+    /// The runtime of the calling fiber, also inside its [`blocking`] and [`compute`] calls; on a plain
+    /// thread the default one, started if need be.
     ///
     /// ```
     /// let one = indent::runtime::Handle::current().spawn(|| 1);
@@ -347,14 +350,20 @@ impl Handle {
         self.shared.resize(workers);
     }
 
+    /// On one of its fibers.
     fn is_own_fiber(&self) -> bool {
+        park::current_fiber().is_some() && self.is_inside()
+    }
+
+    /// On one of its fibers, or in a closure for which one waits.
+    fn is_inside(&self) -> bool {
         spawn::with_current(|here| std::ptr::eq(here, &*self.shared)).unwrap_or(false)
     }
 
     #[track_caller]
     fn refuse_own_fiber(&self, what: &str) {
         assert!(
-            !self.is_own_fiber(),
+            !self.is_inside(),
             "{what} on a fiber of the same runtime would wait for itself; \
              do it on a plain thread or on a fiber of another runtime"
         );

@@ -16,12 +16,12 @@
 //!
 //! [S8]: DESIGN.md
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use crate::fiber::FiberRef;
@@ -38,6 +38,7 @@ thread_local! {
     static PARKER: Arc<ThreadParker> = ThreadParker::new();
     /// Of plain threads; fibers carry their own.
     static LIMIT: Cell<*const Limit> = const { Cell::new(ptr::null()) };
+    static SERVED: OnceCell<Weak<Shared>> = const { OnceCell::new() };
 }
 
 /// The carrier this thread is, or null. Never inlined: see the header.
@@ -69,6 +70,17 @@ pub(crate) fn thread_limit() -> *const Limit {
 
 pub(crate) fn set_thread_limit(limit: *const Limit) {
     LIMIT.set(limit);
+/// Called once by a thread that is no carrier but runs closures for fibers of this runtime.
+pub(crate) fn set_served(runtime: Weak<Shared>) {
+    SERVED.with(|served| served.set(runtime).expect("a thread serves one runtime"));
+}
+
+/// The runtime for whose fibers the calling thread, no carrier, runs closures.
+#[inline(never)]
+pub(crate) fn served() -> Option<Arc<Shared>> {
+    SERVED
+        .try_with(|served| served.get().and_then(Weak::upgrade))
+        .ok()?
 }
 
 /// The fiber the caller runs on, and where. Like an [`Entered`], it does not survive a switch.

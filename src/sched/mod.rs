@@ -108,6 +108,11 @@ impl Settings {
     fn on_thread_stop(&self) {
         self.on_stop.iter().for_each(|hook| hook());
     }
+
+    /// What other threads than carriers call when they start and end.
+    pub(crate) fn hooks(&self) -> (Option<Hook>, Option<Hook>) {
+        (self.on_start.clone(), self.on_stop.clone())
+    }
 }
 
 /// What the workers of one runtime share.
@@ -247,6 +252,17 @@ impl Shared {
     /// Workers worth looking at.
     fn present(&self) -> &[Worker] {
         &self.workers[..self.count.present()]
+    }
+
+    /// How many workers there should be now.
+    pub(crate) fn workers_wanted(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// How many threads should compute.
+    pub(crate) fn compute_wanted(&self) -> usize {
+        let set = self.settings.compute_threads;
+        set.unwrap_or_else(|| self.workers_wanted())
     }
 
     fn is_stopping(&self) -> bool {

@@ -215,11 +215,15 @@ where
     handle
 }
 
-/// Calls `f` with the runtime of the calling fiber, if it runs on one; else gives `f` back.
+/// Calls `f` with the runtime of the calling fiber, or of those fibers for which the calling thread
+/// runs closures; else gives `f` back.
 #[inline]
 pub(crate) fn with_current<R, F: FnOnce(&Shared) -> R>(f: F) -> Result<R, F> {
     let Some(fiber) = context::current_fiber() else {
-        return Err(f);
+        return match context::served() {
+            Some(runtime) => Ok(f(&runtime)),
+            None => Err(f),
+        };
     };
     let runtime = fiber.runtime.load(Acquire).cast::<Shared>();
     // SAFETY: set at birth from a `Shared`, which lives until its fibers are over; we are one.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use indent::park::{self, Unparker};
 use indent::{Runtime, runtime, task};
-use indent_rivals::{Gap, Rival, Rounds, WORKERS};
+use indent_rivals::{Gap, Rival, Rounds, WORKERS, mixed};
+use rayon::prelude::*;
 
 /// A runtime of indent.
 struct Indent(Runtime);
@@ -44,6 +45,17 @@ impl Indent {
 }
 
 impl Rival for Indent {
+    fn compute(&self, count: u64) -> u64 {
+        self.0.block_on(|| {
+            runtime::compute(|| {
+                (0..count)
+                    .into_par_iter()
+                    .map(mixed)
+                    .reduce(|| 0, u64::wrapping_add)
+            })
+        })
+    }
+
     fn blocking(&self, fibers: u64, calls: u64) -> u64 {
         self.call(fibers, calls, |n| runtime::blocking(|| n))
     }
