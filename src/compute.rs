@@ -9,6 +9,11 @@
 //! pool, and the old one ends by itself when its jobs are done: dropping it waits for nobody. If the
 //! system refuses threads, a smaller pool will do, for a while; if it refuses all, the closure is run
 //! like a call that blocks.
+//!
+//! The threads give way to workers: they are nicer (`nice`), so that a worker that wakes runs at once
+//! even if it has used more than an even share of late. Rejected after measuring (`benches/compute.rs`,
+//! DESIGN §9): `SCHED_BATCH` and longer or shorter slices change nothing, `SCHED_IDLE` starves the
+//! computation when workers are busy.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -18,6 +23,7 @@ use std::time::{Duration, Instant};
 use rayon_core::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
 
 use crate::base::loom::{Mutex, lock};
+use crate::base::os;
 use crate::blocking;
 use crate::error::AbortOnUnwind;
 use crate::fiber::reason::ParkReason;
@@ -25,6 +31,9 @@ use crate::park::lend::{self, Loan};
 use crate::sched::service::{Kind, Service};
 use crate::sched::{Shared, context, shutdown};
 
+/// How much nicer than the others a thread that computes is: beside workers that are busy all the time
+/// it gets a tenth of a CPU, and when they are not, it hardly notices.
+const NICER: i32 = 10;
 /// When to try again for threads that the system refused.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -38,6 +47,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The closure may borrow from the caller, who does not leave before it is done, and cannot be
 /// cancelled meanwhile. A panic in it goes on in the caller. On a plain thread, and inside another
 /// `compute` call, it is simply called.
+///
+/// The threads have a higher nice value than the rest of the runtime: they give way to fibers that
+/// have something to do, and get a tenth of the time if those always have.
 ///
 /// ```
 /// use indent::runtime;
@@ -185,6 +197,7 @@ impl Compute {
         let body = move || {
             let abort = AbortOnUnwind("the threads that compute");
             context::set_served(served);
+            os::be_nicer(NICER);
             start.iter().for_each(|hook| hook());
             thread.run();
             stop.iter().for_each(|hook| hook());

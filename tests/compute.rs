@@ -206,6 +206,26 @@ fn inside_the_closure_the_current_runtime_is_that_of_the_caller() {
 }
 
 #[test]
+fn threads_that_compute_give_way_to_others() {
+    fn nice() -> i32 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let after_name = stat.rsplit(')').next().unwrap();
+        after_name
+            .split_whitespace()
+            .nth(16)
+            .unwrap()
+            .parse()
+            .unwrap()
+    }
+
+    let (fiber, computing) = runtime(1).block_on(|| (nice(), compute(nice)));
+    assert!(
+        computing > fiber || fiber == 19,
+        "{computing} beside {fiber}"
+    );
+}
+
+#[test]
 fn a_destructor_may_compute_while_its_fiber_unwinds() {
     struct Sums<'a>(&'a AtomicUsize);
 

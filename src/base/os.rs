@@ -190,6 +190,13 @@ pub(crate) fn complain(text: &str) {
     }
 }
 
+/// Makes the calling thread give way to others: so many steps nicer than it was, as far as that goes.
+/// What it starts inherits that.
+pub(crate) fn be_nicer(steps: libc::c_int) {
+    // SAFETY: takes a number only. On Linux this is the thread's own value, and more is always allowed.
+    unsafe { libc::nice(steps) };
+}
+
 /// How many mappings a process may have (`vm.max_map_count`).
 pub(crate) fn max_mappings() -> usize {
     const KERNEL_DEFAULT: usize = 65_530;

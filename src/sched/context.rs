@@ -70,6 +70,8 @@ pub(crate) fn thread_limit() -> *const Limit {
 
 pub(crate) fn set_thread_limit(limit: *const Limit) {
     LIMIT.set(limit);
+}
+
 /// Called once by a thread that is no carrier but runs closures for fibers of this runtime.
 pub(crate) fn set_served(runtime: Weak<Shared>) {
     SERVED.with(|served| served.set(runtime).expect("a thread serves one runtime"));
