@@ -27,6 +27,9 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
 }
 
+/// What the pool's threads are called, as far as the kernel remembers.
+const BLOCKING: &str = "indent-blocking";
+
 fn thread_name() -> String {
     std::thread::current().name().unwrap_or("?").to_owned()
 }
@@ -454,7 +457,6 @@ mod child {
         const THREADS: usize = 512;
         const CALLS: usize = 1000;
         let rt = runtime(2);
-        let before = common::threads();
         let (inside, full) = (Arc::new(Inside::default()), Arc::new(Latch::default()));
         let calls: Vec<_> = (0..CALLS)
             .map(|_| {
@@ -472,11 +474,15 @@ mod child {
             .collect();
         common::within(60, || calls.into_iter().for_each(|c| c.join().unwrap()));
         assert_eq!(inside.most(), THREADS);
-        let made = common::threads() - before;
+        let made = common::threads_named(BLOCKING);
         assert!(made <= THREADS, "{made} threads");
         let report = rt.shutdown_timeout(LONG);
         assert!(report.is_clean(), "{report}");
-        assert_eq!(common::threads(), before - 2, "all gone with the runtime");
+        assert_eq!(
+            common::threads_named("indent-"),
+            0,
+            "all gone with the runtime"
+        );
     }
 
     #[test]
@@ -487,7 +493,6 @@ mod child {
             .blocking_keep_alive(Duration::from_millis(30))
             .build()
             .unwrap();
-        let before = common::threads();
         let all = Arc::new(std::sync::Barrier::new(8));
         let calls: Vec<_> = (0..8)
             .map(|_| {
@@ -495,14 +500,13 @@ mod child {
                 rt.handle().spawn_blocking(move || all.wait().is_leader())
             })
             .collect();
-        let leaders = calls
-            .into_iter()
-            .filter(|_| true)
-            .map(|c| c.join().unwrap());
+        let leaders = calls.into_iter().map(|c| c.join().unwrap());
         assert_eq!(leaders.filter(|leader| *leader).count(), 1);
-        common::wait_for("the pool's threads to end", || common::threads() == before);
+        common::wait_for("the pool's threads to end", || {
+            common::threads_named(BLOCKING) == 0
+        });
         assert_eq!(rt.block_on(|| blocking(|| 4)), 4, "and there is a new one");
-        common::wait_for("that one to end", || common::threads() == before);
+        common::wait_for("that one to end", || common::threads_named(BLOCKING) == 0);
     }
 
     #[test]

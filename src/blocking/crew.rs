@@ -7,7 +7,7 @@
 //! other without a pause; and a burst of short jobs is served by those who are awake, because by the
 //! time a searcher looks they are done.
 //!
-//! **I13** If jobs wait, then there is a searcher, or nobody is idle and no thread may be added: there
+//! **I15** If jobs wait, then there is a searcher, or nobody is idle and no thread may be added: there
 //! are as many as allowed, or the system has just refused one. (A busy thread looks when it is done.)
 //!
 //! The last to fall asleep is the first to be roused: its caches are warm, and those who are not
@@ -265,7 +265,7 @@ mod tests {
             assert!(crew.threads <= crew.most, "{how:?}");
             let none_to_be_had = crew.threads == crew.most || self.refused;
             let i13 = crew.searcher || (crew.idle.is_empty() && none_to_be_had);
-            assert!(self.queued == 0 || crew.closed || i13, "I13: {how:?}");
+            assert!(self.queued == 0 || crew.closed || i13, "I15: {how:?}");
             assert!(!crew.closed || crew.idle.is_empty(), "{how:?}");
         }
     }

@@ -5,12 +5,11 @@
 //! it: a call allocates nothing. `pool.rs` has the threads, `crew.rs` says how many are awake.
 
 use std::ptr::NonNull;
-use std::time::Duration;
 
 use crate::fiber::reason::ParkReason;
 use crate::park::lend::{self, Loan};
 use crate::sched::service::Kind;
-use crate::sched::{Shared, block, context};
+use crate::sched::{Shared, context};
 
 mod crew;
 mod pool;
@@ -68,34 +67,8 @@ where
 /// The loan is valid until it has run, and nobody else runs it.
 pub(crate) unsafe fn hand_out(loan: NonNull<Loan>) {
     let here = context::here().expect("called on a fiber");
-    let stranded = here.marked(|shared| {
-        let pool = shared.pool();
-        // SAFETY: by the caller's promise.
-        unsafe { pool.push(loan) };
-        pool.is_stranded() && !shared.tend_soon()
-    });
-    if stranded {
-        wait_for_a_thread();
-    }
-}
-
-/// How long a fiber naps between two looks whether a thread can be had.
-const NAP: Duration = Duration::from_micros(100);
-
-/// The system refuses the first thread, and nobody else sees to that. Without one nobody would ever
-/// wake us, so we stay awake.
-#[cold]
-fn wait_for_a_thread() {
-    let mut stranded = true;
-    while stranded {
-        block::give_way();
-        std::thread::sleep(NAP);
-        let here = context::here().expect("on the same fiber");
-        stranded = here.marked(|shared| {
-            let _again_soon = shared.services.tend();
-            shared.pool().is_stranded()
-        });
-    }
+    // SAFETY: by the caller's promise.
+    here.marked(|shared| unsafe { shared.pool().push(loan) });
 }
 
 impl Shared {

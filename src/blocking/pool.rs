@@ -109,11 +109,6 @@ impl Pool {
         self.0.pay(owed);
     }
 
-    /// Jobs wait, and there is no thread at all, since the system refuses one.
-    pub(super) fn is_stranded(&self) -> bool {
-        self.0.queued.load(Relaxed) > 0 && self.0.threads.load(Relaxed) == 0
-    }
-
     pub(crate) fn stats(&self) -> Stats {
         let idle = self.0.idle.load(Relaxed);
         Stats {

@@ -9,7 +9,7 @@
 //! run it and stays until that is done: it is deaf to requests to end, and if it unwound all the same,
 //! the process would end.
 //!
-//! **I12** A loan is run once, and it is valid until then: the borrower's last touch is the call of
+//! **I14** A loan is run once, and it is valid until then: the borrower's last touch is the call of
 //! the waiter, which is the only thing that lets the lender go on.
 
 use std::any::Any;
@@ -51,7 +51,7 @@ impl Loan {
     /// Runs the closure, catches its panic, and lets the lender go on: the loan is gone then.
     ///
     /// # Safety
-    /// I12: the address came from [`lend`], and this is the one call for it.
+    /// I14: the address came from [`lend`], and this is the one call for it.
     pub(crate) unsafe fn run(loan: NonNull<Loan>) {
         // SAFETY: valid until it has run.
         let run = unsafe { loan.as_ref() }.run;
@@ -63,7 +63,7 @@ impl Loan {
 /// # Safety
 /// As for [`Loan::run`], for a loan of these types.
 unsafe fn run<F: FnOnce() -> T, T>(loan: NonNull<Loan>) {
-    // SAFETY: I12, and `Whole` begins with its loan; the address was made from all of it.
+    // SAFETY: I14, and `Whole` begins with its loan; the address was made from all of it.
     let whole = unsafe { loan.cast::<Whole<F, T>>().as_ref() };
     // SAFETY: the lender does not look before it is called, and this is the one run.
     let f = unsafe { &mut *whole.f.get() }.take();
@@ -71,7 +71,7 @@ unsafe fn run<F: FnOnce() -> T, T>(loan: NonNull<Loan>) {
     // SAFETY: as above.
     unsafe { *whole.outcome.get() = Some(outcome) };
     let waiter = whole.loan.waiter.address();
-    // SAFETY: I12: this is the call it waits for; `whole` is not used after it.
+    // SAFETY: I14: this is the call it waits for; `whole` is not used after it.
     unsafe { Waiter::call(waiter) };
 }
 

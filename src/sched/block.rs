@@ -150,13 +150,6 @@ pub(crate) fn yield_now() -> bool {
     true
 }
 
-/// As a yield, but a request to end is not heard.
-pub(crate) fn give_way() {
-    if let Some(here) = context::here() {
-        leave(&here, Back::Yielded);
-    }
-}
-
 /// As a yield, but the worker goes on with another carrier and is brought back to this one.
 pub(crate) fn hand_over() {
     if let Some(here) = context::here() {

@@ -254,15 +254,10 @@ impl Shared {
         &self.workers[..self.count.present()]
     }
 
-    /// How many workers there should be now.
-    pub(crate) fn workers_wanted(&self) -> usize {
-        self.workers.len()
-    }
-
-    /// How many threads should compute.
+    /// How many threads should compute now.
     pub(crate) fn compute_wanted(&self) -> usize {
         let set = self.settings.compute_threads;
-        set.unwrap_or_else(|| self.workers_wanted())
+        set.unwrap_or_else(|| self.count.allowed())
     }
 
     fn is_stopping(&self) -> bool {

@@ -1,14 +1,12 @@
 //! What layers above keep in a runtime, without the scheduler knowing what it is: pools of threads.
 //!
 //! There is one place per [`Kind`], filled with the first use and kept until the runtime is dropped.
-//! A shutdown closes what is there; in between, somebody who has time *tends* to it: a pool that the
-//! system has refused threads is not left alone with its queue.
+//! A shutdown closes what is there; in between, the helper *tends* to it when asked (`watch.rs`): a
+//! pool that the system has refused threads is not left alone with its queue.
 
 use std::any::Any;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
-
-use crate::sched::Shared;
 
 /// A part of a runtime with threads of its own.
 pub(crate) trait Service: Any + Send + Sync {
@@ -65,12 +63,4 @@ impl Services {
 fn downcast<S: Service>(service: &dyn Service) -> &S {
     let any: &dyn Any = service;
     any.downcast_ref().expect("a kind of service has one type")
-}
-
-impl Shared {
-    /// Asks for [`Services::tend`] to be called soon, by a thread that may block. False if there is
-    /// no such thread: then whoever needs it calls it, now and then.
-    pub(crate) fn tend_soon(&self) -> bool {
-        false
-    }
 }

@@ -6,8 +6,8 @@
 //! here keeps its law: no allocation, no lock, no file, no new thread.
 //!
 //! The *helper* does what the monitor may not, when asked: it makes spare carriers, so that a worker
-//! finds a thread at once when it must leave its own, and asks how many CPUs the process may use, to
-//! which the number of workers follows.
+//! finds a thread at once when it must leave its own; asks how many CPUs the process may use, to which
+//! the number of workers follows; and tends to services (`service.rs`).
 
 use std::io;
 use std::sync::OnceLock;
@@ -22,6 +22,7 @@ use crate::sched::worker::Worker;
 /// What the helper is asked for.
 const SPARES: u32 = 1;
 const CPUS: u32 = 2;
+const TEND: u32 = 4;
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -80,6 +81,11 @@ impl Shared {
         if let Some(monitor) = self.watchers.monitor.get() {
             monitor.notice();
         }
+    }
+
+    /// Asks the helper to look after services that could not do what they should.
+    pub(crate) fn tend_soon(&self) {
+        self.watchers.ask(TEND);
     }
 
     /// As many workers as there are CPUs; false if threads for them could not be had.
@@ -149,7 +155,11 @@ impl Chores for Shared {
             self.watchers.refused.store(false, Relaxed); // the pause is over
         }
         let resized = asked & CPUS == 0 || self.follow_cpus();
-        let missing = self.make_spares();
-        missing.or((!resized).then_some(REFUSED_PAUSE))
+        let again = [
+            (!resized).then_some(REFUSED_PAUSE),
+            self.make_spares(),
+            self.services.tend(),
+        ];
+        again.into_iter().flatten().min()
     }
 }

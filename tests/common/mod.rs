@@ -55,6 +55,14 @@ pub fn text(output: &Output) -> String {
     format!("{}\n--- stdout\n{out}\n--- stderr\n{err}", output.status)
 }
 
+/// Threads of this process whose name begins like this; the kernel keeps fifteen characters of it.
+pub fn threads_named(begin: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("a list of threads");
+    let names =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with(begin)).count()
+}
+
 /// Threads of this process now.
 pub fn threads() -> usize {
     std::fs::read_dir("/proc/self/task")
