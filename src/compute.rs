@@ -29,6 +29,7 @@ use crate::error::AbortOnUnwind;
 use crate::fiber::reason::ParkReason;
 use crate::park::lend::{self, Loan};
 use crate::sched::service::{Kind, Service};
+use crate::sched::shutdown::Patience;
 use crate::sched::{Shared, context, shutdown};
 
 /// How much nicer than the others a thread that computes is: beside workers that are busy all the time
@@ -208,7 +209,7 @@ impl Compute {
 }
 
 impl Service for Compute {
-    fn close(&self, patience: Instant) -> usize {
+    fn close(&self, patience: Patience) -> usize {
         let mut state = lock(&self.state);
         state.closed = true;
         let (pool, threads) = (state.current.take(), std::mem::take(&mut state.threads));

@@ -22,6 +22,7 @@ use crate::blocking::crew::{Crew, Look, Owed, Role};
 use crate::error::AbortOnUnwind;
 use crate::park::lend::Loan;
 use crate::sched::service::Service;
+use crate::sched::shutdown::Patience;
 use crate::sched::{Hook, Shared, context, shutdown};
 
 /// When to ask again for a thread that the system refused.
@@ -120,7 +121,7 @@ impl Pool {
 }
 
 impl Service for Pool {
-    fn close(&self, patience: Instant) -> usize {
+    fn close(&self, patience: Patience) -> usize {
         let sleepers = self.0.with(|state| state.crew.close());
         sleepers.iter().for_each(|seat| seat.bell.ring());
         // No thread is started any more: `start` looks under this lock.

@@ -6,13 +6,15 @@
 
 use std::any::Any;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::sched::shutdown::Patience;
 
 /// A part of a runtime with threads of its own.
 pub(crate) trait Service: Any + Send + Sync {
-    /// Ends its threads, waiting until `patience` at most; the number of those that did not end. What
+    /// Ends its threads, waiting as `patience` says; the number of those that did not end. What
     /// they touch stays valid all the same.
-    fn close(&self, patience: Instant) -> usize;
+    fn close(&self, patience: Patience) -> usize;
 
     /// Does what could not be done when it was due; says after what time it wants to be called
     /// again, if there is need.
@@ -50,7 +52,7 @@ impl Services {
     }
 
     /// Closes all; the number of threads that did not end.
-    pub(crate) fn close(&self, patience: Instant) -> usize {
+    pub(crate) fn close(&self, patience: Patience) -> usize {
         self.each().map(|service| service.close(patience)).sum()
     }
 

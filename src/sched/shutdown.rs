@@ -101,16 +101,32 @@ impl fmt::Display for ShutdownReport {
     }
 }
 
+/// How long step 5 waits for threads. Those without fibers end at once, but may need a moment to get
+/// a CPU; those that run something that was abandoned never do.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience {
+    /// So long, whatever happens.
+    least: Instant,
+    /// So long if there are more than those of abandoned fibers.
+    most: Instant,
+    abandoned: usize,
+}
+
 /// Joins threads that were told to end; the number of those that have not ended by then.
 pub(crate) fn join_until(
-    patience: Instant,
+    patience: Patience,
     threads: impl Iterator<Item = ThreadHandle<()>>,
 ) -> usize {
     let mut threads: Vec<_> = threads.collect();
     loop {
         let (over, left): (Vec<_>, Vec<_>) = threads.into_iter().partition(|t| t.is_finished());
         over.into_iter().for_each(|thread| drop(thread.join()));
-        if left.is_empty() || Instant::now() >= patience {
+        let until = if left.len() > patience.abandoned {
+            patience.most
+        } else {
+            patience.least
+        };
+        if left.is_empty() || Instant::now() >= until {
             return left.len();
         }
         threads = left;
@@ -204,16 +220,19 @@ impl Shared {
         list
     }
 
-    /// How long step 5 waits. Threads without fibers end at once; give them a moment even after the
-    /// deadline.
-    pub(crate) fn patience(&self, deadline: Option<Instant>) -> Instant {
-        let busy = self.alive() > 0;
-        let patience = Instant::now() + Duration::from_millis(if busy { 50 } else { 5000 });
-        deadline.map_or(patience, |deadline| deadline.max(patience))
+    /// From now on; threads get a moment even after the deadline.
+    pub(crate) fn patience(&self, deadline: Option<Instant>) -> Patience {
+        let now = Instant::now();
+        let not_before = |at: Instant| deadline.map_or(at, |deadline| deadline.max(at));
+        Patience {
+            least: not_before(now + Duration::from_millis(50)),
+            most: not_before(now + Duration::from_secs(5)),
+            abandoned: usize::try_from(self.alive()).unwrap_or(usize::MAX),
+        }
     }
 
     /// Step 5: ends all threads that come back to the scheduler; the number of those that do not.
-    pub(crate) fn stop_threads(&self, patience: Instant) -> usize {
+    pub(crate) fn stop_threads(&self, patience: Patience) -> usize {
         self.stopping.store(true, SeqCst);
         self.watchers.stop();
         for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
