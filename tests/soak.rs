@@ -11,7 +11,7 @@
 //! peaceful round; no fiber is left alive, none has a stack, no thread is left. A watchdog ends the
 //! process, with what is known of each runtime, if nothing at all happens for a while.
 //!
-//! The seed is printed; `INDENT_SEED` repeats one, as far as threads repeat themselves.
+//! The seed is printed; `INDENT_TEST_SEED` repeats one, as far as threads repeat themselves.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use indent::park::{self, ParkReason, Unparker, Woken};
 use indent::runtime::{self, Handle, Runtime};
 use indent::task::{self, JoinHandle};
+use indent::time;
 
 mod common;
 
@@ -452,7 +453,7 @@ fn run_fiber(mut ticket: Ticket, mut rng: Rng, depth: u32, number: u64) -> Recei
 }
 
 fn step(round: &Arc<Round>, ticket: &mut Ticket, rng: &mut Rng, depth: u32, number: u64) {
-    match rng.below(24) {
+    match rng.below(30) {
         0..=3 => task::yield_now(),
         4 => (0..rng.below(300)).for_each(|_| task::checkpoint()),
         5 => {
@@ -522,6 +523,45 @@ fn step(round: &Arc<Round>, ticket: &mut Ticket, rng: &mut Rng, depth: u32, numb
                 task::yield_now();
             }
         }
+        24 => time::sleep(rng.micros(2000)),
+        25 => {
+            let (limit, sleep) = (rng.micros(1500), rng.one_in(2));
+            let _ = time::timeout(limit, || {
+                let _parks = rng.one_in(4).then(|| ParksWhenDropped {
+                    round: round.clone(),
+                    rng: rng.fork(),
+                });
+                if sleep {
+                    time::sleep(Duration::from_secs(60));
+                }
+                round.post(rng);
+                park::park();
+            });
+        }
+        26 => {
+            let (pause, before) = (rng.micros(300), std::thread::current().id());
+            let there = runtime::blocking(|| {
+                std::thread::sleep(pause);
+                std::thread::current().id()
+            });
+            assert_ne!(there, before, "on the carrier");
+        }
+        27 if rng.one_in(4) => {
+            let (pause, mut sum) = (rng.micros(300), 0);
+            runtime::compute(|| {
+                spin(pause);
+                sum += number;
+            });
+            assert_eq!(sum, number);
+        }
+        28 if rng.one_in(4) => {
+            let late = runtime::spawn_blocking(move || number);
+            if rng.one_in(2)
+                && let Ok(back) = late.join()
+            {
+                assert_eq!(back, number);
+            }
+        }
         _ => {}
     }
 }
@@ -548,7 +588,7 @@ fn look_at_all(round: &Round, rng: &mut Rng) {
 /// The life of one plain thread.
 fn run_thread(round: &Arc<Round>, rng: &mut Rng) {
     while !round.stopped() {
-        match rng.below(12) {
+        match rng.below(13) {
             0..=2 if !round.crowded() => {
                 let child = round.spawn(rng, DEPTH, false);
                 round.put_into_pool(child, rng);
@@ -583,6 +623,10 @@ fn run_thread(round: &Arc<Round>, rng: &mut Rng) {
             }
             9 => round.unpark_one(rng),
             10 if rng.one_in(20) => look_at_all(round, rng),
+            11 => {
+                let which = rng.index(2);
+                round.handles[which].resize(1 + rng.index(round.workers[which]));
+            }
             _ => std::thread::sleep(rng.micros(300)),
         }
     }
@@ -779,11 +823,11 @@ fn stress_everything_at_once_and_account_for_it() {
 #[ignore = "run by the test above, in a process of its own"]
 fn the_soak_itself() {
     let seconds = number_from("INDENT_SOAK_SECONDS").unwrap_or(3);
-    let seed = number_from("INDENT_SEED").unwrap_or_else(|| {
+    let seed = number_from("INDENT_TEST_SEED").unwrap_or_else(|| {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         now.map_or(1, |time| time.as_nanos() as u64)
     });
-    println!("soak: {seconds} s, INDENT_SEED={seed}");
+    println!("soak: {seconds} s, INDENT_TEST_SEED={seed}");
     silence_own_panics();
     let done = Arc::new(AtomicBool::new(false));
     let watchdog = std::thread::spawn({

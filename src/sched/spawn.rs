@@ -42,8 +42,8 @@ impl Shared {
             return Err(SpawnError::ShuttingDown);
         }
         let worker = wishes.birth.worker;
-        if worker != ANY_WORKER && self.count.is_excess(worker as usize) {
-            let workers = self.count.allowed();
+        if worker != ANY_WORKER && worker as usize >= self.workers.len() {
+            let workers = self.workers.len();
             return Err(SpawnError::NoSuchWorker {
                 worker: worker as usize,
                 workers,

@@ -53,7 +53,8 @@ impl Builder {
         self
     }
 
-    /// Start on this worker, even if it is busy and others are not.
+    /// Start on this worker, even if it is busy and others are not. If it is out of service, because
+    /// there are fewer CPUs now, any other will do.
     pub fn worker(mut self, index: usize) -> Self {
         self.worker = Some(index);
         self
