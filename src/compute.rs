@@ -5,10 +5,16 @@
 //! same threads, and all closures together use no more CPUs than there are. The closure stays on the
 //! caller's stack ([`lend`](crate::park::lend)).
 //!
-//! A pool has a fixed number of threads. When another number is wanted, the next call builds a new
-//! pool, and the old one ends by itself when its jobs are done: dropping it waits for nobody. If the
-//! system refuses threads, a smaller pool will do, for a while; if it refuses all, the closure is run
-//! like a call that blocks.
+//! A call puts its loan into a queue of ours. Rayon gets a *ticket*, which takes the oldest loan when a
+//! thread comes to it; no more tickets are out than loans may run at once, the others are kept *aside*,
+//! and whoever ends a loan sends one on. So what waits belongs to no pool, and is served as the number of
+//! CPUs is then. A pool of rayon's has a fixed number of threads; when another number is wanted, a new
+//! one takes over, and the old one ends by itself when what it runs is done. If the system refuses
+//! threads, a smaller pool will do for a while; if it refuses all, tickets stay aside until the helper
+//! gets one ([`Service::tend`]).
+//!
+//! **I16** Every loan in the queue has a ticket, out or aside; and if any are aside, then as many loans
+//! run as are wanted, or there is no pool.
 //!
 //! The threads give way to workers: they are nicer (`nice`), so that a worker that wakes runs at once
 //! even if it has used more than an even share of late. Rejected after measuring (`benches/compute.rs`,
@@ -22,9 +28,9 @@ use std::time::{Duration, Instant};
 
 use rayon_core::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
 
+use crate::base::list::List;
 use crate::base::loom::{Mutex, lock};
 use crate::base::os;
-use crate::blocking;
 use crate::error::AbortOnUnwind;
 use crate::fiber::reason::ParkReason;
 use crate::park::lend::{self, Loan};
@@ -35,7 +41,9 @@ use crate::sched::{Shared, context, shutdown};
 /// How much nicer than the others a thread that computes is: beside workers that are busy all the time
 /// it gets a tenth of a CPU, and when they are not, it hardly notices.
 const NICER: i32 = 10;
-/// When to try again for threads that the system refused.
+/// When to try again for threads that the system refused: if there is none at all, and if there are
+/// some.
+const RETRY_SOON: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Runs the closure on a thread that is there for computing, while the calling fiber is parked: for
@@ -78,53 +86,45 @@ where
     }
     lend::lend(f, ParkReason::Compute, |loan| {
         // SAFETY: `lend` keeps it until it has run, and here is the one place it goes to.
-        if !unsafe { hand_out(loan) } {
-            // SAFETY: as above; nobody else has it.
-            unsafe { blocking::hand_out(loan) };
-        }
+        unsafe { hand_out(loan) };
     })
 }
 
-/// Queues a loan of the calling fiber; false if there is no thread at all. Not inlined: rayon looks at
-/// a thread-local here, whose address must not be kept for the fiber's next call.
+/// Queues a loan of the calling fiber. Not inlined: rayon looks at a thread-local here, whose address
+/// must not be kept for the fiber's next call.
 ///
 /// # Safety
-/// The loan is valid until it has run, and if this returns true, nobody else runs it.
+/// The loan is valid until it has run, and nobody else runs it.
 #[inline(never)]
-unsafe fn hand_out(loan: NonNull<Loan>) -> bool {
-    /// The address of a loan, on its way to the one who will run it.
-    struct Sent(NonNull<Loan>);
-    // SAFETY: a loan is made to be run by another thread.
-    unsafe impl Send for Sent {}
-
+unsafe fn hand_out(loan: NonNull<Loan>) {
     let here = context::here().expect("called on a fiber");
     here.marked(|shared| {
         let service = shared.services.get(Kind::Compute, || Compute::new(shared));
-        let Some(pool) = service.pool(shared.compute_wanted()) else {
-            return false;
-        };
-        let sent = Sent(loan);
-        pool.spawn(move || {
-            let Sent(loan) = { sent };
-            // SAFETY: by the caller's promise; rayon runs this once.
-            unsafe { Loan::run(loan) };
-        });
-        true
-    })
+        // SAFETY: by the caller's promise.
+        unsafe { service.0.push(loan) };
+    });
 }
 
-struct Compute {
+struct Compute(Arc<Inner>);
+
+struct Inner {
     state: Mutex<State>,
     runtime: Weak<Shared>,
 }
 
-#[derive(Default)]
 struct State {
+    queue: List<Loan>,
+    /// Tickets that are out: loans that run, or are about to.
+    running: usize,
+    /// Tickets not yet given to rayon.
+    aside: usize,
     current: Option<Arc<ThreadPool>>,
     /// How many threads it was to have.
     wanted: usize,
     /// It has fewer: try again then.
     retry_at: Option<Instant>,
+    /// So many threads could be had when more were refused.
+    room: Option<usize>,
     /// Of this pool and of earlier ones.
     threads: Vec<ThreadHandle<()>>,
     closed: bool,
@@ -132,94 +132,163 @@ struct State {
 
 impl Compute {
     fn new(shared: &Shared) -> Self {
-        Compute {
-            state: Mutex::default(),
+        let state = State {
+            queue: List::new(),
+            running: 0,
+            aside: 0,
+            current: None,
+            wanted: 0,
+            retry_at: None,
+            room: None,
+            threads: Vec::new(),
+            closed: false,
+        };
+        Compute(Arc::new(Inner {
+            state: Mutex::new(state),
             runtime: Arc::downgrade(&shared.arc()),
+        }))
+    }
+}
+
+impl Inner {
+    /// # Safety
+    /// As for [`hand_out`].
+    unsafe fn push(self: &Arc<Self>, loan: NonNull<Loan>) {
+        let mut state = lock(&self.state);
+        // SAFETY: by the caller's promise; it is in no other list.
+        unsafe { state.queue.push(loan) };
+        state.aside += 1;
+        self.send(&mut state);
+    }
+
+    /// Sends tickets on their way, as many as may run now.
+    fn send(self: &Arc<Self>, state: &mut State) {
+        self.adapt(state);
+        let Some(pool) = &state.current else { return };
+        while state.aside > 0 && state.running < state.wanted {
+            state.aside -= 1;
+            state.running += 1; // counted as running from here on
+            let inner = self.clone();
+            pool.spawn(move || inner.serve());
         }
     }
 
-    /// A pool of so many threads, or of as many as can be had; `None` if there is none.
-    fn pool(&self, wanted: usize) -> Option<Arc<ThreadPool>> {
+    /// A ticket, on a thread of rayon's: runs one loan.
+    fn serve(self: &Arc<Self>) {
         let mut state = lock(&self.state);
-        let state = &mut *state;
-        if state.closed {
-            return None;
+        let loan = state.queue.pop();
+        drop(state);
+        if let Some(loan) = loan {
+            // SAFETY: out of the queue it is ours alone; valid by its pusher's promise.
+            unsafe { Loan::run(loan) };
         }
-        let too_few = || state.retry_at.is_some_and(|at| at <= Instant::now());
-        if state.current.is_none() || state.wanted != wanted || too_few() {
-            state.threads.retain(|thread| !thread.is_finished());
-            let built = self.build(wanted, &mut state.threads);
-            state.wanted = wanted;
-            let complete = built.as_ref().is_some_and(|(_, size)| *size == wanted);
-            state.retry_at = (!complete).then(|| Instant::now() + RETRY);
-            if let Some((pool, _)) = built {
-                // The former one ends when its last job is done. If none is to be had, it stays.
-                state.current = Some(Arc::new(pool));
-            }
+        state = lock(&self.state);
+        state.running -= 1;
+        self.send(&mut state);
+    }
+
+    /// Makes `current` a pool of as many threads as are wanted now, or of as many as can be had.
+    fn adapt(self: &Arc<Self>, state: &mut State) {
+        let Some(runtime) = self.runtime.upgrade() else {
+            return;
+        };
+        let wanted = runtime.compute_wanted();
+        let too_few = state.retry_at.is_some_and(|at| at <= Instant::now());
+        if state.closed || state.wanted == wanted && state.current.is_some() && !too_few {
+            return;
         }
-        state.current.clone()
+        if state.current.is_none() && !too_few && state.retry_at.is_some() {
+            return; // refused a moment ago
+        }
+        state.threads.retain(|thread| !thread.is_finished());
+        let size = state.room.take().unwrap_or(wanted).min(wanted);
+        let before = state.threads.len();
+        let built = self.build(size, &runtime, &mut state.threads);
+        let started = state.threads.len() - before;
+        let has = state
+            .current
+            .as_ref()
+            .map_or(0, |pool| pool.current_num_threads());
+        match built {
+            // Rather too many threads than fewer than before; the number of tickets holds.
+            Some(pool) if size > has || size == wanted => state.current = Some(Arc::new(pool)),
+            Some(_) => {}
+            // Those that did start end again by themselves; so many there will be room for then.
+            None => state.room = Some(started).filter(|room| (1..size).contains(room)),
+        }
+        state.wanted = wanted;
+        let pause = if state.current.is_some() {
+            RETRY
+        } else {
+            RETRY_SOON
+        };
+        let complete = started == wanted && state.room.is_none();
+        state.retry_at = (!complete).then(|| Instant::now() + pause);
+        if state.current.is_none() {
+            runtime.tend_soon();
+        }
     }
 
     #[cold]
     fn build(
         &self,
-        wanted: usize,
+        size: usize,
+        runtime: &Shared,
         threads: &mut Vec<ThreadHandle<()>>,
-    ) -> Option<(ThreadPool, usize)> {
-        let mut size = wanted;
-        while size > 0 {
-            let before = threads.len();
-            let builder = ThreadPoolBuilder::new().num_threads(size);
-            let builder = builder.spawn_handler(|thread| {
-                threads.push(self.start(thread)?);
-                Ok(())
-            });
-            match builder.build() {
-                Ok(pool) => return Some((pool, size)),
-                // Those that did start end again at once; so many there will be room for.
-                Err(_) => {
-                    size = (size - 1).min(threads.len() - before);
-                    threads.drain(before..).for_each(|t| drop(t.join()));
-                }
-            }
-        }
-        None
+    ) -> Option<ThreadPool> {
+        let builder = ThreadPoolBuilder::new().num_threads(size);
+        let builder = builder.spawn_handler(|thread| {
+            threads.push(start(thread, runtime, self.runtime.clone())?);
+            Ok(())
+        });
+        builder.build().ok()
     }
+}
 
-    fn start(&self, thread: ThreadBuilder) -> std::io::Result<ThreadHandle<()>> {
-        let runtime = self.runtime.upgrade().expect("a fiber of it calls us");
-        let (start, stop) = runtime.settings.hooks();
-        let name = format!(
-            "{}-compute-{}",
-            runtime.settings.thread_name,
-            thread.index()
-        );
-        let served = self.runtime.clone();
-        let body = move || {
-            let abort = AbortOnUnwind("the threads that compute");
-            context::set_served(served);
-            os::be_nicer(NICER);
-            start.iter().for_each(|hook| hook());
-            thread.run();
-            stop.iter().for_each(|hook| hook());
-            drop(abort);
-        };
-        std::thread::Builder::new().name(name).spawn(body)
-    }
+fn start(
+    thread: ThreadBuilder,
+    runtime: &Shared,
+    served: Weak<Shared>,
+) -> std::io::Result<ThreadHandle<()>> {
+    let (start, stop) = runtime.settings.hooks();
+    let name = format!(
+        "{}-compute-{}",
+        runtime.settings.thread_name,
+        thread.index()
+    );
+    let body = move || {
+        let abort = AbortOnUnwind("the threads that compute");
+        context::set_served(served);
+        os::be_nicer(NICER);
+        start.iter().for_each(|hook| hook());
+        thread.run();
+        stop.iter().for_each(|hook| hook());
+        drop(abort);
+    };
+    std::thread::Builder::new().name(name).spawn(body)
 }
 
 impl Service for Compute {
     fn close(&self, patience: Patience) -> usize {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.0.state);
         state.closed = true;
         let (pool, threads) = (state.current.take(), std::mem::take(&mut state.threads));
+        // A pool ends as a whole: with one loan that does not come back, all its threads stay.
+        let patience = if state.running > 0 {
+            patience.at_least()
+        } else {
+            patience
+        };
         drop(state);
         drop(pool);
         shutdown::join_until(patience, threads.into_iter())
     }
 
     fn tend(&self) -> Option<Duration> {
-        None // the next call tries again
+        let mut state = lock(&self.0.state);
+        self.0.send(&mut state);
+        let waits = state.current.is_none() && !state.closed && state.aside > 0;
+        waits.then_some(RETRY_SOON)
     }
 }
 
@@ -227,54 +296,53 @@ impl Service for Compute {
 mod tests {
     use super::*;
     use crate::runtime::{self, Builder};
-    use std::sync::mpsc;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    /// Calls `f` on a fiber of a new runtime with its compute service.
-    fn with_service(f: impl FnOnce(&Compute) + Send) {
-        let rt = Builder::new().workers(1).build().expect("a runtime");
-        rt.block_on(|| {
-            runtime::with_current_or_default(|shared| {
-                f(shared.services.get(Kind::Compute, || Compute::new(shared)));
-            });
-        });
-        let report = rt.shutdown_timeout(Duration::from_secs(60));
-        assert!(report.is_clean(), "{report}");
+    /// The pool that serves the calling fiber's runtime.
+    fn pool() -> Option<Arc<ThreadPool>> {
+        runtime::with_current_or_default(|shared| {
+            let service: Option<&Compute> = shared.services.find(Kind::Compute);
+            service.and_then(|service| lock(&service.0.state).current.clone())
+        })
     }
 
     #[test]
-    fn another_number_of_threads_makes_another_pool_and_the_old_one_ends_its_jobs() {
-        with_service(|service| {
-            let small = service.pool(1).expect("a pool");
-            let again = service.pool(1).expect("a pool");
-            assert!(Arc::ptr_eq(&small, &again));
-            let (go, wait) = mpsc::channel();
-            let (done, result) = mpsc::channel();
-            small.spawn(move || done.send(wait.recv()).expect("somebody waits"));
-            drop((small, again));
-            let large = service.pool(2).expect("a pool");
-            assert_eq!(large.current_num_threads(), 2);
-            assert_eq!(lock(&service.state).threads.len(), 3);
-            go.send(7).expect("the job waits");
-            assert_eq!(result.recv().expect("the job ends"), Ok(7));
-        });
+    fn another_number_of_workers_makes_another_pool() {
+        let rt = Builder::new().workers(3).build().expect("a runtime");
+        for workers in [3, 1, 2] {
+            rt.handle().resize(workers);
+            let threads = rt.block_on(|| {
+                compute(|| ());
+                pool().expect("a pool").current_num_threads()
+            });
+            assert_eq!(threads, workers);
+        }
     }
 
     #[test]
-    fn the_last_owner_of_a_pool_may_be_one_of_its_own_threads() {
-        with_service(|service| {
-            let pool = service.pool(2).expect("a pool");
-            let (go, wait) = mpsc::channel::<()>();
-            let (done, ended) = mpsc::channel();
-            let owner = pool.clone();
-            pool.spawn(move || {
-                wait.recv().expect("somebody says go");
-                drop(owner);
-                done.send(()).expect("somebody waits");
-            });
-            drop(pool);
-            lock(&service.state).current = None;
-            go.send(()).expect("the job waits");
-            ended.recv().expect("it was dropped");
-        });
+    fn while_the_number_changes_no_more_run_at_once_than_it_ever_was() {
+        let rt = Builder::new().workers(4).build().expect("a runtime");
+        let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let call = |i: usize| {
+            let counts = counts.clone();
+            rt.spawn(move || {
+                compute(|| {
+                    let [inside, most] = &*counts;
+                    most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
+                    std::thread::sleep(Duration::from_micros(200));
+                    inside.fetch_sub(1, SeqCst);
+                });
+                i
+            })
+        };
+        let calls: Vec<_> = (0..200).map(call).collect();
+        for (i, call) in calls.into_iter().enumerate() {
+            if i % 20 == 0 {
+                rt.handle().resize(1 + i / 20 % 4);
+            }
+            assert_eq!(call.join().expect("no panic"), i);
+        }
+        let most = counts[1].load(SeqCst);
+        assert!((1..=4).contains(&most), "{most} at once");
     }
 }

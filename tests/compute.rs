@@ -267,6 +267,44 @@ fn without_a_single_thread_computations_wait_until_there_is_one() {
     common::alone("no_thread_at_all");
 }
 
+#[test]
+fn a_time_limit_of_one_computation_is_not_another_ones() {
+    let rt = Builder::new()
+        .workers(2)
+        .compute_threads(2)
+        .build()
+        .unwrap();
+    let (begun, done) = (
+        Arc::new(AtomicBool::new(false)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (begin, end) = (begun.clone(), done.clone());
+    // Its second half waits for the other computation, which may well run inside its own wait.
+    let limited = rt.spawn(move || {
+        compute(|| {
+            let wait = || {
+                begin.store(true, SeqCst);
+                while !end.load(SeqCst) {
+                    std::thread::yield_now();
+                }
+            };
+            indent::time::timeout(Duration::from_millis(5), || rayon_core::join(|| (), wait))
+        })
+    });
+    common::wait_for("the first to run", || begun.load(SeqCst));
+    let other = rt.spawn(move || {
+        compute(|| {
+            let start = std::time::Instant::now();
+            while start.elapsed() < Duration::from_millis(30) {
+                task::checkpoint();
+            }
+            done.store(true, SeqCst);
+        })
+    });
+    assert!(other.join().is_ok(), "it has no limit");
+    assert!(limited.join().is_ok());
+}
+
 mod child {
     use super::*;
 
@@ -287,7 +325,9 @@ mod child {
     }
 
     fn compute_all(rt: &Runtime, n: u64) -> Vec<indent::JoinHandle<u64>> {
-        (0..n).map(|i| rt.spawn(move || compute(|| i))).collect()
+        // With something of rayon's inside: without a pool of ours it would start its own.
+        let one = |i| compute(|| rayon_core::join(|| i, || 0).0);
+        (0..n).map(|i| rt.spawn(move || one(i))).collect()
     }
 
     fn total(fibers: Vec<indent::JoinHandle<u64>>) -> u64 {

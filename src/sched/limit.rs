@@ -102,6 +102,14 @@ pub(crate) fn within<T>(at: Instant, f: impl FnOnce() -> T) -> Result<T, TimeOve
     Err(TimeOver)
 }
 
+/// Calls `f`, which does not unwind, on a plain thread whose limits are not meant for it.
+pub(crate) fn without(f: impl FnOnce()) {
+    let outer = context::thread_limit();
+    context::set_thread_limit(ptr::null());
+    f();
+    context::set_thread_limit(outer);
+}
+
 fn is_cancelled(whose: Whose) -> bool {
     CAN_UNWIND && whose.0.is_some_and(|fiber| fiber.state.cancel_requested())
 }

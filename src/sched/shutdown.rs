@@ -112,6 +112,16 @@ pub(crate) struct Patience {
     abandoned: usize,
 }
 
+impl Patience {
+    /// For threads that will hardly end.
+    pub(crate) fn at_least(self) -> Self {
+        Patience {
+            most: self.least,
+            ..self
+        }
+    }
+}
+
 /// Joins threads that were told to end; the number of those that have not ended by then.
 pub(crate) fn join_until(
     patience: Patience,
@@ -144,8 +154,8 @@ impl Shared {
             std::mem::forget(self.arc());
         }
         let abandoned = self.list_abandoned();
-        let mut threads_left = self.services.close(self.patience(deadline));
-        threads_left += self.stop_threads(self.patience(deadline)); // the others get a moment, too
+        let patience = self.patience(deadline);
+        let threads_left = self.services.close(patience) + self.stop_threads(patience);
         ShutdownReport {
             abandoned,
             threads_left,
