@@ -749,7 +749,8 @@ fn metrics_count_what_happened() {
         metrics.stacks_cached > 0 || cfg!(indent_sanitize),
         "{metrics:?}"
     );
-    assert_eq!((metrics.workers_now, metrics.cpus_allowed), (2, 2));
+    assert_eq!(metrics.workers_now, 2);
+    assert!(metrics.cpus_allowed >= 1);
     let carriers = [
         metrics.carriers_holding,
         metrics.carriers_spare,

@@ -147,6 +147,63 @@ fn a_far_deadline_of_a_retired_worker_passes_while_everybody_sleeps() {
 }
 
 #[test]
+fn deadlines_of_a_retired_worker_pass_while_the_others_have_no_rest() {
+    let rt = start(2);
+    let sleep = || time::sleep(50 * MS);
+    let sleepers: Vec<_> = (0..50)
+        .map(|_| rt.block_on(|| task::Builder::new().worker(1).spawn(sleep)))
+        .collect();
+    wait_for("deadlines", || rt.metrics().timers_active == 50);
+    let stop = Arc::new(AtomicBool::new(false));
+    let busy: Vec<_> = (0..2)
+        .map(|_| {
+            let stop = stop.clone();
+            rt.spawn(move || {
+                while !stop.load(SeqCst) {
+                    task::yield_now();
+                }
+            })
+        })
+        .collect();
+    rt.handle().resize(1);
+    sleepers.into_iter().for_each(|fiber| fiber.join().unwrap());
+    stop.store(true, SeqCst);
+    busy.into_iter().for_each(|fiber| fiber.join().unwrap());
+}
+
+#[test]
+fn who_is_told_of_a_limit_and_returns_is_in_nobodys_way() {
+    // With so few threads one fiber at a time may unwind.
+    let rt = Builder::new().workers(1).max_carriers(4).build().unwrap();
+    let returns = rt.spawn(|| {
+        let told = time::timeout(MS, || park::until(None, ParkReason::Park));
+        assert_eq!(told, Ok(Woken::ByCancel));
+        park::park();
+    });
+    let panics = rt.spawn(|| {
+        let own = || {
+            time::timeout(MS, || {
+                assert_eq!(park::until(None, ParkReason::Park), Woken::ByCancel);
+                std::panic::resume_unwind(Box::new("mine"));
+            })
+        };
+        assert!(catch_unwind(own).is_err());
+        park::park();
+    });
+    let parked =
+        |f: &task::Fiber| f.phase() == task::Phase::Parked && f.park_reason() == ParkReason::Park;
+    wait_for("both to go on", || {
+        rt.metrics().timers_active == 0 && parked(&returns.fiber()) && parked(&panics.fiber())
+    });
+    let other = rt.spawn(|| time::timeout(MS, || time::sleep(HOUR)));
+    assert!(other.join().unwrap().is_err());
+    for fiber in [returns, panics] {
+        fiber.unparker().unpark();
+        fiber.join().unwrap();
+    }
+}
+
+#[test]
 fn a_limit_ends_what_blocks_and_runs_destructors() {
     struct Count<'a>(&'a AtomicUsize);
     impl Drop for Count<'_> {

@@ -8,7 +8,8 @@
 //! time a searcher looks they are done.
 //!
 //! **I15** If jobs wait, then there is a searcher, or nobody is idle and no thread may be added: there
-//! are as many as allowed, or the system has just refused one. (A busy thread looks when it is done.)
+//! are as many as allowed, or the system has just refused one. (A busy thread looks when it is done;
+//! one that is about to end counts until it has.)
 //!
 //! The last to fall asleep is the first to be roused: its caches are warm, and those who are not
 //! needed stay asleep until their time is over and end.
@@ -60,7 +61,7 @@ pub(super) enum Look {
     Work,
     /// Nothing to do: [lie down](Crew::lie_down).
     Sleep,
-    /// End the thread. It is not counted any more.
+    /// End the thread, and say so in the end ([`gone`](Crew::gone)).
     End,
 }
 
@@ -124,7 +125,6 @@ impl<S> Crew<S> {
             self.searcher = false;
         }
         if self.closed {
-            self.threads -= 1;
             Look::End
         } else if queued > 0 {
             Look::Work
@@ -138,18 +138,24 @@ impl<S> Crew<S> {
         self.idle.push(sleeper);
     }
 
-    /// A sleeper's time is over: true if it is not counted any more and must end; false if it was
-    /// roused just now.
+    /// A sleeper's time is over: true if it must end, and say so in the end ([`gone`](Crew::gone));
+    /// false if it was roused just now.
     #[must_use]
     pub(super) fn retire(&mut self, is_me: impl Fn(&S) -> bool) -> bool {
         match self.idle.iter().position(is_me) {
             None => false,
             Some(at) => {
                 self.idle.remove(at);
-                self.threads -= 1;
                 true
             }
         }
+    }
+
+    /// A thread that was to end has no more to do. Jobs may wait that there was no place for another
+    /// thread for.
+    pub(super) fn gone(&mut self, queued: usize, may_start: bool) -> Owed<S> {
+        self.threads -= 1;
+        self.summon(queued, may_start)
     }
 
     /// From here on who looks ends. The sleepers are to be roused for that.
@@ -172,6 +178,7 @@ mod tests {
         queued: usize,
         to_push: usize,
         busy: usize,
+        ending: usize,
         /// Rouses and starts that are owed.
         roused: usize,
         starting: usize,
@@ -203,7 +210,7 @@ mod tests {
                     self.summon();
                 }
                 Look::Sleep => self.crew.lie_down(0),
-                Look::End => {}
+                Look::End => self.ending += 1,
             }
         }
 
@@ -247,6 +254,12 @@ mod tests {
             });
             step("time is over", self.crew.idle() > 0, &|w| {
                 assert!(w.crew.retire(|_| true));
+                w.ending += 1;
+            });
+            step("one is gone", self.ending > 0, &|w| {
+                w.ending -= 1;
+                let owed = w.crew.gone(w.queued, !w.refused);
+                w.pay(owed);
             });
             step("closed", !self.crew.closed, &|w| {
                 for _ in w.crew.close() {
@@ -260,7 +273,7 @@ mod tests {
             let crew = &self.crew;
             let searchers = self.roused + self.starting;
             assert_eq!(usize::from(crew.searcher), searchers, "{how:?}");
-            let counted = self.busy + crew.idle() + searchers;
+            let counted = self.busy + self.ending + crew.idle() + searchers;
             assert_eq!(crew.threads, counted, "{how:?}");
             assert!(crew.threads <= crew.most, "{how:?}");
             let none_to_be_had = crew.threads == crew.most || self.refused;
@@ -278,6 +291,7 @@ mod tests {
                 queued: 0,
                 to_push: 4,
                 busy: 0,
+                ending: 0,
                 roused: 0,
                 starting: 0,
                 refused: false,

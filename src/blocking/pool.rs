@@ -141,9 +141,13 @@ impl Service for Pool {
 
 impl State {
     fn summon(&mut self) -> Owed<Arc<Seat>> {
-        let may_start = self.retry_at.is_none_or(|at| at <= Instant::now());
+        let may_start = self.may_start();
         let owed = self.crew.summon(self.queue.len(), may_start);
         self.mark(owed)
+    }
+
+    fn may_start(&self) -> bool {
+        self.retry_at.is_none_or(|at| at <= Instant::now())
     }
 
     /// Tells a sleeper, under the lock, that it is the searcher.
@@ -216,9 +220,14 @@ impl Inner {
     fn live(self: Arc<Self>, number: usize) {
         let abort = AbortOnUnwind("the threads for blocking calls");
         context::set_served(self.runtime.clone());
-        self.hooks.0.iter().for_each(|hook| hook());
         self.serve();
         self.hooks.1.iter().for_each(|hook| hook());
+        let owed = self.with(|state| {
+            let may_start = state.may_start();
+            let owed = state.crew.gone(state.queue.len(), may_start);
+            state.mark(owed)
+        });
+        self.pay(owed);
         let mut handles = lock(&self.handles);
         let running = &mut handles.running;
         let former = match running.iter().position(|(n, _)| *n == number) {
@@ -239,19 +248,28 @@ impl Inner {
             summoned: AtomicBool::new(false),
         });
         let mut role = Role::Searcher;
+        let mut greet = self.hooks.0.as_ref();
         loop {
             role = match self.with(|state| turn(state, role, &seat)) {
                 Turn::Run(loan, owed) => {
                     self.pay(owed);
+                    // Only now: others wait for a new thread to look, and the hook may take its time.
+                    greet.take().into_iter().for_each(|hook| hook());
                     // SAFETY: out of the queue it is ours alone; valid by its pusher's promise.
                     unsafe { Loan::run(loan) };
                     Role::Other
                 }
-                Turn::Sleep => match self.sleep(&seat) {
-                    Some(role) => role,
-                    None => return,
-                },
-                Turn::End => return,
+                Turn::Sleep => {
+                    greet.take().into_iter().for_each(|hook| hook());
+                    match self.sleep(&seat) {
+                        Some(role) => role,
+                        None => return,
+                    }
+                }
+                Turn::End => {
+                    greet.take().into_iter().for_each(|hook| hook()); // before the other one
+                    return;
+                }
             };
         }
     }

@@ -211,16 +211,22 @@ impl<T: Copy> Wheel<T> {
     /// W1: until `entry` has fired or has been removed, it neither moves nor dies, nobody has a
     /// `&mut` to it, and it is in no other wheel. Its owner learns that it fired from `remove`, or
     /// from something that happens after the `step` that said so, such as the wake it led to.
+    #[cfg(test)]
     pub(crate) unsafe fn insert(&mut self, entry: &Entry<T>) {
+        self.link(Link(NonNull::from(entry)));
+    }
+
+    /// As [`insert`](Wheel::insert); the pointer comes back when the entry fires.
+    fn link(&mut self, entry: Link<T>) {
         debug_assert!(
             entry.place.get().is_none(),
             "W1: an entry for tick {} is inserted twice",
             entry.when
         );
-        let tick = self.tick(entry);
+        let tick = self.tick(&entry);
         // What would go below the slot being spread belongs into it, and goes to its end.
         let level = self.level(tick).max(self.spreading);
-        self.push(Place::of(tick, level), Link(NonNull::from(entry)));
+        self.push(Place::of(tick, level), entry);
         self.len += 1;
     }
 

@@ -27,7 +27,7 @@ pub struct Metrics {
     pub workers: Vec<WorkerMetrics>,
     /// Workers in service.
     pub workers_now: usize,
-    /// CPUs the runtime may use: how many workers there should be.
+    /// CPUs the process may use, as last seen; there are as many workers, unless the number is set.
     pub cpus_allowed: usize,
     /// Fibers that are not over.
     pub tasks_alive: u64,
@@ -155,7 +155,7 @@ impl Metrics {
         Metrics {
             workers,
             workers_now: shared.workers_now(),
-            cpus_allowed: shared.count.allowed(),
+            cpus_allowed: shared.cpus.load(Relaxed),
             tasks_alive: shared.alive(),
             tasks_spawned_total: shared.spawned(),
             tasks_starved: shared.starved(),

@@ -124,6 +124,10 @@ impl Carrier {
         let worker = self.wait_for_worker();
         // If it came another way (a taker gave ours back), the request is void.
         self.shared().wanted.claim(self.index);
+        // SAFETY: workers live as long as `Shared`.
+        let held = unsafe { worker.as_ref() };
+        self.shared().awake(held);
+        held.published.dispatch(); // it runs our fiber from here on
         worker
     }
 

@@ -94,10 +94,11 @@ pub(crate) struct Here {
 }
 
 /// Parks the calling plain thread. At its end, when its thread-locals are gone and nobody can know
-/// whom to unpark, it only yields: a park may end for no reason.
+/// whom to unpark, it waits for the deadline or, without one, yields: a park may end for no reason.
 pub(crate) fn park_thread(deadline: Option<Instant>, hearing: Hearing, signal: Signal) -> Woken {
     match PARKER.try_with(Arc::clone) {
         Ok(parker) => parker.park(deadline, hearing, signal),
+        Err(_) if deadline.is_some() => ThreadParker::new().park(deadline, hearing, signal),
         Err(_) => {
             std::thread::yield_now();
             Woken::ByWake

@@ -98,9 +98,17 @@ impl Count {
     /// The caller has let go of this worker. True: it is wanted again, and the caller's to place.
     #[must_use]
     pub(crate) fn retire(&self, worker: usize) -> bool {
-        self.retired.set(worker);
-        fence(SeqCst);
-        !self.is_excess(worker) && self.retired.claim(worker)
+        loop {
+            self.retired.set(worker);
+            fence(SeqCst);
+            if self.is_excess(worker) || !self.retired.claim(worker) {
+                return false;
+            }
+            // Perhaps not any more, and the table is shorter already: then it must not live on.
+            if !self.is_excess(worker) {
+                return true;
+            }
+        }
     }
 
     /// No carrier could be had for a worker that was revived.

@@ -85,6 +85,7 @@ fn in_order(token: &mut Entered) -> Next {
     if token.worker().timers.is_due() {
         token.carrier().shared().fire(token.worker());
     }
+    token.carrier().shared().fire_missed();
     collect(token);
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
@@ -210,7 +211,7 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
     first
 }
 
-/// Deadlines that somebody has missed; half of somebody's ring; or the fiber in the slot of a worker that does not get on.
+/// Half of somebody's ring; or the fiber in the slot of a worker that does not get on.
 fn steal(token: &mut Entered) -> Option<FiberRef> {
     let n = token.carrier().shared().count.present();
     let start = token.local().rng.below(n);
@@ -223,9 +224,6 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
             continue;
         }
         let other = &token.carrier().shared().workers[victim];
-        if other.timers.is_due() {
-            token.carrier().shared().fire(other); // it does not come to it
-        }
         let found = other.ring.steal_into(&me.ring);
         if let Some(fiber) = found.or_else(|| steal_slot(token, victim)) {
             let me = token.worker();

@@ -89,17 +89,31 @@ pub(crate) fn within<T>(at: Instant, f: impl FnOnce() -> T) -> Result<T, TimeOve
     whose.set(ptr::from_ref(&limit));
     let result = catch_unwind(AssertUnwindSafe(f));
     whose.set(outer);
-    let payload = match result {
-        Ok(value) => return Ok(value),
-        Err(payload) => payload,
+    let ends_here = match &result {
+        Err(payload) if payload.is::<Cancelled>() => Instant::now() >= at && !is_cancelled(whose),
+        _ => true,
     };
-    if !payload.is::<Cancelled>() || Instant::now() < at || is_cancelled(whose) {
-        resume_unwind(payload);
+    if ends_here {
+        give_up_place(whose);
     }
-    if let Some(here) = context::here() {
+    match result {
+        Ok(value) => Ok(value),
+        Err(payload) if ends_here && payload.is::<Cancelled>() => Err(TimeOver),
+        Err(payload) => resume_unwind(payload),
+    }
+}
+
+/// Whoever was told that a limit passed got a place at the gate, whether it unwound or returned. Unless
+/// the fiber was asked to end, or is unwinding for another reason, it needs the place no longer.
+fn give_up_place(whose: Whose) {
+    let has_one = whose.0.is_some_and(|fiber| fiber.gate_pass.load(Relaxed));
+    if has_one
+        && !is_cancelled(whose)
+        && !std::thread::panicking()
+        && let Some(here) = context::here()
+    {
         here.marked(|shared| shared.gate.leave(&here.fiber.gate_pass));
     }
-    Err(TimeOver)
 }
 
 /// Calls `f`, which does not unwind, on a plain thread whose limits are not meant for it.

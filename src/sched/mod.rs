@@ -154,6 +154,9 @@ pub(crate) struct Shared {
     ended: std::sync::Mutex<()>,
     ended_signal: Condvar,
     clock: timers::Clock,
+    missed_timers: AtomicBool,
+    /// How many CPUs there were when somebody last looked.
+    pub(crate) cpus: AtomicUsize,
     watchers: watch::Watchers,
     pub(crate) services: service::Services,
 }
@@ -210,6 +213,8 @@ impl Shared {
             ended: std::sync::Mutex::new(()),
             ended_signal: Condvar::new(),
             clock: timers::Clock::new(settings.timer_resolution),
+            missed_timers: AtomicBool::new(false),
+            cpus: AtomicUsize::new((settings.count_cpus)()),
             watchers: watch::Watchers::new(),
             services: service::Services::new(),
             settings,
@@ -224,11 +229,13 @@ impl Shared {
     fn start_threads(&self) -> Result<(), StartError> {
         self.start_watchers()
             .map_err(|source| StartError::SpawnCarrier { started: 0, source })?;
-        let workers = &self.workers[..self.count.allowed()];
+        // Not `allowed`: that may change from here on.
+        let workers = &self.workers[..self.settings.workers];
         for (started, worker) in workers.iter().enumerate() {
             self.start_carrier(NonNull::from(worker))
                 .map_err(|source| StartError::SpawnCarrier { started, source })?;
         }
+        self.watchers.begun.store(true, SeqCst);
         Ok(())
     }
 

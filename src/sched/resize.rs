@@ -24,11 +24,23 @@ impl Shared {
             if !placed {
                 // It stays retired until somebody tries again; if it is wanted, that is us.
                 self.count.stay_retired(index);
+                self.after_retirement(&self.workers[index]);
             }
         }
         self.count
             .trim(|index| self.workers[index].timers.active() > 0);
         placed
+    }
+
+    /// A worker has just been retired: what others may have left with it is seen to.
+    fn after_retirement(&self, worker: &Worker) {
+        // Whoever sends from here on sees that it is retired.
+        self.release_assigned(worker);
+        if worker.timers.active() > 0 && self.idle.claim(0) {
+            self.rouse(&self.workers[0], Roused::TO_WORK); // it minds them now: until when to sleep
+        }
+        // Somebody may have trusted this worker to look for what was pushed (I8), and it has not.
+        self.rouse_one(0);
     }
 
     /// Workers that are not retired.
@@ -59,13 +71,7 @@ pub(crate) fn retire(token: &mut Entered) -> bool {
         }
         return !kept;
     }
-    // Sent here since it was emptied; whoever sends from here on sees that it is retired.
-    shared.release_assigned(&shared.workers[index]);
-    if shared.workers[index].timers.active() > 0 && shared.idle.claim(0) {
-        shared.rouse(&shared.workers[0], Roused::TO_WORK); // it minds them now: until when to sleep
-    }
-    // Somebody may have trusted this worker to look for what was pushed (I8), and it has not.
-    shared.rouse_one(0);
+    shared.after_retirement(&shared.workers[index]);
     true
 }
 

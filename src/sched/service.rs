@@ -6,6 +6,7 @@
 
 use std::any::Any;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::sched::shutdown::Patience;
@@ -27,32 +28,47 @@ pub(crate) enum Kind {
     Compute,
 }
 
-pub(crate) struct Services([OnceLock<Box<dyn Service>>; 2]);
+pub(crate) struct Services {
+    places: [OnceLock<Box<dyn Service>>; 2],
+    closed: AtomicBool,
+}
 
 impl Services {
     pub(crate) fn new() -> Self {
-        Services([const { OnceLock::new() }; 2])
+        Services {
+            places: [const { OnceLock::new() }; 2],
+            closed: AtomicBool::new(false),
+        }
     }
 
     /// The service of that kind, made if there is none. A kind has one type.
     pub(crate) fn get<S: Service>(&self, kind: Kind, make: impl FnOnce() -> S) -> &S {
-        let service = self.0[kind as usize].get_or_init(|| Box::new(make()));
+        let mut made = false;
+        let service = self.places[kind as usize].get_or_init(|| {
+            made = true;
+            Box::new(make())
+        });
+        // By a fiber that was abandoned: nothing is begun after the end.
+        if made && self.closed.load(SeqCst) {
+            service.close(Patience::none());
+        }
         downcast(&**service)
     }
 
     /// The service of that kind, if there is one.
     pub(crate) fn find<S: Service>(&self, kind: Kind) -> Option<&S> {
-        self.0[kind as usize]
+        self.places[kind as usize]
             .get()
             .map(|service| downcast(&**service))
     }
 
     fn each(&self) -> impl Iterator<Item = &dyn Service> {
-        self.0.iter().filter_map(OnceLock::get).map(|s| &**s)
+        self.places.iter().filter_map(OnceLock::get).map(|s| &**s)
     }
 
     /// Closes all; the number of threads that did not end.
     pub(crate) fn close(&self, patience: Patience) -> usize {
+        self.closed.store(true, SeqCst);
         self.each().map(|service| service.close(patience)).sum()
     }
 

@@ -113,6 +113,16 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
+    /// For nobody.
+    pub(crate) fn none() -> Self {
+        let now = Instant::now();
+        Patience {
+            least: now,
+            most: now,
+            abandoned: 0,
+        }
+    }
+
     /// For threads that will hardly end.
     pub(crate) fn at_least(self) -> Self {
         Patience {
@@ -153,9 +163,11 @@ impl Shared {
             // What is abandoned may wake, or be woken, at any time: all of this stays for ever.
             std::mem::forget(self.arc());
         }
-        let abandoned = self.list_abandoned();
-        let patience = self.patience(deadline);
-        let threads_left = self.services.close(patience) + self.stop_threads(patience);
+        let (abandoned, keep_carriers) = self.list_abandoned();
+        let mut patience = self.patience(deadline);
+        let mut threads_left = self.services.close(patience);
+        patience.abandoned = keep_carriers;
+        threads_left += self.stop_threads(patience);
         ShutdownReport {
             abandoned,
             threads_left,
@@ -214,10 +226,13 @@ impl Shared {
         });
     }
 
-    /// Step 4.
-    fn list_abandoned(&self) -> Vec<Abandoned> {
+    /// Step 4; and how many of them keep a carrier for themselves.
+    fn list_abandoned(&self) -> (Vec<Abandoned>, usize) {
         let mut list = Vec::new();
+        let mut keep_carriers = 0;
         self.each_fiber(|fiber| {
+            let away = fiber.phase() == Phase::Parked && !fiber.blocks_carrier();
+            keep_carriers += usize::from(!away);
             list.push(Abandoned {
                 id: fiber.id(),
                 name: fiber.name().map(str::to_owned),
@@ -227,7 +242,7 @@ impl Shared {
             });
         });
         list.sort_by_key(|fiber| fiber.id);
-        list
+        (list, keep_carriers)
     }
 
     /// From now on; threads get a moment even after the deadline.

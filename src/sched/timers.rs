@@ -8,8 +8,9 @@
 //! Who fires. A worker that has nothing to do sleeps until the earliest deadline of its wheel and
 //! fires what is due when it wakes. While workers are busy none of them reads a clock: the monitor
 //! does, once a tick, and tells each worker whose earliest deadline has passed ([`Timers::is_due`]);
-//! the worker finds it at its next dispatch. If it does not come to one, another worker is roused,
-//! and whoever searches fires what is due in any wheel. The first worker, which never retires, also
+//! the worker finds it at its next dispatch. If it does not come to one, the monitor says that, too
+//! ([`Shared::miss_timers`]): the next worker that comes through the scheduler's slow path, be it
+//! roused or busy, fires what is due in any wheel. The first worker, which never retires, also
 //! minds the wheels of retired ones while everybody sleeps.
 //!
 //! A deadline is rounded up to the next tick and fires when the tick has come: never early, and late
@@ -259,16 +260,28 @@ impl Deadline {
 }
 
 impl Shared {
-    /// The monitor's part; true if a worker that nobody holds has something due.
-    pub(crate) fn look_at_timers(&self, now: Instant) -> bool {
+    /// The monitor's part.
+    pub(crate) fn look_at_timers(&self, now: Instant) {
         let tick = self.clock.set(now);
-        let mut forgotten = false;
         for worker in self.present() {
-            if worker.timers.look(tick) {
-                forgotten |= self.count.is_retired(worker.index);
+            if worker.timers.look(tick) && self.count.is_retired(worker.index) {
+                self.miss_timers();
             }
         }
-        forgotten
+    }
+
+    /// Deadlines have passed that their own worker does not come to: whoever comes by fires them.
+    pub(crate) fn miss_timers(&self) {
+        self.missed_timers.store(true, SeqCst);
+        self.rouse_one(0);
+    }
+
+    /// Fires what others miss.
+    #[inline]
+    pub(crate) fn fire_missed(&self) {
+        if self.missed_timers.load(Relaxed) && self.missed_timers.swap(false, SeqCst) {
+            self.fire_all();
+        }
     }
 
     /// Fires what is due in a worker's wheel, which need not be the caller's.

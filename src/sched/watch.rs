@@ -10,12 +10,13 @@
 //! the number of workers follows; and tends to services (`service.rs`).
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot};
 
+use crate::base::loom::lock;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
 
@@ -37,6 +38,10 @@ pub(crate) struct Watchers {
     awake: AtomicUsize,
     /// The system refused a spare; it is not asked again for some time.
     refused: AtomicBool,
+    /// Until then; the helper's own.
+    refused_until: Mutex<Option<Instant>>,
+    /// All workers have their first carriers: before that the helper does nothing.
+    pub(crate) begun: AtomicBool,
 }
 
 impl Watchers {
@@ -47,6 +52,8 @@ impl Watchers {
             starting: AtomicUsize::new(0),
             awake: AtomicUsize::new(0),
             refused: AtomicBool::new(false),
+            refused_until: Mutex::new(None),
+            begun: AtomicBool::new(false),
         }
     }
 
@@ -91,23 +98,35 @@ impl Shared {
     /// As many workers as there are CPUs; false if threads for them could not be had.
     fn follow_cpus(&self) -> bool {
         let cpus = (self.settings.count_cpus)();
+        self.cpus.store(cpus, Relaxed);
+        if self.settings.workers_set {
+            return true;
+        }
         let as_wished = cpus.min(self.workers.len()) == self.count.allowed();
         as_wished && self.count.is_complete() || self.resize(cpus)
     }
 
     fn spares_missing(&self) -> bool {
-        let wanted = self.watchers.awake.load(Relaxed);
+        let wanted = self.watchers.awake.load(Relaxed).min(self.spares_kept());
         self.resting.len() + self.watchers.starting.load(SeqCst) < wanted
     }
 
     /// On the helper's thread: one spare for each worker that is awake.
     fn make_spares(&self) -> Option<Duration> {
+        let mut until = lock(&self.watchers.refused_until);
+        let now = Instant::now();
+        if let Some(left) = until.and_then(|at| at.checked_duration_since(now)) {
+            return Some(left);
+        }
         while self.spares_missing() {
             if self.start_spare().is_err() {
+                *until = Some(now + REFUSED_PAUSE);
                 self.watchers.refused.store(true, Relaxed);
                 return Some(REFUSED_PAUSE);
             }
         }
+        *until = None;
+        self.watchers.refused.store(false, Relaxed);
         None
     }
 }
@@ -122,15 +141,16 @@ impl Pool for Shared {
     }
 
     fn tick(&self, now: Instant) {
-        if self.look_at_timers(now) {
-            self.rouse_one(0);
-        }
+        self.look_at_timers(now);
     }
 
     fn overran(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
         worker.overran.store(dispatch, Relaxed);
-        if !worker.lifo.is_empty() || !worker.ring.is_empty() || worker.timers.is_due() {
+        if worker.timers.is_due() {
+            self.miss_timers();
+        }
+        if !worker.lifo.is_empty() || !worker.ring.is_empty() {
             self.rouse_one(index + 1);
         }
     }
@@ -143,18 +163,17 @@ impl Pool for Shared {
     }
 
     fn refresh(&self) {
-        if !self.settings.workers_set {
-            self.watchers.ask(CPUS);
-        }
+        self.watchers.ask(CPUS);
     }
 }
 
 impl Chores for Shared {
     fn help(&self, asked: u32) -> Option<Duration> {
-        if asked == 0 {
-            self.watchers.refused.store(false, Relaxed); // the pause is over
+        if !self.watchers.begun.load(SeqCst) {
+            return Some(Duration::from_millis(1));
         }
-        let resized = asked & CPUS == 0 || self.follow_cpus();
+        // Nothing asked: a pause is over, perhaps that after a worker found no thread.
+        let resized = !(asked == 0 || asked & CPUS != 0) || self.follow_cpus();
         let again = [
             (!resized).then_some(REFUSED_PAUSE),
             self.make_spares(),

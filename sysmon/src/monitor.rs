@@ -113,24 +113,31 @@ impl Drop for AbortOnUnwind {
 fn run(watch: &Watch, pool: &impl Pool, mut policy: Policy) {
     let _abort = AbortOnUnwind;
     let mut last = Instant::now();
+    let mut slept = false;
     while !watch.stop.load(SeqCst) {
         let now = Instant::now();
         let passed = now - std::mem::replace(&mut last, now);
+        // While the monitor slept nobody was busy.
+        let busy = if std::mem::take(&mut slept) {
+            Duration::ZERO
+        } else {
+            passed
+        };
         pool.tick(now);
         if policy.refresh(passed) {
             pool.refresh();
         }
-        let awake = look(pool, &mut policy, passed);
+        let awake = look(pool, &mut policy, busy);
         pool.awake(awake);
         match policy.rest(awake > 0) {
             Rest::Tick => thread::park_timeout(TICK),
-            Rest::Sleep => sleep(watch, pool),
+            Rest::Sleep => slept = sleep(watch, pool),
         }
     }
 }
 
 /// Looks at every worker; how many are awake.
-fn look(pool: &impl Pool, policy: &mut Policy, passed: Duration) -> usize {
+fn look(pool: &impl Pool, policy: &mut Policy, busy: Duration) -> usize {
     let mut awake = 0;
     for worker in 0..pool.workers() {
         let slot = pool.slot(worker);
@@ -143,19 +150,20 @@ fn look(pool: &impl Pool, policy: &mut Policy, passed: Duration) -> usize {
             Judgement::Busy => {}
             Judgement::Overran => pool.overran(worker, dispatch),
         }
-        slot.add_busy(passed);
+        slot.add_busy(busy);
         awake += 1;
     }
     awake
 }
 
-/// Until a worker wakes up.
-fn sleep(watch: &Watch, pool: &impl Pool) {
+/// Until a worker wakes up; false if one was awake.
+fn sleep(watch: &Watch, pool: &impl Pool) -> bool {
     let all_idle = || (0..pool.workers()).all(|w| pool.slot(w).phase() == Phase::Idle);
     if !watch.vigil.may_sleep(all_idle) {
-        return;
+        return false;
     }
     while watch.vigil.is_asleep() && !watch.stop.load(SeqCst) {
         thread::park();
     }
+    true
 }

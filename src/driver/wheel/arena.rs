@@ -20,19 +20,36 @@ pub(crate) struct Arena<T> {
     wheel: Wheel<T>,
     /// Linked by `next`.
     free: Option<Link<T>>,
-    chunks: Vec<NonNull<[Entry<T>]>>,
+    chunks: Option<Box<Chunk<T>>>,
 }
 
 // SAFETY: W1 and W4: it owns its entries, and payloads are `Send`.
 unsafe impl<T: Send> Send for Arena<T> {}
 
-/// Room for more entries, made without the lock.
-pub(crate) struct Chunk<T>(Vec<Entry<T>>);
+/// Room for more entries, made without the lock; in an arena, a list.
+pub(crate) struct Chunk<T> {
+    entries: NonNull<[Entry<T>]>,
+    next: Option<Box<Chunk<T>>>,
+}
+
+// SAFETY: it owns its entries.
+unsafe impl<T: Send> Send for Chunk<T> {}
 
 impl<T: Copy> Chunk<T> {
     /// `filler` is anything: it is never looked at.
-    pub(crate) fn new(filler: T) -> Self {
-        Chunk((0..CHUNK).map(|_| Entry::new(0, filler)).collect())
+    pub(crate) fn new(filler: T) -> Box<Self> {
+        let entries: Box<[_]> = (0..CHUNK).map(|_| Entry::new(0, filler)).collect();
+        Box::new(Chunk {
+            entries: NonNull::from(Box::leak(entries)),
+            next: None,
+        })
+    }
+}
+
+impl<T> Drop for Chunk<T> {
+    fn drop(&mut self) {
+        // SAFETY: leaked by `new`, once; no key is used after the arena.
+        drop(unsafe { Box::from_raw(self.entries.as_ptr()) });
     }
 }
 
@@ -52,7 +69,7 @@ impl<T: Copy + PartialEq> Arena<T> {
         Arena {
             wheel: Wheel::new(now),
             free: None,
-            chunks: Vec::new(),
+            chunks: None,
         }
     }
 
@@ -70,9 +87,10 @@ impl<T: Copy + PartialEq> Arena<T> {
         self.free.is_none()
     }
 
-    pub(crate) fn add(&mut self, chunk: Chunk<T>) {
-        let entries = NonNull::from(Box::leak(chunk.0.into_boxed_slice()));
-        self.chunks.push(entries);
+    pub(crate) fn add(&mut self, mut chunk: Box<Chunk<T>>) {
+        let entries = chunk.entries;
+        chunk.next = self.chunks.take();
+        self.chunks = Some(chunk);
         let first: NonNull<Entry<T>> = entries.cast();
         for i in (0..entries.len()).rev() {
             // SAFETY: within the chunk.
@@ -95,10 +113,8 @@ impl<T: Copy + PartialEq> Arena<T> {
         self.free = Link(entry).next.get();
         // SAFETY: W4: it was free, so nobody else has a reference to it.
         unsafe { entry.write(Entry::new(when, payload)) };
-        // SAFETY: valid as long as the arena.
-        let linked = unsafe { entry.as_ref() };
-        // SAFETY: it stays in its chunk until it fired or is removed, in this wheel alone.
-        unsafe { self.wheel.insert(linked) };
+        // It stays in its chunk until it fired or is removed, in this wheel alone (W1).
+        self.wheel.link(Link(entry));
         Key(entry)
     }
 
@@ -130,9 +146,10 @@ impl<T: Copy + PartialEq> Arena<T> {
 
 impl<T> Drop for Arena<T> {
     fn drop(&mut self) {
-        for chunk in &self.chunks {
-            // SAFETY: leaked by `add`, once; no key is used after the arena.
-            drop(unsafe { Box::from_raw(chunk.as_ptr()) });
+        // One after the other: a long list would nest deeply.
+        let mut next = self.chunks.take();
+        while let Some(mut chunk) = next {
+            next = chunk.next.take();
         }
     }
 }
