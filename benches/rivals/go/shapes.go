@@ -1,13 +1,15 @@
 // Program shapes runs the benchmark shapes on Go's goroutines.
 //
 // It mirrors ../src/lib.rs: called as `shapes SHAPE [OPS]`, it does one round to warm up and one for
-// the clock, and prints `SHAPE NS_PER_OP`.
+// the clock, and prints `SHAPE NS_PER_OP`, in some shapes followed by further columns, each as
+// ` NAME=VALUE`.
 package main
 
 import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -25,6 +27,9 @@ const (
 	shortGap = 2 * time.Microsecond
 	// idleGap is how long the waking thread sleeps before each round of the shape wake_idle.
 	idleGap = 100 * time.Microsecond
+	// pendingTimers is how many timers are pending beside the one that is measured, in the busy half
+	// of the shape timer_cancel.
+	pendingTimers = 100_000
 )
 
 // spawnJoin starts count goroutines that each leave their index in a slice, and waits for all. One
@@ -129,6 +134,142 @@ func wake(rounds int, gap func()) time.Duration {
 	return <-taken
 }
 
+// random is a generator of pseudo-random numbers (xorshift), the same for every rival.
+type random uint64
+
+// newRandom returns a generator at its beginning.
+func newRandom() random {
+	return 0x9e3779b97f4a7c15
+}
+
+// next returns the next number.
+func (r *random) next() uint64 {
+	*r ^= *r << 13
+	*r ^= *r >> 7
+	*r ^= *r << 17
+	return uint64(*r)
+}
+
+// sleepLength is how long a goroutine of the shape sleepers sleeps: 1 to 1000 ms.
+func (r *random) sleepLength() time.Duration {
+	return time.Duration(1+r.next()%1000) * time.Millisecond
+}
+
+// timerLength is how far ahead a timer that the shape timer_cancel sets and cancels is: 1 to 3600 s.
+func (r *random) timerLength() time.Duration {
+	return time.Duration(1+r.next()%3600) * time.Second
+}
+
+// cpuTime returns the CPU time this process has used, user and system, on all threads.
+func cpuTime() time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		panic(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// sleepers starts a goroutine for each length, which sleeps for it once, and waits for all. It
+// returns by how much each woke late.
+func sleepers(lengths []time.Duration) []time.Duration {
+	late := make([]time.Duration, len(lengths))
+	var group sync.WaitGroup
+	group.Add(len(lengths))
+	for index, length := range lengths {
+		go func() {
+			defer group.Done()
+			start := time.Now()
+			time.Sleep(length)
+			late[index] = time.Since(start) - length
+		}()
+	}
+	group.Wait()
+	if slices.Min(late) < 0 {
+		panic("woke early")
+	}
+	return late
+}
+
+// sleepersRound is a round of the shape sleepers.
+func sleepersRound(ops int) figures {
+	lengths, numbers := make([]time.Duration, ops), newRandom()
+	for index := range lengths {
+		lengths[index] = numbers.sleepLength()
+	}
+	start, cpu := time.Now(), cpuTime()
+	late := sleepers(lengths)
+	wall, cpu := time.Since(start), cpuTime()-cpu
+	slices.Sort(late)
+	quantile := func(percent int) float64 {
+		return float64(late[(len(late)-1)*percent/100]) / 1e3
+	}
+	return figures{float64(cpu) / float64(ops), fmt.Sprintf(
+		" late_p50_us=%.1f late_p99_us=%.1f late_max_us=%.1f wall_ms=%.1f",
+		quantile(50), quantile(99), quantile(100), float64(wall)/1e6,
+	)}
+}
+
+// timerCancel sets and cancels count timers, while as many goroutines as pending says wait for a
+// timer ten minutes further ahead. It returns how long that took.
+//
+// The timers have a function, not a channel: one with a channel is not kept anywhere until somebody
+// receives from it.
+func timerCancel(count, pending int) time.Duration {
+	stop := make(chan struct{})
+	var begun atomic.Int64
+	var group sync.WaitGroup
+	group.Add(pending)
+	numbers := newRandom()
+	for range pending {
+		length := numbers.timerLength() + 10*time.Minute
+		go func() {
+			defer group.Done()
+			timer := time.NewTimer(length)
+			defer timer.Stop()
+			begun.Add(1)
+			select {
+			case <-timer.C:
+				panic("too early")
+			case <-stop:
+			}
+		}()
+	}
+	for begun.Load() < int64(pending) {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(20 * time.Millisecond) // those that have begun wait by then
+	numbers = newRandom()
+	taken := timed(func() {
+		for range count {
+			timer := time.AfterFunc(numbers.timerLength(), func() {})
+			if !timer.Stop() {
+				panic("it was not pending")
+			}
+		}
+	})
+	close(stop)
+	group.Wait()
+	return taken
+}
+
+// timerCancelRound is a round of the shape timer_cancel.
+func timerCancelRound(ops int) figures {
+	alone := each(ops, timerCancel(ops, 0))
+	beside := each(ops, timerCancel(ops, pendingTimers))
+	return figures{alone.ns, fmt.Sprintf(" pending_ns=%.1f", beside.ns)}
+}
+
+// figures is what a round has measured: nanoseconds per operation, and what is printed behind them.
+type figures struct {
+	ns      float64
+	columns string
+}
+
+// each returns the figures of operations that took the given time.
+func each(made int, taken time.Duration) figures {
+	return figures{float64(taken.Nanoseconds()) / float64(made), ""}
+}
+
 // timed returns how long a call takes.
 func timed(call func()) time.Duration {
 	start := time.Now()
@@ -136,9 +277,8 @@ func timed(call func()) time.Duration {
 	return time.Since(start)
 }
 
-// round is one round of about ops operations of a shape; it returns how many it made and how long
-// they took.
-type round func(ops int) (int, time.Duration)
+// round is one round of about ops operations of a shape.
+type round func(ops int) figures
 
 // shape is a round of a shape, and its number of operations if the command line does not say.
 type shape struct {
@@ -148,22 +288,24 @@ type shape struct {
 
 // shapes are all shapes, by name.
 var shapes = map[string]shape{
-	"spawn_join": {1_000_000, func(ops int) (int, time.Duration) {
-		return ops, timed(func() { spawnJoin(ops) })
+	"spawn_join": {1_000_000, func(ops int) figures {
+		return each(ops, timed(func() { spawnJoin(ops) }))
 	}},
-	"yield": {1_000_000, func(ops int) (int, time.Duration) {
-		each := (ops + yieldingGoroutines - 1) / yieldingGoroutines
-		return yieldingGoroutines * each, timed(func() { yields(yieldingGoroutines, each) })
+	"yield": {1_000_000, func(ops int) figures {
+		count := (ops + yieldingGoroutines - 1) / yieldingGoroutines
+		return each(yieldingGoroutines*count, timed(func() { yields(yieldingGoroutines, count) }))
 	}},
-	"chain": {1_000_000, func(ops int) (int, time.Duration) {
-		return ops, timed(func() { chain(ops) })
+	"chain": {1_000_000, func(ops int) figures {
+		return each(ops, timed(func() { chain(ops) }))
 	}},
-	"wake": {100_000, func(ops int) (int, time.Duration) {
-		return ops, wake(ops, spinShort)
+	"wake": {100_000, func(ops int) figures {
+		return each(ops, wake(ops, spinShort))
 	}},
-	"wake_idle": {5_000, func(ops int) (int, time.Duration) {
-		return ops, wake(ops, sleepIdle)
+	"wake_idle": {5_000, func(ops int) figures {
+		return each(ops, wake(ops, sleepIdle))
 	}},
+	"sleepers":     {100_000, sleepersRound},
+	"timer_cancel": {1_000_000, timerCancelRound},
 }
 
 // parse reads `SHAPE [OPS]`.
@@ -184,11 +326,11 @@ func parse(args []string) (shape, int, bool) {
 func main() {
 	chosen, ops, ok := parse(os.Args[1:])
 	if !ok {
-		fmt.Fprintln(os.Stderr, "usage: shapes spawn_join|yield|chain|wake|wake_idle [OPS]")
+		fmt.Fprintln(os.Stderr, "usage: shapes spawn_join|yield|chain|wake|wake_idle|sleepers|timer_cancel [OPS]")
 		os.Exit(2)
 	}
 	runtime.GOMAXPROCS(workers)
 	chosen.round(ops)
-	made, taken := chosen.round(ops)
-	fmt.Printf("%s %.1f\n", os.Args[1], float64(taken.Nanoseconds())/float64(made))
+	measured := chosen.round(ops)
+	fmt.Printf("%s %.1f%s\n", os.Args[1], measured.ns, measured.columns)
 }

@@ -2,15 +2,20 @@
 //! clock and the line of output.
 //!
 //! A program implements [`Rival`] and hands it to [`main`]; it is then called as
-//! `PROGRAM SHAPE [OPS]` and prints `SHAPE NS_PER_OP`. The script `run` next to this package builds
-//! all programs, runs them alternating and compares them; its head says what one operation is.
+//! `PROGRAM SHAPE [OPS]` and prints `SHAPE NS_PER_OP`, in some shapes followed by further columns, each
+//! as ` NAME=VALUE` with the unit in the name. The script `run` next to this package builds all
+//! programs, runs them alternating and compares them; its head says what one operation is.
 //! `go/shapes.go` mirrors this file for Go: a change of a shape belongs in both.
 
+use std::fmt;
 use std::hint;
+use std::iter;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::resource::{UsageWho, getrusage};
 
 /// Worker threads of every runtime, in every shape.
 pub const WORKERS: usize = 2;
@@ -20,6 +25,14 @@ pub const YIELDING_FIBERS: u64 = 1_000;
 
 /// Fibers that make blocking calls at the same time in [`Shape::Blocking`].
 pub const BLOCKING_FIBERS: u64 = 64;
+
+/// Timers that are pending beside the one that is measured, in the busy half of
+/// [`Shape::TimerCancel`].
+pub const PENDING_TIMERS: u64 = 100_000;
+
+/// Parts of the loop of [`Shape::TimerCancel`] if one without timers alternates with it; `count` is a
+/// multiple of it.
+pub const CANCEL_PARTS: u64 = 10;
 
 /// What the waking thread does between two rounds of a wake shape.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -99,6 +112,86 @@ pub trait Rival {
     fn compute(&self, count: u64) -> u64 {
         panic!("no threads that compute {count} numbers");
     }
+
+    /// From a fiber, spawns one for each length, which sleeps for it once, and joins them all.
+    /// Returns by how many nanoseconds each woke late, as [`lateness`] says.
+    ///
+    /// # Panics
+    ///
+    /// Panics when one woke early, and where fibers do not sleep; `run` does not ask then.
+    fn sleepers(&self, lengths: Vec<Duration>) -> Vec<u64> {
+        panic!("no sleeping for {} fibers", lengths.len());
+    }
+
+    /// On a runtime where `pending` fibers are parked with deadlines of [`pending_lengths`], sets
+    /// and cancels `count` timers of [`timer_lengths`], one after the other. A rival whose loop does
+    /// more than that does the same without timers after each of [`CANCEL_PARTS`] parts of it.
+    ///
+    /// # Panics
+    ///
+    /// Panics where there are no timers; `run` does not ask then.
+    fn timer_cancel(&self, count: u64, pending: u64) -> Cancelled {
+        panic!("no {count} timers beside {pending}");
+    }
+}
+
+/// What [`Rival::timer_cancel`] took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cancelled {
+    /// The loop that sets and cancels timers.
+    pub with: Duration,
+    /// The same loop without the timers, if it does more than that.
+    pub without: Option<Duration>,
+}
+
+/// Pseudo-random numbers (xorshift), the same for every rival.
+#[must_use]
+fn random() -> impl Iterator<Item = u64> + Send {
+    iter::successors(Some(0x9e37_79b9_7f4a_7c15_u64), |&x| {
+        let x = x ^ (x << 13);
+        let x = x ^ (x >> 7);
+        Some(x ^ (x << 17))
+    })
+    .skip(1)
+}
+
+/// How long the fibers of [`Shape::Sleepers`] sleep: 1 to 1000 ms.
+pub fn sleep_lengths() -> impl Iterator<Item = Duration> {
+    random().map(|number| Duration::from_millis(1 + number % 1000))
+}
+
+/// How far ahead the timers that [`Shape::TimerCancel`] sets and cancels are: 1 to 3600 s.
+pub fn timer_lengths() -> impl Iterator<Item = Duration> + Send {
+    random().map(|number| Duration::from_secs(1 + number % 3600))
+}
+
+/// How far ahead those are that are pending meanwhile: ten minutes more, so that none comes.
+pub fn pending_lengths() -> impl Iterator<Item = Duration> + Send {
+    timer_lengths().map(|length| length + Duration::from_secs(600))
+}
+
+/// By how many nanoseconds somebody who began to sleep for `length` at `start` is late now.
+///
+/// # Panics
+///
+/// Panics if it is early.
+#[must_use]
+pub fn lateness(start: Instant, length: Duration) -> u64 {
+    let slept = start.elapsed();
+    assert!(
+        slept >= length,
+        "woke after {slept:?} instead of {length:?}"
+    );
+    u64::try_from((slept - length).as_nanos()).expect("nobody is centuries late")
+}
+
+/// The CPU time this process has used, user and system, on all threads.
+fn cpu_time() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("this process may ask about itself");
+    [usage.user_time(), usage.system_time()]
+        .into_iter()
+        .map(|time| Duration::new(time.tv_sec().unsigned_abs(), 1000 * time.tv_usec() as u32))
+        .sum()
 }
 
 /// One number of [`Shape::Compute`]: enough work that the compiler cannot do it all by itself.
@@ -129,11 +222,81 @@ pub enum Shape {
     SpawnBlocking,
     /// A parallel sum.
     Compute,
+    /// Many fibers that each sleep once.
+    Sleepers,
+    /// Timers that are set and cancelled.
+    TimerCancel,
+}
+
+/// What a round has measured.
+#[derive(Debug)]
+struct Figures {
+    /// The main one: nanoseconds per operation.
+    ns: f64,
+    /// Further ones, with names that say the unit.
+    columns: Vec<(&'static str, f64)>,
+}
+
+impl Figures {
+    /// Those of `made` operations that took that long.
+    fn each(made: u64, time: Duration) -> Self {
+        Figures {
+            ns: nanos(time) / made as f64,
+            columns: Vec::new(),
+        }
+    }
+
+    /// Those of [`Shape::Sleepers`]: what the fibers were late by, the CPU time and the wall time.
+    fn sleepers(mut late: Vec<u64>, cpu: Duration, wall: Duration) -> Self {
+        late.sort_unstable();
+        let quantile = |percent| late[(late.len() - 1) * percent / 100] as f64 / 1e3;
+        let mut figures = Self::each(late.len() as u64, cpu);
+        figures.columns = vec![
+            ("late_p50_us", quantile(50)),
+            ("late_p99_us", quantile(99)),
+            ("late_max_us", quantile(100)),
+            ("wall_ms", nanos(wall) / 1e6),
+        ];
+        figures
+    }
+
+    /// Those of [`Shape::TimerCancel`]: `count` timers alone, and beside others.
+    fn timer_cancel(count: u64, alone: Cancelled, beside: Cancelled) -> Self {
+        let each = |time| nanos(time) / count as f64;
+        let pair = |times: Cancelled| each(times.with) - times.without.map_or(0.0, each);
+        let mut columns = vec![("pending_ns", pair(beside))];
+        if let (Some(without), Some(without_beside)) = (alone.without, beside.without) {
+            columns.extend([
+                ("loop_ns", each(alone.with)),
+                ("bare_ns", each(without)),
+                ("pending_loop_ns", each(beside.with)),
+                ("pending_bare_ns", each(without_beside)),
+            ]);
+        }
+        Figures {
+            ns: pair(alone),
+            columns,
+        }
+    }
+}
+
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1}", self.ns)?;
+        self.columns
+            .iter()
+            .try_for_each(|(name, value)| write!(f, " {name}={value:.1}"))
+    }
+}
+
+/// A time in nanoseconds.
+fn nanos(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e9
 }
 
 impl Shape {
     /// All shapes.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::SpawnJoin,
         Self::Yield,
         Self::Chain,
@@ -143,6 +306,8 @@ impl Shape {
         Self::BlockingOne,
         Self::SpawnBlocking,
         Self::Compute,
+        Self::Sleepers,
+        Self::TimerCancel,
     ];
 
     /// The name on the command line and in the output.
@@ -158,6 +323,8 @@ impl Shape {
             Self::BlockingOne => "blocking_one",
             Self::SpawnBlocking => "spawn_blocking",
             Self::Compute => "compute",
+            Self::Sleepers => "sleepers",
+            Self::TimerCancel => "timer_cancel",
         }
     }
 
@@ -172,21 +339,21 @@ impl Shape {
     pub fn default_ops(self) -> u64 {
         match self {
             Self::SpawnJoin | Self::Yield | Self::Chain => 1_000_000,
-            Self::Blocking | Self::SpawnBlocking => 1_000_000,
-            Self::Wake | Self::BlockingOne => 100_000,
+            Self::Blocking | Self::SpawnBlocking | Self::TimerCancel => 1_000_000,
+            Self::Wake | Self::BlockingOne | Self::Sleepers => 100_000,
             Self::Compute => 100_000_000,
             Self::WakeIdle => 5_000,
         }
     }
 
-    /// Runs one round of about `ops` operations; returns how many it made and how long they took.
+    /// Runs one round of about `ops` operations; returns what it measured.
     ///
     /// # Panics
     ///
     /// Panics when the fibers did something else than they were told to.
-    fn round(self, rival: &impl Rival, ops: u64) -> (u64, Duration) {
+    fn round(self, rival: &impl Rival, ops: u64) -> Figures {
         let start = Instant::now();
-        match self {
+        let (made, time) = match self {
             Self::SpawnJoin => {
                 let sum = rival.spawn_join(ops);
                 let time = start.elapsed();
@@ -227,7 +394,22 @@ impl Shape {
                 assert_eq!(sum, expected, "the sum is wrong");
                 (ops.div_ceil(1000), time)
             }
-        }
+            Self::Sleepers => {
+                let lengths = sleep_lengths().take(ops as usize).collect();
+                let (start, cpu) = (Instant::now(), cpu_time());
+                let late = rival.sleepers(lengths);
+                let (wall, cpu) = (start.elapsed(), cpu_time() - cpu);
+                assert_eq!(late.len() as u64, ops, "a sleeper was lost");
+                return Figures::sleepers(late, cpu, wall);
+            }
+            Self::TimerCancel => {
+                let ops = ops.next_multiple_of(CANCEL_PARTS);
+                let alone = rival.timer_cancel(ops, 0);
+                let beside = rival.timer_cancel(ops, PENDING_TIMERS);
+                return Figures::timer_cancel(ops, alone, beside);
+            }
+        };
+        Figures::each(made, time)
     }
 }
 
@@ -297,12 +479,7 @@ pub fn main(rival: &impl Rival) -> ExitCode {
         return ExitCode::from(2);
     };
     shape.round(rival, ops);
-    let (made, time) = shape.round(rival, ops);
-    println!(
-        "{} {:.1}",
-        shape.name(),
-        time.as_secs_f64() * 1e9 / made as f64
-    );
+    println!("{} {}", shape.name(), shape.round(rival, ops));
     ExitCode::SUCCESS
 }
 
@@ -330,6 +507,44 @@ mod tests {
         for words in ["", "nothing", "chain 0", "chain x", "chain 7 7"] {
             assert_eq!(parse_words(words), None, "{words:?}");
         }
+    }
+
+    #[test]
+    fn lengths_are_the_same_each_time_and_fill_their_range() {
+        let lengths: Vec<_> = sleep_lengths().take(100_000).collect();
+        assert!(sleep_lengths().take(100_000).eq(lengths.iter().copied()));
+        let ms = Duration::from_millis;
+        assert_eq!(lengths.iter().min(), Some(&ms(1)));
+        assert_eq!(lengths.iter().max(), Some(&ms(1000)));
+        let short = lengths.iter().filter(|&&length| length <= ms(500)).count();
+        assert!((49_000..51_000).contains(&short), "{short}");
+    }
+
+    #[test]
+    fn prints_a_line_that_the_script_reads() {
+        let ms = Duration::from_millis;
+        let sleepers =
+            Figures::sleepers((1..=100).rev().map(|us| us * 1000).collect(), ms(1), ms(3));
+        assert_eq!(
+            sleepers.to_string(),
+            "10000.0 late_p50_us=50.0 late_p99_us=99.0 late_max_us=100.0 wall_ms=3.0"
+        );
+        let times = |with, without| Cancelled {
+            with: ms(with),
+            without: Some(ms(without)),
+        };
+        let cancelled = Figures::timer_cancel(1000, times(3, 2), times(9, 2));
+        assert_eq!(
+            cancelled.to_string(),
+            "1000.0 pending_ns=7000.0 loop_ns=3000.0 bare_ns=2000.0 \
+             pending_loop_ns=9000.0 pending_bare_ns=2000.0"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "instead of")]
+    fn an_early_sleeper_is_found_out() {
+        let _late = lateness(Instant::now(), Duration::from_secs(3600));
     }
 
     #[test]

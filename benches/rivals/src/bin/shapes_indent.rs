@@ -2,13 +2,16 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use indent::park::{self, Unparker};
-use indent::{Runtime, runtime, task};
-use indent_rivals::{Gap, Rival, Rounds, WORKERS, mixed};
+use indent::park::{self, ParkReason, Unparker, Woken};
+use indent::{JoinHandle, Runtime, runtime, task, time};
+use indent_rivals::{
+    CANCEL_PARTS, Cancelled, Gap, Rival, Rounds, WORKERS, lateness, mixed, pending_lengths,
+    timer_lengths,
+};
 use rayon::prelude::*;
 
 /// A runtime of indent.
@@ -30,6 +33,38 @@ fn link(left: u64, done: Arc<Done>) {
     } else {
         drop(indent::spawn(move || link(left - 1, done)));
     }
+}
+
+/// Parks as many fibers with deadlines, for as long as nobody unparks them.
+fn park_many(count: u64) -> Vec<JoinHandle<()>> {
+    let started = Arc::new(AtomicU64::new(0));
+    let body = |length| {
+        let started = Arc::clone(&started);
+        move || {
+            started.fetch_add(1, Ordering::Relaxed);
+            let woken = park::until(Some(Instant::now() + length), ParkReason::Park);
+            assert_eq!(woken, Woken::ByWake);
+        }
+    };
+    let fibers = pending_lengths()
+        .take(count as usize)
+        .map(|length| indent::spawn(body(length)))
+        .collect();
+    while started.load(Ordering::Relaxed) < count {
+        time::sleep(Duration::from_millis(1));
+    }
+    time::sleep(Duration::from_millis(20)); // those that have started have parked by then
+    fibers
+}
+
+/// Parks `count` times, to be unparked by a sibling each time; returns how long that takes.
+fn park_often(count: u64, mut deadline: impl FnMut() -> Option<Instant>) -> Duration {
+    let start = Instant::now();
+    for _ in 0..count {
+        let woken = park::until(deadline(), ParkReason::Park);
+        assert_eq!(woken, Woken::ByWake);
+    }
+    start.elapsed()
 }
 
 impl Indent {
@@ -64,6 +99,65 @@ impl Rival for Indent {
         self.call(fibers, calls, |n| {
             let call = runtime::spawn_blocking(move || n);
             call.join().expect("no call panics")
+        })
+    }
+
+    fn sleepers(&self, lengths: Vec<Duration>) -> Vec<u64> {
+        self.0.block_on(move || {
+            let body = |length| {
+                move || {
+                    let start = Instant::now();
+                    time::sleep(length);
+                    lateness(start, length)
+                }
+            };
+            let handles: Vec<_> = lengths
+                .into_iter()
+                .map(|length| indent::spawn(body(length)))
+                .collect();
+            handles
+                .into_iter()
+                .map(|handle| handle.join().expect("no fiber panics"))
+                .collect()
+        })
+    }
+
+    fn timer_cancel(&self, count: u64, pending: u64) -> Cancelled {
+        let on_first = || task::Builder::new().worker(0);
+        self.0.block_on(move || {
+            let others = park_many(pending);
+            let over = Arc::new(AtomicBool::new(false));
+            let parks = on_first().spawn({
+                let over = Arc::clone(&over);
+                move || {
+                    let mut lengths = timer_lengths();
+                    let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
+                    for _ in 0..CANCEL_PARTS {
+                        let part = count / CANCEL_PARTS;
+                        with += park_often(part, || Some(Instant::now() + lengths.next()?));
+                        without += park_often(part, || None);
+                    }
+                    over.store(true, Ordering::Release);
+                    Cancelled {
+                        with,
+                        without: Some(without),
+                    }
+                }
+            });
+            let unparker = parks.unparker();
+            let unparks = on_first().spawn(move || {
+                while !over.load(Ordering::Acquire) {
+                    unparker.unpark();
+                    task::yield_now();
+                }
+            });
+            let cancelled = parks.join().expect("no fiber panics");
+            unparks.join().expect("no fiber panics");
+            for other in others {
+                other.unparker().unpark();
+                other.join().expect("no fiber panics");
+            }
+            cancelled
         })
     }
 

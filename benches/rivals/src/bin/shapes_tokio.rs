@@ -1,20 +1,32 @@
 //! The benchmark shapes on tokio's multi-threaded runtime.
 //!
 //! `block_on` runs its future on the calling thread, outside the workers, so that everything
-//! measured is in a task spawned from there.
+//! measured is in a task spawned from there. Only the shapes that need it have a time driver.
 
+use std::future;
+use std::pin::pin;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::task::Poll;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use indent_rivals::{Gap, Rival, Rounds, WORKERS};
+use indent_rivals::{
+    Cancelled, Gap, Rival, Rounds, WORKERS, lateness, pending_lengths, timer_lengths,
+};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, oneshot};
-use tokio::task;
+use tokio::task::{self, JoinHandle};
+use tokio::time;
 
-/// A runtime of tokio.
-struct Tokio(Runtime);
+/// Runtimes of tokio, each started when it is first used.
+struct Tokio {
+    /// Without drivers.
+    plain: LazyLock<Runtime>,
+    /// With a time driver.
+    timed: LazyLock<Runtime>,
+}
 
 impl Tokio {
     /// Runs a future as a task on the workers, and waits for it.
@@ -22,9 +34,53 @@ impl Tokio {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        self.0
-            .block_on(async { tokio::spawn(future).await.expect("no task panics") })
+        on_worker_of(&self.plain, future)
     }
+}
+
+/// Starts a runtime.
+fn start(builder: &mut Builder) -> Runtime {
+    let builder = builder.worker_threads(WORKERS);
+    builder.build().expect("the runtime starts")
+}
+
+/// Runs a future as a task on the workers of a runtime, and waits for it.
+fn on_worker_of<F>(runtime: &Runtime, future: F) -> F::Output
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    runtime.block_on(async { tokio::spawn(future).await.expect("no task panics") })
+}
+
+/// Has as many tasks sleep, until they are aborted.
+async fn sleep_many(count: u64) -> Vec<JoinHandle<()>> {
+    let started = Arc::new(AtomicU64::new(0));
+    let body = async |started: Arc<AtomicU64>, length| {
+        started.fetch_add(1, Ordering::Relaxed);
+        time::sleep(length).await;
+    };
+    let tasks = pending_lengths()
+        .take(count as usize)
+        .map(|length| tokio::spawn(body(Arc::clone(&started), length)))
+        .collect();
+    while started.load(Ordering::Relaxed) < count {
+        time::sleep(Duration::from_millis(1)).await;
+    }
+    time::sleep(Duration::from_millis(20)).await; // those that have started are asleep by then
+    tasks
+}
+
+/// Sets a timer, and cancels it without ever waiting for it.
+async fn set_and_cancel(length: Duration) {
+    let mut sleep = pin!(time::sleep(length));
+    future::poll_fn(|cx| {
+        assert!(
+            sleep.as_mut().poll(cx).is_pending(),
+            "set by the first poll"
+        );
+        Poll::Ready(())
+    })
+    .await;
 }
 
 /// One link of the chain.
@@ -92,6 +148,49 @@ impl Rival for Tokio {
         })
     }
 
+    fn sleepers(&self, lengths: Vec<Duration>) -> Vec<u64> {
+        on_worker_of(&self.timed, async move {
+            let handles: Vec<_> = lengths
+                .into_iter()
+                .map(|length| {
+                    tokio::spawn(async move {
+                        let start = Instant::now();
+                        time::sleep(length).await;
+                        lateness(start, length)
+                    })
+                })
+                .collect();
+            let mut late = Vec::with_capacity(handles.len());
+            for handle in handles {
+                late.push(handle.await.expect("no task panics"));
+            }
+            late
+        })
+    }
+
+    fn timer_cancel(&self, count: u64, pending: u64) -> Cancelled {
+        on_worker_of(&self.timed, async move {
+            let others = sleep_many(pending).await;
+            // Constrained, a task that does not yield would soon set no timers any more.
+            let with = task::unconstrained(async {
+                let start = Instant::now();
+                for length in timer_lengths().take(count as usize) {
+                    set_and_cancel(length).await;
+                }
+                start.elapsed()
+            })
+            .await;
+            for other in others {
+                other.abort();
+                assert!(other.await.is_err_and(|error| error.is_cancelled()));
+            }
+            Cancelled {
+                with,
+                without: None,
+            }
+        })
+    }
+
     fn chain(&self, count: u64) {
         self.on_worker(async move {
             let (done, end) = oneshot::channel();
@@ -120,9 +219,8 @@ impl Rival for Tokio {
 }
 
 fn main() -> ExitCode {
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(WORKERS)
-        .build()
-        .expect("the runtime starts");
-    indent_rivals::main(&Tokio(runtime))
+    indent_rivals::main(&Tokio {
+        plain: LazyLock::new(|| start(&mut Builder::new_multi_thread())),
+        timed: LazyLock::new(|| start(Builder::new_multi_thread().enable_time())),
+    })
 }
