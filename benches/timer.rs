@@ -7,7 +7,7 @@
 //! the wall time, a thousandth of a millisecond at least.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -26,21 +26,26 @@ fn deadline(round: u64) -> Option<Instant> {
 
 fn park(runtime: &Runtime, n: u64, deadline: fn(u64) -> Option<Instant>) -> Duration {
     runtime.block_on(|| {
-        let over = Arc::new(AtomicBool::new(false));
-        let (told, parked) = (Arc::clone(&over), park::unparker());
+        let turn = Arc::new(AtomicU64::new(0));
+        let (theirs, parked) = (Arc::clone(&turn), park::unparker());
+        // Once for each park: a second unpark would be kept, and end the next park before its
+        // deadline is set.
         let sibling = indent::spawn(move || {
-            while !told.load(Ordering::Acquire) {
+            for round in 1..=n {
+                while theirs.load(Ordering::Relaxed) < round {
+                    task::yield_now();
+                }
                 parked.unpark();
                 task::yield_now();
             }
         });
         let start = Instant::now();
         for round in 0..n {
+            turn.fetch_add(1, Ordering::Relaxed);
             let woken = park::until(deadline(round), ParkReason::Park);
             assert_eq!(woken, Woken::ByWake);
         }
         let time = start.elapsed();
-        over.store(true, Ordering::Release);
         sibling.join().expect("no panic");
         time
     })

@@ -57,14 +57,31 @@ fn park_many(count: u64) -> Vec<JoinHandle<()>> {
     fibers
 }
 
-/// Parks `count` times, to be unparked by a sibling each time; returns how long that takes.
-fn park_often(count: u64, mut deadline: impl FnMut() -> Option<Instant>) -> Duration {
+/// Parks `count` times, saying so before each; returns how long that takes.
+fn park_often(
+    count: u64,
+    turn: &AtomicU64,
+    mut deadline: impl FnMut() -> Option<Instant>,
+) -> Duration {
     let start = Instant::now();
     for _ in 0..count {
+        turn.fetch_add(1, Ordering::Relaxed);
         let woken = park::until(deadline(), ParkReason::Park);
         assert_eq!(woken, Woken::ByWake);
     }
     start.elapsed()
+}
+
+/// For a sibling on the same worker: unparks it once for each of those parks. Once is the point: a
+/// second unpark would be kept, and the next park end before its deadline was set.
+fn unpark_often(count: u64, turn: &AtomicU64, unparker: &Unparker) {
+    for round in 1..=count {
+        while turn.load(Ordering::Relaxed) < round {
+            task::yield_now();
+        }
+        unparker.unpark();
+        task::yield_now();
+    }
 }
 
 impl Indent {
@@ -126,18 +143,18 @@ impl Rival for Indent {
         let on_first = || task::Builder::new().worker(0);
         self.0.block_on(move || {
             let others = park_many(pending);
-            let over = Arc::new(AtomicBool::new(false));
+            let turn = Arc::new(AtomicU64::new(0));
             let parks = on_first().spawn({
-                let over = Arc::clone(&over);
+                let turn = Arc::clone(&turn);
                 move || {
                     let mut lengths = timer_lengths();
                     let (mut with, mut without) = (Duration::ZERO, Duration::ZERO);
                     for _ in 0..CANCEL_PARTS {
                         let part = count / CANCEL_PARTS;
-                        with += park_often(part, || Some(Instant::now() + lengths.next()?));
-                        without += park_often(part, || None);
+                        let mut next = || Some(Instant::now() + lengths.next()?);
+                        with += park_often(part, &turn, &mut next);
+                        without += park_often(part, &turn, || None);
                     }
-                    over.store(true, Ordering::Release);
                     Cancelled {
                         with,
                         without: Some(without),
@@ -145,12 +162,7 @@ impl Rival for Indent {
                 }
             });
             let unparker = parks.unparker();
-            let unparks = on_first().spawn(move || {
-                while !over.load(Ordering::Acquire) {
-                    unparker.unpark();
-                    task::yield_now();
-                }
-            });
+            let unparks = on_first().spawn(move || unpark_often(2 * count, &turn, &unparker));
             let cancelled = parks.join().expect("no fiber panics");
             unparks.join().expect("no fiber panics");
             for other in others {
