@@ -145,7 +145,6 @@ pub struct Cancelled {
 }
 
 /// Pseudo-random numbers (xorshift), the same for every rival.
-#[must_use]
 fn random() -> impl Iterator<Item = u64> + Send {
     iter::successors(Some(0x9e37_79b9_7f4a_7c15_u64), |&x| {
         let x = x ^ (x << 13);
