@@ -158,6 +158,22 @@ pub(crate) unsafe fn advise(at: NonNull<u8>, len: usize, advice: Advice) -> io::
     check(unsafe { libc::madvise(at.as_ptr().cast(), len, number) })
 }
 
+/// Whether any page of the range is in memory; true if that is not known.
+pub(crate) fn is_resident(at: NonNull<u8>, len: usize) -> bool {
+    const PAGES: usize = 256;
+    let mut pages = [0u8; PAGES];
+    (0..len).step_by(PAGES * PAGE).any(|offset| {
+        let part = (len - offset).min(PAGES * PAGE);
+        let start = at.as_ptr().wrapping_add(offset);
+        // SAFETY: writes one byte a page into `pages`, which has room for as many; reads nothing.
+        let known = unsafe { libc::mincore(start.cast(), part, pages.as_mut_ptr()) } == 0;
+        !known
+            || pages[..part.div_ceil(PAGE)]
+                .iter()
+                .any(|page| page & 1 != 0)
+    })
+}
+
 /// Makes the range untouchable; it becomes a mapping of its own.
 ///
 /// # Safety

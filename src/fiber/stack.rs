@@ -32,6 +32,10 @@ use crate::base::list::{Linked, List};
 use crate::base::os::{self, Advice, PAGE};
 use crate::fiber::switch::Resident;
 
+mod trim;
+
+pub(crate) use trim::{trim, trim_now};
+
 /// A sanitizer's frames are several times larger.
 const SMALLEST: usize = if cfg!(indent_sanitize) {
     64 * 1024
@@ -48,7 +52,8 @@ const LAST_SLAB: usize = 16 << 30;
 
 /// A worker keeps this many free stacks; beyond, half go to the pool.
 const CACHE: usize = 64;
-/// Stacks that enter a pool larger than this give back all pages but the two on top.
+/// Of the stacks in a pool beyond this number those that are not needed give back their pages
+/// (`trim.rs`).
 const POOL_KEEPS_PAGES: usize = 1024;
 
 /// How the end of a stack is guarded.
@@ -177,6 +182,10 @@ fn publish(at: NonNull<u8>, bytes: usize) {
 /// The free stacks of one class and guard kind, and the slab that new ones are cut from.
 struct Pool {
     free: List<StackHead>,
+    /// Free ones that have given back their pages.
+    trimmed: List<StackHead>,
+    /// The fewest in `free` since somebody last looked.
+    lowest: usize,
     /// The uncut rest of the newest slab.
     fresh: usize,
     end: usize,
@@ -192,6 +201,8 @@ impl Pool {
     const fn new() -> Self {
         Pool {
             free: List::new(),
+            trimmed: List::new(),
+            lowest: 0,
             fresh: 0,
             end: 0,
             slab_bytes: 0,
@@ -293,7 +304,11 @@ pub(crate) fn obtain(class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> 
         return Ok(unsafe { place_head(bottom, class, guard) });
     }
     let mut pool = lock(guard, class);
-    match pool.free.pop() {
+    if let Some(stack) = pool.free.pop() {
+        pool.lowest = pool.lowest.min(pool.free.len());
+        return Ok(stack);
+    }
+    match pool.trimmed.pop() {
         Some(stack) => Ok(stack),
         None => pool.cut(class, guard),
     }
@@ -317,23 +332,8 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
         unsafe { os::unmap(bottom, stride(class)) };
         return;
     }
-    let is_large = lock(guard, class).free.len() >= POOL_KEEPS_PAGES;
-    if is_large {
-        give_back_pages(head); // a system call: not under the lock
-    }
     // SAFETY: free, so in no list; stacks stay mapped.
     unsafe { lock(guard, class).free.push_front(stack) };
-}
-
-/// Lets go of all pages but the two on top, which the next fiber needs at once.
-fn give_back_pages(head: &StackHead) {
-    let low = head.limit() + PAGE;
-    let top = head.limit() + stride(head.class());
-    let keep = top - 2 * PAGE;
-    let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(low)).expect("not at zero");
-    // SAFETY: the stack is free: only the resident coroutine's root frames, in the pages kept, are
-    // of use.
-    let _ = unsafe { os::advise(at, keep - low, Advice::GiveBack) };
 }
 
 /// Whether the kernel knows guard markers; asked once.

@@ -7,7 +7,8 @@
 //!
 //! The *helper* does what the monitor may not, when asked: it makes spare carriers, so that a worker
 //! finds a thread at once when it must leave its own; asks how many CPUs the process may use, to which
-//! the number of workers follows; and tends to services (`service.rs`).
+//! the number of workers follows; tends to services
+//! (`service.rs`); and gives back pages of stacks nobody needs.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot};
 
 use crate::base::loom::lock;
+use crate::fiber::stack;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
 
@@ -27,6 +29,9 @@ const TEND: u32 = 4;
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a stack must have been of no use to give back its pages.
+const TRIM_PAUSE: Duration = Duration::from_secs(1);
 
 /// The two threads beside the carriers, and what they remember.
 pub(crate) struct Watchers {
@@ -40,6 +45,8 @@ pub(crate) struct Watchers {
     refused: AtomicBool,
     /// Until then; the helper's own.
     refused_until: Mutex<Option<Instant>>,
+    /// When to look again at stacks nobody needs; the helper's own.
+    trim_at: Mutex<Option<Instant>>,
     /// All workers have their first carriers: before that the helper does nothing.
     pub(crate) begun: AtomicBool,
 }
@@ -53,6 +60,7 @@ impl Watchers {
             awake: AtomicUsize::new(0),
             refused: AtomicBool::new(false),
             refused_until: Mutex::new(None),
+            trim_at: Mutex::new(None),
             begun: AtomicBool::new(false),
         }
     }
@@ -104,6 +112,17 @@ impl Shared {
         }
         let as_wished = cpus.min(self.workers.len()) == self.count.allowed();
         as_wished && self.count.is_complete() || self.resize(cpus)
+    }
+
+    /// Once a second, as long as there is need.
+    fn trim_stacks(&self, asked: u32) -> Option<Duration> {
+        let mut at = lock(&self.watchers.trim_at);
+        let now = Instant::now();
+        let due = at.map_or(asked & CPUS != 0, |at| at <= now);
+        if due {
+            *at = stack::trim().then(|| now + TRIM_PAUSE);
+        }
+        at.map(|at| at.saturating_duration_since(now))
     }
 
     fn spares_missing(&self) -> bool {
@@ -178,6 +197,7 @@ impl Chores for Shared {
             (!resized).then_some(REFUSED_PAUSE),
             self.make_spares(),
             self.services.tend(),
+            self.trim_stacks(asked),
         ];
         again.into_iter().flatten().min()
     }

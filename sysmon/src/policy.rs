@@ -6,7 +6,7 @@ use crate::slot::Phase;
 
 /// Ticks without a worker awake until the monitor sleeps. Not at once: to ring it costs the next
 /// worker that wakes a system call, and work often comes in bursts.
-const PATIENCE: u32 = 16;
+const PATIENCE: u32 = 4;
 /// How often the number of CPUs is asked for while somebody runs.
 const REFRESH: Duration = Duration::from_secs(1);
 

@@ -1,0 +1,88 @@
+//! Giving back the pages of stacks that nobody needs.
+//!
+//! A pool notes how low it has been since the last look. What was never needed in that time, beyond
+//! what a pool may keep, gives back all pages but the two on top, and waits in a list of its own until
+//! the others are used up. Whoever has time does that, about once a second: a stack that goes to and
+//! fro costs nothing, and a finished fiber never pays a system call that stops other CPUs.
+
+use std::ptr::{self, NonNull};
+
+use super::{CLASSES, Guard, POOL_KEEPS_PAGES, Pool, StackHead, lock, stride};
+use crate::base::list::List;
+use crate::base::os::{self, Advice, PAGE};
+
+/// Stacks taken out of the pool at a time.
+const BATCH: usize = 64;
+
+/// One look at all pools; true if another one will find something to do.
+pub(crate) fn trim() -> bool {
+    look(|pool| std::mem::replace(&mut pool.lowest, pool.free.len()))
+}
+
+/// Gives back at once what pools keep too much.
+pub(crate) fn trim_now() {
+    look(|pool| pool.free.len());
+}
+
+/// `unneeded` says how many of a pool's stacks nobody needs.
+fn look(unneeded: impl Fn(&mut Pool) -> usize) -> bool {
+    let mut again = false;
+    for guard in [Guard::Marker, Guard::Page] {
+        for class in 0..CLASSES as u8 {
+            let mut pool = lock(guard, class);
+            if pool.free.len() <= POOL_KEEPS_PAGES {
+                pool.lowest = pool.free.len();
+                continue;
+            }
+            let mut surplus = unneeded(&mut pool).saturating_sub(POOL_KEEPS_PAGES);
+            drop(pool);
+            while surplus > 0 {
+                let n = surplus.min(BATCH);
+                surplus -= n;
+                if !trim_some(guard, class, n) {
+                    break; // they are needed after all
+                }
+            }
+            again |= lock(guard, class).free.len() > POOL_KEEPS_PAGES;
+        }
+    }
+    again
+}
+
+fn trim_some(guard: Guard, class: u8, n: usize) -> bool {
+    let mut taken = List::new();
+    let mut pool = lock(guard, class);
+    if pool.free.len() < POOL_KEEPS_PAGES + n {
+        return false;
+    }
+    for _ in 0..n {
+        let stack = pool.free.pop().expect("there are more");
+        // SAFETY: just popped, so in no list; stacks stay mapped.
+        unsafe { taken.push(stack) };
+    }
+    pool.lowest = pool.lowest.saturating_sub(n);
+    drop(pool);
+    let mut trimmed = List::new();
+    while let Some(stack) = taken.pop() {
+        // SAFETY: the head of a stack is valid as long as the stack is.
+        give_back_pages(unsafe { stack.as_ref() }); // a system call: not under the lock
+        // SAFETY: as above.
+        unsafe { trimmed.push(stack) };
+    }
+    lock(guard, class).trimmed.append(trimmed);
+    true
+}
+
+/// Lets go of all pages but the two on top, which the next fiber needs at once.
+fn give_back_pages(head: &StackHead) {
+    let low = head.limit() + PAGE;
+    let top = head.limit() + stride(head.class());
+    let keep = top - 2 * PAGE;
+    let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(low)).expect("not at zero");
+    // Most fibers never come that far, and to ask is cheaper than to give back nothing.
+    if os::is_resident(at, keep - low) {
+        // SAFETY: the stack is free: only the resident coroutine's root frames, in the pages kept,
+        // are of use.
+        let _ = unsafe { os::advise(at, keep - low, Advice::GiveBack) };
+    }
+}
