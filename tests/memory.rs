@@ -58,6 +58,14 @@ fn a_finished_fiber_nobody_joined_takes_a_record() {
     measure("finished");
 }
 
+#[test]
+fn deep_stacks_that_nobody_needs_give_their_pages_back() {
+    if common::sanitizer_forbids("it has no pool of stacks") {
+        return;
+    }
+    measure("deep");
+}
+
 mod child {
     use super::*;
 
@@ -234,6 +242,43 @@ mod child {
             peaks[1] <= peaks[0] + peaks[0] / 10,
             "the second round took more: {peaks:?}"
         );
+    }
+
+    #[test]
+    #[ignore = "measures the memory of its process"]
+    fn deep() {
+        const FIBERS: usize = 4000;
+        const DEPTH: usize = 96 * 1024;
+        fn touch() {
+            let mut frame = [1u8; DEPTH];
+            std::hint::black_box(&mut frame);
+        }
+        let rt = start(2);
+        let before = memory();
+        let fibers: Vec<_> = (0..FIBERS)
+            .map(|_| {
+                rt.spawn(|| {
+                    touch();
+                    park::park();
+                })
+            })
+            .collect();
+        wait_for("parked fibers", || {
+            let all = rt.handle().fibers();
+            all.iter().filter(|f| f.phase() == Phase::Parked).count() == FIBERS
+        });
+        let deep = memory() - before;
+        assert!(
+            deep > FIBERS * DEPTH / 2,
+            "{deep} bytes of {}",
+            FIBERS * DEPTH
+        );
+        fibers.iter().for_each(|fiber| fiber.unparker().unpark());
+        fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+        // Nobody does anything any more: it is given back all the same.
+        wait_for("the pages to go back", || {
+            memory().saturating_sub(before) < deep / 2
+        });
     }
 
     /// Keeps the one worker busy until the flag is set.

@@ -34,7 +34,7 @@ use crate::fiber::switch::Resident;
 
 mod trim;
 
-pub(crate) use trim::{trim, trim_now};
+pub(crate) use trim::{has_grown, trim, trim_now};
 
 /// A sanitizer's frames are several times larger.
 const SMALLEST: usize = if cfg!(indent_sanitize) {
@@ -332,8 +332,10 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
         unsafe { os::unmap(bottom, stride(class)) };
         return;
     }
+    let mut pool = lock(guard, class);
     // SAFETY: free, so in no list; stacks stay mapped.
-    unsafe { lock(guard, class).free.push_front(stack) };
+    unsafe { pool.free.push_front(stack) };
+    trim::note(pool.free.len());
 }
 
 /// Whether the kernel knows guard markers; asked once.

@@ -26,6 +26,7 @@ use crate::sched::worker::Worker;
 const SPARES: u32 = 1;
 const CPUS: u32 = 2;
 const TEND: u32 = 4;
+const TRIM: u32 = 8;
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -118,7 +119,7 @@ impl Shared {
     fn trim_stacks(&self, asked: u32) -> Option<Duration> {
         let mut at = lock(&self.watchers.trim_at);
         let now = Instant::now();
-        let due = at.map_or(asked & CPUS != 0, |at| at <= now);
+        let due = at.map_or(asked & (CPUS | TRIM) != 0, |at| at <= now);
         if due {
             *at = stack::trim().then(|| now + TRIM_PAUSE);
         }
@@ -179,6 +180,9 @@ impl Pool for Shared {
         if self.spares_missing() && !self.watchers.refused.load(Relaxed) {
             self.watchers.ask(SPARES);
         }
+        if workers == 0 && stack::has_grown() {
+            self.watchers.ask(TRIM); // before everybody sleeps
+        }
     }
 
     fn refresh(&self) {
@@ -193,10 +197,11 @@ impl Chores for Shared {
         }
         // Nothing asked: a pause is over, perhaps that after a worker found no thread.
         let resized = !(asked == 0 || asked & CPUS != 0) || self.follow_cpus();
+        // Services first: jobs wait there, and a spare would take the thread they are refused.
+        let refused = self.services.tend();
         let again = [
             (!resized).then_some(REFUSED_PAUSE),
-            self.make_spares(),
-            self.services.tend(),
+            refused.or_else(|| self.make_spares()),
             self.trim_stacks(asked),
         ];
         again.into_iter().flatten().min()

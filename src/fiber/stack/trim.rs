@@ -6,6 +6,7 @@
 //! fro costs nothing, and a finished fiber never pays a system call that stops other CPUs.
 
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::{CLASSES, Guard, POOL_KEEPS_PAGES, Pool, StackHead, lock, stride};
 use crate::base::list::List;
@@ -14,8 +15,24 @@ use crate::base::os::{self, Advice, PAGE};
 /// Stacks taken out of the pool at a time.
 const BATCH: usize = 64;
 
+/// A pool has come to keep more than it should since somebody last looked.
+static GROWN: AtomicBool = AtomicBool::new(false);
+
+/// A stack has come into a pool, which has so many now.
+pub(super) fn note(free: usize) {
+    if free > POOL_KEEPS_PAGES && !GROWN.load(Relaxed) {
+        GROWN.store(true, Relaxed);
+    }
+}
+
+/// Whether it is time to [`trim`].
+pub(crate) fn has_grown() -> bool {
+    GROWN.load(Relaxed)
+}
+
 /// One look at all pools; true if another one will find something to do.
 pub(crate) fn trim() -> bool {
+    GROWN.store(false, Relaxed);
     look(|pool| std::mem::replace(&mut pool.lowest, pool.free.len()))
 }
 
