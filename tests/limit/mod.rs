@@ -6,7 +6,7 @@
 pub enum Limit {
     /// A group of processes with a limit of its own.
     Group(std::path::PathBuf),
-    /// A limit on the threads of the user, which is not root then.
+    /// A limit on the threads of the user, who has none but ours then, and is not root.
     User,
 }
 
@@ -27,17 +27,34 @@ impl Limit {
             }
             let _ = std::fs::remove_dir(&group);
         }
-        const NOBODY: libc::uid_t = 65534;
         // SAFETY: takes no arguments.
-        if unsafe { libc::getuid() } != 0 {
-            return Some(Limit::User);
+        if unsafe { libc::getuid() } == 0 && !become_somebody() {
+            crate::common::skip("neither a pids group nor another user can be had");
+            return None;
         }
-        // SAFETY: a child process of its own gives up its rights.
-        if unsafe { libc::setuid(NOBODY) } == 0 {
-            return Some(Limit::User);
+        if !Limit::User.is_ours_alone() {
+            crate::common::skip("no pids group can be had, and the user has threads elsewhere");
+            return None;
         }
-        crate::common::skip("neither a pids group nor another user can be had");
-        None
+        Some(Limit::User)
+    }
+
+    /// Whether the limit binds this process and counts its threads only: those of an ordinary user
+    /// are all that run in his name, and they come and go as they like.
+    fn is_ours_alone(&self) -> bool {
+        let before = crate::common::threads();
+        let starts = |more| {
+            self.allow(more);
+            let thread = std::thread::Builder::new().spawn(|| ());
+            thread.map(|thread| thread.join().unwrap()).is_ok()
+        };
+        let alone = !starts(0) && starts(1);
+        self.lift();
+        // It is counted until the kernel has let go of it, a moment after the join.
+        crate::common::wait_for("the probe to be gone", || {
+            crate::common::threads() == before
+        });
+        alone
     }
 
     /// No more than `more` threads beside those there are.
@@ -81,4 +98,15 @@ impl Drop for Limit {
             let _ = std::fs::remove_dir(group);
         }
     }
+}
+
+/// Turns this process, which is root's, into one of a user who has no other; false if it cannot.
+fn become_somebody() -> bool {
+    const UNUSED: libc::uid_t = 1 << 30;
+    const NOBODY: libc::uid_t = 65534; // known where the numbers in use are few
+    let users = [UNUSED + std::process::id(), NOBODY];
+    // SAFETY: a child process of its own gives up its rights.
+    users
+        .into_iter()
+        .any(|user| unsafe { libc::setuid(user) } == 0)
 }
