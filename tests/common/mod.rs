@@ -14,11 +14,11 @@ pub fn skip(why: &str) {
     let name = thread.name().unwrap_or("a test").to_owned();
     // The harness captures the `print!` family only; the descriptor itself is open.
     let line = format!("SKIPPED {name}: {why}\n");
-    let mut stdout = std::fs::OpenOptions::new()
+    let mut stderr = std::fs::OpenOptions::new()
         .write(true)
         .open("/proc/self/fd/2");
-    match &mut stdout {
-        Ok(out) => drop(out.write_all(line.as_bytes())),
+    match &mut stderr {
+        Ok(err) => drop(err.write_all(line.as_bytes())),
         Err(_) => eprint!("{line}"),
     }
 }
@@ -27,15 +27,28 @@ pub fn skip(why: &str) {
 pub const CHILD: [&str; 4] = ["--exact", "--ignored", "--nocapture", "--test-threads=1"];
 
 /// Runs one ignored test of the calling binary in a process of its own: for what ends a process,
-/// counts its threads or measures its memory.
+/// counts its threads or measures its memory. If that one cannot run here, neither could this one.
 pub fn in_child(test: &str, variables: &[(&str, &str)]) -> Output {
     let me = std::env::current_exe().expect("the path of this test binary");
-    Command::new(me)
+    let output = Command::new(me)
         .arg(test)
         .args(CHILD)
         .envs(variables.iter().copied())
         .output()
-        .expect("a child process of this test binary")
+        .expect("a child process of this test binary");
+    skip_like(&output);
+    output
+}
+
+/// Says of the calling test what a child said of itself by [`skip`], into the pipe we hold.
+fn skip_like(child: &Output) {
+    let said = String::from_utf8_lossy(&child.stderr);
+    let skipped = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("SKIPPED "));
+    skipped
+        .filter_map(|line| line.split_once(": "))
+        .for_each(|(_, why)| skip(why));
 }
 
 /// Runs a test of the binary's module `child` in a process of its own, which must not fail.
