@@ -12,15 +12,13 @@ use std::process::{Command, Output};
 pub fn skip(why: &str) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test").to_owned();
-    // The harness captures the `print!` family only; the descriptor itself is open.
-    let line = format!("SKIPPED {name}: {why}\n");
-    let mut stderr = std::fs::OpenOptions::new()
-        .write(true)
-        .open("/proc/self/fd/2");
-    match &mut stderr {
-        Ok(err) => drop(err.write_all(line.as_bytes())),
-        Err(_) => eprint!("{line}"),
-    }
+    shout(&format!("SKIPPED {name}: {why}"));
+}
+
+/// Writes a line that the harness does not capture: it has the `print!` family only. Not through
+/// `/proc/self/fd`, which would open anew what may be another's, or a file from its beginning.
+fn shout(line: &str) {
+    drop(std::io::stderr().write_all(format!("{line}\n").as_bytes()));
 }
 
 /// What makes a test binary run one ignored test, named before these, and show what it prints.
@@ -93,11 +91,9 @@ pub fn within<T>(seconds: u64, f: impl FnOnce() -> T) -> T {
     let watchdog = std::thread::spawn(move || {
         let limit = std::time::Duration::from_secs(seconds);
         if over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-            let line = format!("{name} hangs: not done after {seconds} s; aborting\n");
-            let err = std::fs::OpenOptions::new()
-                .write(true)
-                .open("/proc/self/fd/2");
-            drop(err.map(|mut err| err.write_all(line.as_bytes())));
+            shout(&format!(
+                "{name} hangs: not done after {seconds} s; aborting"
+            ));
             std::process::abort();
         }
     });
