@@ -169,10 +169,15 @@ fn tightest(
     mounts: &[u8],
     read: impl Fn(&Path) -> Option<Vec<u8>>,
 ) -> Option<Quota> {
-    // The mount that shows most of what is above the group; of equal ones the last, which may hide
-    // the others.
-    let mount = lines(mounts)
-        .filter_map(Mount::parse)
+    // What is mounted later on the same point hides what was there. Of those left, the mount that
+    // shows most of what is above the group.
+    let mut visible: Vec<Mount> = Vec::new();
+    for mount in lines(mounts).filter_map(Mount::parse) {
+        visible.retain(|hidden| hidden.point != mount.point);
+        visible.push(mount);
+    }
+    let mount = visible
+        .into_iter()
         .filter(|mount| mount.version == group.version)
         .max_by_key(|mount| {
             let shown = mount.below(group.path);

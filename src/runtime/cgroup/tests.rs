@@ -281,6 +281,27 @@ fn the_last_of_two_mounts_on_one_point_counts() {
 }
 
 #[test]
+fn a_mount_hides_what_was_on_its_point_though_that_showed_more() {
+    let first = "35 23 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw";
+    let second = "36 35 0:30 /a/b /sys/fs/cgroup rw - cgroup2 cgroup2 rw";
+    let tree = |mounts: [&str; 2]| {
+        Tree::new("0::/a/b/c\n", &mounts.join("\n"))
+            .v2("/sys/fs/cgroup/c", "100000 100000")
+            .v2("/sys/fs/cgroup/a/b/c", "200000 100000")
+    };
+    assert_eq!(tree([first, second]).limit(), Some((100_000, 100_000)));
+    assert_eq!(tree([second, first]).limit(), Some((200_000, 100_000)));
+    let older = "34 23 0:31 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu";
+    let tree = Tree::new("1:cpu:/\n", &[older, first].join("\n"));
+    let tree = tree.v1("/sys/fs/cgroup", 100_000, 100_000);
+    assert_eq!(
+        tree.limit(),
+        None,
+        "of another version, and hidden all the same"
+    );
+}
+
+#[test]
 fn escaped_bytes_of_a_mount_point_are_put_back() {
     let mounts = "35 23 0:30 /a\\040b /mnt/c\\134d\\011e\\012f\\777g\\04 rw - cgroup2 none rw\n";
     let tree = Tree::new("0::/a b/x\\040y\n", mounts)
