@@ -157,7 +157,7 @@ fn a_bad_value_in_code_is_refused_by_the_name_of_its_method() {
         (
             new().blocking_keep_alive(LONG),
             "blocking_keep_alive",
-            "18446744073.709551615s",
+            "18446744073709551615.999999999s",
             year,
         ),
         (
@@ -183,7 +183,7 @@ fn a_bad_value_in_code_is_refused_by_the_name_of_its_method() {
         (
             new().shutdown_timeout(LONG),
             "shutdown_timeout",
-            "18446744073.709551615s",
+            "18446744073709551615.999999999s",
             year,
         ),
         (

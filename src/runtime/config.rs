@@ -20,7 +20,6 @@
 //! side by side, and the one thing gained, that a count is not read as a time, shows in any test.
 
 use std::ffi::OsString;
-use std::time::Duration;
 
 use crate::error::StartError;
 use crate::fiber::stack;
@@ -233,7 +232,7 @@ impl Setting {
         environment: Environment<'_>,
     ) -> Result<Option<Asked<T>>, StartError> {
         let (name, raw) = match (built, self.variable) {
-            (Some(value), _) => (self.method, self.checked(value.to_raw())?),
+            (Some(value), _) => (self.method, self.checked(value)?),
             (None, None) => return Ok(None),
             (None, Some(name)) => match self.written(name, environment)? {
                 Some(raw) => (name, raw),
@@ -271,11 +270,12 @@ impl Setting {
         }
     }
 
-    fn checked(&self, raw: u64) -> Result<u64, StartError> {
-        match self.kind {
-            _ if self.kind.allows(raw) => Ok(raw),
-            Kind::Time(..) => Err(self.refuse(format!("{:?}", Duration::from_nanos(raw)))),
-            _ => Err(self.refuse(raw.to_string())),
+    fn checked(&self, built: impl Value) -> Result<u64, StartError> {
+        let raw = built.to_raw();
+        if self.kind.allows(raw) {
+            Ok(raw)
+        } else {
+            Err(self.refuse(format!("{built:?}"))) // the raw form may have less of it
         }
     }
 

@@ -3,6 +3,7 @@
 //! Inside, every value is a `u64`, its *raw* form: a number, bytes, nanoseconds, or the place in a
 //! list of words. What a kind shows, it parses to the same value.
 
+use std::fmt::Debug;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -119,8 +120,8 @@ fn digits(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| plain)
 }
 
-/// A type of values, as the builder has them.
-pub(crate) trait Value {
+/// A type of values, as the builder has them; `Debug` is how errors show one.
+pub(crate) trait Value: Copy + Debug {
     fn to_raw(self) -> u64;
     /// From a value that its setting allows.
     fn from_raw(raw: u64) -> Self;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -186,7 +187,8 @@ fn a_bad_value_from_code_goes_by_the_name_of_its_method() {
     let time = BLOCKING_KEEP_ALIVE.asked(Some(Duration::MAX), &empty);
     assert_eq!(
         time.err().unwrap().to_string(),
-        "blocking_keep_alive = 18446744073.709551615s: allowed is 0 to 31536000000 milliseconds"
+        "blocking_keep_alive = 18446744073709551615.999999999s: \
+         allowed is 0 to 31536000000 milliseconds"
     );
     let time = TIMER_RESOLUTION.asked(Some(Duration::from_micros(99)), &empty);
     assert_eq!(
