@@ -229,12 +229,12 @@ impl Builder {
                 (count_cpus().min(most), most)
             }
         };
-        let max_carriers = match &asked_carriers {
-            Some(asked) if asked.value < workers => {
-                return Err(too_few_carriers(asked, asked_workers.as_ref(), workers));
+        let max_carriers = match (asked_carriers, &asked_workers) {
+            (Some(threads), Some(workers)) if threads.value < workers.value => {
+                return Err(too_few_carriers(&threads, workers));
             }
-            Some(asked) => asked.value,
-            None => config::MAX_CARRIERS.preset::<usize>().max(2 * most_workers),
+            (Some(threads), _) => threads.value,
+            (None, _) => config::MAX_CARRIERS.preset::<usize>().max(2 * most_workers),
         };
         let compute_threads = config::COMPUTE_THREADS.asked(self.compute_threads, env)?;
         let stack_size = config::STACK_SIZE.value(self.stack_size, env)?;
@@ -269,15 +269,8 @@ impl Builder {
     }
 }
 
-fn too_few_carriers(
-    carriers: &Asked<usize>,
-    asked_workers: Option<&Asked<usize>>,
-    workers: usize,
-) -> StartError {
-    let because = match asked_workers {
-        Some(asked) => format!("{} = {workers}", asked.name),
-        None => format!("there are {workers} workers, one per CPU"),
-    };
+fn too_few_carriers(carriers: &Asked<usize>, workers: &Asked<usize>) -> StartError {
+    let because = format!("{} = {}", workers.name, workers.value);
     StartError::BadSetting {
         setting: carriers.name,
         value: carriers.value.to_string(),
