@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
+use indent::JoinHandle;
 use indent::park::{self, ParkReason, Woken};
 use indent::runtime::{Builder, Runtime};
 use indent::task;
@@ -39,23 +40,46 @@ fn nobody_wakes_early_and_everybody_wakes() {
     assert!(metrics.timers_fired_total > 4_000, "{metrics:?}");
 }
 
-#[test]
-fn sleepers_of_one_worker_wake_in_the_order_of_their_deadlines() {
+/// In which order fibers of one worker wake that sleep until so many milliseconds after a common
+/// time. If `held`, the worker is kept from all of them until the last deadline has passed.
+fn order_of_waking(ends: [u32; 5], held: bool) -> Vec<u32> {
     let rt = start(1);
-    let order = Arc::new(Mutex::new(Vec::new()));
-    let begin = Instant::now() + 20 * MS;
-    let fibers: Vec<_> = [70u32, 10, 130, 40, 100]
-        .into_iter()
-        .map(|at| {
+    let mut lead = 50 * MS;
+    loop {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let begin = Instant::now() + lead;
+        let sleepers = ends.map(|end| {
             let order = order.clone();
             rt.spawn(move || {
-                time::sleep_until(begin + at * MS);
-                order.lock().unwrap().push(at);
+                time::sleep_until(begin + end * MS);
+                order.lock().unwrap().push(end);
             })
-        })
-        .collect();
-    fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
-    assert_eq!(*order.lock().unwrap(), [10, 40, 70, 100, 130]);
+        });
+        let all_asleep = || rt.metrics().timers_active == ends.len();
+        wait_for("sleepers", || all_asleep() || Instant::now() >= begin);
+        let in_time = all_asleep() && Instant::now() < begin;
+        if held {
+            let last = begin + *ends.iter().max().unwrap() * MS;
+            let hog = rt.spawn(move || {
+                while Instant::now() <= last + 5 * MS {
+                    std::hint::spin_loop();
+                }
+            });
+            hog.join().unwrap();
+        }
+        sleepers.into_iter().for_each(|fiber| fiber.join().unwrap());
+        if in_time {
+            return Arc::into_inner(order).unwrap().into_inner().unwrap();
+        }
+        lead *= 2; // some went to bed when it was time to rise, and in any order
+    }
+}
+
+#[test]
+fn sleepers_of_one_worker_wake_in_the_order_of_their_deadlines() {
+    let ends = [70, 10, 130, 40, 100];
+    assert_eq!(order_of_waking(ends, false), [10, 40, 70, 100, 130]);
+    assert_eq!(order_of_waking(ends, true), [10, 40, 70, 100, 130]);
 }
 
 #[test]
@@ -117,6 +141,13 @@ fn deadlines_of_a_busy_worker_pass_in_time_for_fibers_elsewhere() {
     sleeper.join().unwrap();
 }
 
+/// Waits until all of these sleep, or until one has slept enough: this thread was slow then.
+fn wait_for_sleepers(rt: &Runtime, fibers: &[JoinHandle<()>]) {
+    wait_for("sleepers", || {
+        rt.metrics().timers_active == fibers.len() || fibers.iter().any(JoinHandle::is_finished)
+    });
+}
+
 #[test]
 fn deadlines_of_a_retired_worker_pass() {
     let rt = start(3);
@@ -126,7 +157,7 @@ fn deadlines_of_a_retired_worker_pass() {
             rt.block_on(|| task::Builder::new().worker(i as usize % 3).spawn(sleep))
         })
         .collect();
-    wait_for("deadlines", || rt.metrics().timers_active == 300);
+    wait_for_sleepers(&rt, &fibers);
     rt.handle().resize(1);
     wait_for("one worker", || rt.metrics().workers_now == 1);
     fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
@@ -136,13 +167,11 @@ fn deadlines_of_a_retired_worker_pass() {
 #[test]
 fn a_far_deadline_of_a_retired_worker_passes_while_everybody_sleeps() {
     let rt = start(2);
-    let fiber = rt.block_on(|| {
-        task::Builder::new()
-            .worker(1)
-            .spawn(|| time::sleep(700 * MS))
-    });
-    wait_for("the deadline", || rt.metrics().timers_active == 1);
+    let body = || time::sleep(700 * MS);
+    let fibers = [rt.block_on(|| task::Builder::new().worker(1).spawn(body))];
+    wait_for_sleepers(&rt, &fibers);
     rt.handle().resize(1);
+    let [fiber] = fibers;
     assert!(fiber.join_timeout(Duration::from_secs(30)).is_ok());
 }
 
@@ -211,12 +240,23 @@ fn a_limit_ends_what_blocks_and_runs_destructors() {
             self.0.fetch_add(1, SeqCst);
         }
     }
+    /// Ends the fiber when nobody waits for it any longer.
+    struct Release(park::Unparker);
+    impl Drop for Release {
+        fn drop(&mut self) {
+            self.0.unpark();
+        }
+    }
     let body = || {
         let dropped = AtomicUsize::new(0);
         let blocked: [&dyn Fn(); 4] = [
             &|| time::sleep(HOUR),
             &park::park,
-            &|| drop(indent::spawn(|| time::sleep(50 * MS)).join()),
+            &|| {
+                let fiber = indent::spawn(park::park);
+                let _release = Release(fiber.unparker());
+                drop(fiber.join());
+            },
             &|| loop {
                 task::checkpoint();
             },
@@ -323,10 +363,11 @@ fn thousands_of_limits_that_pass_together_all_report() {
 #[test]
 fn a_timed_join_gives_the_handle_back() {
     let rt = start(1);
-    let fiber = rt.spawn(|| time::sleep(60 * MS));
+    let fiber = rt.spawn(park::park);
     let start = Instant::now();
     let fiber = fiber.join_timeout(5 * MS).unwrap_err();
     assert!(start.elapsed() >= 5 * MS);
+    fiber.unparker().unpark();
     assert!(fiber.join_timeout(HOUR).unwrap().is_ok());
 }
 
