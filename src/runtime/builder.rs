@@ -191,13 +191,53 @@ impl Builder {
         self
     }
 
-    /// Called by each thread before it runs its first fiber.
+    /// Called first thing by each thread that runs fibers, calls that block
+    /// ([`blocking`](crate::runtime::blocking)) or computations ([`compute`](crate::runtime::compute));
+    /// not by the two that watch and help. Threads that compute are nicer by then.
+    ///
+    /// It is called on the thread itself, not on a fiber: there
+    /// [`Handle::current`](crate::runtime::Handle::current) is this runtime on threads for blocking
+    /// calls and computations, and the default one on those that run fibers. What the thread is
+    /// needed for waits meanwhile, so a hook must not wait for fibers or calls of this runtime. If it
+    /// panics, the process ends.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    ///
+    /// let threads = Arc::new(AtomicUsize::new(0));
+    /// let count = threads.clone();
+    /// let rt = indent::runtime::Builder::new()
+    ///     .workers(1)
+    ///     .on_thread_start(move || drop(count.fetch_add(1, SeqCst)))
+    ///     .build()?;
+    /// rt.block_on(|| indent::runtime::blocking(|| ()));
+    /// assert!(threads.load(SeqCst) >= 2, "one for fibers, one for the call");
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn on_thread_start(mut self, hook: impl Fn() + Send + Sync + 'static) -> Self {
         self.on_start = Some(Arc::new(hook));
         self
     }
 
-    /// Called by each thread after it has run its last fiber.
+    /// Called last thing by each of the threads that [`on_thread_start`](Self::on_thread_start) is
+    /// about; all that is said there holds here, too. A thread that a shutdown leaves behind calls it
+    /// if it ever ends.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    ///
+    /// let threads = Arc::new(AtomicUsize::new(0));
+    /// let (more, fewer) = (threads.clone(), threads.clone());
+    /// let rt = indent::runtime::Builder::new()
+    ///     .on_thread_start(move || drop(more.fetch_add(1, SeqCst)))
+    ///     .on_thread_stop(move || drop(fewer.fetch_sub(1, SeqCst)))
+    ///     .build()?;
+    /// drop(rt); // waits for its threads
+    /// assert_eq!(threads.load(SeqCst), 0);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn on_thread_stop(mut self, hook: impl Fn() + Send + Sync + 'static) -> Self {
         self.on_stop = Some(Arc::new(hook));
         self

@@ -203,14 +203,14 @@ settings![
         variable: None,
         preset: Preset::Words("none"),
         kind: Kind::Typed("a closure"),
-        meaning: "called by each thread before its first fiber",
+        meaning: "called first thing by each thread that runs fibers, blocking calls or computations",
     },
     ON_THREAD_STOP = Setting {
         method: "on_thread_stop",
         variable: None,
         preset: Preset::Words("none"),
         kind: Kind::Typed("a closure"),
-        meaning: "called by each thread after its last fiber",
+        meaning: "called last thing by each such thread",
     },
 ];
 
