@@ -70,6 +70,13 @@ impl Builder {
 
     /// How a fraction of a CPU counts, if a control group grants one; by default as a whole CPU.
     /// Of no effect where [`workers`](Self::workers) is set.
+    ///
+    /// ```
+    /// use indent::runtime::{Builder, Rounding};
+    ///
+    /// let rt = Builder::new().cpu_rounding(Rounding::Down).build()?; // of 1.5 CPUs: one worker
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn cpu_rounding(mut self, rounding: Rounding) -> Self {
         self.cpu_rounding = Some(rounding);
         self
@@ -78,6 +85,12 @@ impl Builder {
     /// How many threads may run fibers, those included that are blocked by one: at least as many as
     /// there are workers. All runtimes of a process together have no more than the largest of them,
     /// or 512.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(2).max_carriers(8).build()?;
+    /// assert!(rt.metrics().carriers <= 8);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn max_carriers(mut self, n: usize) -> Self {
         self.max_carriers = Some(n);
         self
@@ -85,6 +98,16 @@ impl Builder {
 
     /// How many threads there may be for calls that block. They start when there is something to
     /// do for them.
+    ///
+    /// ```
+    /// use std::thread;
+    ///
+    /// let rt = indent::runtime::Builder::new().blocking_threads(1).build()?;
+    /// let calls = [1, 2].map(|_| rt.handle().spawn_blocking(|| thread::current().id()));
+    /// let [one, other] = calls.map(|call| call.join().unwrap());
+    /// assert_eq!(one, other, "one after the other");
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn blocking_threads(mut self, n: usize) -> Self {
         self.blocking_threads = Some(n);
         self
@@ -107,6 +130,13 @@ impl Builder {
     }
 
     /// How many threads there are for long computations; by default as many as workers.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(4).compute_threads(1).build()?;
+    /// let sum = rt.block_on(|| indent::runtime::compute(|| (1..=1_000).sum::<u32>()));
+    /// assert_eq!(sum, 500_500);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn compute_threads(mut self, n: usize) -> Self {
         self.compute_threads = Some(n);
         self
@@ -130,12 +160,27 @@ impl Builder {
     }
 
     /// How the ends of stacks are guarded; by default the best the kernel knows.
+    ///
+    /// ```
+    /// use indent::runtime::{Builder, Guard};
+    ///
+    /// let rt = Builder::new().stack_guard(Guard::Page).build()?;
+    /// assert_eq!(rt.metrics().stack_guard, Guard::Page);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn stack_guard(mut self, guard: Guard) -> Self {
         self.guard = Some(guard);
         self
     }
 
     /// Operations that could block a fiber may do in one turn, even if none of them does.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).coop_budget(4).build()?;
+    /// rt.block_on(|| (0..100).for_each(|_| indent::task::checkpoint()));
+    /// assert!(rt.metrics().workers[0].budget_exhausted >= 20);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn coop_budget(mut self, operations: u32) -> Self {
         self.budget = Some(operations);
         self
@@ -143,6 +188,13 @@ impl Builder {
 
     /// How long a worker without work looks on before it sleeps. Waking a sleeping one takes some
     /// microseconds and a system call; spinning takes a CPU from everybody else.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let rt = indent::runtime::Builder::new().idle_spin(Duration::from_micros(50)).build()?;
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn idle_spin(mut self, time: Duration) -> Self {
         self.idle_spin = Some(time);
         self
@@ -167,6 +219,15 @@ impl Builder {
     }
 
     /// How finely timers are told apart.
+    ///
+    /// ```
+    /// use indent::time::{self, Duration};
+    ///
+    /// let fine = Duration::from_micros(100);
+    /// let rt = indent::runtime::Builder::new().timer_resolution(fine).build()?;
+    /// rt.block_on(|| time::sleep(fine));
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn timer_resolution(mut self, time: Duration) -> Self {
         self.timer_resolution = Some(time);
         self
@@ -174,18 +235,37 @@ impl Builder {
 
     /// Unstarted fibers a worker keeps to itself, a power of two; when there are more, half of them
     /// go to the shared queue.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).local_queue(16).build()?;
+    /// rt.block_on(|| (0..100).for_each(|_| drop(indent::spawn(|| ()))));
+    /// assert!(rt.metrics().workers[0].overflows > 0);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn local_queue(mut self, fibers: usize) -> Self {
         self.local_queue = Some(fibers);
         self
     }
 
     /// The shared queue comes first once in so many dispatches.
+    ///
+    /// ```
+    /// // Every tenth dispatch is for those who come from outside.
+    /// let rt = indent::runtime::Builder::new().global_interval(10).build()?;
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn global_interval(mut self, dispatches: u32) -> Self {
         self.global_interval = Some(dispatches);
         self
     }
 
     /// What the threads are called; each adds its number.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().thread_name("crunch").build()?;
+    /// rt.block_on(|| assert!(std::thread::current().name().unwrap().starts_with("crunch-")));
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn thread_name(mut self, name: impl Into<String>) -> Self {
         self.thread_name = Some(name.into());
         self
@@ -244,6 +324,12 @@ impl Builder {
     }
 
     /// Starts the runtime.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().build()?;
+    /// assert_eq!(rt.block_on(|| 6 * 7), 42);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     ///
     /// # Errors
     /// If a setting is not allowed, here or in the environment, or if the system refuses a thread.

@@ -77,6 +77,15 @@ pub struct Metrics {
 }
 
 /// Numbers of one worker.
+///
+/// ```
+/// let rt = indent::runtime::Builder::new().workers(1).build()?;
+/// rt.block_on(|| drop(indent::spawn(|| ())));
+/// rt.wait_idle();
+/// let worker = &rt.metrics().workers[0];
+/// assert_eq!((worker.spawned, worker.started, worker.finished), (1, 2, 2));
+/// # Ok::<(), indent::StartError>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WorkerMetrics {

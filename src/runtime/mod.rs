@@ -59,6 +59,13 @@ impl Runtime {
     }
 
     /// Runs the closure on a fiber of this runtime and waits for it; see [`Handle::block_on`].
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let text = String::from("borrowed");
+    /// assert_eq!(rt.block_on(|| text.len()), 8);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     #[track_caller]
     pub fn block_on<F, T>(&self, f: F) -> T
     where
@@ -119,6 +126,13 @@ impl Runtime {
     }
 
     /// What the runtime has done so far.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// rt.block_on(|| (0..3).for_each(|_| drop(indent::spawn(|| ()))));
+    /// assert_eq!(rt.metrics().tasks_spawned_total, 4, "with the one that spawned them");
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn metrics(&self) -> Metrics {
         self.handle.metrics()
     }
@@ -221,6 +235,14 @@ impl Handle {
     }
 
     /// Starts a fiber on this runtime.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let handle = rt.handle().clone();
+    /// let sum = rt.block_on(|| handle.spawn(|| 1).join().unwrap() + 1);
+    /// assert_eq!(sum, 2);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     #[track_caller]
     pub fn spawn<F, T>(&self, f: F) -> JoinHandle<T>
     where
