@@ -164,7 +164,8 @@ impl Error for NoRuntime {}
 /// ```
 /// let handle = indent::spawn(|| -> u32 { std::panic::resume_unwind(Box::new("no luck")) });
 /// let error = handle.join().unwrap_err();
-/// assert!(error.is_panic());
+/// assert!(error.is_panic() && !error.is_cancelled() && !error.is_no_stack());
+/// assert_eq!(error.to_string(), format!("fiber {} panicked: no luck", error.id()));
 /// assert_eq!(error.into_panic().downcast_ref::<&str>(), Some(&"no luck"));
 /// ```
 pub struct JoinError {
@@ -206,6 +207,14 @@ impl JoinError {
     }
 
     /// The fiber was cancelled: its runtime shut down before it was done, or it never started.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let parked = rt.spawn(indent::park::park);
+    /// drop(rt);
+    /// assert!(parked.join().unwrap_err().is_cancelled());
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn is_cancelled(&self) -> bool {
         matches!(self.cause, Cause::Cancelled)
     }
@@ -216,6 +225,14 @@ impl JoinError {
     }
 
     /// The payload of the panic, for [`std::panic::resume_unwind`].
+    ///
+    /// ```
+    /// use std::panic::{catch_unwind, resume_unwind};
+    ///
+    /// let fiber = indent::spawn(|| resume_unwind(Box::new(7)));
+    /// let passed_on = catch_unwind(|| resume_unwind(fiber.join().unwrap_err().into_panic()));
+    /// assert_eq!(passed_on.unwrap_err().downcast_ref(), Some(&7));
+    /// ```
     ///
     /// # Panics
     /// If the cause was no panic.

@@ -57,6 +57,17 @@ const CACHE: usize = 64;
 const POOL_KEEPS_PAGES: usize = 1024;
 
 /// How the end of a stack is guarded.
+///
+/// ```
+/// use indent::runtime::{Builder, Guard};
+///
+/// let rt = Builder::new().build()?;
+/// match rt.metrics().stack_guard {
+///     Guard::Marker => assert_eq!(rt.metrics().task_limit, None),
+///     _ => println!("no more than {:?} fibers at once", rt.metrics().task_limit),
+/// }
+/// # Ok::<(), indent::StartError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Guard {

@@ -63,6 +63,17 @@ fn wanted(word: u64) -> u64 {
 }
 
 /// Why a park ended.
+///
+/// ```
+/// use indent::park::{self, ParkReason, Woken};
+///
+/// park::unparker().unpark();
+/// match park::until(None, ParkReason::Park) {
+///     Woken::ByWake => println!("somebody has something for us"),
+///     Woken::ByDeadline => unreachable!("there is none"),
+///     Woken::ByCancel => println!("let go of what we hold, and return"),
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
     /// Somebody unparked, before or during the park.
@@ -133,6 +144,19 @@ pub(crate) enum Notify {
 }
 
 /// The phase, for whoever lists fibers.
+///
+/// ```
+/// use indent::task::Phase;
+///
+/// let rt = indent::runtime::Builder::new().workers(1).build()?;
+/// let waits = || rt.handle().fibers().iter().filter(|f| f.phase() == Phase::Parked).count();
+/// let parked = rt.spawn(indent::park::park);
+/// while waits() == 0 {
+///     std::thread::yield_now();
+/// }
+/// # parked.unparker().unpark();
+/// # Ok::<(), indent::StartError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {

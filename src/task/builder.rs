@@ -41,6 +41,13 @@ impl Builder {
     }
 
     /// A name, for messages and lists.
+    ///
+    /// ```
+    /// let fiber = indent::task::Builder::new()
+    ///     .name("greeter")
+    ///     .spawn(|| indent::task::current().unwrap().name() == Some("greeter"));
+    /// assert!(fiber.join().unwrap());
+    /// ```
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
@@ -48,6 +55,14 @@ impl Builder {
 
     /// Room for the fiber's frames, in bytes, up to 1 GiB; rounded up to a power of two. Memory is
     /// only used as far as the fiber goes.
+    ///
+    /// ```
+    /// fn depth(n: u64) -> u64 {
+    ///     if n == 0 { 0 } else { std::hint::black_box(1) + depth(n - 1) }
+    /// }
+    /// let deep = indent::task::Builder::new().stack_size(64 << 20).spawn(|| depth(100_000));
+    /// assert_eq!(deep.join().unwrap(), 100_000);
+    /// ```
     pub fn stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = Some(bytes);
         self
@@ -55,24 +70,53 @@ impl Builder {
 
     /// Start on this worker, even if it is busy and others are not. If it is out of service, because
     /// there are fewer CPUs now, any other will do.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(2).build()?;
+    /// let fibers = [0, 1].map(|i| rt.block_on(|| indent::task::Builder::new().worker(i).spawn(|| ())));
+    /// fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+    /// assert!(rt.metrics().workers.iter().all(|worker| worker.started >= 1));
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
     pub fn worker(mut self, index: usize) -> Self {
         self.worker = Some(index);
         self
     }
 
     /// Start on this worker if it has nothing to do; otherwise anywhere.
+    ///
+    /// ```
+    /// let fiber = indent::task::Builder::new().preferred_worker(0).spawn(|| "somewhere");
+    /// assert_eq!(fiber.join().unwrap(), "somewhere");
+    /// ```
     pub fn preferred_worker(mut self, index: usize) -> Self {
         self.preferred = Some(index);
         self
     }
 
     /// Keep the fiber on the thread it starts on, always.
+    ///
+    /// ```
+    /// use std::thread;
+    ///
+    /// let fiber = indent::task::Builder::new().pinned().spawn(|| {
+    ///     let here = thread::current().id();
+    ///     indent::task::yield_now();
+    ///     assert_eq!(thread::current().id(), here);
+    /// });
+    /// fiber.join().unwrap();
+    /// ```
     pub fn pinned(mut self) -> Self {
         self.pinned = true;
         self
     }
 
     /// Starts the fiber where [`spawn`](crate::spawn) would.
+    ///
+    /// ```
+    /// let fiber = indent::task::Builder::new().spawn(|| 1);
+    /// assert_eq!(fiber.join().unwrap(), 1);
+    /// ```
     ///
     /// # Panics
     /// If there is no such worker or no such stack size. Not if the runtime is shutting down: then

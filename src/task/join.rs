@@ -41,6 +41,12 @@ impl<T> JoinHandle<T> {
     /// Waits for the fiber and returns what its closure returned.
     ///
     /// A fiber that was asked to end unwinds instead of waiting; the other one goes on, detached.
+    ///
+    /// ```
+    /// assert_eq!(indent::spawn(|| 6 * 7).join().unwrap(), 42);
+    /// let failed = indent::spawn(|| std::panic::resume_unwind(Box::new("no luck")));
+    /// assert!(failed.join().is_err_and(|error| error.is_panic()));
+    /// ```
     pub fn join(self) -> Result<T, JoinError> {
         match self.wait(None, Hearing::Open) {
             Woken::ByCancel => park::unwind_cancelled(),
@@ -74,21 +80,47 @@ impl<T> JoinHandle<T> {
     }
 
     /// True once the result is there: a join will not block.
+    ///
+    /// ```
+    /// let fiber = indent::spawn(|| 5);
+    /// while !fiber.is_finished() {
+    ///     indent::task::yield_now();
+    /// }
+    /// assert_eq!(fiber.join().unwrap(), 5);
+    /// ```
     pub fn is_finished(&self) -> bool {
         job::is_done(&self.fiber.join)
     }
 
     /// The fiber's id, unique in the process.
+    ///
+    /// ```
+    /// let fiber = indent::spawn(indent::task::id);
+    /// let id = fiber.id();
+    /// assert_eq!(fiber.join().unwrap(), Some(id));
+    /// ```
     pub fn id(&self) -> u64 {
         self.fiber.id()
     }
 
     /// What is known of the fiber.
+    ///
+    /// ```
+    /// let handle = indent::task::Builder::new().name("parser").spawn(|| ());
+    /// assert_eq!(handle.fiber().name(), Some("parser"));
+    /// # handle.join().unwrap();
+    /// ```
     pub fn fiber(&self) -> Fiber {
         Fiber(self.fiber.clone())
     }
 
     /// The right to unpark the fiber.
+    ///
+    /// ```
+    /// let parked = indent::spawn(indent::park::park);
+    /// parked.unparker().unpark();
+    /// parked.join().unwrap();
+    /// ```
     pub fn unparker(&self) -> Unparker {
         Unparker::of(&self.fiber)
     }

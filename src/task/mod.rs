@@ -102,9 +102,21 @@ pub fn current() -> Option<Fiber> {
 /// A fiber, seen from outside: a snapshot can be taken at any time, even of one that runs.
 ///
 /// ```
-/// let fiber = indent::spawn(|| indent::task::current().unwrap()).join().unwrap();
+/// use indent::park::{ParkReason, park};
+/// use indent::task::{self, Phase};
+///
+/// let handle = task::Builder::new().name("sleeper").spawn(park);
+/// let fiber = handle.fiber();
+/// while fiber.phase() != Phase::Parked {
+///     task::yield_now();
+/// }
+/// assert_eq!((fiber.id(), fiber.name()), (handle.id(), Some("sleeper")));
 /// assert_eq!(fiber.location().file(), file!());
-/// assert_eq!(fiber.phase(), indent::task::Phase::Done);
+/// assert_eq!(fiber.park_reason(), ParkReason::Park);
+/// assert!(!fiber.is_cancelled());
+/// handle.unparker().unpark();
+/// handle.join().unwrap();
+/// assert_eq!(fiber.phase(), Phase::Done);
 /// ```
 #[derive(Clone)]
 pub struct Fiber(pub(crate) Held);
@@ -183,7 +195,21 @@ pub fn pin() -> PinGuard {
     }
 }
 
-/// See [`pin`].
+/// Keeps its fiber on its thread; see [`pin`].
+///
+/// ```
+/// use indent::task::{self, PinGuard};
+///
+/// struct Borrowed<'a> {
+///     of_this_thread: &'a str,
+///     _stay: PinGuard,
+/// }
+///
+/// let text = String::from("mine");
+/// let borrowed = Borrowed { of_this_thread: &text, _stay: task::pin() };
+/// task::yield_now();
+/// assert_eq!(borrowed.of_this_thread, "mine");
+/// ```
 #[must_use = "the fiber is pinned only while the guard lives"]
 #[derive(Debug)]
 pub struct PinGuard {
