@@ -54,6 +54,17 @@ pub fn interval_at(start: Instant, period: Duration) -> Interval {
 /// | `Burst` | 35 (for 10), 35 (for 20), 35 (for 30), 40, 50, … |
 /// | `Delay` | 35 (for 10), 45, 55, … |
 /// | `Skip` | 35 (for 10), 40, 50, … |
+///
+/// ```
+/// use indent::time::{self, Duration, Instant, MissedTickBehavior};
+///
+/// let period = Duration::from_millis(10);
+/// let late = Instant::now() - 5 * period / 2; // the first tick was due then
+/// let mut ticks = time::interval_at(late, period);
+/// ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+/// assert_eq!(ticks.tick(), late);
+/// assert!(ticks.tick() >= late + 3 * period, "two are left out");
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissedTickBehavior {
     /// They come at once, one after the other, until none is left.
@@ -90,6 +101,16 @@ impl Interval {
     /// Blocks until the next tick, and returns the time it was due at.
     ///
     /// If the caller is made to end while it waits, the tick is not used up.
+    ///
+    /// ```
+    /// use indent::time::{self, Duration, Instant};
+    ///
+    /// let mut ticks = time::interval(Duration::from_millis(2));
+    /// let first = ticks.tick();
+    /// let second = ticks.tick();
+    /// assert_eq!(second - first, ticks.period());
+    /// assert!(Instant::now() >= second);
+    /// ```
     pub fn tick(&mut self) -> Instant {
         let due = loop {
             match self.next {
@@ -138,16 +159,38 @@ impl Interval {
     }
 
     /// The time between two ticks.
+    ///
+    /// ```
+    /// use indent::time::{self, Duration};
+    ///
+    /// let second = Duration::from_secs(1);
+    /// assert_eq!(time::interval(second).period(), second);
+    /// ```
     pub fn period(&self) -> Duration {
         self.period
     }
 
     /// What becomes of missed ticks.
+    ///
+    /// ```
+    /// use indent::time::{self, Duration, MissedTickBehavior};
+    ///
+    /// let ticks = time::interval(Duration::from_secs(1));
+    /// assert_eq!(ticks.missed_tick_behavior(), MissedTickBehavior::Burst);
+    /// ```
     pub fn missed_tick_behavior(&self) -> MissedTickBehavior {
         self.missed
     }
 
     /// Says what is to become of missed ticks.
+    ///
+    /// ```
+    /// use indent::time::{self, Duration, MissedTickBehavior};
+    ///
+    /// let mut ticks = time::interval(Duration::from_secs(1));
+    /// ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    /// assert_eq!(ticks.missed_tick_behavior(), MissedTickBehavior::Delay);
+    /// ```
     pub fn set_missed_tick_behavior(&mut self, behavior: MissedTickBehavior) {
         self.missed = behavior;
     }

@@ -114,6 +114,20 @@ where
 }
 
 /// A time limit passed before the work was done.
+///
+/// ```
+/// use indent::time::{self, Duration, Elapsed};
+/// use std::io;
+///
+/// fn wait_for_news() -> io::Result<()> {
+///     time::timeout(Duration::from_millis(1), indent::park::park)?;
+///     Ok(())
+/// }
+///
+/// let error = wait_for_news().unwrap_err();
+/// assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+/// assert!(error.downcast::<Elapsed>().is_ok());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elapsed(Option<Duration>);
 
