@@ -10,6 +10,25 @@ use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 /// What a helper can be asked to do. Called on its thread; may block, allocate and start threads.
+///
+/// ```
+/// use indent_sysmon::Chores;
+/// use std::time::Duration;
+///
+/// const READ_SETTINGS: u32 = 1;
+/// struct Office;
+///
+/// impl Chores for Office {
+///     fn help(&self, asked: u32) -> Option<Duration> {
+///         if asked & READ_SETTINGS == 0 {
+///             return None;
+///         }
+///         let done = std::fs::read("settings").is_ok();
+///         (!done).then_some(Duration::from_secs(1)) // tries again then
+///     }
+/// }
+/// assert_eq!(Office.help(READ_SETTINGS), Some(Duration::from_secs(1)));
+/// ```
 pub trait Chores: Send + Sync + 'static {
     /// Does what the bits of `asked` say (none: the time it named itself has come). If there is
     /// something to come back to: after how long.

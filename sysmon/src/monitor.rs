@@ -15,10 +15,38 @@ use crate::slot::{Phase, Slot};
 use crate::vigil::Vigil;
 
 /// How often the monitor looks while somebody is awake.
+///
+/// ```
+/// // So long a dispatch may last until it is sure to be noticed.
+/// assert!(2 * indent_sysmon::TICK < std::time::Duration::from_millis(10));
+/// ```
 pub const TICK: Duration = Duration::from_millis(1);
 
 /// The workers a monitor watches, and what it tells them. All of it is called on the monitor's
 /// thread and must keep its law: no allocation, no lock, no file, no new thread.
+///
+/// ```
+/// use indent_sysmon::{Pool, Slot};
+/// use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+///
+/// struct Two {
+///     slots: [Slot; 2],
+///     awake: AtomicUsize,
+/// }
+///
+/// impl Pool for Two {
+///     fn workers(&self) -> usize {
+///         self.slots.len()
+///     }
+///     fn slot(&self, worker: usize) -> &Slot {
+///         &self.slots[worker]
+///     }
+///     fn overran(&self, _worker: usize, _dispatch: u64) {} // they may take their time
+///     fn awake(&self, workers: usize) {
+///         self.awake.store(workers, Relaxed);
+///     }
+/// }
+/// ```
 pub trait Pool: Send + Sync + 'static {
     /// Workers to look at: those below this number.
     fn workers(&self) -> usize;
@@ -43,7 +71,35 @@ pub trait Pool: Send + Sync + 'static {
     fn refresh(&self) {}
 }
 
-/// A thread that watches a [`Pool`].
+/// A thread that watches a [`Pool`]. It ends by [`stop`](Self::stop), not when this is dropped.
+///
+/// ```
+/// use indent_sysmon::{Monitor, Phase, Pool, Slot};
+/// use std::sync::Arc;
+///
+/// struct One(Slot);
+///
+/// impl Pool for One {
+///     fn workers(&self) -> usize {
+///         1
+///     }
+///     fn slot(&self, _: usize) -> &Slot {
+///         &self.0
+///     }
+///     fn overran(&self, _: usize, _: u64) {}
+/// }
+///
+/// let pool = Arc::new(One(Slot::new()));
+/// let monitor = Monitor::start("watch", 1, pool.clone())?;
+/// pool.0.dispatch();
+/// monitor.notice(); // it may have been asleep
+/// while pool.0.busy().is_zero() {
+///     std::thread::yield_now();
+/// }
+/// pool.0.set_phase(Phase::Idle);
+/// monitor.stop();
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Monitor {
     watch: Arc<Watch>,

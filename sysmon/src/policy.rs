@@ -31,6 +31,14 @@ pub struct Policy {
 }
 
 /// What a look at one worker says.
+///
+/// ```
+/// use indent_sysmon::{Judgement, Phase, Policy};
+///
+/// let mut policy = Policy::new(1);
+/// assert_eq!(policy.judge(0, Phase::Idle, 7), Judgement::Idle);
+/// assert_eq!(policy.judge(0, Phase::Scheduling, 7), Judgement::Busy);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
     /// It sleeps.
@@ -42,6 +50,12 @@ pub enum Judgement {
 }
 
 /// What to do after a look at all workers.
+///
+/// ```
+/// use indent_sysmon::{Policy, Rest};
+///
+/// assert_eq!(Policy::new(1).rest(true), Rest::Tick);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// Look again after a tick.
@@ -94,6 +108,15 @@ impl Policy {
     }
 
     /// Time has passed, awake or asleep: true if what changes rarely should be looked at again.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let mut policy = indent_sysmon::Policy::new(1);
+    /// assert!(policy.refresh(Duration::ZERO), "nobody has looked yet");
+    /// assert!(!policy.refresh(Duration::from_millis(1)));
+    /// assert!(policy.refresh(Duration::from_secs(1)));
+    /// ```
     pub fn refresh(&mut self, passed: Duration) -> bool {
         self.since = self.since.saturating_add(passed);
         if self.since < REFRESH {

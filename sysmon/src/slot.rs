@@ -7,6 +7,14 @@ use std::sync::atomic::{
 use std::time::Duration;
 
 /// What a worker is doing.
+///
+/// ```
+/// use indent_sysmon::{Phase, Slot};
+///
+/// let slot = Slot::new();
+/// slot.set_phase(Phase::Scheduling);
+/// assert_ne!(slot.phase(), Phase::Idle);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
@@ -29,6 +37,7 @@ pub enum Phase {
 /// assert_eq!(slot.dispatches(), 1);
 /// slot.set_phase(Phase::Idle);
 /// assert_eq!(slot.phase(), Phase::Idle);
+/// assert!(slot.busy().is_zero(), "no monitor has seen it");
 /// ```
 #[derive(Debug)]
 pub struct Slot {
