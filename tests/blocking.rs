@@ -557,7 +557,7 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn few_threads() {
         let Some(limit) = Limit::new() else { return };
-        let rt = runtime(2);
+        let rt = limit::with_spares(runtime(2), 2);
         let inside = Arc::new(Inside::default());
         common::within(60, || {
             settle(&rt);

@@ -352,7 +352,7 @@ mod child {
     fn few_threads() {
         let Some(limit) = Limit::new() else { return };
         let rt = Builder::new().workers(1).compute_threads(4).build();
-        let rt = rt.unwrap();
+        let rt = limit::with_spares(rt.unwrap(), 1);
         common::within(60, || {
             settle(&rt);
             limit.allow(1);

@@ -2,6 +2,11 @@
 #![allow(unreachable_pub, reason = "each test binary uses a part of it")]
 #![expect(unsafe_code, reason = "limits threads by system calls")]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use indent::runtime::Runtime;
+
 /// A limit on the threads of this process.
 pub enum Limit {
     /// A group of processes with a limit of its own.
@@ -109,4 +114,20 @@ fn become_somebody() -> bool {
     users
         .into_iter()
         .any(|user| unsafe { libc::setuid(user) } == 0)
+}
+
+/// Waits until the runtime has a spare thread for each of its workers, which it makes when they are
+/// awake: otherwise those might take what a limit leaves for others.
+pub fn with_spares(rt: Runtime, workers: usize) -> Runtime {
+    let enough = Arc::new(AtomicBool::new(false));
+    let busy: Vec<_> = (0..workers)
+        .map(|_| {
+            let enough = enough.clone();
+            rt.spawn(move || crate::common::wait_for("spares", || enough.load(SeqCst)))
+        })
+        .collect();
+    crate::common::wait_for("spare threads", || rt.metrics().carriers_spare >= workers);
+    enough.store(true, SeqCst);
+    busy.into_iter().for_each(|fiber| fiber.join().unwrap());
+    rt
 }
