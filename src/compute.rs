@@ -54,11 +54,21 @@ const RETRY: Duration = Duration::from_secs(1);
 /// pool of rayon's: parallel iterators, `join` and `scope` inside the closure use them.
 ///
 /// The closure may borrow from the caller, who does not leave before it is done, and cannot be
-/// cancelled meanwhile. A panic in it goes on in the caller. On a plain thread, and inside another
-/// `compute` call, it is simply called.
+/// cancelled meanwhile. A panic in it goes on in the caller.
+///
+/// On a plain thread, and inside another `compute` or [`blocking`](crate::runtime::blocking) call, it
+/// is simply called, where the caller is: on a plain thread and inside `blocking` it is neither nice
+/// nor one of few, and rayon's iterators in it use rayon's own global pool. The other way round, a
+/// `blocking` call inside `compute` is simply called as well, and keeps one of the few threads for as
+/// long as it blocks. So let the fiber make both calls, one after the other.
 ///
 /// The threads have a higher nice value than the rest of the runtime: they give way to fibers that
-/// have something to do, and get a tenth of the time if those always have.
+/// have something to do, and get a tenth of the time if those always have. What they start inherits
+/// it for good: threads, processes, and all workers of a runtime that is built inside a closure.
+///
+/// A closure that waits in rayon (`join`, `scope`, an iterator) may be made to run another fiber's
+/// closure meanwhile, on top of its own frames. Hold no lock and no borrow of a thread-local across
+/// such a call if another closure could want it: it would wait for the one underneath, for ever.
 ///
 /// ```
 /// use indent::runtime;

@@ -452,19 +452,6 @@ fn stress_calls_of_all_lengths_with_few_threads_that_come_and_go() {
 mod child {
     use super::*;
 
-    /// Until the runtime has the spare threads it will want: they would be refused, or take the
-    /// places that are left.
-    fn settle(rt: &Runtime) {
-        common::wait_for("spare threads", || {
-            let nap = || std::thread::sleep(Duration::from_millis(3));
-            let all = (0..rt.metrics().workers_now).map(|_| rt.spawn(nap));
-            let all: Vec<_> = all.collect(); // every worker is awake at once
-            all.into_iter().for_each(|fiber| fiber.join().unwrap());
-            let metrics = rt.metrics();
-            metrics.carriers_spare >= metrics.workers_now
-        });
-    }
-
     #[test]
     #[ignore = "run by a test above, in a process of its own"]
     fn as_many_as_allowed_block_at_once() {
@@ -527,9 +514,8 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn no_thread_at_all() {
         let Some(limit) = Limit::new() else { return };
-        let rt = runtime(2);
+        let rt = limit::with_spares(runtime(2), 2);
         let done = Arc::new(AtomicUsize::new(0));
-        settle(&rt);
         limit.allow(0);
         let refused = std::thread::Builder::new().spawn(|| ());
         assert!(refused.is_err(), "the limit does not bind");
@@ -560,7 +546,6 @@ mod child {
         let rt = limit::with_spares(runtime(2), 2);
         let inside = Arc::new(Inside::default());
         common::within(60, || {
-            settle(&rt);
             limit.allow(2);
             let calls: Vec<_> = (0..100)
                 .map(|_| {

@@ -308,19 +308,6 @@ fn a_time_limit_of_one_computation_is_not_another_ones() {
 mod child {
     use super::*;
 
-    /// Until the runtime has the spare threads it will want: they would be refused, or take the
-    /// places that are left.
-    fn settle(rt: &Runtime) {
-        common::wait_for("spare threads", || {
-            let nap = || std::thread::sleep(Duration::from_millis(3));
-            let all = (0..rt.metrics().workers_now).map(|_| rt.spawn(nap));
-            let all: Vec<_> = all.collect(); // every worker is awake at once
-            all.into_iter().for_each(|fiber| fiber.join().unwrap());
-            let metrics = rt.metrics();
-            metrics.carriers_spare >= metrics.workers_now
-        });
-    }
-
     #[test]
     #[ignore = "run by a test above, in a process of its own"]
     fn stuck() {
@@ -354,7 +341,6 @@ mod child {
         let rt = Builder::new().workers(1).compute_threads(4).build();
         let rt = limit::with_spares(rt.unwrap(), 1);
         common::within(60, || {
-            settle(&rt);
             limit.allow(1);
             assert_eq!(total(compute_all(&rt, 20)), 190);
             limit.lift();
@@ -370,9 +356,8 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn no_thread_at_all() {
         let Some(limit) = Limit::new() else { return };
-        let rt = runtime(2);
+        let rt = limit::with_spares(runtime(2), 2);
         common::within(60, || {
-            settle(&rt);
             limit.allow(0);
             let fibers = compute_all(&rt, 20);
             std::thread::sleep(Duration::from_millis(50));

@@ -18,7 +18,7 @@ use indent::task::{self, Phase};
 mod common;
 
 /// How long runtimes get to settle, and how long they are watched.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_secs(3);
 const WATCH: Duration = Duration::from_secs(5);
 
 #[test]

@@ -21,7 +21,8 @@ pub(crate) use pool::{Pool, Stats};
 ///
 /// The closure may borrow from the caller, who does not leave before it is done, and cannot be
 /// cancelled meanwhile. A panic in it goes on in the caller. On a plain thread, and inside another
-/// `blocking` call, it is simply called.
+/// `blocking` call, it is simply called; inside `compute` as well, where it keeps a thread that computes
+/// from its work.
 ///
 /// Threads are made as they are needed, as many as
 /// [`blocking_threads`](crate::runtime::Builder::blocking_threads) at most, and end when they have had nothing to

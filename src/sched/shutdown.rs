@@ -26,6 +26,23 @@ use crate::sched::gate::Entry;
 use crate::sched::wake;
 
 /// A fiber that did not end in time.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let rt = indent::runtime::Builder::new().workers(1).build()?;
+/// let (started, wait) = std::sync::mpsc::channel();
+/// let stuck = move || {
+///     started.send(()).unwrap();
+///     std::thread::sleep(Duration::from_secs(60)); // blocks its thread
+/// };
+/// drop(rt.block_on(|| indent::task::Builder::new().name("stuck").spawn(stuck)));
+/// wait.recv().unwrap();
+/// let report = rt.shutdown_timeout(Duration::ZERO);
+/// assert_eq!(report.abandoned[0].name.as_deref(), Some("stuck"));
+/// assert_eq!(report.threads_left, 1);
+/// # Ok::<(), indent::StartError>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Abandoned {
