@@ -14,7 +14,7 @@
 //! gets one ([`Service::tend`]).
 //!
 //! **I16** Every loan in the queue has a ticket, out or aside; and if any are aside, then as many loans
-//! run as are wanted, or there is no pool.
+//! run as are wanted and the pool has threads, or there is no pool.
 //!
 //! The threads give way to workers: they are nicer (`nice`), so that a worker that wakes runs at once
 //! even if it has used more than an even share of late. Rejected after measuring (`benches/compute.rs`,
@@ -68,7 +68,9 @@ const RETRY: Duration = Duration::from_secs(1);
 ///
 /// A closure that waits in rayon (`join`, `scope`, an iterator) may be made to run another fiber's
 /// closure meanwhile, on top of its own frames. Hold no lock and no borrow of a thread-local across
-/// such a call if another closure could want it: it would wait for the one underneath, for ever.
+/// such a call if another closure could want it: it would wait for the one underneath, for ever. For
+/// the same reason a [time limit](crate::time::timeout) set inside the closure is not heard: set it
+/// around what comes before and after.
 ///
 /// ```
 /// use indent::runtime;
@@ -168,14 +170,15 @@ impl Inner {
         // SAFETY: by the caller's promise; it is in no other list.
         unsafe { state.queue.push(loan) };
         state.aside += 1;
+        self.adapt(&mut state);
         self.send(&mut state);
     }
 
     /// Sends tickets on their way, as many as may run now.
     fn send(self: &Arc<Self>, state: &mut State) {
-        self.adapt(state);
         let Some(pool) = &state.current else { return };
-        while state.aside > 0 && state.running < state.wanted {
+        let most = state.wanted.min(pool.current_num_threads());
+        while state.aside > 0 && state.running < most {
             state.aside -= 1;
             state.running += 1; // counted as running from here on
             let inner = self.clone();
@@ -186,7 +189,11 @@ impl Inner {
     /// A ticket, on a thread of rayon's: runs one loan.
     fn serve(self: &Arc<Self>) {
         let mut state = lock(&self.state);
-        let loan = state.queue.pop();
+        let loan = if state.closed {
+            None
+        } else {
+            state.queue.pop()
+        };
         drop(state);
         if let Some(loan) = loan {
             // SAFETY: out of the queue it is ours alone; valid by its pusher's promise.
@@ -195,6 +202,13 @@ impl Inner {
         state = lock(&self.state);
         state.running -= 1;
         self.send(&mut state);
+        // A thread that computes is no place to make others: they would inherit that they are nice.
+        if state.aside > 0
+            && let Some(runtime) = self.runtime.upgrade()
+            && state.wanted != runtime.compute_wanted()
+        {
+            runtime.tend_soon();
+        }
     }
 
     /// Makes `current` a pool of as many threads as are wanted now, or of as many as can be had.
@@ -269,6 +283,7 @@ fn start(
     let body = move || {
         let abort = AbortOnUnwind("the threads that compute");
         context::set_served(served);
+        context::ignore_limits();
         os::be_nicer(NICER);
         start.iter().for_each(|hook| hook());
         thread.run();
@@ -284,7 +299,7 @@ impl Service for Compute {
         state.closed = true;
         let (pool, threads) = (state.current.take(), std::mem::take(&mut state.threads));
         // A pool ends as a whole: with one loan that does not come back, all its threads stay.
-        let patience = if state.running > 0 {
+        let patience = if state.running > 0 && patience.is_for_abandoned() {
             patience.at_least()
         } else {
             patience
@@ -296,7 +311,10 @@ impl Service for Compute {
 
     fn tend(&self) -> Option<Duration> {
         let mut state = lock(&self.0.state);
-        self.0.send(&mut state);
+        if state.aside > 0 {
+            self.0.adapt(&mut state);
+            self.0.send(&mut state);
+        }
         let waits = state.current.is_none() && !state.closed && state.aside > 0;
         waits.then_some(RETRY_SOON)
     }

@@ -254,7 +254,12 @@ impl Inner {
                 Turn::Run(loan, owed) => {
                     self.pay(owed);
                     // Only now: others wait for a new thread to look, and the hook may take its time.
-                    greet.take().into_iter().for_each(|hook| hook());
+                    if let Some(hook) = greet.take() {
+                        hook();
+                        if self.with(|state| state.crew.is_closed()) {
+                            return; // nothing is begun after the end: as if it were still queued
+                        }
+                    }
                     // SAFETY: out of the queue it is ours alone; valid by its pusher's promise.
                     unsafe { Loan::run(loan) };
                     Role::Other

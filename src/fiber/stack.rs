@@ -34,7 +34,7 @@ use crate::fiber::switch::Resident;
 
 mod trim;
 
-pub(crate) use trim::{has_grown, trim, trim_now};
+pub(crate) use trim::{has_grown, trim};
 
 /// A sanitizer's frames are several times larger.
 const SMALLEST: usize = if cfg!(indent_sanitize) {

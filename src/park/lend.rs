@@ -22,7 +22,6 @@ use crate::base::loom::atomic::AtomicPtr;
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::Hearing;
-use crate::sched::limit;
 use crate::sched::wake::Waiter;
 
 /// What a borrower sees of a loan. It may be queued by its link.
@@ -56,11 +55,8 @@ impl Loan {
     pub(crate) unsafe fn run(loan: NonNull<Loan>) {
         // SAFETY: valid until it has run.
         let run = unsafe { loan.as_ref() }.run;
-        // The thread may be inside another loan, waiting for a part of it: this one has no limit yet.
-        limit::without(|| {
-            // SAFETY: by the caller's promise; the function was stored with this loan.
-            unsafe { run(loan) };
-        });
+        // SAFETY: by the caller's promise; the function was stored with this loan.
+        unsafe { run(loan) };
     }
 }
 

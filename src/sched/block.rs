@@ -133,7 +133,9 @@ fn block_carrier(token: Entered, fiber: FiberRef) -> Entered {
         carrier.ask_for_worker(); // the waker has asked, too
     }
     std::mem::forget(token); // the mark stays up; the worker may be another
-    Entered::resumed()
+    let token = Entered::resumed();
+    token.carrier().publish(token.worker());
+    token
 }
 
 /// Lets others run; the caller goes behind its siblings, unless it was asked to end: then it

@@ -125,10 +125,14 @@ impl Carrier {
         // If it came another way (a taker gave ours back), the request is void.
         self.shared().wanted.claim(self.index);
         // SAFETY: workers live as long as `Shared`.
-        let held = unsafe { worker.as_ref() };
-        self.shared().awake(held);
-        held.published.dispatch(); // it runs our fiber from here on
+        self.publish(unsafe { worker.as_ref() });
         worker
+    }
+
+    /// In the middle of a fiber, mark up: this worker runs it from here on.
+    pub(crate) fn publish(&self, worker: &Worker) {
+        self.shared().awake(worker);
+        worker.published.dispatch();
     }
 
     /// Own thread, mark up: sleeps until somebody gives a worker.

@@ -38,6 +38,7 @@ thread_local! {
     static PARKER: Arc<ThreadParker> = ThreadParker::new();
     /// Of plain threads; fibers carry their own.
     static LIMIT: Cell<*const Limit> = const { Cell::new(ptr::null()) };
+    static IGNORES_LIMITS: Cell<bool> = const { Cell::new(false) };
     static SERVED: OnceCell<Weak<Shared>> = const { OnceCell::new() };
 }
 
@@ -70,6 +71,15 @@ pub(crate) fn thread_limit() -> *const Limit {
 
 pub(crate) fn set_thread_limit(limit: *const Limit) {
     LIMIT.set(limit);
+}
+
+/// Called once by a plain thread that may run parts of several closures in turns.
+pub(crate) fn ignore_limits() {
+    IGNORES_LIMITS.set(true);
+}
+
+pub(crate) fn ignores_limits() -> bool {
+    IGNORES_LIMITS.get()
 }
 
 /// Called once by a thread that is no carrier but runs closures for fibers of this runtime.

@@ -10,6 +10,9 @@
 //! first; the next blocking call after it tells the next one. A fiber that was asked to end goes on
 //! unwinding whatever its limits say.
 //!
+//! On threads of `compute` limits are not heard: such a thread, while it waits for a part of its closure,
+//! may run a part of another one, which a limit of the thread would end.
+//!
 //! Fibers that unwind because of a limit need a place at the gate, like all that unwind (`gate.rs`);
 //! without one they wait on and ask again.
 
@@ -82,6 +85,9 @@ pub(crate) fn has_passed(fiber: Option<FiberRef>) -> bool {
 /// Calls `f`; what it waits for ends at that time, and `f` with it.
 pub(crate) fn within<T>(at: Instant, f: impl FnOnce() -> T) -> Result<T, TimeOver> {
     let whose = Whose(context::current_fiber());
+    if whose.0.is_none() && context::ignores_limits() {
+        return Ok(f());
+    }
     let outer = whose.innermost();
     let limit = Limit {
         at: current(whose.0).map_or(at, |outer| outer.min(at)),
@@ -114,14 +120,6 @@ fn give_up_place(whose: Whose) {
     {
         here.marked(|shared| shared.gate.leave(&here.fiber.gate_pass));
     }
-}
-
-/// Calls `f`, which does not unwind, on a plain thread whose limits are not meant for it.
-pub(crate) fn without(f: impl FnOnce()) {
-    let outer = context::thread_limit();
-    context::set_thread_limit(ptr::null());
-    f();
-    context::set_thread_limit(outer);
 }
 
 fn is_cancelled(whose: Whose) -> bool {

@@ -361,6 +361,5 @@ impl Drop for Shared {
         if let Some(outside) = lock(&self.outside).take() {
             outside.retire();
         }
-        stack::trim_now(); // perhaps nobody else will
     }
 }

@@ -6,7 +6,7 @@
 
 use std::any::Any;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
 use std::time::Duration;
 
 use crate::sched::shutdown::Patience;
@@ -49,6 +49,7 @@ impl Services {
             Box::new(make())
         });
         // By a fiber that was abandoned: nothing is begun after the end.
+        fence(SeqCst);
         if made && self.closed.load(SeqCst) {
             service.close(Patience::none());
         }
@@ -69,6 +70,7 @@ impl Services {
     /// Closes all; the number of threads that did not end.
     pub(crate) fn close(&self, patience: Patience) -> usize {
         self.closed.store(true, SeqCst);
+        fence(SeqCst);
         self.each().map(|service| service.close(patience)).sum()
     }
 

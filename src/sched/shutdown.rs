@@ -140,6 +140,11 @@ impl Patience {
         }
     }
 
+    /// Some threads will not end.
+    pub(crate) fn is_for_abandoned(self) -> bool {
+        self.abandoned > 0
+    }
+
     /// For threads that will hardly end.
     pub(crate) fn at_least(self) -> Self {
         Patience {
@@ -181,10 +186,11 @@ impl Shared {
             std::mem::forget(self.arc());
         }
         let (abandoned, keep_carriers) = self.list_abandoned();
-        let mut patience = self.patience(deadline);
-        let mut threads_left = self.services.close(patience);
-        patience.abandoned = keep_carriers;
-        threads_left += self.stop_threads(patience);
+        let mut threads_left = self.services.close(self.patience(deadline));
+        threads_left += self.stop_threads(Patience {
+            abandoned: keep_carriers,
+            ..self.patience(deadline) // the others get a moment, too
+        });
         ShutdownReport {
             abandoned,
             threads_left,

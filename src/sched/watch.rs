@@ -46,6 +46,8 @@ pub(crate) struct Watchers {
     refused: AtomicBool,
     /// Until then; the helper's own.
     refused_until: Mutex<Option<Instant>>,
+    /// Some worker found no thread.
+    incomplete: AtomicBool,
     /// When to look again at stacks nobody needs; the helper's own.
     trim_at: Mutex<Option<Instant>>,
     /// All workers have their first carriers: before that the helper does nothing.
@@ -61,6 +63,7 @@ impl Watchers {
             awake: AtomicUsize::new(0),
             refused: AtomicBool::new(false),
             refused_until: Mutex::new(None),
+            incomplete: AtomicBool::new(false),
             trim_at: Mutex::new(None),
             begun: AtomicBool::new(false),
         }
@@ -195,10 +198,15 @@ impl Chores for Shared {
         if !self.watchers.begun.load(SeqCst) {
             return Some(Duration::from_millis(1));
         }
-        // Nothing asked: a pause is over, perhaps that after a worker found no thread.
-        let resized = !(asked == 0 || asked & CPUS != 0) || self.follow_cpus();
+        // Again also if some worker found no thread the last time.
+        let again = self.watchers.incomplete.load(Relaxed);
+        let resized = !(again || asked & CPUS != 0) || self.follow_cpus();
+        self.watchers.incomplete.store(!resized, Relaxed);
         // Services first: jobs wait there, and a spare would take the thread they are refused.
         let refused = self.services.tend();
+        if refused.is_some() {
+            self.watchers.refused.store(true, Relaxed); // nor need the monitor ask
+        }
         let again = [
             (!resized).then_some(REFUSED_PAUSE),
             refused.or_else(|| self.make_spares()),

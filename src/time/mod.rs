@@ -74,7 +74,8 @@ fn sleep_to(deadline: Option<Instant>) {
 /// printed. Limits nest; an outer one that passes first ends the inner calls, too. Code that does not
 /// block is not interrupted: a computation checks its limit with
 /// [`task::checkpoint`](crate::task::checkpoint). What `f` has spawned goes on; what it started with
-/// [`runtime::blocking`](crate::runtime::blocking) is waited for. If `f` returns, its result counts,
+/// [`runtime::blocking`](crate::runtime::blocking) is waited for. Inside
+/// [`runtime::compute`](crate::runtime::compute) a limit is not heard. If `f` returns, its result counts,
 /// however late. With `panic = "abort"` nothing is interrupted.
 ///
 /// ```

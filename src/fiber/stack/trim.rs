@@ -8,7 +8,7 @@
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::{CLASSES, Guard, POOL_KEEPS_PAGES, Pool, StackHead, lock, stride};
+use super::{CLASSES, Guard, POOL_KEEPS_PAGES, StackHead, lock, stride};
 use crate::base::list::List;
 use crate::base::os::{self, Advice, PAGE};
 
@@ -33,26 +33,14 @@ pub(crate) fn has_grown() -> bool {
 /// One look at all pools; true if another one will find something to do.
 pub(crate) fn trim() -> bool {
     GROWN.store(false, Relaxed);
-    look(|pool| std::mem::replace(&mut pool.lowest, pool.free.len()))
-}
-
-/// Gives back at once what pools keep too much.
-pub(crate) fn trim_now() {
-    look(|pool| pool.free.len());
-}
-
-/// `unneeded` says how many of a pool's stacks nobody needs.
-fn look(unneeded: impl Fn(&mut Pool) -> usize) -> bool {
     let mut again = false;
     for guard in [Guard::Marker, Guard::Page] {
         for class in 0..CLASSES as u8 {
             let mut pool = lock(guard, class);
-            if pool.free.len() <= POOL_KEEPS_PAGES {
-                pool.lowest = pool.free.len();
-                continue;
-            }
-            let mut surplus = unneeded(&mut pool).saturating_sub(POOL_KEEPS_PAGES);
+            let free = pool.free.len();
+            let unneeded = std::mem::replace(&mut pool.lowest, free);
             drop(pool);
+            let mut surplus = unneeded.saturating_sub(POOL_KEEPS_PAGES);
             while surplus > 0 {
                 let n = surplus.min(BATCH);
                 surplus -= n;
