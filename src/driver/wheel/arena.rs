@@ -153,3 +153,73 @@ impl<T> Drop for Arena<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    fn fire(arena: &mut Arena<u32>, now: u64) -> Vec<u32> {
+        let mut fired = Vec::new();
+        loop {
+            match arena.step(now) {
+                Step::Fired(payload) => fired.push(payload),
+                Step::Moved => {}
+                Step::Nothing => return fired,
+            }
+        }
+    }
+
+    fn insert(arena: &mut Arena<u32>, when: u64, payload: u32) -> Key<u32> {
+        if arena.is_full() {
+            arena.add(Chunk::new(0));
+        }
+        arena.insert(when, payload)
+    }
+
+    #[test]
+    fn a_key_of_a_deadline_that_fired_removes_nothing_even_if_its_place_is_used_again() {
+        let mut arena = Arena::new(0);
+        let first = insert(&mut arena, 5, 1);
+        assert_eq!(fire(&mut arena, 5), [1]);
+        let second = insert(&mut arena, 9, 2);
+        assert_eq!(first.0, second.0, "the same place");
+        assert!(!arena.remove(first, 1));
+        assert_eq!(arena.len(), 1);
+        assert!(arena.remove(second, 2));
+        assert!(!arena.remove(second, 2));
+        assert_eq!((arena.len(), arena.next(1)), (0, None));
+    }
+
+    #[test]
+    fn deadlines_that_come_and_go_fire_as_a_map_says() {
+        let mut arena = Arena::new(0);
+        let mut model: BTreeMap<(u64, u32), Key<u32>> = BTreeMap::new();
+        let (mut now, mut seed) = (0u64, 7u64);
+        for payload in 1..20_000u32 {
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let random = seed >> 33;
+            let when = now + 1 + random % 5_000;
+            model.insert((when, payload), insert(&mut arena, when, payload));
+            if random % 3 == 0
+                && let Some((&(when, payload), &key)) =
+                    model.range((now + random % 700, 0)..).next()
+            {
+                assert!(arena.remove(key, payload));
+                model.remove(&(when, payload));
+            }
+            if random % 5 == 0 {
+                now += random % 90;
+                let later = model.split_off(&(now + 1, 0));
+                let due: Vec<_> = std::mem::replace(&mut model, later).into_keys().collect();
+                let due: Vec<_> = due.into_iter().map(|(_, payload)| payload).collect();
+                assert_eq!(fire(&mut arena, now), due);
+            }
+            assert_eq!(arena.len(), model.len());
+        }
+        assert!(model.len() > 50);
+        assert_eq!(fire(&mut arena, u64::MAX).len(), model.len());
+    }
+}
