@@ -11,13 +11,13 @@
 //! (`service.rs`); and gives back pages of stacks nobody needs.
 
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot};
 
-use crate::base::loom::lock;
+use crate::base::loom::{Mutex, lock};
 use crate::fiber::stack;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
