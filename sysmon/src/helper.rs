@@ -4,10 +4,12 @@
 //! few instructions and a wake-up, and keeps the monitor's law; nobody ever waits for an answer.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
+
+use crate::companion::Companion;
 
 /// What a helper can be asked to do. Called on its thread; may block, allocate and start threads.
 ///
@@ -62,8 +64,7 @@ pub trait Chores: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Helper {
     asked: Arc<Asked>,
-    thread: Thread,
-    handle: Mutex<Option<JoinHandle<()>>>,
+    thread: Companion,
 }
 
 #[derive(Debug, Default)]
@@ -77,29 +78,21 @@ impl Helper {
     pub fn start(name: &str, chores: Arc<impl Chores>) -> io::Result<Self> {
         let asked = Arc::new(Asked::default());
         let own = asked.clone();
-        let handle = thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || run(&own, &*chores))?;
-        Ok(Helper {
-            asked,
-            thread: handle.thread().clone(),
-            handle: Mutex::new(Some(handle)),
-        })
+        let thread = Companion::start(name, move || run(&own, &*chores))?;
+        Ok(Helper { asked, thread })
     }
 
     /// Asks for what these bits stand for, and returns at once.
     pub fn ask(&self, bits: u32) {
         if self.asked.bits.fetch_or(bits, SeqCst) & bits != bits {
-            self.thread.unpark();
+            self.thread.ring();
         }
     }
 
     /// Ends the thread after what it is doing and waits for it.
     pub fn stop(&self) {
         self.asked.stop.store(true, SeqCst);
-        self.thread.unpark();
-        let handle = self.handle.lock().unwrap_or_else(|e| e.into_inner()).take();
-        handle.map(JoinHandle::join);
+        self.thread.join();
     }
 }
 

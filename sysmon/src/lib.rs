@@ -51,6 +51,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod companion;
 mod helper;
 mod monitor;
 mod policy;

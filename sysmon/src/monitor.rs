@@ -5,11 +5,12 @@
 //! something one of the others holds.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-use std::thread::{self, JoinHandle, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::companion::Companion;
 use crate::policy::{Judgement, Policy, Rest};
 use crate::slot::{Phase, Slot};
 use crate::vigil::Vigil;
@@ -103,9 +104,7 @@ pub trait Pool: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Monitor {
     watch: Arc<Watch>,
-    /// Which to ring.
-    thread: Thread,
-    handle: Mutex<Option<JoinHandle<()>>>,
+    thread: Companion,
 }
 
 struct Watch {
@@ -128,30 +127,22 @@ impl Monitor {
         });
         let policy = Policy::new(most);
         let own = watch.clone();
-        let handle = thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || run(&own, &*pool, policy))?;
-        Ok(Monitor {
-            watch,
-            thread: handle.thread().clone(),
-            handle: Mutex::new(Some(handle)),
-        })
+        let thread = Companion::start(name, move || run(&own, &*pool, policy))?;
+        Ok(Monitor { watch, thread })
     }
 
     /// A worker, after it has published that it is awake: makes sure that it is watched.
     #[inline]
     pub fn notice(&self) {
         if self.watch.vigil.notice() {
-            self.thread.unpark();
+            self.thread.ring();
         }
     }
 
     /// Ends the thread and waits for it.
     pub fn stop(&self) {
         self.watch.stop.store(true, SeqCst);
-        self.thread.unpark();
-        let handle = self.handle.lock().unwrap_or_else(|e| e.into_inner()).take();
-        handle.map(JoinHandle::join);
+        self.thread.join();
     }
 }
 

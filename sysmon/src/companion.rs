@@ -1,0 +1,34 @@
+//! A thread that stands beside others: it is rung, and ended by whoever has it.
+
+use std::io;
+use std::sync::Mutex;
+use std::thread::{self, JoinHandle, Thread};
+
+#[derive(Debug)]
+pub(crate) struct Companion {
+    /// Which to ring.
+    thread: Thread,
+    handle: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Companion {
+    pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+        let handle = thread::Builder::new().name(name.to_owned()).spawn(body)?;
+        Ok(Companion {
+            thread: handle.thread().clone(),
+            handle: Mutex::new(Some(handle)),
+        })
+    }
+
+    /// Ends its sleep, or the next one; keeps the monitor's law.
+    pub(crate) fn ring(&self) {
+        self.thread.unpark();
+    }
+
+    /// Waits for the end of a thread that was told to end.
+    pub(crate) fn join(&self) {
+        self.ring();
+        let handle = self.handle.lock().unwrap_or_else(|e| e.into_inner()).take();
+        handle.map(JoinHandle::join);
+    }
+}
