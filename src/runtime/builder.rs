@@ -342,6 +342,7 @@ impl Builder {
     fn settings(self, env: Environment<'_>) -> Result<Settings, StartError> {
         let rounding = config::CPU_ROUNDING.value(self.cpu_rounding, env)?;
         let count_cpus = Arc::new(move || cpus::allowed(rounding).clamp(1, MOST_WORKERS));
+        let cpus = count_cpus();
         let asked_workers = config::WORKERS.asked(self.workers, env)?;
         let asked_carriers = config::MAX_CARRIERS.asked(self.max_carriers, env)?;
         // Where the number is not set it is no mistake to allow fewer threads than there are CPUs.
@@ -352,7 +353,7 @@ impl Builder {
             Some(asked) => (asked.value, asked.value),
             None => {
                 let most = cpus::possible().min(MOST_WORKERS).min(most_carriers).max(1);
-                (count_cpus().min(most), most)
+                (cpus.min(most), most)
             }
         };
         let max_carriers = match (asked_carriers, &asked_workers) {
@@ -373,6 +374,7 @@ impl Builder {
             workers,
             most_workers,
             workers_set: asked_workers.is_some(),
+            cpus,
             count_cpus,
             max_carriers,
             blocking_threads: config::BLOCKING_THREADS.value(self.blocking_threads, env)?,

@@ -75,6 +75,8 @@ pub(crate) struct Settings {
     pub(crate) most_workers: usize,
     /// The number was set by hand and does not follow that of CPUs.
     pub(crate) workers_set: bool,
+    /// How many CPUs could be used when the runtime was built.
+    pub(crate) cpus: usize,
     /// How many CPUs may be used now, and so how many workers there should be; at least one.
     pub(crate) count_cpus: Arc<dyn Fn() -> usize + Send + Sync>,
     pub(crate) max_carriers: usize,
@@ -214,7 +216,7 @@ impl Shared {
             ended_signal: Condvar::new(),
             clock: timers::Clock::new(settings.timer_resolution),
             missed_timers: AtomicBool::new(false),
-            cpus: AtomicUsize::new((settings.count_cpus)()),
+            cpus: AtomicUsize::new(settings.cpus),
             watchers: watch::Watchers::new(),
             services: service::Services::new(),
             settings,
