@@ -93,12 +93,9 @@ where
     F: FnOnce() -> T + Send,
     T: Send,
 {
-    if context::current_fiber().is_none() {
-        return f();
-    }
-    lend::lend(f, ParkReason::Compute, |loan| {
+    lend::lend(f, ParkReason::Compute, |shared, loan| {
         // SAFETY: `lend` keeps it until it has run, and here is the one place it goes to.
-        unsafe { hand_out(loan) };
+        unsafe { hand_out(shared, loan) };
     })
 }
 
@@ -108,13 +105,10 @@ where
 /// # Safety
 /// The loan is valid until it has run, and nobody else runs it.
 #[inline(never)]
-unsafe fn hand_out(loan: NonNull<Loan>) {
-    let here = context::here().expect("called on a fiber");
-    here.marked(|shared| {
-        let service = shared.services.get(Kind::Compute, || Compute::new(shared));
-        // SAFETY: by the caller's promise.
-        unsafe { service.0.push(loan) };
-    });
+unsafe fn hand_out(shared: &Shared, loan: NonNull<Loan>) {
+    let service = shared.services.get(Kind::Compute, || Compute::new(shared));
+    // SAFETY: by the caller's promise.
+    unsafe { service.0.push(loan) };
 }
 
 struct Compute(Arc<Inner>);

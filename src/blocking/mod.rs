@@ -4,12 +4,10 @@
 //! The closure stays on the caller's stack ([`lend`](crate::park::lend)) and is queued by a link in
 //! it: a call allocates nothing. `pool.rs` has the threads, `crew.rs` says how many are awake.
 
-use std::ptr::NonNull;
-
 use crate::fiber::reason::ParkReason;
-use crate::park::lend::{self, Loan};
+use crate::park::lend;
+use crate::sched::Shared;
 use crate::sched::service::Kind;
-use crate::sched::{Shared, context};
 
 mod crew;
 mod pool;
@@ -53,23 +51,10 @@ where
     F: FnOnce() -> T + Send,
     T: Send,
 {
-    if context::current_fiber().is_none() {
-        return f();
-    }
-    lend::lend(f, ParkReason::Blocking, |loan| {
+    lend::lend(f, ParkReason::Blocking, |shared, loan| {
         // SAFETY: `lend` keeps it until it has run, and here is the one place it goes to.
-        unsafe { hand_out(loan) };
+        unsafe { shared.pool().push(loan) };
     })
-}
-
-/// Gives a loan of the calling fiber to the pool.
-///
-/// # Safety
-/// The loan is valid until it has run, and nobody else runs it.
-pub(crate) unsafe fn hand_out(loan: NonNull<Loan>) {
-    let here = context::here().expect("called on a fiber");
-    // SAFETY: by the caller's promise.
-    here.marked(|shared| unsafe { shared.pool().push(loan) });
 }
 
 impl Shared {

@@ -23,6 +23,7 @@ use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::Hearing;
 use crate::sched::wake::Waiter;
+use crate::sched::{Shared, context};
 
 /// What a borrower sees of a loan. It may be queued by its link.
 #[repr(C)]
@@ -75,13 +76,21 @@ unsafe fn run<F: FnOnce() -> T, T>(loan: NonNull<Loan>) {
     unsafe { Waiter::call(waiter) };
 }
 
-/// Has `f` run by another thread and waits for it, deaf to requests to end. `hand_out` gets the
-/// loan to somebody who will run it, once. A panic in `f` goes on in the caller.
-pub(crate) fn lend<F, T>(f: F, reason: ParkReason, hand_out: impl FnOnce(NonNull<Loan>)) -> T
+/// Has `f` run by another thread and waits for it, deaf to requests to end. `hand_out`, called with
+/// the mark up, gets the loan to somebody who will run it, once; it is valid until then. A panic in
+/// `f` goes on in the caller. On a plain thread `f` is simply called.
+pub(crate) fn lend<F, T>(
+    f: F,
+    reason: ParkReason,
+    hand_out: impl FnOnce(&Shared, NonNull<Loan>),
+) -> T
 where
     F: FnOnce() -> T + Send,
     T: Send,
 {
+    let Some(here) = context::here() else {
+        return f();
+    };
     let whole = Whole {
         loan: Loan {
             link: AtomicPtr::new(ptr::null_mut()),
@@ -92,7 +101,7 @@ where
         outcome: UnsafeCell::new(None),
     };
     let bomb = AbortOnDrop("waiting for a closure that borrows from the caller");
-    hand_out(NonNull::from(&whole).cast());
+    here.marked(|shared| hand_out(shared, NonNull::from(&whole).cast()));
     let waiter = &whole.loan.waiter;
     loop {
         waiter.park(None, reason, Hearing::Deaf);

@@ -54,7 +54,7 @@ use crate::sched::{block, context};
 /// assert_eq!(park::until(None, ParkReason::Park), Woken::ByWake);
 /// ```
 pub fn until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
-    wait(deadline, reason, Hearing::Open)
+    wait(deadline, reason, Signal::Unpark)
 }
 
 /// Blocks until somebody unparks; a fiber that was asked to end unwinds instead.
@@ -128,17 +128,16 @@ impl fmt::Debug for Unparker {
     }
 }
 
-/// Parks whoever calls. Threads have nobody who could ask them to end.
-pub(crate) fn wait(deadline: Option<Instant>, reason: ParkReason, hearing: Hearing) -> Woken {
-    block::park(deadline, reason, hearing, Signal::Unpark)
-        .unwrap_or_else(|| context::park_thread(deadline, hearing, Signal::Unpark))
-}
-
 /// Parks whoever calls until the deadline; unparks are kept for later.
 pub(crate) fn rest(deadline: Option<Instant>, reason: ParkReason) -> Woken {
+    wait(deadline, reason, Signal::Call)
+}
+
+/// Parks whoever calls. Threads have nobody who could ask them to end, but may have a time limit.
+fn wait(deadline: Option<Instant>, reason: ParkReason, signal: Signal) -> Woken {
     let hearing = Hearing::Open;
-    block::park(deadline, reason, hearing, Signal::Call)
-        .unwrap_or_else(|| context::park_thread(deadline, hearing, Signal::Call))
+    block::park(deadline, reason, hearing, signal)
+        .unwrap_or_else(|| context::park_thread(deadline, hearing, signal))
 }
 
 /// Charges an operation that could have blocked but did not.
