@@ -231,8 +231,14 @@ fn a_request_to_end_does_not_interrupt() {
     opener.join().unwrap();
 }
 
-#[test]
-fn calls_that_are_queued_when_the_runtime_shuts_down_still_run() {
+/// Five fibers that wait for calls which wait for the latch and then count themselves, on a pool of
+/// one thread.
+fn five_calls_for_one_thread() -> (
+    Runtime,
+    Arc<Latch>,
+    Arc<AtomicUsize>,
+    Vec<indent::JoinHandle<usize>>,
+) {
     let rt = Builder::new()
         .workers(1)
         .blocking_threads(1)
@@ -252,6 +258,12 @@ fn calls_that_are_queued_when_the_runtime_shuts_down_still_run() {
         .collect();
     let waits = |f: &indent::JoinHandle<usize>| f.fiber().park_reason() == ParkReason::Blocking;
     common::wait_for("all calls", || fibers.iter().all(waits));
+    (rt, latch, ran, fibers)
+}
+
+#[test]
+fn calls_that_are_queued_when_the_runtime_shuts_down_still_run() {
+    let (rt, latch, ran, fibers) = five_calls_for_one_thread();
     common::wait_for("the first to be taken", || {
         rt.metrics().blocking_queue_depth == 4
     });
@@ -585,36 +597,14 @@ mod child {
         // It ends after all: nothing it touches is gone.
         drop(never);
         common::wait_for("the last thread to end", || {
-            let names = std::fs::read_dir("/proc/self/task").unwrap();
-            let name = |task: &std::fs::DirEntry| {
-                std::fs::read_to_string(task.path().join("comm")).unwrap_or_default()
-            };
-            !names.flatten().any(|task| name(&task).contains("indent-b"))
+            common::threads_named("indent-b") == 0
         });
     }
 
     #[test]
     #[ignore = "run by a test above, in a process of its own"]
     fn stuck_queue() {
-        let rt = Builder::new()
-            .workers(1)
-            .blocking_threads(1)
-            .build()
-            .unwrap();
-        let (latch, ran) = (Arc::new(Latch::default()), Arc::new(AtomicUsize::new(0)));
-        let fibers: Vec<_> = (0..5)
-            .map(|_| {
-                let (latch, ran) = (latch.clone(), ran.clone());
-                rt.spawn(move || {
-                    blocking(|| {
-                        latch.wait();
-                        ran.fetch_add(1, SeqCst);
-                    });
-                })
-            })
-            .collect();
-        let waits = |f: &indent::JoinHandle<()>| f.fiber().park_reason() == ParkReason::Blocking;
-        common::wait_for("all calls", || fibers.iter().all(waits));
+        let (rt, latch, ran, fibers) = five_calls_for_one_thread();
         let report = rt.shutdown_timeout(SHORT);
         assert_eq!(report.abandoned.len(), 5, "{report}");
         assert_eq!(report.threads_left, 1, "{report}");
