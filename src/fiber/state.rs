@@ -13,10 +13,11 @@
 //!
 //! Beside the phase there are bits. TOKEN: somebody unparked, spent by the next park that waits for
 //! that. CALL: the same for what the runtime itself waits for, a join or a sleep: such parks (CALLS)
-//! and those of the user do not take each other's wakes. CANCEL: asked to end, stays for ever. EXPIRED: the deadline of this park passed while it was being committed.
-//! DEAF: this park ignores cancellation. LATER: this park hears a cancellation only through
-//! [`State::deliver_cancel`]. The upper half counts parks, so that a deadline can name the one it
-//! was set for and a late one does nothing.
+//! and those of the user do not take each other's wakes. CANCEL: asked to end, stays for ever.
+//! EXPIRED: the deadline of this park passed while it was being committed. DEAF: this park ignores
+//! cancellation. LATER: this park hears a cancellation only through [`State::deliver_cancel`]. The
+//! upper half counts parks, so that a deadline can name the one it was set for and a late one does
+//! nothing.
 //!
 //! Invariants:
 //! - **I1** A fiber is in a queue, or runs, or is Parked and in no queue; the transition out of
