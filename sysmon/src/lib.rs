@@ -52,6 +52,7 @@
 //! ```
 
 mod companion;
+pub mod frames;
 mod helper;
 mod monitor;
 mod policy;

@@ -1,0 +1,35 @@
+//! What a stack may do: whether a suspended stack may go on on another thread.
+//!
+//! Rust, LLVM and most libraries take it for granted that a function begins and ends on one thread:
+//! an address of a thread-local may sit in a register across any call. A suspended stack may change
+//! threads only if none of its frames can hold such a thing, and this is read off the machine code
+//! ([S5]). Each frame's function gets a [`Verdict`]; the worst one of a stack decides.
+//!
+//! | file | what it knows |
+//! |---|---|
+//! | `objects` | what is mapped: executable and libraries, their segments |
+//!
+//! Everything that decodes or allocates happens on the helper's thread; looking something up
+//! allocates nothing and takes no lock.
+//!
+//! [S5]: ../../../DESIGN.md
+
+#[cfg_attr(not(test), expect(dead_code, reason = "read by what judges functions"))]
+pub(crate) mod objects;
+
+/// What the frames of a suspended stack allow. Ordered: the worst of several decides.
+///
+/// ```
+/// use indent_sysmon::frames::Verdict;
+/// assert_eq!(Verdict::Free.max(Verdict::Alone), Verdict::Alone);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Verdict {
+    /// Nothing on the stack belongs to the thread: it may go on on another one.
+    Free = 0,
+    /// It may share its thread with others but not leave it.
+    Home = 1,
+    /// It may neither leave its thread, nor may another stack run on the thread meanwhile.
+    Alone = 2,
+}
