@@ -136,6 +136,13 @@ struct State {
     closed: bool,
 }
 
+impl State {
+    /// The pool has fewer threads than it should, and it is time to try again.
+    fn retry_is_due(&self) -> bool {
+        self.retry_at.is_some_and(|at| at <= Instant::now())
+    }
+}
+
 impl Compute {
     fn new(shared: &Shared) -> Self {
         let state = State {
@@ -199,7 +206,7 @@ impl Inner {
         // A thread that computes is no place to make others: they would inherit that they are nice.
         if state.aside > 0
             && let Some(runtime) = self.runtime.upgrade()
-            && state.wanted != runtime.compute_wanted()
+            && (state.wanted != runtime.compute_wanted() || state.retry_is_due())
         {
             runtime.tend_soon();
         }
@@ -211,11 +218,11 @@ impl Inner {
             return;
         };
         let wanted = runtime.compute_wanted();
-        let too_few = state.retry_at.is_some_and(|at| at <= Instant::now());
-        if state.closed || state.wanted == wanted && state.current.is_some() && !too_few {
+        let complete = state.wanted == wanted && state.current.is_some() && !state.retry_is_due();
+        if state.closed || complete {
             return;
         }
-        if state.current.is_none() && !too_few && state.retry_at.is_some() {
+        if state.current.is_none() && !state.retry_is_due() && state.retry_at.is_some() {
             return; // refused a moment ago
         }
         state.threads.retain(|thread| !thread.is_finished());

@@ -65,10 +65,12 @@ pub(crate) fn thread_parker() -> Arc<ThreadParker> {
 }
 
 /// The innermost time limit of the calling plain thread: nothing on it ever switches.
+#[inline(never)]
 pub(crate) fn thread_limit() -> *const Limit {
     LIMIT.get()
 }
 
+#[inline(never)]
 pub(crate) fn set_thread_limit(limit: *const Limit) {
     LIMIT.set(limit);
 }
@@ -78,6 +80,7 @@ pub(crate) fn ignore_limits() {
     IGNORES_LIMITS.set(true);
 }
 
+#[inline(never)]
 pub(crate) fn ignores_limits() -> bool {
     IGNORES_LIMITS.get()
 }

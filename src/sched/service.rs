@@ -43,14 +43,11 @@ impl Services {
 
     /// The service of that kind, made if there is none. A kind has one type.
     pub(crate) fn get<S: Service>(&self, kind: Kind, make: impl FnOnce() -> S) -> &S {
-        let mut made = false;
-        let service = self.places[kind as usize].get_or_init(|| {
-            made = true;
-            Box::new(make())
-        });
-        // By a fiber that was abandoned: nothing is begun after the end.
+        let service = self.places[kind as usize].get_or_init(|| Box::new(make()));
+        // By a fiber that was abandoned: nothing is begun after the end. Whoever made it may not have
+        // closed it yet; to close it twice does no harm.
         fence(SeqCst);
-        if made && self.closed.load(SeqCst) {
+        if self.closed.load(SeqCst) {
             service.close(Patience::none());
         }
         downcast(&**service)
@@ -67,11 +64,11 @@ impl Services {
         self.places.iter().filter_map(OnceLock::get).map(|s| &**s)
     }
 
-    /// Closes all; the number of threads that did not end.
-    pub(crate) fn close(&self, patience: Patience) -> usize {
+    /// Closes all, each with a patience of its own; the number of threads that did not end.
+    pub(crate) fn close(&self, patience: impl Fn() -> Patience) -> usize {
         self.closed.store(true, SeqCst);
         fence(SeqCst);
-        self.each().map(|service| service.close(patience)).sum()
+        self.each().map(|service| service.close(patience())).sum()
     }
 
     /// Tends to all; after what time this is to be done again, if at all.

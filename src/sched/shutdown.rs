@@ -186,7 +186,7 @@ impl Shared {
             std::mem::forget(self.arc());
         }
         let (abandoned, keep_carriers) = self.list_abandoned();
-        let mut threads_left = self.services.close(self.patience(deadline));
+        let mut threads_left = self.services.close(|| self.patience(deadline));
         threads_left += self.stop_threads(Patience {
             abandoned: keep_carriers,
             ..self.patience(deadline) // the others get a moment, too

@@ -46,8 +46,8 @@ pub(crate) struct Watchers {
     refused: AtomicBool,
     /// Until then; the helper's own.
     refused_until: Mutex<Option<Instant>>,
-    /// Some worker found no thread.
-    incomplete: AtomicBool,
+    /// Some worker found no thread: when to look for one again; the helper's own.
+    resize_at: Mutex<Option<Instant>>,
     /// When to look again at stacks nobody needs; the helper's own.
     trim_at: Mutex<Option<Instant>>,
     /// All workers have their first carriers: before that the helper does nothing.
@@ -63,7 +63,7 @@ impl Watchers {
             awake: AtomicUsize::new(0),
             refused: AtomicBool::new(false),
             refused_until: Mutex::new(None),
-            incomplete: AtomicBool::new(false),
+            resize_at: Mutex::new(None),
             trim_at: Mutex::new(None),
             begun: AtomicBool::new(false),
         }
@@ -116,6 +116,16 @@ impl Shared {
         }
         let as_wished = cpus.min(self.workers.len()) == self.count.allowed();
         as_wished && self.count.is_complete() || self.resize(cpus)
+    }
+
+    /// If asked, or if some worker found no thread the last time: after a pause.
+    fn resize_again(&self, asked: u32) -> Option<Duration> {
+        let mut at = lock(&self.watchers.resize_at);
+        let now = Instant::now();
+        if asked & CPUS != 0 || at.is_some_and(|at| at <= now) {
+            *at = (!self.follow_cpus()).then(|| now + REFUSED_PAUSE);
+        }
+        at.map(|at| at.saturating_duration_since(now))
     }
 
     /// Once a second, as long as there is need.
@@ -198,17 +208,13 @@ impl Chores for Shared {
         if !self.watchers.begun.load(SeqCst) {
             return Some(Duration::from_millis(1));
         }
-        // Again also if some worker found no thread the last time.
-        let again = self.watchers.incomplete.load(Relaxed);
-        let resized = !(again || asked & CPUS != 0) || self.follow_cpus();
-        self.watchers.incomplete.store(!resized, Relaxed);
-        // Services first: jobs wait there, and a spare would take the thread they are refused.
+        // Services first: jobs wait there, and a carrier would take the thread they are refused.
         let refused = self.services.tend();
         if refused.is_some() {
             self.watchers.refused.store(true, Relaxed); // nor need the monitor ask
         }
         let again = [
-            (!resized).then_some(REFUSED_PAUSE),
+            self.resize_again(asked),
             refused.or_else(|| self.make_spares()),
             self.trim_stacks(asked),
         ];
