@@ -8,14 +8,25 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `objects` | what is mapped: executable and libraries, their segments |
+//! | `rows` | how to climb from a frame to its caller |
+//! | `sites` | verdict and row of each place where a stack was seen: read by anybody |
+//! | `walk` | climbs a suspended stack and judges it |
 //!
 //! Everything that decodes or allocates happens on the helper's thread; looking something up
 //! allocates nothing and takes no lock.
 //!
 //! [S5]: ../../../DESIGN.md
 
-#[cfg_attr(not(test), expect(dead_code, reason = "read by what judges functions"))]
+#[expect(dead_code, reason = "read by what judges functions")]
 pub(crate) mod objects;
+#[cfg(all(test, not(indent_loom)))]
+mod probe;
+mod rows;
+mod sites;
+mod walk;
+
+pub use sites::resolve;
+pub use walk::{End, Frame, Judgement, Registers, Stack, judge_stack, walk};
 
 /// What the frames of a suspended stack allow. Ordered: the worst of several decides.
 ///
