@@ -11,6 +11,7 @@
 //! | `rows` | how to climb from a frame to its caller |
 //! | `sites` | verdict and row of each place where a stack was seen: read by anybody |
 //! | `walk` | climbs a suspended stack and judges it |
+//! | `trace` | remembers walks, so that the next one costs little |
 //!
 //! Everything that decodes or allocates happens on the helper's thread; looking something up
 //! allocates nothing and takes no lock.
@@ -23,9 +24,11 @@ pub(crate) mod objects;
 mod probe;
 mod rows;
 mod sites;
+mod trace;
 mod walk;
 
 pub use sites::resolve;
+pub use trace::TraceCache;
 pub use walk::{End, Frame, Judgement, Registers, Stack, judge_stack, walk};
 
 /// What the frames of a suspended stack allow. Ordered: the worst of several decides.

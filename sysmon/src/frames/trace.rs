@@ -1,0 +1,329 @@
+//! Remembers walks: a stack that is suspended again at the same place is judged by comparing words.
+//!
+//! A [`Trace`] is one walk that was finished: which words of the stack it depended on, where they
+//! were (counted from the starting stack pointer), and what they were. Judging the next stack by it
+//! is a handful of loads and comparisons, without a search in the map of sites.
+//!
+//! Claim: if a stack starts at the same instruction, as far below its root, and each recorded word
+//! is as recorded, then a walk of it meets the same places and comes to the same verdict.
+//!
+//! Proof. Positions are counted from the starting stack pointer; the words themselves are return
+//! addresses (compared as they are) and values of `rbp` (compared as positions). By induction over
+//! the frames: frame i of both walks has the same place in the code, the same position, and an `rbp`
+//! from the same source (the start, or the slot at some position). For i = 0 this is the key. Let it
+//! hold for i.
+//! - T1. The same place has the same site, for ever: traces keep places in the executable only.
+//! - T2. If its row counts from `rsp`, the CFA has the same position, which the place alone decides.
+//!   If it counts from `rbp`, the source of that `rbp` is recorded with the position it gave, and it
+//!   gives the same now; so the CFA has the same position too.
+//! - T3. The return address of frame i is right below the CFA, is recorded and is the same: so is the
+//!   place of frame i + 1. Its position is the CFA's. Its `rbp` has the same source, as the row says.
+//! - T4. The walk is at the root if the CFA's position is that of the root, which the key has.
+//!
+//! So all places are the same, and the verdict is the worst of theirs. A walk that stopped at a frame
+//! that is Alone is a trace as well: its words are those up to that frame, and the verdict cannot
+//! become worse. All the checks a walk makes depend on positions alone, except that of the
+//! stack's bounds: they are compared as a whole, since no word is outside of start and root. ∎
+//!
+//! What is not remembered: walks that were not finished, frames outside the executable (T1), more
+//! than [`DEPTH`] frames, more than [`BASES`] frames counted from `rbp` by different values.
+
+use super::Verdict;
+use super::rows::{Base, WORD};
+use super::sites::{Sites, sites};
+use super::walk::{BpFrom, Climb, Climber, End, FRAMES, Judgement, Registers, Stack, Worst};
+
+/// Return addresses of a trace at most.
+const DEPTH: usize = 24;
+
+/// Values of `rbp` of a trace at most, beside the starting one.
+const BASES: usize = 8;
+
+/// Traces of one cache.
+const TRACES: usize = 64;
+
+/// The starting `rbp` does not matter.
+const ANY: u32 = u32::MAX;
+
+/// A word of the stack.
+#[derive(Clone, Copy)]
+struct Word {
+    /// Position.
+    at: u32,
+    /// A return address counted from the starting one, or a position.
+    want: u32,
+}
+
+const NO_WORD: Word = Word { at: 0, want: 0 };
+
+/// One remembered walk.
+#[derive(Clone, Copy)]
+struct Trace {
+    /// Where it starts in the code; 0: nothing is remembered here.
+    pc: usize,
+    /// Where it is bound.
+    binding: usize,
+    /// Position of the root.
+    root: u32,
+    /// Position that the starting `rbp` points to, or [`ANY`].
+    bp: u32,
+    verdict: Verdict,
+    depth: u8,
+    bases: u8,
+    /// The slots of return addresses; the first `depth` count.
+    returns: [Word; DEPTH],
+    /// The slots of `rbp`; the first `bases` count.
+    saved: [Word; BASES],
+}
+
+impl Trace {
+    const NONE: Trace = Trace {
+        pc: 0,
+        binding: 0,
+        root: 0,
+        bp: ANY,
+        verdict: Verdict::Alone,
+        depth: 0,
+        bases: 0,
+        returns: [NO_WORD; DEPTH],
+        saved: [NO_WORD; BASES],
+    };
+
+    /// Whether a walk from here is the one remembered. The root is inside the stack.
+    #[inline]
+    fn fits(&self, start: &Registers, stack: &Stack, root: u32) -> bool {
+        let same_key = self.pc == start.pc && self.root == root;
+        let bp = start.bp.wrapping_sub(start.sp);
+        same_key
+            && (self.bp == ANY || self.bp as usize == bp)
+            && self.returns_fit(start, stack)
+            && self.saved_fit(start, stack)
+    }
+
+    #[inline]
+    fn returns_fit(&self, start: &Registers, stack: &Stack) -> bool {
+        let fits = |word: &Word| {
+            let want = start.pc.wrapping_add_signed(word.want as i32 as isize);
+            stack.read(start.sp.wrapping_add(word.at as usize)) == Some(want)
+        };
+        let count = usize::from(self.depth).min(DEPTH);
+        self.returns[..count].iter().all(fits)
+    }
+
+    #[inline]
+    fn saved_fit(&self, start: &Registers, stack: &Stack) -> bool {
+        let fits = |word: &Word| {
+            let want = start.sp.wrapping_add(word.want as usize);
+            stack.read(start.sp.wrapping_add(word.at as usize)) == Some(want)
+        };
+        let count = usize::from(self.bases).min(BASES);
+        self.saved[..count].iter().all(fits)
+    }
+
+    fn judgement(&self) -> Judgement {
+        Judgement {
+            verdict: self.verdict,
+            complete: true,
+            binding: (self.binding != 0).then_some(self.binding),
+            ring: false,
+        }
+    }
+}
+
+/// A walk that is being remembered.
+struct Recorder<'a> {
+    start: &'a Registers,
+    trace: Trace,
+    /// It still fits a trace.
+    fits: bool,
+}
+
+impl Recorder<'_> {
+    /// Before the walk climbs from a frame whose CFA is counted from `rbp`.
+    fn base(&mut self, climber: &Climber<'_>) {
+        let Ok(want) = u32::try_from(climber.bp.wrapping_sub(self.start.sp)) else {
+            self.fits = false;
+            return;
+        };
+        match climber.bp_from {
+            BpFrom::Start => self.trace.bp = want,
+            BpFrom::Slot(slot) => self.slot(slot, want),
+            BpFrom::Nowhere => self.fits = false,
+        }
+    }
+
+    fn slot(&mut self, slot: usize, want: u32) {
+        let at = (slot - self.start.sp) as u32; // below the root, whose position fits
+        let count = usize::from(self.trace.bases);
+        if self.trace.saved[..count].iter().any(|word| word.at == at) {
+            return;
+        }
+        match self.trace.saved.get_mut(count) {
+            Some(word) => *word = Word { at, want },
+            None => return self.fits = false,
+        }
+        self.trace.bases += 1;
+    }
+
+    /// After the walk climbed.
+    fn climbed(&mut self, climber: &Climber<'_>) {
+        let ip = climber.pc.wrapping_add(1);
+        let Ok(want) = i32::try_from(ip.wrapping_sub(self.start.pc) as isize) else {
+            self.fits = false;
+            return;
+        };
+        let at = (climber.sp - WORD - self.start.sp) as u32;
+        let want = want as u32;
+        match self.trace.returns.get_mut(usize::from(self.trace.depth)) {
+            Some(word) => *word = Word { at, want },
+            None => return self.fits = false,
+        }
+        self.trace.depth += 1;
+    }
+}
+
+/// The traces of one thread, by where they start. A hit costs about a nanosecond a frame.
+///
+/// ```
+/// use indent_sysmon::frames::{Registers, Stack, TraceCache, Verdict};
+///
+/// let words = [0usize; 16];
+/// let range = words.as_ptr_range();
+/// let range = range.start.addr()..range.end.addr();
+/// // SAFETY: the array outlives it, and nobody writes to it.
+/// let stack = unsafe { Stack::new(range.clone()) };
+/// let code = drop::<u8> as fn(u8) as usize;
+/// let start = Registers::after_call(code + 1, range.start, 0);
+///
+/// let mut cache = TraceCache::new();
+/// let judgement = cache.judge(&start, &stack, range.end);
+/// assert_eq!(judgement.verdict, Verdict::Home); // not known yet, and asked for
+/// assert!(!judgement.complete);
+/// ```
+pub struct TraceCache {
+    traces: Box<[Trace; TRACES]>,
+}
+
+impl Default for TraceCache {
+    fn default() -> Self {
+        TraceCache::new()
+    }
+}
+
+impl std::fmt::Debug for TraceCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let used = self.traces.iter().filter(|trace| trace.pc != 0).count();
+        f.debug_struct("TraceCache").field("used", &used).finish()
+    }
+}
+
+impl TraceCache {
+    /// An empty cache; the only allocation it ever makes.
+    pub fn new() -> Self {
+        TraceCache {
+            traces: Box::new([Trace::NONE; TRACES]),
+        }
+    }
+
+    /// As [`judge_stack`](super::judge_stack), and faster the next time.
+    #[inline]
+    pub fn judge(&mut self, start: &Registers, stack: &Stack, root: usize) -> Judgement {
+        self.judge_in(sites(), start, stack, root)
+    }
+
+    /// [`judge`](Self::judge) by any map, which must be the same every time.
+    #[inline]
+    pub(crate) fn judge_in(
+        &mut self,
+        sites: &Sites,
+        start: &Registers,
+        stack: &Stack,
+        root: usize,
+    ) -> Judgement {
+        let position = u32::try_from(root.wrapping_sub(start.sp));
+        let inside = stack.holds(start.sp, root);
+        let Some(position) = position.ok().filter(|_| inside && start.pc != 0) else {
+            return super::walk::judge_in(sites, start, stack, root);
+        };
+        let trace = &mut self.traces[place(start.pc, position)];
+        if trace.fits(start, stack, position) {
+            return trace.judgement();
+        }
+        let (judgement, walked) = record(sites, start, stack, root, position);
+        if let Some(walked) = walked {
+            *trace = walked;
+        }
+        judgement
+    }
+}
+
+#[inline]
+fn place(pc: usize, root: u32) -> usize {
+    let key = pc as u64 ^ u64::from(root) << 29;
+    (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize % TRACES
+}
+
+/// Walks, and says what to remember of it.
+#[cold]
+fn record(
+    sites: &Sites,
+    start: &Registers,
+    stack: &Stack,
+    root: usize,
+    position: u32,
+) -> (Judgement, Option<Trace>) {
+    let mut recorder = Recorder {
+        start,
+        trace: Trace {
+            pc: start.pc,
+            root: position,
+            ..Trace::NONE
+        },
+        fits: true,
+    };
+    let mut worst = Worst::NEW;
+    let end = walk_recorded(sites, stack, root, &mut recorder, &mut worst);
+    let judgement = worst.judgement(end);
+    let finished = matches!(end, End::Root | End::Stopped);
+    let trace = (finished && recorder.fits).then_some(Trace {
+        verdict: judgement.verdict,
+        binding: judgement.binding.unwrap_or(0),
+        ..recorder.trace
+    });
+    (judgement, trace)
+}
+
+/// As [`walk_in`](super::walk::walk_in), with a recorder.
+fn walk_recorded(
+    sites: &Sites,
+    stack: &Stack,
+    root: usize,
+    recorder: &mut Recorder<'_>,
+    worst: &mut Worst,
+) -> End {
+    let mut climber = Climber::new(recorder.start, stack, root);
+    for _ in 0..FRAMES {
+        let address = climber.pc;
+        let Some(site) = sites.get(address) else {
+            let ring = sites.want(address);
+            return End::Unknown { address, ring };
+        };
+        recorder.fits &= site.own(); // T1
+        if worst.note(address, site.verdict()).is_break() {
+            return End::Stopped;
+        }
+        if site.row().is_some_and(|row| row.base == Base::Bp) {
+            recorder.base(&climber);
+        }
+        match climber.climb(site) {
+            Climb::Up => recorder.climbed(&climber),
+            Climb::Root => return End::Root,
+            Climb::Broken => break,
+        }
+    }
+    let address = climber.pc;
+    End::Broken { address }
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests;

@@ -1,0 +1,275 @@
+use std::hint::black_box;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use super::super::probe::{Caught, catch, descend, within};
+use super::super::rows::CallersBp;
+use super::super::sites::resolve_in;
+use super::super::walk::tests::{MadeUp, Random, site};
+use super::super::walk::{judge_in, walk_in};
+use super::*;
+
+/// Judges once more what the cache has judged, and tells whether it was a hit.
+fn hits(cache: &TraceCache, start: &Registers, stack: &Stack, root: usize) -> bool {
+    let position = (root - start.sp) as u32;
+    cache.traces[place(start.pc, position)].fits(start, stack, position)
+}
+
+#[test]
+fn a_stack_that_is_suspended_again_is_a_hit() {
+    let sites = Sites::new();
+    let mut cache = TraceCache::new();
+    let mut look = |caught: &Caught| {
+        let Caught { start, stack, root } = caught;
+        let first = loop {
+            let judgement = cache.judge_in(&sites, start, stack, *root);
+            if judgement.complete {
+                break judgement;
+            }
+            resolve_in(&sites, |_| Verdict::Free);
+        };
+        assert!(hits(&cache, start, stack, *root));
+        assert_eq!(first.verdict, Verdict::Free);
+        assert_eq!(cache.judge_in(&sites, start, stack, *root), first);
+    };
+    for frames in 0..10 {
+        within(|| descend(frames, &mut || catch(&mut look)));
+    }
+}
+
+#[test]
+fn frames_counted_from_rbp_are_remembered_too() {
+    #[repr(align(64))]
+    struct Line([u8; 64]);
+    #[inline(never)]
+    fn aligned(last: &mut dyn FnMut()) {
+        let mut line = Line([1; 64]);
+        black_box(&mut line.0);
+        last();
+        black_box(&mut line);
+    }
+    let sites = Sites::new();
+    let mut cache = TraceCache::new();
+    let mut look = |caught: &Caught| {
+        let Caught { start, stack, root } = caught;
+        while !cache.judge_in(&sites, start, stack, *root).complete {
+            resolve_in(&sites, |_| Verdict::Free);
+        }
+        let position = (root - start.sp) as u32;
+        let trace = cache.traces[place(start.pc, position)];
+        assert!(trace.fits(start, stack, position));
+        assert!(trace.bases > 0 || trace.bp != ANY);
+    };
+    within(|| aligned(&mut || descend(1, &mut || catch(&mut look))));
+}
+
+#[test]
+fn a_verdict_comes_with_the_frame_that_binds() {
+    let sites = Sites::new();
+    let by_sp = |verdict| site(verdict, Base::Sp, 2, CallersBp::Same);
+    sites.insert(100, by_sp(Verdict::Free));
+    sites.insert(200, by_sp(Verdict::Home));
+    sites.insert(300, by_sp(Verdict::Alone));
+    for (outer, verdict) in [(200, Verdict::Home), (300, Verdict::Alone)] {
+        let stack = MadeUp {
+            words: vec![0, 101, 0, outer + 1, 0, 0],
+        };
+        let mut cache = TraceCache::new();
+        let start = stack.start(100, 0);
+        for _ in 0..2 {
+            let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root());
+            assert_eq!(judgement.verdict, verdict);
+            assert_eq!(judgement.binding, Some(outer));
+        }
+        assert!(hits(&cache, &start, &stack.stack(), stack.root()));
+    }
+}
+
+#[test]
+fn what_is_outside_the_executable_or_too_deep_is_not_remembered() {
+    let sites = Sites::new();
+    let row = site(Verdict::Free, Base::Sp, 1, CallersBp::Same).row();
+    sites.insert(
+        100,
+        crate::frames::sites::Site::new(Verdict::Free, true, row),
+    );
+    sites.insert(
+        200,
+        crate::frames::sites::Site::new(Verdict::Free, false, row),
+    );
+    let mut cache = TraceCache::new();
+    let mut hit = |words: Vec<usize>| {
+        let stack = MadeUp { words };
+        let start = stack.start(100, 0);
+        let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root());
+        assert!(judgement.complete);
+        hits(&cache, &start, &stack.stack(), stack.root())
+    };
+    assert!(hit(vec![101; DEPTH + 1]));
+    assert!(!hit(vec![101; DEPTH + 2]));
+    assert!(!hit(vec![101, 201, 0]));
+}
+
+/// A stack of a few words a frame that can be walked to its root, by sites made at random; and the
+/// `rbp` to start with. The first frame stands at 1.
+fn walkable(random: &mut Random, sites: &Sites) -> (MadeUp, usize) {
+    const WORDS: usize = 100;
+    let mut stack = MadeUp {
+        words: vec![0; WORDS],
+    };
+    let (mut pc, mut sp, mut start_bp) = (1, 0, 0);
+    // Where the current rbp came from, and what it is once that is settled.
+    let (mut slot, mut bp): (Option<usize>, Option<usize>) = (None, None);
+    for _ in 0..2 + random.below(12) {
+        let Some(row) = sites.get(pc).and_then(|site| site.row()) else {
+            break;
+        };
+        let least = match row.bp {
+            CallersBp::Saved(below) => sp + below as usize,
+            _ => sp + 1,
+        };
+        let cfa = match (row.base, bp) {
+            (Base::Sp, _) => sp + row.cfa as usize,
+            (Base::Bp, Some(bp)) => bp + row.cfa as usize,
+            (Base::Bp, None) => {
+                let cfa = least.max(row.cfa as usize) + random.below(3);
+                let value = stack.at(cfa - row.cfa as usize);
+                match slot {
+                    Some(slot) => stack.words[slot] = value,
+                    None => start_bp = value,
+                }
+                bp = Some(cfa - row.cfa as usize);
+                cfa
+            }
+        };
+        if cfa < least || cfa >= WORDS {
+            break;
+        }
+        if let CallersBp::Saved(below) = row.bp {
+            (slot, bp) = (Some(cfa - below as usize), None);
+        }
+        (pc, sp) = (1 + random.below(10), cfa);
+        stack.words[cfa - 1] = pc + 1;
+    }
+    stack.words.truncate(sp.max(1)); // the root; stays where it is in memory
+    (stack, start_bp)
+}
+
+/// The proof's claim, tried on stacks and rows made at random: whatever is changed on a stack, the
+/// cache says what a walk says.
+#[test]
+fn stress_a_cache_never_says_anything_but_what_a_walk_says() {
+    let (mut hit, mut words, mut bases) = (0, 0, 0);
+    for seed in 1..4_000 {
+        let mut random = Random(seed);
+        let sites = Sites::new();
+        for pc in 1..11 {
+            sites.insert(pc, random.site());
+        }
+        let mut cache = TraceCache::new();
+        let (mut stack, start_bp) = walkable(&mut random, &sites);
+        let (whole, mut bp) = (stack.words.clone(), start_bp);
+        for _ in 0..60 {
+            let start = stack.start(1, bp);
+            let (memory, root) = (stack.stack(), stack.root());
+            if hits(&cache, &start, &memory, root) {
+                let trace = &cache.traces[place(start.pc, (root - start.sp) as u32)];
+                hit += 1;
+                words += u32::from(trace.depth);
+                bases += u32::from(trace.bases) + u32::from(trace.bp != ANY);
+            }
+            let cached = cache.judge_in(&sites, &start, &memory, root);
+            let fresh = judge_in(&sites, &start, &memory, root);
+            let known = |judgement: Judgement| Judgement {
+                ring: false,
+                ..judgement
+            };
+            assert_eq!(known(cached), known(fresh), "seed {seed}");
+            match random.below(8) {
+                0 => bp = random.word(&stack, 11),
+                1..4 => {
+                    stack.words.copy_from_slice(&whole);
+                    bp = start_bp;
+                }
+                _ => {
+                    let word = random.below(stack.words.len());
+                    stack.words[word] = random.word(&stack, 11);
+                }
+            }
+        }
+    }
+    println!("{hit} hits, {words} return addresses, {bases} by rbp");
+    assert!(words > hit && bases > 10_000, "too tame to mean much");
+}
+
+/// A trace is about positions: it fits the same frames on another stack.
+#[test]
+fn another_stack_with_the_same_frames_is_a_hit() {
+    let sites = Sites::new();
+    sites.insert(100, site(Verdict::Free, Base::Sp, 2, CallersBp::Saved(2)));
+    sites.insert(200, site(Verdict::Home, Base::Bp, 2, CallersBp::Same));
+    let make = || {
+        let mut stack = MadeUp { words: vec![0; 5] };
+        stack.words[0] = stack.at(3);
+        stack.words[1] = 201;
+        stack
+    };
+    let (one, other) = (make(), make());
+    let mut cache = TraceCache::new();
+    let start = one.start(100, 0);
+    let judgement = cache.judge_in(&sites, &start, &one.stack(), one.root());
+    assert_eq!(judgement.verdict, Verdict::Home);
+    let start = other.start(100, 77);
+    assert!(hits(&cache, &start, &other.stack(), other.root()));
+    let mut wrong = make();
+    wrong.words[0] = one.words[0];
+    let start = wrong.start(100, 0);
+    assert!(!hits(&cache, &start, &wrong.stack(), wrong.root()));
+}
+
+/// Prints what things cost: `cargo test --release -p indent-sysmon -- --ignored --nocapture cost`.
+#[test]
+#[ignore = "prints figures"]
+fn cost_of_walks_and_hits() {
+    const ROUNDS: u32 = 2_000_000;
+    let sites = Sites::new();
+    let mut cache = TraceCache::new();
+    let time = |what: &str, f: &mut dyn FnMut()| {
+        let begin = Instant::now();
+        for _ in 0..ROUNDS {
+            f();
+        }
+        let each = begin.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
+        println!("{what}: {each:.1} ns");
+    };
+    let mut look = |caught: &Caught| {
+        let Caught { start, stack, root } = caught;
+        let begin = Instant::now();
+        let mut misses = 0;
+        while !judge_in(&sites, start, stack, *root).complete {
+            misses += resolve_in(&sites, |_| Verdict::Free) as u32;
+        }
+        println!(
+            "site missed until found: {:?}",
+            begin.elapsed() / misses.max(1)
+        );
+        let mut frames = 0;
+        let _ = walk_in(&sites, start, stack, *root, |_| {
+            frames += 1;
+            ControlFlow::Continue(())
+        });
+        println!("{frames} frames, {misses} sites");
+        time("judged by a walk", &mut || {
+            let _ = black_box(judge_in(&sites, black_box(start), stack, *root));
+        });
+        time("judged by a cache, hit", &mut || {
+            let _ = black_box(cache.judge_in(&sites, black_box(start), stack, *root));
+        });
+        time("walked and remembered", &mut || {
+            let _ = black_box(record(&sites, black_box(start), stack, *root, 0));
+        });
+    };
+    for frames in [5, 19] {
+        within(|| descend(frames, &mut || catch(&mut look)));
+    }
+}
