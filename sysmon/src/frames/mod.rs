@@ -11,6 +11,7 @@
 //! | `rows` | how to climb from a frame to its caller |
 //! | `sites` | verdict and row of each place where a stack was seen: read by anybody |
 //! | `walk` | climbs a suspended stack and judges it |
+//! | `ahead` | asks for what a walk will want next |
 //! | `trace` | remembers walks, so that the next one costs little |
 //!
 //! Everything that decodes or allocates happens on the helper's thread; looking something up
@@ -18,6 +19,7 @@
 //!
 //! [S5]: ../../../DESIGN.md
 
+mod ahead;
 #[expect(dead_code, reason = "read by what judges functions")]
 pub(crate) mod objects;
 #[cfg(all(test, not(indent_loom)))]

@@ -41,7 +41,9 @@ use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicBool, AtomicPtr, AtomicU64},
 };
+use std::ops::Range;
 use std::ptr;
+use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 #[cfg(not(indent_loom))]
 use std::sync::{
@@ -226,6 +228,8 @@ pub(crate) struct Sites {
     writer: Mutex<Writer>,
     wanted: [AtomicU64; WISHES],
     asked: AtomicBool,
+    /// Where the executable's text begins and ends, once known. The end is written first.
+    text: [AtomicUsize; 2],
 }
 
 #[cfg(not(indent_loom))]
@@ -250,6 +254,7 @@ impl Sites {
             writer: Mutex::new(Writer::NEW),
             wanted: [const { AtomicU64::new(0) }; WISHES],
             asked: AtomicBool::new(false),
+            text: [const { AtomicUsize::new(0) }; 2],
         }
     }
 
@@ -260,6 +265,7 @@ impl Sites {
             writer: Mutex::new(Writer::NEW),
             wanted: std::array::from_fn(|_| AtomicU64::new(0)),
             asked: AtomicBool::new(false),
+            text: [const { AtomicUsize::new(0) }; 2],
         }
     }
 
@@ -290,6 +296,21 @@ impl Sites {
             }
         }
         false
+    }
+
+    /// The executable's text, if the helper has said where it is.
+    pub(crate) fn text(&self) -> Option<Range<usize>> {
+        let start = self.text[0].load(Acquire);
+        (start != 0).then(|| start..self.text[1].load(Relaxed))
+    }
+
+    fn set_text(&self, objects: &Objects) {
+        let text = objects.list.first();
+        let text = text.and_then(|own| own.segments.iter().find(|s| s.executable));
+        if let Some(text) = text {
+            self.text[1].store(text.range.end, Relaxed);
+            self.text[0].store(text.range.start, Release);
+        }
     }
 
     /// The helper: finds out what is wanted, and renews what the loader has changed. Says how many
@@ -406,6 +427,7 @@ pub fn resolve(verdict: impl FnMut(usize) -> Verdict) -> usize {
 /// [`resolve`] for any map.
 pub(crate) fn resolve_in(sites: &Sites, mut verdict: impl FnMut(usize) -> Verdict) -> usize {
     let objects = Objects::now();
+    sites.set_text(&objects);
     let mut unwinder = Unwinder::new();
     sites.resolve(objects.census, |pc| {
         find(&objects, &mut unwinder, &mut verdict, pc)

@@ -305,8 +305,7 @@ fn walk_recorded(
     for _ in 0..FRAMES {
         let address = climber.pc;
         let Some(site) = sites.get(address) else {
-            let ring = sites.want(address);
-            return End::Unknown { address, ring };
+            return climber.ask(sites);
         };
         recorder.fits &= site.own(); // T1
         if worst.note(address, site.verdict()).is_break() {

@@ -24,6 +24,7 @@
 use std::ops::{ControlFlow, Range};
 
 use super::Verdict;
+use super::ahead::ask_ahead;
 use super::rows::{Base, CallersBp, WORD};
 use super::sites::{Site, Sites, sites};
 
@@ -97,6 +98,31 @@ impl Registers {
     pub fn after_call(ip: usize, sp: usize, bp: usize) -> Self {
         let pc = ip.wrapping_sub(1);
         Registers { pc, sp, bp }
+    }
+
+    /// What they are here, in the function this is called from, for a walk while it waits for what
+    /// it calls next.
+    ///
+    /// ```
+    /// use indent_sysmon::frames::Registers;
+    /// assert_ne!(Registers::here(), Registers::here()); // two instructions
+    /// ```
+    #[inline(always)]
+    pub fn here() -> Self {
+        let (ip, sp, bp);
+        // SAFETY: only reads registers.
+        unsafe {
+            std::arch::asm!(
+                "lea {ip}, [rip]",
+                "mov {sp}, rsp",
+                "mov {bp}, rbp",
+                ip = out(reg) ip,
+                sp = out(reg) sp,
+                bp = out(reg) bp,
+                options(nomem, nostack, preserves_flags),
+            );
+        }
+        Registers::interrupted(ip, sp, bp)
     }
 
     /// A stack that was interrupted at an instruction.
@@ -186,9 +212,7 @@ pub(crate) fn walk_in(
     let mut climber = Climber::new(start, stack, root);
     for _ in 0..FRAMES {
         let Some(site) = sites.get(climber.pc) else {
-            let ring = sites.want(climber.pc);
-            let address = climber.pc;
-            return End::Unknown { address, ring };
+            return climber.ask(sites);
         };
         if visit(climber.frame(site)).is_break() {
             return End::Stopped;
@@ -254,6 +278,17 @@ impl<'a> Climber<'a> {
             address: self.pc,
             sp: self.sp,
             verdict: site.verdict(),
+        }
+    }
+
+    /// Asks for the site of its place, and for those that are likely to come.
+    #[cold]
+    pub(crate) fn ask(&self, sites: &Sites) -> End {
+        let ring = sites.want(self.pc);
+        let more = ask_ahead(sites, self.stack, self.sp, self.root);
+        End::Unknown {
+            address: self.pc,
+            ring: ring | more,
         }
     }
 

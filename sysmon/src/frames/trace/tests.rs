@@ -249,16 +249,16 @@ fn cost_of_walks_and_hits() {
         while !judge_in(&sites, start, stack, *root).complete {
             misses += resolve_in(&sites, |_| Verdict::Free) as u32;
         }
-        println!(
-            "site missed until found: {:?}",
-            begin.elapsed() / misses.max(1)
-        );
+        if misses > 0 {
+            let each = begin.elapsed() / misses;
+            println!("{misses} sites missed, until found: {each:?} each");
+        }
         let mut frames = 0;
         let _ = walk_in(&sites, start, stack, *root, |_| {
             frames += 1;
             ControlFlow::Continue(())
         });
-        println!("{frames} frames, {misses} sites");
+        println!("{frames} frames:");
         time("judged by a walk", &mut || {
             let _ = black_box(judge_in(&sites, black_box(start), stack, *root));
         });

@@ -212,6 +212,43 @@ fn a_stack_of_another_thread_is_climbed() {
     assert_eq!((walked, end), (told, End::Root));
 }
 
+/// Frames of a coroutine that waits so many calls deep. What it captures is so many bytes.
+fn coroutine<const BYTES: usize>(calls: usize) -> usize {
+    use corosensei::stack::{DefaultStack, Stack as _};
+    use corosensei::{Coroutine, Yielder};
+    #[inline(never)]
+    fn deep(calls: usize, yielder: &Yielder<(), Registers>) {
+        match calls {
+            0 => yielder.suspend(Registers::here()),
+            _ => deep(black_box(calls - 1), yielder),
+        }
+        black_box(calls);
+    }
+    let captured = [0u8; BYTES];
+    let memory = DefaultStack::new(64 * 1024).unwrap();
+    let range = memory.limit().get()..memory.base().get();
+    // Above the frames: what the closure captured, the parent's stack pointer, the first function.
+    let root = range.end - 2 * WORD - (size_of::<usize>() + BYTES).next_multiple_of(16);
+    let mut coroutine = Coroutine::with_stack(memory, move |yielder, ()| {
+        deep(calls, yielder);
+        black_box(captured);
+    });
+    let start = coroutine.resume(()).as_yield().unwrap();
+    // SAFETY: the coroutine is suspended and keeps its stack.
+    let stack = unsafe { Stack::new(range) };
+    let (walked, end) = Caught { start, stack, root }.walk(&Sites::new());
+    assert_eq!(end, End::Root);
+    assert!(coroutine.resume(()).as_return().is_some());
+    walked.len()
+}
+
+#[test]
+fn a_suspended_coroutine_is_climbed_from_where_it_noted_its_registers() {
+    let shallow = coroutine::<0>(0);
+    assert_eq!(coroutine::<0>(7), shallow + 7);
+    assert_eq!(coroutine::<100>(9), shallow + 9);
+}
+
 /// A stack made up of words, and what to start from at its lower end.
 pub(crate) struct MadeUp {
     pub(crate) words: Vec<usize>,
