@@ -26,7 +26,7 @@
 //! stack's bounds: they are compared as a whole, since no word is outside of start and root. ∎
 //!
 //! What is not remembered: walks that were not finished, frames outside the executable (T1), more
-//! than [`DEPTH`] frames, more than [`BASES`] frames counted from `rbp` by different values.
+//! than [`DEPTH`] return addresses.
 
 use super::Verdict;
 use super::rows::{Base, WORD};
@@ -36,8 +36,9 @@ use super::walk::{BpFrom, Climb, Climber, End, FRAMES, Judgement, Registers, Sta
 /// Return addresses of a trace at most.
 const DEPTH: usize = 24;
 
-/// Values of `rbp` of a trace at most, beside the starting one.
-const BASES: usize = 8;
+/// Values of `rbp` of a trace at most, beside the starting one. Where the compiler keeps frame
+/// pointers each frame has its own.
+const BASES: usize = DEPTH;
 
 /// Traces of one cache.
 const TRACES: usize = 64;

@@ -426,4 +426,6 @@ impl Worst {
 }
 
 #[cfg(all(test, not(indent_loom)))]
+mod interrupted;
+#[cfg(all(test, not(indent_loom)))]
 pub(crate) mod tests;

@@ -1,0 +1,103 @@
+//! Walks in a signal handler, of a stack that was interrupted anywhere.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hint::black_box;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::thread;
+
+use super::super::probe::{Caught, catch, within};
+use super::super::sites::{Sites, resolve_in};
+use super::*;
+
+static KNOWN: Sites = Sites::new();
+static TOP: AtomicUsize = AtomicUsize::new(0);
+static ROOT: AtomicUsize = AtomicUsize::new(0);
+static UNKNOWN: AtomicUsize = AtomicUsize::new(0);
+static BROKEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+static SIGNALS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn handler(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel's, for the time of the handler.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    let register = |which: i32| context.uc_mcontext.gregs[which as usize] as usize;
+    let [ip, sp, bp] = [libc::REG_RIP, libc::REG_RSP, libc::REG_RBP].map(register);
+    let top = TOP.load(SeqCst);
+    // SAFETY: our own stack, above what was interrupted.
+    let stack = unsafe { Stack::new(sp..top) };
+    let mut own = true;
+    let end = walk_in(
+        &KNOWN,
+        &Registers::interrupted(ip, sp, bp),
+        &stack,
+        top,
+        |frame| {
+            own &= KNOWN.get(frame.address).is_some_and(Site::own);
+            ControlFlow::Continue(())
+        },
+    );
+    match end {
+        End::Root => &ROOT,
+        End::Unknown { .. } | End::Stopped => &UNKNOWN,
+        End::Broken { .. } => &BROKEN[usize::from(own)],
+    }
+    .fetch_add(1, SeqCst);
+    SIGNALS.fetch_add(1, SeqCst);
+}
+
+/// A bit of everything: hashing, sorting, formatting, allocation.
+fn work(rounds: usize) -> usize {
+    let mut map = HashMap::new();
+    let mut tree = BTreeMap::new();
+    for n in 0..200 {
+        let text = format!("{:>5}", n * rounds % 977);
+        *map.entry(text.clone()).or_insert(0) += n;
+        tree.insert(n * 31 % 199, text);
+    }
+    let mut all: Vec<_> = map.into_iter().collect();
+    all.sort();
+    all.len() + tree.values().filter(|text| text.ends_with('7')).count()
+}
+
+#[test]
+fn stress_interrupted_stacks_are_climbed_from_a_handler() {
+    const COUNT: usize = 4_000;
+    let action = handler as extern "C" fn(_, _, _);
+    // SAFETY: zeros are a valid action; what matters is set below.
+    let mut set: libc::sigaction = unsafe { std::mem::zeroed() };
+    set.sa_sigaction = action as usize;
+    set.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+    // SAFETY: the handler walks, which is what may be done in one; no other test uses the signal.
+    unsafe { libc::sigaction(libc::SIGUSR2, &set, std::ptr::null_mut()) };
+    let worker = thread::spawn(|| {
+        within(|| {
+            catch(&mut |caught: &Caught| TOP.store(caught.root, SeqCst));
+            let mut rounds = 0;
+            while SIGNALS.load(SeqCst) < COUNT {
+                rounds += black_box(work(rounds));
+            }
+        });
+    });
+    while TOP.load(SeqCst) == 0 {
+        thread::yield_now();
+    }
+    use std::os::unix::thread::JoinHandleExt;
+    let target = worker.as_pthread_t();
+    while SIGNALS.load(SeqCst) < COUNT && !worker.is_finished() {
+        let before = SIGNALS.load(SeqCst);
+        // SAFETY: it is joined below.
+        unsafe { libc::pthread_kill(target, libc::SIGUSR2) };
+        while SIGNALS.load(SeqCst) == before && !worker.is_finished() {
+            thread::yield_now();
+        }
+        resolve_in(&KNOWN, |_| Verdict::Free);
+    }
+    worker.join().unwrap();
+    let [foreign, own] = [BROKEN[0].load(SeqCst), BROKEN[1].load(SeqCst)];
+    let (root, unknown) = (ROOT.load(SeqCst), UNKNOWN.load(SeqCst));
+    println!(
+        "{root} to the root, {unknown} unknown; broken in our code {own}, elsewhere {foreign}"
+    );
+    // Stubs of the linker have no rows; neither has every instruction of the C library.
+    assert!(root > COUNT / 4 && own + foreign < COUNT / 10);
+}
