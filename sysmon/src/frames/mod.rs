@@ -8,6 +8,11 @@
 //! | file | what it knows |
 //! |---|---|
 //! | `objects` | what is mapped: executable and libraries, their segments |
+//! | `image` | one object: its functions, constants, slots, names |
+//! | `edges` | one function: what it touches, and what it leads to |
+//! | `constants` | where one constant ends and the next begins |
+//! | `harmless` | lists of names: what leaves nothing behind, a reason each |
+//! | `verdict` | all functions: who reaches what; the verdicts, and why |
 //! | `rows` | how to climb from a frame to its caller |
 //! | `sites` | verdict and row of each place where a stack was seen: read by anybody |
 //! | `walk` | climbs a suspended stack and judges it |
@@ -20,17 +25,22 @@
 //! [S5]: ../../../DESIGN.md
 
 mod ahead;
-#[expect(dead_code, reason = "read by what judges functions")]
+mod constants;
+mod edges;
+mod harmless;
+mod image;
 pub(crate) mod objects;
 #[cfg(all(test, not(indent_loom)))]
 mod probe;
 mod rows;
 mod sites;
 mod trace;
+mod verdict;
 mod walk;
 
 pub use sites::resolve;
 pub use trace::TraceCache;
+pub use verdict::{Binding, Function, Judge, Statistics, Step};
 pub use walk::{End, Frame, Judgement, Registers, Stack, judge_stack, walk};
 
 /// What the frames of a suspended stack allow. Ordered: the worst of several decides.

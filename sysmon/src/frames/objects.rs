@@ -50,6 +50,7 @@ impl Object {
     }
 
     /// The executable segment around an address.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for walks"))]
     pub(crate) fn text_around(&self, address: usize) -> Option<&Segment> {
         let around = |s: &&Segment| s.executable && s.range.contains(&address);
         self.segments.iter().find(around)
@@ -73,6 +74,7 @@ impl Objects {
     }
 
     /// The object an address belongs to.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for walks"))]
     pub(crate) fn at(&self, address: usize) -> Option<&Object> {
         self.list.iter().find(|object| object.contains(address))
     }

@@ -1,0 +1,252 @@
+//! Where one constant ends and the next begins.
+//!
+//! A reference to a constant counts as a reference to every pointer in it ([S5]), so its extent has
+//! to be known. Named constants have a size. What rustc makes up itself (vtables, promoted tables,
+//! locations, pieces of strings) has no symbol, and a reference may point into the middle of one
+//! (`&TABLE[2]`), to its end, or before it. The space is cut where it is *certain* enough that
+//! something begins:
+//!
+//! 1. where a symbol begins or ends, and at the edges of what the loader protects;
+//! 2. at a referenced vtable: destructor or null, size, and an alignment that fits it;
+//! 3. at a referenced [`Location`](std::panic::Location): a string that ends in `.rs`, its length,
+//!    line and column;
+//! 4. at any other referenced address, if there are symbols at all (then whatever has parts that
+//!    are referred to has a name) and no pointer that matters follows up to the next referenced
+//!    address: then nothing is cut off.
+//!
+//! A reference stands for the whole piece it lies in, and if it is used with an index (see `edges`)
+//! also for the pieces on both sides: it may have been an end.
+//!
+//! Cutting at every referenced address instead (the obvious rule) would cut off half of a table
+//! that is also referred to in the middle. Measured on three programs: see DESIGN.
+//!
+//! A constant without pointers can still lead somewhere: a *table of distances*, 32-bit offsets
+//! from its own beginning, is what LLVM makes of a table of addresses. Such a table is recognized by
+//! the instruction that reads it, and ends where a distance leads out of the image.
+//!
+//! [S5]: ../../../DESIGN.md
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use super::edges::Use;
+use super::image::memory::Kind;
+use super::image::{Image, Target};
+
+/// Which referenced addresses cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// Every one; only to compare.
+    Every,
+    /// 1, 2 and 3; only to compare.
+    Shapes,
+    /// 1 to 4.
+    Certain,
+}
+
+/// How far without a pointer two pointers of one constant can be apart in an image with a fixed
+/// address, where strings lie between tables and everything looks like a pointer.
+const GAP: usize = 64;
+/// No vtable has a larger alignment.
+const MAX_ALIGN: usize = 1 << 29;
+
+/// The constants of an image, cut into pieces.
+#[derive(Debug)]
+pub(crate) struct Constants {
+    /// Where pieces begin, in order; a piece ends where the next begins.
+    starts: Vec<usize>,
+    /// Addresses that anything refers to, in order.
+    referenced: Vec<usize>,
+}
+
+impl Constants {
+    /// Cuts the constants of an image, given the addresses its code refers to.
+    pub(crate) fn cut(image: &Image, mut referenced: Vec<usize>, rule: Rule) -> Constants {
+        for range in image.memory.ranges(Kind::Constant) {
+            let slots = image.slots.within(&range).iter();
+            referenced.extend(slots.filter_map(|&(at, _)| constant(image, at)));
+            if image.fixed {
+                let words = range.step_by(8);
+                referenced.extend(words.filter_map(|at| constant(image, at)));
+            }
+        }
+        referenced.sort_unstable();
+        referenced.dedup();
+        let mut starts: Vec<usize> = image.symbols.constant_edges().collect();
+        let ranges = image.memory.ranges(Kind::Constant);
+        let fences = ranges.iter().chain(&image.reserved);
+        starts.extend(fences.flat_map(|range| [range.start, range.end]));
+        for (index, &address) in referenced.iter().enumerate() {
+            let next = referenced.get(index + 1).copied().unwrap_or(usize::MAX);
+            if begins(image, address, next, rule) {
+                starts.push(address);
+            }
+        }
+        starts.sort_unstable();
+        starts.dedup();
+        Constants { starts, referenced }
+    }
+
+    /// How many pieces there are.
+    pub(crate) fn len(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// The number of the piece around an address.
+    fn number(&self, address: usize) -> Option<usize> {
+        self.starts
+            .partition_point(|&start| start <= address)
+            .checked_sub(1)
+    }
+
+    pub(crate) fn range(&self, piece: usize) -> Range<usize> {
+        let end = self.starts.get(piece + 1).copied();
+        self.starts[piece]..end.unwrap_or(self.starts[piece])
+    }
+
+    /// The pieces a reference stands for.
+    pub(crate) fn pieces(&self, reference: &Use) -> Range<usize> {
+        let Some(number) = self.number(reference.address) else {
+            return 0..0;
+        };
+        match reference.indexed {
+            false => number..number + 1,
+            true => number.saturating_sub(1)..(number + 2).min(self.starts.len()),
+        }
+    }
+
+    /// Where the pointers of a piece lead.
+    pub(crate) fn targets(&self, image: &Image, piece: usize) -> Vec<Target> {
+        let range = self.range(piece);
+        let mut targets = Vec::new();
+        if image.fixed {
+            let words = range.start.next_multiple_of(8)..range.end;
+            targets.extend(words.step_by(8).filter_map(|at| image.pointer(at)));
+        } else {
+            let slots = image.slots.within(&range).iter();
+            targets.extend(slots.filter_map(|slot| image.pointer(slot.0)));
+        }
+        targets.retain(|target| leads_on(image, target));
+        targets
+    }
+
+    /// Where a table of distances leads. Distances to the middle of the reader itself are its own
+    /// jumps.
+    pub(crate) fn distances(
+        &self,
+        image: &Image,
+        table: usize,
+        reader: &Range<usize>,
+    ) -> Vec<Target> {
+        let after = self.referenced.partition_point(|&r| r <= table);
+        let end = self.referenced.get(after).copied().unwrap_or(usize::MAX);
+        let bytes = image.memory.bytes(table..end).unwrap_or_default();
+        let mut targets = Vec::new();
+        for distance in bytes.chunks_exact(4) {
+            let distance = i32::from_le_bytes([distance[0], distance[1], distance[2], distance[3]]);
+            let address = table.wrapping_add_signed(distance as isize);
+            match image.address(address) {
+                None => break,
+                Some(Target::Code(code)) if reader.contains(&code) && code != reader.start => {}
+                Some(target) => targets.push(target),
+            }
+        }
+        targets.retain(|target| leads_on(image, target));
+        targets
+    }
+}
+
+/// The constant that a word points to.
+fn constant(image: &Image, at: usize) -> Option<usize> {
+    match image.pointer(at)? {
+        Target::Constant(address) => Some(address),
+        _ => None,
+    }
+}
+
+/// Whether a pointer can lead to a function: in an image that was relocated, what is mapped
+/// read-only from the file has no pointers.
+fn leads_on(image: &Image, target: &Target) -> bool {
+    match target {
+        Target::Constant(address) => image.fixed || !image.memory.is_frozen(*address),
+        _ => true,
+    }
+}
+
+/// Whether a constant begins at a referenced address.
+fn begins(image: &Image, address: usize, next: usize, rule: Rule) -> bool {
+    if image.memory.kind(address) != Some(Kind::Constant) {
+        return false;
+    }
+    if rule == Rule::Every {
+        return true;
+    }
+    let inside = image.symbols.constant_around(address);
+    let reserved = image.reserved.iter().any(|r| r.contains(&address));
+    if reserved || inside.is_some_and(|named| named.start != address) {
+        return false;
+    }
+    if image.fixed && is_far_from_pointers(image, address) {
+        return true;
+    }
+    is_vtable(image, address)
+        || is_location(image, address)
+        || rule == Rule::Certain
+            && image.symbols.present()
+            && !image.fixed
+            && is_inert(image, address..next)
+}
+
+/// A word that is no pointer.
+fn number(image: &Image, at: usize) -> Option<usize> {
+    match image.pointer(at) {
+        None => image.memory.word(at),
+        Some(_) => None,
+    }
+}
+
+fn is_vtable(image: &Image, at: usize) -> bool {
+    let destructor = match image.pointer(at) {
+        Some(Target::Code(_) | Target::Import(..)) => true,
+        Some(_) => false,
+        None => image.memory.word(at) == Some(0),
+    };
+    let (Some(size), Some(align)) = (number(image, at + 8), number(image, at + 16)) else {
+        return false;
+    };
+    let fits = align.is_power_of_two() && align <= MAX_ALIGN && size % align == 0;
+    at.is_multiple_of(8) && destructor && fits
+}
+
+fn is_location(image: &Image, at: usize) -> bool {
+    let (Some(Target::Constant(name)), Some(length), Some(place)) = (
+        image.pointer(at),
+        number(image, at + 8),
+        number(image, at + 16),
+    ) else {
+        return false;
+    };
+    let (line, column) = (place as u32, place >> 32);
+    let text = name..name.saturating_add(length);
+    let Some(name) = image.memory.bytes(text).filter(|b| b.len() == length) else {
+        return false;
+    };
+    line > 0 && column > 0 && (name.ends_with(b".rs") || name.ends_with(b".rs\0"))
+}
+
+/// Whether no pointer in a range leads on.
+fn is_inert(image: &Image, range: Range<usize>) -> bool {
+    let mut slots = image.slots.within(&range).iter();
+    slots.all(|slot| {
+        let target = image.pointer(slot.0);
+        target.is_none_or(|target| !leads_on(image, &target))
+    })
+}
+
+fn is_far_from_pointers(image: &Image, at: usize) -> bool {
+    let around = (at & !7).saturating_sub(GAP)..at.saturating_add(GAP);
+    let mut words = around.step_by(8);
+    !words.any(|word| matches!(image.pointer(word), Some(Target::Code(_))))
+}

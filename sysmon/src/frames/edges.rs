@@ -1,0 +1,378 @@
+//! What one function does, read off its machine code: which thread-locals it touches, and what it
+//! leads to.
+//!
+//! An *edge* is whatever could make another function run, now or later ([S5]): a direct call or
+//! jump; a word read from a constant place (a slot the loader filled in, an entry of a table); the
+//! address of a function; the address of a constant, whose pointers all count (`constants`). A call
+//! through a register needs no edge of its own: what is in the register came from one of these, or
+//! out of writable memory, which is where the analysis ends.
+//!
+//! A constant *read* at a fixed place leads where exactly the bytes read lead. Only a constant whose
+//! *address is taken* stands for all of itself. If the register is later used together with an
+//! index, the address may lie outside of the constant meant: a loop may count from the end of a
+//! table, or from one entry before it. Such a use is *indexed*.
+//!
+//! Touching is every operand with an `fs:` segment but the stack protector's, every slot with a
+//! thread-local's offset or module, `rdfsbase`. Which variable it is, if that can be told, is
+//! worked out by `flow`. An instruction that cannot be decoded makes the function unknown.
+//!
+//! `__errno_location` hands out the address of a thread-local, so whoever keeps it is bound. Almost
+//! every system call is followed by one, and nearly all of those read the number at once and drop
+//! the address; `flow` tells these apart, and they do not touch. (The number itself is worth nothing
+//! after a park, on any thread: whatever ran meanwhile made system calls, too.)
+//!
+//! [S5]: ../../../DESIGN.md
+
+mod flow;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
+};
+
+use super::image::memory::Kind;
+use super::image::relocs::Slot;
+use super::image::unwind::Function;
+use super::image::{Image, Target};
+
+/// Where the stack protector keeps its secret, the same for every thread.
+const PROTECTOR: u64 = 0x28;
+/// Hands out the address of a thread-local number.
+pub(crate) const ERRNO: &str = "__errno_location";
+
+/// How one thing leads to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum How {
+    Call = 0,
+    Jump = 1,
+    /// Takes its address, or reads it from a constant.
+    Refer = 2,
+}
+
+/// How a function touches the thread it runs on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    /// A thread-local of the executable, so far from the thread pointer.
+    Variable(i64),
+    /// A thread-local nobody can tell.
+    Unknown(&'static str),
+}
+
+/// What was found in one function.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    pub(crate) code: Vec<(usize, How)>,
+    pub(crate) constants: Vec<Use>,
+    pub(crate) imports: Vec<(u32, usize, How)>,
+    pub(crate) foreign: Vec<usize>,
+    /// With the address of the instruction.
+    pub(crate) touches: Vec<(usize, Touch)>,
+    /// Constants that are read at a fixed place: they begin no object, but end one.
+    pub(crate) read: Vec<usize>,
+}
+
+/// A constant whose address is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Use {
+    pub(crate) address: usize,
+    /// It may be one end of what is meant.
+    pub(crate) indexed: bool,
+    /// It may be a table of 32-bit distances from itself.
+    pub(crate) distances: bool,
+}
+
+/// Decodes functions one after the other; keeps its memory.
+#[derive(Default)]
+pub(crate) struct Reader {
+    instructions: Vec<Instruction>,
+    flow: flow::Flow,
+    pub(crate) facts: Facts,
+}
+
+impl Facts {
+    fn clear(&mut self) {
+        self.code.clear();
+        self.constants.clear();
+        self.imports.clear();
+        self.foreign.clear();
+        self.touches.clear();
+        self.read.clear();
+    }
+}
+
+/// One function on its way through the reader.
+struct Pass<'a> {
+    image: &'a Image,
+    range: Range<usize>,
+    facts: &'a mut Facts,
+    /// Registers that receive the address of a constant, and which.
+    taken: Vec<(Register, usize)>,
+    /// Registers used together with another one in an address.
+    paired: u32,
+    distances: bool,
+    /// Something that `flow` must follow.
+    follow: bool,
+}
+
+impl Reader {
+    /// Fills `facts` with what the function does.
+    pub(crate) fn read(&mut self, image: &Image, function: &Function) {
+        let range = function.range.clone();
+        self.facts.clear();
+        self.instructions.clear();
+        let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
+        let mut decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);
+        while decoder.can_decode() {
+            let place = self.instructions.len();
+            self.instructions.push(Instruction::default());
+            decoder.decode_out(&mut self.instructions[place]);
+        }
+        let mut pass = Pass {
+            image,
+            range: range.clone(),
+            facts: &mut self.facts,
+            taken: Vec::new(),
+            paired: 0,
+            distances: false,
+            follow: false,
+        };
+        if bytes.len() < range.len() {
+            pass.unknown(range.start, "code that is not mapped");
+        }
+        for instruction in &self.instructions {
+            pass.instruction(instruction);
+        }
+        pass.finish();
+        if pass.follow {
+            let touches = &mut self.facts.touches;
+            self.flow
+                .follow(image, function, &self.instructions, touches);
+        }
+    }
+}
+
+impl Pass<'_> {
+    fn unknown(&mut self, ip: usize, why: &'static str) {
+        self.facts.touches.push((ip, Touch::Unknown(why)));
+    }
+
+    fn instruction(&mut self, instruction: &Instruction) {
+        let ip = instruction.ip() as usize;
+        match instruction.mnemonic() {
+            Mnemonic::INVALID => return self.unknown(ip, "an instruction that cannot be decoded"),
+            Mnemonic::Nop | Mnemonic::Endbr64 => return,
+            Mnemonic::Rdfsbase | Mnemonic::Wrfsbase | Mnemonic::Rdgsbase | Mnemonic::Wrgsbase => {
+                self.unknown(ip, "the thread pointer");
+            }
+            _ => {}
+        }
+        if has_near_target(instruction) {
+            self.branch(instruction.near_branch_target() as usize, instruction);
+        }
+        if has_memory(instruction) {
+            self.operand(instruction);
+        } else if matches!(instruction.segment_prefix(), Register::FS | Register::GS) {
+            self.unknown(ip, "a string instruction on thread-locals");
+        }
+        if self.image.fixed {
+            self.immediates(instruction);
+        }
+    }
+
+    fn branch(&mut self, target: usize, instruction: &Instruction) {
+        if self.range.contains(&target) && target != self.range.start {
+            return;
+        }
+        let how = match instruction.flow_control() {
+            FlowControl::Call => How::Call,
+            _ => How::Jump,
+        };
+        match self.image.stub(target).filter(|_| self.is_no_start(target)) {
+            Some(slot) => self.word(slot, how, instruction),
+            None => self.facts.code.push((target, how)),
+        }
+    }
+
+    fn is_no_start(&self, target: usize) -> bool {
+        let function = self.image.function_at(target);
+        function.is_none_or(|f| self.image.functions[f].range.start != target)
+    }
+
+    /// The memory operand of an instruction.
+    fn operand(&mut self, instruction: &Instruction) {
+        let ip = instruction.ip() as usize;
+        let (base, index) = (instruction.memory_base(), instruction.memory_index());
+        if base != Register::None && index != Register::None {
+            self.paired |= bit(base) | bit(index);
+        }
+        let address_only = instruction.mnemonic() == Mnemonic::Lea;
+        match instruction.memory_segment() {
+            Register::FS if !address_only => return self.thread_operand(instruction),
+            Register::GS if !address_only => return self.unknown(ip, "a segment"),
+            _ => {}
+        }
+        if instruction.mnemonic() == Mnemonic::Movsxd && instruction.memory_index_scale() == 4 {
+            self.distances = true;
+        }
+        let address = if instruction.is_ip_rel_memory_operand() {
+            instruction.ip_rel_memory_address() as usize
+        } else if self.image.fixed {
+            instruction.memory_displacement64() as usize
+        } else {
+            return;
+        };
+        let plain = instruction.is_ip_rel_memory_operand()
+            || base == Register::None && index == Register::None;
+        if address_only || !plain {
+            let into = if address_only && plain {
+                instruction.op0_register()
+            } else {
+                Register::None // an index is at hand already
+            };
+            self.take(address, into);
+        } else {
+            self.read_at(address, instruction);
+        }
+    }
+
+    /// A place with an `fs:` segment.
+    fn thread_operand(&mut self, instruction: &Instruction) {
+        let ip = instruction.ip() as usize;
+        let lonely = instruction.memory_base() == Register::None
+            && instruction.memory_index() == Register::None;
+        let offset = instruction.memory_displacement64() as i64;
+        match offset {
+            _ if instruction.mnemonic() == Mnemonic::Nop => {}
+            _ if !lonely => self.follow = true,
+            0 => self.follow = true,
+            _ if offset as u64 == PROTECTOR => {}
+            _ if offset < 0 => self.facts.touches.push((ip, Touch::Variable(offset))),
+            _ => self.unknown(ip, "the thread's control block"),
+        }
+    }
+
+    /// A constant place that is read, or called through.
+    fn read_at(&mut self, address: usize, instruction: &Instruction) {
+        let how = match instruction.flow_control() {
+            FlowControl::IndirectCall => How::Call,
+            FlowControl::IndirectBranch => How::Jump,
+            _ => How::Refer,
+        };
+        let size = instruction.memory_size().size().max(1);
+        let constant = self.image.memory.kind(address) == Some(Kind::Constant);
+        if constant {
+            self.facts.read.push(address);
+        }
+        let image = self.image;
+        if image.fixed && constant {
+            for at in (address & !7..address + size).step_by(8) {
+                self.word(at, how, instruction);
+            }
+            return;
+        }
+        let range = address.saturating_sub(7)..address + size;
+        for &(at, slot) in image.slots.within(&range) {
+            if constant || slot != Slot::Pointer {
+                self.word(at, how, instruction);
+            }
+        }
+    }
+
+    /// A word that is read. Reading the slot of `__errno_location` into a register, or calling
+    /// through it, is left to `flow`.
+    fn word(&mut self, at: usize, how: How, instruction: &Instruction) {
+        let ip = instruction.ip() as usize;
+        let Some(target) = self.image.pointer(at) else {
+            return;
+        };
+        let simple = matches!(instruction.code(), Code::Mov_r64_rm64);
+        match target {
+            Target::Import(name, _)
+                if self.image.slots.name(name) == ERRNO && (simple || how == How::Call) =>
+            {
+                self.follow = true;
+            }
+            Target::Import(name, value) => self.facts.imports.push((name, value, how)),
+            Target::Code(address) => self.code(address, how),
+            Target::Constant(address) => self.take(address, Register::None),
+            Target::ThreadOffset(_) if is_followed(instruction) => self.follow = true,
+            Target::ThreadOffset(_) => self.unknown(ip, "an offset of a thread-local"),
+            Target::ThreadLocal => self.unknown(ip, "a thread-local of a library"),
+            Target::Foreign(address) => self.facts.foreign.push(address),
+        }
+    }
+
+    /// The address of something is taken, into a register if that is all.
+    fn take(&mut self, address: usize, into: Register) {
+        match self.image.address(address) {
+            Some(Target::Code(address)) => self.code(address, How::Refer),
+            Some(Target::Constant(address)) => self.taken.push((into, address)),
+            _ => {}
+        }
+    }
+
+    /// A function, unless it is a place in the middle of this one.
+    fn code(&mut self, address: usize, how: How) {
+        if !self.range.contains(&address) || address == self.range.start {
+            self.facts.code.push((address, how));
+        }
+    }
+
+    /// In an image with a fixed address, any number may be an address.
+    fn immediates(&mut self, instruction: &Instruction) {
+        for operand in 0..instruction.op_count() {
+            let wide = matches!(
+                instruction.op_kind(operand),
+                OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64
+            );
+            if wide && instruction.op0_kind() == OpKind::Register {
+                self.take(
+                    instruction.immediate(operand) as usize,
+                    instruction.op0_register(),
+                );
+            } else if wide {
+                self.take(instruction.immediate(operand) as usize, Register::None);
+            }
+        }
+    }
+
+    /// Knows by now which registers were paired.
+    fn finish(&mut self) {
+        for &(into, address) in &self.taken {
+            self.facts.constants.push(Use {
+                address,
+                indexed: into != Register::None && self.paired & bit(into) != 0,
+                distances: self.distances,
+            });
+        }
+    }
+}
+
+/// Forms that `flow` understands: an offset is loaded, or added to something.
+fn is_followed(instruction: &Instruction) -> bool {
+    matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Add_r64_rm64)
+}
+
+fn has_near_target(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.op0_kind(),
+        OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
+    )
+}
+
+fn has_memory(instruction: &Instruction) -> bool {
+    (0..instruction.op_count()).any(|i| instruction.op_kind(i) == OpKind::Memory)
+}
+
+/// One bit for each general register, whatever part of it is named.
+fn bit(register: Register) -> u32 {
+    let full = register.full_register();
+    if !full.is_gpr64() {
+        return 0;
+    }
+    1 << (full as u32 - Register::RAX as u32)
+}

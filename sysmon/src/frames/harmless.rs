@@ -1,0 +1,99 @@
+//! What is known to leave nothing behind: the lists, one reason each.
+//!
+//! | list | an entry says |
+//! |---|---|
+//! | `functions` | nothing thread-bound outlives a *call* of it. It ends the search; a frame of it that is itself suspended gets no exemption |
+//! | `variables` | another stack on the same thread may use this thread-local in between. An access inlined into a frame makes it Home instead of Alone |
+//! | `runtime` | a function of the runtime on the way to a switch, which reads everything anew afterwards: harmless as a callee, and as a frame judged by its own instructions alone |
+//! | `libc` | the reverse: a function of the C library that hands out or changes something of the calling thread. All others of its functions are harmless |
+//! | `allocation` | harmless by name, whichever library or allocator has it |
+//!
+//! Entries are names as `rustc-demangle` prints them without hashes, in both manglings where they
+//! differ. A `*` at the end stands for anything. A function with several names (merged by the
+//! compiler) is on a list only if all of them are. Without symbols nothing is on the first three.
+//!
+//! Why these are trusted by name and everything else is decoded: the code of a listed function does
+//! touch thread-locals, and only its source says that what it touches is not kept.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+/// One list of names.
+#[derive(Debug, Default)]
+pub(crate) struct List {
+    exact: HashSet<&'static str>,
+    beginnings: Vec<&'static str>,
+}
+
+/// All lists.
+#[derive(Debug)]
+pub(crate) struct Lists {
+    pub(crate) functions: List,
+    pub(crate) variables: List,
+    pub(crate) runtime: List,
+    pub(crate) libc: List,
+    pub(crate) allocation: List,
+}
+
+const FUNCTIONS: &str = include_str!("lists/functions.txt");
+const VARIABLES: &str = include_str!("lists/variables.txt");
+const RUNTIME: &str = include_str!("lists/runtime.txt");
+const LIBC: &str = include_str!("lists/libc.txt");
+const ALLOCATION: &str = include_str!("lists/allocation.txt");
+
+/// The lists, read once.
+pub(crate) static LISTS: LazyLock<Lists> = LazyLock::new(|| Lists {
+    functions: List::read(FUNCTIONS),
+    variables: List::read(VARIABLES),
+    runtime: List::read(RUNTIME),
+    libc: List::read(LIBC),
+    allocation: List::read(ALLOCATION),
+});
+
+/// Name and reason of each entry. A line that begins with `#` is a heading.
+fn entries(text: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = text.lines().map(str::trim);
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(|line| match line.split_once("  # ") {
+        Some((name, reason)) => (name.trim(), reason.trim()),
+        None => (line, ""),
+    })
+}
+
+impl List {
+    fn read(text: &'static str) -> List {
+        let mut list = List::default();
+        for (name, _) in entries(text) {
+            match name.strip_suffix('*') {
+                Some(beginning) => list.beginnings.push(beginning),
+                None => {
+                    list.exact.insert(name);
+                }
+            }
+        }
+        list
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.exact.contains(name) || self.beginnings.iter().any(|b| name.starts_with(b))
+    }
+}
+
+/// Whether a library, by the name of its file, is part of the C library and judged by `libc`.
+pub(crate) fn is_libc(file: &str) -> bool {
+    const FAMILY: [&str; 9] = [
+        "libc.so",
+        "libm.so",
+        "libgcc_s.so",
+        "ld-linux",
+        "ld-musl",
+        "libpthread.so",
+        "libdl.so",
+        "librt.so",
+        "libutil.so",
+    ];
+    FAMILY.iter().any(|member| file.starts_with(member))
+}

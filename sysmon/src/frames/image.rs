@@ -1,0 +1,231 @@
+//! One object as it is mapped: its functions, its constants, and what is known by name.
+//!
+//! | file | what it reads |
+//! |---|---|
+//! | `memory` | bytes, and what kind of memory they are |
+//! | `unwind` | where functions begin and end |
+//! | `relocs` | which words the loader filled in, and with what |
+//! | `symbols` | names, if the file can be read and was not stripped |
+//!
+//! The first three describe the process as it runs. Names come from the file and only ever make
+//! more things harmless, or explanations better.
+
+pub(crate) mod memory;
+pub(crate) mod relocs;
+pub(crate) mod symbols;
+pub(crate) mod unwind;
+
+use std::ops::Range;
+use std::path::Path;
+
+use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
+
+use super::objects::Object;
+use memory::{Kind, Memory};
+use relocs::{Slot, Slots};
+use symbols::Symbols;
+use unwind::Function;
+
+/// What an address in a constant, or loaded from one, leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// A place in the image's text.
+    Code(usize),
+    /// A place in the image's constants.
+    Constant(usize),
+    /// Something imported, and its address.
+    Import(u32, usize),
+    /// The offset of a thread-local from the thread pointer.
+    ThreadOffset(i64),
+    /// A thread-local, in a way not followed.
+    ThreadLocal,
+    /// A place outside of the image that has no name.
+    Foreign(usize),
+}
+
+/// One object as it is mapped.
+#[derive(Debug, Default)]
+pub(crate) struct Image {
+    pub(crate) memory: Memory,
+    /// All of it.
+    pub(crate) range: Range<usize>,
+    pub(crate) functions: Vec<Function>,
+    pub(crate) slots: Slots,
+    pub(crate) symbols: Symbols,
+    /// Linked for one address: pointers are not marked.
+    pub(crate) fixed: bool,
+    /// What belongs to no constant: the loader's own tables among them.
+    pub(crate) reserved: Vec<Range<usize>>,
+    /// From the thread pointer to the initial image, for an executable.
+    tls: Option<i64>,
+}
+
+impl Image {
+    /// Reads an object of this process, which must never be unloaded. `path` is where its file is.
+    pub(crate) fn read(object: &Object, path: &Path, executable: bool) -> Image {
+        let mut memory = map(object);
+        let start = object.segments.iter().map(|s| s.range.start).min();
+        let end = object.segments.iter().map(|s| s.range.end).max();
+        let range = start.unwrap_or(0)..end.unwrap_or(0);
+        let head = memory.bytes(range.clone()).unwrap_or_default();
+        let symbols = symbols::read(path, head, object.bias);
+        refine(&mut memory, object, &symbols);
+        let unwind = object.unwind.clone().unwrap_or(0..0);
+        let dynamic = object.dynamic.clone().unwrap_or(0..0);
+        let functions = unwind::functions(&memory, &unwind);
+        let slots = relocs::slots(&memory, &dynamic, object.bias);
+        Image {
+            range,
+            functions,
+            slots,
+            fixed: object.bias == 0,
+            reserved: reserved(object, &symbols),
+            tls: object.tls.filter(|_| executable).map(from_thread_pointer),
+            symbols,
+            memory,
+        }
+    }
+
+    /// The index of the function around an address.
+    pub(crate) fn function_at(&self, address: usize) -> Option<usize> {
+        let after = self.functions.partition_point(|f| f.range.start <= address);
+        let index = after.checked_sub(1)?;
+        let inside = self.functions[index].range.contains(&address);
+        inside.then_some(index)
+    }
+
+    /// Where the word at an address leads, if anywhere.
+    pub(crate) fn pointer(&self, at: usize) -> Option<Target> {
+        match self.slots.at(at) {
+            Some(Slot::ThreadLocal) => Some(Target::ThreadLocal),
+            Some(Slot::ThreadOffset) => {
+                let offset = self.memory.word(at)? as i64;
+                Some(Target::ThreadOffset(offset))
+            }
+            Some(Slot::Import(name)) => {
+                let value = self.memory.word(at)?;
+                let unbound = self.memory.kind(value) == Some(Kind::Text)
+                    && self.function_at(value).is_none();
+                match self.address(value) {
+                    Some(inside) if !unbound => Some(inside),
+                    // Not bound yet, or a variable of ours: the name decides.
+                    _ if value == 0 => None,
+                    _ => Some(Target::Import(name, value)),
+                }
+            }
+            Some(Slot::Pointer) => {
+                let value = self.memory.word(at)?;
+                let outside = !self.range.contains(&value) && value != 0;
+                self.address(value)
+                    .or(outside.then_some(Target::Foreign(value)))
+            }
+            None if self.fixed => self.address(self.memory.word(at)?),
+            None => None,
+        }
+    }
+
+    /// What an address itself leads to. Variables lead nowhere.
+    pub(crate) fn address(&self, value: usize) -> Option<Target> {
+        if !self.range.contains(&value) {
+            return None;
+        }
+        match self.memory.kind(value)? {
+            Kind::Text => Some(Target::Code(value)),
+            Kind::Constant => Some(Target::Constant(value)),
+            Kind::Variable => None,
+        }
+    }
+
+    /// The slot a stub of the procedure linkage table jumps through.
+    pub(crate) fn stub(&self, address: usize) -> Option<usize> {
+        let bytes = self.memory.bytes(address..address + 24)?;
+        let mut decoder = Decoder::with_ip(64, bytes, address as u64, DecoderOptions::NONE);
+        let mut instruction = decoder.decode();
+        if instruction.mnemonic() == Mnemonic::Endbr64 {
+            instruction = decoder.decode();
+        }
+        let jump = instruction.mnemonic() == Mnemonic::Jmp
+            && instruction.op0_kind() == OpKind::Memory
+            && instruction.is_ip_rel_memory_operand();
+        let slot = instruction.ip_rel_memory_address() as usize;
+        let known = matches!(self.slots.at(slot), Some(Slot::Import(_)));
+        (jump && known).then_some(slot)
+    }
+
+    /// The name of the thread-local at an offset from the thread pointer.
+    pub(crate) fn variable(&self, offset: i64) -> Option<&str> {
+        let inside = usize::try_from(offset - self.tls?).ok()?;
+        self.symbols.thread_local_at(inside)
+    }
+
+    /// A function's name, demangled; the shortest of several.
+    pub(crate) fn name(&self, start: usize) -> Option<String> {
+        let names = self.symbols.functions_at(start).map(symbols::plain);
+        names.min_by_key(String::len)
+    }
+}
+
+/// The segments of an object.
+#[expect(unsafe_code, reason = "trusts the loader")]
+fn map(object: &Object) -> Memory {
+    let mut memory = Memory::default();
+    for segment in &object.segments {
+        let kind = match (segment.executable, segment.writable) {
+            (true, _) => Kind::Text,
+            (false, false) => Kind::Constant,
+            (false, true) if object.relro.is_none() => Kind::Constant,
+            (false, true) => Kind::Variable,
+        };
+        // SAFETY: the loader mapped it, it is never unloaded (see the header of `memory`), and what
+        // is not writable is not written.
+        unsafe { memory.add(segment.range.clone(), kind, !segment.writable) };
+    }
+    if let Some(relro) = &object.relro {
+        memory.rename(relro.clone(), Kind::Constant);
+    }
+    memory
+}
+
+/// What sections know better: constants in an executable segment, variables among the constants.
+fn refine(memory: &mut Memory, object: &Object, symbols: &Symbols) {
+    let executable = object.segments.iter().filter(|s| s.executable);
+    for segment in executable {
+        let inside = |range: &Range<usize>| {
+            range.start >= segment.range.start && range.end <= segment.range.end
+        };
+        let sections = symbols.sections.iter();
+        let constants = sections.filter(|s| !s.executable && inside(&s.range));
+        for section in constants {
+            memory.rename(section.range.clone(), Kind::Constant);
+        }
+    }
+    if object.relro.is_none() {
+        let variables = [".data", ".bss"];
+        let sections = symbols.sections.iter();
+        for section in sections.filter(|s| variables.contains(&s.name.as_str())) {
+            memory.rename(section.range.clone(), Kind::Variable);
+        }
+    }
+}
+
+/// Where no constant of the program lies: the table of slots, what the loader reads. Without
+/// sections it is everything from `.dynamic` on, which is where linkers put the slots.
+fn reserved(object: &Object, symbols: &Symbols) -> Vec<Range<usize>> {
+    let ours = |name: &str| name.starts_with(".rodata") || name.starts_with(".data");
+    let sections = symbols.sections.iter();
+    let theirs = sections.filter(|s| !s.executable && !ours(&s.name));
+    let mut ranges: Vec<Range<usize>> = theirs.map(|s| s.range.clone()).collect();
+    if symbols.sections.is_empty()
+        && let (Some(dynamic), Some(relro)) = (&object.dynamic, &object.relro)
+    {
+        ranges.push(dynamic.start..relro.end.max(dynamic.end));
+    }
+    ranges
+}
+
+/// How far the initial image of an executable's thread-locals is from the thread pointer.
+fn from_thread_pointer((start, size, align): (usize, usize, usize)) -> i64 {
+    let align = align.max(1);
+    let padding = start.wrapping_neg().wrapping_sub(size) & (align - 1);
+    -((size + padding) as i64)
+}

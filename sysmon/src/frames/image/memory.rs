@@ -1,0 +1,156 @@
+#![expect(unsafe_code, reason = "reads what the loader mapped")]
+//! Reading an object as it is mapped.
+//!
+//! **Stays mapped.** Only objects that are never unloaded are read: the executable, and the object
+//! that holds this very code. So what the loader says is mapped can be read at any time.
+//!
+//! What is *constant* never changes once the loader is done: read-only segments, and the part of the
+//! writable one that is protected after relocation. An object linked without that protection has
+//! its tables among its variables; then all of those count as constant. They are read one word at
+//! a time and volatile, so a word that does change is at worst an old one.
+
+use std::ops::Range;
+
+/// What a part of the memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Text,
+    Constant,
+    Variable,
+}
+
+#[derive(Clone, Debug)]
+struct Part {
+    range: Range<usize>,
+    kind: Kind,
+    /// Mapped read-only by the loader: may be borrowed.
+    frozen: bool,
+}
+
+/// The parts of one object. Where two overlap, the one added last counts.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Memory {
+    parts: Vec<Part>,
+}
+
+impl Memory {
+    /// # Safety
+    /// The range is mapped, readable, and stays so; if `frozen`, nobody ever writes to it.
+    pub(crate) unsafe fn add(&mut self, range: Range<usize>, kind: Kind, frozen: bool) {
+        self.parts.push(Part {
+            range,
+            kind,
+            frozen,
+        });
+    }
+
+    /// Calls a part of what is known by another name.
+    pub(crate) fn rename(&mut self, range: Range<usize>, kind: Kind) {
+        let around = |part: &&Part| part.range.start <= range.start && part.range.end >= range.end;
+        if let Some(part) = self.parts.iter().find(around) {
+            let frozen = part.frozen;
+            self.parts.push(Part {
+                range,
+                kind,
+                frozen,
+            });
+        }
+    }
+
+    fn part(&self, address: usize) -> Option<&Part> {
+        let parts = self.parts.iter().rev();
+        parts.into_iter().find(|p| p.range.contains(&address))
+    }
+
+    pub(crate) fn kind(&self, address: usize) -> Option<Kind> {
+        Some(self.part(address)?.kind)
+    }
+
+    /// Whether nobody ever wrote here, not even the loader.
+    pub(crate) fn is_frozen(&self, address: usize) -> bool {
+        self.part(address).is_some_and(|part| part.frozen)
+    }
+
+    /// Borrows what is mapped read-only; as much of the range as one part has.
+    pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&'static [u8]> {
+        let holds = |p: &&Part| p.frozen && p.range.contains(&range.start);
+        let part = self.parts.iter().find(holds)?;
+        let length = range.end.min(part.range.end).checked_sub(range.start)?;
+        // SAFETY: by the promise of `add`: mapped for ever, and never written.
+        Some(unsafe { std::slice::from_raw_parts(range.start as *const u8, length) })
+    }
+
+    /// The eight bytes at an address, aligned or not.
+    pub(crate) fn word(&self, address: usize) -> Option<usize> {
+        let last = address.checked_add(size_of::<usize>() - 1)?;
+        if !self.part(address)?.range.contains(&last) && self.part(last).is_none() {
+            return None;
+        }
+        let bytes: [u8; 8] = std::array::from_fn(|i| {
+            let byte = (address + i) as *const u8;
+            // SAFETY: by the promise of `add`, first and last byte are mapped, and parts are
+            // larger than a word.
+            unsafe { byte.read_volatile() }
+        });
+        Some(usize::from_le_bytes(bytes))
+    }
+
+    /// All parts of a kind, in the order of their addresses; later names cut earlier ones short.
+    pub(crate) fn ranges(&self, kind: Kind) -> Vec<Range<usize>> {
+        let mut edges: Vec<usize> = self
+            .parts
+            .iter()
+            .flat_map(|p| [p.range.start, p.range.end])
+            .collect();
+        edges.sort_unstable();
+        edges.dedup();
+        let mut ranges: Vec<Range<usize>> = Vec::new();
+        for pair in edges.windows(2) {
+            if self.kind(pair[0]) != Some(kind) {
+                continue;
+            }
+            match ranges.last_mut() {
+                Some(last) if last.end == pair[0] => last.end = pair[1],
+                _ => ranges.push(pair[0]..pair[1]),
+            }
+        }
+        ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page() -> (Memory, usize) {
+        let bytes: &'static [u64; 8] = Box::leak(Box::new([1, 2, 3, 4, 5, 6, 7, 8]));
+        let start = bytes.as_ptr() as usize;
+        let mut memory = Memory::default();
+        // SAFETY: leaked, and never written.
+        unsafe { memory.add(start..start + 64, Kind::Text, true) };
+        memory.rename(start + 16..start + 32, Kind::Constant);
+        (memory, start)
+    }
+
+    #[test]
+    fn a_part_can_have_a_name_of_its_own() {
+        let (memory, start) = page();
+        assert_eq!(memory.kind(start), Some(Kind::Text));
+        assert_eq!(memory.kind(start + 16), Some(Kind::Constant));
+        assert_eq!(memory.kind(start + 64), None);
+        let text = memory.ranges(Kind::Text);
+        assert_eq!(text, [start..start + 16, start + 32..start + 64]);
+    }
+
+    #[test]
+    fn words_are_read_up_to_the_last_one() {
+        let (memory, start) = page();
+        assert_eq!(memory.word(start + 8), Some(2));
+        assert_eq!(memory.word(start + 56), Some(8));
+        assert_eq!(memory.word(start + 57), None);
+        assert_eq!(
+            memory.bytes(start + 60..start + 99).map(<[u8]>::len),
+            Some(4)
+        );
+    }
+}

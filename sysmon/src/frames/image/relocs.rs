@@ -1,0 +1,189 @@
+//! Which words the loader filled in: pointers, imports, thread-local offsets.
+//!
+//! In an executable that can be mapped anywhere, a constant is a pointer if and only if the loader
+//! had to relocate it. In one with a fixed address the linker wrote the pointers itself, and any word
+//! that looks like one counts (see [`Image::pointer`](super::Image::pointer)).
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use object::elf;
+
+use super::memory::Memory;
+
+/// What the loader put into a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// An address in this object.
+    Pointer,
+    /// The address of something with a name, from wherever it was found.
+    Import(u32),
+    /// How far a thread-local is from the thread pointer.
+    ThreadOffset,
+    /// Part of another way to find a thread-local.
+    ThreadLocal,
+}
+
+/// All relocated words of an object.
+#[derive(Debug, Default)]
+pub(crate) struct Slots {
+    list: Vec<(usize, Slot)>,
+    /// Names of imports.
+    pub(crate) names: Vec<Box<str>>,
+}
+
+impl Slots {
+    pub(crate) fn at(&self, address: usize) -> Option<Slot> {
+        let found = self.list.binary_search_by_key(&address, |slot| slot.0);
+        found.ok().map(|index| self.list[index].1)
+    }
+
+    /// The slots of a range, in order.
+    pub(crate) fn within(&self, range: &Range<usize>) -> &[(usize, Slot)] {
+        let from = self.list.partition_point(|slot| slot.0 < range.start);
+        let length = self.list[from..].partition_point(|slot| slot.0 < range.end);
+        &self.list[from..from + length]
+    }
+
+    /// Roughly the bytes kept.
+    pub(crate) fn memory_kept(&self) -> usize {
+        self.list.capacity() * size_of::<(usize, Slot)>()
+    }
+
+    pub(crate) fn name(&self, import: u32) -> &str {
+        &self.names[import as usize]
+    }
+}
+
+/// What `.dynamic` says, with addresses as mapped.
+#[derive(Debug, Default)]
+struct Dynamic {
+    names: usize,
+    symbols: usize,
+    general: Range<usize>,
+    calls: Range<usize>,
+    packed: Range<usize>,
+}
+
+/// Reads the relocations of an object.
+pub(crate) fn slots(memory: &Memory, dynamic: &Range<usize>, bias: usize) -> Slots {
+    let dynamic = read_dynamic(memory, dynamic, bias);
+    let mut reader = Reader {
+        memory,
+        bias,
+        dynamic,
+        numbers: HashMap::new(),
+        slots: Slots::default(),
+    };
+    reader.read_packed();
+    reader.read_table(reader.dynamic.general.clone());
+    reader.read_table(reader.dynamic.calls.clone());
+    let mut slots = reader.slots;
+    slots.list.sort_by_key(|slot| slot.0);
+    slots
+}
+
+fn read_dynamic(memory: &Memory, range: &Range<usize>, bias: usize) -> Dynamic {
+    let mut found = HashMap::new();
+    for at in range.clone().step_by(16) {
+        let (Some(tag), Some(value)) = (memory.word(at), memory.word(at + 8)) else {
+            break;
+        };
+        if tag == 0 {
+            break;
+        }
+        found.insert(elf::DynamicTag(tag as i64), value);
+    }
+    let value = |tag: elf::DynamicTag| found.get(&tag).copied();
+    // Some loaders write the real addresses back, others do not.
+    let address = |tag| {
+        value(tag).map(|v| {
+            if memory.kind(v).is_some() {
+                v
+            } else {
+                v + bias
+            }
+        })
+    };
+    let table = |start, size| match (address(start), value(size)) {
+        (Some(start), Some(size)) => start..start + size,
+        _ => 0..0,
+    };
+    Dynamic {
+        names: address(elf::DT_STRTAB).unwrap_or(0),
+        symbols: address(elf::DT_SYMTAB).unwrap_or(0),
+        general: table(elf::DT_RELA, elf::DT_RELASZ),
+        calls: table(elf::DT_JMPREL, elf::DT_PLTRELSZ),
+        packed: table(elf::DT_RELR, elf::DT_RELRSZ),
+    }
+}
+
+struct Reader<'a> {
+    memory: &'a Memory,
+    bias: usize,
+    dynamic: Dynamic,
+    /// From a symbol's index to the number of its name.
+    numbers: HashMap<usize, u32>,
+    slots: Slots,
+}
+
+impl Reader<'_> {
+    fn read_table(&mut self, table: Range<usize>) {
+        for at in table.step_by(24) {
+            let (Some(offset), Some(info)) = (self.memory.word(at), self.memory.word(at + 8))
+            else {
+                return;
+            };
+            let slot = match elf::RelocationType(info as u32) {
+                elf::R_X86_64_RELATIVE | elf::R_X86_64_IRELATIVE => Slot::Pointer,
+                elf::R_X86_64_GLOB_DAT | elf::R_X86_64_JUMP_SLOT | elf::R_X86_64_64 => {
+                    Slot::Import(self.import(info >> 32))
+                }
+                elf::R_X86_64_TPOFF64 => Slot::ThreadOffset,
+                elf::R_X86_64_DTPMOD64 | elf::R_X86_64_DTPOFF64 | elf::R_X86_64_TLSDESC => {
+                    Slot::ThreadLocal
+                }
+                _ => continue,
+            };
+            self.slots.list.push((offset + self.bias, slot));
+        }
+    }
+
+    /// A word is either an address, which is relocated, or a bit map of the words that follow.
+    fn read_packed(&mut self) {
+        let mut next = 0;
+        for at in self.dynamic.packed.clone().step_by(8) {
+            let Some(entry) = self.memory.word(at) else {
+                return;
+            };
+            if entry & 1 == 0 {
+                self.slots.list.push((entry + self.bias, Slot::Pointer));
+                next = entry + self.bias + 8;
+                continue;
+            }
+            let marked = (0..63).filter(|bit| entry >> (bit + 1) & 1 == 1);
+            let slots = marked.map(|bit| (next + 8 * bit, Slot::Pointer));
+            self.slots.list.extend(slots);
+            next += 8 * 63;
+        }
+    }
+
+    fn import(&mut self, symbol: usize) -> u32 {
+        if let Some(&number) = self.numbers.get(&symbol) {
+            return number;
+        }
+        let name = self.symbol_name(symbol).unwrap_or_default();
+        let number = self.slots.names.len() as u32;
+        self.slots.names.push(name.into());
+        self.numbers.insert(symbol, number);
+        number
+    }
+
+    fn symbol_name(&self, symbol: usize) -> Option<String> {
+        let entry = self.memory.word(self.dynamic.symbols + symbol * 24)?;
+        let start = self.dynamic.names + entry as u32 as usize;
+        let bytes = self.memory.bytes(start..usize::MAX)?;
+        let length = bytes.iter().position(|&b| b == 0)?;
+        Some(String::from_utf8_lossy(&bytes[..length]).into_owned())
+    }
+}

@@ -1,0 +1,196 @@
+//! Names, from the file an object was mapped from.
+//!
+//! Nothing here is needed: without the file, or stripped, nothing has a name, so nothing is on a
+//! list of harmless things. Only the parts that matter are read, not the debug information.
+//!
+//! The file may have been replaced since it was mapped. Its first bytes (header, segments) are
+//! compared with what is mapped; another file, another layout.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use object::elf::{self, FileHeader64, SectionHeader64, Sym64};
+use object::{LittleEndian, pod};
+
+const LE: LittleEndian = LittleEndian;
+/// More than any real table; a size beyond is a broken file.
+const TOO_LARGE: u64 = 1 << 31;
+
+/// A section, as mapped.
+#[derive(Clone, Debug)]
+pub(crate) struct Section {
+    pub(crate) name: String,
+    pub(crate) range: Range<usize>,
+    pub(crate) executable: bool,
+}
+
+/// A symbol; its name is somewhere in the table of names.
+#[derive(Clone, Debug)]
+struct Symbol {
+    /// Address as mapped; of a thread-local: offset in the initial image.
+    start: usize,
+    size: usize,
+    name: u32,
+}
+
+/// What the file says.
+#[derive(Debug, Default)]
+pub(crate) struct Symbols {
+    pub(crate) sections: Vec<Section>,
+    functions: Vec<Symbol>,
+    constants: Vec<Symbol>,
+    thread_locals: Vec<Symbol>,
+    names: Vec<u8>,
+}
+
+/// Reads the file if it is the one that is mapped; `mapped` are its first bytes.
+pub(crate) fn read(path: &Path, mapped: &[u8], bias: usize) -> Symbols {
+    try_read(path, mapped, bias).unwrap_or_default()
+}
+
+fn try_read(path: &Path, mapped: &[u8], bias: usize) -> Option<Symbols> {
+    let file = File::open(path).ok()?;
+    let head = block(&file, 0, size_of::<FileHeader64<LittleEndian>>() as u64)?;
+    let (header, _) = pod::from_bytes::<FileHeader64<LittleEndian>>(&head).ok()?;
+    let segments = header.e_phoff.get(LE)
+        + u64::from(header.e_phentsize.get(LE)) * u64::from(header.e_phnum.get(LE));
+    let compared = block(&file, 0, segments.min(mapped.len() as u64))?;
+    if !mapped.starts_with(&compared) || compared.len() < head.len() {
+        return None;
+    }
+    let size = u64::from(header.e_shentsize.get(LE)) * u64::from(header.e_shnum.get(LE));
+    let table = block(&file, header.e_shoff.get(LE), size)?;
+    let headers = pod::slice_from_all_bytes::<SectionHeader64<LittleEndian>>(&table).ok()?;
+    let names = headers.get(usize::from(header.e_shstrndx.get(LE).0))?;
+    let names = content(&file, names)?;
+    let mut symbols = Symbols {
+        sections: headers.iter().map(|h| section(h, &names, bias)).collect(),
+        ..Symbols::default()
+    };
+    symbols.sections.retain(|section| !section.range.is_empty());
+    let named = headers
+        .iter()
+        .find(|h| h.sh_type.get(LE) == elf::SHT_SYMTAB);
+    if let Some(named) = named {
+        let strings = headers.get(named.sh_link.get(LE) as usize)?;
+        symbols.names = content(&file, strings)?;
+        symbols.sort_in(&content(&file, named)?, bias)?;
+    }
+    Some(symbols)
+}
+
+fn block(file: &File, offset: u64, size: u64) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; usize::try_from(size).ok().filter(|_| size < TOO_LARGE)?];
+    file.read_exact_at(&mut bytes, offset).ok()?;
+    Some(bytes)
+}
+
+fn content(file: &File, header: &SectionHeader64<LittleEndian>) -> Option<Vec<u8>> {
+    block(file, header.sh_offset.get(LE), header.sh_size.get(LE))
+}
+
+/// A section that is not mapped, or only in threads' own memory, is given an empty range.
+fn section(header: &SectionHeader64<LittleEndian>, names: &[u8], bias: usize) -> Section {
+    let flags = header.sh_flags.get(LE).0;
+    let start = (header.sh_addr.get(LE) as usize).wrapping_add(bias);
+    let nowhere = flags & elf::SHF_ALLOC.0 == 0
+        || flags & elf::SHF_TLS.0 != 0 && header.sh_type.get(LE) == elf::SHT_NOBITS;
+    let size = if nowhere {
+        0
+    } else {
+        header.sh_size.get(LE) as usize
+    };
+    Section {
+        name: string(names, header.sh_name.get(LE))
+            .unwrap_or("")
+            .to_owned(),
+        range: start..start.wrapping_add(size),
+        executable: flags & elf::SHF_EXECINSTR.0 != 0,
+    }
+}
+
+/// The string that begins at an offset of a table.
+fn string(table: &[u8], offset: u32) -> Option<&str> {
+    let rest = table.get(offset as usize..)?;
+    let length = rest.iter().position(|&b| b == 0)?;
+    str::from_utf8(&rest[..length]).ok()
+}
+
+impl Symbols {
+    fn sort_in(&mut self, table: &[u8], bias: usize) -> Option<()> {
+        for symbol in pod::slice_from_all_bytes::<Sym64<LittleEndian>>(table).ok()? {
+            let kind = symbol.st_info.st_type();
+            let value = symbol.st_value.get(LE) as usize;
+            let list = match kind {
+                _ if symbol.st_shndx.get(LE) == elf::SHN_UNDEF => continue,
+                elf::STT_FUNC | elf::STT_GNU_IFUNC | elf::STT_NOTYPE => &mut self.functions,
+                elf::STT_OBJECT => &mut self.constants,
+                elf::STT_TLS => &mut self.thread_locals,
+                _ => continue,
+            };
+            let bias = if kind == elf::STT_TLS { 0 } else { bias };
+            list.push(Symbol {
+                start: value.wrapping_add(bias),
+                size: symbol.st_size.get(LE) as usize,
+                name: symbol.st_name.get(LE),
+            });
+        }
+        for list in [
+            &mut self.functions,
+            &mut self.constants,
+            &mut self.thread_locals,
+        ] {
+            list.sort_unstable_by_key(|symbol| symbol.start);
+        }
+        Some(())
+    }
+
+    /// Roughly the bytes kept.
+    pub(crate) fn memory_kept(&self) -> usize {
+        let symbols = self.functions.capacity() + self.constants.capacity();
+        self.names.capacity() + symbols * size_of::<Symbol>()
+    }
+
+    /// Whether the names are there at all.
+    pub(crate) fn present(&self) -> bool {
+        !self.functions.is_empty()
+    }
+
+    /// All names of what begins at an address in text; several if equal functions were merged.
+    pub(crate) fn functions_at(&self, start: usize) -> impl Iterator<Item = &str> {
+        let from = self.functions.partition_point(|f| f.start < start);
+        let here = self.functions[from..].iter();
+        here.take_while(move |f| f.start == start)
+            .filter_map(|f| string(&self.names, f.name))
+            .filter(|name| !name.is_empty())
+    }
+
+    /// The range of the named constant around an address.
+    pub(crate) fn constant_around(&self, address: usize) -> Option<Range<usize>> {
+        let after = self.constants.partition_point(|c| c.start <= address);
+        let near = self.constants[..after].iter().rev().take(4);
+        let mut around = near.filter(|c| address < c.start + c.size);
+        around.next().map(|c| c.start..c.start + c.size)
+    }
+
+    /// Where named constants begin and end, in no order.
+    pub(crate) fn constant_edges(&self) -> impl Iterator<Item = usize> {
+        let sized = self.constants.iter().filter(|c| c.size > 0);
+        sized.flat_map(|c| [c.start, c.start + c.size])
+    }
+
+    /// The name of the thread-local around an offset into the initial image.
+    pub(crate) fn thread_local_at(&self, offset: usize) -> Option<&str> {
+        let after = self.thread_locals.partition_point(|t| t.start <= offset);
+        let near = self.thread_locals[..after].last()?;
+        let inside = offset < near.start + near.size.max(1);
+        inside.then(|| string(&self.names, near.name))?
+    }
+}
+
+/// A name as people write it: demangled, without the hash.
+pub(crate) fn plain(name: &str) -> String {
+    format!("{:#}", rustc_demangle::demangle(name))
+}

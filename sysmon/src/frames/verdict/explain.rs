@@ -1,0 +1,182 @@
+//! Why: the way from a function to what binds it, in words.
+
+use std::fmt;
+
+use super::{How, Image, Judge, Place, Verdict, Why, symbols};
+
+/// One step of the way from a function to what binds it.
+///
+/// See [`Binding::path`] for an example.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    function: String,
+    how: String,
+}
+
+impl Step {
+    /// Name of the function or constant, or its address.
+    ///
+    /// See [`Binding::path`] for an example.
+    pub fn function(&self) -> &str {
+        &self.function
+    }
+
+    /// How it leads to the next one or, the last, what it touches.
+    ///
+    /// See [`Binding::path`] for an example.
+    pub fn how(&self) -> &str {
+        &self.how
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.function, self.how)
+    }
+}
+
+/// What binds a function to its thread.
+///
+/// ```
+/// use indent_sysmon::frames::{Judge, Verdict};
+///
+/// #[inline(never)]
+/// fn who() -> std::thread::ThreadId {
+///     std::thread::current().id()
+/// }
+///
+/// let judge = Judge::survey();
+/// let binding = judge.explain(who as fn() -> std::thread::ThreadId as usize);
+/// assert_eq!(binding.verdict(), Verdict::Alone);
+/// assert!(binding.function().is_some());
+/// for step in binding.path() {
+///     println!("{step}");
+/// }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    verdict: Verdict,
+    path: Vec<Step>,
+    variable: Option<String>,
+}
+
+impl Binding {
+    /// The verdict on the function.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// The function that touches what binds; none for a Free one.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn function(&self) -> Option<&str> {
+        self.path.last().map(Step::function)
+    }
+
+    /// The thread-local that binds, if it is known by name.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn variable(&self) -> Option<&str> {
+        self.variable.as_deref()
+    }
+
+    /// The way to what binds, beginning with the function itself; empty for a Free one.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn path(&self) -> &[Step] {
+        &self.path
+    }
+}
+
+impl Judge {
+    /// The verdict on the function around an address, and why.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn explain(&self, ip: usize) -> Binding {
+        let Some(function) = self.number(ip) else {
+            let step = Step {
+                function: format!("{ip:#x}"),
+                how: "is no function that was read".to_owned(),
+            };
+            return Binding {
+                verdict: Verdict::Alone,
+                path: vec![step],
+                variable: None,
+            };
+        };
+        let verdict = self.graph.verdict(function);
+        let mut binding = Binding {
+            verdict,
+            path: Vec::new(),
+            variable: None,
+        };
+        if verdict == Verdict::Free {
+            return binding;
+        }
+        let mut node = function;
+        while let Some((next, how)) = self.graph.next(node) {
+            let how = match how {
+                How::Call => "calls",
+                How::Jump => "jumps to",
+                How::Refer => "refers to",
+            };
+            binding.path.push(self.step(node, how.to_owned()));
+            node = next;
+        }
+        let (how, variable) = self.reason(node);
+        binding.path.push(self.step(node, how));
+        binding.variable = variable;
+        binding
+    }
+
+    fn step(&self, node: u32, how: String) -> Step {
+        let function = match self.places[node as usize] {
+            Place::Function { image, index } => {
+                let image = &self.images[image as usize];
+                let start = image.functions[index as usize].range.start;
+                let name = image.name(start);
+                name.unwrap_or_else(|| format!("{start:#x}"))
+            }
+            Place::Constant { start, .. } => format!("constant {start:#x}"),
+        };
+        Step { function, how }
+    }
+
+    /// What a node touches itself.
+    fn reason(&self, node: u32) -> (String, Option<String>) {
+        let image = &self.images[self.image_of(node)];
+        match self.own[node as usize].why {
+            Why::Not => ("is bound".to_owned(), None),
+            Why::Variable(offset) => {
+                let name = image.variable(offset).map(symbols::plain);
+                let shown = name.clone().unwrap_or_else(|| format!("fs:{offset:#x}"));
+                (format!("touches {shown}"), name)
+            }
+            Why::Unknown(what) => (format!("touches {what}"), None),
+            Why::Import(name) => (format!("uses {}", image.slots.name(name)), None),
+            Why::Foreign(address) => (format!("uses a library at {address:#x}"), None),
+            Why::Uncovered(address) => {
+                let name = image.name(address);
+                let name = name.unwrap_or_else(|| format!("{address:#x}"));
+                (format!("uses {name}, which has no unwind entry"), None)
+            }
+        }
+    }
+
+    fn image_of(&self, node: u32) -> usize {
+        match self.places[node as usize] {
+            Place::Function { image, .. } | Place::Constant { image, .. } => image as usize,
+        }
+    }
+}
+
+impl Image {
+    /// Roughly the bytes an image keeps.
+    pub(super) fn memory_kept(&self) -> usize {
+        self.functions.capacity() * size_of::<crate::frames::image::unwind::Function>()
+            + self.slots.memory_kept()
+            + self.symbols.memory_kept()
+    }
+}

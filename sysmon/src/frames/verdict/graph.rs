@@ -1,0 +1,179 @@
+//! Who leads to whom, and what that makes of everybody.
+
+use super::{How, Verdict};
+
+/// No next step: bound by itself, or not at all.
+const NOBODY: u32 = u32::MAX;
+/// The upper bits of an edge's end say how.
+const SHIFT: u32 = 30;
+
+/// Edges between nodes, and then the verdicts on them.
+#[derive(Debug, Default)]
+pub(super) struct Graph {
+    /// From, and to with the kind of edge.
+    edges: Vec<(u32, u32)>,
+    /// By the node they lead to.
+    first: Vec<u32>,
+    verdicts: Vec<Verdict>,
+    /// The next node towards what binds.
+    next: Vec<u32>,
+}
+
+impl Graph {
+    pub(super) fn add(&mut self, from: u32, to: u32, how: How) {
+        let edge = (from, to | (how as u32) << SHIFT);
+        if from != to && self.edges.last() != Some(&edge) {
+            self.edges.push(edge);
+        }
+    }
+
+    pub(super) fn verdict(&self, node: u32) -> Verdict {
+        self.verdicts[node as usize]
+    }
+
+    pub(super) fn edges(&self) -> usize {
+        self.edges.len()
+    }
+
+    pub(super) fn memory(&self) -> usize {
+        self.edges.capacity() * size_of::<(u32, u32)>()
+            + self.first.capacity() * 4
+            + self.next.capacity() * 4
+            + self.verdicts.capacity()
+    }
+
+    /// The next node towards what binds, and how it is led to.
+    pub(super) fn next(&self, node: u32) -> Option<(u32, How)> {
+        let next = self.next[node as usize];
+        if next == NOBODY {
+            return None;
+        }
+        let into = self.into(next).iter();
+        let mut edges = into.filter(|edge| edge.0 == node);
+        Some((next, edges.next().map_or(How::Refer, |edge| how(edge.1))))
+    }
+
+    fn into(&self, node: u32) -> &[(u32, u32)] {
+        let node = node as usize;
+        &self.edges[self.first[node] as usize..self.first[node + 1] as usize]
+    }
+
+    /// Hands back what nodes are by themselves, along all edges.
+    pub(super) fn settle(
+        &mut self,
+        nodes: usize,
+        harmless: &[bool],
+        runtime: &[bool],
+        own: impl Fn(u32) -> Verdict,
+    ) {
+        self.sort(nodes);
+        self.verdicts = (0..nodes as u32).map(&own).collect();
+        self.next = vec![NOBODY; nodes];
+        for level in [Verdict::Alone, Verdict::Home] {
+            self.spread(level, harmless, runtime);
+        }
+    }
+
+    fn sort(&mut self, nodes: usize) {
+        self.edges
+            .sort_unstable_by_key(|&(from, to)| (to & !(3 << SHIFT), from, to));
+        self.edges.dedup();
+        self.edges.shrink_to_fit();
+        self.first = vec![0; nodes + 1];
+        for edge in &self.edges {
+            self.first[(edge.1 & !(3 << SHIFT)) as usize + 1] += 1;
+        }
+        for node in 0..nodes {
+            self.first[node + 1] += self.first[node];
+        }
+    }
+
+    /// From all nodes with a verdict to those that lead there and are better off, nearest first.
+    fn spread(&mut self, level: Verdict, harmless: &[bool], runtime: &[bool]) {
+        let bound = |&node: &u32| self.verdicts[node as usize] == level;
+        let mut queue: Vec<u32> = (0..self.verdicts.len() as u32).filter(bound).collect();
+        let mut done = 0;
+        while let Some(&node) = queue.get(done) {
+            done += 1;
+            if harmless[node as usize] || runtime[node as usize] {
+                continue; // as a callee it counts for nothing
+            }
+            let into = self.first[node as usize] as usize..self.first[node as usize + 1] as usize;
+            for edge in into {
+                let from = self.edges[edge].0;
+                if self.verdicts[from as usize] < level && !runtime[from as usize] {
+                    self.verdicts[from as usize] = level;
+                    self.next[from as usize] = node;
+                    queue.push(from);
+                }
+            }
+        }
+    }
+}
+
+fn how(end: u32) -> How {
+    match end >> SHIFT {
+        0 => How::Call,
+        1 => How::Jump,
+        _ => How::Refer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Verdict::{Alone, Free, Home};
+
+    fn settled(edges: &[(u32, u32)], own: &[Verdict], harmless: &[u32], runtime: &[u32]) -> Graph {
+        let mut graph = Graph::default();
+        for &(from, to) in edges {
+            graph.add(from, to, How::Call);
+        }
+        let set = |list: &[u32]| -> Vec<bool> {
+            let all = 0..own.len() as u32;
+            all.map(|node| list.contains(&node)).collect()
+        };
+        graph.settle(own.len(), &set(harmless), &set(runtime), |n| {
+            own[n as usize]
+        });
+        graph
+    }
+
+    #[test]
+    fn what_is_touched_counts_for_all_that_lead_there() {
+        let graph = settled(
+            &[(0, 1), (1, 2), (3, 0)],
+            &[Free, Free, Alone, Free],
+            &[],
+            &[],
+        );
+        assert_eq!(graph.verdicts, [Alone; 4]);
+        assert_eq!(graph.next(3), Some((0, How::Call)));
+        assert_eq!(graph.next(2), None);
+    }
+
+    #[test]
+    fn the_search_ends_at_a_harmless_function_but_its_own_frame_counts() {
+        let graph = settled(&[(0, 1), (1, 2)], &[Free, Free, Alone], &[1], &[]);
+        assert_eq!(graph.verdicts, [Free, Alone, Alone]);
+    }
+
+    #[test]
+    fn a_function_of_the_runtime_counts_with_its_own_instructions_only() {
+        let graph = settled(
+            &[(0, 1), (1, 2), (3, 4)],
+            &[Free, Free, Alone, Home, Free],
+            &[],
+            &[1, 3],
+        );
+        assert_eq!(graph.verdicts, [Free, Free, Alone, Home, Free]);
+    }
+
+    #[test]
+    fn the_worst_decides_even_in_a_circle() {
+        let edges = [(0, 1), (1, 0), (1, 2), (0, 3)];
+        let graph = settled(&edges, &[Free, Free, Home, Alone], &[], &[]);
+        assert_eq!(graph.verdicts, [Alone, Alone, Home, Alone]);
+        assert_eq!(graph.next(1), Some((0, How::Call)));
+    }
+}
