@@ -17,6 +17,7 @@
 //! | `sites` | verdict and row of each place where a stack was seen: read by anybody |
 //! | `walk` | climbs a suspended stack and judges it |
 //! | `ahead` | asks for what a walk will want next |
+//! | `study` | when all this is found out |
 //! | `trace` | remembers walks, so that the next one costs little |
 //!
 //! Everything that decodes or allocates happens on the helper's thread; looking something up
@@ -34,11 +35,13 @@ pub(crate) mod objects;
 mod probe;
 mod rows;
 mod sites;
+mod study;
 mod trace;
 mod verdict;
 mod walk;
 
 pub use sites::resolve;
+pub use study::{is_asked, judge, study, verdict_of};
 pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};
 pub use walk::{End, Frame, Judgement, Registers, Stack, judge_stack, walk};

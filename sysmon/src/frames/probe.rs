@@ -8,7 +8,7 @@ use std::arch::naked_asm;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::hint::black_box;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use super::Verdict;
 use super::sites::{Sites, resolve_in};
@@ -116,22 +116,46 @@ impl Caught {
 
     /// The same from the C library's unwinder, up to the root.
     pub(crate) fn told(&self) -> Vec<Place> {
-        let mut all: Vec<Place> = Vec::new();
-        // SAFETY: `tell` gets a list of places.
-        unsafe { _Unwind_Backtrace(tell, (&raw mut all).cast()) };
-        let ours = |(ip, sp): &&Place| *sp >= self.start.sp && *sp < self.root && *ip != 0;
-        all.iter().filter(ours).copied().collect()
+        let mut all = Told::new(self.start.sp..self.root);
+        all.ask();
+        all.places[..all.count].to_vec()
+    }
+}
+
+/// What the C library's unwinder says. Allocates nothing.
+pub(crate) struct Told {
+    stack: Range<usize>,
+    pub(crate) places: [Place; 256],
+    pub(crate) count: usize,
+}
+
+impl Told {
+    pub(crate) fn new(stack: Range<usize>) -> Told {
+        Told {
+            stack,
+            places: [(0, 0); 256],
+            count: 0,
+        }
+    }
+
+    /// Notes the frames of the calling thread that are on the stack in question.
+    pub(crate) fn ask(&mut self) {
+        // SAFETY: `tell` gets what it expects.
+        unsafe { _Unwind_Backtrace(tell, (&raw mut *self).cast()) };
     }
 }
 
 extern "C" fn tell(context: *mut c_void, all: *mut c_void) -> i32 {
-    // SAFETY: `told` passed it.
-    let all = unsafe { &mut *all.cast::<Vec<Place>>() };
+    // SAFETY: `ask` passed it.
+    let all = unsafe { &mut *all.cast::<Told>() };
     // SAFETY: the unwinder's, for the time of this call.
     let ip = unsafe { _Unwind_GetIP(context) };
     // SAFETY: as before.
     let sp = unsafe { _Unwind_GetCFA(context) };
-    all.push((ip, sp));
+    if all.stack.contains(&sp) && all.count < all.places.len() {
+        all.places[all.count] = (ip, sp);
+        all.count += 1;
+    }
     0
 }
 

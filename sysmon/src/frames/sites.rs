@@ -289,13 +289,22 @@ impl Sites {
         let pc = pc as u64;
         for next in 0..TRIES.min(WISHES) {
             let place = &self.wanted[(spread(pc) as usize + next) % WISHES];
+            if place.load(Relaxed) == pc {
+                return false; // who put it there sees to the ring
+            }
             match place.compare_exchange(0, pc, AcqRel, Relaxed) {
                 Ok(_) => return !self.asked.swap(true, AcqRel),
-                Err(same) if same == pc => return false, // who put it there sees to the ring
+                Err(same) if same == pc => return false,
                 Err(_) => {}
             }
         }
         false
+    }
+
+    /// Something was asked for, and the helper has not begun to look.
+    #[inline]
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked.load(Relaxed)
     }
 
     /// The executable's text, if the helper has said where it is.

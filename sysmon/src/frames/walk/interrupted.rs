@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 
-use super::super::probe::{Caught, catch, within};
+use super::super::probe::{Caught, Told, catch, within};
 use super::super::sites::{Sites, resolve_in};
 use super::*;
 
@@ -15,6 +15,7 @@ static TOP: AtomicUsize = AtomicUsize::new(0);
 static ROOT: AtomicUsize = AtomicUsize::new(0);
 static UNKNOWN: AtomicUsize = AtomicUsize::new(0);
 static BROKEN: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+static WRONG: AtomicUsize = AtomicUsize::new(0);
 static SIGNALS: AtomicUsize = AtomicUsize::new(0);
 
 extern "C" fn handler(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -25,7 +26,9 @@ extern "C" fn handler(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_voi
     let top = TOP.load(SeqCst);
     // SAFETY: our own stack, above what was interrupted.
     let stack = unsafe { Stack::new(sp..top) };
-    let mut own = true;
+    let mut told = Told::new(sp..top);
+    told.ask();
+    let (mut own, mut count, mut right) = (true, 0, true);
     let end = walk_in(
         &KNOWN,
         &Registers::interrupted(ip, sp, bp),
@@ -33,9 +36,15 @@ extern "C" fn handler(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_voi
         top,
         |frame| {
             own &= KNOWN.get(frame.address).is_some_and(Site::own);
+            let returns = usize::from(count > 0);
+            right &= told.places[count] == (frame.address + returns, frame.sp);
+            count += 1;
             ControlFlow::Continue(())
         },
     );
+    if end == End::Root && !(right && count == told.count) {
+        WRONG.fetch_add(1, SeqCst);
+    }
     match end {
         End::Root => &ROOT,
         End::Unknown { .. } | End::Stopped => &UNKNOWN,
@@ -71,7 +80,10 @@ fn stress_interrupted_stacks_are_climbed_from_a_handler() {
     unsafe { libc::sigaction(libc::SIGUSR2, &set, std::ptr::null_mut()) };
     let worker = thread::spawn(|| {
         within(|| {
-            catch(&mut |caught: &Caught| TOP.store(caught.root, SeqCst));
+            catch(&mut |caught: &Caught| {
+                caught.told(); // what it does the first time is done
+                TOP.store(caught.root, SeqCst);
+            });
             let mut rounds = 0;
             while SIGNALS.load(SeqCst) < COUNT {
                 rounds += black_box(work(rounds));
@@ -98,6 +110,7 @@ fn stress_interrupted_stacks_are_climbed_from_a_handler() {
     println!(
         "{root} to the root, {unknown} unknown; broken in our code {own}, elsewhere {foreign}"
     );
+    assert_eq!(WRONG.load(SeqCst), 0, "led astray");
     // Stubs of the linker have no rows; neither has every instruction of the C library.
     assert!(root > COUNT / 4 && own + foreign < COUNT / 10);
 }

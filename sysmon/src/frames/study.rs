@@ -1,0 +1,77 @@
+//! Reads the program's code, once, when somebody wants to know.
+//!
+//! Walks ask for places in the code they do not know; [`study`] finds them out, on the helper's
+//! thread. The first time this takes a survey of all functions, some tenths of a second: a thread of
+//! its own does that and ends, so that the helper can go on with what is more urgent. It belongs to
+//! the process, not to whoever asked first: nobody waits for it, and what it finds stays for ever.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use super::sites::{self, sites};
+use super::{Judge, Verdict};
+
+static JUDGE: OnceLock<Judge> = OnceLock::new();
+static BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Whether walks have asked for something since the last [`study`]. Any thread, a signal handler
+/// too.
+///
+/// ```
+/// use indent_sysmon::frames;
+/// assert!(!frames::is_asked()); // nobody has walked a stack yet
+/// ```
+#[inline]
+pub fn is_asked() -> bool {
+    sites().is_asked()
+}
+
+/// Finds out what walks have asked for. For the helper's thread; if the survey is not done yet it is
+/// begun, and done some time later.
+///
+/// ```
+/// use indent_sysmon::frames;
+/// frames::study();
+/// while frames::judge().is_none() {
+///     std::thread::yield_now();
+/// }
+/// ```
+pub fn study() {
+    if let Some(judge) = JUDGE.get() {
+        sites::resolve(|pc| judge.verdict(pc));
+        return;
+    }
+    if !BEGUN.swap(true, SeqCst) {
+        let thread = std::thread::Builder::new().name("frames-survey".into());
+        if thread.spawn(survey).is_err() {
+            survey(); // no thread to be had
+        }
+    }
+}
+
+fn survey() {
+    JUDGE.get_or_init(Judge::survey);
+    study();
+}
+
+/// What is known about all functions, once there has been a survey.
+///
+/// See [`study`] for an example.
+pub fn judge() -> Option<&'static Judge> {
+    JUDGE.get()
+}
+
+/// The verdict on one function, once there has been a survey. Any thread; allocates nothing.
+///
+/// ```
+/// use indent_sysmon::frames::{self, Verdict};
+/// let own = || frames::verdict_of(frames::study as fn() as usize);
+/// assert!(own().is_none());
+/// frames::study();
+/// while own().is_none() {
+///     std::thread::yield_now();
+/// }
+/// ```
+pub fn verdict_of(address: usize) -> Option<Verdict> {
+    JUDGE.get().map(|judge| judge.verdict(address))
+}
