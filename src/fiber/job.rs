@@ -111,6 +111,16 @@ impl<F: FnOnce() -> T, T> Of<F, T> {
 }
 
 impl Job {
+    /// The address of the function that runs the closure.
+    ///
+    /// # Safety
+    /// The closure is there and the caller's.
+    pub(crate) unsafe fn entry(&self) -> usize {
+        // SAFETY: by the caller's promise nobody writes it.
+        let table = unsafe { *self.table.get() };
+        table.map_or(0, |table| table.run as usize)
+    }
+
     fn fits<V>() -> bool {
         size_of::<V>() <= INLINE && align_of::<V>() <= ALIGN
     }

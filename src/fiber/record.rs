@@ -55,7 +55,7 @@ pub(crate) struct Record {
     refs: AtomicU32,
     /// Must be run first by this worker.
     pub(crate) worker: AtomicU32,
-    /// Where its stack pointer was when it last switched out.
+    /// Where on its stack its registers lie since it last switched out (`switch.rs`).
     pub(crate) stack_pointer: AtomicUsize,
     /// The carrier (a type of the layers above) this fiber belongs to, null until it starts.
     pub(crate) home: AtomicPtr<()>,
@@ -79,6 +79,8 @@ pub(crate) struct Record {
     /// Whether the fiber waits inside its own frames, on its carrier, which runs nothing else
     /// meanwhile (S3): zero, `BLOCKS` or `RELEASED`.
     blocks_carrier: AtomicU8,
+    /// What its frames allow since it last switched out; see `sched/verdict.rs`.
+    pub(crate) verdict: AtomicU8,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
     pub(crate) job: Job,
@@ -135,6 +137,7 @@ impl Record {
         self.pins.store(u16::from(birth.pinned), Relaxed);
         self.blocks_carrier.store(0, Relaxed);
         self.gate_pass.store(false, Relaxed);
+        self.verdict.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
         self.refs.store(Self::BORN_WITH, Release);

@@ -132,14 +132,19 @@ impl StackHead {
         }
     }
 
-    /// One past the highest byte a frame may use.
-    pub(crate) fn base(&self) -> usize {
-        ptr::from_ref(self).addr()
-    }
-
     /// The lowest byte of the stack, guard included.
     pub(crate) fn limit(&self) -> usize {
-        self.bottom & !(PAGE - 1)
+        // SAFETY: it is there.
+        unsafe { Self::limit_of(self) }
+    }
+
+    /// The same, without a reference to the rest of the head.
+    ///
+    /// # Safety
+    /// There is a head.
+    pub(crate) unsafe fn limit_of(head: *const StackHead) -> usize {
+        // SAFETY: by the caller's promise; nobody writes it once the stack is cut.
+        unsafe { (*head).bottom & !(PAGE - 1) }
     }
 
     /// True if `address` lies in the guard.

@@ -14,6 +14,7 @@
 //! The floating-point control words (MXCSR, x87) are not saved: they belong to the thread, as any
 //! C function call assumes. A fiber that changes them must restore them before it blocks.
 
+use std::ops::Range;
 use std::ptr;
 
 use corosensei::stack::{Stack, StackPointer};
@@ -40,21 +41,19 @@ pub(crate) enum Back {
 /// What runs on the fiber's stack, given by the scheduler.
 pub(crate) type Body = fn(FiberRef);
 
-/// The part of a stack that frames may use.
-struct Extent {
-    base: StackPointer,
-    limit: StackPointer,
-}
+/// The part of a stack that frames may use: below its head, which says how far down.
+struct Extent(*const StackHead);
 
 // SAFETY: cut by `stack.rs`, which puts a guard page at the lower end and leaves at least
 // `MIN_STACK_SIZE` above it.
 unsafe impl Stack for Extent {
     fn base(&self) -> StackPointer {
-        self.base
+        StackPointer::new(self.0.addr()).expect("no stack at address zero")
     }
 
     fn limit(&self) -> StackPointer {
-        self.limit
+        // SAFETY: the coroutine whose extent this is lies in that head.
+        StackPointer::new(unsafe { StackHead::limit_of(self.0) }).expect("as above")
     }
 }
 
@@ -67,6 +66,8 @@ pub(crate) struct Resident {
     routine: Slot<Routine>,
     /// Null: there is no coroutine yet. Dangling: it has not run yet.
     door: *const Door,
+    /// The stack pointer of the root: frames of the fiber lie below it.
+    root: usize,
 }
 
 impl Resident {
@@ -74,6 +75,7 @@ impl Resident {
         Resident {
             routine: Slot::new(std::mem::MaybeUninit::uninit()),
             door: ptr::null(),
+            root: 0,
         }
     }
 
@@ -94,7 +96,9 @@ impl Resident {
     }
 }
 
-/// The root of every fiber's stack.
+/// The root of every fiber's stack. Never inlined: what it calls has a frame of its own, below the
+/// address noted here.
+#[inline(never)]
 fn root(door: &Door, first: FiberRef, body: Body) {
     let mut fiber = first;
     loop {
@@ -102,6 +106,8 @@ fn root(door: &Door, first: FiberRef, body: Body) {
         let stack = fiber.stack.load(Relaxed);
         // SAFETY: the stack we stand on; nobody else touches its head while its fiber runs (I5).
         unsafe { (*stack).resident.door = ptr::from_ref(door) };
+        // SAFETY: as above.
+        unsafe { (*stack).resident.root = arch::stack_pointer() };
         body(fiber);
         fiber = door.suspend(Back::Finished);
     }
@@ -139,12 +145,9 @@ pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
 unsafe fn make(stack: *mut StackHead, body: Body) {
     // SAFETY: by the caller's promise.
     let head = unsafe { &mut *stack };
-    let pointer = |address| StackPointer::new(address).expect("no stack at address zero");
-    let extent = Extent {
-        base: pointer(head.base()),
-        limit: pointer(head.limit()),
-    };
-    let routine = Routine::with_stack(extent, move |door: &Door, fiber| root(door, fiber, body));
+    let routine = Routine::with_stack(Extent(stack), move |door: &Door, fiber| {
+        root(door, fiber, body)
+    });
     head.resident.routine.get_mut().write(routine);
     head.resident.door = ptr::dangling();
 }
@@ -164,10 +167,56 @@ pub(crate) fn prefetch(fiber: FiberRef) {
 /// Called on the stack of `fiber`.
 #[inline]
 pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
-    fiber.stack_pointer.store(arch::stack_pointer(), Relaxed);
+    let registers = arch::registers();
+    let top = ptr::from_ref(&registers).expose_provenance();
+    fiber.stack_pointer.store(top, Relaxed);
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: we stand on this stack, so its head is ours (I5).
     let door = unsafe { (*stack).resident.door };
     // SAFETY: `root` noted it; it lies in the root frame, which outlives us.
     let _same_fiber = unsafe { &*door }.suspend(back);
+}
+
+/// Where a switched-out fiber stands, for whoever looks at its frames.
+pub(crate) struct Suspended {
+    /// The next instruction, the stack pointer and the frame pointer.
+    pub(crate) registers: [usize; 3],
+    /// Its frames lie below this.
+    pub(crate) root: usize,
+    /// What it uses of its stack.
+    pub(crate) stack: Range<usize>,
+}
+
+/// Where `fiber` stands.
+///
+/// # Safety
+/// It is started and switched out, and the caller's by I1: it stays so meanwhile.
+pub(crate) unsafe fn suspended(fiber: FiberRef) -> Suspended {
+    let top = ptr::with_exposed_provenance::<[usize; 3]>(fiber.stack_pointer.load(Relaxed));
+    // SAFETY: `suspend` noted the address of a variable in its frame, which is still there.
+    let registers = unsafe { *top };
+    // SAFETY: a started fiber has a stack, and this one is the caller's.
+    unsafe { at(fiber, registers) }
+}
+
+/// Where the calling fiber stands, for itself.
+///
+/// # Safety
+/// The caller runs on `fiber`, and does not return from the function `registers` are of meanwhile.
+pub(crate) unsafe fn running(fiber: FiberRef, registers: [usize; 3]) -> Suspended {
+    // SAFETY: a fiber that runs has a stack.
+    unsafe { at(fiber, registers) }
+}
+
+/// # Safety
+/// The fiber has a stack and is the caller's.
+unsafe fn at(fiber: FiberRef, registers: [usize; 3]) -> Suspended {
+    let stack = fiber.stack.load(Relaxed);
+    // SAFETY: by the caller's promise.
+    let root = unsafe { (*stack).resident.root };
+    Suspended {
+        registers,
+        root,
+        stack: registers[1]..stack.addr(),
+    }
 }
