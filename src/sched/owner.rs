@@ -10,6 +10,8 @@
 //!   down again. In hand: wait, it will be one of the others in a moment. Else there is none.
 //! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
 //!   Down: make the word empty; the worker is the taker's.
+//! - **Visit**: as a take, but the worker is put back in any case; if the mark was down, the visitor
+//!   may touch meanwhile what the carrier's thread touches only with the mark up.
 //! - **Give**: exchange empty for the worker; on failure the giver keeps it.
 //! - **Surrender**: the enterer, mark up, exchanges its worker for empty, waiting for a taker.
 //!
@@ -113,8 +115,23 @@ impl<W> Owner<W> {
         }
     }
 
-    /// Takes the worker from a carrier that is outside runtime code.
-    pub(crate) fn take(&self) -> Option<NonNull<W>> {
+    /// Takes the worker from a carrier that is outside runtime code, and before anybody can enter
+    /// again does what must be done to the things of that carrier.
+    pub(crate) fn take<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<(NonNull<W>, R)> {
+        self.take_in_hand(meanwhile, |_| ptr::null_mut())
+    }
+
+    /// The same, but leaves the worker where it is.
+    pub(crate) fn visit<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<R> {
+        self.take_in_hand(meanwhile, NonNull::as_ptr)
+            .map(|(_, done)| done)
+    }
+
+    fn take_in_hand<R>(
+        &self,
+        meanwhile: impl FnOnce() -> R,
+        then: impl FnOnce(NonNull<W>) -> *mut W,
+    ) -> Option<(NonNull<W>, R)> {
         let mut word = self.word.load(SeqCst);
         let worker = loop {
             let worker = holds(word)?;
@@ -126,8 +143,9 @@ impl<W> Owner<W> {
         heavy_barrier();
         // Nobody else changes the word while it says so: a store will do.
         if self.mark.load(Acquire) == 0 {
-            self.word.store(ptr::null_mut(), SeqCst);
-            return Some(worker);
+            let done = meanwhile();
+            self.word.store(then(worker), SeqCst);
+            return Some((worker, done));
         }
         self.word.store(worker.as_ptr(), SeqCst);
         None
@@ -223,7 +241,7 @@ mod models {
             });
             model.carriers[0].open(NonNull::from(&model.worker));
             model.carriers[1].open(NonNull::from(&model.worker));
-            model.carriers[1].take().expect("nobody else is there");
+            model.carriers[1].take(|| ()).expect("nobody else is there");
             model
         }
 
@@ -244,7 +262,7 @@ mod models {
 
         /// Takes from the first carrier, uses the worker, gives it to the second (or back).
         fn take_over(&self, back: bool) {
-            if let Some(worker) = self.carriers[0].take() {
+            if let Some((worker, ())) = self.carriers[0].take(|| ()) {
                 self.touch(worker);
                 if self.carriers[usize::from(!back)].give(worker).is_err() {
                     self.kept.fetch_add(1, AcqRel);
@@ -272,6 +290,24 @@ mod models {
             let taker = thread::spawn(move || other.take_over(false));
             model.enter_once();
             model.enter_once();
+            taker.join().unwrap();
+            model.worker_is_somewhere_once();
+        });
+    }
+
+    #[test]
+    fn loom_a_visitor_and_the_enterer_take_turns() {
+        check(3, || {
+            let model = Model::new();
+            let other = model.clone();
+            let visitor = thread::spawn(move || {
+                let worker = NonNull::from(&other.worker);
+                other.carriers[0].visit(|| other.touch(worker));
+            });
+            let other = model.clone();
+            let taker = thread::spawn(move || other.take_over(true));
+            model.enter_once();
+            visitor.join().unwrap();
             taker.join().unwrap();
             model.worker_is_somewhere_once();
         });
@@ -319,7 +355,7 @@ mod models {
     fn loom_a_carrier_that_ends_keeps_no_worker() {
         check(4, || {
             let model = Model::new();
-            let worker = model.carriers[0].take().expect("nobody else is there");
+            let (worker, ()) = model.carriers[0].take(|| ()).expect("nobody else is there");
             let other = model.clone();
             let (w, carrier) = (worker.as_ptr().addr(), &model.carriers[0]);
             let giver = thread::spawn(move || {
@@ -352,7 +388,8 @@ mod models {
             let taker = {
                 let model = model.clone();
                 thread::spawn(move || {
-                    if let Some(worker) = model.carriers[0].take().filter(|w| first(w, &model)) {
+                    let taken = model.carriers[0].take(|| ()).map(|(worker, ())| worker);
+                    if let Some(worker) = taken.filter(|w| first(w, &model)) {
                         model.touch(worker);
                     }
                 })
@@ -383,8 +420,8 @@ mod models {
             let other = model.clone();
             let taker = thread::spawn(move || {
                 let carrier = &other.carriers[0];
-                match carrier.take() {
-                    Some(worker) => other.carriers[1].give(worker).is_ok(),
+                match carrier.take(|| ()) {
+                    Some((worker, ())) => other.carriers[1].give(worker).is_ok(),
                     None => false,
                 }
             });
