@@ -61,17 +61,22 @@ pub struct Metrics {
     pub stack_guard: Guard,
     /// How many fibers there can be at once, where guards need mappings of their own.
     pub task_limit: Option<usize>,
-    /// Threads of this runtime that run fibers: the sum of the next three.
+    /// Threads of this runtime that run fibers: the sum of the next four.
     pub carriers: usize,
     /// Threads that hold a worker.
     pub carriers_holding: usize,
     /// Threads that hold no worker and run nothing.
     pub carriers_spare: usize,
+    /// Threads that hold no worker and are kept for a fiber that shares its thread with nobody.
+    pub carriers_keeping: usize,
     /// Threads in the middle of a fiber, without a worker: they wait for one, or the fiber blocks
     /// its thread.
     pub carriers_waiting: usize,
     /// How often a thread was needed and could not be had.
     pub carriers_refused: u64,
+    /// Fibers that may not leave their thread and waited for it for 50 ms and more because another
+    /// fiber ran there.
+    pub bound_waiting: u64,
     /// Threads of all runtimes of the process that run fibers.
     pub process_carriers: usize,
 }
@@ -121,6 +126,10 @@ pub struct WorkerMetrics {
     pub sleeps: u64,
     /// Times it moved to another carrier.
     pub moves: u64,
+    /// Started fibers that came to it from another thread.
+    pub adopted: u64,
+    /// Times one of its fibers parked or yielded that shares its thread with nobody.
+    pub alone_parks: u64,
     /// Times its queue was full and half went to the shared one.
     pub overflows: u64,
 }
@@ -145,6 +154,8 @@ impl WorkerMetrics {
             budget_exhausted: counters.budget_exhausted.get(),
             sleeps: counters.sleeps.get(),
             moves: counters.moves.get(),
+            adopted: counters.adopted.get(),
+            alone_parks: counters.alone_parks.get(),
             overflows: counters.overflows.get(),
         }
     }
@@ -160,6 +171,7 @@ impl Metrics {
         let carriers = shared.carrier_threads();
         let holding = shared.holding_carriers().min(carriers);
         let spare = shared.resting_carriers().min(carriers - holding);
+        let keeping = shared.keeping_carriers().min(carriers - holding - spare);
         let blocking = blocking::stats(shared);
         Metrics {
             workers,
@@ -184,8 +196,10 @@ impl Metrics {
             carriers,
             carriers_holding: holding,
             carriers_spare: spare,
-            carriers_waiting: carriers - holding - spare,
+            carriers_keeping: keeping,
+            carriers_waiting: carriers - holding - spare - keeping,
             carriers_refused: shared.refused_carriers.load(Relaxed),
+            bound_waiting: shared.bound_waiting.load(Relaxed),
             process_carriers: crate::sched::carrier::process_carriers(),
         }
     }

@@ -27,7 +27,7 @@ pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 use crate::error::{AbortOnDrop, NoRuntime};
 use crate::park;
 use crate::sched::spawn::{self, Limit};
-use crate::sched::{Shared, block};
+use crate::sched::{Shared, block, verdict};
 use crate::task::{self, Fiber, JoinHandle, Phase};
 
 /// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most as
@@ -363,6 +363,13 @@ impl Handle {
             .workers
             .get(index)
             .is_some_and(|worker| self.shared.take_and_place(worker))
+    }
+
+    /// Lets all fibers of the process change threads, whatever is on their stacks. For tests that
+    /// must be able to fail: this is undefined behaviour.
+    #[doc(hidden)]
+    pub fn trust_everything(&self, trust: bool) {
+        verdict::trust_everything(trust);
     }
 
     /// Changes the number of workers, up to as many as the runtime has room for. For tests: what

@@ -13,6 +13,7 @@ use crate::fiber::switch::Back;
 use crate::sched::context::{self, Entered, Here};
 use crate::sched::gate::Entry;
 use crate::sched::limit;
+use crate::sched::moving;
 use crate::sched::timers::Deadline;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
@@ -111,7 +112,8 @@ fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
 /// The fiber goes on when its waker has *released* it, not as soon as the state word says so: until
 /// then the waker still relies on it not to be over (`wake::enqueue`).
 #[cold]
-fn block_carrier(token: Entered, fiber: FiberRef) -> Entered {
+fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
+    moving::take_along(&mut token);
     let carrier = token.carrier();
     fiber.block_carrier(); // before the commit: wakers read it after
     // Without a thread for it the worker stays, asleep; others steal what it has queued.

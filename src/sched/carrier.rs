@@ -6,14 +6,15 @@
 //! whose worker was taken; or it is *blocked* by a fiber that parked while unwinding. Started
 //! fibers belong to their carrier: its home queue, and its inbox for wakes from other threads.
 //!
-//! Three sets say who may be given a worker (numbers of carriers, claims as in `bitmap.rs`):
-//! *resting*, by any giver; *wanted*, by the next worker that looks; *vacant* numbers have no
-//! thread. Somebody who claims a resting carrier owes it a worker.
+//! Four sets say who may be given a worker (numbers of carriers, claims as in `bitmap.rs`):
+//! *resting*, by any giver; *keeping*, carriers that rest and keep fibers which want to be alone
+//! (`moving.rs`): for the sake of those fibers only; *wanted*, by the next worker that looks; *vacant*
+//! numbers have no thread. Somebody who claims a resting or keeping carrier owes it a worker.
 //!
 //! **I10** A runnable started fiber is never forgotten. A waker posts to the inbox, then looks:
 //! the carrier holds a worker → that worker is roused if it sleeps, and looks into the inbox before
-//! it sleeps; it holds none → the waker claims it from *resting* and puts it into *wanted*. If the
-//! claim fails, the carrier is on its way into *resting* and looks into its inbox after it has
+//! it sleeps; it holds none → the waker claims it from *resting* or *keeping* and puts it into *wanted*.
+//! If the claim fails, the carrier is on its way into its set and looks into its inbox after it has
 //! announced itself; or somebody else claimed it and owes it a worker; or a fiber blocks it, and it
 //! will look when that fiber is done.
 //!
@@ -50,9 +51,16 @@ pub(crate) struct Carrier {
     pub(crate) current: Cell<Option<FiberRef>>,
     /// Operations left in this dispatch.
     pub(crate) budget: Cell<u32>,
-    /// Fibers that started here and are not over.
-    pub(crate) started: Cell<usize>,
+    /// Fibers that started here or came here and are not over; those of them that left are in `left`
+    /// (I18). Written by the own thread.
+    pub(crate) started: AtomicUsize,
+    /// Switched-out fibers that want to be alone.
+    pub(crate) alone: Cell<usize>,
     home: UnsafeCell<Home>,
+    /// Fibers that others adopted. From here on: anybody.
+    pub(crate) left: AtomicUsize,
+    /// How many runnable fibers the last raid left here, because they may not move.
+    pub(crate) bound: AtomicUsize,
 }
 
 /// Runnable started fibers; of the carrier's own thread alone.
@@ -87,11 +95,14 @@ impl Carrier {
             inbox: Inbox::new(),
             current: Cell::new(None),
             budget: Cell::new(0),
-            started: Cell::new(0),
+            started: AtomicUsize::new(0),
+            alone: Cell::new(0),
             home: UnsafeCell::new(Home {
                 queue: List::new(),
                 next: None,
             }),
+            left: AtomicUsize::new(0),
+            bound: AtomicUsize::new(0),
         }
     }
 
@@ -109,6 +120,11 @@ impl Carrier {
         debug_assert!(ptr::eq(context::carrier(), self));
         // SAFETY: own thread only; no caller holds it across a call that gets here again.
         unsafe { &mut *self.home.get() }
+    }
+
+    /// For whoever may touch it by I17.
+    pub(crate) fn home_cell(&self) -> *mut Home {
+        self.home.get()
     }
 
     fn has_runnable(&self) -> bool {
@@ -203,23 +219,29 @@ impl Carrier {
     /// At the bottom of the stack, mark up: until there is a worker, or no need for this thread.
     fn rest(&self, first_of_spare: bool) -> Rested {
         let shared = self.shared();
-        shared.resting.set(self.index);
+        // It keeps fibers or it does not, for as long as it holds no worker.
+        let set = if self.keeps_fibers() {
+            &shared.keeping
+        } else {
+            &shared.resting
+        };
+        set.set(self.index);
         if first_of_spare {
             shared.watchers.starting.fetch_sub(1, SeqCst);
         }
         loop {
             if self.owner.peek().is_some() {
-                shared.resting.claim(self.index);
+                set.claim(self.index);
                 return Rested::Holding;
             }
             if shared.is_stopping() {
                 return Rested::End;
             }
             if self.has_runnable() {
-                if shared.resting.claim(self.index) {
+                if set.claim(self.index) {
                     shared.want(self.index);
                 }
-            } else if self.started.get() == 0
+            } else if self.has_no_fibers()
                 && shared.resting.len() > shared.spares_kept()
                 && shared.resting.claim(self.index)
             {
@@ -295,10 +317,13 @@ impl Shared {
             return false;
         }
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
-        let Some(taken) = carrier.owner.take() else {
+        // SAFETY: I17: called while the worker is in our hand and the mark is down.
+        let taken = carrier.owner.take(|| unsafe { carrier.take_runnable() });
+        let Some((taken, fibers)) = taken else {
             carrier.bell.ring(); // given back: in case it noticed
             return false;
         };
+        self.release_taken(carrier, fibers);
         match self.place(taken) {
             Ok(()) => true,
             Err(taken) => {

@@ -14,6 +14,7 @@ use crate::queue::inject::popped;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::context::Entered;
+use crate::sched::moving;
 use crate::sched::worker::Worker;
 
 /// Turns the LIFO slots get in a row: enough for a short conversation, not for starving a queue.
@@ -89,6 +90,7 @@ fn in_order(token: &mut Entered) -> Next {
     collect(token);
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
+        moving::share_if_crowded(token);
         match shared_queue(token) {
             Next::Nothing => {}
             found => return found,
@@ -225,7 +227,8 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
         }
         let other = &token.carrier().shared().workers[victim];
         let found = other.ring.steal_into(&me.ring);
-        if let Some(fiber) = found.or_else(|| steal_slot(token, victim)) {
+        let found = found.or_else(|| steal_slot(token, victim));
+        if let Some(fiber) = found.or_else(|| moving::raid(token, other)) {
             let me = token.worker();
             me.counters.steals.add(1);
             me.counters.stolen.add(me.ring.len() as u64 + 1);

@@ -14,6 +14,8 @@
 //! | `context` | the current carrier, the `Entered` token |
 //! | `find`, `run` | what runs next; what happens when it comes back |
 //! | `wake` | making a parked fiber runnable |
+//! | `verdict` | what the frames of a fiber allow |
+//! | `moving` | started fibers that change threads, or keep theirs to themselves |
 //! | `spawn` | from a closure to a queued fiber |
 //! | `block` | parking, yielding and handing over, on the fiber's side |
 //! | `timers` | deadlines |
@@ -46,6 +48,7 @@ mod find;
 mod gate;
 mod idle;
 pub(crate) mod limit;
+mod moving;
 mod owner;
 mod resize;
 pub(crate) mod run;
@@ -56,6 +59,7 @@ pub(crate) mod spawn;
 mod starve;
 pub(crate) mod thread;
 mod timers;
+pub(crate) mod verdict;
 pub(crate) mod wake;
 mod watch;
 pub(crate) mod worker;
@@ -127,8 +131,13 @@ pub(crate) struct Shared {
     carriers: Box<[OnceLock<Carrier>]>,
     threads: Mutex<Vec<(usize, ThreadHandle<()>)>>,
     resting: Bitmap,
+    keeping: Bitmap,
     wanted: Bitmap,
     vacant: Bitmap,
+    /// Carriers that keep fibers which want to be alone.
+    pub(crate) keepers: AtomicUsize,
+    /// Fibers that may not move and waited long for their thread.
+    pub(crate) bound_waiting: AtomicU64,
     pub(crate) refused_carriers: AtomicU64,
     global: Inject,
     idle: Idle,
@@ -190,6 +199,9 @@ impl Shared {
             carriers: (0..cap).map(|_| OnceLock::new()).collect(),
             threads: Mutex::new(Vec::new()),
             resting: Bitmap::new(cap),
+            keeping: Bitmap::new(cap),
+            keepers: AtomicUsize::new(0),
+            bound_waiting: AtomicU64::new(0),
             wanted: Bitmap::new(cap),
             vacant,
             refused_carriers: AtomicU64::new(0),
@@ -337,6 +349,10 @@ impl Shared {
 
     pub(crate) fn resting_carriers(&self) -> usize {
         self.resting.len()
+    }
+
+    pub(crate) fn keeping_carriers(&self) -> usize {
+        self.keeping.len()
     }
 
     /// Those that hold a worker.

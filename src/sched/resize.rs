@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 
 use crate::sched::Shared;
 use crate::sched::context::Entered;
+use crate::sched::moving;
 use crate::sched::worker::{Roused, Worker};
 
 impl Shared {
@@ -60,6 +61,7 @@ impl Shared {
 
 /// Takes the worker of the calling carrier out of service. True: it is gone, and the token is void.
 pub(crate) fn retire(token: &mut Entered) -> bool {
+    moving::take_along(token); // before: they go where the others go
     empty(token);
     let carrier = token.carrier();
     let shared = carrier.shared();

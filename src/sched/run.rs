@@ -15,7 +15,9 @@ use crate::fiber::switch::Back;
 use crate::fiber::{FiberRef, Record};
 use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
+use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
+use crate::sched::verdict::{self, Verdict};
 use crate::sched::wake::Waiter;
 use crate::sched::{Shared, carrier::Carrier, resize};
 
@@ -41,15 +43,19 @@ pub(crate) fn run_fibers() -> Left {
         match find::next(&mut token) {
             Next::Run(fiber) => {
                 search.found(&token);
+                let at_home = ptr::eq(moving::home(fiber), token.carrier());
+                if !at_home && leave_for(&mut token, fiber) {
+                    break Left::GaveWorkerAway;
+                }
                 let handed;
-                (token, handed) = run(token, fiber);
-                if handed && hand_over(&token) {
+                (token, handed) = run(token, fiber, at_home);
+                if handed && hand_over(&mut token) {
                     break Left::GaveWorkerAway;
                 }
             }
             Next::MoveTo(index) => {
                 search.found(&token);
-                if move_to(&token, index) {
+                if move_to(&mut token, index) {
                     break Left::GaveWorkerAway;
                 }
             }
@@ -68,35 +74,64 @@ pub(crate) fn run_fibers() -> Left {
 }
 
 /// Takes the worker to a carrier that wants one. False if there is no need.
-fn move_to(token: &Entered, index: usize) -> bool {
-    let carrier = token.carrier();
-    if index == carrier.index {
+fn move_to(token: &mut Entered, index: usize) -> bool {
+    if index == token.carrier().index {
         return false; // its own fibers wait: the loop finds them
     }
+    moving::take_along(token);
     token.worker().counters.moves.add(1);
+    let carrier = token.carrier();
     carrier.hand_to(carrier.shared().carrier(index))
 }
 
 /// Takes the worker to any other carrier.
-fn hand_over(token: &Entered) -> bool {
+fn hand_over(token: &mut Entered) -> bool {
+    moving::take_along(token);
     token.worker().counters.moves.add(1);
     token.carrier().hand_over()
 }
 
+/// A fiber that is not at home here: if it is not welcome (S12), takes it and the worker to another
+/// carrier. False if there is none, or no need: then it runs here.
+fn leave_for(token: &mut Entered, fiber: FiberRef) -> bool {
+    // SAFETY: I1: `next` took it off a queue.
+    let welcome = unsafe { moving::welcome(token, fiber) };
+    if let Welcome::Here = welcome {
+        return false;
+    }
+    // SAFETY: `next` took it off a queue, so it is in no list; it is not over, so alive (I3).
+    unsafe { token.local().own.push_front(fiber.pointer()) };
+    let gone = match welcome {
+        Welcome::With(keeper) => move_to(token, keeper),
+        _ => hand_over(token),
+    };
+    if !gone {
+        let back = token.local().own.pop();
+        debug_assert!(back == Some(fiber.pointer()));
+    }
+    gone
+}
+
 /// Runs one fiber until it comes back; true if it handed its worker over.
-fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
-    if fiber.stack.load(atomic::Ordering::Relaxed).is_null() && !attach(&mut token, fiber) {
+fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
+    if !at_home && !take_in(&mut token, fiber) {
         return (token, false);
     }
     let carrier = token.carrier();
+    if verdict::is_alone(fiber) {
+        carrier.keep_no_longer();
+    }
     carrier.current.set(Some(fiber));
     carrier.budget.set(carrier.shared().settings.budget);
     token.worker().published.dispatch();
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
-    let carrier = token.carrier();
-    carrier.current.set(None);
+    token.carrier().current.set(None);
     token.worker().published.set_phase(Phase::Scheduling);
+    if back != Back::Finished {
+        assess(&mut token, fiber); // before anybody else can get hold of it
+    }
+    let carrier = token.carrier();
     match back {
         Back::Yielded => push_home(carrier, fiber),
         Back::HandedOver => push_home(carrier, fiber),
@@ -115,6 +150,27 @@ fn push_home(carrier: &Carrier, fiber: FiberRef) {
     unsafe { carrier.home().queue.push(fiber.pointer()) };
 }
 
+/// The fiber has switched out: what its frames allow.
+#[inline]
+fn assess(token: &mut Entered, fiber: FiberRef) {
+    // SAFETY: it has just come back to us, and is in no queue yet.
+    let verdict = unsafe { verdict::judge(fiber, &mut token.local().traces) };
+    if verdict == Verdict::Alone {
+        token.carrier().keep_alone();
+        token.worker().counters.alone_parks.add(1);
+    }
+}
+
+/// A fiber that is not at home here: it starts, or is adopted. False if there is no stack for it.
+fn take_in(token: &mut Entered, fiber: FiberRef) -> bool {
+    if !fiber.stack.load(atomic::Ordering::Relaxed).is_null() {
+        moving::settle(token.carrier(), fiber);
+        token.worker().counters.adopted.add(1);
+        return true;
+    }
+    attach(token, fiber)
+}
+
 /// The first dispatch: a stack and a home.
 fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
@@ -125,12 +181,8 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     token.show_stacks();
     let carrier = token.carrier();
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
-    fiber.home.store(
-        ptr::from_ref(carrier).cast_mut().cast(),
-        atomic::Ordering::Relaxed,
-    );
     // Whoever wakes the fiber reads both; the park it ends has released them.
-    carrier.started.set(carrier.started.get() + 1);
+    moving::settle(carrier, fiber);
     token.worker().counters.started.add(1);
     token.carrier().shared().count_odd_stack(class, 1); // after: rather too much hope than too little
     true
@@ -186,7 +238,7 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     }
     token.show_stacks();
     let carrier = token.carrier();
-    carrier.started.set(carrier.started.get() - 1);
+    carrier.count_started(-1);
     let shared = carrier.shared();
     let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
     shared.count_odd_stack(class, -1);

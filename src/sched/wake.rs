@@ -3,6 +3,9 @@
     reason = "wakes waiters by address and posts fibers to inboxes"
 )]
 //! Making a parked fiber, or a plain thread, run again.
+//!
+//! A fiber goes to its home, or elsewhere if its home cannot run it now and it may move
+//! (`moving.rs`).
 
 use std::ptr;
 use std::sync::Arc;
@@ -127,17 +130,21 @@ pub(crate) fn enqueue(fiber: FiberRef) {
         }
         return;
     }
+    // SAFETY: made runnable by the caller (I1), and it is switched out since its park was committed.
+    if unsafe { shared.goes_elsewhere(carrier, fiber) } {
+        return shared.submit_started(fiber);
+    }
     // SAFETY: as above.
     unsafe { carrier.inbox.post(fiber.pointer()) };
     rouse_for_inbox(carrier);
 }
 
 /// The waker's half of I10, after the post.
-fn rouse_for_inbox(carrier: &Carrier) {
+pub(crate) fn rouse_for_inbox(carrier: &Carrier) {
     let shared = carrier.shared();
     match carrier.owner.peek() {
         None => {
-            if shared.resting.claim(carrier.index) {
+            if shared.resting.claim(carrier.index) || shared.keeping.claim(carrier.index) {
                 shared.want(carrier.index);
             }
         }

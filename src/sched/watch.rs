@@ -8,14 +8,15 @@
 //! The *helper* does what the monitor may not, when asked: it makes spare carriers, so that a worker
 //! finds a thread at once when it must leave its own; asks how many CPUs the process may use, to which
 //! the number of workers follows; tends to services
-//! (`service.rs`); and gives back pages of stacks nobody needs.
+//! (`service.rs`); gives back pages of stacks nobody needs; and studies the program's code, to know
+//! which fibers may change threads (`verdict.rs`).
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot};
+use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot, frames};
 
 use crate::base::loom::{Mutex, lock};
 use crate::fiber::stack;
@@ -27,6 +28,14 @@ const SPARES: u32 = 1;
 const CPUS: u32 = 2;
 const TEND: u32 = 4;
 const TRIM: u32 = 8;
+const STUDY: u32 = 16;
+
+/// Looks at an awake runtime until what its fibers hold is studied: a short program pays nothing.
+const STUDY_AFTER: u32 = 64;
+/// Looks of the monitor after which a fiber that may not move has waited long for its thread.
+const BOUND_WAIT: u32 = 50;
+/// Looks after which the siblings of a fiber that runs and runs are looked at again.
+const RAID_AGAIN: u32 = 16;
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -50,6 +59,8 @@ pub(crate) struct Watchers {
     resize_at: Mutex<Option<Instant>>,
     /// When to look again at stacks nobody needs; the helper's own.
     trim_at: Mutex<Option<Instant>>,
+    /// Looks of the monitor that found somebody awake, up to `STUDY_AFTER`; the monitor's own.
+    looks_awake: AtomicU32,
     /// All workers have their first carriers: before that the helper does nothing.
     pub(crate) begun: AtomicBool,
 }
@@ -65,6 +76,7 @@ impl Watchers {
             refused_until: Mutex::new(None),
             resize_at: Mutex::new(None),
             trim_at: Mutex::new(None),
+            looks_awake: AtomicU32::new(0),
             begun: AtomicBool::new(false),
         }
     }
@@ -107,6 +119,11 @@ impl Shared {
         self.watchers.ask(TEND);
     }
 
+    /// Asks the helper to find out what binds fibers, for places in the code that were asked for.
+    pub(crate) fn study_soon(&self) {
+        self.watchers.ask(STUDY);
+    }
+
     /// As many workers as there are CPUs; false if threads for them could not be had.
     fn follow_cpus(&self) -> bool {
         let cpus = (self.settings.count_cpus)();
@@ -116,6 +133,17 @@ impl Shared {
         }
         let as_wished = cpus.min(self.workers.len()) == self.count.allowed();
         as_wished && self.count.is_complete() || self.resize(cpus)
+    }
+
+    /// On the monitor's thread: somebody has met places in the code of which nothing is known.
+    fn study_now_and_then(&self, awake: bool) {
+        let looks = self.watchers.looks_awake.load(Relaxed);
+        if looks < STUDY_AFTER {
+            let more = looks + u32::from(awake);
+            self.watchers.looks_awake.store(more, Relaxed);
+        } else if frames::is_asked() {
+            self.study_soon();
+        }
     }
 
     /// If asked, or if some worker found no thread the last time: after a pause.
@@ -137,6 +165,16 @@ impl Shared {
             *at = stack::trim().then(|| now + TRIM_PAUSE);
         }
         at.map(|at| at.saturating_duration_since(now))
+    }
+
+    /// Somebody has occupied this worker's carrier for long: who waits for it and may not move?
+    #[expect(unsafe_code, reason = "workers know their carrier by pointer")]
+    fn count_bound(&self, worker: &Worker) {
+        // SAFETY: null until the worker was first given away; carriers live as long as `Shared`.
+        if let Some(carrier) = unsafe { worker.carrier.load(SeqCst).as_ref() } {
+            let bound = carrier.bound.load(Relaxed) as u64;
+            self.bound_waiting.fetch_add(bound, Relaxed);
+        }
     }
 
     fn spares_missing(&self) -> bool {
@@ -179,11 +217,25 @@ impl Pool for Shared {
 
     fn overran(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
-        worker.overran.store(dispatch, Relaxed);
+        let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
+        let looks = if again {
+            worker.overran_for.load(Relaxed) + 1
+        } else {
+            1
+        };
+        worker.overran_for.store(looks, Relaxed);
         if worker.timers.is_due() {
             self.miss_timers();
         }
-        if !worker.lifo.is_empty() || !worker.ring.is_empty() {
+        if looks == BOUND_WAIT {
+            self.count_bound(worker);
+        }
+        // Its siblings: once, and again for those of whom we knew too little or who came too late.
+        let raid = looks % RAID_AGAIN == 1;
+        if raid {
+            worker.raided.store(0, Relaxed);
+        }
+        if raid || !worker.lifo.is_empty() || !worker.ring.is_empty() {
             self.rouse_one(index + 1);
         }
     }
@@ -193,6 +245,7 @@ impl Pool for Shared {
         if self.spares_missing() && !self.watchers.refused.load(Relaxed) {
             self.watchers.ask(SPARES);
         }
+        self.study_now_and_then(workers > 0);
         if workers == 0 && stack::has_grown() {
             self.watchers.ask(TRIM); // before everybody sleeps
         }
@@ -212,6 +265,9 @@ impl Chores for Shared {
         let refused = self.services.tend();
         if refused.is_some() {
             self.watchers.refused.store(true, Relaxed); // nor need the monitor ask
+        }
+        if asked & STUDY != 0 {
+            frames::study();
         }
         let again = [
             self.resize_again(asked),

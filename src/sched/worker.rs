@@ -2,9 +2,12 @@
 
 use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
+};
 
 use indent_sysmon::Slot as Published;
+use indent_sysmon::frames::TraceCache;
 
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
@@ -33,6 +36,10 @@ pub(crate) struct Worker {
     pub(crate) stacks_cached: AtomicUsize,
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
+    /// The dispatch in which it was raided last.
+    pub(crate) raided: AtomicU64,
+    /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
+    pub(crate) overran_for: AtomicU32,
     /// The carrier that holds or last held this worker.
     pub(crate) carrier: AtomicPtr<Carrier>,
     /// Why this worker was roused, by whoever claimed its sleep.
@@ -68,6 +75,8 @@ pub(crate) struct Counters {
     pub(crate) wakes_coalesced: Count,
     pub(crate) sleeps: Count,
     pub(crate) moves: Count,
+    pub(crate) adopted: Count,
+    pub(crate) alone_parks: Count,
     pub(crate) overflows: Count,
 }
 
@@ -115,6 +124,10 @@ pub(crate) struct Local {
     pub(crate) carrier_turn: bool,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
+    /// How often in a row it had too much to do while others had nothing.
+    pub(crate) crowded: u32,
+    /// Stacks seen lately, and what they allow.
+    pub(crate) traces: TraceCache,
 }
 
 // SAFETY: `local` is only touched by the holder (I7); everything else is atomic.
@@ -132,6 +145,8 @@ impl Worker {
             timers: Timers::new(),
             stacks_cached: AtomicUsize::new(0),
             overran: AtomicU64::new(0),
+            raided: AtomicU64::new(0),
+            overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             roused: AtomicU8::new(Roused::NO),
             counters: Counters::default(),
@@ -144,6 +159,8 @@ impl Worker {
                 home_turns: 0,
                 carrier_turn: false,
                 own: List::new(),
+                crowded: 0,
+                traces: TraceCache::new(),
             }),
         }
     }

@@ -4,9 +4,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::panic::Location;
 
+mod binding;
 mod builder;
 mod join;
 
+pub use binding::{Binding, Verdict};
 pub use builder::Builder;
 pub use join::JoinHandle;
 

@@ -1,0 +1,306 @@
+#![expect(unsafe_code, reason = "moves fibers between intrusive lists")]
+//! Started fibers that change threads, and those that keep theirs to themselves.
+//!
+//! A started fiber belongs to its *home*, the carrier it last ran on: wakes send it there. It moves
+//! only while it is runnable and switched out, in the hands of whoever took it off a queue or made it
+//! runnable (I1), and only if its frames allow it (`verdict.rs`). To move it is to put it where
+//! unstarted fibers wait; the carrier that runs it next *adopts* it. Who does so:
+//!
+//! - a waker, if the home holds no worker, or one that does not get on;
+//! - a worker that leaves its carrier: for another that wants it, for good, or because it was told to;
+//! - whoever takes a worker from a carrier, before the carrier's thread can enter again;
+//! - a worker with too much to do, while another has nothing;
+//! - a *raider*: an idle worker that finds another one stuck in one dispatch.
+//!
+//! Everyone else's fibers stay, and a worker is brought to their carrier (I10).
+//!
+//! **I17** A carrier's home queue is touched by its own thread with the mark up, or by somebody else
+//! while the carrier's worker is in his hand and the mark is down (`owner.rs`). A raider takes all of
+//! the queue then, in a few instructions, and sorts it afterwards: those that may not move go into
+//! the inbox, as if they had been woken just now.
+//!
+//! **I18** `started` counts the fibers that started on a carrier or were adopted by it, by its own
+//! thread; `left` those of them that others adopted. A fiber counts for its home until it is adopted,
+//! so a carrier's thread does not end as long as a fiber's home is that carrier.
+//!
+//! A fiber that is to be *alone* (S12) shares its thread with nobody while it is switched out: its
+//! carrier *keeps* it. A worker on such a carrier runs what is at home there and nothing else; when it
+//! finds something else to do it takes it to another carrier. A carrier that keeps a fiber rests in a
+//! set of its own, where nobody looks for a thread to start fibers on. That is so for a number of
+//! carriers; beyond it, fibers whose first function already says that they will be alone start on
+//! carriers that keep some. If no thread can be had, they share with everybody.
+
+use std::ptr;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use crate::base::list::List;
+use crate::base::loom::atomic;
+use crate::fiber::{FiberRef, Record};
+use crate::queue::inject::popped;
+use crate::sched::carrier::Carrier;
+use crate::sched::context::{self, Entered};
+use crate::sched::verdict;
+use crate::sched::worker::Worker;
+use crate::sched::{Shared, wake};
+
+/// Carriers per worker that may keep fibers which want to be alone, as long as that is no more than
+/// half of all carriers.
+const KEEPERS_PER_WORKER: usize = 64;
+/// Most fibers looked at in one step on the way of a worker.
+const BATCH: usize = 64;
+/// So many times in a row a worker has too much to do while another has nothing, until it shares.
+const CROWDED: u32 = 2;
+
+/// The carrier a fiber belongs to, null before it starts.
+#[inline]
+pub(crate) fn home(fiber: FiberRef) -> *const Carrier {
+    fiber.home.load(atomic::Ordering::Relaxed).cast()
+}
+
+/// Makes this carrier the home of a fiber that is about to run on it.
+pub(crate) fn settle(carrier: &Carrier, fiber: FiberRef) {
+    let here = ptr::from_ref(carrier).cast_mut().cast();
+    let before: *const Carrier = fiber.home.swap(here, atomic::Ordering::Relaxed).cast();
+    carrier.count_started(1);
+    // SAFETY: carriers live as long as `Shared`.
+    if let Some(before) = unsafe { before.as_ref() } {
+        before.left.fetch_add(1, SeqCst); // I18: after the last use of it as a home
+        if before.has_no_fibers() {
+            before.bell.ring(); // nothing keeps its thread any more
+        }
+    }
+}
+
+impl Carrier {
+    /// Own thread: a fiber came, or ended.
+    #[inline]
+    pub(crate) fn count_started(&self, change: isize) {
+        let started = self.started.load(Relaxed);
+        self.started
+            .store(started.wrapping_add_signed(change), Relaxed);
+    }
+
+    /// I18. Exact on the own thread; elsewhere true of some moment.
+    pub(crate) fn has_no_fibers(&self) -> bool {
+        self.started.load(Relaxed) == self.left.load(SeqCst)
+    }
+
+    /// A fiber has switched out here and wants to be alone.
+    pub(crate) fn keep_alone(&self) {
+        self.alone.set(self.alone.get() + 1);
+        if self.alone.get() == 1 {
+            self.shared().keepers.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Such a fiber is about to run again.
+    pub(crate) fn keep_no_longer(&self) {
+        self.alone.set(self.alone.get() - 1);
+        if self.alone.get() == 0 {
+            self.shared().keepers.fetch_sub(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn keeps_fibers(&self) -> bool {
+        self.alone.get() > 0
+    }
+
+    /// All runnable fibers, inside or outside, on the own thread or by I17.
+    ///
+    /// # Safety
+    /// As I17 says.
+    pub(crate) unsafe fn take_runnable(&self) -> List<Record> {
+        // SAFETY: by the caller's promise.
+        let home = unsafe { &mut *self.home_cell() };
+        let mut all = List::new();
+        if let Some(next) = home.next.take() {
+            // SAFETY: it was in the slot, so in no list, and runnable fibers are alive (I3).
+            unsafe { all.push(next.pointer()) };
+        }
+        all.append(std::mem::replace(&mut home.queue, List::new()));
+        all.append(self.inbox.take());
+        all
+    }
+}
+
+/// Before a worker leaves its carrier: what may move comes along.
+pub(crate) fn take_along(token: &mut Entered) {
+    let carrier = token.carrier();
+    // SAFETY: I17: our own thread, and the token is the mark.
+    let mut all = unsafe { carrier.take_runnable() };
+    let shared = carrier.shared();
+    let mut moved = 0;
+    let looked_at = all.len().min(BATCH);
+    for _ in 0..looked_at {
+        let Some(fiber) = all.pop().map(popped) else {
+            break;
+        };
+        // SAFETY: off a queue, so runnable, switched out and ours.
+        if unsafe { verdict::may_move(shared, fiber) } {
+            shared.push_local(token.worker(), fiber);
+            moved += 1;
+        } else {
+            // SAFETY: just popped.
+            unsafe { all.push(fiber.pointer()) };
+        }
+    }
+    carrier.home().queue.append(all);
+    if moved > 0 {
+        shared.rouse_from(token.worker());
+    }
+}
+
+/// Now and then, on a worker that has fibers of its own waiting: if others have had nothing to do
+/// for some time, lets them have what may move.
+pub(crate) fn share_if_crowded(token: &mut Entered) {
+    let carrier = token.carrier();
+    let crowded = carrier.home().queue.len() > 1 && carrier.shared().idle.has_free_hands();
+    let local = token.local();
+    local.crowded = if crowded { local.crowded + 1 } else { 0 };
+    if local.crowded < CROWDED {
+        return;
+    }
+    local.crowded = 0;
+    let (carrier, worker) = (token.carrier(), token.worker());
+    let queue = &mut carrier.home().queue;
+    let mut moved = 0;
+    for _ in 0..(queue.len() / 2).min(BATCH) {
+        let Some(fiber) = queue.pop().map(popped) else {
+            break;
+        };
+        // SAFETY: off a queue, so runnable, switched out and ours.
+        if unsafe { verdict::may_move(carrier.shared(), fiber) } {
+            carrier.shared().push_local(worker, fiber);
+            moved += 1;
+        } else {
+            // SAFETY: just popped.
+            unsafe { queue.push(fiber.pointer()) };
+        }
+    }
+    if moved > 0 {
+        carrier.shared().rouse_from(worker);
+    }
+}
+
+/// On a searching worker: what may move from a carrier whose worker has not got on for some time.
+pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
+    let dispatch = victim.published.dispatches();
+    if victim.overran.load(Relaxed) != dispatch || victim.raided.swap(dispatch, Relaxed) == dispatch
+    {
+        return None;
+    }
+    // SAFETY: null until the worker was first given away; carriers live as long as `Shared`.
+    let carrier = unsafe { victim.carrier.load(SeqCst).as_ref() }?;
+    // SAFETY: I17: called while the worker is in our hand and the mark is down.
+    let all = carrier.owner.visit(|| unsafe { carrier.take_runnable() })?;
+    let shared = token.carrier().shared();
+    let bound = shared.sort(carrier, all, |fiber| {
+        shared.push_local(token.worker(), fiber);
+    });
+    carrier.bound.store(bound, Relaxed);
+    token.worker().ring.pop()
+}
+
+impl Shared {
+    /// Runnable fibers that were taken off a carrier's queues: those that may move go to `elsewhere`,
+    /// the others back into its inbox; how many those are.
+    fn sort(
+        &self,
+        carrier: &Carrier,
+        mut fibers: List<Record>,
+        mut elsewhere: impl FnMut(FiberRef),
+    ) -> usize {
+        let mut bound = 0;
+        while let Some(fiber) = fibers.pop().map(popped) {
+            // SAFETY: off a queue, so runnable, switched out and ours.
+            if unsafe { verdict::may_move(self, fiber) } {
+                elsewhere(fiber);
+            } else {
+                // SAFETY: just popped, and runnable fibers are alive (I3).
+                unsafe { carrier.inbox.post(fiber.pointer()) };
+                bound += 1;
+            }
+        }
+        if bound > 0 {
+            wake::rouse_for_inbox(carrier);
+        }
+        bound
+    }
+
+    /// The fibers of a carrier whose worker was taken.
+    pub(crate) fn release_taken(&self, carrier: &Carrier, fibers: List<Record>) {
+        self.sort(carrier, fibers, |fiber| self.submit_started(fiber));
+    }
+
+    /// Queues a started fiber that may run anywhere: with the caller's worker, if it has one.
+    pub(crate) fn submit_started(&self, fiber: FiberRef) {
+        let token = context::enter().filter(|t| ptr::eq(t.carrier().shared(), self));
+        match token {
+            Some(token) => {
+                self.push_local(token.worker(), fiber);
+                self.rouse_from(token.worker());
+            }
+            None => {
+                self.global.push(fiber);
+                self.rouse_one(0);
+            }
+        }
+    }
+
+    /// A fiber made runnable by the caller goes elsewhere if its home cannot run it now and it may.
+    ///
+    /// # Safety
+    /// It is started, switched out, runnable and the caller's (I1).
+    pub(crate) unsafe fn goes_elsewhere(&self, carrier: &Carrier, fiber: FiberRef) -> bool {
+        let stuck = carrier.owner.peek().is_none_or(|worker| {
+            // SAFETY: workers live as long as `Shared`.
+            let worker = unsafe { worker.as_ref() };
+            worker.overran.load(Relaxed) == worker.published.dispatches()
+        });
+        // SAFETY: by the caller's promise.
+        stuck && unsafe { verdict::may_move(self, fiber) }
+    }
+
+    /// As many carriers keep fibers that want to be alone as may.
+    pub(crate) fn has_enough_keepers(&self) -> bool {
+        let most = (KEEPERS_PER_WORKER * self.count.allowed()).min(self.settings.max_carriers / 2);
+        self.keepers.load(Relaxed) >= most.max(1)
+    }
+}
+
+/// Where a fiber that is not at home on this carrier may run.
+pub(crate) enum Welcome {
+    Here,
+    /// On a carrier that keeps nobody.
+    Elsewhere,
+    /// On this carrier, which the caller has claimed, with others of its kind.
+    With(usize),
+}
+
+/// Whether a fiber may start, or be adopted, on the caller's carrier.
+///
+/// # Safety
+/// The fiber is the caller's (I1).
+#[inline]
+pub(crate) unsafe fn welcome(token: &Entered, fiber: FiberRef) -> Welcome {
+    let carrier = token.carrier();
+    let shared = carrier.shared();
+    // SAFETY: by the caller's promise.
+    if shared.has_enough_keepers() && unsafe { verdict::will_be_alone(fiber) } {
+        if carrier.keeps_fibers() {
+            return Welcome::Here;
+        }
+        let start = carrier.index + 1;
+        if let Some(keeper) = shared
+            .keeping
+            .claim_any(start % shared.settings.max_carriers)
+        {
+            return Welcome::With(keeper);
+        }
+    }
+    if carrier.keeps_fibers() {
+        Welcome::Elsewhere
+    } else {
+        Welcome::Here
+    }
+}

@@ -1,0 +1,99 @@
+//! Whether a fiber may change threads, and what keeps it from doing so.
+
+use std::time::Duration;
+
+use indent_sysmon::frames::{self, Step};
+
+pub use indent_sysmon::frames::Verdict;
+
+use crate::park;
+use crate::sched::verdict;
+use crate::task::Fiber;
+use crate::time;
+
+/// How long to wait until what is not known yet is asked for again.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What keeps a fiber on its thread; see [`Fiber::binding`].
+///
+/// ```
+/// use indent::task::{self, Verdict};
+///
+/// indent::runtime::block_on(|| {
+///     let here = std::thread::current(); // may be used to unpark this very thread
+///     let binding = task::current().unwrap().binding();
+///     assert_eq!(binding.verdict(), Verdict::Alone);
+///     drop(here);
+/// });
+/// ```
+#[derive(Clone, Debug)]
+pub struct Binding {
+    verdict: Verdict,
+    /// The innermost frame that binds, and why; unless it is known only that one does.
+    frame: Option<frames::Binding>,
+}
+
+impl Binding {
+    /// What its frames allow.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// The function that touches what belongs to the thread.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn function(&self) -> Option<&str> {
+        self.frame.as_ref()?.function()
+    }
+
+    /// The thread-local that it touches, if that is known by name.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn variable(&self) -> Option<&str> {
+        self.frame.as_ref()?.variable()
+    }
+
+    /// The way from a frame of the fiber to what it may touch.
+    ///
+    /// See [`Binding`] for an example.
+    pub fn path(&self) -> impl Iterator<Item = (&str, &str)> {
+        let path = self.frame.as_ref().map_or(&[][..], |frame| frame.path());
+        path.iter().map(|step: &Step| (step.function(), step.how()))
+    }
+}
+
+impl Fiber {
+    /// Whether the fiber may change threads, and what keeps it from doing so: of the calling fiber,
+    /// as it stands here. Waits, as a sleep does, until that is known. Of any other fiber: what was
+    /// noted when it last parked or yielded, without reasons.
+    ///
+    /// ```
+    /// use indent::task::{self, Verdict};
+    ///
+    /// indent::runtime::block_on(|| {
+    ///     let binding = task::current().unwrap().binding();
+    ///     if binding.verdict() != Verdict::Free {
+    ///         println!("{:?} touches {:?}", binding.function(), binding.variable());
+    ///     }
+    /// });
+    /// ```
+    pub fn binding(&self) -> Binding {
+        let own = park::current_fiber().is_some_and(|fiber| fiber.id() == self.id());
+        if !own {
+            return Binding {
+                verdict: verdict::noted(&self.0),
+                frame: None,
+            };
+        }
+        let (verdict, address) = loop {
+            match verdict::of_caller() {
+                Some(known) => break known,
+                None => time::sleep(PAUSE),
+            }
+        };
+        let frame = address.and_then(|address| Some(frames::judge()?.explain(address)));
+        Binding { verdict, frame }
+    }
+}
