@@ -379,8 +379,5 @@ impl Drop for Shared {
         if let Some(outside) = lock(&self.outside).take() {
             outside.retire();
         }
-        // Perhaps nobody is left to do it later: what is free now at both looks is given back.
-        stack::trim();
-        stack::trim();
     }
 }
