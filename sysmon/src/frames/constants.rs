@@ -8,14 +8,19 @@
 //!
 //! 1. where a symbol begins or ends, and at the edges of what the loader protects;
 //! 2. at a referenced vtable: destructor or null, size, and an alignment that fits it;
-//! 3. at a referenced [`Location`](std::panic::Location): a string that ends in `.rs`, its length,
-//!    line and column;
-//! 4. at any other referenced address, if there are symbols at all (then whatever has parts that
-//!    are referred to has a name) and no pointer that matters follows up to the next referenced
+//! 3. at a referenced [`Location`](std::panic::Location), and behind it: a string that ends in
+//!    `.rs`, its length, line and column;
+//! 4. at the first referenced address behind the methods of a vtable: nobody refers to the middle of
+//!    one;
+//! 5. at any other referenced address, if there are symbols at all (then almost whatever has parts
+//!    that are referred to has a name) and no pointer that matters follows up to the next referenced
 //!    address: then nothing is cut off.
 //!
-//! A reference stands for the whole piece it lies in, and if it is used with an index (see `edges`)
-//! also for the pieces on both sides: it may have been an end.
+//! *Referenced* is an address that is taken by code or found in a constant. A place that is only
+//! read is no evidence that anything begins there.
+//!
+//! A reference stands for the whole piece it lies in, and if it is moved (see `edges`) also for the
+//! pieces on both sides: it may have been an end.
 //!
 //! Cutting at every referenced address instead (the obvious rule) would cut off half of a table
 //! that is also referred to in the middle. Measured on three programs: see DESIGN.
@@ -42,13 +47,17 @@ pub(crate) enum Rule {
     Every,
     /// 1, 2 and 3; only to compare.
     Shapes,
-    /// 1 to 4.
+    /// 1 to 5.
     Certain,
 }
 
 /// How far without a pointer two pointers of one constant can be apart in an image with a fixed
 /// address, where strings lie between tables and everything looks like a pointer.
 const GAP: usize = 64;
+/// Words before the first method.
+const VTABLE: usize = 24;
+/// The size of a location.
+const LOCATION: usize = 24;
 /// No vtable has a larger alignment.
 const MAX_ALIGN: usize = 1 << 29;
 
@@ -78,14 +87,15 @@ impl Constants {
         let ranges = image.memory.ranges(Kind::Constant);
         let fences = ranges.iter().chain(&image.reserved);
         starts.extend(fences.flat_map(|range| [range.start, range.end]));
-        for (index, &address) in referenced.iter().enumerate() {
-            let next = referenced.get(index + 1).copied().unwrap_or(usize::MAX);
-            if begins(image, address, next, rule) {
-                starts.push(address);
-            }
-        }
         starts.sort_unstable();
         starts.dedup();
+        let starts = Cutter {
+            image,
+            rule,
+            fixed: starts,
+            found: Vec::new(),
+        }
+        .cut(&referenced);
         Constants { starts, referenced }
     }
 
@@ -111,7 +121,7 @@ impl Constants {
         let Some(number) = self.number(reference.address) else {
             return 0..0;
         };
-        match reference.indexed {
+        match reference.moved {
             false => number..number + 1,
             true => number.saturating_sub(1)..(number + 2).min(self.starts.len()),
         }
@@ -175,28 +185,68 @@ fn leads_on(image: &Image, target: &Target) -> bool {
     }
 }
 
-/// Whether a constant begins at a referenced address.
-fn begins(image: &Image, address: usize, next: usize, rule: Rule) -> bool {
-    if image.memory.kind(address) != Some(Kind::Constant) {
-        return false;
+/// Cuts at one referenced address after the other.
+struct Cutter<'a> {
+    image: &'a Image,
+    rule: Rule,
+    fixed: Vec<usize>,
+    found: Vec<usize>,
+}
+
+impl Cutter<'_> {
+    fn cut(mut self, referenced: &[usize]) -> Vec<usize> {
+        for (index, &address) in referenced.iter().enumerate() {
+            let next = referenced.get(index + 1).copied().unwrap_or(usize::MAX);
+            if !self.is_anonymous(address) {
+                continue;
+            }
+            if is_location(self.image, address) && self.rule != Rule::Every {
+                self.found.extend([address, address + LOCATION]);
+            } else if self.begins(address, next) {
+                self.found.push(address);
+            }
+        }
+        let mut starts = self.fixed;
+        starts.append(&mut self.found);
+        starts.sort_unstable();
+        starts.dedup();
+        starts
     }
-    if rule == Rule::Every {
-        return true;
+
+    /// A constant of the program, and not in the middle of a named one.
+    fn is_anonymous(&self, address: usize) -> bool {
+        let named = self.image.symbols.constant_around(address);
+        self.image.memory.kind(address) == Some(Kind::Constant)
+            && !self.image.reserved.iter().any(|r| r.contains(&address))
+            && named.is_none_or(|named| named.start == address)
     }
-    let inside = image.symbols.constant_around(address);
-    let reserved = image.reserved.iter().any(|r| r.contains(&address));
-    if reserved || inside.is_some_and(|named| named.start != address) {
-        return false;
+
+    fn begins(&self, address: usize, next: usize) -> bool {
+        let image = self.image;
+        if self.rule == Rule::Every
+            || image.fixed && is_far_from_pointers(image, address)
+            || is_vtable(image, address)
+        {
+            return true;
+        }
+        self.rule == Rule::Certain
+            && (self.is_after_vtable(address)
+                || image.symbols.present() && !image.fixed && is_inert(image, address..next))
     }
-    if image.fixed && is_far_from_pointers(image, address) {
-        return true;
+
+    /// Whether there is nothing but a vtable from the last cut up to here.
+    fn is_after_vtable(&self, address: usize) -> bool {
+        let after = self.fixed.partition_point(|&start| start <= address);
+        let fixed = self.fixed[..after].last().copied().unwrap_or(0);
+        let start = self.found.last().copied().unwrap_or(0).max(fixed);
+        let mut methods = (start + VTABLE..address).step_by(8);
+        address >= start + VTABLE
+            && is_vtable(self.image, start)
+            && methods.all(|at| match self.image.pointer(at) {
+                Some(_) => true,
+                None => self.image.memory.word(at) == Some(0),
+            })
     }
-    is_vtable(image, address)
-        || is_location(image, address)
-        || rule == Rule::Certain
-            && image.symbols.present()
-            && !image.fixed
-            && is_inert(image, address..next)
 }
 
 /// A word that is no pointer.

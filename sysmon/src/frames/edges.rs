@@ -9,8 +9,8 @@
 //!
 //! A constant *read* at a fixed place leads where exactly the bytes read lead. Only a constant whose
 //! *address is taken* stands for all of itself. If the register is later used together with an
-//! index, the address may lie outside of the constant meant: a loop may count from the end of a
-//! table, or from one entry before it. Such a use is *indexed*.
+//! index, or counted up or down, the address may lie outside of the constant meant: a loop may begin
+//! at the end of a table, or one entry before it. Such a reference is *moved*.
 //!
 //! Touching is every operand with an `fs:` segment but the stack protector's, every slot with a
 //! thread-local's offset or module, `rdfsbase`. Which variable it is, if that can be told, is
@@ -71,8 +71,6 @@ pub(crate) struct Facts {
     pub(crate) foreign: Vec<usize>,
     /// With the address of the instruction.
     pub(crate) touches: Vec<(usize, Touch)>,
-    /// Constants that are read at a fixed place: they begin no object, but end one.
-    pub(crate) read: Vec<usize>,
 }
 
 /// A constant whose address is taken.
@@ -80,7 +78,7 @@ pub(crate) struct Facts {
 pub(crate) struct Use {
     pub(crate) address: usize,
     /// It may be one end of what is meant.
-    pub(crate) indexed: bool,
+    pub(crate) moved: bool,
     /// It may be a table of 32-bit distances from itself.
     pub(crate) distances: bool,
 }
@@ -100,8 +98,14 @@ impl Facts {
         self.imports.clear();
         self.foreign.clear();
         self.touches.clear();
-        self.read.clear();
     }
+}
+
+/// The address of a constant, the register that receives it, and the place of that instruction.
+struct Taken {
+    address: usize,
+    into: Register,
+    place: usize,
 }
 
 /// One function on its way through the reader.
@@ -109,10 +113,12 @@ struct Pass<'a> {
     image: &'a Image,
     range: Range<usize>,
     facts: &'a mut Facts,
-    /// Registers that receive the address of a constant, and which.
-    taken: Vec<(Register, usize)>,
-    /// Registers used together with another one in an address.
-    paired: u32,
+    /// Addresses of constants that are taken.
+    taken: Vec<Taken>,
+    /// The instruction it is at.
+    place: usize,
+    /// Registers used together with another one in an address, or counted up or down.
+    moved: u32,
     distances: bool,
     /// Something that `flow` must follow.
     follow: bool,
@@ -136,17 +142,19 @@ impl Reader {
             range: range.clone(),
             facts: &mut self.facts,
             taken: Vec::new(),
-            paired: 0,
+            place: 0,
+            moved: 0,
             distances: false,
             follow: false,
         };
         if bytes.len() < range.len() {
             pass.unknown(range.start, "code that is not mapped");
         }
-        for instruction in &self.instructions {
+        for (place, instruction) in self.instructions.iter().enumerate() {
+            pass.place = place;
             pass.instruction(instruction);
         }
-        pass.finish();
+        pass.finish(&self.instructions);
         if pass.follow {
             let touches = &mut self.facts.touches;
             self.flow
@@ -170,6 +178,7 @@ impl Pass<'_> {
             }
             _ => {}
         }
+        self.moved |= counted(instruction);
         if has_near_target(instruction) {
             self.branch(instruction.near_branch_target() as usize, instruction);
         }
@@ -207,7 +216,7 @@ impl Pass<'_> {
         let ip = instruction.ip() as usize;
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         if base != Register::None && index != Register::None {
-            self.paired |= bit(base) | bit(index);
+            self.moved |= bit(base) | bit(index);
         }
         let address_only = instruction.mnemonic() == Mnemonic::Lea;
         match instruction.memory_segment() {
@@ -264,9 +273,6 @@ impl Pass<'_> {
         };
         let size = instruction.memory_size().size().max(1);
         let constant = self.image.memory.kind(address) == Some(Kind::Constant);
-        if constant {
-            self.facts.read.push(address);
-        }
         let image = self.image;
         if image.fixed && constant {
             for at in (address & !7..address + size).step_by(8) {
@@ -310,7 +316,11 @@ impl Pass<'_> {
     fn take(&mut self, address: usize, into: Register) {
         match self.image.address(address) {
             Some(Target::Code(address)) => self.code(address, How::Refer),
-            Some(Target::Constant(address)) => self.taken.push((into, address)),
+            Some(Target::Constant(address)) => self.taken.push(Taken {
+                address,
+                into,
+                place: self.place,
+            }),
             _ => {}
         }
     }
@@ -340,16 +350,61 @@ impl Pass<'_> {
         }
     }
 
-    /// Knows by now which registers were paired.
-    fn finish(&mut self) {
-        for &(into, address) in &self.taken {
+    /// Knows by now which registers were moved.
+    fn finish(&mut self, code: &[Instruction]) {
+        for taken in &self.taken {
+            let moved = self.moved & bit(taken.into) != 0;
             self.facts.constants.push(Use {
-                address,
-                indexed: into != Register::None && self.paired & bit(into) != 0,
+                address: taken.address,
+                moved: moved && is_moved(taken, &code[taken.place + 1..]),
                 distances: self.distances,
             });
         }
     }
+}
+
+/// The register that an instruction counts up or down.
+fn counted(instruction: &Instruction) -> u32 {
+    let arithmetic = matches!(
+        instruction.mnemonic(),
+        Mnemonic::Add | Mnemonic::Sub | Mnemonic::Inc | Mnemonic::Dec
+    );
+    match arithmetic && instruction.op0_kind() == OpKind::Register {
+        true => bit(instruction.op0_register()),
+        false => 0,
+    }
+}
+
+/// Whether a register with an address may be moved, as far as can be told up to the next branch. A
+/// call ends what it may spoil.
+fn is_moved(taken: &Taken, rest: &[Instruction]) -> bool {
+    let register = bit(taken.into);
+    for instruction in rest {
+        let (base, index) = (instruction.memory_base(), instruction.memory_index());
+        let both = bit(base) | bit(index);
+        let indexed = has_memory(instruction) && index != Register::None;
+        if indexed && both & register != 0 || counted(instruction) & register != 0 {
+            return true;
+        }
+        match instruction.flow_control() {
+            FlowControl::Call | FlowControl::IndirectCall if register & flow::SPOILED != 0 => {
+                return false;
+            }
+            FlowControl::Call | FlowControl::IndirectCall | FlowControl::Next => {}
+            _ => return true,
+        }
+        let replaced = matches!(
+            instruction.code(),
+            Code::Mov_r64_rm64 | Code::Mov_rm64_imm32 | Code::Lea_r64_m | Code::Mov_r32_imm32
+        );
+        if replaced
+            && instruction.op0_kind() == OpKind::Register
+            && bit(instruction.op0_register()) == register
+        {
+            return false;
+        }
+    }
+    false
 }
 
 /// Forms that `flow` understands: an offset is loaded, or added to something.

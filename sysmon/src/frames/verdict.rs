@@ -288,8 +288,6 @@ struct Survey {
     graph: Graph,
     /// References to constants: who, where.
     uses: Vec<Vec<(u32, Use)>>,
-    /// Constants read at fixed places.
-    read: Vec<Vec<usize>>,
     /// Every mapped object and whether it is part of the C library.
     libraries: Vec<(Object, bool)>,
     text: usize,
@@ -305,7 +303,6 @@ impl Survey {
             own: Vec::new(),
             graph: Graph::default(),
             uses: images.iter().map(|_| Vec::new()).collect(),
-            read: images.iter().map(|_| Vec::new()).collect(),
             libraries: objects.iter().map(|o| (o.clone(), is_libc(o))).collect(),
             text: 0,
             images: Vec::new(),
@@ -361,7 +358,6 @@ impl Survey {
         }
         let uses = facts.constants.iter().map(|&u| (from, u));
         self.uses[number as usize].extend(uses);
-        self.read[number as usize].extend(&facts.read);
     }
 
     /// The worst reason counts, and of several the first.
@@ -399,7 +395,7 @@ impl Survey {
             Target::Constant(address) => {
                 let reference = Use {
                     address,
-                    indexed: false,
+                    moved: false,
                     distances: false,
                 };
                 self.uses[number as usize].push((from, reference));
@@ -439,8 +435,8 @@ impl Survey {
         let images = std::mem::take(&mut self.images);
         for (number, image) in images.iter().enumerate() {
             let uses = std::mem::take(&mut self.uses[number]);
-            let mut referenced = std::mem::take(&mut self.read[number]);
-            referenced.extend(uses.iter().map(|(_, reference)| reference.address));
+            let referenced = uses.iter().map(|(_, reference)| reference.address);
+            let referenced = referenced.collect();
             let constants = Constants::cut(image, referenced, rule);
             let mut pieces = Pieces {
                 images: &images,

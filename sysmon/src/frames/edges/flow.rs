@@ -29,7 +29,7 @@ const RAX: u32 = 1;
 /// rcx, rdx, rsi, rdi, r8, r9: what a call is given, besides what it may spoil.
 const ARGUMENTS: u32 = 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9;
 /// Arguments, rax, r10, r11.
-const SPOILED: u32 = ARGUMENTS | RAX | 1 << 10 | 1 << 11;
+pub(super) const SPOILED: u32 = ARGUMENTS | RAX | 1 << 10 | 1 << 11;
 const RESULTS: u32 = RAX | 1 << 2;
 /// Too large to be worth it: counts as unknown.
 const TOO_LONG: usize = 20_000;
