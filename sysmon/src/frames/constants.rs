@@ -19,8 +19,8 @@
 //! *Referenced* is an address that is taken by code or found in a constant. A place that is only
 //! read is no evidence that anything begins there.
 //!
-//! A reference stands for the whole piece it lies in, and if it is moved (see `edges`) also for the
-//! pieces on both sides: it may have been an end.
+//! A reference stands for the whole piece it lies in, and for the one before or behind if it may have
+//! been an end of that (see `edges::moves`).
 //!
 //! Cutting at every referenced address instead (the obvious rule) would cut off half of a table
 //! that is also referred to in the middle. Measured on three programs: see DESIGN.
@@ -121,10 +121,11 @@ impl Constants {
         let Some(number) = self.number(reference.address) else {
             return 0..0;
         };
-        match reference.moved {
-            false => number..number + 1,
-            true => number.saturating_sub(1)..(number + 2).min(self.starts.len()),
-        }
+        let (range, reach) = (self.range(number), reference.reach);
+        let before = reference.address - range.start < reach.before as usize;
+        let after = range.end.saturating_sub(reference.address) <= reach.after as usize;
+        let first = number.saturating_sub(usize::from(before));
+        first..(number + 1 + usize::from(after)).min(self.starts.len())
     }
 
     /// Where the pointers of a piece lead.

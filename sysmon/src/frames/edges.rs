@@ -8,9 +8,8 @@
 //! out of writable memory, which is where the analysis ends.
 //!
 //! A constant *read* at a fixed place leads where exactly the bytes read lead. Only a constant whose
-//! *address is taken* stands for all of itself. If the register is later used together with an
-//! index, or counted up or down, the address may lie outside of the constant meant: a loop may begin
-//! at the end of a table, or one entry before it. Such a reference is *moved*.
+//! *address is taken* stands for all of itself, and perhaps for its neighbours (`moves`): a loop may
+//! begin at the end of a table, or one entry before it.
 //!
 //! Touching is every operand with an `fs:` segment but the stack protector's, every slot with a
 //! thread-local's offset or module, `rdfsbase`. Which variable it is, if that can be told, is
@@ -24,6 +23,7 @@
 //! [S5]: ../../../DESIGN.md
 
 mod flow;
+mod moves;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +33,8 @@ use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
 };
 
+pub(crate) use self::moves::Reach;
+use self::moves::{Fate, Moves};
 use super::image::memory::Kind;
 use super::image::relocs::Slot;
 use super::image::unwind::Function;
@@ -77,8 +79,8 @@ pub(crate) struct Facts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) address: usize,
-    /// It may be one end of what is meant.
-    pub(crate) moved: bool,
+    /// It may be an end of what is meant.
+    pub(crate) reach: Reach,
     /// It may be a table of 32-bit distances from itself.
     pub(crate) distances: bool,
 }
@@ -101,10 +103,20 @@ impl Facts {
     }
 }
 
-/// The address of a constant, the register that receives it, and the place of that instruction.
+/// Where the address of a constant goes.
+#[derive(Clone, Copy)]
+enum Into {
+    Register(Register),
+    /// It is used at once, with an index.
+    Operand,
+    /// It was read from a constant word.
+    Word,
+}
+
+/// The address of a constant, where it goes, and the place of that instruction.
 struct Taken {
     address: usize,
-    into: Register,
+    into: Into,
     place: usize,
 }
 
@@ -117,8 +129,6 @@ struct Pass<'a> {
     taken: Vec<Taken>,
     /// The instruction it is at.
     place: usize,
-    /// Registers used together with another one in an address, or counted up or down.
-    moved: u32,
     distances: bool,
     /// Something that `flow` must follow.
     follow: bool,
@@ -143,7 +153,6 @@ impl Reader {
             facts: &mut self.facts,
             taken: Vec::new(),
             place: 0,
-            moved: 0,
             distances: false,
             follow: false,
         };
@@ -178,7 +187,6 @@ impl Pass<'_> {
             }
             _ => {}
         }
-        self.moved |= counted(instruction);
         if has_near_target(instruction) {
             self.branch(instruction.near_branch_target() as usize, instruction);
         }
@@ -215,9 +223,6 @@ impl Pass<'_> {
     fn operand(&mut self, instruction: &Instruction) {
         let ip = instruction.ip() as usize;
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
-        if base != Register::None && index != Register::None {
-            self.moved |= bit(base) | bit(index);
-        }
         let address_only = instruction.mnemonic() == Mnemonic::Lea;
         match instruction.memory_segment() {
             Register::FS if !address_only => return self.thread_operand(instruction),
@@ -238,9 +243,9 @@ impl Pass<'_> {
             || base == Register::None && index == Register::None;
         if address_only || !plain {
             let into = if address_only && plain {
-                instruction.op0_register()
+                Into::Register(instruction.op0_register())
             } else {
-                Register::None // an index is at hand already
+                Into::Operand
             };
             self.take(address, into);
         } else {
@@ -304,7 +309,7 @@ impl Pass<'_> {
             }
             Target::Import(name, value) => self.facts.imports.push((name, value, how)),
             Target::Code(address) => self.code(address, how),
-            Target::Constant(address) => self.take(address, Register::None),
+            Target::Constant(address) => self.take(address, Into::Word),
             Target::ThreadOffset(_) if is_followed(instruction) => self.follow = true,
             Target::ThreadOffset(_) => self.unknown(ip, "an offset of a thread-local"),
             Target::ThreadLocal => self.unknown(ip, "a thread-local of a library"),
@@ -313,7 +318,7 @@ impl Pass<'_> {
     }
 
     /// The address of something is taken, into a register if that is all.
-    fn take(&mut self, address: usize, into: Register) {
+    fn take(&mut self, address: usize, into: Into) {
         match self.image.address(address) {
             Some(Target::Code(address)) => self.code(address, How::Refer),
             Some(Target::Constant(address)) => self.taken.push(Taken {
@@ -339,72 +344,38 @@ impl Pass<'_> {
                 instruction.op_kind(operand),
                 OpKind::Immediate32 | OpKind::Immediate64 | OpKind::Immediate32to64
             );
-            if wide && instruction.op0_kind() == OpKind::Register {
-                self.take(
-                    instruction.immediate(operand) as usize,
-                    instruction.op0_register(),
-                );
-            } else if wide {
-                self.take(instruction.immediate(operand) as usize, Register::None);
+            if wide {
+                let into = match instruction.op0_kind() {
+                    OpKind::Register => Into::Register(instruction.op0_register()),
+                    _ => Into::Word,
+                };
+                self.take(instruction.immediate(operand) as usize, into);
             }
         }
     }
 
-    /// Knows by now which registers were moved.
+    /// Adds the constants, knowing all of the function.
     fn finish(&mut self, code: &[Instruction]) {
+        let mut moves = None;
         for taken in &self.taken {
-            let moved = self.moved & bit(taken.into) != 0;
+            let reach = match taken.into {
+                Into::Register(register) => match moves::fate(register, &code[taken.place + 1..]) {
+                    Fate::Left => Reach::default(),
+                    Fate::Open => {
+                        let moves = moves.get_or_insert_with(|| Moves::read(code));
+                        moves::reach(moves, register)
+                    }
+                },
+                Into::Operand => Reach::FOLDED,
+                Into::Word => Reach::default(),
+            };
             self.facts.constants.push(Use {
                 address: taken.address,
-                moved: moved && is_moved(taken, &code[taken.place + 1..]),
+                reach,
                 distances: self.distances,
             });
         }
     }
-}
-
-/// The register that an instruction counts up or down.
-fn counted(instruction: &Instruction) -> u32 {
-    let arithmetic = matches!(
-        instruction.mnemonic(),
-        Mnemonic::Add | Mnemonic::Sub | Mnemonic::Inc | Mnemonic::Dec
-    );
-    match arithmetic && instruction.op0_kind() == OpKind::Register {
-        true => bit(instruction.op0_register()),
-        false => 0,
-    }
-}
-
-/// Whether a register with an address may be moved, as far as can be told up to the next branch. A
-/// call ends what it may spoil.
-fn is_moved(taken: &Taken, rest: &[Instruction]) -> bool {
-    let register = bit(taken.into);
-    for instruction in rest {
-        let (base, index) = (instruction.memory_base(), instruction.memory_index());
-        let both = bit(base) | bit(index);
-        let indexed = has_memory(instruction) && index != Register::None;
-        if indexed && both & register != 0 || counted(instruction) & register != 0 {
-            return true;
-        }
-        match instruction.flow_control() {
-            FlowControl::Call | FlowControl::IndirectCall if register & flow::SPOILED != 0 => {
-                return false;
-            }
-            FlowControl::Call | FlowControl::IndirectCall | FlowControl::Next => {}
-            _ => return true,
-        }
-        let replaced = matches!(
-            instruction.code(),
-            Code::Mov_r64_rm64 | Code::Mov_rm64_imm32 | Code::Lea_r64_m | Code::Mov_r32_imm32
-        );
-        if replaced
-            && instruction.op0_kind() == OpKind::Register
-            && bit(instruction.op0_register()) == register
-        {
-            return false;
-        }
-    }
-    false
 }
 
 /// Forms that `flow` understands: an offset is loaded, or added to something.

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use super::Verdict;
 use super::constants::{Constants, Rule};
-use super::edges::{How, Reader, Touch, Use};
+use super::edges::{How, Reach, Reader, Touch, Use};
 use super::harmless::{self, LISTS};
 use super::image::{Image, Target, symbols};
 use super::objects::{Object, Objects};
@@ -395,7 +395,7 @@ impl Survey {
             Target::Constant(address) => {
                 let reference = Use {
                     address,
-                    moved: false,
+                    reach: Reach::default(),
                     distances: false,
                 };
                 self.uses[number as usize].push((from, reference));
