@@ -296,8 +296,13 @@ fn is_inert(image: &Image, range: Range<usize>) -> bool {
     })
 }
 
+/// Whether no pointer to a function or a vtable is near.
 fn is_far_from_pointers(image: &Image, at: usize) -> bool {
     let around = (at & !7).saturating_sub(GAP)..at.saturating_add(GAP);
     let mut words = around.step_by(8);
-    !words.any(|word| matches!(image.pointer(word), Some(Target::Code(_))))
+    !words.any(|word| match image.pointer(word) {
+        Some(Target::Constant(address)) => is_vtable(image, address),
+        Some(_) => true,
+        None => false,
+    })
 }

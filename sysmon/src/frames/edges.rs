@@ -163,6 +163,7 @@ impl Reader {
             pass.place = place;
             pass.instruction(instruction);
         }
+        pass.fall_through(&self.instructions);
         pass.finish(&self.instructions);
         if pass.follow {
             let touches = &mut self.facts.touches;
@@ -287,7 +288,7 @@ impl Pass<'_> {
         }
         let range = address.saturating_sub(7)..address + size;
         for &(at, slot) in image.slots.within(&range) {
-            if constant || slot != Slot::Pointer {
+            if constant || !matches!(slot, Slot::Pointer | Slot::Copied) {
                 self.word(at, how, instruction);
             }
         }
@@ -319,7 +320,11 @@ impl Pass<'_> {
 
     /// The address of something is taken, into a register if that is all.
     fn take(&mut self, address: usize, into: Into) {
-        match self.image.address(address) {
+        let target = match self.image.fixed {
+            true => self.image.guess(address),
+            false => self.image.address(address),
+        };
+        match target {
             Some(Target::Code(address)) => self.code(address, How::Refer),
             Some(Target::Constant(address)) => self.taken.push(Taken {
                 address,
@@ -351,6 +356,22 @@ impl Pass<'_> {
                 };
                 self.take(instruction.immediate(operand) as usize, into);
             }
+        }
+    }
+
+    /// A function that does not end goes on in the next one.
+    fn fall_through(&mut self, code: &[Instruction]) {
+        let end = self.range.end;
+        let mut last = code.iter().rev();
+        let last = last.find(|instruction| instruction.mnemonic() != Mnemonic::Nop);
+        let goes_on = last.is_some_and(|last| {
+            matches!(
+                last.flow_control(),
+                FlowControl::Next | FlowControl::ConditionalBranch
+            )
+        });
+        if goes_on && self.image.function_at(end).is_some() {
+            self.facts.code.push((end, How::Jump));
         }
     }
 

@@ -98,6 +98,8 @@ impl Image {
     pub(crate) fn pointer(&self, at: usize) -> Option<Target> {
         match self.slots.at(at) {
             Some(Slot::ThreadLocal) => Some(Target::ThreadLocal),
+            // Its pointers are those of the library.
+            Some(Slot::Copied) => Some(Target::Foreign(at)),
             Some(Slot::ThreadOffset) => {
                 let offset = self.memory.word(at)? as i64;
                 Some(Target::ThreadOffset(offset))
@@ -119,7 +121,7 @@ impl Image {
                 self.address(value)
                     .or(outside.then_some(Target::Foreign(value)))
             }
-            None if self.fixed => self.address(self.memory.word(at)?),
+            None if self.fixed => self.guess(self.memory.word(at)?),
             None => None,
         }
     }
@@ -134,6 +136,14 @@ impl Image {
             Kind::Constant => Some(Target::Constant(value)),
             Kind::Variable => None,
         }
+    }
+
+    /// What a number leads to that may be an address and may be not. Nothing of the program's lies in
+    /// the headers and the loader's tables.
+    pub(crate) fn guess(&self, value: usize) -> Option<Target> {
+        let target = self.address(value)?;
+        let theirs = self.reserved.iter().any(|range| range.contains(&value));
+        (!theirs || target == Target::Code(value)).then_some(target)
     }
 
     /// The slot a stub of the procedure linkage table jumps through.
@@ -215,6 +225,9 @@ fn reserved(object: &Object, symbols: &Symbols) -> Vec<Range<usize>> {
     let sections = symbols.sections.iter();
     let theirs = sections.filter(|s| !s.executable && !ours(&s.name));
     let mut ranges: Vec<Range<usize>> = theirs.map(|s| s.range.clone()).collect();
+    let first = symbols.sections.iter().map(|s| s.range.start).min();
+    let start = object.segments.iter().map(|s| s.range.start).min();
+    ranges.extend(start.zip(first).map(|(start, first)| start..first));
     if symbols.sections.is_empty()
         && let (Some(dynamic), Some(relro)) = (&object.dynamic, &object.relro)
     {

@@ -20,6 +20,8 @@ pub(crate) enum Slot {
     Import(u32),
     /// How far a thread-local is from the thread pointer.
     ThreadOffset,
+    /// The first word of something copied from a library.
+    Copied,
     /// Part of another way to find a thread-local.
     ThreadLocal,
 }
@@ -139,6 +141,7 @@ impl Reader<'_> {
                 elf::R_X86_64_GLOB_DAT | elf::R_X86_64_JUMP_SLOT | elf::R_X86_64_64 => {
                     Slot::Import(self.import(info >> 32))
                 }
+                elf::R_X86_64_COPY => Slot::Copied,
                 elf::R_X86_64_TPOFF64 => Slot::ThreadOffset,
                 elf::R_X86_64_DTPMOD64 | elf::R_X86_64_DTPOFF64 | elf::R_X86_64_TLSDESC => {
                     Slot::ThreadLocal
