@@ -57,7 +57,7 @@ pub(crate) struct Image {
     /// What belongs to no constant: the loader's own tables among them.
     pub(crate) reserved: Vec<Range<usize>>,
     /// From the thread pointer to the initial image, for an executable.
-    tls: Option<i64>,
+    pub(crate) tls: Option<i64>,
 }
 
 impl Image {

@@ -1,1 +1,146 @@
+#![expect(unsafe_code, reason = "reads memory it made up")]
 
+use super::*;
+use crate::frames::edges::Reach;
+use crate::frames::image::memory::Memory;
+
+/// An image with a fixed address, so that its pointers need no slots: sixteen words of code, then
+/// constants.
+fn image(constants: &[Word]) -> (Image, usize) {
+    let memory: &'static mut [usize] = vec![0; 16 + constants.len()].leak();
+    let start = memory.as_ptr() as usize;
+    let first = start + 16 * 8;
+    for (word, value) in memory[16..].iter_mut().zip(constants) {
+        *word = match *value {
+            Word::Code => start + 8,
+            Word::Constant(index) => first + index * 8,
+            Word::Number(number) => number,
+        };
+    }
+    let end = first + constants.len() * 8;
+    let mut known = Memory::default();
+    // SAFETY: leaked, and not written any more.
+    unsafe { known.add(start..first, Kind::Text, true) };
+    // SAFETY: the same.
+    unsafe { known.add(first..end, Kind::Constant, true) };
+    let image = Image {
+        memory: known,
+        range: start..end,
+        fixed: true,
+        ..Image::default()
+    };
+    (image, first)
+}
+
+#[derive(Clone, Copy)]
+enum Word {
+    Code,
+    Constant(usize),
+    Number(usize),
+}
+use Word::{Code, Number};
+
+/// A vtable with two methods, then a table of three functions, then another vtable.
+const SAMPLE: [Word; 12] = [
+    Code,
+    Number(8),
+    Number(8),
+    Code,
+    Code,
+    Code,
+    Code,
+    Code,
+    Number(0),
+    Number(0),
+    Number(1),
+    Code,
+];
+const TABLE: usize = 5 * 8;
+const SECOND: usize = 8 * 8;
+
+fn at(address: usize, before: u32, after: u32) -> Use {
+    Use {
+        address,
+        reach: Reach { before, after },
+        distances: false,
+    }
+}
+
+fn ranges(constants: &Constants, reference: Use, first: usize) -> Vec<Range<usize>> {
+    let pieces = constants.pieces(&reference);
+    let ranges = pieces.map(|piece| constants.range(piece));
+    ranges.map(|r| r.start - first..r.end - first).collect()
+}
+
+#[test]
+fn vtables_begin_where_they_are_referred_to_and_end_at_the_next_reference() {
+    let (image, first) = image(&SAMPLE);
+    let referenced = vec![first, first + TABLE, first + SECOND];
+    let constants = Constants::cut(&image, referenced, Rule::Certain);
+    assert_eq!(ranges(&constants, at(first, 0, 0), first), [0..TABLE]);
+    assert_eq!(
+        ranges(&constants, at(first + TABLE, 0, 0), first),
+        [TABLE..SECOND]
+    );
+    assert_eq!(
+        ranges(&constants, at(first + SECOND, 0, 0), first),
+        [SECOND..96]
+    );
+}
+
+#[test]
+fn a_reference_to_the_middle_does_not_cut_a_table() {
+    let (image, first) = image(&SAMPLE);
+    let middle = first + TABLE + 8;
+    let referenced = vec![first, first + TABLE, middle, first + SECOND];
+    let constants = Constants::cut(&image, referenced.clone(), Rule::Certain);
+    assert_eq!(ranges(&constants, at(middle, 0, 0), first), [TABLE..SECOND]);
+    assert_eq!(
+        constants
+            .targets(&image, constants.pieces(&at(middle, 0, 0)).start)
+            .len(),
+        3
+    );
+    // The obvious rule does, and half of the table is lost.
+    let constants = Constants::cut(&image, referenced, Rule::Every);
+    assert_eq!(
+        ranges(&constants, at(first + TABLE, 0, 0), first),
+        [TABLE..TABLE + 8]
+    );
+}
+
+#[test]
+fn an_end_stands_for_both_sides() {
+    let (image, first) = image(&SAMPLE);
+    let referenced = vec![first, first + TABLE, first + SECOND];
+    let constants = Constants::cut(&image, referenced, Rule::Certain);
+    let end = ranges(&constants, at(first + SECOND, 8, 0), first);
+    assert_eq!(end, [TABLE..SECOND, SECOND..96]);
+    let before = ranges(&constants, at(first + TABLE - 8, 0, 8), first);
+    assert_eq!(before, [0..TABLE, TABLE..SECOND]);
+}
+
+#[test]
+fn pointers_lead_to_code_and_constants() {
+    let words = [Code, Number(8), Number(8), Word::Constant(0), Number(3)];
+    let (image, first) = image(&words);
+    let constants = Constants::cut(&image, vec![first], Rule::Certain);
+    let piece = constants.pieces(&at(first, 0, 0)).start;
+    let targets = constants.targets(&image, piece);
+    assert_eq!(targets.len(), 2);
+    assert!(targets.contains(&Target::Constant(first)));
+}
+
+#[test]
+fn a_table_of_distances_leads_where_its_distances_do() {
+    // Distances to the first word of code, to the table itself, and out of the image.
+    let low = (-128_i32) as u32 as usize;
+    let words = [Number(low), Number(0x4000_0000)];
+    let (image, first) = image(&words);
+    let constants = Constants::cut(&image, vec![first], Rule::Certain);
+    let targets = constants.distances(&image, first, &(0..0));
+    assert_eq!(
+        targets,
+        [Target::Code(first - 128), Target::Constant(first)]
+    );
+}

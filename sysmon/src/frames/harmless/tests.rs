@@ -1,1 +1,97 @@
+use super::*;
 
+const ALL: [&str; 5] = [FUNCTIONS, VARIABLES, RUNTIME, LIBC, ALLOCATION];
+
+#[test]
+fn every_entry_has_a_reason() {
+    for list in ALL {
+        for (name, reason) in entries(list) {
+            assert!(!name.is_empty());
+            assert!(reason.len() > 4, "{name} has no reason");
+            let stray = name.trim_end_matches('*').contains('*');
+            assert!(!stray, "{name}: a star stands at the end only");
+        }
+    }
+}
+
+#[test]
+fn no_entry_is_there_twice() {
+    for list in ALL {
+        let mut seen = HashSet::new();
+        for (name, _) in entries(list) {
+            assert!(seen.insert(name), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_star_stands_for_anything() {
+    let list = List::read("some::*  # reason\nexact  # reason\n");
+    assert!(list.has("some::thing"));
+    assert!(list.has("exact"));
+    assert!(!list.has("exactly"));
+    assert!(!list.has("other"));
+}
+
+/// Names of what must never end the search, as std 1.95 has them.
+#[test]
+fn what_hands_out_the_thread_is_on_no_list() {
+    let never = [
+        "std::thread::current::current",
+        "std::thread::current::current_or_unnamed",
+        "std::thread::current::init_current",
+        "std::thread::current::id::get_or_init",
+        "std::thread::current::current_id",
+        "<std::thread::id::ThreadId>::new",
+        "<std::io::stdio::Stdout>::lock",
+        "std::io::stdio::Stdout::lock",
+        "<std::io::stdio::Stderr>::lock",
+        "std::io::stdio::Stderr::lock",
+        "<std::io::stdio::Stdin>::lock",
+        "std::sync::reentrant_lock::ReentrantLock<T>::lock",
+        "std::sync::reentrant_lock::current_id",
+        "<std::sync::mpmc::context::Context>::new",
+        "std::sync::mpmc::context::Context::with",
+        "std::thread::scoped::scope",
+        "std::thread::functions::park",
+        "std::thread::functions::park_timeout",
+        "std::thread::local::LocalKey<T>::with",
+        "std::thread::local::LocalKey<T>::try_with",
+        "std::sys::thread_local::destructors::linux_like::register",
+        "std::sys::thread_local::native::lazy::Storage<T,D>::get_or_init_slow",
+        "core::ops::function::FnOnce::call_once",
+        "core::ops::function::Fn::call",
+    ];
+    for name in never {
+        assert!(!LISTS.functions.has(name), "{name}");
+        assert!(!LISTS.runtime.has(name), "{name}");
+    }
+    let bound = [
+        "std::thread::current::CURRENT",
+        "std::thread::current::id::ID",
+        "std::sys::thread_local::destructors::list::DTORS",
+        "<std::sync::mpmc::context::Context>::with::CONTEXT::{K#0}::{closure#0}::__RUST_STD_INTERNAL_VAL",
+        "std::io::stdio::OUTPUT_CAPTURE::{K#0}::{closure#0}::__RUST_STD_INTERNAL_VAL",
+    ];
+    for name in bound {
+        assert!(!LISTS.variables.has(name), "{name}");
+    }
+}
+
+#[test]
+fn the_c_library_is_known_by_its_files() {
+    for file in [
+        "libc.so.6",
+        "ld-linux-x86-64.so.2",
+        "libgcc_s.so.1",
+        "libm.so.6",
+    ] {
+        assert!(is_libc(file), "{file}");
+    }
+    for file in ["libcrypto.so.3", "libstdc++.so.6", "libz.so.1", ""] {
+        assert!(!is_libc(file), "{file}");
+    }
+    assert!(LISTS.libc.has("pthread_self"));
+    assert!(!LISTS.libc.has("memcpy"));
+    assert!(!LISTS.libc.has("_Unwind_Resume"));
+}
