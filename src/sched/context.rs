@@ -8,7 +8,9 @@
 //! not move: it keeps their address in a register, and merges two calls of a function that returns
 //! one. So ([S8]) nothing here returns the address of a thread-local to code that can switch; the
 //! accessors load a pointer *stored in* one, are never inlined, and pass it through `black_box`, so
-//! that two calls are two loads. `tests/tls.rs` looks at the machine code.
+//! that two calls are two loads. `tests/tls.rs` looks at the machine code. For the same reason every
+//! function here that touches a thread-local is a function of its own: in the frame of a caller that
+//! stays on a suspended stack it would bind the fiber to its thread (S5; `tests/frames.rs`).
 //!
 //! [`Entered`] is the right to use the worker of the calling carrier, and the mark that it is being
 //! used. **I9** No `Entered`, no reference to a worker, survives a switch: [`switch`] consumes the
@@ -49,6 +51,7 @@ pub(crate) fn carrier() -> *const Carrier {
 }
 
 /// Called once by a carrier's thread, with its own carrier, and with null before it ends.
+#[inline(never)]
 pub(crate) fn set_carrier(carrier: *const Carrier) {
     CARRIER.set(carrier);
 }
@@ -56,6 +59,7 @@ pub(crate) fn set_carrier(carrier: *const Carrier) {
 /// What parks the calling plain thread.
 ///
 /// Only for threads that are no carriers: nothing on them ever switches.
+#[inline(never)]
 pub(crate) fn thread_parker() -> Arc<ThreadParker> {
     debug_assert!(current_fiber().is_none());
     // At the thread's end, when its thread-locals are gone: one for this occasion.
@@ -76,6 +80,7 @@ pub(crate) fn set_thread_limit(limit: *const Limit) {
 }
 
 /// Called once by a plain thread that may run parts of several closures in turns.
+#[inline(never)]
 pub(crate) fn ignore_limits() {
     IGNORES_LIMITS.set(true);
 }
@@ -86,6 +91,7 @@ pub(crate) fn ignores_limits() -> bool {
 }
 
 /// Called once by a thread that is no carrier but runs closures for fibers of this runtime.
+#[inline(never)]
 pub(crate) fn set_served(runtime: Weak<Shared>) {
     SERVED.with(|served| served.set(runtime).expect("a thread serves one runtime"));
 }
@@ -108,6 +114,7 @@ pub(crate) struct Here {
 
 /// Parks the calling plain thread. At its end, when its thread-locals are gone and nobody can know
 /// whom to unpark, it waits for the deadline or, without one, yields: a park may end for no reason.
+#[inline(never)]
 pub(crate) fn park_thread(deadline: Option<Instant>, hearing: Hearing, signal: Signal) -> Woken {
     match PARKER.try_with(Arc::clone) {
         Ok(parker) => parker.park(deadline, hearing, signal),

@@ -1,0 +1,97 @@
+//! The runtime's own frames: what stays on a suspended stack holds nothing of a thread (S5, S8).
+//!
+//! The functions of the runtime are trusted to read everything anew after a switch, so they count with
+//! their own instructions alone. Those instructions are looked at here, in this very program.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use indent::task::{self, Verdict};
+use indent_sysmon::frames::Judge;
+
+mod common;
+
+/// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
+const ELSEWHERE: [&str; 3] = [
+    "indent::sched::context::",
+    "indent::base::signal::AlternateStack",
+    "indent::sched::carrier::carrier_main",
+];
+
+/// Calls everything that blocks, so that it is part of this program.
+fn use_everything() {
+    let fiber = indent::spawn(|| {
+        task::yield_now();
+        task::checkpoint();
+        indent::park::park();
+        indent::time::sleep(Duration::from_micros(10));
+        let limit = Duration::from_secs(60);
+        indent::time::timeout(limit, task::yield_now).unwrap();
+        indent::time::interval(Duration::from_micros(10)).tick();
+        indent::runtime::blocking(|| ());
+        indent::runtime::compute(|| ());
+        indent::runtime::handoff();
+        indent::spawn(|| ()).join().unwrap();
+    });
+    fiber.unparker().unpark();
+    let fiber = fiber.join_timeout(Duration::from_secs(60)).unwrap();
+    fiber.unwrap();
+}
+
+#[test]
+fn functions_of_the_runtime_touch_thread_locals_in_one_module_only() {
+    if common::sanitizer_forbids("its code touches thread-locals everywhere") {
+        return;
+    }
+    use_everything();
+    let judge = Judge::survey();
+    let ours = |name: &str| name.starts_with("indent::") || name.starts_with("<indent::");
+    let own = judge.functions().filter_map(|f| Some((f, f.name()?)));
+    let own: Vec<_> = own.filter(|(_, name)| ours(name)).collect();
+    assert!(own.len() > 100, "{} functions found", own.len());
+    let touching = own.iter().filter(|(f, _)| f.touches > Verdict::Free);
+    let strangers: Vec<_> = touching
+        .map(|(_, name)| name.as_str())
+        .filter(|name| !ELSEWHERE.iter().any(|part| name.contains(part)))
+        .collect();
+    assert!(strangers.is_empty(), "{strangers:#?}");
+}
+
+#[test]
+fn a_fiber_that_holds_nothing_of_its_thread_may_move_wherever_it_waits() {
+    if common::sanitizer_forbids("its code touches thread-locals everywhere") {
+        return;
+    }
+    /// What is noted of a fiber that waits in this way, once it is known.
+    fn verdicts(wait: fn()) -> Verdict {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let fiber = indent::spawn(move || {
+            while !stopped.load(Relaxed) {
+                wait();
+            }
+        });
+        let noted = || fiber.fiber().binding().verdict();
+        for _ in 0..10_000 {
+            if noted() != Verdict::Home {
+                break; // until then it may be that it is not known
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let verdict = noted();
+        stop.store(true, Relaxed);
+        fiber.join().unwrap();
+        verdict
+    }
+    assert_eq!(verdicts(task::yield_now), Verdict::Free);
+    assert_eq!(
+        verdicts(|| indent::time::sleep(Duration::from_micros(50))),
+        Verdict::Free
+    );
+    assert_eq!(
+        verdicts(|| indent::spawn(|| ()).join().unwrap()),
+        Verdict::Free
+    );
+    assert_eq!(verdicts(|| indent::runtime::blocking(|| ())), Verdict::Free);
+}
