@@ -129,7 +129,8 @@ struct Pass<'a> {
     taken: Vec<Taken>,
     /// The instruction it is at.
     place: usize,
-    distances: bool,
+    /// Registers that are the base of a table of distances.
+    distances: u32,
     /// Something that `flow` must follow.
     follow: bool,
 }
@@ -153,7 +154,7 @@ impl Reader {
             facts: &mut self.facts,
             taken: Vec::new(),
             place: 0,
-            distances: false,
+            distances: 0,
             follow: false,
         };
         if bytes.len() < range.len() {
@@ -231,7 +232,7 @@ impl Pass<'_> {
             _ => {}
         }
         if instruction.mnemonic() == Mnemonic::Movsxd && instruction.memory_index_scale() == 4 {
-            self.distances = true;
+            self.distances |= bit(base);
         }
         let address = if instruction.is_ip_rel_memory_operand() {
             instruction.ip_rel_memory_address() as usize
@@ -379,21 +380,25 @@ impl Pass<'_> {
     fn finish(&mut self, code: &[Instruction]) {
         let mut moves = None;
         for taken in &self.taken {
+            let mut distances = false;
             let reach = match taken.into {
-                Into::Register(register) => match moves::fate(register, &code[taken.place + 1..]) {
-                    Fate::Left => Reach::default(),
-                    Fate::Open => {
-                        let moves = moves.get_or_insert_with(|| Moves::read(code));
-                        moves::reach(moves, register)
+                Into::Register(register) => {
+                    distances = self.distances & bit(register) != 0;
+                    match moves::fate(register, &code[taken.place + 1..]) {
+                        Fate::Left => Reach::default(),
+                        Fate::Open => {
+                            let moves = moves.get_or_insert_with(|| Moves::read(code));
+                            moves::reach(moves, register)
+                        }
                     }
-                },
+                }
                 Into::Operand => Reach::FOLDED,
                 Into::Word => Reach::default(),
             };
             self.facts.constants.push(Use {
                 address: taken.address,
                 reach,
-                distances: self.distances,
+                distances,
             });
         }
     }

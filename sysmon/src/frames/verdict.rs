@@ -554,11 +554,7 @@ impl Pieces<'_> {
     }
 
     fn distances(&self, survey: &mut Survey, image: &Image, from: u32, reference: &Use) {
-        let Place::Function { index, .. } = survey.places[from as usize] else {
-            return;
-        };
-        let reader = &image.functions[index as usize].range;
-        for target in self.constants.distances(image, reference.address, reader) {
+        for target in self.constants.distances(image, reference.address) {
             survey.lead(self.images, self.number, from, target, How::Refer);
         }
     }

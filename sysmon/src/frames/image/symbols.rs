@@ -153,11 +153,6 @@ impl Symbols {
         self.names.capacity() + symbols * size_of::<Symbol>()
     }
 
-    /// Whether the names are there at all.
-    pub(crate) fn present(&self) -> bool {
-        !self.functions.is_empty()
-    }
-
     /// All names of what begins at an address in text; several if equal functions were merged.
     pub(crate) fn functions_at(&self, start: usize) -> impl Iterator<Item = &str> {
         let from = self.functions.partition_point(|f| f.start < start);
