@@ -8,10 +8,14 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use super::sites::{self, sites};
+use super::objects::{Object, Objects};
+use super::rows::Unwinder;
+use super::sites::{self, Site, sites};
 use super::{Judge, Verdict};
 
 static JUDGE: OnceLock<Judge> = OnceLock::new();
+/// It is never unloaded.
+static EXECUTABLE: OnceLock<Object> = OnceLock::new();
 static BEGUN: AtomicBool = AtomicBool::new(false);
 
 /// Whether walks have asked for something since the last [`study`]. Any thread, a signal handler
@@ -50,8 +54,24 @@ pub fn study() {
 }
 
 fn survey() {
+    if let Some(executable) = Objects::now().list.into_iter().next() {
+        EXECUTABLE.get_or_init(|| executable);
+    }
     JUDGE.get_or_init(Judge::survey);
     study();
+}
+
+/// A place in the executable, once there has been a survey, found out on the spot and asked for, so
+/// that others need not. What is bound in any case needs no row: no walk goes on from there.
+#[cold]
+pub(crate) fn find_now(unwinder: &mut Unwinder, pc: usize) -> Option<Site> {
+    let (judge, executable) = (JUDGE.get()?, EXECUTABLE.get()?);
+    let (verdict, own) = (judge.verdict(pc), executable.contains(pc));
+    sites().want(pc);
+    match own {
+        true => Some(Site::new(verdict, own, unwinder.row(executable, pc))),
+        false => (verdict == Verdict::Alone).then(|| Site::new(verdict, own, None)),
+    }
 }
 
 /// What is known about all functions, once there has been a survey.

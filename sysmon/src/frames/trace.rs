@@ -28,10 +28,10 @@
 //! What is not remembered: walks that were not finished, frames outside the executable (T1), more
 //! than [`DEPTH`] return addresses.
 
-use super::Verdict;
-use super::rows::{Base, WORD};
-use super::sites::{Sites, sites};
+use super::rows::{Base, Unwinder, WORD};
+use super::sites::{Site, Sites, sites};
 use super::walk::{BpFrom, Climb, Climber, End, FRAMES, Judgement, Registers, Stack, Worst};
+use super::{Verdict, study};
 
 /// Return addresses of a trace at most.
 const DEPTH: usize = 24;
@@ -203,6 +203,7 @@ impl Recorder<'_> {
 /// ```
 pub struct TraceCache {
     traces: Box<[Trace; TRACES]>,
+    unwinder: Unwinder,
 }
 
 impl Default for TraceCache {
@@ -219,17 +220,20 @@ impl std::fmt::Debug for TraceCache {
 }
 
 impl TraceCache {
-    /// An empty cache; the only allocation it ever makes.
+    /// An empty cache; the only time it allocates.
     pub fn new() -> Self {
         TraceCache {
             traces: Box::new([Trace::NONE; TRACES]),
+            unwinder: Unwinder::new(),
         }
     }
 
-    /// As [`judge_stack`](super::judge_stack), and faster the next time.
+    /// As [`judge_stack`](super::judge_stack), and faster the next time. Once there has been a survey
+    /// places in the executable are found out at once, in some microseconds each, if nobody has asked
+    /// for them before: then the judgement is always complete.
     #[inline]
     pub fn judge(&mut self, start: &Registers, stack: &Stack, root: usize) -> Judgement {
-        self.judge_in(sites(), start, stack, root)
+        self.judge_in(sites(), start, stack, root, study::find_now)
     }
 
     /// [`judge`](Self::judge) by any map, which must be the same every time.
@@ -240,6 +244,7 @@ impl TraceCache {
         start: &Registers,
         stack: &Stack,
         root: usize,
+        find: impl FnMut(&mut Unwinder, usize) -> Option<Site>,
     ) -> Judgement {
         let position = u32::try_from(root.wrapping_sub(start.sp));
         let inside = stack.holds(start.sp, root);
@@ -250,7 +255,10 @@ impl TraceCache {
         if trace.fits(start, stack, position) {
             return trace.judgement();
         }
-        let (judgement, walked) = record(sites, start, stack, root, position);
+        let mut find = find;
+        let unwinder = &mut self.unwinder;
+        let mut get = |pc| sites.get(pc).or_else(|| find(unwinder, pc));
+        let (judgement, walked) = record(sites, &mut get, start, stack, root, position);
         if let Some(walked) = walked {
             *trace = walked;
         }
@@ -268,6 +276,7 @@ fn place(pc: usize, root: u32) -> usize {
 #[cold]
 fn record(
     sites: &Sites,
+    get: &mut dyn FnMut(usize) -> Option<Site>,
     start: &Registers,
     stack: &Stack,
     root: usize,
@@ -283,7 +292,7 @@ fn record(
         fits: true,
     };
     let mut worst = Worst::NEW;
-    let end = walk_recorded(sites, stack, root, &mut recorder, &mut worst);
+    let end = walk_recorded(sites, get, stack, root, &mut recorder, &mut worst);
     let judgement = worst.judgement(end);
     let finished = matches!(end, End::Root | End::Stopped);
     let trace = (finished && recorder.fits).then_some(Trace {
@@ -297,6 +306,7 @@ fn record(
 /// As [`walk_in`](super::walk::walk_in), with a recorder.
 fn walk_recorded(
     sites: &Sites,
+    get: &mut dyn FnMut(usize) -> Option<Site>,
     stack: &Stack,
     root: usize,
     recorder: &mut Recorder<'_>,
@@ -305,7 +315,7 @@ fn walk_recorded(
     let mut climber = Climber::new(recorder.start, stack, root);
     for _ in 0..FRAMES {
         let address = climber.pc;
-        let Some(site) = sites.get(address) else {
+        let Some(site) = get(address) else {
             return climber.ask(sites);
         };
         recorder.fits &= site.own(); // T1

@@ -15,6 +15,9 @@ fn hits(cache: &TraceCache, start: &Registers, stack: &Stack, root: usize) -> bo
     cache.traces[place(start.pc, position)].fits(start, stack, position)
 }
 
+/// Nothing is found out on the spot.
+const NOT_NOW: fn(&mut Unwinder, usize) -> Option<Site> = |_, _| None;
+
 #[test]
 fn a_stack_that_is_suspended_again_is_a_hit() {
     let sites = Sites::new();
@@ -22,7 +25,7 @@ fn a_stack_that_is_suspended_again_is_a_hit() {
     let mut look = |caught: &Caught| {
         let Caught { start, stack, root } = caught;
         let first = loop {
-            let judgement = cache.judge_in(&sites, start, stack, *root);
+            let judgement = cache.judge_in(&sites, start, stack, *root, NOT_NOW);
             if judgement.complete {
                 break judgement;
             }
@@ -30,7 +33,7 @@ fn a_stack_that_is_suspended_again_is_a_hit() {
         };
         assert!(hits(&cache, start, stack, *root));
         assert_eq!(first.verdict, Verdict::Free);
-        assert_eq!(cache.judge_in(&sites, start, stack, *root), first);
+        assert_eq!(cache.judge_in(&sites, start, stack, *root, NOT_NOW), first);
     };
     for frames in 0..10 {
         within(|| descend(frames, &mut || catch(&mut look)));
@@ -52,7 +55,10 @@ fn frames_counted_from_rbp_are_remembered_too() {
     let mut cache = TraceCache::new();
     let mut look = |caught: &Caught| {
         let Caught { start, stack, root } = caught;
-        while !cache.judge_in(&sites, start, stack, *root).complete {
+        while !cache
+            .judge_in(&sites, start, stack, *root, NOT_NOW)
+            .complete
+        {
             resolve_in(&sites, |_| Verdict::Free);
         }
         let position = (root - start.sp) as u32;
@@ -77,7 +83,7 @@ fn a_verdict_comes_with_the_frame_that_binds() {
         let mut cache = TraceCache::new();
         let start = stack.start(100, 0);
         for _ in 0..2 {
-            let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root());
+            let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root(), NOT_NOW);
             assert_eq!(judgement.verdict, verdict);
             assert_eq!(judgement.binding, Some(outer));
         }
@@ -101,7 +107,7 @@ fn what_is_outside_the_executable_or_too_deep_is_not_remembered() {
     let mut hit = |words: Vec<usize>| {
         let stack = MadeUp { words };
         let start = stack.start(100, 0);
-        let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root());
+        let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root(), NOT_NOW);
         assert!(judgement.complete);
         hits(&cache, &start, &stack.stack(), stack.root())
     };
@@ -178,7 +184,7 @@ fn stress_a_cache_never_says_anything_but_what_a_walk_says() {
                 words += u32::from(trace.depth);
                 bases += u32::from(trace.bases) + u32::from(trace.bp != ANY);
             }
-            let cached = cache.judge_in(&sites, &start, &memory, root);
+            let cached = cache.judge_in(&sites, &start, &memory, root, NOT_NOW);
             let fresh = judge_in(&sites, &start, &memory, root);
             let known = |judgement: Judgement| Judgement {
                 ring: false,
@@ -217,7 +223,7 @@ fn another_stack_with_the_same_frames_is_a_hit() {
     let (one, other) = (make(), make());
     let mut cache = TraceCache::new();
     let start = one.start(100, 0);
-    let judgement = cache.judge_in(&sites, &start, &one.stack(), one.root());
+    let judgement = cache.judge_in(&sites, &start, &one.stack(), one.root(), NOT_NOW);
     assert_eq!(judgement.verdict, Verdict::Home);
     let start = other.start(100, 77);
     assert!(hits(&cache, &start, &other.stack(), other.root()));
@@ -263,10 +269,11 @@ fn cost_of_walks_and_hits() {
             let _ = black_box(judge_in(&sites, black_box(start), stack, *root));
         });
         time("judged by a cache, hit", &mut || {
-            let _ = black_box(cache.judge_in(&sites, black_box(start), stack, *root));
+            let _ = black_box(cache.judge_in(&sites, black_box(start), stack, *root, NOT_NOW));
         });
         time("walked and remembered", &mut || {
-            let _ = black_box(record(&sites, black_box(start), stack, *root, 0));
+            let mut get = |pc| sites.get(pc);
+            let _ = black_box(record(&sites, &mut get, black_box(start), stack, *root, 0));
         });
     };
     for frames in [5, 19] {
