@@ -1,4 +1,6 @@
 //! Who leads to whom, and what that makes of everybody.
+//!
+//! Which list a node is on is asked only where the search comes by: names are slow to make.
 
 use super::{How, Verdict};
 
@@ -6,6 +8,16 @@ use super::{How, Verdict};
 const NOBODY: u32 = u32::MAX;
 /// The upper bits of an edge's end say how.
 const SHIFT: u32 = 30;
+
+/// Which list a node is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Listed {
+    Nowhere,
+    /// As a callee it counts for nothing.
+    Harmless,
+    /// The same, and as a frame with its own instructions only.
+    Runtime,
+}
 
 /// Edges between nodes, and then the verdicts on them.
 #[derive(Debug, Default)]
@@ -58,20 +70,25 @@ impl Graph {
         &self.edges[self.first[node] as usize..self.first[node + 1] as usize]
     }
 
-    /// Hands back what nodes are by themselves, along all edges.
+    /// Hands back what nodes are by themselves, along all edges. Says how many were on a list.
     pub(super) fn settle(
         &mut self,
-        nodes: usize,
-        harmless: &[bool],
-        runtime: &[bool],
-        own: impl Fn(u32) -> Verdict,
-    ) {
+        own: impl Iterator<Item = Verdict>,
+        listed: impl Fn(u32) -> Listed,
+    ) -> usize {
+        self.verdicts = own.collect();
+        let nodes = self.verdicts.len();
         self.sort(nodes);
-        self.verdicts = (0..nodes as u32).map(&own).collect();
         self.next = vec![NOBODY; nodes];
+        let mut lists = Lists {
+            known: vec![None; nodes],
+            listed,
+        };
         for level in [Verdict::Alone, Verdict::Home] {
-            self.spread(level, harmless, runtime);
+            self.spread(level, &mut lists);
         }
+        let exempt = |list: &&Option<Listed>| !matches!(list, None | Some(Listed::Nowhere));
+        lists.known.iter().filter(exempt).count()
     }
 
     fn sort(&mut self, nodes: usize) {
@@ -89,25 +106,37 @@ impl Graph {
     }
 
     /// From all nodes with a verdict to those that lead there and are better off, nearest first.
-    fn spread(&mut self, level: Verdict, harmless: &[bool], runtime: &[bool]) {
+    fn spread(&mut self, level: Verdict, lists: &mut Lists<impl Fn(u32) -> Listed>) {
         let bound = |&node: &u32| self.verdicts[node as usize] == level;
         let mut queue: Vec<u32> = (0..self.verdicts.len() as u32).filter(bound).collect();
         let mut done = 0;
         while let Some(&node) = queue.get(done) {
             done += 1;
-            if harmless[node as usize] || runtime[node as usize] {
+            if lists.ask(node) != Listed::Nowhere {
                 continue; // as a callee it counts for nothing
             }
             let into = self.first[node as usize] as usize..self.first[node as usize + 1] as usize;
             for edge in into {
                 let from = self.edges[edge].0;
-                if self.verdicts[from as usize] < level && !runtime[from as usize] {
+                if self.verdicts[from as usize] < level && lists.ask(from) != Listed::Runtime {
                     self.verdicts[from as usize] = level;
                     self.next[from as usize] = node;
                     queue.push(from);
                 }
             }
         }
+    }
+}
+
+/// Which list each node is on, as far as it was asked.
+struct Lists<F> {
+    known: Vec<Option<Listed>>,
+    listed: F,
+}
+
+impl<F: Fn(u32) -> Listed> Lists<F> {
+    fn ask(&mut self, node: u32) -> Listed {
+        *self.known[node as usize].get_or_insert_with(|| (self.listed)(node))
     }
 }
 
@@ -129,12 +158,10 @@ mod tests {
         for &(from, to) in edges {
             graph.add(from, to, How::Call);
         }
-        let set = |list: &[u32]| -> Vec<bool> {
-            let all = 0..own.len() as u32;
-            all.map(|node| list.contains(&node)).collect()
-        };
-        graph.settle(own.len(), &set(harmless), &set(runtime), |n| {
-            own[n as usize]
+        graph.settle(own.iter().copied(), |node| match node {
+            _ if harmless.contains(&node) => Listed::Harmless,
+            _ if runtime.contains(&node) => Listed::Runtime,
+            _ => Listed::Nowhere,
         });
         graph
     }

@@ -1,0 +1,382 @@
+//! What one instruction does to the registers.
+
+use std::ops::Range;
+
+use iced_x86::{
+    Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+};
+
+use super::state::State;
+use super::{ARGUMENTS, LOST, RAX, SPOILED};
+use crate::frames::edges::{ERRNO, PROTECTOR, Touch, bit, has_memory, has_near_target};
+use crate::frames::image::{Image, Target};
+
+const RESULTS: u32 = RAX | 1 << 2;
+const ERRNO_KEPT: &str = "the address of errno";
+
+/// Where an instruction is left to.
+pub(super) struct Exits {
+    pub(super) next: bool,
+    pub(super) to: Option<u64>,
+}
+
+/// One instruction and what it does to the state.
+pub(super) struct Step<'a> {
+    image: &'a Image,
+    range: &'a Range<usize>,
+    tellers: u32,
+    info: &'a mut InstructionInfoFactory,
+    pub(super) state: State,
+    pub(super) touches: Vec<(usize, Touch)>,
+}
+
+impl<'a> Step<'a> {
+    pub(super) fn new(
+        image: &'a Image,
+        range: &'a Range<usize>,
+        tellers: u32,
+        info: &'a mut InstructionInfoFactory,
+        state: State,
+    ) -> Step<'a> {
+        Step {
+            image,
+            range,
+            tellers,
+            info,
+            state,
+            touches: Vec::new(),
+        }
+    }
+
+    fn touch(&mut self, instruction: &Instruction, touch: Touch) {
+        self.touches.push((instruction.ip() as usize, touch));
+    }
+
+    fn variable(&mut self, instruction: &Instruction, offset: i64) {
+        let touch = match offset {
+            0.. => Touch::Unknown("the thread's control block"),
+            _ => Touch::Variable(offset),
+        };
+        self.touch(instruction, touch);
+    }
+
+    /// Notes that registers leave our sight with what they hold.
+    fn lose(&mut self, instruction: &Instruction, registers: u32) {
+        if self.state.pointer & registers != 0 {
+            self.touch(instruction, Touch::Unknown(LOST));
+        }
+        if (self.state.errno | self.state.teller) & registers != 0 {
+            self.touch(instruction, Touch::Unknown(ERRNO_KEPT));
+        }
+    }
+
+    pub(super) fn take(&mut self, instruction: &Instruction) -> Exits {
+        match instruction.flow_control() {
+            FlowControl::Call | FlowControl::IndirectCall => self.call(instruction),
+            FlowControl::Return => {
+                self.lose(instruction, RESULTS);
+                Exits {
+                    next: false,
+                    to: None,
+                }
+            }
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+                self.jump(instruction)
+            }
+            FlowControl::IndirectBranch => {
+                self.state.teller = 0; // known by its register, see `Flow::tellers`
+                self.lose(instruction, !0);
+                Exits {
+                    next: false,
+                    to: None,
+                }
+            }
+            FlowControl::Exception => Exits {
+                next: false,
+                to: None,
+            },
+            _ => {
+                if !self.known_form(instruction) {
+                    self.any_form(instruction);
+                }
+                Exits {
+                    next: true,
+                    to: None,
+                }
+            }
+        }
+    }
+
+    fn call(&mut self, instruction: &Instruction) -> Exits {
+        let tells = self.tells_errno(instruction);
+        if has_memory(instruction) {
+            self.address(instruction);
+        }
+        self.lose(instruction, ARGUMENTS);
+        if self.state.errno & !SPOILED != 0 {
+            self.touch(instruction, Touch::Unknown(ERRNO_KEPT));
+        }
+        self.state.clear(SPOILED);
+        if tells {
+            self.state.errno |= RAX;
+        }
+        Exits {
+            next: true,
+            to: None,
+        }
+    }
+
+    /// Whether a call is one of `__errno_location`, in any form.
+    fn tells_errno(&self, instruction: &Instruction) -> bool {
+        let slot = if has_near_target(instruction) {
+            self.image.stub(instruction.near_branch_target() as usize)
+        } else if instruction.is_ip_rel_memory_operand() {
+            Some(instruction.ip_rel_memory_address() as usize)
+        } else if instruction.op0_kind() == OpKind::Register {
+            return self.tellers & bit(instruction.op0_register()) != 0;
+        } else {
+            None
+        };
+        slot.is_some_and(|slot| is_errno_slot(self.image, slot))
+    }
+
+    fn jump(&mut self, instruction: &Instruction) -> Exits {
+        let target = instruction.near_branch_target();
+        let inside = self.range.contains(&(target as usize));
+        let conditional = instruction.flow_control() == FlowControl::ConditionalBranch;
+        if !inside {
+            let function = self.image.function_at(target as usize);
+            let cold = function.is_none_or(|f| {
+                let function = &self.image.functions[f];
+                function.cold || function.range.start != target as usize
+            });
+            let leaving = if conditional || cold {
+                !0
+            } else {
+                !(SPOILED & !ARGUMENTS)
+            };
+            self.lose(instruction, leaving);
+        }
+        Exits {
+            next: conditional,
+            to: inside.then_some(target),
+        }
+    }
+
+    /// The forms in which compilers and linkers find a thread-local.
+    fn known_form(&mut self, instruction: &Instruction) -> bool {
+        let into = instruction.op0_register();
+        match instruction.code() {
+            Code::Mov_r64_rm64 if is_thread_pointer(instruction) => {
+                self.state.clear(bit(into));
+                self.state.pointer |= bit(into);
+            }
+            Code::Mov_r64_rm64 | Code::Mov_rm64_r64 if both_registers(instruction) => {
+                self.state.copy(into, instruction.op1_register());
+            }
+            Code::Mov_rm64_imm32 if instruction.op0_kind() == OpKind::Register => {
+                let number = instruction.immediate(1) as i64;
+                self.state.set_number(into, number);
+            }
+            Code::Mov_r64_rm64 if self.slot_offset(instruction).is_some() => {
+                let offset = self.slot_offset(instruction).unwrap_or(0);
+                self.state.set_number(into, offset);
+            }
+            Code::Mov_r64_rm64
+                if instruction.is_ip_rel_memory_operand()
+                    && is_errno_slot(self.image, instruction.ip_rel_memory_address() as usize) =>
+            {
+                self.state.clear(bit(into));
+                self.state.teller |= bit(into);
+            }
+            Code::Add_r64_rm64
+            | Code::Add_rm64_imm32
+            | Code::Add_rm64_imm8
+            | Code::Add_RAX_imm32
+            | Code::Sub_rm64_imm32
+            | Code::Sub_rm64_imm8
+            | Code::Add_rm64_r64 => return self.sum(instruction),
+            Code::Lea_r64_m => return self.lea(instruction),
+            _ => return false,
+        }
+        true
+    }
+
+    /// The number in a slot that an instruction reads.
+    fn slot_offset(&self, instruction: &Instruction) -> Option<i64> {
+        if !instruction.is_ip_rel_memory_operand() {
+            return None;
+        }
+        match self
+            .image
+            .pointer(instruction.ip_rel_memory_address() as usize)
+        {
+            Some(Target::ThreadOffset(offset)) => Some(offset),
+            _ => None,
+        }
+    }
+
+    /// Thread pointer and offset are added up in a register.
+    fn sum(&mut self, instruction: &Instruction) -> bool {
+        if instruction.op0_kind() != OpKind::Register {
+            return false;
+        }
+        let into = instruction.op0_register();
+        let held = self.state.pointer & bit(into) != 0;
+        let sign = if instruction.mnemonic() == Mnemonic::Sub {
+            -1
+        } else {
+            1
+        };
+        let (pointer, offset) = if instruction.op1_kind() == OpKind::Register {
+            let other = instruction.op1_register();
+            if held {
+                (true, self.state.number(other))
+            } else {
+                let other_held = self.state.pointer & bit(other) != 0;
+                (other_held, self.state.number(into))
+            }
+        } else if instruction.op1_kind() == OpKind::Memory {
+            if is_thread_pointer(instruction) {
+                (true, self.state.number(into))
+            } else {
+                (held, self.slot_offset(instruction))
+            }
+        } else {
+            (held, Some(sign * instruction.immediate(1) as i64))
+        };
+        match (pointer, offset) {
+            (false, _) => return false,
+            (true, Some(offset)) => self.variable(instruction, offset),
+            (true, None) => self.touch(instruction, Touch::Unknown(LOST)),
+        }
+        self.state.clear(bit(into));
+        true
+    }
+
+    fn lea(&mut self, instruction: &Instruction) -> bool {
+        if instruction.is_ip_rel_memory_operand() {
+            return false;
+        }
+        self.address(instruction);
+        self.state.clear(bit(instruction.op0_register()));
+        true
+    }
+
+    /// A memory operand: what its base and index add up to.
+    fn address(&mut self, instruction: &Instruction) {
+        let (base, index) = (instruction.memory_base(), instruction.memory_index());
+        let offset = instruction.memory_displacement64() as i64;
+        let segment =
+            instruction.memory_segment() == Register::FS && instruction.mnemonic() != Mnemonic::Lea;
+        if instruction.is_ip_rel_memory_operand() {
+            return;
+        }
+        let scale = i64::from(instruction.memory_index_scale());
+        let part = |register: Register, scale: i64, state: &State| match register {
+            Register::None => Some(0),
+            _ => state.number(register).map(|n| n * scale),
+        };
+        let held = |register: Register, state: &State| state.pointer & bit(register) != 0;
+        let (base_held, index_held) = (held(base, &self.state), held(index, &self.state));
+        let rest = match (segment, base_held, index_held) {
+            (true, false, false) => {
+                part(base, 1, &self.state).and_then(|b| Some(b + part(index, scale, &self.state)?))
+            }
+            (false, true, false) => part(index, scale, &self.state),
+            (false, false, true) if scale == 1 => part(base, 1, &self.state),
+            (false, false, false) => return self.errno_address(instruction),
+            _ => None,
+        };
+        let lonely = base == Register::None && index == Register::None;
+        if segment && lonely && offset != 0 {
+            return; // noted when it was decoded
+        }
+        match rest {
+            Some(rest) if rest + offset == PROTECTOR as i64 => {}
+            Some(rest) => self.variable(instruction, rest + offset),
+            None => self.touch(instruction, Touch::Unknown(LOST)),
+        }
+    }
+
+    /// The address of errno is used: fine as it is, anything more is not.
+    fn errno_address(&mut self, instruction: &Instruction) {
+        let (base, index) = (instruction.memory_base(), instruction.memory_index());
+        let simple = self.state.errno & bit(index) == 0
+            && index == Register::None
+            && instruction.mnemonic() != Mnemonic::Lea;
+        if self.state.errno & (bit(base) | bit(index)) != 0 && !simple {
+            self.touch(instruction, Touch::Unknown(ERRNO_KEPT));
+        }
+        self.lose_tellers(instruction, bit(base) | bit(index));
+    }
+
+    fn lose_tellers(&mut self, instruction: &Instruction, registers: u32) {
+        if self.state.teller & registers != 0 {
+            self.touch(instruction, Touch::Unknown(ERRNO_KEPT));
+        }
+    }
+
+    /// Any other instruction: what it reads is lost, what it writes is forgotten.
+    fn any_form(&mut self, instruction: &Instruction) {
+        let mut places = 0;
+        if has_memory(instruction) {
+            self.address(instruction);
+            places = bit(instruction.memory_base()) | bit(instruction.memory_index());
+        }
+        let info = self.info.info(instruction);
+        let (mut read, mut named, mut changed, mut written) = (0, 0, 0, 0);
+        for operand in 0..instruction.op_count() {
+            if instruction.op_kind(operand) == OpKind::Register {
+                let bit = bit(instruction.op_register(operand));
+                named |= bit;
+                if reads(info.op_access(operand)) {
+                    read |= bit;
+                }
+            }
+        }
+        for register in info.used_registers() {
+            let bit = bit(register.register());
+            if !matches!(register.access(), OpAccess::Read | OpAccess::CondRead) {
+                changed |= bit;
+            }
+            let whole = matches!(register.access(), OpAccess::Write | OpAccess::ReadWrite)
+                && register.register().size() >= 4;
+            if whole {
+                written |= bit;
+            }
+            let implied = named & bit == 0 && places & bit == 0;
+            if implied && reads(register.access()) {
+                read |= bit;
+            }
+        }
+        self.lose(instruction, read);
+        self.state.clear(written);
+        self.state.known &= !changed;
+    }
+}
+
+pub(super) fn is_errno_slot(image: &Image, slot: usize) -> bool {
+    matches!(image.pointer(slot),
+        Some(Target::Import(name, _)) if image.slots.name(name) == ERRNO)
+}
+
+fn reads(access: OpAccess) -> bool {
+    !matches!(
+        access,
+        OpAccess::None | OpAccess::Write | OpAccess::NoMemAccess
+    )
+}
+
+fn both_registers(instruction: &Instruction) -> bool {
+    instruction.op0_kind() == OpKind::Register && instruction.op1_kind() == OpKind::Register
+}
+
+/// Whether the operand is `fs:0`.
+fn is_thread_pointer(instruction: &Instruction) -> bool {
+    has_memory(instruction)
+        && instruction.memory_segment() == Register::FS
+        && instruction.memory_base() == Register::None
+        && instruction.memory_index() == Register::None
+        && instruction.memory_displacement64() == 0
+}

@@ -1,0 +1,326 @@
+//! Reads all code and all constants that anybody refers to, once, and puts them into the graph.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use super::graph::{Graph, Listed};
+use super::{Judge, Own, Place, Statistics, Why};
+use crate::frames::Verdict;
+use crate::frames::constants::{Constants, Rule};
+use crate::frames::edges::{How, Reach, Reader, Touch, Use};
+use crate::frames::harmless::{self, LISTS};
+use crate::frames::image::{Image, Target, symbols};
+use crate::frames::objects::Object;
+
+/// Whether and how something imported binds.
+enum Import {
+    Nothing,
+    Inside(u32, Target),
+    Binds,
+}
+
+/// A survey under way.
+pub(super) struct Survey {
+    images: Vec<Image>,
+    first: Vec<u32>,
+    places: Vec<Place>,
+    own: Vec<Own>,
+    graph: Graph,
+    /// References to constants: who, where.
+    uses: Vec<Vec<(u32, Use)>>,
+    /// Every mapped object and whether it is part of the C library.
+    libraries: Vec<(Object, bool)>,
+    text: usize,
+}
+
+impl Survey {
+    pub(super) fn new(images: Vec<Image>, objects: &[Object]) -> Survey {
+        let file = |o: &Object| PathBuf::from(&o.name).file_name().map(|n| n.to_owned());
+        let is_libc = |o: &Object| file(o).is_some_and(|n| harmless::is_libc(&n.to_string_lossy()));
+        let mut survey = Survey {
+            first: Vec::new(),
+            places: Vec::new(),
+            own: Vec::new(),
+            graph: Graph::default(),
+            uses: images.iter().map(|_| Vec::new()).collect(),
+            libraries: objects.iter().map(|o| (o.clone(), is_libc(o))).collect(),
+            text: 0,
+            images: Vec::new(),
+        };
+        for (number, image) in images.iter().enumerate() {
+            survey.first.push(survey.places.len() as u32);
+            let image_number = number as u32;
+            let places = (0..image.functions.len() as u32).map(|index| Place::Function {
+                image: image_number,
+                index,
+            });
+            survey.places.extend(places);
+        }
+        survey.images = images;
+        survey
+    }
+
+    /// Reads all functions.
+    pub(super) fn read_code(&mut self) {
+        let mut reader = Reader::default();
+        let images = std::mem::take(&mut self.images);
+        for (number, image) in images.iter().enumerate() {
+            for (index, function) in image.functions.iter().enumerate() {
+                let from = self.first[number] + index as u32;
+                self.text += function.range.len();
+                reader.read(image, function);
+                self.note(&images, number as u32, from, &reader);
+            }
+        }
+        self.images = images;
+    }
+
+    /// Notes what was found in one function.
+    fn note(&mut self, images: &[Image], number: u32, from: u32, reader: &Reader) {
+        let image = &images[number as usize];
+        let facts = &reader.facts;
+        self.own.push(Own {
+            verdict: Verdict::Free,
+            why: Why::Not,
+        });
+        for (_, touch) in &facts.touches {
+            let (verdict, why) = judge_touch(image, touch);
+            self.bind(from, verdict, why);
+        }
+        for &(address, how) in &facts.code {
+            self.lead(images, number, from, Target::Code(address), how);
+        }
+        for &(name, value, how) in &facts.imports {
+            self.lead(images, number, from, Target::Import(name, value), how);
+        }
+        for &address in &facts.foreign {
+            self.lead(images, number, from, Target::Foreign(address), How::Refer);
+        }
+        let uses = facts.constants.iter().map(|&u| (from, u));
+        self.uses[number as usize].extend(uses);
+    }
+
+    /// The worst reason counts, and of several the first.
+    fn bind(&mut self, node: u32, verdict: Verdict, why: Why) {
+        let own = &mut self.own[node as usize];
+        if verdict > own.verdict {
+            *own = Own { verdict, why };
+        }
+    }
+
+    /// Adds the edge from a node to what a word or instruction leads to.
+    fn lead(&mut self, images: &[Image], number: u32, from: u32, target: Target, how: How) {
+        let image = &images[number as usize];
+        match target {
+            Target::Code(address) => match image.function_at(address) {
+                Some(index) => {
+                    let to = self.first[number as usize] + index as u32;
+                    self.graph.add(from, to, how);
+                    let cold = image.functions[index].cold || is_named_cold(image, address);
+                    if how == How::Jump && cold {
+                        // Its frame is that of the function it is a part of.
+                        self.graph.add(to, from, How::Jump);
+                    }
+                }
+                None => match image.stub(address).and_then(|slot| image.pointer(slot)) {
+                    Some(target) => self.lead(images, number, from, target, how),
+                    None => self.bind(from, Verdict::Alone, Why::Uncovered(address)),
+                },
+            },
+            Target::Import(name, value) => match self.import(images, image, name, value) {
+                Import::Nothing => {}
+                Import::Inside(number, target) => self.lead(images, number, from, target, how),
+                Import::Binds => self.bind(from, Verdict::Alone, Why::Import(name)),
+            },
+            Target::Constant(address) => {
+                let reference = Use {
+                    address,
+                    reach: Reach::default(),
+                    distances: false,
+                };
+                self.uses[number as usize].push((from, reference));
+            }
+            Target::ThreadOffset(_) | Target::ThreadLocal => {
+                self.bind(from, Verdict::Alone, Why::Unknown("a thread-local"));
+            }
+            Target::Foreign(address) => {
+                self.bind(from, Verdict::Alone, Why::Foreign(address));
+            }
+        }
+    }
+
+    fn import(&self, images: &[Image], image: &Image, name: u32, value: usize) -> Import {
+        let name = image.slots.name(name);
+        if LISTS.allocation.has(name) {
+            return Import::Nothing;
+        }
+        if let Some(number) = images.iter().position(|i| i.range.contains(&value)) {
+            let same = std::ptr::eq(&images[number], image);
+            return match images[number].address(value) {
+                // Not bound yet, else it would not have come as an import.
+                Some(Target::Code(_)) if same => Import::Binds,
+                Some(target) => Import::Inside(number as u32, target),
+                None => Import::Nothing,
+            };
+        }
+        let library = self.libraries.iter().find(|l| l.0.contains(value));
+        match library {
+            Some((_, true)) if !LISTS.libc.has(name) => Import::Nothing,
+            _ => Import::Binds,
+        }
+    }
+
+    /// Cuts the constants and adds those that anybody refers to.
+    pub(super) fn read_constants(&mut self, rule: Rule) {
+        let images = std::mem::take(&mut self.images);
+        for (number, image) in images.iter().enumerate() {
+            let uses = std::mem::take(&mut self.uses[number]);
+            let referenced = uses.iter().map(|(_, reference)| reference.address);
+            let referenced = referenced.collect();
+            let constants = Constants::cut(image, referenced, rule);
+            let mut pieces = Pieces {
+                images: &images,
+                number: number as u32,
+                constants: &constants,
+                nodes: vec![u32::MAX; constants.len()],
+            };
+            pieces.connect(self, uses);
+        }
+        self.images = images;
+    }
+
+    /// Hands back what is touched.
+    pub(super) fn conclude(mut self, begun: Instant) -> Judge {
+        let own = self.own.iter().map(|own| own.verdict);
+        let (places, images) = (&self.places, &self.images);
+        let harmless = self.graph.settle(own, |node| match places[node as usize] {
+            Place::Function { image, index } => {
+                let image = &images[image as usize];
+                listed(image, image.functions[index as usize].range.start)
+            }
+            Place::Constant { .. } => Listed::Nowhere,
+        });
+        let functions: usize = self.images.iter().map(|i| i.functions.len()).sum();
+        let count = |what: &dyn Fn(u32) -> bool| (0..functions as u32).filter(|&f| what(f)).count();
+        let graph = &self.graph;
+        let statistics = Statistics {
+            objects: self.images.len(),
+            functions,
+            touching: count(&|f| self.own[f as usize].verdict > Verdict::Free),
+            home: count(&|f| graph.verdict(f) == Verdict::Home),
+            alone: count(&|f| graph.verdict(f) == Verdict::Alone),
+            harmless,
+            text: self.text,
+            edges: graph.edges(),
+            memory: graph.memory()
+                + self.places.capacity() * size_of::<Place>()
+                + self.own.capacity() * size_of::<Own>()
+                + self.images.iter().map(Image::memory_kept).sum::<usize>(),
+            time: begun.elapsed(),
+        };
+        Judge {
+            images: self.images,
+            first: self.first,
+            places: self.places,
+            own: self.own,
+            graph: self.graph,
+            statistics,
+        }
+    }
+}
+
+/// The constants of one image on their way into the graph.
+struct Pieces<'a> {
+    images: &'a [Image],
+    number: u32,
+    constants: &'a Constants,
+    /// The node of each piece, once it has one.
+    nodes: Vec<u32>,
+}
+
+impl Pieces<'_> {
+    fn connect(&mut self, survey: &mut Survey, mut uses: Vec<(u32, Use)>) {
+        let image = &self.images[self.number as usize];
+        while let Some((from, reference)) = uses.pop() {
+            for piece in self.constants.pieces(&reference) {
+                let node = self.node(survey, image, piece);
+                if let Some(node) = node {
+                    survey.graph.add(from, node, How::Refer);
+                }
+            }
+            if reference.distances {
+                self.distances(survey, image, from, &reference);
+            }
+            // Pieces refer to pieces.
+            uses.append(&mut survey.uses[self.number as usize]);
+        }
+    }
+
+    /// The node of a piece; none if it leads nowhere.
+    fn node(&mut self, survey: &mut Survey, image: &Image, piece: usize) -> Option<u32> {
+        const NOWHERE: u32 = u32::MAX - 1;
+        match self.nodes[piece] {
+            NOWHERE => return None,
+            u32::MAX => {}
+            known => return Some(known),
+        }
+        let targets = self.constants.targets(image, piece);
+        if targets.is_empty() {
+            self.nodes[piece] = NOWHERE;
+            return None;
+        }
+        let node = survey.places.len() as u32;
+        self.nodes[piece] = node;
+        survey.places.push(Place::Constant {
+            image: self.number,
+            start: self.constants.range(piece).start,
+        });
+        survey.own.push(Own {
+            verdict: Verdict::Free,
+            why: Why::Not,
+        });
+        for target in targets {
+            survey.lead(self.images, self.number, node, target, How::Refer);
+        }
+        Some(node)
+    }
+
+    fn distances(&self, survey: &mut Survey, image: &Image, from: u32, reference: &Use) {
+        for target in self.constants.distances(image, reference.address) {
+            survey.lead(self.images, self.number, from, target, How::Refer);
+        }
+    }
+}
+
+fn judge_touch(image: &Image, touch: &Touch) -> (Verdict, Why) {
+    match *touch {
+        Touch::Unknown(what) => (Verdict::Alone, Why::Unknown(what)),
+        Touch::Variable(offset) => {
+            let name = image.variable(offset).map(symbols::plain);
+            let harmless = name.is_some_and(|name| LISTS.variables.has(&name));
+            let verdict = if harmless {
+                Verdict::Home
+            } else {
+                Verdict::Alone
+            };
+            (verdict, Why::Variable(offset))
+        }
+    }
+}
+
+fn is_named_cold(image: &Image, address: usize) -> bool {
+    let mut names = image.symbols.functions_at(address);
+    names.any(|name| name.contains(".cold"))
+}
+
+/// The list that all names of a function are on.
+fn listed(image: &Image, start: usize) -> Listed {
+    let names = image.symbols.functions_at(start).map(symbols::plain);
+    let lists = names.map(|name| match name {
+        _ if LISTS.runtime.has(&name) => Listed::Runtime,
+        _ if LISTS.functions.has(&name) || LISTS.allocation.has(&name) => Listed::Harmless,
+        _ => Listed::Nowhere,
+    });
+    let same = |one, other| if one == other { one } else { Listed::Nowhere };
+    lists.reduce(same).unwrap_or(Listed::Nowhere)
+}
