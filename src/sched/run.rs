@@ -44,7 +44,7 @@ pub(crate) fn run_fibers() -> Left {
             Next::Run(fiber) => {
                 search.found(&token);
                 let at_home = ptr::eq(moving::home(fiber), token.carrier());
-                if !at_home && leave_for(&mut token, fiber) {
+                if !(at_home && stays(&token, fiber)) && leave_for(&mut token, fiber) {
                     break Left::GaveWorkerAway;
                 }
                 let handed;
@@ -91,8 +91,15 @@ fn hand_over(token: &mut Entered) -> bool {
     token.carrier().hand_over()
 }
 
-/// A fiber that is not at home here: if it is not welcome (S12), takes it and the worker to another
-/// carrier. False if there is none, or no need: then it runs here.
+/// Whether a fiber that is at home here runs here: not one that may leave, if another wants to be
+/// alone.
+#[inline]
+fn stays(token: &Entered, fiber: FiberRef) -> bool {
+    !token.carrier().keeps_fibers() || !verdict::is_free(fiber)
+}
+
+/// A fiber that is not at home here, or need not be: if it is not welcome (S12), takes it and the
+/// worker to another carrier. False if there is none, or no need: then it runs here.
 fn leave_for(token: &mut Entered, fiber: FiberRef) -> bool {
     // SAFETY: I1: `next` took it off a queue.
     let welcome = unsafe { moving::welcome(token, fiber) };

@@ -10,8 +10,8 @@
 //!
 //! What binds is found out by the helper, for return addresses somebody has asked for
 //! (`indent_sysmon::frames`). Somebody who wants to move a fiber asks at once; the look at every
-//! switch asks only once the runtime has been awake for some time, so that a short program pays
-//! nothing.
+//! switch asks only once the runtime has been awake for some milliseconds, so that the shortest
+//! programs pay nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -76,6 +76,9 @@ unsafe fn parts(at: switch::Suspended) -> (Registers, Stack, usize) {
 /// then they were asked for.
 #[inline(never)]
 pub(crate) fn of_caller() -> Option<(Verdict, Option<usize>)> {
+    if std::thread::panicking() {
+        return Some((Verdict::Alone, None)); // S3
+    }
     let here = context::here()?;
     // SAFETY: its own, and it does not leave this function meanwhile.
     let at = unsafe { switch::running(here.fiber, arch::registers()) };
@@ -114,6 +117,12 @@ pub(crate) fn is_alone(fiber: FiberRef) -> bool {
     fiber.verdict.load(atomic::Ordering::Relaxed) == number(Verdict::Alone)
 }
 
+/// Whether it was noted that the fiber may go on anywhere.
+pub(crate) fn is_free(fiber: FiberRef) -> bool {
+    let free = fiber.verdict.load(atomic::Ordering::Relaxed) == number(Verdict::Free);
+    free && fiber.pins.load(atomic::Ordering::Relaxed) == 0
+}
+
 /// Whether a fiber that has not started will want to be alone: its first function says so already.
 ///
 /// # Safety
@@ -132,12 +141,9 @@ pub(crate) unsafe fn will_be_alone(fiber: FiberRef) -> bool {
 /// # Safety
 /// It is started, switched out, runnable and the caller's (I1).
 pub(crate) unsafe fn may_move(shared: &Shared, fiber: FiberRef) -> bool {
-    if fiber.pins.load(atomic::Ordering::Relaxed) > 0 {
-        return false;
-    }
     let noted = fiber.verdict.load(atomic::Ordering::Relaxed);
-    if noted != NOT_KNOWN {
-        return noted == number(Verdict::Free);
+    if noted != NOT_KNOWN || fiber.pins.load(atomic::Ordering::Relaxed) > 0 {
+        return is_free(fiber);
     }
     // SAFETY: by the caller's promise.
     let (registers, stack, root) = unsafe { suspended(fiber) };

@@ -30,8 +30,9 @@ const TEND: u32 = 4;
 const TRIM: u32 = 8;
 const STUDY: u32 = 16;
 
-/// Looks at an awake runtime until what its fibers hold is studied: a short program pays nothing.
-const STUDY_AFTER: u32 = 64;
+/// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
+/// programs pay nothing; soon, because until then fibers share threads that should not.
+const STUDY_AFTER: u32 = 4;
 /// Looks of the monitor after which a fiber that may not move has waited long for its thread.
 const BOUND_WAIT: u32 = 50;
 /// Looks after which the siblings of a fiber that runs and runs are looked at again.

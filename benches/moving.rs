@@ -1,0 +1,92 @@
+//! What it costs that a fiber may leave its thread, may not, or may not even share it.
+//!
+//! One iteration = one yield, or one hand-over, of one fiber, on a runtime of one worker. In
+//! `moving/yield/…` a second fiber yields in turn with it: a plain one (`free`) shares its thread with
+//! that one; one that is inside a changed thread-local (`alone`) does not, so its worker goes to
+//! another thread and comes back every time. In `moving/handoff/…` the worker leaves the thread, and
+//! the fiber goes along (`free`) or has the worker brought back (`pinned`).
+
+use std::cell::Cell;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use indent::runtime::Builder;
+use indent::task::{self, Verdict};
+
+thread_local!(static CONTEXT: Cell<u64> = const { Cell::new(0) });
+
+/// Yields inside a changed thread-local.
+#[inline(never)]
+fn alone(count: u64) -> Duration {
+    let old = CONTEXT.replace(black_box(7));
+    let time = free(count);
+    CONTEXT.set(old);
+    time
+}
+
+#[inline(never)]
+fn free(count: u64) -> Duration {
+    let start = Instant::now();
+    (0..count).for_each(|_| task::yield_now());
+    start.elapsed()
+}
+
+fn handoffs(count: u64) -> Duration {
+    let start = Instant::now();
+    (0..count).for_each(|_| indent::runtime::handoff());
+    start.elapsed()
+}
+
+fn yields(count: u64, body: fn(u64) -> Duration, expected: Verdict) -> Duration {
+    let rt = Builder::new().workers(1).build().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    rt.block_on(move || drop(task::current().unwrap().binding())); // the code is studied
+    let other = rt.spawn(move || {
+        while !stopped.load(Relaxed) {
+            task::yield_now();
+        }
+    });
+    let fiber = rt.spawn(move || body(count));
+    let seen = fiber.fiber();
+    let time = fiber.join().unwrap();
+    stop.store(true, Relaxed);
+    other.join().unwrap();
+    assert!(count < 100 || seen.binding().verdict() == expected);
+    time
+}
+
+fn benches(c: &mut Criterion) {
+    let mut group = c.benchmark_group("moving");
+    group.bench_function("yield/free", |b| {
+        b.iter_custom(|n| yields(n, free, Verdict::Free));
+    });
+    group.bench_function("yield/alone", |b| {
+        b.iter_custom(|n| yields(n, alone, Verdict::Alone));
+    });
+    for pinned in [false, true] {
+        let name = if pinned {
+            "handoff/pinned"
+        } else {
+            "handoff/free"
+        };
+        group.bench_function(name, |b| {
+            b.iter_custom(|n| {
+                let rt = Builder::new().workers(1).build().unwrap();
+                rt.block_on(move || {
+                    drop(task::current().unwrap().binding());
+                    let builder = task::Builder::new();
+                    let builder = if pinned { builder.pinned() } else { builder };
+                    builder.spawn(move || handoffs(n)).join().unwrap()
+                })
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(moving, benches);
+criterion_main!(moving);
