@@ -1,0 +1,41 @@
+//! Runs every body once and prints what its frames allow: name, verdict, whether its values were
+//! right, the function and the variable that bind; tabs between, a line each.
+//!
+//! ```text
+//! cargo run -p indent-verdicts --bin table [part of a name]
+//! ```
+
+use std::sync::Arc;
+
+use indent::runtime::{Builder, Runtime};
+use indent_verdicts::probe::Mode;
+use indent_verdicts::{Body, Kit, Probe, bodies};
+
+fn main() {
+    let part = std::env::args().nth(1).unwrap_or_default();
+    bodies::install_sinks();
+    let kit = Kit::leak();
+    let runtime = Builder::new().workers(2).build().expect("a runtime");
+    let chosen = bodies::all().into_iter().filter(|b| b.name.contains(&part));
+    for (number, body) in chosen.enumerate() {
+        let probe = Arc::new(Probe::new(number as u64 + 1, Mode::Note, kit));
+        let right = run(&runtime, body, &probe);
+        let (verdict, function, variable) = match probe.noted() {
+            Some(noted) => (
+                noted.verdict.as_str(),
+                noted.function.as_deref().unwrap_or("-"),
+                noted.variable.as_deref().unwrap_or("-"),
+            ),
+            None => ("never parked", "-", "-"),
+        };
+        let name = body.name;
+        println!("{name}\t{verdict}\t{right}\t{function}\t{variable}");
+    }
+}
+
+/// The fiber's first frame knows the body by a pointer alone.
+fn run(runtime: &Runtime, body: Body, probe: &Arc<Probe>) -> bool {
+    let (run, probe) = (body.run, probe.clone());
+    let fiber = runtime.spawn(move || run(&probe));
+    fiber.join().unwrap_or(false)
+}

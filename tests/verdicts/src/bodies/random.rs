@@ -1,0 +1,133 @@
+//! Generators of random numbers. `rand::rng()` is a counted reference to a generator of the thread:
+//! it must never be used from another one. A neighbour on the same thread may use the same
+//! generator: each call is over before anybody parks. So its variable is harmless, and all are home.
+
+use std::hint::black_box;
+
+use rand::rngs::{SmallRng, StdRng, ThreadRng};
+use rand::{Rng, RngExt, SeedableRng};
+
+use super::{FREE, HOME, table};
+use crate::Probe;
+
+table! {
+    rng_held: HOME;
+    rng_in_a_struct: HOME;
+    rng_in_a_dyn_box: HOME;
+    rng_by_closures: HOME;
+    rng_by_functions: HOME;
+    rng_used_and_gone: HOME;
+    shuffled_while_parking: HOME;
+    small_rng_seeded: FREE;
+    std_rng_seeded: FREE;
+    std_rng_in_a_dyn_box: FREE;
+}
+
+/// Draws until the block of the generator is used up several times over.
+fn draw(rng: &mut (impl Rng + ?Sized)) -> u64 {
+    (0..70).fold(0, |sum, _| sum ^ rng.next_u64())
+}
+
+fn rng_held(probe: &Probe) -> bool {
+    let mut rng = rand::rng();
+    let before = draw(&mut rng);
+    probe.park();
+    draw(&mut rng) != before
+}
+
+struct Dice {
+    sides: u64,
+    rng: ThreadRng,
+}
+
+impl Dice {
+    fn roll(&mut self) -> u64 {
+        self.rng.random_range(1..=self.sides)
+    }
+}
+
+fn rng_in_a_struct(probe: &Probe) -> bool {
+    let mut dice = Dice {
+        sides: 6,
+        rng: rand::rng(),
+    };
+    let before = dice.roll();
+    probe.park();
+    let rolls: Vec<u64> = (0..200).map(|_| dice.roll()).collect();
+    (1..=6).contains(&before) && rolls.iter().all(|n| (1..=6).contains(n))
+}
+
+fn rng_in_a_dyn_box(probe: &Probe) -> bool {
+    let mut rng: Box<dyn Rng> = black_box(Box::new(rand::rng()));
+    let before = draw(&mut *rng);
+    probe.park();
+    draw(&mut *rng) != before
+}
+
+fn rng_by_closures(probe: &Probe) -> bool {
+    let seed = probe.seed;
+    let sources: [Box<dyn Fn() -> Box<dyn Rng>>; 2] = [
+        Box::new(move || Box::new(StdRng::seed_from_u64(seed))),
+        Box::new(|| Box::new(rand::rng())),
+    ];
+    let mut rng = black_box(sources)[black_box(1)]();
+    let before = draw(&mut *rng);
+    probe.park();
+    draw(&mut *rng) != before
+}
+
+fn of_the_thread() -> Box<dyn Rng> {
+    Box::new(rand::rng())
+}
+
+fn of_nobody() -> Box<dyn Rng> {
+    Box::new(SmallRng::seed_from_u64(7))
+}
+
+static SOURCES: [fn() -> Box<dyn Rng>; 2] = [of_nobody, of_the_thread];
+
+fn rng_by_functions(probe: &Probe) -> bool {
+    let mut rng = black_box(&SOURCES)[black_box(1)]();
+    let before = draw(&mut *rng);
+    probe.park();
+    draw(&mut *rng) != before
+}
+
+fn rng_used_and_gone(probe: &Probe) -> bool {
+    let jitter = rand::random_range(0..100u64);
+    probe.park();
+    black_box(jitter) < 100
+}
+
+fn shuffled_while_parking(probe: &Probe) -> bool {
+    use rand::seq::SliceRandom;
+    let mut numbers: Vec<u64> = (0..100).collect();
+    let mut rng = rand::rng();
+    numbers.shuffle(&mut rng);
+    probe.park();
+    numbers.shuffle(&mut rng);
+    numbers.sort_unstable();
+    numbers.iter().copied().eq(0..100)
+}
+
+fn small_rng_seeded(probe: &Probe) -> bool {
+    let mut rng = SmallRng::seed_from_u64(probe.seed);
+    draw(&mut rng);
+    let mut same = rng.clone();
+    probe.park();
+    draw(&mut rng) == draw(&mut same)
+}
+
+fn std_rng_seeded(probe: &Probe) -> bool {
+    let mut rng = StdRng::seed_from_u64(probe.seed);
+    let before = draw(&mut rng);
+    probe.park();
+    before == draw(&mut StdRng::seed_from_u64(probe.seed))
+}
+
+fn std_rng_in_a_dyn_box(probe: &Probe) -> bool {
+    let mut rng: Box<dyn Rng> = black_box(Box::new(StdRng::seed_from_u64(probe.seed)));
+    let before = draw(&mut *rng);
+    probe.park();
+    before != draw(&mut *rng)
+}

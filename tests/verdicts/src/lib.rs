@@ -1,0 +1,27 @@
+//! Many ways to hold something over a park, and what the runtime must say of each.
+//!
+//! A *body* is an ordinary function that runs as a fiber's body: it takes hold of something, parks
+//! by [`Probe::park`], looks at what it holds and says whether all was right. [`bodies::all`] is the
+//! table of them, each with the verdict ([`Verdict`]) that its frames deserve in every build
+//! profile. Three things are made of it:
+//!
+//! - `tests/table.rs` builds the program `table` in several profiles, which runs every body once and
+//!   prints its verdict, and compares with what is expected;
+//! - `tests/moving.rs` runs the program `moving`: thousands of fibers with these bodies while workers
+//!   are handed from carrier to carrier; every body must find its values right;
+//! - `service` and `pipeline` are programs of ordinary size whose parks are counted by verdict.
+//!
+//! What a body must take care of: it is reached through a pointer alone ([`Body::run`]), so that no
+//! frame of its fiber but its own refers to it or to any other body. What it needs from outside it
+//! gets from the probe, through memory ([`Kit`]).
+//!
+//! [`Verdict`]: noted::Verdict
+
+pub mod bodies;
+pub mod crowd;
+pub mod noted;
+pub mod probe;
+pub mod statistics;
+
+pub use bodies::{Body, Expected, Profile};
+pub use probe::{Kit, Probe};

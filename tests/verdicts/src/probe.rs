@@ -1,0 +1,98 @@
+//! What a body is given: the seed of its values, a way to park, and things made elsewhere.
+//!
+//! [`Probe::park`] stays on the stack while the fiber is parked, so its own frame must be free: it
+//! takes no lock, and everything it calls is the runtime's or std's memory and atomics. For the same
+//! reason the kit is never freed: what a fiber's first frame might drop counts as reached.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use indent::{park, task};
+use regex::Regex;
+
+use crate::bodies::hidden_number;
+use crate::noted::{self, Noted};
+
+/// What a park is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Note the verdict, let others run, and go on.
+    Note,
+    /// Park so many times until somebody unparks; who started the fiber sees to it.
+    Park(u32),
+}
+
+/// Fetches a number; what it does besides is not to be seen by its caller.
+pub type Hidden = Box<dyn Fn(u64) -> u64 + Send + Sync>;
+
+/// Things made by whoever starts the fibers: no frame of a fiber refers to what made them.
+pub struct Kit {
+    /// Finds words of letters.
+    pub words: Regex,
+    /// Finds `key=number`.
+    pub pairs: Regex,
+    /// A number that differs from thread to thread.
+    pub hidden: fn(u64) -> u64,
+    /// The first gives its argument back, the other one is as `hidden`.
+    pub closures: Vec<Hidden>,
+}
+
+impl Kit {
+    /// For the rest of the process.
+    pub fn leak() -> &'static Kit {
+        let regex = |pattern| Regex::new(pattern).expect("a regular expression");
+        Box::leak(Box::new(Kit {
+            words: regex(r"\b[a-z]+\b"),
+            pairs: regex(r"(?<key>\w+)=(?<number>\d+)"),
+            hidden: hidden_number,
+            closures: vec![Box::new(|n| n), Box::new(hidden_number)],
+        }))
+    }
+}
+
+/// One fiber's.
+pub struct Probe {
+    /// Differs from fiber to fiber.
+    pub seed: u64,
+    /// Shared by all.
+    pub kit: &'static Kit,
+    mode: Mode,
+    noted: OnceLock<Noted>,
+    parks: AtomicUsize,
+}
+
+impl Probe {
+    /// For one run of one body.
+    pub fn new(seed: u64, mode: Mode, kit: &'static Kit) -> Probe {
+        Probe {
+            seed,
+            kit,
+            mode,
+            noted: OnceLock::new(),
+            parks: AtomicUsize::new(0),
+        }
+    }
+
+    /// In the middle of every body.
+    #[inline(never)]
+    pub fn park(&self) {
+        self.parks.fetch_add(1, Relaxed);
+        match self.mode {
+            Mode::Note => {
+                let _ = self.noted.set(noted::now());
+                task::yield_now();
+            }
+            Mode::Park(times) => (0..times).for_each(|_| park::park()),
+        }
+    }
+
+    /// The verdict at the first park.
+    pub fn noted(&self) -> Option<&Noted> {
+        self.noted.get()
+    }
+
+    /// How often the body parked.
+    pub fn parks(&self) -> usize {
+        self.parks.load(Relaxed)
+    }
+}
