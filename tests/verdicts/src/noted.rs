@@ -57,3 +57,9 @@ pub fn now() -> Noted {
 pub fn trust_everything(_runtime: &Handle) -> bool {
     false
 }
+
+/// What is known of the program's code: functions, how many touch and how many reach a thread-local;
+/// lines for people.
+pub fn image() -> Vec<String> {
+    Vec::new()
+}

@@ -1,1 +1,102 @@
-//! x
+//! What the fibers of a whole program were like when they parked.
+//!
+//! A program parks by [`pause`] or asks by [`sample`]; with `--statistics` on its command line every
+//! such place takes the verdict of its fiber, and [`print()`] shows at the end how many were free, home
+//! and alone, and by what function and variable. The functions here are on the stack when the
+//! verdict is taken, so they are as plain as those of the probe.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+
+use crate::noted::{self, Noted};
+
+static WANTED: AtomicBool = AtomicBool::new(false);
+static SAMPLES: Mutex<Vec<Noted>> = Mutex::new(Vec::new());
+
+/// Looks at the command line; call it first.
+pub fn begin() {
+    let wanted = std::env::args().any(|argument| argument == "--statistics");
+    WANTED.store(wanted, Relaxed);
+}
+
+/// Takes the verdict of the calling fiber, if it is wanted.
+#[inline(never)]
+pub fn sample() {
+    if WANTED.load(Relaxed) {
+        let noted = noted::now();
+        let mut samples = SAMPLES.lock().unwrap_or_else(PoisonError::into_inner);
+        samples.push(noted);
+    }
+}
+
+/// A park like any other, and a sample.
+pub fn pause() {
+    sample();
+    indent::task::yield_now();
+}
+
+/// The figures, if they are wanted.
+pub fn print() {
+    if !WANTED.load(Relaxed) {
+        return;
+    }
+    noted::image().iter().for_each(|line| println!("{line}"));
+    let samples = std::mem::take(&mut *SAMPLES.lock().unwrap_or_else(PoisonError::into_inner));
+    table(&samples).iter().for_each(|line| println!("{line}"));
+}
+
+/// Shares of the verdicts, most frequent first; below each what it rests on.
+fn table(samples: &[Noted]) -> Vec<String> {
+    let all = samples.len();
+    let share = |n: usize| 100.0 * n as f64 / all.max(1) as f64;
+    let mut lines = vec![format!("{all} parks")];
+    let by_verdict = count(samples.iter().map(|noted| noted.verdict.as_str()));
+    for (verdict, n) in by_verdict {
+        lines.push(format!("{verdict:<8}{n:>9}{:>7.1} %", share(n)));
+        let these = samples.iter().filter(|noted| noted.verdict == verdict);
+        let reasons = these.filter_map(|noted| {
+            let variable = noted.variable.as_deref().unwrap_or("?");
+            Some(format!("{} by {variable}", noted.function.as_deref()?))
+        });
+        for (reason, n) in count(reasons) {
+            lines.push(format!("        {n:>9}{:>7.1} %  {reason}", share(n)));
+        }
+    }
+    lines
+}
+
+/// How often each occurs, most frequent first.
+fn count<T: Ord>(of: impl Iterator<Item = T>) -> Vec<(T, usize)> {
+    let mut counts = BTreeMap::new();
+    for what in of {
+        *counts.entry(what).or_insert(0) += 1;
+    }
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_verdict_comes_first_with_its_reasons() {
+        let noted = |verdict: &str, function: Option<&str>| Noted {
+            verdict: verdict.to_owned(),
+            function: function.map(str::to_owned),
+            variable: None,
+        };
+        let bound = noted("alone", Some("bound"));
+        let samples = [noted("free", None), bound.clone(), bound];
+        let lines = table(&samples).join("\n");
+        assert_eq!(
+            lines,
+            "3 parks\n\
+             alone           2   66.7 %\n\
+             \x20               2   66.7 %  bound by ?\n\
+             free            1   33.3 %"
+        );
+    }
+}

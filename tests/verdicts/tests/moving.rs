@@ -1,0 +1,86 @@
+//! Fibers move and find everything as they left it; and if nobody looked at their frames, they would
+//! not.
+//!
+//! Both tests run the program `moving` (see there). The second one switches the verdicts off: the
+//! same bodies must then find wrong values, panic, crash or hang, or the first test shows nothing.
+
+use std::process::{Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+#[path = "../../common/mod.rs"]
+mod common;
+
+/// How long the crowd is kept up, in seconds.
+const SECONDS: &str = "INDENT_MOVING_SECONDS";
+/// And what it is drawn from.
+const SEED: &str = "INDENT_TEST_SEED";
+/// Given to the program besides, before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn seconds() -> u64 {
+    let Ok(text) = std::env::var(SECONDS) else {
+        return 5;
+    };
+    let number = text.parse();
+    number.unwrap_or_else(|_| panic!("{SECONDS}={text}: a number, please"))
+}
+
+fn seed() -> String {
+    let now = std::time::SystemTime::UNIX_EPOCH.elapsed();
+    let now = now.map_or(1, |time| time.as_nanos() as u64);
+    std::env::var(SEED).unwrap_or_else(|_| now.to_string())
+}
+
+/// Runs the program; none if it hung and was ended.
+fn run(seconds: u64, flags: &[&str]) -> Option<Output> {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_moving"))
+        .args([&seconds.to_string(), &seed()])
+        .args(flags)
+        .env_remove("RUST_BACKTRACE")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null()) // backtraces of what is expected, by the thousand
+        .spawn()
+        .expect("the program");
+    let until = Instant::now() + Duration::from_secs(seconds) + PATIENCE;
+    let ended: Option<ExitStatus> = loop {
+        match child.try_wait().expect("a child to wait for") {
+            Some(status) => break Some(status),
+            None if Instant::now() > until => break None,
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    if ended.is_none() {
+        child.kill().expect("a child to end");
+    }
+    let output = child.wait_with_output().expect("its output");
+    println!("{}", common::text(&output));
+    ended.map(|_| output)
+}
+
+#[test]
+#[ignore = "started fibers do not move yet"]
+fn stress_fibers_that_move_find_their_values_right() {
+    let output = run(seconds(), &[]).expect("it ends");
+    assert!(output.status.success(), "see above");
+    let text = common::text(&output);
+    assert!(!text.contains(" 0 changed threads"), "nobody ever moved");
+}
+
+/// As much as can be had without verdicts: nobody moves, and nobody who must be alone is there.
+#[test]
+fn stress_fibers_that_share_threads_find_their_values_right() {
+    let output = run(2, &["--without-alone"]).expect("it ends");
+    assert!(output.status.success(), "see above");
+}
+
+#[test]
+#[ignore = "started fibers do not move yet"]
+fn stress_the_same_fibers_fail_when_everything_is_trusted() {
+    let output = run(seconds(), &["--trust"]);
+    let text = output.as_ref().map(common::text).unwrap_or_default();
+    assert!(!text.contains("no way to trust"), "{text}");
+    assert!(
+        output.is_none_or(|output| !output.status.success()),
+        "nothing went wrong though everything could: the other test shows nothing"
+    );
+}

@@ -1,0 +1,166 @@
+//! Every body gets the verdict it deserves, however the program was built.
+//!
+//! Builds the program `table` once for each profile, with the profile's settings in the environment
+//! and a target directory of its own, runs it, and compares with the table of bodies. A verdict that
+//! is looser than the expected one is unsound; a stricter one costs more than it must: both fail.
+//! Where nothing is known by name (stripped) or code is laid out differently (no position-independent
+//! code), stricter is allowed.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use indent_verdicts::noted::Verdict;
+use indent_verdicts::{Body, Profile, bodies};
+
+#[path = "../../common/mod.rs"]
+mod common;
+
+/// Settings of cargo, for the environment.
+type Settings = &'static [(&'static str, &'static str)];
+
+const ONE_UNIT: (&str, &str) = ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1");
+const SMALL: Settings = &[("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s")];
+const THIN: Settings = &[("CARGO_PROFILE_RELEASE_LTO", "thin")];
+const FAT: Settings = &[("CARGO_PROFILE_RELEASE_LTO", "fat"), ONE_UNIT];
+const STRIPPED: Settings = &[("CARGO_PROFILE_RELEASE_STRIP", "symbols")];
+const FIXED: Settings = &[("RUSTFLAGS", "-C relocation-model=static")];
+
+/// How many verdicts may differ.
+#[derive(Clone, Copy, PartialEq)]
+enum Tolerance {
+    None,
+    Stricter,
+}
+
+/// Builds the program and returns where it is.
+fn build(name: &str, profile: Profile, settings: Settings) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("table-{name}"));
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["build", "--offline", "--locked", "--bin", "table"])
+        .arg("--manifest-path")
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&target)
+        // Sanitizers and the like change the very code we want to see.
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("CARGO_BUILD_TARGET")
+        .envs(settings.iter().copied());
+    let directory = match profile {
+        Profile::Debug => "debug",
+        _ => {
+            command.arg("--release");
+            "release"
+        }
+    };
+    let output = command.output().expect("cargo");
+    assert!(output.status.success(), "{}", common::text(&output));
+    target.join(directory).join("table")
+}
+
+/// What the program printed of one body.
+struct Row<'a> {
+    name: &'a str,
+    verdict: &'a str,
+    right: bool,
+    why: String,
+}
+
+fn rows(text: &str) -> Vec<Row<'_>> {
+    let row = |line| {
+        let columns: Vec<&str> = str::split(line, '\t').collect();
+        let [name, verdict, right, function, variable] = columns[..] else {
+            panic!("not a row: {line}");
+        };
+        Row {
+            name,
+            verdict,
+            right: right == "true",
+            why: format!("{function}, {variable}"),
+        }
+    };
+    text.lines().map(row).collect()
+}
+
+/// What is wrong with a row, if anything.
+fn complaint(body: &Body, row: &Row<'_>, profile: Profile, tolerance: Tolerance) -> Option<String> {
+    let expected = body.expected.in_profile(profile);
+    let why = &row.why;
+    if !row.right {
+        return Some("its values were wrong".to_owned());
+    }
+    let Some(found) = Verdict::from_word(row.verdict) else {
+        return Some(format!("verdict {:?}", row.verdict));
+    };
+    if found < expected {
+        Some(format!("{found}, and must be {expected}: UNSOUND"))
+    } else if found > expected && tolerance == Tolerance::None {
+        Some(format!("{found}, and could be {expected}: {why}"))
+    } else {
+        None
+    }
+}
+
+fn check(name: &str, profile: Profile, settings: Settings, tolerance: Tolerance) {
+    let program = build(name, profile, settings);
+    let output = Command::new(&program).output().expect("the program");
+    assert!(output.status.success(), "{}", common::text(&output));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let (rows, bodies) = (rows(&text), bodies::all());
+    let mut complaints = String::new();
+    for body in &bodies {
+        let row = rows.iter().find(|row| row.name == body.name);
+        let wrong = match row {
+            Some(row) => complaint(body, row, profile, tolerance),
+            None => Some("not in the output".to_owned()),
+        };
+        if let Some(wrong) = wrong {
+            writeln!(complaints, "  {:<32}{wrong}", body.name).expect("a string");
+        }
+    }
+    let wrong = complaints.lines().count();
+    assert!(
+        complaints.is_empty(),
+        "{name}: {wrong} of {} bodies\n{complaints}",
+        bodies.len()
+    );
+}
+
+#[test]
+fn there_are_many_bodies_and_no_name_occurs_twice() {
+    let mut names: Vec<_> = bodies::all().iter().map(|body| body.name).collect();
+    assert!(names.len() >= 48, "{} bodies", names.len());
+    names.sort_unstable();
+    assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
+}
+
+#[test]
+#[ignore = "the runtime does not tell verdicts yet"]
+fn verdicts_are_right_without_optimization() {
+    check("debug", Profile::Debug, &[], Tolerance::None);
+}
+
+#[test]
+#[ignore = "the runtime does not tell verdicts yet"]
+fn verdicts_are_right_with_optimization() {
+    check("release", Profile::Release, &[], Tolerance::None);
+}
+
+/// One after the other: each builds everything anew.
+#[test]
+#[ignore = "minutes; part of .ci/long"]
+fn verdicts_are_right_in_every_profile() {
+    check("small", Profile::Small, SMALL, Tolerance::None);
+    check("thin", Profile::Thin, THIN, Tolerance::None);
+    check("fat", Profile::Fat, FAT, Tolerance::None);
+}
+
+#[test]
+#[ignore = "minutes; part of .ci/long"]
+fn verdicts_are_never_looser_where_less_is_known() {
+    check("stripped", Profile::Release, STRIPPED, Tolerance::Stricter);
+    check("fixed", Profile::Release, FIXED, Tolerance::Stricter);
+}
