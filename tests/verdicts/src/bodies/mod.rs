@@ -19,6 +19,7 @@ use crate::noted::Verdict;
 mod collections;
 mod control;
 mod foreign;
+mod hidden;
 mod locals;
 mod logging;
 mod random;
@@ -120,6 +121,7 @@ pub fn all() -> Vec<Body> {
         collections::TABLE,
         control::TABLE,
         foreign::TABLE,
+        hidden::TABLE,
         locals::TABLE,
         logging::TABLE,
         random::TABLE,
