@@ -2,7 +2,7 @@
 //!
 //! [`Probe::park`] stays on the stack while the fiber is parked, so its own frame must be free: it
 //! takes no lock, and everything it calls is the runtime's or std's memory and atomics. For the same
-//! reason the kit is never freed: what a fiber's first frame might drop counts as reached.
+//! reason nothing here is ever freed: what a fiber's first frame might drop counts as reached.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -14,10 +14,10 @@ use crate::bodies::hidden_number;
 use crate::noted::{self, Noted};
 
 /// What a park is to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub enum Mode {
-    /// Note the verdict, let others run, and go on.
-    Note,
+    /// Note the verdict if it is the first one, let others run, and go on.
+    Note(&'static Note),
     /// Park so many times until somebody unparks; who started the fiber sees to it.
     Park(u32),
 }
@@ -50,14 +50,16 @@ impl Kit {
     }
 }
 
-/// One fiber's.
+/// Where a verdict is noted.
+pub type Note = OnceLock<Noted>;
+
+/// One fiber's; nothing in it needs to be dropped.
 pub struct Probe {
     /// Differs from fiber to fiber.
     pub seed: u64,
     /// Shared by all.
     pub kit: &'static Kit,
     mode: Mode,
-    noted: OnceLock<Noted>,
     parks: AtomicUsize,
 }
 
@@ -68,7 +70,6 @@ impl Probe {
             seed,
             kit,
             mode,
-            noted: OnceLock::new(),
             parks: AtomicUsize::new(0),
         }
     }
@@ -78,17 +79,12 @@ impl Probe {
     pub fn park(&self) {
         self.parks.fetch_add(1, Relaxed);
         match self.mode {
-            Mode::Note => {
-                let _ = self.noted.set(noted::now());
+            Mode::Note(note) => {
+                let _ = note.set(noted::now());
                 task::yield_now();
             }
             Mode::Park(times) => (0..times).for_each(|_| park::park()),
         }
-    }
-
-    /// The verdict at the first park.
-    pub fn noted(&self) -> Option<&Noted> {
-        self.noted.get()
     }
 
     /// How often the body parked.

@@ -1,6 +1,7 @@
 //! Thread-locals that are reached by ways a reader of machine code may overlook: through data that
 //! refers to data, from the end of a table or before its beginning, through what a `match` was turned
-//! into, by destructors and formatters that only a vtable names. All alone, in every profile.
+//! into, by destructors and formatters that only a vtable names, or by a frame that is not there any
+//! more because it ended with a jump. All alone, in every profile.
 
 use std::cell::Cell;
 use std::fmt;
@@ -22,6 +23,9 @@ table! {
     hidden_in_a_match_of_tables: ALONE;
     hidden_in_a_static_object: ALONE;
     hidden_in_a_tail_call: ALONE;
+    hidden_by_a_frame_that_is_gone: ALONE;
+    hidden_by_two_frames_that_are_gone: ALONE;
+    hidden_by_a_gone_frame_with_a_table: ALONE;
     hidden_in_a_cold_call: ALONE;
     hidden_in_a_formatter: ALONE;
     hidden_in_a_destructor: ALONE;
@@ -170,6 +174,43 @@ fn ends_with_another(n: u64) -> u64 {
 
 fn hidden_in_a_tail_call(probe: &Probe) -> bool {
     stays(probe, ends_with_another)
+}
+
+thread_local! {
+    static HELD: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Touches no thread-local itself.
+#[inline(never)]
+fn hold(number: &Cell<u64>, probe: &Probe) -> bool {
+    number.set(probe.seed);
+    probe.park();
+    number.get() == probe.seed
+}
+
+/// Optimized, it jumps to `hold` with the address, and its own frame is gone.
+fn hidden_by_a_frame_that_is_gone(probe: &Probe) -> bool {
+    HELD.with(|number| hold(number, probe))
+}
+
+#[inline(never)]
+fn hold_by(key: &'static std::thread::LocalKey<Cell<u64>>, probe: &Probe) -> bool {
+    black_box(key).with(|number| hold(number, probe))
+}
+
+/// The same twice over.
+fn hidden_by_two_frames_that_are_gone(probe: &Probe) -> bool {
+    hold_by(&HELD, probe)
+}
+
+#[inline(never)]
+fn stays_by(table: &'static [Number; 2], probe: &Probe) -> bool {
+    stays(probe, table[black_box(1)])
+}
+
+/// Gives the next function a table to call by, and is gone.
+fn hidden_by_a_gone_frame_with_a_table(probe: &Probe) -> bool {
+    stays_by(black_box(&INNER), probe)
 }
 
 #[cold]

@@ -6,8 +6,10 @@
 //! (A6). What waits for a lock sleeps with its thread, and what it used for that is not used any
 //! more when it returns: the slow paths are harmless.
 //!
-//! Channels of std and crossbeam keep the waiting thread's handle in a thread-local and compare
-//! thread ids: alone. Epochs count a thread in: alone.
+//! Channels keep the waiting thread's handle in a thread-local, and compare thread ids. All of that is
+//! over when a call returns, and while one waits its thread does: sending and receiving by crossbeam
+//! is harmless; of std's channels, whose context is not on the list, it is alone. Epochs count a thread
+//! in: alone.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -15,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, Once, OnceLock, RwLock, mpsc};
 use std::time::Duration;
 
-use super::{ALONE, FREE, table};
+use super::{ALONE, FREE, HOME, table};
 use crate::Probe;
 
 table! {
@@ -24,7 +26,7 @@ table! {
     rwlock_guards_held: FREE;
     condvar_timed_out: FREE;
     once_and_once_lock: FREE;
-    once_lock_parks_inside: FREE;
+    once_lock_parks_inside: HOME;
     lazy_lock_forced: FREE;
     once_cell_filled: FREE;
     mpsc_sent_and_received: ALONE;
@@ -32,7 +34,7 @@ table! {
     parking_lot_guard_held: FREE;
     parking_lot_rwlock_held: FREE;
     parking_lot_reentrant_held: ALONE;
-    crossbeam_channel_between: ALONE;
+    crossbeam_channel_between: FREE;
     epoch_pinned: ALONE;
 }
 
@@ -90,7 +92,8 @@ fn once_and_once_lock(probe: &Probe) -> bool {
     count.get() == 1 && *cell.get_or_init(|| 0) == before
 }
 
-/// Whoever else wants it waits with its thread.
+/// Whoever else wants it waits with its thread. A frame of std's that might have to wait itself, and
+/// looks at `errno` then, stays on the stack: home.
 fn once_lock_parks_inside(probe: &Probe) -> bool {
     let cell = OnceLock::new();
     let value = *black_box(&cell).get_or_init(|| {
