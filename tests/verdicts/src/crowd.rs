@@ -21,7 +21,7 @@ use indent::park::Unparker;
 use indent::runtime::{Handle, Runtime};
 
 use crate::noted::Verdict;
-use crate::probe::Mode;
+use crate::probe::{Mode, Note};
 use crate::{Body, Kit, Probe};
 
 /// Fibers alive at once whose bodies may share threads.
@@ -29,7 +29,7 @@ const MANY: usize = 2000;
 /// And of those that are alone; far fewer than the carriers they may have to themselves.
 const FEW: usize = 40;
 /// Without any fiber ending for so long, something is stuck.
-const STUCK: Duration = Duration::from_secs(30);
+const STUCK: Duration = Duration::from_secs(10);
 
 /// What became of the fibers with one body.
 #[derive(Default)]
@@ -162,6 +162,31 @@ pub struct Outcome {
     pub complaints: Vec<String>,
     /// Figures, for people.
     pub summary: String,
+}
+
+/// Runs every body alone, once to learn its verdict and a few times with a park, so that afterwards
+/// all of its frames are known.
+pub fn warm_up(runtime: &Runtime, bodies: &[Body]) {
+    let kit = Kit::leak();
+    for body in bodies {
+        let note: &'static Note = Box::leak(Box::default());
+        for mode in [
+            Mode::Note(note),
+            Mode::Park(1),
+            Mode::Park(2),
+            Mode::Park(3),
+        ] {
+            let (run, probe) = (body.run, Probe::new(1, mode, kit));
+            let mut fiber = runtime.spawn(move || run(&probe));
+            loop {
+                fiber.unparker().unpark();
+                match fiber.join_timeout(Duration::from_millis(2)) {
+                    Ok(_) => break,
+                    Err(back) => fiber = back,
+                }
+            }
+        }
+    }
 }
 
 /// Runs the bodies for so long on a runtime with so many workers.

@@ -1,65 +1,81 @@
 //! What the runtime says of the calling fiber's frames: the one place that asks it.
 
-use std::fmt;
-
 use indent::runtime::Handle;
+pub use indent::task::Verdict;
 
-/// As the runtime has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Verdict {
-    /// May go on on another thread.
-    Free,
-    /// May share its thread, but not leave it.
-    Home,
-    /// Neither.
-    Alone,
-}
-
-impl Verdict {
-    /// By the word that [`fmt::Display`] writes.
-    pub fn from_word(word: &str) -> Option<Verdict> {
-        let all = [Verdict::Free, Verdict::Home, Verdict::Alone];
-        all.into_iter().find(|verdict| verdict.to_string() == word)
+/// The word for a verdict, for a line of the table.
+pub fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Free => "free",
+        Verdict::Home => "home",
+        Verdict::Alone => "alone",
     }
 }
 
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Verdict::Free => "free",
-            Verdict::Home => "home",
-            Verdict::Alone => "alone",
-        })
-    }
+/// A verdict by its word.
+pub fn from_word(text: &str) -> Option<Verdict> {
+    let all = [Verdict::Free, Verdict::Home, Verdict::Alone];
+    all.into_iter().find(|verdict| word(*verdict) == text)
 }
 
 /// A verdict and what it rests on.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
-    /// The word for the verdict; "unknown" while the runtime does not tell.
-    pub verdict: String,
+    /// The worst of all frames.
+    pub verdict: Verdict,
     /// The function that binds.
     pub function: Option<String>,
     /// The variable that binds.
     pub variable: Option<String>,
+    /// The way from a frame to it, for people.
+    pub path: Vec<String>,
 }
 
-/// The verdict of the calling fiber's frames right now.
+/// The verdict of the calling fiber's frames right now; waits until it is known.
 pub fn now() -> Noted {
+    let binding = match indent::task::current() {
+        Some(fiber) => fiber.binding(),
+        None => panic!("only a fiber has a verdict"),
+    };
     Noted {
-        verdict: "unknown".to_owned(),
-        function: None,
-        variable: None,
+        verdict: binding.verdict(),
+        function: binding.function().map(str::to_owned),
+        variable: binding.variable().map(str::to_owned),
+        path: binding
+            .path()
+            .map(|(function, how)| format!("{function} {how}"))
+            .collect(),
     }
 }
 
-/// Lets every fiber of this runtime move, whatever its frames say; false if that cannot be had.
-pub fn trust_everything(_runtime: &Handle) -> bool {
-    false
+/// Lets every fiber move, whatever its frames say.
+pub fn trust_everything(runtime: &Handle) {
+    runtime.trust_everything(true);
 }
 
 /// What is known of the program's code: functions, how many touch and how many reach a thread-local;
 /// lines for people.
 pub fn image() -> Vec<String> {
-    Vec::new()
+    let Some(judge) = indent_sysmon::frames::judge() else {
+        return Vec::new();
+    };
+    let seen = judge.statistics();
+    let share = |n: usize| 100.0 * n as f64 / seen.functions.max(1) as f64;
+    vec![
+        format!(
+            "{} functions in {} KiB of code, read in {:.0?}",
+            seen.functions,
+            seen.text / 1024,
+            seen.time
+        ),
+        format!(
+            "{} touch a thread-local ({:.1} %); as frames {} are home ({:.1} %) and {} alone ({:.1} %)",
+            seen.touching,
+            share(seen.touching),
+            seen.home,
+            share(seen.home),
+            seen.alone,
+            share(seen.alone)
+        ),
+    ]
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 
-use crate::noted::{self, Noted};
+use crate::noted::{self, Noted, word};
 
 static WANTED: AtomicBool = AtomicBool::new(false);
 static SAMPLES: Mutex<Vec<Noted>> = Mutex::new(Vec::new());
@@ -51,9 +51,10 @@ fn table(samples: &[Noted]) -> Vec<String> {
     let all = samples.len();
     let share = |n: usize| 100.0 * n as f64 / all.max(1) as f64;
     let mut lines = vec![format!("{all} parks")];
-    let by_verdict = count(samples.iter().map(|noted| noted.verdict.as_str()));
+    let by_verdict = count(samples.iter().map(|noted| noted.verdict));
     for (verdict, n) in by_verdict {
-        lines.push(format!("{verdict:<8}{n:>9}{:>7.1} %", share(n)));
+        let word = word(verdict);
+        lines.push(format!("{word:<8}{n:>9}{:>7.1} %", share(n)));
         let these = samples.iter().filter(|noted| noted.verdict == verdict);
         let reasons = these.filter_map(|noted| {
             let variable = noted.variable.as_deref().unwrap_or("?");
@@ -80,16 +81,18 @@ fn count<T: Ord>(of: impl Iterator<Item = T>) -> Vec<(T, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::noted::Verdict;
 
     #[test]
     fn the_most_frequent_verdict_comes_first_with_its_reasons() {
-        let noted = |verdict: &str, function: Option<&str>| Noted {
-            verdict: verdict.to_owned(),
+        let noted = |verdict, function: Option<&str>| Noted {
+            verdict,
             function: function.map(str::to_owned),
             variable: None,
+            path: Vec::new(),
         };
-        let bound = noted("alone", Some("bound"));
-        let samples = [noted("free", None), bound.clone(), bound];
+        let bound = noted(Verdict::Alone, Some("bound"));
+        let samples = [noted(Verdict::Free, None), bound.clone(), bound];
         let lines = table(&samples).join("\n");
         assert_eq!(
             lines,

@@ -2,15 +2,21 @@
 //! right, the function and the variable that bind; tabs between, a line each.
 //!
 //! ```text
-//! cargo run -p indent-verdicts --bin table [part of a name]
+//! cargo run -p indent-verdicts --bin table [part of a name] [--explain]
 //! ```
+//!
+//! `--explain` adds the way from a frame to what binds.
 
 use indent::runtime::{Builder, Runtime};
+use indent_verdicts::noted::word;
 use indent_verdicts::probe::{Mode, Note};
 use indent_verdicts::{Body, Kit, Probe, bodies};
 
 fn main() {
-    let part = std::env::args().nth(1).unwrap_or_default();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let explain = arguments.iter().any(|argument| argument == "--explain");
+    let mut parts = arguments.iter().filter(|text| !text.starts_with("--"));
+    let part = parts.next().cloned().unwrap_or_default();
     bodies::install_sinks();
     let kit = Kit::leak();
     let runtime = Builder::new().workers(2).build().expect("a runtime");
@@ -21,7 +27,7 @@ fn main() {
         let right = run(&runtime, body, probe);
         let (verdict, function, variable) = match note.get() {
             Some(noted) => (
-                noted.verdict.as_str(),
+                word(noted.verdict),
                 noted.function.as_deref().unwrap_or("-"),
                 noted.variable.as_deref().unwrap_or("-"),
             ),
@@ -29,6 +35,10 @@ fn main() {
         };
         let name = body.name;
         println!("{name}\t{verdict}\t{right}\t{function}\t{variable}");
+        if explain {
+            let path = note.get().map_or(&[][..], |noted| &noted.path);
+            path.iter().for_each(|step| println!("    {step}"));
+        }
     }
 }
 
