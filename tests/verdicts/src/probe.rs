@@ -5,9 +5,9 @@
 //! reason nothing here is ever freed: what a fiber's first frame might drop counts as reached.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use indent::{park, task};
+use indent::park;
 use regex::Regex;
 
 use crate::bodies::hidden_number;
@@ -16,7 +16,7 @@ use crate::noted::{self, Noted};
 /// What a park is to do.
 #[derive(Clone, Copy, Debug)]
 pub enum Mode {
-    /// Note the verdict if it is the first one, let others run, and go on.
+    /// Note the verdict if it is the first one, park until somebody has looked, and go on.
     Note(&'static Note),
     /// Park so many times until somebody unparks; who started the fiber sees to it.
     Park(u32),
@@ -51,7 +51,13 @@ impl Kit {
 }
 
 /// Where a verdict is noted.
-pub type Note = OnceLock<Noted>;
+#[derive(Debug, Default)]
+pub struct Note {
+    /// At the first park.
+    pub first: OnceLock<Noted>,
+    /// Whoever looks at the parked fiber has seen enough.
+    pub seen: AtomicBool,
+}
 
 /// One fiber's; nothing in it needs to be dropped.
 pub struct Probe {
@@ -80,8 +86,10 @@ impl Probe {
         self.parks.fetch_add(1, Relaxed);
         match self.mode {
             Mode::Note(note) => {
-                let _ = note.set(noted::now());
-                task::yield_now();
+                let _ = note.first.set(noted::now());
+                while !note.seen.load(Relaxed) {
+                    park::park();
+                }
             }
             Mode::Park(times) => (0..times).for_each(|_| park::park()),
         }

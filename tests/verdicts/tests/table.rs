@@ -65,6 +65,8 @@ fn build(name: &str, profile: Profile, settings: Settings) -> PathBuf {
 struct Row<'a> {
     name: &'a str,
     verdict: &'a str,
+    /// While it was parked.
+    parked: &'a str,
     right: bool,
     why: String,
 }
@@ -72,12 +74,13 @@ struct Row<'a> {
 fn rows(text: &str) -> Vec<Row<'_>> {
     let row = |line| {
         let columns: Vec<&str> = str::split(line, '\t').collect();
-        let [name, verdict, right, function, variable] = columns[..] else {
+        let [name, verdict, parked, right, function, variable] = columns[..] else {
             panic!("not a row: {line}");
         };
         Row {
             name,
             verdict,
+            parked,
             right: right == "true",
             why: format!("{function}, {variable}"),
         }
@@ -106,6 +109,11 @@ fn complaint(body: &Body, row: &Row<'_>, profile: Profile, tolerance: Tolerance)
             "{}, and could be {}: {why}",
             word(found),
             word(expected)
+        ))
+    } else if row.parked != row.verdict {
+        let (parked, own) = (row.parked, row.verdict);
+        Some(format!(
+            "{own}, but {parked} while parked: by the runtime's frames?"
         ))
     } else {
         None

@@ -1,5 +1,6 @@
-//! Runs every body once and prints what its frames allow: name, verdict, whether its values were
-//! right, the function and the variable that bind; tabs between, a line each.
+//! Runs every body once and prints what its frames allow: name, verdict, the verdict that the scheduler
+//! noted while it was parked, whether its values were right, the function and the variable that bind;
+//! tabs between, a line each. The two verdicts differ only if frames of the runtime bind.
 //!
 //! ```text
 //! cargo run -p indent-verdicts --bin table [part of a name] [--explain]
@@ -7,10 +8,19 @@
 //!
 //! `--explain` adds the way from a frame to what binds.
 
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
 use indent::runtime::{Builder, Runtime};
+use indent::task::Phase;
 use indent_verdicts::noted::word;
 use indent_verdicts::probe::{Mode, Note};
 use indent_verdicts::{Body, Kit, Probe, bodies};
+
+/// How often a parked fiber is looked at, until the verdict on it is the one it had itself: at first
+/// the scheduler does not know.
+const LOOKS: u32 = 250;
+const PAUSE: Duration = Duration::from_millis(2);
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -24,8 +34,8 @@ fn main() {
     for (number, body) in chosen.enumerate() {
         let note: &'static Note = Box::leak(Box::default());
         let probe = Probe::new(number as u64 + 1, Mode::Note(note), kit);
-        let right = run(&runtime, body, probe);
-        let (verdict, function, variable) = match note.get() {
+        let (right, parked) = run(&runtime, body, probe, note);
+        let (verdict, function, variable) = match note.first.get() {
             Some(noted) => (
                 word(noted.verdict),
                 noted.function.as_deref().unwrap_or("-"),
@@ -34,17 +44,42 @@ fn main() {
             None => ("never parked", "-", "-"),
         };
         let name = body.name;
-        println!("{name}\t{verdict}\t{right}\t{function}\t{variable}");
+        println!("{name}\t{verdict}\t{parked}\t{right}\t{function}\t{variable}");
         if explain {
-            let path = note.get().map_or(&[][..], |noted| &noted.path);
+            let path = note.first.get().map_or(&[][..], |noted| &noted.path);
             path.iter().for_each(|step| println!("    {step}"));
         }
     }
 }
 
-/// The fiber's first frame knows the body by a pointer alone.
-fn run(runtime: &Runtime, body: Body, probe: Probe) -> bool {
+/// Whether the values were right, and the verdict noted while it was parked. The fiber's first frame
+/// knows the body by a pointer alone.
+fn run(runtime: &Runtime, body: Body, probe: Probe, note: &Note) -> (bool, &'static str) {
     let run = body.run;
-    let fiber = runtime.spawn(move || run(&probe));
-    fiber.join().unwrap_or(false)
+    let mut fiber = runtime.spawn(move || run(&probe));
+    let mut parked = "unseen";
+    for _ in 0..LOOKS {
+        let watched = fiber.fiber();
+        let Some(noted) = note.first.get() else {
+            std::thread::sleep(PAUSE);
+            continue;
+        };
+        if watched.phase() == Phase::Parked {
+            let verdict = watched.binding().verdict();
+            parked = word(verdict);
+            if verdict == noted.verdict {
+                break;
+            }
+            fiber.unparker().unpark(); // to be judged anew
+        }
+        std::thread::sleep(PAUSE);
+    }
+    note.seen.store(true, Relaxed);
+    loop {
+        fiber.unparker().unpark();
+        match fiber.join_timeout(PAUSE) {
+            Ok(right) => return (right.unwrap_or(false), parked),
+            Err(back) => fiber = back,
+        }
+    }
 }
