@@ -154,7 +154,7 @@ impl Constants {
             let address = table.wrapping_add_signed(distance as isize);
             match image.address(address) {
                 None => break,
-                Some(Target::Code(code)) if is_inside(image, code) => {}
+                Some(Target::Code(code)) if !is_entry(image, code) => {}
                 Some(target) => targets.push(target),
             }
         }
@@ -163,10 +163,10 @@ impl Constants {
     }
 }
 
-/// Whether an address is in the middle of a function that is not a part of another one.
-fn is_inside(image: &Image, code: usize) -> bool {
+/// Whether a function begins at an address, or a part of one is around it.
+fn is_entry(image: &Image, code: usize) -> bool {
     let function = image.function_at(code).map(|f| &image.functions[f]);
-    function.is_some_and(|f| !f.cold && f.range.start != code)
+    function.is_some_and(|f| f.cold || f.range.start == code)
 }
 
 /// The constant that a word points to.

@@ -210,7 +210,8 @@ impl Pass<'_> {
             FlowControl::Call => How::Call,
             _ => How::Jump,
         };
-        match self.image.stub(target).filter(|_| self.is_no_start(target)) {
+        let no_start = self.is_no_start(target);
+        match no_start.then(|| self.image.stub(target)).flatten() {
             Some(slot) => self.word(slot, how, instruction),
             None => self.facts.code.push((target, how)),
         }

@@ -4,6 +4,7 @@
 use super::*;
 use crate::frames::edges::Reach;
 use crate::frames::image::memory::Memory;
+use crate::frames::image::unwind::Function;
 
 /// An image with a fixed address, so that its pointers need no slots: sixteen words of code, then
 /// constants.
@@ -28,6 +29,11 @@ fn image(constants: &[Word]) -> (Image, usize) {
         memory: known,
         range: start..end,
         fixed: true,
+        functions: vec![Function {
+            range: start..first,
+            cold: false,
+            handlers: None,
+        }],
         ..Image::default()
     };
     (image, first)

@@ -116,8 +116,8 @@ impl Survey {
                 Some(index) => {
                     let to = self.first[number as usize] + index as u32;
                     self.graph.add(from, to, how);
-                    let cold = image.functions[index].cold || is_named_cold(image, address);
-                    if how == How::Jump && cold {
+                    let is_cold = || image.functions[index].cold || is_named_cold(image, address);
+                    if how == How::Jump && is_cold() {
                         // Its frame is that of the function it is a part of.
                         self.graph.add(to, from, How::Jump);
                     }
