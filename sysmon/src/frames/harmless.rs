@@ -6,6 +6,8 @@
 //! | `variables` | another stack on the same thread may use this thread-local in between. An access inlined into a frame makes it Home instead of Alone |
 //! | `runtime` | a function of the runtime on the way to a switch, which reads everything anew afterwards: harmless as a callee, and as a frame judged by its own instructions alone |
 //! | `libc` | the reverse: a function of the C library that hands out or changes something of the calling thread. All others of its functions are harmless |
+//! | `crates` | more of `functions`: what popular crates need |
+//! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
 //! | `allocation` | harmless by name, whichever library or allocator has it |
 //!
 //! Entries are names as `rustc-demangle` prints them without hashes, in both manglings where they
@@ -32,6 +34,7 @@ pub(crate) struct List {
 #[derive(Debug)]
 pub(crate) struct Lists {
     pub(crate) functions: List,
+    pub(crate) binders: List,
     pub(crate) variables: List,
     pub(crate) runtime: List,
     pub(crate) libc: List,
@@ -39,6 +42,8 @@ pub(crate) struct Lists {
 }
 
 const FUNCTIONS: &str = include_str!("lists/functions.txt");
+const CRATES: &str = include_str!("lists/crates.txt");
+const BINDERS: &str = include_str!("lists/binders.txt");
 const VARIABLES: &str = include_str!("lists/variables.txt");
 const RUNTIME: &str = include_str!("lists/runtime.txt");
 const LIBC: &str = include_str!("lists/libc.txt");
@@ -46,7 +51,8 @@ const ALLOCATION: &str = include_str!("lists/allocation.txt");
 
 /// The lists, read once.
 pub(crate) static LISTS: LazyLock<Lists> = LazyLock::new(|| Lists {
-    functions: List::read(FUNCTIONS),
+    functions: List::read(FUNCTIONS).and(CRATES),
+    binders: List::read(BINDERS),
     variables: List::read(VARIABLES),
     runtime: List::read(RUNTIME),
     libc: List::read(LIBC),
@@ -65,7 +71,11 @@ fn entries(text: &'static str) -> impl Iterator<Item = (&'static str, &'static s
 
 impl List {
     fn read(text: &'static str) -> List {
-        let mut list = List::default();
+        List::default().and(text)
+    }
+
+    fn and(self, text: &'static str) -> List {
+        let mut list = self;
         for (name, _) in entries(text) {
             match name.strip_suffix('*') {
                 Some(beginning) => list.beginnings.push(beginning),
@@ -75,6 +85,11 @@ impl List {
             }
         }
         list
+    }
+
+    /// Names without wildcards.
+    pub(crate) fn exact(&self) -> impl Iterator<Item = &'static str> {
+        self.exact.iter().copied()
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {

@@ -162,6 +162,22 @@ impl Symbols {
             .filter(|name| !name.is_empty())
     }
 
+    /// Where the functions of that name begin, as it is demangled; one is asked for all names that
+    /// have its last two parts in them.
+    pub(crate) fn functions_named(&self, name: &str) -> Vec<usize> {
+        let parts: Vec<_> = name.rsplit("::").take(2).collect();
+        let mut found = Vec::new();
+        for function in &self.functions {
+            let Some(mangled) = string(&self.names, function.name) else {
+                continue;
+            };
+            if parts.iter().all(|part| mangled.contains(part)) && plain(mangled) == name {
+                found.push(function.start);
+            }
+        }
+        found
+    }
+
     /// The range of the named constant around an address.
     pub(crate) fn constant_around(&self, address: usize) -> Option<Range<usize>> {
         let after = self.constants.partition_point(|c| c.start <= address);

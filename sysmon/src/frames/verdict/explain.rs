@@ -116,6 +116,11 @@ impl Judge {
             return binding;
         }
         let mut node = function;
+        while let Some(before) = self.graph.instead_of(node) {
+            let how = "may have taken the place of";
+            binding.path.push(self.step(node, how.to_owned()));
+            node = before;
+        }
         while let Some((next, how)) = self.graph.next(node) {
             let how = match how {
                 How::Call => "calls",
@@ -156,6 +161,7 @@ impl Judge {
             }
             Why::Unknown(what) => (format!("touches {what}"), None),
             Why::Import(name) => (format!("uses {}", image.slots.name(name)), None),
+            Why::Listed => ("is listed as binding".to_owned(), None),
             Why::Foreign(address) => (format!("uses a library at {address:#x}"), None),
             Why::Uncovered(address) => {
                 let name = image.name(address);

@@ -1,5 +1,10 @@
 //! Who leads to whom, and what that makes of everybody.
 //!
+//! A function that ends with a jump into another one leaves the stack to it: of its frame nothing
+//! remains, but what it held may have been passed on. If it was itself called through a pointer, no
+//! frame is left that refers to it. So a *frame* counts as all those who may have jumped to it, too,
+//! and who may have jumped to those. As a callee it does not.
+//!
 //! Which list a node is on is asked only where the search comes by: names are slow to make.
 
 use super::{How, Verdict};
@@ -29,6 +34,12 @@ pub(super) struct Graph {
     verdicts: Vec<Verdict>,
     /// The next node towards what binds.
     next: Vec<u32>,
+    /// Jumps, from and to.
+    jumps: Vec<(u32, u32)>,
+    /// The verdicts as frames.
+    frames: Vec<Verdict>,
+    /// Whose place a frame may have taken, if that is worse than what it is itself.
+    instead: Vec<u32>,
 }
 
 impl Graph {
@@ -39,8 +50,22 @@ impl Graph {
         }
     }
 
+    /// The first function may leave its frame to the second.
+    pub(super) fn add_jump(&mut self, from: u32, to: u32) {
+        if from != to && self.jumps.last() != Some(&(from, to)) {
+            self.jumps.push((from, to));
+        }
+    }
+
+    /// As a frame.
     pub(super) fn verdict(&self, node: u32) -> Verdict {
-        self.verdicts[node as usize]
+        self.frames[node as usize]
+    }
+
+    /// Whose place a frame may have taken, which is why it has its verdict.
+    pub(super) fn instead_of(&self, node: u32) -> Option<u32> {
+        let instead = self.instead[node as usize];
+        (instead != NOBODY).then_some(instead)
     }
 
     pub(super) fn edges(&self) -> usize {
@@ -52,6 +77,8 @@ impl Graph {
             + self.first.capacity() * 4
             + self.next.capacity() * 4
             + self.verdicts.capacity()
+            + self.frames.capacity()
+            + self.instead.capacity() * 4
     }
 
     /// The next node towards what binds, and how it is led to.
@@ -87,8 +114,30 @@ impl Graph {
         for level in [Verdict::Alone, Verdict::Home] {
             self.spread(level, &mut lists);
         }
+        self.pass_on_frames(&mut lists);
         let exempt = |list: &&Option<Listed>| !matches!(list, None | Some(Listed::Nowhere));
         lists.known.iter().filter(exempt).count()
+    }
+
+    /// Frames that were left to others.
+    fn pass_on_frames(&mut self, lists: &mut Lists<impl Fn(u32) -> Listed>) {
+        self.frames = self.verdicts.clone();
+        self.instead = vec![NOBODY; self.frames.len()];
+        let mut jumps = std::mem::take(&mut self.jumps);
+        jumps.sort_unstable();
+        jumps.dedup();
+        let mut changed = true;
+        while changed {
+            changed = false;
+            for &(from, to) in &jumps {
+                let verdict = self.frames[from as usize];
+                if verdict > self.frames[to as usize] && lists.ask(to) != Listed::Runtime {
+                    self.frames[to as usize] = verdict;
+                    self.instead[to as usize] = from;
+                    changed = true;
+                }
+            }
+        }
     }
 
     fn sort(&mut self, nodes: usize) {

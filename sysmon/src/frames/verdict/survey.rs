@@ -72,6 +72,16 @@ impl Survey {
                 self.note(&images, number as u32, from, &reader);
             }
         }
+        for (number, image) in images.iter().enumerate() {
+            for name in LISTS.binders.exact() {
+                for start in image.symbols.functions_named(name) {
+                    if let Some(index) = image.function_at(start) {
+                        let node = self.first[number] + index as u32;
+                        self.bind(node, Verdict::Alone, Why::Listed);
+                    }
+                }
+            }
+        }
         self.images = images;
     }
 
@@ -116,6 +126,9 @@ impl Survey {
                 Some(index) => {
                     let to = self.first[number as usize] + index as u32;
                     self.graph.add(from, to, how);
+                    if how == How::Jump {
+                        self.graph.add_jump(from, to);
+                    }
                     let is_cold = || image.functions[index].cold || is_named_cold(image, address);
                     if how == How::Jump && is_cold() {
                         // Its frame is that of the function it is a part of.
