@@ -10,6 +10,8 @@ macro_rules! sample {
     ($module:ident, $($line:literal),+ $(,)?) => {
         mod $module {
             core::arch::global_asm!(
+                concat!(".globl indent_sample_", stringify!($module)),
+                concat!(".globl indent_sample_end_", stringify!($module)),
                 concat!("indent_sample_", stringify!($module), ":"),
                 $($line),+,
                 concat!("indent_sample_end_", stringify!($module), ":"),
