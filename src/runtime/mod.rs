@@ -366,9 +366,13 @@ impl Handle {
     }
 
     /// Lets all fibers of the process change threads, whatever is on their stacks. For tests that
-    /// must be able to fail: this is undefined behaviour.
+    /// must be able to fail.
+    ///
+    /// # Safety
+    /// No fiber of the process holds anything over a park that belongs to its thread.
     #[doc(hidden)]
-    pub fn trust_everything(&self, trust: bool) {
+    #[expect(unsafe_code, reason = "lets fibers move that must not")]
+    pub unsafe fn trust_everything(&self, trust: bool) {
         verdict::trust_everything(trust);
     }
 

@@ -15,6 +15,7 @@ use crate::sched::gate::Entry;
 use crate::sched::limit;
 use crate::sched::moving;
 use crate::sched::timers::Deadline;
+use crate::sched::verdict;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
 pub(crate) const CAN_UNWIND: bool = cfg!(panic = "unwind");
@@ -113,8 +114,9 @@ fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
 /// then the waker still relies on it not to be over (`wake::enqueue`).
 #[cold]
 fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
-    moving::take_along(&mut token);
+    moving::leave_behind(&mut token, true);
     let carrier = token.carrier();
+    verdict::note_blocking(fiber);
     fiber.block_carrier(); // before the commit: wakers read it after
     // Without a thread for it the worker stays, asleep; others steal what it has queued.
     let mut gone = carrier.hand_over();

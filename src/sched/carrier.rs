@@ -180,6 +180,14 @@ impl Carrier {
         }
     }
 
+    /// The same, but only to one that rests and keeps nobody, or to a new one.
+    pub(crate) fn hand_over_to_free(&self) -> bool {
+        match self.shared().place_free(self.owner.surrender()) {
+            Ok(()) => true,
+            Err(worker) => !self.keep(worker),
+        }
+    }
+
     /// Takes a worker back that found no other place; true if this carrier holds it again. If it has
     /// been given another one meanwhile (somebody still followed an old request), a place is looked
     /// for again: then the caller's token is void.
@@ -284,17 +292,30 @@ impl Shared {
     /// Finds a carrier for a worker that has none: a resting one, else a new one. At the limit the
     /// worker comes back.
     pub(crate) fn place(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
-        while let Some(index) = self.resting.claim_any(0) {
-            // Fails if the carrier got a worker by another way; then it has no need of ours.
-            if self.carrier(index).receive(worker).is_ok() {
-                return Ok(());
-            }
-        }
-        if self.start_carrier(worker).is_ok() || self.give_to_wanted(worker) {
+        if self.find_place(worker) || self.give_to_wanted(worker) {
             return Ok(());
         }
         self.refused_carriers.fetch_add(1, Relaxed);
         Err(worker)
+    }
+
+    /// The same without those that asked for one, which may keep fibers that want to be alone.
+    pub(crate) fn place_free(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
+        if self.find_place(worker) {
+            return Ok(());
+        }
+        self.refused_carriers.fetch_add(1, Relaxed);
+        Err(worker)
+    }
+
+    fn find_place(&self, worker: NonNull<Worker>) -> bool {
+        while let Some(index) = self.resting.claim_any(0) {
+            // Fails if the carrier got a worker by another way; then it has no need of ours.
+            if self.carrier(index).receive(worker).is_ok() {
+                return true;
+            }
+        }
+        self.start_carrier(worker).is_ok()
     }
 
     /// Gives a worker to a carrier that asked for one.
@@ -309,8 +330,7 @@ impl Shared {
 
     /// Takes a worker from a carrier that is outside runtime code and gives it to another one.
     pub(crate) fn take_and_place(&self, worker: &Worker) -> bool {
-        // SAFETY: null until the worker was first given away; carriers live as long as `Shared`.
-        let Some(carrier) = (unsafe { worker.carrier.load(SeqCst).as_ref() }) else {
+        let Some(carrier) = worker.carrier() else {
             return false;
         };
         if self.is_stopping() {

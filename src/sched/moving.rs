@@ -30,7 +30,7 @@
 //! carriers; beyond it, fibers whose first function already says that they will be alone start on
 //! carriers that keep some. If no thread can be had, they share with everybody.
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::base::list::List;
@@ -48,6 +48,8 @@ use crate::sched::{Shared, wake};
 const KEEPERS_PER_WORKER: usize = 64;
 /// Most fibers looked at in one step on the way of a worker.
 const BATCH: usize = 64;
+/// Most fibers a raider looks at; the mark is up meanwhile.
+const RAIDED: usize = 1024;
 /// So many times in a row a worker has too much to do while another has nothing, until it shares.
 const CROWDED: u32 = 2;
 
@@ -125,27 +127,41 @@ impl Carrier {
 
 /// Before a worker leaves its carrier: what may move comes along.
 pub(crate) fn take_along(token: &mut Entered) {
+    let (shared, worker) = (token.carrier().shared(), token.worker());
+    sift(token, BATCH, |fiber| shared.push_local(worker, fiber));
+}
+
+/// Before a worker goes where it is wanted, or its carrier is blocked: what may move is anybody's.
+pub(crate) fn leave_behind(token: &mut Entered, all: bool) {
+    let shared = token.carrier().shared();
+    let most = if all { usize::MAX } else { BATCH };
+    sift(token, most, |fiber| shared.global.push(fiber));
+}
+
+/// Looks at so many of the carrier's runnable fibers: those that may move go elsewhere, the others
+/// keep their order.
+fn sift(token: &Entered, most: usize, mut elsewhere: impl FnMut(FiberRef)) {
     let carrier = token.carrier();
+    let shared = carrier.shared();
     // SAFETY: I17: our own thread, and the token is the mark.
     let mut all = unsafe { carrier.take_runnable() };
-    let shared = carrier.shared();
-    let mut moved = 0;
-    let looked_at = all.len().min(BATCH);
-    for _ in 0..looked_at {
+    let (mut kept, mut moved) = (List::new(), false);
+    for _ in 0..all.len().min(most) {
         let Some(fiber) = all.pop().map(popped) else {
             break;
         };
         // SAFETY: off a queue, so runnable, switched out and ours.
         if unsafe { verdict::may_move(shared, fiber) } {
-            shared.push_local(token.worker(), fiber);
-            moved += 1;
+            elsewhere(fiber);
+            moved = true;
         } else {
             // SAFETY: just popped.
-            unsafe { all.push(fiber.pointer()) };
+            unsafe { kept.push(fiber.pointer()) };
         }
     }
-    carrier.home().queue.append(all);
-    if moved > 0 {
+    kept.append(all);
+    carrier.home().queue.append(kept);
+    if moved {
         shared.rouse_from(token.worker());
     }
 }
@@ -162,37 +178,25 @@ pub(crate) fn share_if_crowded(token: &mut Entered) {
     }
     local.crowded = 0;
     let (carrier, worker) = (token.carrier(), token.worker());
-    let queue = &mut carrier.home().queue;
-    let mut moved = 0;
-    for _ in 0..(queue.len() / 2).min(BATCH) {
-        let Some(fiber) = queue.pop().map(popped) else {
-            break;
-        };
-        // SAFETY: off a queue, so runnable, switched out and ours.
-        if unsafe { verdict::may_move(carrier.shared(), fiber) } {
-            carrier.shared().push_local(worker, fiber);
-            moved += 1;
-        } else {
-            // SAFETY: just popped.
-            unsafe { queue.push(fiber.pointer()) };
-        }
-    }
-    if moved > 0 {
-        carrier.shared().rouse_from(worker);
-    }
+    let half = carrier.home().queue.len() / 2;
+    sift(token, half.min(BATCH), |fiber| {
+        carrier.shared().push_local(worker, fiber);
+    });
 }
 
 /// On a searching worker: what may move from a carrier whose worker has not got on for some time.
 pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
     let dispatch = victim.published.dispatches();
-    if victim.overran.load(Relaxed) != dispatch || victim.raided.swap(dispatch, Relaxed) == dispatch
-    {
+    if !victim.is_stuck() || victim.raided.swap(dispatch, Relaxed) == dispatch {
         return None;
     }
-    // SAFETY: null until the worker was first given away; carriers live as long as `Shared`.
-    let carrier = unsafe { victim.carrier.load(SeqCst).as_ref() }?;
+    let carrier = victim.carrier()?;
     // SAFETY: I17: called while the worker is in our hand and the mark is down.
-    let all = carrier.owner.visit(|| unsafe { carrier.take_runnable() })?;
+    let Some(all) = carrier.owner.visit(|| unsafe { carrier.take_runnable() }) else {
+        carrier.bell.ring(); // while the worker was in our hand it seemed to have none
+        victim.raided.store(0, Relaxed);
+        return None;
+    };
     let shared = token.carrier().shared();
     let bound = shared.sort(carrier, all, |fiber| {
         shared.push_local(token.worker(), fiber);
@@ -202,18 +206,19 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
 }
 
 impl Shared {
-    /// Runnable fibers that were taken off a carrier's queues: those that may move go to `elsewhere`,
-    /// the others back into its inbox; how many those are.
+    /// Runnable fibers that were taken off a carrier's queues: of the first of them those that may move
+    /// go to `elsewhere`, all others back into its inbox; how many those are.
     fn sort(
         &self,
         carrier: &Carrier,
         mut fibers: List<Record>,
         mut elsewhere: impl FnMut(FiberRef),
     ) -> usize {
-        let mut bound = 0;
+        let (mut bound, mut looks) = (0, 0);
         while let Some(fiber) = fibers.pop().map(popped) {
+            looks += 1;
             // SAFETY: off a queue, so runnable, switched out and ours.
-            if unsafe { verdict::may_move(self, fiber) } {
+            if looks <= RAIDED && unsafe { verdict::may_move(self, fiber) } {
                 elsewhere(fiber);
             } else {
                 // SAFETY: just popped, and runnable fibers are alive (I3).
@@ -225,6 +230,28 @@ impl Shared {
             wake::rouse_for_inbox(carrier);
         }
         bound
+    }
+
+    /// After a post to a carrier that holds no worker and cannot be claimed: it is on its way to rest,
+    /// or blocked by a fiber for who knows how long. Those that may move do not wait for it.
+    #[cold]
+    pub(crate) fn free_inbox(&self, carrier: &Carrier) {
+        let mut fibers = carrier.inbox.take();
+        let mut bound = false;
+        while let Some(fiber) = fibers.pop().map(popped) {
+            // SAFETY: off a queue, so runnable, switched out and ours.
+            if unsafe { verdict::may_move(self, fiber) } {
+                self.submit_started(fiber);
+            } else {
+                // SAFETY: just popped, and runnable fibers are alive (I3).
+                unsafe { carrier.inbox.post(fiber.pointer()) };
+                bound = true;
+            }
+        }
+        // It may have looked while the inbox was in our hands (I10).
+        if bound && (self.resting.claim(carrier.index) || self.keeping.claim(carrier.index)) {
+            self.want(carrier.index);
+        }
     }
 
     /// The fibers of a carrier whose worker was taken.
@@ -252,11 +279,9 @@ impl Shared {
     /// # Safety
     /// It is started, switched out, runnable and the caller's (I1).
     pub(crate) unsafe fn goes_elsewhere(&self, carrier: &Carrier, fiber: FiberRef) -> bool {
-        let stuck = carrier.owner.peek().is_none_or(|worker| {
-            // SAFETY: workers live as long as `Shared`.
-            let worker = unsafe { worker.as_ref() };
-            worker.overran.load(Relaxed) == worker.published.dispatches()
-        });
+        // SAFETY: workers live as long as `Shared`.
+        let is_stuck = |worker: NonNull<Worker>| unsafe { worker.as_ref() }.is_stuck();
+        let stuck = carrier.owner.peek().is_none_or(is_stuck);
         // SAFETY: by the caller's promise.
         stuck && unsafe { verdict::may_move(self, fiber) }
     }

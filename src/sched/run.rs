@@ -32,12 +32,8 @@ pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.carrier().shared().awake(token.worker());
     // Where a worker arrives it runs something before it looks at who else wants one.
-    token.local().until_shared = token
-        .carrier()
-        .shared()
-        .settings
-        .global_interval
-        .saturating_add(1);
+    let until_shared = &mut token.local().until_shared;
+    *until_shared = (*until_shared).max(2);
     let mut search = Search::new();
     let left = loop {
         match find::next(&mut token) {
@@ -78,7 +74,7 @@ fn move_to(token: &mut Entered, index: usize) -> bool {
     if index == token.carrier().index {
         return false; // its own fibers wait: the loop finds them
     }
-    moving::take_along(token);
+    moving::leave_behind(token, false);
     token.worker().counters.moves.add(1);
     let carrier = token.carrier();
     carrier.hand_to(carrier.shared().carrier(index))
@@ -110,7 +106,11 @@ fn leave_for(token: &mut Entered, fiber: FiberRef) -> bool {
     unsafe { token.local().own.push_front(fiber.pointer()) };
     let gone = match welcome {
         Welcome::With(keeper) => move_to(token, keeper),
-        _ => hand_over(token),
+        _ => {
+            moving::take_along(token);
+            token.worker().counters.moves.add(1);
+            token.carrier().hand_over_to_free()
+        }
     };
     if !gone {
         let back = token.local().own.pop();

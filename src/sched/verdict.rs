@@ -93,6 +93,14 @@ pub(crate) fn of_caller() -> Option<(Verdict, Option<usize>)> {
         .then_some((judgement.verdict, judgement.binding))
 }
 
+/// Notes of a fiber that waits inside its own frames while it unwinds that nothing else runs on its
+/// thread (S3). It is not counted as alone: its carrier runs nothing at all, and it is judged anew
+/// when it next switches out.
+pub(crate) fn note_blocking(fiber: FiberRef) {
+    let alone = number(Verdict::Alone);
+    fiber.verdict.store(alone, atomic::Ordering::Relaxed);
+}
+
 /// What was noted when a fiber last switched out.
 pub(crate) fn noted(fiber: &Record) -> Verdict {
     match fiber.verdict.load(atomic::Ordering::Relaxed) {

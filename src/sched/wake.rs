@@ -146,6 +146,8 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier) {
         None => {
             if shared.resting.claim(carrier.index) || shared.keeping.claim(carrier.index) {
                 shared.want(carrier.index);
+            } else {
+                shared.free_inbox(carrier);
             }
         }
         Some(worker) => {

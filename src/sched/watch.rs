@@ -168,11 +168,16 @@ impl Shared {
         at.map(|at| at.saturating_duration_since(now))
     }
 
+    /// Somebody begins to occupy this worker's carrier: nobody is known to wait for it.
+    fn forget_bound(&self, worker: &Worker) {
+        if let Some(carrier) = worker.carrier() {
+            carrier.bound.store(0, Relaxed);
+        }
+    }
+
     /// Somebody has occupied this worker's carrier for long: who waits for it and may not move?
-    #[expect(unsafe_code, reason = "workers know their carrier by pointer")]
     fn count_bound(&self, worker: &Worker) {
-        // SAFETY: null until the worker was first given away; carriers live as long as `Shared`.
-        if let Some(carrier) = unsafe { worker.carrier.load(SeqCst).as_ref() } {
+        if let Some(carrier) = worker.carrier() {
             let bound = carrier.bound.load(Relaxed) as u64;
             self.bound_waiting.fetch_add(bound, Relaxed);
         }
@@ -225,6 +230,9 @@ impl Pool for Shared {
             1
         };
         worker.overran_for.store(looks, Relaxed);
+        if looks == 1 {
+            self.forget_bound(worker);
+        }
         if worker.timers.is_due() {
             self.miss_timers();
         }

@@ -3,11 +3,11 @@
 use std::cell::UnsafeCell;
 use std::ptr;
 use std::sync::atomic::{
-    AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
+    AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
 };
 
-use indent_sysmon::Slot as Published;
 use indent_sysmon::frames::TraceCache;
+use indent_sysmon::{Phase, Slot as Published};
 
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
@@ -135,6 +135,20 @@ pub(crate) struct Local {
 unsafe impl Sync for Worker {}
 
 impl Worker {
+    /// The carrier that holds or last held it, once there was one.
+    #[expect(unsafe_code, reason = "known by pointer")]
+    pub(crate) fn carrier(&self) -> Option<&Carrier> {
+        // SAFETY: null until the worker was first given away; carriers live as long as `Shared`, and
+        // so do workers.
+        unsafe { self.carrier.load(SeqCst).as_ref() }
+    }
+
+    /// It runs a fiber, and the monitor has seen that for some time.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.published.phase() == Phase::Fiber
+            && self.overran.load(Relaxed) == self.published.dispatches()
+    }
+
     pub(crate) fn new(index: usize, ring: usize, class: u8, guard: Guard) -> Self {
         Worker {
             index,

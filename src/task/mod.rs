@@ -186,10 +186,14 @@ impl fmt::Debug for Fiber {
 pub fn pin() -> PinGuard {
     let fiber = current();
     if let Some(fiber) = &fiber {
-        fiber
+        let before = fiber
             .0
             .pins
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if before > u16::MAX / 2 {
+            // As with a counted reference: guards that were forgotten, and soon it would be unpinned.
+            std::process::abort();
+        }
     }
     PinGuard {
         fiber,

@@ -60,6 +60,8 @@ pub(crate) enum How {
 pub(crate) enum Touch {
     /// A thread-local of the executable, so far from the thread pointer.
     Variable(i64),
+    /// The address of errno, kept beyond the next call.
+    Errno,
     /// A thread-local nobody can tell.
     Unknown(&'static str),
 }

@@ -49,8 +49,10 @@ pub fn now() -> Noted {
 }
 
 /// Lets every fiber move, whatever its frames say.
+#[expect(unsafe_code, reason = "shows that the test can fail")]
 pub fn trust_everything(runtime: &Handle) {
-    runtime.trust_everything(true);
+    // SAFETY: none. This is the program that must fail.
+    unsafe { runtime.trust_everything(true) };
 }
 
 /// What is known of the program's code: functions, how many touch and how many reach a thread-local;

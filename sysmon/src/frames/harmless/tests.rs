@@ -57,7 +57,6 @@ fn what_hands_out_the_thread_is_on_no_list() {
         "std::thread::functions::park_timeout",
         "std::thread::local::LocalKey<T>::with",
         "std::thread::local::LocalKey<T>::try_with",
-        "std::sys::thread_local::destructors::linux_like::register",
         "std::sys::thread_local::native::lazy::Storage<T,D>::get_or_init_slow",
         "core::ops::function::FnOnce::call_once",
         "core::ops::function::Fn::call",

@@ -307,6 +307,8 @@ impl Pieces<'_> {
 
 fn judge_touch(image: &Image, touch: &Touch) -> (Verdict, Why) {
     match *touch {
+        // A variable like any other, and harmless: whoever relies on it over a call is wrong on threads.
+        Touch::Errno => (Verdict::Home, Why::Unknown("the address of errno")),
         Touch::Unknown(what) => (Verdict::Alone, Why::Unknown(what)),
         Touch::Variable(offset) => {
             let name = image.variable(offset).map(symbols::plain);

@@ -18,6 +18,8 @@ table! {
     rng_by_functions: HOME;
     rng_used_and_gone: HOME;
     shuffled_while_parking: HOME;
+    rng_within_a_limit: HOME;
+    rng_out_of_a_limit: HOME;
     small_rng_seeded: FREE;
     std_rng_seeded: FREE;
     std_rng_in_a_dyn_box: FREE;
@@ -30,6 +32,29 @@ fn draw(rng: &mut (impl Rng + ?Sized)) -> u64 {
 
 fn rng_held(probe: &Probe) -> bool {
     let mut rng = rand::rng();
+    let before = draw(&mut rng);
+    probe.park();
+    draw(&mut rng) != before
+}
+
+/// The runtime calls a closure that parks: its frame is the runtime's by name.
+fn rng_within_a_limit(probe: &Probe) -> bool {
+    let limit = std::time::Duration::from_secs(600);
+    let different = indent::time::timeout(limit, || {
+        let mut rng = rand::rng();
+        let before = draw(&mut rng);
+        probe.park();
+        draw(&mut rng) != before
+    });
+    different == Ok(true)
+}
+
+/// The runtime calls a closure that hands something of the thread out.
+fn rng_out_of_a_limit(probe: &Probe) -> bool {
+    let limit = std::time::Duration::from_secs(600);
+    let Ok(mut rng) = indent::time::timeout(limit, rand::rng) else {
+        return false;
+    };
     let before = draw(&mut rng);
     probe.park();
     draw(&mut rng) != before

@@ -29,8 +29,8 @@ table! {
     once_lock_parks_inside: HOME;
     lazy_lock_forced: FREE;
     once_cell_filled: FREE;
-    mpsc_sent_and_received: ALONE;
-    mpsc_iterator_held: ALONE;
+    mpsc_sent_and_received: FREE;
+    mpsc_iterator_held: FREE;
     parking_lot_guard_held: FREE;
     parking_lot_rwlock_held: FREE;
     parking_lot_reentrant_held: ALONE;

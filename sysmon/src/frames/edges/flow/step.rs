@@ -12,7 +12,10 @@ use crate::frames::edges::{ERRNO, PROTECTOR, Touch, bit, has_memory, has_near_ta
 use crate::frames::image::{Image, Target};
 
 const RESULTS: u32 = RAX | 1 << 2;
-const ERRNO_KEPT: &str = "the address of errno";
+/// rdi, rsi, rdx.
+const FIRST_THREE: u32 = 1 << 7 | 1 << 6 | 1 << 2;
+/// std's initialization of a thread-local, which takes no more arguments than that.
+const SLOW_START: &str = "get_or_init_slow";
 
 /// Where an instruction is left to.
 pub(super) struct Exits {
@@ -66,7 +69,7 @@ impl<'a> Step<'a> {
             self.touch(instruction, Touch::Unknown(LOST));
         }
         if (self.state.errno | self.state.teller) & registers != 0 {
-            self.touch(instruction, Touch::Unknown(ERRNO_KEPT));
+            self.touch(instruction, Touch::Errno);
         }
     }
 
@@ -112,9 +115,9 @@ impl<'a> Step<'a> {
         if has_memory(instruction) {
             self.address(instruction);
         }
-        self.lose(instruction, ARGUMENTS);
+        self.lose(instruction, self.arguments(instruction));
         if self.state.errno & !SPOILED != 0 {
-            self.touch(instruction, Touch::Unknown(ERRNO_KEPT));
+            self.touch(instruction, Touch::Errno);
         }
         self.state.clear(SPOILED);
         if tells {
@@ -123,6 +126,21 @@ impl<'a> Step<'a> {
         Exits {
             next: true,
             to: None,
+        }
+    }
+
+    /// The registers a call may take arguments from. The thread pointer itself is often left in one of
+    /// them when a thread-local is set up.
+    fn arguments(&self, instruction: &Instruction) -> u32 {
+        let beyond = ARGUMENTS & !FIRST_THREE;
+        if self.state.pointer & beyond == 0 || !has_near_target(instruction) {
+            return ARGUMENTS;
+        }
+        let target = instruction.near_branch_target() as usize;
+        let mut names = self.image.symbols.functions_at(target).peekable();
+        match names.peek().is_some() && names.all(|name| name.contains(SLOW_START)) {
+            true => FIRST_THREE,
+            false => ARGUMENTS,
         }
     }
 
@@ -306,14 +324,14 @@ impl<'a> Step<'a> {
             && index == Register::None
             && instruction.mnemonic() != Mnemonic::Lea;
         if self.state.errno & (bit(base) | bit(index)) != 0 && !simple {
-            self.touch(instruction, Touch::Unknown(ERRNO_KEPT));
+            self.touch(instruction, Touch::Errno);
         }
         self.lose_tellers(instruction, bit(base) | bit(index));
     }
 
     fn lose_tellers(&mut self, instruction: &Instruction, registers: u32) {
         if self.state.teller & registers != 0 {
-            self.touch(instruction, Touch::Unknown(ERRNO_KEPT));
+            self.touch(instruction, Touch::Errno);
         }
     }
 
