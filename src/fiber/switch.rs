@@ -9,7 +9,7 @@
 //! fiber changes carriers only while it is switched out, and whoever resumes it got it through a
 //! queue or a wake, whose acquire pairs with the release of whoever switched it out. corosensei's
 //! `Coroutine` is not `Send` because of what may lie on its stack; that part is the contract of
-//! `spawn` and of the scheduler (a started fiber stays with its carrier).
+//! `spawn` and of the scheduler (a started fiber changes carriers only if its frames allow it).
 //!
 //! The floating-point control words (MXCSR, x87) are not saved: they belong to the thread, as any
 //! C function call assumes. A fiber that changes them must restore them before it blocks.

@@ -3,7 +3,8 @@
 //! A *worker* is a right to run fibers, with queues; there are as many as there may be fibers
 //! running at once. A *carrier* is an OS thread that can hold one. Fibers that have not started
 //! belong to workers and move freely; a started fiber belongs to its carrier, because what lies on
-//! its stack may belong to that thread, and the *worker* comes to it instead.
+//! its stack may belong to that thread. It moves only if its frames say that nothing does; else the
+//! *worker* comes to it.
 //!
 //! | file | protocol |
 //! |---|---|

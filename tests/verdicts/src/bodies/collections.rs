@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use std::hint::black_box;
 use std::rc::Rc;
 
-use super::{Expected, FREE, table};
+use super::{Expected, FREE, HOME, table};
 use crate::Probe;
 use crate::noted::Verdict::{Free, Home};
 
@@ -19,8 +19,8 @@ const HASH_KEYS: Expected = Expected::Each([Free, Home, Home, Home, Home]);
 table! {
     rc_held: FREE;
     ref_cell_borrowed: FREE;
-    hash_map_held: HASH_KEYS;
-    hash_map_of_a_call: HASH_KEYS;
+    hash_map_held: HOME;
+    hash_map_of_a_call: HOME;
     hash_set_collected: HASH_KEYS;
     random_state_held: HASH_KEYS;
     hash_map_fixed_keys: FREE;

@@ -1,5 +1,6 @@
 //! Who am I: what hands out the thread itself is alone. A `Thread` that was fetched before a move
-//! unparks the thread that was left; an id compares unequal to itself.
+//! unparks the thread that was left; an id compares unequal to itself. The handle of a thread that was
+//! started is not the starter's: it may go anywhere.
 
 use std::io::{self, Write};
 use std::thread;
@@ -13,7 +14,7 @@ table! {
     thread_id_compared: ALONE;
     thread_name_copied: ALONE;
     thread_scope_around_a_park: ALONE;
-    thread_spawned_and_joined: ALONE;
+    thread_spawned_and_joined: FREE;
     stdout_locked: ALONE;
     stderr_locked: ALONE;
     printed_nothing: FREE;
