@@ -24,7 +24,12 @@ const SMALL: Settings = &[("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s")];
 const THIN: Settings = &[("CARGO_PROFILE_RELEASE_LTO", "thin")];
 const FAT: Settings = &[("CARGO_PROFILE_RELEASE_LTO", "fat"), ONE_UNIT];
 const STRIPPED: Settings = &[("CARGO_PROFILE_RELEASE_STRIP", "symbols")];
-const FIXED: Settings = &[("RUSTFLAGS", "-C relocation-model=static")];
+/// With the target named: what runs while building is not to be built so.
+const FIXED: Settings = &[
+    ("RUSTFLAGS", "-C relocation-model=static"),
+    ("CARGO_BUILD_TARGET", TRIPLE),
+];
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// How many verdicts may differ.
 #[derive(Clone, Copy, PartialEq)]
@@ -58,6 +63,8 @@ fn build(name: &str, profile: Profile, settings: Settings) -> PathBuf {
     };
     let output = command.output().expect("cargo");
     assert!(output.status.success(), "{}", common::text(&output));
+    let named = settings.iter().any(|setting| setting.1 == TRIPLE);
+    let target = if named { target.join(TRIPLE) } else { target };
     target.join(directory).join("table")
 }
 
@@ -166,15 +173,30 @@ fn verdicts_are_right_with_optimization() {
 /// One after the other: each builds everything anew.
 #[test]
 #[ignore = "minutes; part of .ci/long"]
-fn verdicts_are_right_in_every_profile() {
+fn verdicts_are_right_when_optimized_for_size() {
     check("small", Profile::Small, SMALL, Tolerance::None);
+}
+
+#[test]
+#[ignore = "minutes; part of .ci/long"]
+fn verdicts_are_right_with_thin_optimization_when_linked() {
     check("thin", Profile::Thin, THIN, Tolerance::None);
+}
+
+#[test]
+#[ignore = "minutes; part of .ci/long"]
+fn verdicts_are_right_when_optimized_as_a_whole() {
     check("fat", Profile::Fat, FAT, Tolerance::None);
 }
 
 #[test]
 #[ignore = "minutes; part of .ci/long"]
-fn verdicts_are_never_looser_where_less_is_known() {
+fn verdicts_are_never_looser_without_names() {
     check("stripped", Profile::Release, STRIPPED, Tolerance::Stricter);
+}
+
+#[test]
+#[ignore = "minutes; part of .ci/long"]
+fn verdicts_are_never_looser_at_a_fixed_address() {
     check("fixed", Profile::Release, FIXED, Tolerance::Stricter);
 }
