@@ -180,7 +180,7 @@ impl Carrier {
         }
     }
 
-    /// The same, but only to one that rests and keeps nobody, or to a new one.
+    /// The same, but only to one that keeps nobody.
     pub(crate) fn hand_over_to_free(&self) -> bool {
         match self.shared().place_free(self.owner.surrender()) {
             Ok(()) => true,
@@ -299,9 +299,9 @@ impl Shared {
         Err(worker)
     }
 
-    /// The same without those that asked for one, which may keep fibers that want to be alone.
+    /// The same without those that keep fibers which want to be alone.
     pub(crate) fn place_free(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
-        if self.find_place(worker) {
+        if self.find_place(worker) || self.give_to_wanted_free(worker) {
             return Ok(());
         }
         self.refused_carriers.fetch_add(1, Relaxed);
@@ -322,6 +322,20 @@ impl Shared {
     fn give_to_wanted(&self, worker: NonNull<Worker>) -> bool {
         while let Some(index) = self.wanted.claim_any(0) {
             if self.carrier(index).receive(worker).is_ok() {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The same, to one that keeps nobody; the others go on waiting.
+    fn give_to_wanted_free(&self, worker: NonNull<Worker>) -> bool {
+        for index in 0..self.settings.max_carriers {
+            // It does not begin to keep anybody while it holds no worker.
+            if !self.keeps.contains(index)
+                && self.wanted.claim(index)
+                && self.carrier(index).receive(worker).is_ok()
+            {
                 return true;
             }
         }

@@ -135,7 +135,8 @@ pub(crate) struct Shared {
     keeping: Bitmap,
     wanted: Bitmap,
     vacant: Bitmap,
-    /// Carriers that keep fibers which want to be alone.
+    /// Carriers that keep fibers which want to be alone, and their number.
+    keeps: Bitmap,
     pub(crate) keepers: AtomicUsize,
     /// Fibers that may not move and waited long for their thread.
     pub(crate) bound_waiting: AtomicU64,
@@ -201,6 +202,7 @@ impl Shared {
             threads: Mutex::new(Vec::new()),
             resting: Bitmap::new(cap),
             keeping: Bitmap::new(cap),
+            keeps: Bitmap::new(cap),
             keepers: AtomicUsize::new(0),
             bound_waiting: AtomicU64::new(0),
             wanted: Bitmap::new(cap),

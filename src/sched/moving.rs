@@ -92,6 +92,7 @@ impl Carrier {
         self.alone.set(self.alone.get() + 1);
         if self.alone.get() == 1 {
             self.shared().keepers.fetch_add(1, Relaxed);
+            self.shared().keeps.set(self.index);
         }
     }
 
@@ -100,6 +101,7 @@ impl Carrier {
         self.alone.set(self.alone.get() - 1);
         if self.alone.get() == 0 {
             self.shared().keepers.fetch_sub(1, Relaxed);
+            self.shared().keeps.claim(self.index);
         }
     }
 
