@@ -52,6 +52,7 @@ unsafe impl Sync for Job {}
 
 struct Table {
     run: unsafe fn(&Record),
+    give_up: unsafe fn(&Record, JoinError),
     fail: unsafe fn(&Record, JoinError),
     drop_result: unsafe fn(&Record) -> Leftover,
 }
@@ -69,6 +70,7 @@ struct Of<F, T>(PhantomData<(F, T)>);
 impl<F: FnOnce() -> T, T> Of<F, T> {
     const TABLE: Table = Table {
         run: Self::run,
+        give_up: Self::give_up,
         fail: Self::fail,
         drop_result: Self::drop_result,
     };
@@ -76,15 +78,14 @@ impl<F: FnOnce() -> T, T> Of<F, T> {
     unsafe fn run(record: &Record) {
         // SAFETY: the caller's promise: the closure is there and ours.
         let f = unsafe { record.job.take::<F>() };
-        let result = catch_unwind(AssertUnwindSafe(f)).map_err(|payload| {
-            if payload.is::<Cancelled>() {
-                JoinError::cancelled(record.id())
-            } else {
-                JoinError::panicked(record.id(), payload)
-            }
-        });
+        let value = f();
         // SAFETY: the storage is empty since `take`.
-        unsafe { record.job.put::<Result<T, JoinError>>(result) };
+        unsafe { record.job.put::<Result<T, JoinError>>(Ok(value)) };
+    }
+
+    unsafe fn give_up(record: &Record, error: JoinError) {
+        // SAFETY: the caller's promise: the closure has been taken, and nothing put in its place.
+        unsafe { record.job.put::<Result<T, JoinError>>(Err(error)) };
     }
 
     unsafe fn fail(record: &Record, error: JoinError) {
@@ -174,13 +175,24 @@ impl Job {
         unsafe { *self.table.get() }.expect("a queued record has a job")
     }
 
-    /// Runs the closure; the result, or how it ended, takes its place.
+    /// Runs the closure by `call`; the result, or how it ended, takes its place. A panic is caught
+    /// here and not where the closure is called: that frame would bind the fiber to its thread, since
+    /// std counts panics by thread.
     ///
     /// # Safety
-    /// Called once, by the fiber itself, for the record this job is in.
-    pub(crate) unsafe fn run(record: &Record) {
-        // SAFETY: by the caller's promise.
-        unsafe { (record.job.table().run)(record) }
+    /// Called once, by the fiber itself, for the record this job is in; `call` calls what it is given.
+    pub(crate) unsafe fn run(record: &Record, call: impl FnOnce(unsafe fn(&Record))) {
+        let table = record.job.table();
+        let Err(payload) = catch_unwind(AssertUnwindSafe(|| call(table.run))) else {
+            return;
+        };
+        let error = if payload.is::<Cancelled>() {
+            JoinError::cancelled(record.id())
+        } else {
+            JoinError::panicked(record.id(), payload)
+        };
+        // SAFETY: the closure was called, and has not returned.
+        unsafe { (table.give_up)(record, error) };
     }
 
     /// Drops the closure of a fiber that will never run; `error` becomes its result.

@@ -22,7 +22,7 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use crate::base::arch;
 use crate::base::loom::atomic::Ordering::Relaxed;
-use crate::fiber::record::FiberRef;
+use crate::fiber::record::{FiberRef, Record};
 use crate::fiber::stack::{Slot, StackHead};
 
 /// Why a fiber came back to its scheduler.
@@ -111,6 +111,44 @@ fn root(door: &Door, first: FiberRef, body: Body) {
         body(fiber);
         fiber = door.suspend(Back::Finished);
     }
+}
+
+/// Calls the outermost function of a fiber: the frames above it are the runtime's, and not looked at.
+///
+/// # Safety
+/// On the stack of `fiber`; and what `f` asks for.
+pub(crate) unsafe fn call_outermost(fiber: FiberRef, f: unsafe fn(&Record)) {
+    let stack = fiber.stack.load(Relaxed);
+    // SAFETY: we stand on this stack, so its head is ours (I5).
+    let before = unsafe { (*stack).resident.root };
+    let restore = Restore(stack, before);
+    // SAFETY: by the caller's promise.
+    unsafe { call_from_here(stack, fiber, f) };
+    drop(restore);
+}
+
+/// Sets the root back, also if what was called unwinds.
+struct Restore(*mut StackHead, usize);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        // SAFETY: made on the stack whose head this is, and dropped on it.
+        unsafe { (*self.0).resident.root = self.1 };
+    }
+}
+
+/// Never inlined, and it does something after the call: so it has a frame, right below which that of
+/// `f` begins.
+///
+/// # Safety
+/// As for `call_outermost`.
+#[inline(never)]
+unsafe fn call_from_here(stack: *mut StackHead, fiber: FiberRef, f: unsafe fn(&Record)) {
+    // SAFETY: as in `call_outermost`.
+    unsafe { (*stack).resident.root = arch::stack_pointer() };
+    // SAFETY: by the caller's promise.
+    unsafe { f(&fiber) };
+    std::hint::black_box(stack);
 }
 
 /// Runs `fiber` on its stack until it comes back.

@@ -11,7 +11,7 @@ use crate::base::os;
 use crate::error::JoinError;
 use crate::fiber::job::{self, Completed, Job, Leftover};
 use crate::fiber::state::Commit;
-use crate::fiber::switch::Back;
+use crate::fiber::switch::{self, Back};
 use crate::fiber::{FiberRef, Record};
 use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
@@ -204,8 +204,10 @@ fn fiber_main(fiber: FiberRef) {
         // SAFETY: it has not run, and we are its one dispatch.
         unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };
     } else {
+        // SAFETY: on its own stack; `Job::run` says what with.
+        let call = |f| unsafe { switch::call_outermost(fiber, f) };
         // SAFETY: called once, on its own stack.
-        unsafe { Job::run(&fiber) };
+        unsafe { Job::run(&fiber, call) };
     }
     complete(fiber);
     let here = context::here().expect("a fiber runs here");
