@@ -3,8 +3,11 @@
 //! JSON, and logs. It parks between all of that, as it would for a database or a socket.
 //!
 //! ```text
-//! cargo run --release -p indent-verdicts --bin service [-- --statistics]
+//! cargo run --release -p indent-verdicts --bin service [-- --statistics] [--spans]
 //! ```
+//!
+//! `--spans` lets the handlers enter a span as well, for a moment: whoever may be inside one shares its
+//! thread with nobody.
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -57,8 +60,7 @@ impl Shop {
     }
 
     /// The whole life of one request.
-    fn handle(&self, body: &str) -> Result<String, String> {
-        let span = info_span!("request", length = body.len());
+    fn handle<const SPANS: bool>(&self, body: &str) -> Result<String, String> {
         let request = self.parse(body)?;
         statistics::pause();
         let priced = self.look_up(&request);
@@ -68,7 +70,13 @@ impl Shop {
         statistics::pause();
         let answer = answer(&request, &priced, refused)?;
         statistics::pause();
-        span.in_scope(|| info!(user = %request.user, total = priced.values().sum::<u64>(), "done"));
+        let total = priced.values().sum::<u64>();
+        if SPANS {
+            let span = info_span!("request", length = body.len());
+            span.in_scope(|| info!(user = %request.user, total, "done"));
+        } else {
+            info!(user = %request.user, total, "done");
+        }
         statistics::sample();
         Ok(answer)
     }
@@ -154,10 +162,15 @@ fn main() {
     let start = Instant::now();
     let runtime = Builder::new().build().expect("a runtime");
     let shop = Arc::new(Shop::open());
+    let spans = std::env::args().any(|argument| argument == "--spans");
     let handlers: Vec<_> = (0..REQUESTS)
         .map(|n| {
             let shop = shop.clone();
-            runtime.spawn(move || shop.handle(&request(n)))
+            if spans {
+                runtime.spawn(move || shop.handle::<true>(&request(n)))
+            } else {
+                runtime.spawn(move || shop.handle::<false>(&request(n)))
+            }
         })
         .collect();
     let answers: Vec<_> = handlers
