@@ -343,7 +343,11 @@ fn what_belongs_to_a_thread_binds() {
     assert_eq!(verdict!(keeps_stdout), Alone);
     assert_eq!(verdict!(keeps_stderr), Alone);
     assert_eq!(verdict!(scopes), Alone);
-    assert_eq!(verdict!(receives), Alone);
+}
+
+#[test]
+fn what_waits_with_its_thread_and_is_done_binds_nothing() {
+    assert_eq!(verdict!(receives), Free);
 }
 
 #[test]

@@ -147,10 +147,9 @@ impl Constants {
     pub(crate) fn distances(&self, image: &Image, table: usize) -> Vec<Target> {
         let after = self.referenced.partition_point(|&r| r <= table);
         let end = self.referenced.get(after).copied().unwrap_or(usize::MAX);
-        let bytes = image.memory.bytes(table..end).unwrap_or_default();
         let mut targets = Vec::new();
-        for distance in bytes.chunks_exact(4) {
-            let distance = i32::from_le_bytes([distance[0], distance[1], distance[2], distance[3]]);
+        let places = (table..end).step_by(4);
+        for distance in places.map_while(|at| image.memory.half(at)) {
             let address = table.wrapping_add_signed(distance as isize);
             match image.address(address) {
                 None => break,

@@ -13,6 +13,7 @@
 //! | `constants` | where one constant ends and the next begins |
 //! | `harmless` | lists of names: what leaves nothing behind, a reason each |
 //! | `verdict` | all functions: who reaches what; the verdicts, and why |
+//! | `peek` | how memory is read |
 //! | `rows` | how to climb from a frame to its caller |
 //! | `sites` | verdict and row of each place where a stack was seen: read by anybody |
 //! | `walk` | climbs a suspended stack and judges it |
@@ -31,6 +32,7 @@ mod edges;
 mod harmless;
 mod image;
 pub(crate) mod objects;
+mod peek;
 #[cfg(all(test, not(indent_loom)))]
 mod probe;
 mod rows;

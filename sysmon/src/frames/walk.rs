@@ -63,9 +63,8 @@ impl Stack {
         if !self.holds(at, at.wrapping_add(WORD)) {
             return None;
         }
-        let word = std::ptr::with_exposed_provenance::<usize>(at);
-        // SAFETY: aligned, inside, and `new`'s caller answers for the inside.
-        Some(unsafe { word.read_volatile() })
+        // SAFETY: inside, and `new`'s caller answers for the inside.
+        Some(unsafe { super::peek::word(at) })
     }
 
     /// Whether all words from one address to another are inside.

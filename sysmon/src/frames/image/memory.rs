@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use crate::frames::peek;
+
 /// What a part of the memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -86,13 +88,20 @@ impl Memory {
         if !self.part(address)?.range.contains(&last) && self.part(last).is_none() {
             return None;
         }
-        let bytes: [u8; 8] = std::array::from_fn(|i| {
-            let byte = (address + i) as *const u8;
-            // SAFETY: by the promise of `add`, first and last byte are mapped, and parts are
-            // larger than a word.
-            unsafe { byte.read_volatile() }
-        });
-        Some(usize::from_le_bytes(bytes))
+        // SAFETY: by the promise of `add`, first and last byte are mapped, and parts are larger than
+        // a word.
+        Some(unsafe { peek::word(address) })
+    }
+
+    /// The four bytes at an address of what is mapped read-only, as a number with a sign.
+    pub(crate) fn half(&self, address: usize) -> Option<i32> {
+        if !self.is_frozen(address) {
+            return None;
+        }
+        match self.word(address) {
+            Some(word) => Some(word as i32),
+            None => Some((self.word(address.checked_sub(4)?)? >> 32) as i32), // the last ones
+        }
     }
 
     /// All parts of a kind, in the order of their addresses; later names cut earlier ones short.
