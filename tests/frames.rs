@@ -3,6 +3,8 @@
 //! The functions of the runtime are trusted to read everything anew after a switch, so they count with
 //! their own instructions alone. Those instructions are looked at here, in this very program.
 
+use std::cell::Cell;
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -56,6 +58,45 @@ fn functions_of_the_runtime_touch_thread_locals_in_one_module_only() {
         .filter(|name| !ELSEWHERE.iter().any(|part| name.contains(part)))
         .collect();
     assert!(strangers.is_empty(), "{strangers:#?}");
+}
+
+thread_local!(static COUNT: Cell<u32> = const { Cell::new(0) });
+
+/// A trait of ours for types of the runtime.
+trait Counted {
+    fn counted(&self) -> u32;
+}
+impl Counted for task::Fiber {
+    #[inline(never)]
+    fn counted(&self) -> u32 {
+        task::yield_now();
+        COUNT.replace(black_box(1))
+    }
+}
+impl<T> Counted for task::JoinHandle<T> {
+    #[inline(never)]
+    fn counted(&self) -> u32 {
+        task::yield_now();
+        COUNT.replace(black_box(2))
+    }
+}
+
+#[test]
+fn a_trait_of_a_user_for_a_type_of_the_runtime_is_judged_like_any_code() {
+    if common::sanitizer_forbids("its code touches thread-locals everywhere") {
+        return;
+    }
+    let fiber = indent::spawn(|| task::current().map(|fiber| fiber.counted()));
+    fiber.counted();
+    fiber.join().unwrap();
+    let judge = Judge::survey();
+    let named = judge.functions().filter_map(|f| Some((f, f.name()?)));
+    let traits = named.filter(|(_, name)| name.contains("Counted>::counted"));
+    let traits: Vec<_> = traits.collect();
+    assert_eq!(traits.len(), 2, "{traits:?}");
+    for (function, name) in traits {
+        assert_eq!(function.verdict, Verdict::Alone, "{name}");
+    }
 }
 
 #[test]

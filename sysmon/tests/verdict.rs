@@ -336,6 +336,36 @@ fn receives() {
     black_box(receiver.recv().ok());
 }
 
+/// A user's trait for a type of the standard library whose own methods are listed.
+trait Counted {
+    fn counted(&self) -> u32;
+}
+impl<T> Counted for std::sync::mpsc::Receiver<T> {
+    #[inline(never)]
+    fn counted(&self) -> u32 {
+        CONSTANT.replace(black_box(3))
+    }
+}
+
+#[inline(never)]
+fn calls_a_trait_of_a_listed_type() {
+    static CHANNEL: Mutex<Option<std::sync::mpsc::Receiver<u32>>> = Mutex::new(None);
+    if let Some(receiver) = &*CHANNEL.lock().unwrap_or_else(|poison| poison.into_inner()) {
+        black_box(receiver.counted());
+    }
+}
+
+/// A thread that waits for a message sleeps inside the call, and nothing of it is left behind.
+#[test]
+fn channels_leave_nothing_with_a_thread() {
+    assert_eq!(verdict!(receives), Free);
+}
+
+#[test]
+fn a_trait_of_others_for_a_listed_type_is_not_listed() {
+    assert_eq!(verdict!(calls_a_trait_of_a_listed_type), Alone);
+}
+
 #[test]
 fn what_belongs_to_a_thread_binds() {
     assert_eq!(verdict!(keeps_its_thread), Alone);

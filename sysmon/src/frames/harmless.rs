@@ -10,13 +10,21 @@
 //! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
 //! | `allocation` | harmless by name, whichever library or allocator has it |
 //!
-//! Entries are names as `rustc-demangle` prints them without hashes, in both manglings where they
-//! differ. A `*` at the end stands for anything. A function with several names (merged by the
-//! compiler) is on a list only if all of them are. Without symbols nothing is on the first three.
+//! Entries are names as `rustc-demangle` prints them without hashes. They are compared as paths
+//! without arguments (`paths`), so that one entry serves both manglings; an entry with arguments
+//! (`::<`) means these very ones. A `*` at the end stands for anything. A function with several
+//! names (merged by the compiler) is on a list only if all of them are. Without symbols nothing is on
+//! the first three.
+//!
+//! No entry that begins with `<` has a star: `<indent::task::Fiber as *` would be anybody's trait
+//! for that type, with anybody's code. The methods of traits are listed one by one. And what a star
+//! of `runtime` stands for has no arguments of other crates: a generic function of the runtime with
+//! code of users inside has to be named itself, after some thought.
 //!
 //! Why these are trusted by name and everything else is decoded: the code of a listed function does
 //! touch thread-locals, and only its source says that what it touches is not kept.
 
+pub(crate) mod paths;
 #[cfg(test)]
 mod tests;
 
@@ -26,7 +34,9 @@ use std::sync::LazyLock;
 /// One list of names.
 #[derive(Debug, Default)]
 pub(crate) struct List {
+    /// Names with arguments.
     exact: HashSet<&'static str>,
+    paths: HashSet<String>,
     beginnings: Vec<&'static str>,
 }
 
@@ -79,8 +89,11 @@ impl List {
         for (name, _) in entries(text) {
             match name.strip_suffix('*') {
                 Some(beginning) => list.beginnings.push(beginning),
-                None => {
+                None if name.contains("::<") => {
                     list.exact.insert(name);
+                }
+                None => {
+                    list.paths.insert(paths::path(name));
                 }
             }
         }
@@ -88,12 +101,29 @@ impl List {
     }
 
     /// Names without wildcards.
-    pub(crate) fn exact(&self) -> impl Iterator<Item = &'static str> {
-        self.exact.iter().copied()
+    pub(crate) fn exact(&self) -> impl Iterator<Item = &str> {
+        let exact = self.exact.iter().copied();
+        exact.chain(self.paths.iter().map(String::as_str))
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.exact.contains(name) || self.beginnings.iter().any(|b| name.starts_with(b))
+        let path = paths::path(name);
+        self.names(name, &path) || self.begins(name, &path)
+    }
+
+    /// The same for functions that are trusted as frames: no code of others is inside.
+    pub(crate) fn has_as_frame(&self, name: &str) -> bool {
+        let path = paths::path(name);
+        self.names(name, &path) || self.begins(name, &path) && !paths::has_strangers(name)
+    }
+
+    fn names(&self, name: &str, path: &str) -> bool {
+        self.exact.contains(name) || self.paths.contains(path)
+    }
+
+    fn begins(&self, name: &str, path: &str) -> bool {
+        let fits = |b: &str| path.starts_with(b) || b.contains('<') && name.starts_with(b);
+        self.beginnings.iter().any(|b| fits(b))
     }
 }
 

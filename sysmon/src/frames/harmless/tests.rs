@@ -1,6 +1,6 @@
 use super::*;
 
-const ALL: [&str; 5] = [FUNCTIONS, VARIABLES, RUNTIME, LIBC, ALLOCATION];
+const ALL: [&str; 6] = [FUNCTIONS, CRATES, VARIABLES, RUNTIME, LIBC, ALLOCATION];
 
 #[test]
 fn every_entry_has_a_reason() {
@@ -31,6 +31,59 @@ fn a_star_stands_for_anything() {
     assert!(list.has("exact"));
     assert!(!list.has("exactly"));
     assert!(!list.has("other"));
+}
+
+/// A name that begins with a type may be that of anybody's trait for it.
+#[test]
+fn no_star_stands_for_methods_of_traits() {
+    for list in [FUNCTIONS, CRATES, RUNTIME, VARIABLES, BINDERS] {
+        for (name, _) in entries(list) {
+            let type_first = name.starts_with('<') && name.ends_with('*');
+            assert!(!type_first, "{name}");
+        }
+    }
+    for name in [
+        "<indent::task::Fiber as user::Trait>::method",
+        "<indent::task::PinGuard as user::Trait>::method",
+        "<indent::task::join::JoinHandle<T> as user::Trait>::method",
+        "<indent::sched::context::Entered as user::Trait>::method",
+        "<std::sync::mpsc::Receiver<T> as user::Trait>::method",
+        "<std::sync::mpsc::TryIter<u64> as core::iter::traits::iterator::Iterator>::fold::<_, user::f::{closure#0}>",
+        "user::<impl user::Trait for indent::task::Fiber>::method",
+    ] {
+        assert!(!LISTS.functions.has(name), "{name}");
+        assert!(!LISTS.runtime.has_as_frame(name), "{name}");
+    }
+}
+
+#[test]
+fn methods_are_known_in_both_manglings() {
+    for name in [
+        "<indent::task::Fiber>::name",
+        "indent::task::Fiber::name",
+        "<indent::sched::context::Entered as core::ops::drop::Drop>::drop",
+        "indent::park::lend::lend::<user::f::{closure#0}, ()>",
+    ] {
+        assert!(LISTS.runtime.has_as_frame(name), "{name}");
+    }
+    for name in [
+        "<indent::task::join::JoinHandle<user::Result>>::join",
+        "<indent::task::join::JoinHandle<u64> as core::ops::drop::Drop>::drop",
+        "<std::sync::mpsc::Receiver<u64>>::recv",
+        "<regex::regex::string::Regex>::is_match",
+    ] {
+        assert!(LISTS.functions.has(name), "{name}");
+    }
+}
+
+/// With code of a user inside it is no longer the runtime's alone.
+#[test]
+fn a_star_of_the_runtime_has_no_strangers_in_it() {
+    let inside = "indent::sched::block::some::<user::f::{closure#0}>";
+    assert!(LISTS.runtime.has(inside));
+    assert!(!LISTS.runtime.has_as_frame(inside));
+    let own = "indent::sched::block::some::<indent::fiber::record::Held>";
+    assert!(LISTS.runtime.has_as_frame(own));
 }
 
 /// Names of what must never end the search, as std 1.95 has them.

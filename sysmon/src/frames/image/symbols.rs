@@ -14,6 +14,8 @@ use std::path::Path;
 use object::elf::{self, FileHeader64, SectionHeader64, Sym64};
 use object::{LittleEndian, pod};
 
+use crate::frames::harmless::paths::path;
+
 const LE: LittleEndian = LittleEndian;
 /// More than any real table; a size beyond is a broken file.
 const TOO_LARGE: u64 = 1 << 31;
@@ -171,7 +173,7 @@ impl Symbols {
             let Some(mangled) = string(&self.names, function.name) else {
                 continue;
             };
-            if parts.iter().all(|part| mangled.contains(part)) && plain(mangled) == name {
+            if parts.iter().all(|part| mangled.contains(part)) && path(&plain(mangled)) == name {
                 found.push(function.start);
             }
         }

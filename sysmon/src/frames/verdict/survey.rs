@@ -332,7 +332,7 @@ fn is_named_cold(image: &Image, address: usize) -> bool {
 fn listed(image: &Image, start: usize) -> Listed {
     let names = image.symbols.functions_at(start).map(symbols::plain);
     let lists = names.map(|name| match name {
-        _ if LISTS.runtime.has(&name) => Listed::Runtime,
+        _ if LISTS.runtime.has_as_frame(&name) => Listed::Runtime,
         _ if LISTS.functions.has(&name) || LISTS.allocation.has(&name) => Listed::Harmless,
         _ => Listed::Nowhere,
     });

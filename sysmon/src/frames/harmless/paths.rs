@@ -1,0 +1,126 @@
+//! A function's name as a path that is the same in both manglings.
+//!
+//! The older mangling writes `indent::task::join::JoinHandle<T>::join`, the newer one
+//! `<indent::task::join::JoinHandle<u64>>::join`. Without arguments, and without the brackets
+//! around a type whose own method it is, both are `indent::task::join::JoinHandle::join`.
+//!
+//! Methods of traits keep their brackets: `<Type as Trait>::method`. That is the point: such a name
+//! begins with the type, whoever implements the trait, so nothing that begins with a type's path may
+//! stand for it. A path without brackets can only be made by the crate it begins with: methods of a
+//! type are written where the type is, and an implementation elsewhere begins with *its* module
+//! (`user::<impl Trait for Type>::method`).
+
+/// The path without arguments.
+pub(crate) fn path(name: &str) -> String {
+    let name = without_arguments(name);
+    let Some(inside) = name.strip_prefix('<') else {
+        return name;
+    };
+    match inside.split_once('>') {
+        Some((own, rest)) if own.chars().all(is_in_path) => format!("{own}{rest}"),
+        _ => name,
+    }
+}
+
+fn is_in_path(character: char) -> bool {
+    character.is_alphanumeric() || character == '_' || character == ':'
+}
+
+/// Leaves out what stands in brackets behind a name.
+fn without_arguments(name: &str) -> String {
+    let mut kept = String::with_capacity(name.len());
+    let mut rest = name;
+    while let Some(next) = rest.chars().next() {
+        let behind_name = kept.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let turbofish = kept.ends_with("::") && !rest.starts_with("<impl ");
+        if next == '<' && (behind_name || turbofish) {
+            if turbofish {
+                kept.truncate(kept.len() - 2);
+            }
+            rest = &rest[arguments(rest).len()..];
+        } else {
+            kept.push(next);
+            rest = &rest[next.len_utf8()..];
+        }
+    }
+    kept
+}
+
+/// What begins with a bracket, up to the one that closes it.
+fn arguments(text: &str) -> &str {
+    let (mut depth, mut before) = (0_u32, ' ');
+    for (at, character) in text.char_indices() {
+        match character {
+            '<' => depth += 1,
+            '>' if before != '-' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return &text[..=at];
+        }
+        before = character;
+    }
+    text
+}
+
+/// Whether anything in a name is of another crate than the standard library and the one it begins
+/// with. Only the newer mangling tells.
+pub(crate) fn has_strangers(name: &str) -> bool {
+    let own = crates(name).next().unwrap_or_default();
+    crates(name).any(|found| found != own && !["core", "std", "alloc"].contains(&found))
+}
+
+/// What each path in a name begins with.
+fn crates(name: &str) -> impl Iterator<Item = &str> {
+    let starts = name.match_indices("::").map(|(at, _)| at);
+    starts.filter_map(|end| {
+        let before = &name[..end];
+        let start = before.rfind(|c: char| !c.is_alphanumeric() && c != '_');
+        let start = start.map_or(0, |at| at + 1);
+        let inner = before[..start].ends_with([':', '}', '#']);
+        (start < end && !inner).then_some(&before[start..])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_of_a_type_has_one_path_in_both_manglings() {
+        let same = "indent::task::join::JoinHandle::join";
+        assert_eq!(path("indent::task::join::JoinHandle<T>::join"), same);
+        assert_eq!(path("<indent::task::join::JoinHandle<u64>>::join"), same);
+        assert_eq!(path("<a::B>::c::{closure#0}"), "a::B::c::{closure#0}");
+        assert_eq!(path("a::f::<fn(u8) -> c::D<u8>, u64>"), "a::f");
+        assert_eq!(
+            path("a::f::<<b::C as d::E>::F>::{closure#0}"),
+            "a::f::{closure#0}"
+        );
+        assert_eq!(path("main"), "main");
+    }
+
+    #[test]
+    fn a_method_of_a_trait_keeps_its_brackets() {
+        let same = "<a::B as c::D>::e";
+        assert_eq!(path("<a::B<T> as c::D>::e"), same);
+        assert_eq!(path("<a::B<u8> as c::D<x::Y>>::e::<z::{closure#0}>"), same);
+        assert_eq!(path("<&a::B as c::D>::e"), "<&a::B as c::D>::e");
+        assert_eq!(path("<[T]>::sort"), "<[T]>::sort");
+        assert_eq!(
+            path("u::<impl c::D for a::B<T>>::e"),
+            "u::<impl c::D for a::B>::e"
+        );
+    }
+
+    #[test]
+    fn strangers_are_seen_in_arguments() {
+        assert!(has_strangers("a::f::<b::g::{closure#0}>"));
+        assert!(has_strangers("<a::B<u8, c::D>>::e"));
+        assert!(!has_strangers("<a::B<u8, a::D>>::e"));
+        assert!(!has_strangers(
+            "a::f::<core::option::Option<alloc::string::String>>"
+        ));
+        assert!(!has_strangers("a::f::{closure#0}::g::{closure#1}"));
+    }
+}
