@@ -60,9 +60,11 @@ pub(crate) fn home(fiber: FiberRef) -> *const Carrier {
 }
 
 /// Makes this carrier the home of a fiber that is about to run on it.
+#[inline]
 pub(crate) fn settle(carrier: &Carrier, fiber: FiberRef) {
+    let before = home(fiber);
     let here = ptr::from_ref(carrier).cast_mut().cast();
-    let before: *const Carrier = fiber.home.swap(here, atomic::Ordering::Relaxed).cast();
+    fiber.home.store(here, atomic::Ordering::Relaxed); // nobody else does: it is ours (I1)
     carrier.count_started(1);
     // SAFETY: carriers live as long as `Shared`.
     if let Some(before) = unsafe { before.as_ref() } {
