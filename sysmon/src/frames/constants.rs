@@ -7,11 +7,21 @@
 //! something begins:
 //!
 //! 1. where a symbol begins or ends, and at the edges of what the loader protects;
-//! 2. at a referenced vtable: destructor or null, size, and an alignment that fits it;
-//! 3. at a referenced [`Location`](std::panic::Location), and behind it: a string that ends in
-//!    `.rs`, its length, line and column;
-//! 4. at the first referenced address behind the methods of a vtable: nobody refers to the middle of
-//!    one.
+//! 2. at a referenced vtable (`shapes`);
+//! 3. at a referenced key of a thread-local: a constant that is one function, made by `thread_local!`;
+//! 4. at a referenced [`Location`](std::panic::Location), if what is behind it is certain to be
+//!    something else: begins by one of these rules, too;
+//!    Likewise *behind* a location, if it is one that the compiler made (a zero follows its string),
+//!    and what follows is referred to and not counted or indexed by anybody;
+//! 5. at the first referenced address behind a key or the methods of a vtable: nobody refers to the
+//!    middle of one.
+//!
+//! Never within a symbol. When in doubt there is no cut: one in the middle of a table loses the rest
+//! of it, and with it a function that touches; a missing one only makes more functions bound. So what
+//! looks like a location may be the head of an entry with a function behind it (`struct Case { file,
+//! line, column, run: fn() }`), and three words like those of a vtable the description of a type
+//! (`struct Op { run: fn(), size, align }`): it takes names to tell them from the real ones, and
+//! without symbols only rule 1 and some of 4 are left.
 //!
 //! *Referenced* is an address that is taken by code or found in a constant. A place that is only
 //! read is no evidence that anything begins there.
@@ -20,9 +30,9 @@
 //! been an end of that (see `edges::moves`).
 //!
 //! Cutting at every referenced address instead (the obvious rule) would cut off half of a table that
-//! is also referred to in the middle, and gains nothing. Measured, functions that are Alone with
-//! every / 1 to 3 / 1 to 4: a service with serde, regex, tracing, tokio of 7,198 functions in release
-//! 420, 420, 420; of 35,900 in debug 1,340, 1,364, 1,340.
+//! is also referred to in the middle, and gains nothing. Cutting at symbols and locations alone
+//! gains too little. Measured, functions that are Alone with these / with all rules: a service with
+//! serde, regex, tracing of 4,355 functions in release 81, 76; of 23,900 in debug 211, 104.
 //!
 //! A constant without pointers can still lead somewhere: a *table of distances*, 32-bit offsets
 //! from its own beginning, is what LLVM makes of a table of addresses. Such a table is recognized by
@@ -30,35 +40,32 @@
 //!
 //! [S5]: ../../../DESIGN.md
 
+mod shapes;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::ops::Range;
 
-use super::edges::Use;
+use super::edges::{Reach, Use};
 use super::image::memory::Kind;
 use super::image::{Image, Target};
+use shapes::{KEY, LOCATION, VTABLE};
 
 /// Which referenced addresses cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// Every one; only to compare.
     Every,
-    /// 1, 2 and 3; only to compare.
-    Shapes,
-    /// 1 to 4.
+    /// None: rule 1 alone; only to compare.
+    Symbols,
+    /// 1 to 5.
     Certain,
 }
 
 /// How far without a pointer two pointers of one constant can be apart in an image with a fixed
 /// address, where strings lie between tables and everything looks like a pointer.
 const GAP: usize = 64;
-/// Words before the first method.
-const VTABLE: usize = 24;
-/// The size of a location.
-const LOCATION: usize = 24;
-/// No vtable has a larger alignment.
-const MAX_ALIGN: usize = 1 << 29;
 
 /// The constants of an image, cut into pieces.
 #[derive(Debug)]
@@ -70,8 +77,11 @@ pub(crate) struct Constants {
 }
 
 impl Constants {
-    /// Cuts the constants of an image, given the addresses its code refers to.
-    pub(crate) fn cut(image: &Image, mut referenced: Vec<usize>, rule: Rule) -> Constants {
+    /// Cuts the constants of an image, given what its code refers to.
+    pub(crate) fn cut(image: &Image, uses: &[Use], rule: Rule) -> Constants {
+        let mut referenced: Vec<usize> = uses.iter().map(|u| u.address).collect();
+        let moved = uses.iter().filter(|u| u.reach != Reach::default());
+        let moved = moved.map(|u| u.address).collect();
         for range in image.memory.ranges(Kind::Constant) {
             let slots = image.slots.within(&range).iter();
             referenced.extend(slots.filter_map(|&(at, _)| constant(image, at)));
@@ -91,10 +101,14 @@ impl Constants {
         let starts = Cutter {
             image,
             rule,
+            referenced: &referenced,
+            moved,
             fixed: starts,
+            closed: HashSet::new(),
             found: Vec::new(),
+            last: Shape::Unknown,
         }
-        .cut(&referenced);
+        .cut();
         Constants { starts, referenced }
     }
 
@@ -189,19 +203,33 @@ fn leads_on(image: &Image, target: &Target) -> bool {
 struct Cutter<'a> {
     image: &'a Image,
     rule: Rule,
+    referenced: &'a [usize],
+    /// Of these, what is counted or indexed by anybody: perhaps no beginning.
+    moved: HashSet<usize>,
     fixed: Vec<usize>,
+    /// Locations behind which something else begins.
+    closed: HashSet<usize>,
     found: Vec<usize>,
+    /// What was found last.
+    last: Shape,
+}
+
+/// What is certain to begin at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shape {
+    Unknown,
+    Vtable,
+    Key,
 }
 
 impl Cutter<'_> {
-    fn cut(mut self, referenced: &[usize]) -> Vec<usize> {
-        for &address in referenced {
-            if !self.is_anonymous(address) {
-                continue;
-            }
-            if is_location(self.image, address) && self.rule != Rule::Every {
-                self.found.extend([address, address + LOCATION]);
-            } else if self.begins(address) {
+    fn cut(mut self) -> Vec<usize> {
+        if self.rule == Rule::Certain {
+            self.close_locations();
+        }
+        for &address in self.referenced {
+            if self.is_anonymous(address) && self.begins(address) {
+                self.last = self.shape(address);
                 self.found.push(address);
             }
         }
@@ -221,66 +249,82 @@ impl Cutter<'_> {
     }
 
     fn begins(&self, address: usize) -> bool {
-        let image = self.image;
-        if self.rule == Rule::Every
-            || image.fixed && is_far_from_pointers(image, address)
-            || is_vtable(image, address)
-        {
-            return true;
+        match self.rule {
+            Rule::Every => true,
+            Rule::Symbols => false,
+            Rule::Certain => {
+                self.shape(address) != Shape::Unknown
+                    || self.closed.contains(&address)
+                    || self.is_behind_location(address)
+                    || self.image.fixed && is_far_from_pointers(self.image, address)
+                    || self.is_behind(address)
+            }
         }
-        self.rule == Rule::Certain && self.is_after_vtable(address)
     }
 
-    /// Whether there is nothing but a vtable from the last cut up to here.
-    fn is_after_vtable(&self, address: usize) -> bool {
+    /// By its own looks.
+    fn shape(&self, address: usize) -> Shape {
+        if shapes::is_vtable(self.image, address) {
+            Shape::Vtable
+        } else if shapes::is_key(self.image, address) {
+            Shape::Key
+        } else {
+            Shape::Unknown
+        }
+    }
+
+    /// Finds the locations behind which something else begins, the last ones first.
+    fn close_locations(&mut self) {
+        for &address in self.referenced.iter().rev() {
+            if shapes::is_location(self.image, address) && self.ends(address + LOCATION) {
+                self.closed.insert(address);
+            }
+        }
+    }
+
+    /// Whether a location that lies before an address is all there is.
+    fn ends(&self, end: usize) -> bool {
+        self.fixed.binary_search(&end).is_ok()
+            || self.closed.contains(&end)
+            || self.is_behind_location(end)
+            || self.is_referenced(end) && self.shape(end) != Shape::Unknown
+    }
+
+    fn is_referenced(&self, address: usize) -> bool {
+        self.referenced.binary_search(&address).is_ok()
+    }
+
+    /// Whether the compiler made a location that ends here, and what follows is not just where a loop
+    /// begins.
+    fn is_behind_location(&self, address: usize) -> bool {
+        let before = address - LOCATION;
+        self.is_referenced(address)
+            && !self.moved.contains(&address)
+            && self.is_referenced(before)
+            && shapes::is_made_location(self.image, before)
+    }
+
+    /// Whether there is nothing but a vtable or a key from the last cut up to here.
+    fn is_behind(&self, address: usize) -> bool {
         let after = self.fixed.partition_point(|&start| start <= address);
         let fixed = self.fixed[..after].last().copied().unwrap_or(0);
-        let start = self.found.last().copied().unwrap_or(0).max(fixed);
-        let mut methods = (start + VTABLE..address).step_by(8);
-        address >= start + VTABLE
-            && is_vtable(self.image, start)
-            && methods.all(|at| match self.image.pointer(at) {
-                Some(_) => true,
-                None => self.image.memory.word(at) == Some(0),
-            })
+        let found = self.found.last().copied().unwrap_or(0);
+        let (start, shape) = match found >= fixed {
+            true => (found, self.last),
+            false => (fixed, self.shape(fixed)),
+        };
+        let is_method = |at| match self.image.pointer(at) {
+            Some(_) => true,
+            None => self.image.memory.word(at) == Some(0),
+        };
+        match shape {
+            Shape::Vtable => {
+                address >= start + VTABLE && (start + VTABLE..address).step_by(8).all(is_method)
+            }
+            Shape::Key => address >= start + KEY,
+            Shape::Unknown => false,
+        }
     }
-}
-
-/// A word that is no pointer.
-fn number(image: &Image, at: usize) -> Option<usize> {
-    match image.pointer(at) {
-        None => image.memory.word(at),
-        Some(_) => None,
-    }
-}
-
-fn is_vtable(image: &Image, at: usize) -> bool {
-    let destructor = match image.pointer(at) {
-        Some(Target::Code(_) | Target::Import(..)) => true,
-        Some(_) => false,
-        None => image.memory.word(at) == Some(0),
-    };
-    let (Some(size), Some(align)) = (number(image, at + 8), number(image, at + 16)) else {
-        return false;
-    };
-    let fits = align.is_power_of_two() && align <= MAX_ALIGN && size % align == 0;
-    at.is_multiple_of(8) && destructor && fits
-}
-
-fn is_location(image: &Image, at: usize) -> bool {
-    let (Some(Target::Constant(name)), Some(length), Some(place)) = (
-        image.pointer(at),
-        number(image, at + 8),
-        number(image, at + 16),
-    ) else {
-        return false;
-    };
-    let (line, column) = (place as u32, place >> 32);
-    let text = name..name.saturating_add(length);
-    let Some(name) = image.memory.bytes(text).filter(|b| b.len() == length) else {
-        return false;
-    };
-    line > 0 && column > 0 && (name.ends_with(b".rs") || name.ends_with(b".rs\0"))
 }
 
 /// Whether no pointer to a function or a vtable is near.
@@ -288,7 +332,7 @@ fn is_far_from_pointers(image: &Image, at: usize) -> bool {
     let around = (at & !7).saturating_sub(GAP)..at.saturating_add(GAP);
     let mut words = around.step_by(8);
     !words.any(|word| match image.pointer(word) {
-        Some(Target::Constant(address)) => is_vtable(image, address),
+        Some(Target::Constant(address)) => shapes::looks_like_vtable(image, address),
         Some(_) => true,
         None => false,
     })

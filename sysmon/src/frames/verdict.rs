@@ -149,12 +149,12 @@ impl Judge {
         Judge::survey_with(Rule::Certain)
     }
 
-    /// The same with every referenced address as a boundary (1), or with less (2): to compare.
+    /// The same with every referenced address as a boundary (1), or with symbols alone (2): to compare.
     #[doc(hidden)]
     pub fn survey_by_rule(rule: u8) -> Judge {
         Judge::survey_with(match rule {
             1 => Rule::Every,
-            2 => Rule::Shapes,
+            2 => Rule::Symbols,
             _ => Rule::Certain,
         })
     }

@@ -4,6 +4,7 @@
 use super::*;
 use crate::frames::edges::Reach;
 use crate::frames::image::memory::Memory;
+use crate::frames::image::symbols::Symbols;
 use crate::frames::image::unwind::Function;
 
 /// An image with a fixed address, so that its pointers need no slots: sixteen words of code, then
@@ -15,6 +16,8 @@ fn image(constants: &[Word]) -> (Image, usize) {
     for (word, value) in memory[16..].iter_mut().zip(constants) {
         *word = match *value {
             Word::Code => start + 8,
+            Word::Drop => start + 16,
+            Word::Method => start + 24,
             Word::Constant(index) => first + index * 8,
             Word::Number(number) => number,
         };
@@ -34,22 +37,35 @@ fn image(constants: &[Word]) -> (Image, usize) {
             cold: false,
             handlers: None,
         }],
+        symbols: Symbols::of_functions(&[
+            (start + 8, "_ZN4user4code17h0123456789abcdefE"),
+            (
+                start + 16,
+                "_ZN4core3ptr13drop_in_place17h0123456789abcdefE",
+            ),
+            (start + 24, METHOD),
+        ]),
         ..Image::default()
     };
     (image, first)
 }
 
+/// `<user::Type as user::Trait>::method`
+const METHOD: &str = "_ZN42_$LT$user..Type$u20$as$u20$user..Trait$GT$6method17h0123456789abcdefE";
+
 #[derive(Clone, Copy)]
 enum Word {
     Code,
+    Drop,
+    Method,
     Constant(usize),
     Number(usize),
 }
-use Word::{Code, Number};
+use Word::{Code, Drop, Method, Number};
 
 /// A vtable with two methods, then a table of three functions, then another vtable.
 const SAMPLE: [Word; 12] = [
-    Code,
+    Drop,
     Number(8),
     Number(8),
     Code,
@@ -60,7 +76,7 @@ const SAMPLE: [Word; 12] = [
     Number(0),
     Number(0),
     Number(1),
-    Code,
+    Method,
 ];
 const TABLE: usize = 5 * 8;
 const SECOND: usize = 8 * 8;
@@ -73,6 +89,10 @@ fn at(address: usize, before: u32, after: u32) -> Use {
     }
 }
 
+fn plain(address: usize) -> Use {
+    at(address, 0, 0)
+}
+
 fn ranges(constants: &Constants, reference: Use, first: usize) -> Vec<Range<usize>> {
     let pieces = constants.pieces(&reference);
     let ranges = pieces.map(|piece| constants.range(piece));
@@ -82,8 +102,8 @@ fn ranges(constants: &Constants, reference: Use, first: usize) -> Vec<Range<usiz
 #[test]
 fn vtables_begin_where_they_are_referred_to_and_end_at_the_next_reference() {
     let (image, first) = image(&SAMPLE);
-    let referenced = vec![first, first + TABLE, first + SECOND];
-    let constants = Constants::cut(&image, referenced, Rule::Certain);
+    let referenced = [first, first + TABLE, first + SECOND].map(plain);
+    let constants = Constants::cut(&image, &referenced, Rule::Certain);
     assert_eq!(ranges(&constants, at(first, 0, 0), first), [0..TABLE]);
     assert_eq!(
         ranges(&constants, at(first + TABLE, 0, 0), first),
@@ -99,8 +119,8 @@ fn vtables_begin_where_they_are_referred_to_and_end_at_the_next_reference() {
 fn a_reference_to_the_middle_does_not_cut_a_table() {
     let (image, first) = image(&SAMPLE);
     let middle = first + TABLE + 8;
-    let referenced = vec![first, first + TABLE, middle, first + SECOND];
-    let constants = Constants::cut(&image, referenced.clone(), Rule::Certain);
+    let referenced = [first, first + TABLE, middle, first + SECOND].map(plain);
+    let constants = Constants::cut(&image, &referenced, Rule::Certain);
     assert_eq!(ranges(&constants, at(middle, 0, 0), first), [TABLE..SECOND]);
     assert_eq!(
         constants
@@ -109,7 +129,7 @@ fn a_reference_to_the_middle_does_not_cut_a_table() {
         3
     );
     // The obvious rule does, and half of the table is lost.
-    let constants = Constants::cut(&image, referenced, Rule::Every);
+    let constants = Constants::cut(&image, &referenced, Rule::Every);
     assert_eq!(
         ranges(&constants, at(first + TABLE, 0, 0), first),
         [TABLE..TABLE + 8]
@@ -119,8 +139,8 @@ fn a_reference_to_the_middle_does_not_cut_a_table() {
 #[test]
 fn an_end_stands_for_both_sides() {
     let (image, first) = image(&SAMPLE);
-    let referenced = vec![first, first + TABLE, first + SECOND];
-    let constants = Constants::cut(&image, referenced, Rule::Certain);
+    let referenced = [first, first + TABLE, first + SECOND].map(plain);
+    let constants = Constants::cut(&image, &referenced, Rule::Certain);
     let end = ranges(&constants, at(first + SECOND, 8, 0), first);
     assert_eq!(end, [TABLE..SECOND, SECOND..96]);
     let before = ranges(&constants, at(first + TABLE - 8, 0, 8), first);
@@ -131,7 +151,7 @@ fn an_end_stands_for_both_sides() {
 fn pointers_lead_to_code_and_constants() {
     let words = [Code, Number(8), Number(8), Word::Constant(0), Number(3)];
     let (image, first) = image(&words);
-    let constants = Constants::cut(&image, vec![first], Rule::Certain);
+    let constants = Constants::cut(&image, &[plain(first)], Rule::Certain);
     let piece = constants.pieces(&at(first, 0, 0)).start;
     let targets = constants.targets(&image, piece);
     assert_eq!(targets.len(), 2);
@@ -144,10 +164,25 @@ fn a_table_of_distances_leads_where_its_distances_do() {
     let low = (-128_i32) as u32 as usize;
     let words = [Number(low), Number(0x4000_0000)];
     let (image, first) = image(&words);
-    let constants = Constants::cut(&image, vec![first], Rule::Certain);
+    let constants = Constants::cut(&image, &[plain(first)], Rule::Certain);
     let targets = constants.distances(&image, first);
     assert_eq!(
         targets,
         [Target::Code(first - 128), Target::Constant(first)]
     );
+}
+
+/// Descriptions of types: a function, a size, an alignment. Somebody refers to each.
+#[test]
+fn what_only_looks_like_vtables_is_not_cut() {
+    let one = [Code, Number(8), Number(8)];
+    let none = [Number(0), Number(8), Number(8), Code];
+    for words in [one.repeat(3), none.repeat(3)] {
+        let stride = words.len() / 3 * 8;
+        let (image, first) = image(&words);
+        let referenced = [first, first + stride, first + 2 * stride].map(plain);
+        let constants = Constants::cut(&image, &referenced, Rule::Certain);
+        let whole = ranges(&constants, plain(first), first);
+        assert_eq!(whole, [0..3 * stride]);
+    }
 }

@@ -149,6 +149,24 @@ impl Symbols {
         Some(())
     }
 
+    /// Functions with these names, to try things out.
+    #[cfg(test)]
+    pub(crate) fn of_functions(functions: &[(usize, &str)]) -> Symbols {
+        let mut symbols = Symbols::default();
+        for &(start, name) in functions {
+            symbols.functions.push(Symbol {
+                start,
+                size: 8,
+                name: symbols.names.len() as u32,
+            });
+            symbols.names.extend(name.bytes().chain([0]));
+        }
+        symbols
+            .functions
+            .sort_unstable_by_key(|symbol| symbol.start);
+        symbols
+    }
+
     /// Roughly the bytes kept.
     pub(crate) fn memory_kept(&self) -> usize {
         let symbols = self.functions.capacity() + self.constants.capacity();

@@ -188,9 +188,8 @@ impl Survey {
         let images = std::mem::take(&mut self.images);
         for (number, image) in images.iter().enumerate() {
             let uses = std::mem::take(&mut self.uses[number]);
-            let referenced = uses.iter().map(|(_, reference)| reference.address);
-            let referenced = referenced.collect();
-            let constants = Constants::cut(image, referenced, rule);
+            let references: Vec<Use> = uses.iter().map(|(_, reference)| *reference).collect();
+            let constants = Constants::cut(image, &references, rule);
             let mut pieces = Pieces {
                 images: &images,
                 number: number as u32,

@@ -1,0 +1,125 @@
+//! Tables that look like something else: entries like locations, like vtables. In a program of their
+//! own, for whatever happens to lie beside such a table may count as a part of it.
+
+use std::cell::Cell;
+use std::hint::black_box;
+
+use Verdict::Alone;
+use indent_sysmon::frames::{Judge, Verdict};
+
+thread_local!(static CONSTANT: Cell<u32> = const { Cell::new(0) });
+
+fn adds() -> u32 {
+    black_box(1) + 1
+}
+fn counts() -> u32 {
+    CONSTANT.replace(black_box(7))
+}
+
+/// Looks like a location, and goes on.
+struct Place {
+    file: &'static str,
+    line: u32,
+    column: u32,
+}
+struct Case {
+    place: Place,
+    run: fn() -> u32,
+}
+macro_rules! case {
+    ($run:expr) => {
+        Case {
+            place: Place {
+                file: file!(),
+                line: line!(),
+                column: column!(),
+            },
+            run: $run,
+        }
+    };
+}
+static CASES: [Case; 3] = [case!(counts), case!(adds), case!(adds)];
+const UNNAMED_CASES: &[Case] = &[case!(adds), case!(adds), case!(counts)];
+const SECOND_CASE: &Case = &UNNAMED_CASES[1];
+
+#[inline(never)]
+fn run_all(cases: &[Case]) {
+    for case in cases {
+        let place = &case.place;
+        black_box((place.file, place.line, place.column));
+        black_box((case.run)());
+    }
+}
+#[inline(never)]
+fn runs_cases() {
+    run_all(black_box(&CASES));
+}
+#[inline(never)]
+fn runs_one_case() {
+    run_all(std::slice::from_ref(black_box(&case!(counts))));
+}
+#[inline(never)]
+fn runs_unnamed_cases() {
+    run_all(black_box(UNNAMED_CASES));
+}
+#[inline(never)]
+fn refers_to_the_second_case() {
+    black_box(black_box(SECOND_CASE).place.line);
+}
+
+/// With a location that the compiler made.
+struct At {
+    at: std::panic::Location<'static>,
+    run: fn() -> u32,
+}
+const LOCATED: &At = &At {
+    at: *std::panic::Location::caller(),
+    run: counts,
+};
+#[inline(never)]
+fn runs_a_located_one() {
+    let located = black_box(LOCATED);
+    black_box(located.at);
+    black_box((located.run)());
+}
+
+/// Looks like a vtable.
+struct Operation {
+    run: fn() -> u32,
+    size: usize,
+    align: usize,
+}
+const fn operation(run: fn() -> u32) -> Operation {
+    Operation {
+        run,
+        size: 8,
+        align: 8,
+    }
+}
+const OPERATIONS: &[Operation] = &[operation(adds), operation(adds), operation(counts)];
+const SECOND: &Operation = &OPERATIONS[1];
+const THIRD: &Operation = &OPERATIONS[2];
+
+#[inline(never)]
+fn runs_operations() {
+    for operation in black_box(OPERATIONS) {
+        black_box((operation.size, operation.align));
+        black_box((operation.run)());
+    }
+}
+#[inline(never)]
+fn refers_to_operations() {
+    black_box((black_box(SECOND).size, black_box(THIRD).size));
+}
+
+#[test]
+fn what_looks_like_something_else_is_not_cut_in_two() {
+    let judge = Judge::survey();
+    refers_to_operations();
+    refers_to_the_second_case();
+    assert_eq!(judge.verdict(runs_cases as fn() as usize), Alone);
+    assert_eq!(judge.verdict(runs_one_case as fn() as usize), Alone);
+    assert_eq!(judge.verdict(runs_unnamed_cases as fn() as usize), Alone);
+    assert_eq!(judge.verdict(runs_a_located_one as fn() as usize), Alone);
+    assert_eq!(judge.verdict(runs_operations as fn() as usize), Alone);
+}
