@@ -375,6 +375,25 @@ fn what_belongs_to_a_thread_binds() {
     assert_eq!(verdict!(scopes), Alone);
 }
 
+/// Right with any linker: also where calls are bound lazily.
+#[test]
+fn functions_of_libc_bind_by_name() {
+    #[inline(never)]
+    #[expect(unsafe_code, reason = "calls libc")]
+    fn asks_for_its_thread() {
+        // SAFETY: no conditions.
+        black_box(unsafe { libc::pthread_self() });
+    }
+    #[inline(never)]
+    #[expect(unsafe_code, reason = "calls libc")]
+    fn reads_a_key() {
+        // SAFETY: a key that does not exist has no value.
+        black_box(unsafe { libc::pthread_getspecific(black_box(9999)) });
+    }
+    assert_eq!(verdict!(asks_for_its_thread), Alone);
+    assert_eq!(verdict!(reads_a_key), Alone);
+}
+
 #[test]
 fn what_waits_with_its_thread_and_is_done_binds_nothing() {
     assert_eq!(verdict!(receives), Free);

@@ -127,18 +127,19 @@ impl List {
     }
 }
 
-/// Whether a library, by the name of its file, is part of the C library and judged by `libc`.
+/// Whether a library, by the name of its file, is part of the C library and judged by `libc`. Whole
+/// names: anybody may call a library `libutil.so`.
 pub(crate) fn is_libc(file: &str) -> bool {
-    const FAMILY: [&str; 9] = [
-        "libc.so",
-        "libm.so",
-        "libgcc_s.so",
-        "ld-linux",
-        "ld-musl",
-        "libpthread.so",
-        "libdl.so",
-        "librt.so",
-        "libutil.so",
+    const GLIBC: [&str; 8] = [
+        "libc.so.6",
+        "libm.so.6",
+        "ld-linux-x86-64.so.2",
+        "libgcc_s.so.1",
+        "libpthread.so.0",
+        "libdl.so.2",
+        "librt.so.1",
+        "libutil.so.1",
     ];
-    FAMILY.iter().any(|member| file.starts_with(member))
+    const MUSL: [&str; 2] = ["ld-musl-x86_64.so.1", "libc.musl-x86_64.so.1"];
+    GLIBC.contains(&file) || MUSL.contains(&file)
 }

@@ -106,12 +106,12 @@ impl Image {
             }
             Some(Slot::Import(name)) => {
                 let value = self.memory.word(at)?;
-                let unbound = self.memory.kind(value) == Some(Kind::Text)
-                    && self.function_at(value).is_none();
                 match self.address(value) {
-                    Some(inside) if !unbound => Some(inside),
-                    // Not bound yet, or a variable of ours: the name decides.
                     _ if value == 0 => None,
+                    Some(inside) if !self.slots.is_of_others(name) && !self.is_stub(value) => {
+                        Some(inside)
+                    }
+                    // Not ours, not bound yet, or a variable of ours: the name decides.
                     _ => Some(Target::Import(name, value)),
                 }
             }
@@ -124,6 +124,15 @@ impl Image {
             None if self.fixed => self.guess(self.memory.word(at)?),
             None => None,
         }
+    }
+
+    /// Whether this is where a slot leads that is not bound yet: a place in the procedure linkage
+    /// table. Some linkers give that an unwind entry.
+    fn is_stub(&self, address: usize) -> bool {
+        let mut tables = self.symbols.sections.iter();
+        let table = tables.any(|s| s.name.starts_with(".plt") && s.range.contains(&address));
+        let uncovered = self.function_at(address).is_none();
+        table || uncovered && self.memory.kind(address) == Some(Kind::Text)
     }
 
     /// What an address itself leads to. Variables lead nowhere.
@@ -183,17 +192,25 @@ fn map(object: &Object) -> Memory {
         let kind = match (segment.executable, segment.writable) {
             (true, _) => Kind::Text,
             (false, false) => Kind::Constant,
-            (false, true) if object.relro.is_none() => Kind::Constant,
+            (false, true) if protected(object).is_none() => Kind::Constant,
             (false, true) => Kind::Variable,
         };
         // SAFETY: the loader mapped it, it is never unloaded (see the header of `memory`), and what
         // is not writable is not written.
         unsafe { memory.add(segment.range.clone(), kind, !segment.writable) };
     }
-    if let Some(relro) = &object.relro {
-        memory.rename(relro.clone(), Kind::Constant);
+    if let Some(relro) = protected(object) {
+        memory.rename(relro, Kind::Constant);
     }
     memory
+}
+
+/// What the loader protects once it is done, if that is anything.
+fn protected(object: &Object) -> Option<Range<usize>> {
+    let relro = object.relro.clone()?;
+    let overlaps = |range: &Range<usize>| range.start < relro.end && relro.start < range.end;
+    let mut segments = object.segments.iter().filter(|s| s.writable);
+    segments.any(|s| overlaps(&s.range)).then_some(relro)
 }
 
 /// What sections know better: constants in an executable segment, variables among the constants.
@@ -209,7 +226,7 @@ fn refine(memory: &mut Memory, object: &Object, symbols: &Symbols) {
             memory.rename(section.range.clone(), Kind::Constant);
         }
     }
-    if object.relro.is_none() {
+    if protected(object).is_none() {
         let variables = [".data", ".bss"];
         let sections = symbols.sections.iter();
         for section in sections.filter(|s| variables.contains(&s.name.as_str())) {

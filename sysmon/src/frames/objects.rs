@@ -121,6 +121,14 @@ unsafe extern "C" fn note(
     0
 }
 
+/// Where the loader would find something by its name, for a slot that it has not filled in yet.
+pub(crate) fn find(name: &str) -> Option<usize> {
+    let name = std::ffi::CString::new(name).ok()?;
+    // SAFETY: a string that ends; it is only looked for.
+    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+    (!address.is_null()).then_some(address as usize)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

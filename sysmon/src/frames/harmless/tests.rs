@@ -140,7 +140,15 @@ fn the_c_library_is_known_by_its_files() {
     ] {
         assert!(is_libc(file), "{file}");
     }
-    for file in ["libcrypto.so.3", "libstdc++.so.6", "libz.so.1", ""] {
+    for file in [
+        "libcrypto.so.3",
+        "libstdc++.so.6",
+        "libz.so.1",
+        "libutil.so",
+        "librt.so.1.0.0",
+        "libm.so",
+        "",
+    ] {
         assert!(!is_libc(file), "{file}");
     }
     assert!(LISTS.libc.has("pthread_self"));

@@ -46,17 +46,19 @@ impl Memory {
         });
     }
 
-    /// Calls a part of what is known by another name.
+    /// Calls what is known of a range by another name.
     pub(crate) fn rename(&mut self, range: Range<usize>, kind: Kind) {
-        let around = |part: &&Part| part.range.start <= range.start && part.range.end >= range.end;
-        if let Some(part) = self.parts.iter().find(around) {
-            let frozen = part.frozen;
-            self.parts.push(Part {
-                range,
+        let common = self.parts.iter().filter_map(|part| {
+            let start = part.range.start.max(range.start);
+            let end = part.range.end.min(range.end);
+            (start < end).then_some(Part {
+                range: start..end,
                 kind,
-                frozen,
-            });
-        }
+                frozen: part.frozen,
+            })
+        });
+        let common: Vec<Part> = common.collect();
+        self.parts.extend(common);
     }
 
     fn part(&self, address: usize) -> Option<&Part> {
@@ -149,6 +151,16 @@ mod tests {
         assert_eq!(memory.kind(start + 64), None);
         let text = memory.ranges(Kind::Text);
         assert_eq!(text, [start..start + 16, start + 32..start + 64]);
+    }
+
+    /// Linkers round the end of what is protected up to a page.
+    #[test]
+    fn a_name_may_reach_beyond_what_is_known() {
+        let (mut memory, start) = page();
+        memory.rename(start + 48..start + 4096, Kind::Variable);
+        assert_eq!(memory.kind(start + 40), Some(Kind::Text));
+        assert_eq!(memory.kind(start + 56), Some(Kind::Variable));
+        assert_eq!(memory.kind(start + 64), None);
     }
 
     #[test]

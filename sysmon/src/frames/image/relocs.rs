@@ -30,8 +30,8 @@ pub(crate) enum Slot {
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     list: Vec<(usize, Slot)>,
-    /// Names of imports.
-    pub(crate) names: Vec<Box<str>>,
+    /// Imports: their names, and whether they come from another object.
+    imports: Vec<(Box<str>, bool)>,
 }
 
 impl Slots {
@@ -53,7 +53,12 @@ impl Slots {
     }
 
     pub(crate) fn name(&self, import: u32) -> &str {
-        &self.names[import as usize]
+        &self.imports[import as usize].0
+    }
+
+    /// Whether an import is not defined in this object: whatever its slot holds, it is not of ours.
+    pub(crate) fn is_of_others(&self, import: u32) -> bool {
+        self.imports[import as usize].1
     }
 }
 
@@ -176,14 +181,20 @@ impl Reader<'_> {
             return number;
         }
         let name = self.symbol_name(symbol).unwrap_or_default();
-        let number = self.slots.names.len() as u32;
-        self.slots.names.push(name.into());
+        let number = self.slots.imports.len() as u32;
+        let section = self.entry(symbol).map_or(0, |entry| entry >> 48);
+        self.slots.imports.push((name.into(), section == 0));
         self.numbers.insert(symbol, number);
         number
     }
 
+    /// The first word of a symbol: where its name is, its kind, and its section.
+    fn entry(&self, symbol: usize) -> Option<usize> {
+        self.memory.word(self.dynamic.symbols + symbol * 24)
+    }
+
     fn symbol_name(&self, symbol: usize) -> Option<String> {
-        let entry = self.memory.word(self.dynamic.symbols + symbol * 24)?;
+        let entry = self.entry(symbol)?;
         let start = self.dynamic.names + entry as u32 as usize;
         let bytes = self.memory.bytes(start..usize::MAX)?;
         let length = bytes.iter().position(|&b| b == 0)?;

@@ -9,8 +9,9 @@ use crate::frames::Verdict;
 use crate::frames::constants::{Constants, Rule};
 use crate::frames::edges::{How, Reach, Reader, Touch, Use};
 use crate::frames::harmless::{self, LISTS};
+use crate::frames::image::memory::Kind;
 use crate::frames::image::{Image, Target, symbols};
-use crate::frames::objects::Object;
+use crate::frames::objects::{self, Object};
 
 /// Whether and how something imported binds.
 enum Import {
@@ -167,11 +168,17 @@ impl Survey {
         if LISTS.allocation.has(name) {
             return Import::Nothing;
         }
+        let text = image.memory.kind(value) == Some(Kind::Text);
+        let value = match text {
+            // Not bound yet, else it would not have come as an import.
+            true => objects::find(name).filter(|found| !image.range.contains(found)),
+            false => Some(value),
+        };
+        let Some(value) = value else {
+            return Import::Binds;
+        };
         if let Some(number) = images.iter().position(|i| i.range.contains(&value)) {
-            let same = std::ptr::eq(&images[number], image);
             return match images[number].address(value) {
-                // Not bound yet, else it would not have come as an import.
-                Some(Target::Code(_)) if same => Import::Binds,
                 Some(target) => Import::Inside(number as u32, target),
                 None => Import::Nothing,
             };
