@@ -3,8 +3,9 @@
 
 use std::cell::Cell;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use Verdict::Alone;
+use Verdict::{Alone, Free};
 use indent_sysmon::frames::{Judge, Verdict};
 
 thread_local!(static CONSTANT: Cell<u32> = const { Cell::new(0) });
@@ -122,4 +123,64 @@ fn what_looks_like_something_else_is_not_cut_in_two() {
     assert_eq!(judge.verdict(runs_unnamed_cases as fn() as usize), Alone);
     assert_eq!(judge.verdict(runs_a_located_one as fn() as usize), Alone);
     assert_eq!(judge.verdict(runs_operations as fn() as usize), Alone);
+}
+
+/// A table in a section of its own, which linkers make writable.
+#[expect(unsafe_code, reason = "a section of its own")]
+// SAFETY: nothing else is in that section.
+#[unsafe(link_section = "some_table")]
+static SECTIONED: [fn() -> u32; 2] = [adds, counts];
+#[expect(unsafe_code, reason = "a section of its own")]
+// SAFETY: the same.
+#[unsafe(link_section = "another_table")]
+static FIRST: fn() -> u32 = adds;
+#[expect(unsafe_code, reason = "a section of its own")]
+// SAFETY: the same.
+#[used]
+#[unsafe(link_section = "another_table")]
+static LAST: fn() -> u32 = counts;
+
+/// Constant but for its counter.
+struct Registered {
+    used: AtomicU32,
+    run: fn() -> u32,
+}
+static REGISTERED: Registered = Registered {
+    used: AtomicU32::new(0),
+    run: counts,
+};
+static PLAIN: Registered = Registered {
+    used: AtomicU32::new(0),
+    run: adds,
+};
+
+#[inline(never)]
+fn runs_a_section() {
+    black_box(SECTIONED[black_box(0)]());
+}
+#[inline(never)]
+fn begins_with_the_first_of_a_section() {
+    black_box(black_box(&FIRST)());
+}
+#[inline(never)]
+fn runs_what_is_registered() {
+    let registered = black_box(&REGISTERED);
+    registered.used.fetch_add(1, Relaxed);
+    black_box((registered.run)());
+}
+#[inline(never)]
+fn runs_what_is_plain() {
+    let registered = black_box(&PLAIN);
+    registered.used.fetch_add(1, Relaxed);
+    black_box((registered.run)());
+}
+
+#[test]
+fn functions_in_the_first_contents_of_variables_count() {
+    let judge = Judge::survey();
+    let verdict = |function: fn()| judge.verdict(function as usize);
+    assert_eq!(verdict(runs_a_section), Alone);
+    assert_eq!(verdict(begins_with_the_first_of_a_section), Alone);
+    assert_eq!(verdict(runs_what_is_registered), Alone);
+    assert_eq!(verdict(runs_what_is_plain), Free);
 }

@@ -34,6 +34,11 @@
 //! gains too little. Measured, functions that are Alone with these / with all rules: a service with
 //! serde, regex, tracing of 4,355 functions in release 81, 76; of 23,900 in debug 211, 104.
 //!
+//! Variables count like constants, with the pointers the loader put into them: a table in a section of
+//! its own is writable, and so is one beside a counter. Each is cut by its symbol alone; a section that
+//! programs use as one table is not cut at all. What is put there later stays unseen (S5). In an image
+//! with a fixed address their pointers are not marked, and they lead nowhere.
+//!
 //! A constant without pointers can still lead somewhere: a *table of distances*, 32-bit offsets
 //! from its own beginning, is what LLVM makes of a table of addresses. Such a table is recognized by
 //! the instruction that reads it, and ends where a distance leads out of the image.
@@ -92,8 +97,12 @@ impl Constants {
         }
         referenced.sort_unstable();
         referenced.dedup();
-        let mut starts: Vec<usize> = image.symbols.constant_edges().collect();
-        let ranges = image.memory.ranges(Kind::Constant);
+        // What code finds by the name of a section is one table of many symbols.
+        let joined = |at: &usize| image.symbols.is_in_table(*at);
+        let edges = image.symbols.constant_edges();
+        let mut starts: Vec<usize> = edges.filter(|at| !joined(at)).collect();
+        let kinds = [Kind::Constant, Kind::Variable];
+        let ranges = kinds.map(|kind| image.memory.ranges(kind)).concat();
         let fences = ranges.iter().chain(&image.reserved);
         starts.extend(fences.flat_map(|range| [range.start, range.end]));
         starts.sort_unstable();

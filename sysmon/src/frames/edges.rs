@@ -282,8 +282,11 @@ impl Pass<'_> {
             _ => How::Refer,
         };
         let size = instruction.memory_size().size().max(1);
-        let constant = self.image.memory.kind(address) == Some(Kind::Constant);
         let image = self.image;
+        let constant = match image.memory.kind(address) {
+            Some(Kind::Variable) => !image.fixed,
+            kind => kind == Some(Kind::Constant),
+        };
         if image.fixed && constant {
             for at in (address & !7..address + size).step_by(8) {
                 self.word(at, how, instruction);

@@ -117,7 +117,9 @@ impl Image {
             }
             Some(Slot::Pointer) => {
                 let value = self.memory.word(at)?;
-                let outside = !self.range.contains(&value) && value != 0;
+                // A variable may have changed, and then it is writable memory like any other.
+                let changed = self.memory.kind(at) == Some(Kind::Variable);
+                let outside = !self.range.contains(&value) && value != 0 && !changed;
                 self.address(value)
                     .or(outside.then_some(Target::Foreign(value)))
             }
@@ -135,7 +137,8 @@ impl Image {
         table || uncovered && self.memory.kind(address) == Some(Kind::Text)
     }
 
-    /// What an address itself leads to. Variables lead nowhere.
+    /// What an address itself leads to. Variables count with what they hold, too, if their pointers are
+    /// marked: many are tables in all but name, beside a counter or in a section of their own.
     pub(crate) fn address(&self, value: usize) -> Option<Target> {
         if !self.range.contains(&value) {
             return None;
@@ -143,7 +146,7 @@ impl Image {
         match self.memory.kind(value)? {
             Kind::Text => Some(Target::Code(value)),
             Kind::Constant => Some(Target::Constant(value)),
-            Kind::Variable => None,
+            Kind::Variable => (!self.fixed).then_some(Target::Constant(value)),
         }
     }
 

@@ -206,6 +206,13 @@ impl Symbols {
         around.next().map(|c| c.start..c.start + c.size)
     }
 
+    /// Whether an address is in the middle of a section whose name is one of the language C: linkers
+    /// give such a section two symbols, and programs use it as one table.
+    pub(crate) fn is_in_table(&self, address: usize) -> bool {
+        let mut tables = self.sections.iter().filter(|s| is_table(s));
+        tables.any(|s| s.range.start < address && address < s.range.end)
+    }
+
     /// Where named constants begin and end, in no order.
     pub(crate) fn constant_edges(&self) -> impl Iterator<Item = usize> {
         let sized = self.constants.iter().filter(|c| c.size > 0);
@@ -219,6 +226,11 @@ impl Symbols {
         let inside = offset < near.start + near.size.max(1);
         inside.then(|| string(&self.names, near.name))?
     }
+}
+
+fn is_table(section: &Section) -> bool {
+    let mut name = section.name.chars();
+    !section.executable && name.all(|c| c.is_alphanumeric() || c == '_')
 }
 
 /// A name as people write it: demangled, without the hash.
