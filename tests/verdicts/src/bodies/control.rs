@@ -4,7 +4,7 @@
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::{ALONE, FREE, table};
+use super::{ALONE, FREE, each, table};
 use crate::Probe;
 
 table! {
@@ -17,7 +17,7 @@ table! {
     recursion_twenty_deep: FREE;
     iterator_chain: FREE;
     destructor_parks: FREE;
-    panic_caught_around_a_park: FREE;
+    panic_caught_around_a_park: each("FFFHH");
     question_mark_with_boxed_error: FREE;
     unwinding_destructor_parks: ALONE;
 }

@@ -15,16 +15,16 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{NoSubscriber, set_default};
 use tracing::{Event, Metadata, Subscriber, info, info_span};
 
-use super::{ALONE, FREE, table};
+use super::{ALONE, FREE, each, table};
 use crate::Probe;
 
 table! {
     logged: FREE;
-    event_emitted: FREE;
-    event_with_fields: FREE;
+    event_emitted: each("FFFAF");
+    event_with_fields: each("FFAAF");
     span_made: FREE;
-    span_entered: ALONE;
-    span_in_scope: ALONE;
+    span_entered: each("AAAAF");
+    span_in_scope: each("AAAFF");
     default_subscriber_set: ALONE;
 }
 

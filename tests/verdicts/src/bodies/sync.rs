@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, Once, OnceLock, RwLock, mpsc};
 use std::time::Duration;
 
-use super::{ALONE, FREE, HOME, table};
+use super::{ALONE, FREE, HOME, each, table};
 use crate::Probe;
 
 table! {
@@ -29,12 +29,12 @@ table! {
     once_lock_parks_inside: HOME;
     lazy_lock_forced: FREE;
     once_cell_filled: FREE;
-    mpsc_sent_and_received: FREE;
-    mpsc_iterator_held: FREE;
+    mpsc_sent_and_received: each("FFFFA");
+    mpsc_iterator_held: each("FFFFA");
     parking_lot_guard_held: FREE;
     parking_lot_rwlock_held: FREE;
     parking_lot_reentrant_held: ALONE;
-    crossbeam_channel_between: FREE;
+    crossbeam_channel_between: each("FFFFA");
     epoch_pinned: ALONE;
 }
 

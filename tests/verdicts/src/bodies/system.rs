@@ -7,16 +7,16 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Instant, SystemTime};
 
-use super::{FREE, table};
+use super::{FREE, each, table};
 use crate::Probe;
 
 table! {
     instant_held: FREE;
     environment_read: FREE;
     file_read: FREE;
-    file_open: FREE;
+    file_open: each("FFFHF");
     missing_file: FREE;
-    directory_listed: FREE;
+    directory_listed: each("FFFFH");
     socket_listens: FREE;
     process_id: FREE;
 }

@@ -12,12 +12,12 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Value, json};
 
-use super::{FREE, HOME, table};
+use super::{FREE, HOME, each, table};
 use crate::Probe;
 
 table! {
     string_formatted: FREE;
-    display_parks: FREE;
+    display_parks: each("FFHHH");
     number_parsed: FREE;
     json_parsed: FREE;
     json_value_held: FREE;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::thread;
 use std::time::Duration;
 
-use super::{ALONE, FREE, table};
+use super::{ALONE, FREE, each, table};
 use crate::Probe;
 
 table! {
@@ -14,10 +14,10 @@ table! {
     thread_id_compared: ALONE;
     thread_name_copied: ALONE;
     thread_scope_around_a_park: ALONE;
-    thread_spawned_and_joined: FREE;
+    thread_spawned_and_joined: each("FFFHA");
     stdout_locked: ALONE;
     stderr_locked: ALONE;
-    printed_nothing: FREE;
+    printed_nothing: each("FFFFA");
     written_to_a_sink: FREE;
     thread_slept: FREE;
 }
