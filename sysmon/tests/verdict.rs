@@ -390,8 +390,16 @@ fn functions_of_libc_bind_by_name() {
         // SAFETY: a key that does not exist has no value.
         black_box(unsafe { libc::pthread_getspecific(black_box(9999)) });
     }
+    #[inline(never)]
+    #[expect(unsafe_code, reason = "calls libc")]
+    fn looks_for_a_function() {
+        // SAFETY: a string that ends; it is only looked for.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"pthread_self".as_ptr()) };
+        black_box(found);
+    }
     assert_eq!(verdict!(asks_for_its_thread), Alone);
     assert_eq!(verdict!(reads_a_key), Alone);
+    assert_eq!(verdict!(looks_for_a_function), Alone);
 }
 
 #[test]

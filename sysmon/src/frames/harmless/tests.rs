@@ -151,7 +151,14 @@ fn the_c_library_is_known_by_its_files() {
     ] {
         assert!(!is_libc(file), "{file}");
     }
-    assert!(LISTS.libc.has("pthread_self"));
+    for name in [
+        "pthread_self",
+        "arch_prctl",
+        "dlsym",
+        "__emutls_get_address",
+    ] {
+        assert!(LISTS.libc.has(name), "{name}");
+    }
     assert!(!LISTS.libc.has("memcpy"));
     assert!(!LISTS.libc.has("_Unwind_Resume"));
 }
