@@ -21,6 +21,41 @@ mod plain {
         unloaded: 1,
     };
 
+    /// Loads a library that nobody else uses; `None` if there is none.
+    fn load() -> Option<(*mut libc::c_void, usize)> {
+        let name = c"libthread_db.so.1";
+        // SAFETY: a library without initializers of its own.
+        let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if library.is_null() {
+            return None;
+        }
+        // SAFETY: it is loaded, and the name ends with a zero byte.
+        let function = unsafe { libc::dlsym(library, c"td_ta_new".as_ptr()) };
+        Some((library, function.addr())).filter(|_| !function.is_null())
+    }
+
+    #[test]
+    fn a_library_loaded_later_is_found_and_forgotten_when_it_is_gone() {
+        let sites = Sites::new();
+        resolve_in(&sites, |_| Verdict::Alone); // before it is there
+        let Some((library, function)) = load() else {
+            let line = b"SKIPPED a_library_loaded_later_is_found: libthread_db.so.1 is not here\n";
+            // SAFETY: bytes of ours; past the harness, which would swallow it.
+            unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+            return;
+        };
+        sites.want(function);
+        resolve_in(&sites, |_| Verdict::Alone);
+        let found = sites.get(function).expect("it is known now");
+        assert!(!found.own() && found.row().is_some());
+        // SAFETY: loaded above, and nothing of it is in use.
+        assert_eq!(unsafe { libc::dlclose(library) }, 0);
+        if Objects::now().at(function).is_none() {
+            resolve_in(&sites, |_| Verdict::Alone);
+            assert!(sites.get(function).is_none(), "it is gone");
+        }
+    }
+
     #[test]
     fn a_site_comes_out_of_its_word_as_it_went_in() {
         use CallersBp::{Same, Saved, Unknown};
