@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "intrusive links: members are borrowed by pointer while they are in"
 )]
-//! A mailbox: any thread posts, without locks or allocation; one thread takes everything at once.
+//! A mailbox: any thread posts, without locks or allocation; whoever takes, takes everything at once.
 //!
 //! Posting pushes on a stack (Treiber); taking swaps the whole stack out and turns it round, so
 //! members come out in the order they went in. Nothing is ever popped singly, so a member that

@@ -120,12 +120,14 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
     fiber.block_carrier(); // before the commit: wakers read it after
     // Without a thread for it the worker stays, asleep; others steal what it has queued.
     let mut gone = carrier.hand_over();
+    carrier.shared().free_inbox(carrier); // what came since we looked
     if fiber.state.commit_park() == Commit::Parked {
         while !fiber.is_released() {
             carrier.bell.wait((!gone).then_some(REFUSED_PAUSE));
             // It stayed with us, or an old request brought us one: not now.
             if !fiber.is_released() && carrier.owner.peek().is_some() {
                 gone = carrier.hand_over();
+                carrier.shared().free_inbox(carrier);
             }
             if !gone {
                 carrier.shared().fire_all(); // perhaps nobody else is there to do it

@@ -63,14 +63,15 @@ pub(crate) struct Carrier {
     pub(crate) bound: AtomicUsize,
 }
 
-/// Runnable started fibers; of the carrier's own thread alone.
+/// Runnable started fibers; of the carrier's own thread, but see I17.
 pub(crate) struct Home {
     pub(crate) queue: List<Record>,
     /// Woken last by a sibling: next to run.
     pub(crate) next: Option<FiberRef>,
 }
 
-// SAFETY: the cells and `home` are touched by the carrier's own thread only; the rest is atomic.
+// SAFETY: the cells are touched by the carrier's own thread only, `home` by whom I17 says; the rest is
+// atomic.
 unsafe impl Sync for Carrier {}
 // SAFETY: as above; a carrier is made by one thread before its own thread starts.
 unsafe impl Send for Carrier {}
@@ -118,7 +119,7 @@ impl Carrier {
     )]
     pub(crate) fn home(&self) -> &mut Home {
         debug_assert!(ptr::eq(context::carrier(), self));
-        // SAFETY: own thread only; no caller holds it across a call that gets here again.
+        // SAFETY: I17: own thread, mark up; no caller holds it across a call that gets here again.
         unsafe { &mut *self.home.get() }
     }
 
@@ -127,7 +128,7 @@ impl Carrier {
         self.home.get()
     }
 
-    fn has_runnable(&self) -> bool {
+    pub(crate) fn has_runnable(&self) -> bool {
         let home = self.home();
         !home.queue.is_empty() || home.next.is_some() || !self.inbox.is_empty()
     }
@@ -194,8 +195,8 @@ impl Carrier {
     #[must_use]
     pub(crate) fn keep(&self, mut worker: NonNull<Worker>) -> bool {
         loop {
-            worker = match self.receive(worker) {
-                Ok(()) => return true,
+            worker = match self.accept(worker) {
+                Ok(()) => return true, // our own thread: nobody needs to be rung
                 Err(worker) => worker,
             };
             worker = match self.shared().place(worker) {
@@ -209,19 +210,16 @@ impl Carrier {
 
     /// Any thread: gives a worker to this carrier.
     pub(crate) fn receive(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
+        self.accept(worker).inspect(|()| self.bell.ring())
+    }
+
+    fn accept(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
         // SAFETY: workers live as long as `Shared`.
         let word = unsafe { &worker.as_ref().carrier };
         let before = word.swap(ptr::from_ref(self).cast_mut(), SeqCst);
-        match self.owner.give(worker) {
-            Ok(()) => {
-                self.bell.ring();
-                Ok(())
-            }
-            Err(worker) => {
-                word.store(before, SeqCst);
-                Err(worker)
-            }
-        }
+        self.owner
+            .give(worker)
+            .inspect_err(|_| word.store(before, SeqCst))
     }
 
     /// At the bottom of the stack, mark up: until there is a worker, or no need for this thread.
@@ -362,6 +360,7 @@ impl Shared {
             Ok(()) => true,
             Err(taken) => {
                 let _with_it_or_elsewhere = carrier.keep(taken); // no thread to be had
+                carrier.bell.ring(); // it may have noticed, and waits
                 false
             }
         }

@@ -18,7 +18,7 @@ use crate::sched::moving;
 use crate::sched::worker::Worker;
 
 /// Turns the LIFO slots get in a row: enough for a short conversation, not for starving a queue.
-const LIFO_TURNS: u32 = 3;
+pub(crate) const LIFO_TURNS: u32 = 3;
 /// Turns started fibers get for one of the unstarted ones while another worker is idle: it will come
 /// and steal those, and a fiber that is started stays here. Otherwise they alternate.
 const HOME_TURNS: u32 = 48;

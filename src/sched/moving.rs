@@ -218,44 +218,40 @@ impl Shared {
         mut fibers: List<Record>,
         mut elsewhere: impl FnMut(FiberRef),
     ) -> usize {
-        let (mut bound, mut looks) = (0, 0);
-        while let Some(fiber) = fibers.pop().map(popped) {
-            looks += 1;
-            // SAFETY: off a queue, so runnable, switched out and ours.
-            if looks <= RAIDED && unsafe { verdict::may_move(self, fiber) } {
-                elsewhere(fiber);
-            } else {
-                // SAFETY: just popped, and runnable fibers are alive (I3).
-                unsafe { carrier.inbox.post(fiber.pointer()) };
-                bound += 1;
-            }
-        }
-        if bound > 0 {
-            wake::rouse_for_inbox(carrier);
-        }
-        bound
-    }
-
-    /// After a post to a carrier that holds no worker and cannot be claimed: it is on its way to rest,
-    /// or blocked by a fiber for who knows how long. Those that may move do not wait for it.
-    #[cold]
-    pub(crate) fn free_inbox(&self, carrier: &Carrier) {
-        let mut fibers = carrier.inbox.take();
-        let mut bound = false;
-        while let Some(fiber) = fibers.pop().map(popped) {
+        let (mut bound, taken) = (List::new(), fibers.len());
+        for _ in 0..taken.min(RAIDED) {
+            let Some(fiber) = fibers.pop().map(popped) else {
+                break;
+            };
             // SAFETY: off a queue, so runnable, switched out and ours.
             if unsafe { verdict::may_move(self, fiber) } {
-                self.submit_started(fiber);
+                elsewhere(fiber);
             } else {
-                // SAFETY: just popped, and runnable fibers are alive (I3).
-                unsafe { carrier.inbox.post(fiber.pointer()) };
-                bound = true;
+                // SAFETY: just popped.
+                unsafe { bound.push(fiber.pointer()) };
             }
         }
-        // It may have looked while the inbox was in our hands (I10).
-        if bound && (self.resting.claim(carrier.index) || self.keeping.claim(carrier.index)) {
-            self.want(carrier.index);
+        let count = bound.len();
+        fibers.append(bound); // those nobody has looked at come first the next time
+        let posts = !fibers.is_empty();
+        while let Some(fiber) = fibers.pop() {
+            // SAFETY: just popped, and runnable fibers are alive (I3).
+            unsafe { carrier.inbox.post(fiber) };
         }
+        if posts {
+            // I10: it may have looked while they were in our hands. If it cannot be claimed, it looks
+            // again, or somebody owes it a worker, or it is blocked and looks when it is not.
+            let _claimed = wake::rouse_for_inbox(carrier);
+        }
+        count
+    }
+
+    /// A carrier has lost its worker while somebody posted a fiber to it, and is blocked for who knows
+    /// how long: those that may move do not wait for it.
+    #[cold]
+    pub(crate) fn free_inbox(&self, carrier: &Carrier) {
+        let fibers = carrier.inbox.take();
+        self.sort(carrier, fibers, |fiber| self.submit_started(fiber));
     }
 
     /// The fibers of a carrier whose worker was taken.
@@ -282,12 +278,17 @@ impl Shared {
     ///
     /// # Safety
     /// It is started, switched out, runnable and the caller's (I1).
-    pub(crate) unsafe fn goes_elsewhere(&self, carrier: &Carrier, fiber: FiberRef) -> bool {
+    pub(crate) unsafe fn whereto(&self, carrier: &Carrier, fiber: FiberRef) -> Whereto {
+        let worker = carrier.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let is_stuck = |worker: NonNull<Worker>| unsafe { worker.as_ref() }.is_stuck();
-        let stuck = carrier.owner.peek().is_none_or(is_stuck);
         // SAFETY: by the caller's promise.
-        stuck && unsafe { verdict::may_move(self, fiber) }
+        if worker.is_none_or(is_stuck) && unsafe { verdict::may_move(self, fiber) } {
+            return Whereto::Elsewhere;
+        }
+        Whereto::Home {
+            held: worker.is_some(),
+        }
     }
 
     /// As many carriers keep fibers that want to be alone as may.
@@ -295,6 +296,15 @@ impl Shared {
         let most = (KEEPERS_PER_WORKER * self.count.allowed()).min(self.settings.max_carriers / 2);
         self.keepers.load(Relaxed) >= most.max(1)
     }
+}
+
+/// Where a fiber goes that was made runnable.
+pub(crate) enum Whereto {
+    Elsewhere,
+    /// To its home, which held a worker a moment ago, or did not.
+    Home {
+        held: bool,
+    },
 }
 
 /// Where a fiber that is not at home on this carrier may run.

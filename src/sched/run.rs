@@ -10,9 +10,11 @@ use crate::base::loom::{atomic, light_barrier};
 use crate::base::os;
 use crate::error::JoinError;
 use crate::fiber::job::{self, Completed, Job, Leftover};
+use crate::fiber::record::ANY_WORKER;
 use crate::fiber::state::Commit;
 use crate::fiber::switch::{self, Back};
 use crate::fiber::{FiberRef, Record};
+use crate::queue::inject::popped;
 use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
 use crate::sched::moving::{self, Welcome};
@@ -32,16 +34,24 @@ pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.carrier().shared().awake(token.worker());
     // Where a worker arrives it runs something before it looks at who else wants one.
-    let until_shared = &mut token.local().until_shared;
-    *until_shared = (*until_shared).max(2);
+    let waits = token.carrier().has_runnable();
+    let local = token.local();
+    local.until_shared = local.until_shared.max(2);
+    if waits {
+        (local.lifo_turns, local.home_turns) = (find::LIFO_TURNS, 0); // whom it came for is first
+    }
     let mut search = Search::new();
     let left = loop {
         match find::next(&mut token) {
             Next::Run(fiber) => {
                 search.found(&token);
                 let at_home = ptr::eq(moving::home(fiber), token.carrier());
-                if !(at_home && stays(&token, fiber)) && leave_for(&mut token, fiber) {
-                    break Left::GaveWorkerAway;
+                if !(at_home && stays(&token, fiber)) {
+                    match leave_for(&mut token, fiber) {
+                        Leave::Left => break Left::GaveWorkerAway,
+                        Leave::Stolen => continue,
+                        Leave::Stays => {}
+                    }
                 }
                 let handed;
                 (token, handed) = run(token, fiber, at_home);
@@ -95,15 +105,21 @@ fn stays(token: &Entered, fiber: FiberRef) -> bool {
 }
 
 /// A fiber that is not at home here, or need not be: if it is not welcome (S12), takes it and the
-/// worker to another carrier. False if there is none, or no need: then it runs here.
-fn leave_for(token: &mut Entered, fiber: FiberRef) -> bool {
+/// worker to another carrier, where it is the first to run.
+fn leave_for(token: &mut Entered, fiber: FiberRef) -> Leave {
     // SAFETY: I1: `next` took it off a queue.
     let welcome = unsafe { moving::welcome(token, fiber) };
     if let Welcome::Here = welcome {
-        return false;
+        return Leave::Stays;
     }
-    // SAFETY: `next` took it off a queue, so it is in no list; it is not over, so alive (I3).
-    unsafe { token.local().own.push_front(fiber.pointer()) };
+    let assigned = fiber.worker.load(atomic::Ordering::Relaxed) != ANY_WORKER;
+    if assigned {
+        // SAFETY: `next` took it off a queue, so it is in no list; it is not over, so alive (I3).
+        unsafe { token.local().own.push_front(fiber.pointer()) };
+    } else if let Some(before) = token.worker().lifo.replace(fiber) {
+        // There it can be stolen, should the worker not get on.
+        token.carrier().shared().push_local(token.worker(), before);
+    }
     let gone = match welcome {
         Welcome::With(keeper) => move_to(token, keeper),
         _ => {
@@ -112,11 +128,29 @@ fn leave_for(token: &mut Entered, fiber: FiberRef) -> bool {
             token.carrier().hand_over_to_free()
         }
     };
-    if !gone {
-        let back = token.local().own.pop();
-        debug_assert!(back == Some(fiber.pointer()));
+    if gone {
+        return Leave::Left;
     }
-    gone
+    let back = if assigned {
+        token.local().own.pop().map(popped)
+    } else {
+        token.worker().lifo.take()
+    };
+    if back == Some(fiber) {
+        Leave::Stays
+    } else {
+        Leave::Stolen
+    }
+}
+
+/// What became of a fiber that is not welcome.
+enum Leave {
+    /// It left with the worker; the token is void.
+    Left,
+    /// There is no need to leave, or no thread to be had: it runs here.
+    Stays,
+    /// There was no thread to be had, and another worker has taken it.
+    Stolen,
 }
 
 /// Runs one fiber until it comes back; true if it handed its worker over.

@@ -85,6 +85,9 @@ pub(crate) fn of_caller() -> Option<(Verdict, Option<usize>)> {
     // SAFETY: as above.
     let (registers, stack, root) = unsafe { parts(at) };
     let judgement = frames::judge_stack(&registers, &stack, root);
+    if !judgement.complete && frames::has_failed() {
+        return Some((Verdict::Home, None)); // and so it will stay
+    }
     if !judgement.complete {
         here.marked(|shared| shared.study_soon());
     }

@@ -20,6 +20,7 @@ use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
 use crate::fiber::{FiberRef, Held};
 use crate::sched::carrier::Carrier;
+use crate::sched::moving::Whereto;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::Roused;
 use crate::sched::{block, context};
@@ -131,24 +132,29 @@ pub(crate) fn enqueue(fiber: FiberRef) {
         return;
     }
     // SAFETY: made runnable by the caller (I1), and it is switched out since its park was committed.
-    if unsafe { shared.goes_elsewhere(carrier, fiber) } {
-        return shared.submit_started(fiber);
-    }
+    let held = match unsafe { shared.whereto(carrier, fiber) } {
+        Whereto::Elsewhere => return shared.submit_started(fiber),
+        Whereto::Home { held } => held,
+    };
     // SAFETY: as above.
     unsafe { carrier.inbox.post(fiber.pointer()) };
-    rouse_for_inbox(carrier);
+    if !rouse_for_inbox(carrier) && held {
+        shared.free_inbox(carrier); // its worker has left it since we looked
+    }
 }
 
-/// The waker's half of I10, after the post.
-pub(crate) fn rouse_for_inbox(carrier: &Carrier) {
+/// The waker's half of I10, after the post. False if the carrier holds no worker and cannot be claimed:
+/// it is on its way to rest and will look, or somebody owes it a worker, or a fiber blocks it.
+pub(crate) fn rouse_for_inbox(carrier: &Carrier) -> bool {
     let shared = carrier.shared();
     match carrier.owner.peek() {
         None => {
-            if shared.resting.claim(carrier.index) || shared.keeping.claim(carrier.index) {
+            let claimed =
+                shared.resting.claim(carrier.index) || shared.keeping.claim(carrier.index);
+            if claimed {
                 shared.want(carrier.index);
-            } else {
-                shared.free_inbox(carrier);
             }
+            claimed
         }
         Some(worker) => {
             // SAFETY: workers live as long as `Shared`.
@@ -158,6 +164,7 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier) {
                 shared.rouse(worker, Roused::TO_WORK);
             }
             shared.count_wake(asleep);
+            true
         }
     }
 }

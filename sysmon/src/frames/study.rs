@@ -17,6 +17,7 @@ static JUDGE: OnceLock<Judge> = OnceLock::new();
 /// It is never unloaded.
 static EXECUTABLE: OnceLock<Object> = OnceLock::new();
 static BEGUN: AtomicBool = AtomicBool::new(false);
+static FAILED: AtomicBool = AtomicBool::new(false);
 
 /// Whether walks have asked for something since the last [`study`]. Any thread, a signal handler
 /// too.
@@ -57,8 +58,22 @@ fn survey() {
     if let Some(executable) = Objects::now().list.into_iter().next() {
         EXECUTABLE.get_or_init(|| executable);
     }
-    JUDGE.get_or_init(Judge::survey);
-    study();
+    match std::panic::catch_unwind(Judge::survey) {
+        Ok(judge) => {
+            JUDGE.get_or_init(|| judge);
+            study();
+        }
+        Err(_) => FAILED.store(true, SeqCst), // everything stays unknown
+    }
+}
+
+/// Whether the survey failed, by an error of ours: nothing will ever be known.
+///
+/// ```
+/// assert!(!indent_sysmon::frames::has_failed());
+/// ```
+pub fn has_failed() -> bool {
+    FAILED.load(SeqCst)
 }
 
 /// A place in the executable, once there has been a survey, found out on the spot and asked for, so

@@ -230,7 +230,7 @@ impl TraceCache {
 
     /// As [`judge_stack`](super::judge_stack), and faster the next time. Once there has been a survey
     /// places in the executable are found out at once, in some microseconds each, if nobody has asked
-    /// for them before: then the judgement is always complete.
+    /// for them before: then the judgement is complete, unless a frame lies in another library.
     #[inline]
     pub fn judge(&mut self, start: &Registers, stack: &Stack, root: usize) -> Judgement {
         self.judge_in(sites(), start, stack, root, study::find_now)
