@@ -19,7 +19,7 @@ use indent_verdicts::{Body, Kit, Probe, bodies};
 
 /// How often a parked fiber is looked at, until the verdict on it is the one it had itself: at first
 /// the scheduler does not know.
-const LOOKS: u32 = 1500;
+const LOOKS: u32 = 15_000;
 const PAUSE: Duration = Duration::from_millis(2);
 
 fn main() {
