@@ -15,10 +15,11 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 3] = [
+const ELSEWHERE: [&str; 4] = [
     "indent::sched::context::",
     "indent::base::signal::AlternateStack",
     "indent::sched::carrier::carrier_main",
+    "indent::base::os::be_nicer",
 ];
 
 /// Calls everything that blocks, so that it is part of this program.
@@ -48,7 +49,10 @@ fn functions_of_the_runtime_touch_thread_locals_in_one_module_only() {
     }
     use_everything();
     let judge = Judge::survey();
-    let ours = |name: &str| name.starts_with("indent::") || name.starts_with("<indent::");
+    let ours = |name: &str| {
+        let here = name.contains("frames::Counted"); // a trait of this file
+        !here && (name.starts_with("indent::") || name.starts_with("<indent::"))
+    };
     let own = judge.functions().filter_map(|f| Some((f, f.name()?)));
     let own: Vec<_> = own.filter(|(_, name)| ours(name)).collect();
     assert!(own.len() > 100, "{} functions found", own.len());
