@@ -24,11 +24,11 @@
 //! so a carrier's thread does not end as long as a fiber's home is that carrier.
 //!
 //! A fiber that is to be *alone* (S12) shares its thread with nobody while it is switched out: its
-//! carrier *keeps* it. A worker on such a carrier runs that fiber, and others that are at home there and
-//! may not leave; when it finds anything else to do it takes it to another carrier. A carrier that keeps a fiber rests in a
-//! set of its own, where nobody looks for a thread to start fibers on. That is so for a number of
-//! carriers; beyond it, fibers whose first function already says that they will be alone start on
-//! carriers that keep some. If no thread can be had, they share with everybody.
+//! carrier *keeps* it. A worker on such a carrier runs that fiber, and others that are at home there
+//! and may not leave; when it finds anything else to do it takes it to another carrier. A carrier that
+//! keeps a fiber rests in a set of its own, where nobody looks for a thread to start fibers on. That
+//! is so for a number of carriers; beyond it, fibers whose first function already says that they will
+//! be alone start on carriers that keep some. If no thread can be had, they share with everybody.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -211,7 +211,7 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
 
 impl Shared {
     /// Runnable fibers that were taken off a carrier's queues: of the first of them those that may move
-    /// go to `elsewhere`, all others back into its inbox; how many those are.
+    /// go to `elsewhere`, all others back into its inbox; how many of those looked at may not move.
     fn sort(
         &self,
         carrier: &Carrier,
