@@ -170,7 +170,8 @@ fn stress_fibers_that_change_threads_all_the_time_lose_nothing() {
         adopted(&metrics)
     );
     assert!(adopted(&metrics) > 100);
-    assert_eq!(metrics.tasks_alive, 0);
+    // The last one's result is there a little before its end.
+    assert!(until(|| rt.metrics().tasks_alive == 0));
     assert!(until(|| rt.metrics().carriers <= 8), "{:?}", rt.metrics());
 }
 
