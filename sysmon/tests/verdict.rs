@@ -429,9 +429,12 @@ fn functions_are_found_by_name() {
 }
 
 #[test]
+#[expect(unsafe_code, reason = "calls libc")]
 fn what_was_not_read_counts_as_bound() {
     assert_eq!(JUDGE.verdict(0), Alone);
-    assert_eq!(JUDGE.verdict(libc::malloc as *const () as usize), Alone);
+    // SAFETY: a name that ends with a zero byte; the default search order.
+    let foreign = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"getppid".as_ptr()) };
+    assert_eq!(JUDGE.verdict(foreign.addr()), Alone);
     assert_eq!(JUDGE.verdict((&raw const MIXED) as usize), Alone);
     assert_eq!(JUDGE.explain(8).verdict(), Alone);
 }

@@ -140,7 +140,7 @@ mod tests {
         assert!(objects.list[0].contains(here));
         assert!(objects.list[0].unwind.is_some());
         // SAFETY: a name that ends with a zero byte; the default search order.
-        let libc = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"qsort".as_ptr()) };
+        let libc = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"getppid".as_ptr()) };
         let libc = objects.at(libc.addr());
         assert!(libc.is_some_and(|libc| !libc.contains(here)));
         assert!(objects.at(8).is_none());
