@@ -244,6 +244,13 @@ fn coroutine<const BYTES: usize>(calls: usize) -> usize {
 
 #[test]
 fn a_suspended_coroutine_is_climbed_from_where_it_noted_its_registers() {
+    if cfg!(indent_sanitize) {
+        let line =
+            b"SKIPPED a_suspended_coroutine_is_climbed: sanitizer: its stacks begin elsewhere\n";
+        // SAFETY: bytes of ours; past the harness, which would swallow it.
+        unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+        return;
+    }
     let shallow = coroutine::<0>(0);
     assert_eq!(coroutine::<0>(7), shallow + 7);
     assert_eq!(coroutine::<100>(9), shallow + 9);
