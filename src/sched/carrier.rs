@@ -76,6 +76,9 @@ unsafe impl Sync for Carrier {}
 // SAFETY: as above; a carrier is made by one thread before its own thread starts.
 unsafe impl Send for Carrier {}
 
+/// Whether a worker has found a carrier; if not, it comes back.
+pub(crate) type Placed = Result<(), NonNull<Worker>>;
+
 /// How a rest ended.
 enum Rested {
     Holding,
@@ -175,15 +178,16 @@ impl Carrier {
     /// Gives this carrier's worker to any other; false if no thread can be had, and ours stays. True
     /// means that the caller's token is void.
     pub(crate) fn hand_over(&self) -> bool {
-        match self.shared().place(self.owner.surrender()) {
-            Ok(()) => true,
-            Err(worker) => !self.keep(worker),
-        }
+        self.hand_over_by(Shared::place)
     }
 
     /// The same, but only to one that keeps nobody.
     pub(crate) fn hand_over_to_free(&self) -> bool {
-        match self.shared().place_free(self.owner.surrender()) {
+        self.hand_over_by(Shared::place_free)
+    }
+
+    fn hand_over_by(&self, place: fn(&Shared, NonNull<Worker>) -> Placed) -> bool {
+        match place(self.shared(), self.owner.surrender()) {
             Ok(()) => true,
             Err(worker) => !self.keep(worker),
         }
@@ -289,31 +293,31 @@ impl Carrier {
 impl Shared {
     /// Finds a carrier for a worker that has none: a resting one, else a new one. At the limit the
     /// worker comes back.
-    pub(crate) fn place(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
-        if self.find_place(worker) || self.give_to_wanted(worker) {
-            return Ok(());
-        }
-        self.refused_carriers.fetch_add(1, Relaxed);
-        Err(worker)
+    pub(crate) fn place(&self, worker: NonNull<Worker>) -> Placed {
+        self.place_or(worker, Shared::give_to_wanted)
     }
 
     /// The same without those that keep fibers which want to be alone.
-    pub(crate) fn place_free(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
-        if self.find_place(worker) || self.give_to_wanted_free(worker) {
+    pub(crate) fn place_free(&self, worker: NonNull<Worker>) -> Placed {
+        self.place_or(worker, Shared::give_to_wanted_free)
+    }
+
+    fn place_or(
+        &self,
+        worker: NonNull<Worker>,
+        otherwise: fn(&Shared, NonNull<Worker>) -> bool,
+    ) -> Placed {
+        while let Some(index) = self.resting.claim_any(0) {
+            // Fails if the carrier got a worker by another way; then it has no need of ours.
+            if self.carrier(index).receive(worker).is_ok() {
+                return Ok(());
+            }
+        }
+        if self.start_carrier(worker).is_ok() || otherwise(self, worker) {
             return Ok(());
         }
         self.refused_carriers.fetch_add(1, Relaxed);
         Err(worker)
-    }
-
-    fn find_place(&self, worker: NonNull<Worker>) -> bool {
-        while let Some(index) = self.resting.claim_any(0) {
-            // Fails if the carrier got a worker by another way; then it has no need of ours.
-            if self.carrier(index).receive(worker).is_ok() {
-                return true;
-            }
-        }
-        self.start_carrier(worker).is_ok()
     }
 
     /// Gives a worker to a carrier that asked for one.

@@ -250,11 +250,10 @@ impl Shared {
     /// how long: those that may move do not wait for it.
     #[cold]
     pub(crate) fn free_inbox(&self, carrier: &Carrier) {
-        let fibers = carrier.inbox.take();
-        self.sort(carrier, fibers, |fiber| self.submit_started(fiber));
+        self.release_taken(carrier, carrier.inbox.take());
     }
 
-    /// The fibers of a carrier whose worker was taken.
+    /// Runnable fibers of a carrier that holds no worker.
     pub(crate) fn release_taken(&self, carrier: &Carrier, fibers: List<Record>) {
         self.sort(carrier, fibers, |fiber| self.submit_started(fiber));
     }

@@ -55,7 +55,7 @@ pub(crate) fn run_fibers() -> Left {
                 }
                 let handed;
                 (token, handed) = run(token, fiber, at_home);
-                if handed && hand_over(&mut token) {
+                if handed && hand_over(&mut token, Carrier::hand_over) {
                     break Left::GaveWorkerAway;
                 }
             }
@@ -90,11 +90,11 @@ fn move_to(token: &mut Entered, index: usize) -> bool {
     carrier.hand_to(carrier.shared().carrier(index))
 }
 
-/// Takes the worker to any other carrier.
-fn hand_over(token: &mut Entered) -> bool {
+/// Takes the worker to another carrier, and along with it what may move.
+fn hand_over(token: &mut Entered, by: fn(&Carrier) -> bool) -> bool {
     moving::take_along(token);
     token.worker().counters.moves.add(1);
-    token.carrier().hand_over()
+    by(token.carrier())
 }
 
 /// Whether a fiber that is at home here runs here: not one that may leave, if another wants to be
@@ -122,11 +122,7 @@ fn leave_for(token: &mut Entered, fiber: FiberRef) -> Leave {
     }
     let gone = match welcome {
         Welcome::With(keeper) => move_to(token, keeper),
-        _ => {
-            moving::take_along(token);
-            token.worker().counters.moves.add(1);
-            token.carrier().hand_over_to_free()
-        }
+        _ => hand_over(token, Carrier::hand_over_to_free),
     };
     if gone {
         return Leave::Left;
