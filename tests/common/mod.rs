@@ -2,11 +2,15 @@
 #![allow(
     dead_code,
     unreachable_pub,
+    unused_imports,
     reason = "each test binary uses a part of it"
 )]
 
 use std::io::Write;
 use std::process::{Command, Output};
+
+mod random;
+pub use random::Random;
 
 /// Says that the calling test cannot run here, past the harness's capture: `.ci/run` counts these.
 pub fn skip(why: &str) {
@@ -101,23 +105,6 @@ pub fn within<T>(seconds: u64, f: impl FnOnce() -> T) -> T {
     drop(running);
     watchdog.join().expect("the watchdog ends quietly");
     result
-}
-
-/// A small generator of random numbers, the same ones for the same seed.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
-    }
 }
 
 /// Waits on a plain thread until `done`, a little at a time.

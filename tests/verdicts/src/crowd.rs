@@ -24,6 +24,10 @@ use crate::noted::Verdict;
 use crate::probe::{Mode, Note};
 use crate::{Body, Kit, Probe};
 
+#[path = "../../common/random.rs"]
+mod random;
+pub use random::Random;
+
 /// Fibers alive at once whose bodies may share threads.
 const MANY: usize = 2000;
 /// And of those that are alone; far fewer than the carriers they may have to themselves.
@@ -267,23 +271,5 @@ fn account(crowd: &Crowd, time: Duration) -> Outcome {
     Outcome {
         complaints,
         summary,
-    }
-}
-
-/// A small generator, the same numbers for the same seed.
-pub struct Random(u64);
-
-impl Random {
-    /// From any seed.
-    pub fn new(seed: u64) -> Self {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// A number below `n`.
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
     }
 }
