@@ -60,10 +60,9 @@ use shapes::{KEY, LOCATION, VTABLE};
 /// Which referenced addresses cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Every one; only to compare.
+    /// Every one: to show what is lost by that.
+    #[cfg(test)]
     Every,
-    /// None: rule 1 alone; only to compare.
-    Symbols,
     /// 1 to 5.
     Certain,
 }
@@ -259,8 +258,8 @@ impl Cutter<'_> {
 
     fn begins(&self, address: usize) -> bool {
         match self.rule {
+            #[cfg(test)]
             Rule::Every => true,
-            Rule::Symbols => false,
             Rule::Certain => {
                 self.shape(address) != Shape::Unknown
                     || self.closed.contains(&address)

@@ -28,7 +28,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::Verdict;
-use super::constants::Rule;
 use super::edges::How;
 use super::image::{Image, symbols};
 use super::objects::Objects;
@@ -146,20 +145,6 @@ impl Judge {
     ///
     /// See [`Judge`] for an example.
     pub fn survey() -> Judge {
-        Judge::survey_with(Rule::Certain)
-    }
-
-    /// The same with every referenced address as a boundary (1), or with symbols alone (2): to compare.
-    #[doc(hidden)]
-    pub fn survey_by_rule(rule: u8) -> Judge {
-        Judge::survey_with(match rule {
-            1 => Rule::Every,
-            2 => Rule::Symbols,
-            _ => Rule::Certain,
-        })
-    }
-
-    fn survey_with(rule: Rule) -> Judge {
         let begun = Instant::now();
         let objects = Objects::now();
         let own = Judge::survey as fn() -> Judge as usize;
@@ -172,7 +157,7 @@ impl Judge {
         images.extend(library.map(|library| Image::read(library, &library.name, false)));
         let mut survey = Survey::new(images, &objects.list);
         survey.read_code();
-        survey.read_constants(rule);
+        survey.read_constants();
         survey.conclude(begun)
     }
 

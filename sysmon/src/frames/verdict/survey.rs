@@ -191,12 +191,12 @@ impl Survey {
     }
 
     /// Cuts the constants and adds those that anybody refers to.
-    pub(super) fn read_constants(&mut self, rule: Rule) {
+    pub(super) fn read_constants(&mut self) {
         let images = std::mem::take(&mut self.images);
         for (number, image) in images.iter().enumerate() {
             let uses = std::mem::take(&mut self.uses[number]);
             let references: Vec<Use> = uses.iter().map(|(_, reference)| *reference).collect();
-            let constants = Constants::cut(image, &references, rule);
+            let constants = Constants::cut(image, &references, Rule::Certain);
             let mut pieces = Pieces {
                 images: &images,
                 number: number as u32,
