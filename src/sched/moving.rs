@@ -48,6 +48,8 @@ use crate::sched::{Shared, wake};
 const KEEPERS_PER_WORKER: usize = 64;
 /// Most fibers looked at in one step on the way of a worker.
 const BATCH: usize = 64;
+/// Instead of a number of bound fibers: they have been counted in this dispatch.
+pub(crate) const COUNTED: usize = usize::MAX;
 /// Most fibers a raider looks at; the mark is up meanwhile.
 const RAIDED: usize = 1024;
 /// So many times in a row a worker has too much to do while another has nothing, until it shares.
@@ -205,7 +207,9 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
     let bound = shared.sort(carrier, all, |fiber| {
         shared.push_local(token.worker(), fiber);
     });
-    carrier.bound.store(bound, Relaxed);
+    if carrier.bound.load(Relaxed) != COUNTED {
+        carrier.bound.store(bound, Relaxed);
+    }
     token.worker().ring.pop()
 }
 

@@ -21,6 +21,7 @@ use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot, frames};
 use crate::base::loom::{Mutex, lock};
 use crate::fiber::stack;
 use crate::sched::Shared;
+use crate::sched::moving::COUNTED;
 use crate::sched::worker::Worker;
 
 /// What the helper is asked for.
@@ -178,8 +179,11 @@ impl Shared {
     /// Somebody has occupied this worker's carrier for long: who waits for it and may not move?
     fn count_bound(&self, worker: &Worker) {
         if let Some(carrier) = worker.carrier() {
-            let bound = carrier.bound.load(Relaxed) as u64;
-            self.bound_waiting.fetch_add(bound, Relaxed);
+            let bound = carrier.bound.load(Relaxed);
+            if bound != 0 && bound != COUNTED {
+                carrier.bound.store(COUNTED, Relaxed);
+                self.bound_waiting.fetch_add(bound as u64, Relaxed);
+            }
         }
     }
 
@@ -236,8 +240,8 @@ impl Pool for Shared {
         if worker.timers.is_due() {
             self.miss_timers();
         }
-        if looks == BOUND_WAIT {
-            self.count_bound(worker);
+        if looks >= BOUND_WAIT {
+            self.count_bound(worker); // perhaps nobody had the time to raid it before
         }
         // Its siblings: once, and again for those of whom we knew too little or who came too late.
         let raid = looks % RAID_AGAIN == 1;
