@@ -57,9 +57,11 @@ mod helper;
 mod monitor;
 mod policy;
 mod slot;
+mod thread;
 mod vigil;
 
 pub use helper::{Chores, Helper};
 pub use monitor::{Monitor, Pool, TICK};
-pub use policy::{Judgement, Policy, Rest};
+pub use policy::{GRACE, Judgement, Look, Policy, Rest, Waiting};
 pub use slot::{Phase, Slot};
+pub use thread::{Thread, ThreadState};

@@ -7,12 +7,12 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::companion::Companion;
-use crate::policy::{Judgement, Policy, Rest};
+use crate::policy::{Judgement, Look, Policy, Rest, Waiting};
 use crate::slot::{Phase, Slot};
+use crate::thread::{self, Thread, ThreadState};
 use crate::vigil::Vigil;
 
 /// How often the monitor looks while somebody is awake.
@@ -60,8 +60,54 @@ pub trait Pool: Send + Sync + 'static {
         let _ = now;
     }
 
-    /// The worker has been in this dispatch since the look before this one at least.
+    /// The worker has been in this dispatch for more than a tick; said at every look.
     fn overran(&self, worker: usize, dispatch: u64);
+
+    /// The thread that runs this worker now.
+    fn thread(&self, worker: usize) -> Option<&Thread> {
+        let _ = worker;
+        None
+    }
+
+    /// Who waits for this worker.
+    fn waiting(&self, worker: usize) -> Waiting {
+        let _ = worker;
+        Waiting::Nobody
+    }
+
+    /// When this dispatch began, if the worker has said so.
+    fn began(&self, worker: usize, dispatch: u64) -> Option<Instant> {
+        let _ = (worker, dispatch);
+        None
+    }
+
+    /// How long one may run while others wait for their turn.
+    fn quantum(&self) -> Duration {
+        Duration::MAX
+    }
+
+    /// The worker has run long enough in this dispatch: others wait. Said in place of
+    /// [`overran`](Self::overran), at every look.
+    fn interrupt(&self, worker: usize, dispatch: u64, waiting: Waiting) {
+        let _ = waiting;
+        self.overran(worker, dispatch);
+    }
+
+    /// The worker has been in this dispatch since the last look at least, and its thread sleeps in the
+    /// kernel. Said in place of [`overran`](Self::overran).
+    fn asleep(&self, worker: usize, dispatch: u64) {
+        self.overran(worker, dispatch);
+    }
+
+    /// The worker runs nobody, and does not get on.
+    fn stuck(&self, worker: usize) {
+        let _ = worker;
+    }
+
+    /// How long until the next look while somebody is awake.
+    fn pause(&self) -> Duration {
+        TICK
+    }
 
     /// After each look: so many workers are awake.
     fn awake(&self, workers: usize) {
@@ -139,6 +185,12 @@ impl Monitor {
         }
     }
 
+    /// Something has happened that should be looked at before the next tick. Keeps the law, and may be
+    /// called from a signal handler.
+    pub fn ring(&self) {
+        self.thread.ring();
+    }
+
     /// Ends the thread and waits for it.
     pub fn stop(&self) {
         self.watch.stop.store(true, SeqCst);
@@ -151,7 +203,7 @@ struct AbortOnUnwind;
 
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
-        if thread::panicking() {
+        if std::thread::panicking() {
             std::process::abort();
         }
     }
@@ -159,7 +211,9 @@ impl Drop for AbortOnUnwind {
 
 fn run(watch: &Watch, pool: &impl Pool, mut policy: Policy) {
     let _abort = AbortOnUnwind;
-    let mut last = Instant::now();
+    thread::be_prompt();
+    let began = Instant::now();
+    let mut last = began;
     let mut slept = false;
     while !watch.stop.load(SeqCst) {
         let now = Instant::now();
@@ -174,28 +228,56 @@ fn run(watch: &Watch, pool: &impl Pool, mut policy: Policy) {
         if policy.refresh(passed) {
             pool.refresh();
         }
-        let awake = look(pool, &mut policy, busy);
+        let awake = look(pool, &mut policy, began, now, busy);
         pool.awake(awake);
         match policy.rest(awake > 0) {
-            Rest::Tick => thread::park_timeout(TICK),
+            Rest::Tick => std::thread::park_timeout(pool.pause()),
             Rest::Sleep => slept = sleep(watch, pool),
         }
     }
 }
 
 /// Looks at every worker; how many are awake.
-fn look(pool: &impl Pool, policy: &mut Policy, busy: Duration) -> usize {
+fn look(
+    pool: &impl Pool,
+    policy: &mut Policy,
+    began: Instant,
+    now: Instant,
+    busy: Duration,
+) -> usize {
     let mut awake = 0;
+    let quantum = pool.quantum();
     for worker in 0..pool.workers() {
         let slot = pool.slot(worker);
         // The count first: if the phase belongs to a later dispatch, that one is judged as new
         // next time.
         let dispatch = slot.dispatches();
         let phase = slot.phase();
-        match policy.judge(worker, phase, dispatch) {
+        let thread = pool.thread(worker).filter(|_| phase != Phase::Idle);
+        let look = Look {
+            now: now - began,
+            phase,
+            dispatch,
+            began: (pool.began(worker, dispatch)).map(|at| at.saturating_duration_since(began)),
+            cpu: thread.and_then(Thread::cpu_time),
+            waiting: pool.waiting(worker),
+            quantum,
+        };
+        let mut judgement = policy.judge(worker, &look);
+        if judgement == Judgement::Still {
+            let state = thread.map_or(ThreadState::Unknown, Thread::state);
+            if state != ThreadState::Running {
+                pool.asleep(worker, dispatch); // without /proc the clock decides
+            } else {
+                judgement = policy.runs(worker, &look);
+            }
+        }
+        match judgement {
             Judgement::Idle => continue,
-            Judgement::Busy => {}
+            Judgement::Busy | Judgement::Still => {}
             Judgement::Overran => pool.overran(worker, dispatch),
+            Judgement::Interrupt => pool.interrupt(worker, dispatch, look.waiting),
+            Judgement::Stuck => pool.stuck(worker),
         }
         slot.add_busy(busy);
         awake += 1;
@@ -210,7 +292,7 @@ fn sleep(watch: &Watch, pool: &impl Pool) -> bool {
         return false;
     }
     while watch.vigil.is_asleep() && !watch.stop.load(SeqCst) {
-        thread::park();
+        std::thread::park();
     }
     true
 }

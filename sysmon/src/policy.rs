@@ -1,7 +1,13 @@
 //! What the monitor thinks of what it sees. Pure: no clock, no signal, no thread.
+//!
+//! A worker says what it does and how often it has begun something; the monitor remembers since when it
+//! has seen the same. Whoever has run for [`GRACE`] gives way to somebody who should not have to wait,
+//! and after a quantum to those who wait for their turn. A thread whose CPU clock stands still is
+//! perhaps asleep in the kernel: then there is nobody to interrupt, and its worker can be taken.
 
 use std::time::Duration;
 
+use crate::monitor::TICK;
 use crate::slot::Phase;
 
 /// Ticks without a worker awake until the monitor sleeps. Not at once: to ring it costs the next
@@ -10,43 +16,141 @@ const PATIENCE: u32 = 4;
 /// How often the number of CPUs is asked for while somebody runs.
 const REFRESH: Duration = Duration::from_secs(1);
 
+/// For so long whoever runs is left alone, although somebody waits who should not have to.
+pub const GRACE: Duration = Duration::from_micros(200);
+/// A worker that does not get on for so long although it runs nobody is stuck.
+const STUCK: Duration = Duration::from_millis(2);
+/// A thread that ran for less than this part of the time was asleep, or waiting for a CPU.
+const STILL: u32 = 8;
+
 /// What the monitor remembers between two looks.
 ///
 /// ```
-/// use indent_sysmon::{Judgement, Phase, Policy};
+/// use indent_sysmon::{Judgement, Look, Phase, Policy};
+/// use std::time::Duration;
 ///
 /// let mut policy = Policy::new(1);
-/// assert_eq!(policy.judge(0, Phase::Fiber, 7), Judgement::Busy);
-/// assert_eq!(policy.judge(0, Phase::Fiber, 7), Judgement::Overran);
-/// assert_eq!(policy.judge(0, Phase::Fiber, 8), Judgement::Busy);
+/// let mut look = Look::at(Duration::from_millis(5), Phase::Fiber, 7);
+/// assert_eq!(policy.judge(0, &look), Judgement::Busy);
+/// look.now += Duration::from_millis(1);
+/// assert_eq!(policy.judge(0, &look), Judgement::Overran);
+/// look.dispatch = 8;
+/// assert_eq!(policy.judge(0, &look), Judgement::Busy);
 /// ```
 #[derive(Debug)]
 pub struct Policy {
-    /// The dispatch each worker was in at the last look, if it was in one.
-    seen: Box<[Option<u64>]>,
+    seen: Box<[Option<Seen>]>,
     /// Looks in a row that found everybody asleep.
     quiet: u32,
     /// Since the last refresh.
     since: Duration,
 }
 
+/// What a worker was doing at the last look.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    phase: Phase,
+    dispatch: u64,
+    /// Since when, as far as is known.
+    since: Duration,
+    /// Of the last look, and what the thread's clock said then.
+    at: Duration,
+    cpu: Option<Duration>,
+}
+
+/// Who waits for the worker that is looked at.
+///
+/// ```
+/// use indent_sysmon::{Judgement, Look, Phase, Policy, Waiting};
+/// use std::time::Duration;
+///
+/// let mut policy = Policy::new(1);
+/// let mut look = Look::at(Duration::ZERO, Phase::Fiber, 1);
+/// look.quantum = Duration::from_millis(10);
+/// policy.judge(0, &look);
+/// look.now = Duration::from_millis(2);
+/// look.waiting = Waiting::ForTurn; // they can wait until the quantum is over
+/// assert_eq!(policy.judge(0, &look), Judgement::Overran);
+/// look.waiting = Waiting::Pressing;
+/// assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// Whoever runs may go on.
+    Nobody,
+    /// Others, who take turns with whoever runs.
+    ForTurn,
+    /// Somebody who should not have to wait.
+    Pressing,
+}
+
+/// What a look at one worker finds.
+///
+/// ```
+/// use indent_sysmon::{Look, Phase, Waiting};
+///
+/// let look = Look::at(std::time::Duration::ZERO, Phase::Idle, 0);
+/// assert_eq!((look.waiting, look.cpu), (Waiting::Nobody, None));
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// What the time is, on any clock that goes on.
+    pub now: Duration,
+    /// What the worker does.
+    pub phase: Phase,
+    /// How many times it has begun something.
+    pub dispatch: u64,
+    /// Since when it does so, if the worker has said that; never after `now`.
+    pub began: Option<Duration>,
+    /// How much its thread has run, if that is known.
+    pub cpu: Option<Duration>,
+    /// Who waits for it.
+    pub waiting: Waiting,
+    /// How long it may run while others wait for their turn.
+    pub quantum: Duration,
+}
+
+impl Look {
+    /// At a worker for which nobody waits.
+    pub fn at(now: Duration, phase: Phase, dispatch: u64) -> Self {
+        Look {
+            now,
+            phase,
+            dispatch,
+            began: None,
+            cpu: None,
+            waiting: Waiting::Nobody,
+            quantum: Duration::MAX,
+        }
+    }
+}
+
 /// What a look at one worker says.
 ///
 /// ```
-/// use indent_sysmon::{Judgement, Phase, Policy};
+/// use indent_sysmon::{Judgement, Look, Phase, Policy};
+/// use std::time::Duration;
 ///
 /// let mut policy = Policy::new(1);
-/// assert_eq!(policy.judge(0, Phase::Idle, 7), Judgement::Idle);
-/// assert_eq!(policy.judge(0, Phase::Scheduling, 7), Judgement::Busy);
+/// let at = |phase| Look::at(Duration::ZERO, phase, 7);
+/// assert_eq!(policy.judge(0, &at(Phase::Idle)), Judgement::Idle);
+/// assert_eq!(policy.judge(0, &at(Phase::Scheduling)), Judgement::Busy);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
     /// It sleeps.
     Idle,
-    /// It is awake, and has begun something new since the last look.
+    /// It is awake, and gets on as far as is known.
     Busy,
-    /// It has been in one dispatch since the last look at least.
+    /// It has been in one dispatch for more than a tick.
     Overran,
+    /// It has run for long enough: others wait.
+    Interrupt,
+    /// It is in one dispatch, and its thread has hardly run since the last look: whoever can should
+    /// ask the kernel whether it sleeps. If it does not, see [`Policy::runs`].
+    Still,
+    /// It does not get on although it runs nobody: it waits for something, or for a CPU.
+    Stuck,
 }
 
 /// What to do after a look at all workers.
@@ -75,12 +179,49 @@ impl Policy {
     }
 
     /// One worker, as it is now.
-    pub fn judge(&mut self, worker: usize, phase: Phase, dispatch: u64) -> Judgement {
-        let now = (phase == Phase::Fiber).then_some(dispatch);
-        let before = std::mem::replace(&mut self.seen[worker], now);
-        match phase {
+    pub fn judge(&mut self, worker: usize, look: &Look) -> Judgement {
+        let before = self.seen[worker]
+            .filter(|seen| seen.phase == look.phase && seen.dispatch == look.dispatch);
+        let since = before.map_or(look.now, |seen| seen.since);
+        self.seen[worker] = (look.phase != Phase::Idle).then_some(Seen {
+            phase: look.phase,
+            dispatch: look.dispatch,
+            since: look.began.unwrap_or(since),
+            at: look.now,
+            cpu: look.cpu,
+        });
+        match look.phase {
             Phase::Idle => Judgement::Idle,
-            Phase::Fiber if before == now => Judgement::Overran,
+            Phase::Fiber if before.is_some_and(|seen| stood_still(&seen, look)) => Judgement::Still,
+            Phase::Fiber => self.runs(worker, look),
+            Phase::Scheduling if look.now.saturating_sub(since) >= STUCK => Judgement::Stuck,
+            Phase::Scheduling => Judgement::Busy,
+        }
+    }
+
+    /// The same of a worker of which it is known that its thread runs, or waits for a CPU.
+    ///
+    /// ```
+    /// use indent_sysmon::{Judgement, Look, Phase, Policy};
+    /// use std::time::Duration;
+    ///
+    /// let mut policy = Policy::new(1);
+    /// let mut look = Look::at(Duration::ZERO, Phase::Fiber, 1);
+    /// look.cpu = Some(Duration::ZERO);
+    /// policy.judge(0, &look);
+    /// look.now = Duration::from_millis(1);
+    /// assert_eq!(policy.judge(0, &look), Judgement::Still);
+    /// assert_eq!(policy.runs(0, &look), Judgement::Overran);
+    /// ```
+    pub fn runs(&self, worker: usize, look: &Look) -> Judgement {
+        let Some(seen) = self.seen[worker] else {
+            return Judgement::Idle;
+        };
+        let age = look.now.saturating_sub(seen.since);
+        match look.waiting {
+            Waiting::Pressing if age >= GRACE => Judgement::Interrupt,
+            Waiting::ForTurn if age >= look.quantum => Judgement::Interrupt,
+            _ if age >= TICK => Judgement::Overran,
             _ => Judgement::Busy,
         }
     }
@@ -127,12 +268,22 @@ impl Policy {
     }
 }
 
+/// Whether its thread has hardly run since the last look.
+fn stood_still(seen: &Seen, look: &Look) -> bool {
+    let (Some(before), Some(now)) = (seen.cpu, look.cpu) else {
+        return false;
+    };
+    now.saturating_sub(before) < look.now.saturating_sub(seen.at) / STILL
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const MS: Duration = Duration::from_millis(1);
+
     #[test]
-    fn only_a_dispatch_seen_twice_overran() {
+    fn only_a_dispatch_seen_for_a_tick_overran() {
         use Judgement::*;
         let table = [
             (Phase::Fiber, 1, Busy),
@@ -144,12 +295,85 @@ mod tests {
             (Phase::Idle, 2, Idle),
             (Phase::Scheduling, 2, Busy),
             (Phase::Scheduling, 2, Busy),
+            (Phase::Scheduling, 2, Stuck),
             (Phase::Fiber, 3, Busy),
         ];
         let mut policy = Policy::new(2);
         for (step, (phase, dispatch, expected)) in table.into_iter().enumerate() {
-            assert_eq!(policy.judge(1, phase, dispatch), expected, "step {step}");
+            let look = Look::at(MS * step as u32, phase, dispatch);
+            assert_eq!(policy.judge(1, &look), expected, "step {step}");
         }
+    }
+
+    #[test]
+    fn who_is_interrupted_depends_on_who_waits_and_for_how_long_it_ran() {
+        use Judgement::*;
+        use Waiting::*;
+        let us = Duration::from_micros;
+        // Time since the dispatch was first seen, who waits, whether the worker said when it began.
+        let table = [
+            (us(0), Pressing, None, Busy),
+            (us(100), Pressing, None, Busy),
+            (us(200), Pressing, None, Interrupt),
+            (us(1000), ForTurn, None, Overran),
+            (us(9999), ForTurn, None, Overran),
+            (us(10_000), ForTurn, None, Interrupt),
+            (us(50_000), Nobody, None, Overran),
+            (us(300), Pressing, Some(us(200)), Busy),
+            (us(400), Pressing, Some(us(200)), Interrupt),
+            (us(300), Pressing, Some(us(0)), Interrupt),
+        ];
+        for (at, waiting, began, expected) in table {
+            let mut policy = Policy::new(1);
+            let mut look = Look::at(Duration::ZERO, Phase::Fiber, 1);
+            look.quantum = MS * 10;
+            policy.judge(0, &look);
+            let look = Look {
+                now: at,
+                waiting,
+                began,
+                ..look
+            };
+            assert_eq!(
+                policy.judge(0, &look),
+                expected,
+                "{at:?} {waiting:?} {began:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_dispatch_that_says_when_it_began_may_be_old_at_first_sight() {
+        let mut policy = Policy::new(1);
+        let mut look = Look::at(MS, Phase::Fiber, 1);
+        look.began = Some(Duration::ZERO);
+        look.waiting = Waiting::Pressing;
+        assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
+    }
+
+    #[test]
+    fn a_thread_that_hardly_runs_is_worth_a_question() {
+        let mut policy = Policy::new(1);
+        let mut look = Look::at(Duration::ZERO, Phase::Fiber, 1);
+        // How much of each millisecond it ran.
+        let table = [
+            (0, Judgement::Busy),
+            (900, Judgement::Overran),
+            (10, Judgement::Still),
+        ];
+        let mut cpu = Duration::from_secs(7);
+        for (ran, expected) in table {
+            cpu += Duration::from_micros(ran);
+            look.cpu = Some(cpu);
+            assert_eq!(policy.judge(0, &look), expected, "{ran}");
+            look.now += MS;
+        }
+        look.cpu = None;
+        assert_eq!(
+            policy.judge(0, &look),
+            Judgement::Overran,
+            "no clock: as if it ran"
+        );
     }
 
     #[test]

@@ -1,0 +1,243 @@
+#![expect(unsafe_code, reason = "asks the kernel about other threads")]
+//! What the kernel says about a thread of this process: how much it has run, and whether it sleeps.
+//!
+//! A thread *enlists* itself and leaves its number and an open file; others ask. Asking keeps the
+//! monitor's law: system calls with numbers and a buffer on the stack, no path, no memory. Where there
+//! is no `/proc` the state is not known, and the clock alone must do.
+//!
+//! A late question about a thread that has left is harmless: a clock of a thread that is gone is an
+//! error, a file that was closed meanwhile says nothing or nonsense, and a thread leaves before its
+//! number can belong to another one, so none of them is signalled by mistake.
+
+use std::fs::File;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::{
+    AtomicI32,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::Duration;
+
+/// No thread, or no file.
+const NONE: i32 = -1;
+
+/// What a thread is doing, as far as the kernel knows.
+///
+/// ```
+/// use indent_sysmon::{Thread, ThreadState};
+///
+/// let thread = Thread::new();
+/// assert_eq!(thread.state(), ThreadState::Unknown, "nobody has enlisted");
+/// thread.enlist();
+/// assert_ne!(thread.state(), ThreadState::Sleeping, "it asks, so it is awake");
+/// thread.leave();
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThreadState {
+    /// On a CPU or waiting for one.
+    Running,
+    /// Waiting inside the kernel, for whatever it is.
+    Sleeping,
+    /// No thread, or no way to know.
+    Unknown,
+}
+
+/// A thread, for whoever watches it.
+///
+/// ```
+/// use indent_sysmon::Thread;
+///
+/// let thread = Thread::new();
+/// thread.enlist();
+/// let before = thread.cpu_time().expect("it runs");
+/// std::hint::black_box((0..100_000u64).sum::<u64>());
+/// assert!(thread.cpu_time().unwrap() >= before);
+/// thread.leave();
+/// assert_eq!(thread.cpu_time(), None);
+/// ```
+#[derive(Debug)]
+pub struct Thread {
+    number: AtomicI32,
+    /// `/proc/self/task/N/stat`.
+    stat: AtomicI32,
+}
+
+impl Thread {
+    /// Of no thread yet.
+    pub const fn new() -> Self {
+        Thread {
+            number: AtomicI32::new(NONE),
+            stat: AtomicI32::new(NONE),
+        }
+    }
+
+    /// The calling thread can be asked about from here on.
+    pub fn enlist(&self) {
+        // SAFETY: takes nothing and cannot fail.
+        let number = unsafe { libc::gettid() };
+        let stat = File::open(format!("/proc/self/task/{number}/stat"));
+        let stat = stat.map_or(NONE, IntoRawFd::into_raw_fd);
+        self.stat.store(stat, SeqCst);
+        self.number.store(number, SeqCst);
+    }
+
+    /// The calling thread, which enlisted, is about to end.
+    pub fn leave(&self) {
+        self.number.store(NONE, SeqCst);
+        let stat = self.stat.swap(NONE, SeqCst);
+        if stat != NONE {
+            // SAFETY: opened by `enlist`, and nobody else closes it.
+            drop(unsafe { OwnedFd::from_raw_fd(stat) });
+        }
+    }
+
+    /// Its number in the kernel.
+    pub fn number(&self) -> Option<i32> {
+        let number = self.number.load(SeqCst);
+        (number != NONE).then_some(number)
+    }
+
+    /// How long it has run on a CPU.
+    pub fn cpu_time(&self) -> Option<Duration> {
+        // The kernel's name for "CPU time of thread N": the number's complement, and three bits that
+        // say that it is a thread, and precisely.
+        let clock = (!self.number()? << 3) | 0b110;
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: writes to `time`.
+        let known = unsafe { libc::clock_gettime(clock, &mut time) } == 0;
+        known.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+    }
+
+    /// Whether it runs or sleeps now.
+    pub fn state(&self) -> ThreadState {
+        let stat = self.stat.load(Relaxed);
+        let mut text = [0u8; 128];
+        if stat == NONE {
+            return ThreadState::Unknown;
+        }
+        // SAFETY: writes at most that many bytes to `text`.
+        let read = unsafe { libc::pread(stat, text.as_mut_ptr().cast(), text.len(), 0) };
+        usize::try_from(read).map_or(ThreadState::Unknown, |read| parse_state(&text[..read]))
+    }
+
+    /// Sends it a signal; false if it is gone.
+    pub fn signal(&self, signal: i32) -> bool {
+        let Some(number) = self.number() else {
+            return false;
+        };
+        // SAFETY: takes numbers only; the process is our own.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, signal) == 0 }
+    }
+}
+
+impl Default for Thread {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Makes the calling thread wake on time, and soon get a CPU when it does: its timers are not put
+/// together with others, and it asks for short slices (Linux 6.12; nothing changes where that is
+/// refused). What it starts inherits none of it.
+pub(crate) fn be_prompt() {
+    const SLICE_NANOS: u64 = 100_000;
+    const RESET_ON_FORK: u64 = 1;
+    /// `struct sched_attr`, its first version.
+    #[repr(C)]
+    struct Attributes {
+        size: u32,
+        policy: u32,
+        flags: u64,
+        nice: i32,
+        priority: u32,
+        runtime: u64,
+        deadline: u64,
+        period: u64,
+    }
+    // SAFETY: takes numbers only.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
+    let mut attributes = Attributes {
+        size: size_of::<Attributes>() as u32,
+        policy: 0,
+        flags: 0,
+        nice: 0,
+        priority: 0,
+        runtime: 0,
+        deadline: 0,
+        period: 0,
+    };
+    let (at, size) = (&raw mut attributes, size_of::<Attributes>());
+    // SAFETY: the kernel fills in at most `size` bytes.
+    let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, at, size, 0) } == 0;
+    if known && attributes.policy == 0 {
+        // With its own nice value: another one would be refused, or worse, granted.
+        attributes.flags |= RESET_ON_FORK;
+        attributes.runtime = SLICE_NANOS;
+        // SAFETY: the kernel reads as many bytes as `size` says.
+        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
+    }
+}
+
+/// The state in a line of the form `123 (a name) S 1 …`; the name may hold anything.
+fn parse_state(line: &[u8]) -> ThreadState {
+    let after_name = line.iter().rposition(|byte| *byte == b')');
+    match after_name.and_then(|at| line.get(at + 2)) {
+        Some(b'R') => ThreadState::Running,
+        Some(b'S' | b'D') => ThreadState::Sleeping,
+        _ => ThreadState::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn the_state_is_behind_the_name_whatever_that_is() {
+        use ThreadState::*;
+        let table: [(&[u8], _); 7] = [
+            (b"12 (worker) R 1 2 3", Running),
+            (b"12 (a b) (R) S 1 2", Sleeping),
+            (b"12 (x) D 1", Sleeping),
+            (b"12 (x) t 1", Unknown),
+            (b"12 (x)", Unknown),
+            (b"", Unknown),
+            (b"12 (x) Z", Unknown),
+        ];
+        for (line, expected) in table {
+            assert_eq!(parse_state(line), expected, "{}", line.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn a_thread_that_waits_is_asleep_and_its_clock_stands_still() {
+        let thread = Thread::new();
+        std::thread::scope(|scope| {
+            let (enlisted, wait) = mpsc::channel();
+            let (end, ends) = mpsc::channel::<()>();
+            let watched = &thread;
+            scope.spawn(move || {
+                watched.enlist();
+                enlisted.send(()).unwrap();
+                let _ended = ends.recv();
+                watched.leave();
+            });
+            wait.recv().unwrap();
+            if thread.state() == ThreadState::Unknown {
+                return; // no /proc
+            }
+            while thread.state() != ThreadState::Sleeping {
+                std::thread::yield_now();
+            }
+            let before = thread.cpu_time();
+            std::thread::yield_now();
+            assert_eq!(thread.cpu_time(), before);
+            drop(end);
+        });
+        assert_eq!(thread.state(), ThreadState::Unknown);
+        assert!(!thread.signal(0), "nobody is there");
+    }
+}
