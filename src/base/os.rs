@@ -63,6 +63,23 @@ impl Doorbell {
     }
 }
 
+/// The kernel's number of the calling thread. May be called in a signal handler.
+pub(crate) fn thread_number() -> i32 {
+    // SAFETY: takes nothing and cannot fail.
+    unsafe { libc::syscall(libc::SYS_gettid) as i32 }
+}
+
+/// What the calling thread's last failed call left; a signal handler puts it back.
+pub(crate) fn errno() -> i32 {
+    // SAFETY: the address is always that of the thread's own variable.
+    unsafe { *libc::__errno_location() }
+}
+
+pub(crate) fn set_errno(errno: i32) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = errno };
+}
+
 const UNKNOWN: u8 = 0;
 const WORKS: u8 = 1;
 const MISSING: u8 = 2;

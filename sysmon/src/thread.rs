@@ -127,8 +127,10 @@ impl Thread {
         let Some(number) = self.number() else {
             return false;
         };
+        // SAFETY: takes nothing and cannot fail.
+        let process = unsafe { libc::getpid() };
         // SAFETY: takes numbers only; the process is our own.
-        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, signal) == 0 }
+        unsafe { libc::syscall(libc::SYS_tgkill, process, number, signal) == 0 }
     }
 }
 
