@@ -1,10 +1,13 @@
 //! L0: what everything else stands on, and nothing that knows of fibers.
 
+pub(crate) mod affinity;
+pub(crate) mod alarm;
 pub(crate) mod arch;
 pub(crate) mod bitmap;
 pub(crate) mod inbox;
 pub(crate) mod list;
 pub(crate) mod loom;
 pub(crate) mod os;
+pub(crate) mod program;
 pub(crate) mod rng;
 pub(crate) mod signal;

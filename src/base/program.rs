@@ -1,0 +1,55 @@
+#![expect(unsafe_code, reason = "asks the loader")]
+//! Where the code of the program lies: that of the executable, or of the shared library we are part of.
+//!
+//! An instruction elsewhere belongs to libc, the loader, the kernel's page, or a foreign library.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+static START: AtomicUsize = AtomicUsize::new(0);
+static END: AtomicUsize = AtomicUsize::new(0);
+
+/// Asks the loader once; called before anybody asks `contains`.
+pub(crate) fn find() {
+    if END.load(Relaxed) == 0 {
+        // SAFETY: the callback has the type asked for and keeps nothing.
+        unsafe { libc::dl_iterate_phdr(Some(visit), std::ptr::null_mut()) };
+    }
+}
+
+/// Whether there is code of the program at this address. May be called in a signal handler.
+pub(crate) fn contains(address: usize) -> bool {
+    (START.load(Relaxed)..END.load(Relaxed)).contains(&address)
+}
+
+unsafe extern "C" fn visit(
+    info: *mut libc::dl_phdr_info,
+    _size: libc::size_t,
+    _data: *mut libc::c_void,
+) -> libc::c_int {
+    // SAFETY: valid during the call.
+    let info = unsafe { &*info };
+    for i in 0..usize::from(info.dlpi_phnum) {
+        // SAFETY: so many headers there are.
+        let header = unsafe { &*info.dlpi_phdr.add(i) };
+        let start = info.dlpi_addr as usize + header.p_vaddr as usize;
+        let range = start..start + header.p_memsz as usize;
+        let is_code = header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0;
+        if is_code && range.contains(&(find as *const () as usize)) {
+            START.store(range.start, Relaxed);
+            END.store(range.end, Relaxed);
+            return 1;
+        }
+    }
+    0
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    #[test]
+    fn our_code_is_the_programs_and_libcs_is_not() {
+        super::find();
+        assert!(super::contains(super::find as *const () as usize));
+        assert!(!super::contains(libc::malloc as *const () as usize));
+        assert!(!super::contains(&raw const super::START as usize));
+    }
+}
