@@ -83,6 +83,9 @@ fn every_variable_takes_a_value_that_is_allowed() {
         ("INDENT_COMPUTE_THREADS", "1024"),
         ("INDENT_STACK_SIZE", "64KiB"),
         ("INDENT_COOP_BUDGET", "1"),
+        ("INDENT_PREEMPT", "off"),
+        ("INDENT_PREEMPT_QUANTUM_MS", "0.2"),
+        ("INDENT_PREEMPT_SIGNAL", "RTMIN+3"),
         ("INDENT_IDLE_SPIN_US", "50"),
         ("INDENT_SHUTDOWN_TIMEOUT_MS", "31536000000"),
     ];
@@ -116,6 +119,17 @@ fn a_bad_variable_is_refused_with_its_name_its_value_and_what_is_allowed() {
             "INDENT_COOP_BUDGET",
             "4294967296",
             "1 to 4294967295, a whole number",
+        ),
+        ("INDENT_PREEMPT", "yes", "off or on"),
+        (
+            "INDENT_PREEMPT_QUANTUM_MS",
+            "0.05",
+            "0.1 to 10000 milliseconds, a number with at most six decimals",
+        ),
+        (
+            "INDENT_PREEMPT_SIGNAL",
+            "KILL",
+            "URG, USR1, USR2, IO, WINCH or RTMIN+1 to RTMIN+30, a name",
         ),
         (
             "INDENT_IDLE_SPIN_US",
@@ -177,6 +191,24 @@ fn a_bad_value_in_code_is_refused_by_the_name_of_its_method() {
             "1 to 1GiB",
         ),
         (new().coop_budget(0), "coop_budget", "0", "1 to 4294967295"),
+        (
+            new().preempt_quantum(Duration::from_micros(99)),
+            "preempt_quantum",
+            "99µs",
+            "0.1 to 10000 milliseconds",
+        ),
+        (
+            new().preempt_signal(libc::SIGSEGV),
+            "preempt_signal",
+            "11",
+            "URG, USR1, USR2, IO, WINCH or RTMIN+1 to RTMIN+30",
+        ),
+        (
+            new().preempt_signal(-1),
+            "preempt_signal",
+            "-1",
+            "URG, USR1, USR2, IO, WINCH or RTMIN+1 to RTMIN+30",
+        ),
         (
             new().idle_spin(Duration::from_secs(2)),
             "idle_spin",
@@ -335,7 +367,7 @@ fn a_misspelt_variable_gets_one_line_and_a_stranger_none() {
             (WORKERS, "1"),
             ("INDENT_WORKERS", "4"),
             ("INDENT_GLOBAL_INTERVAL", "4"),
-            ("INDENT_PREEMPT", "on"),
+            ("INDENT_SEED", "4"),
             ("INDENT_SIZE", "4"),
         ],
     );
@@ -351,7 +383,7 @@ fn a_misspelt_variable_gets_one_line_and_a_stranger_none() {
         [
             "indent: INDENT_GLOBAL_INTERVAL is not a setting; there is only \
              Builder::global_interval",
-            "indent: INDENT_PREEMPT is not supported yet by this version",
+            "indent: INDENT_SEED is not supported yet by this version",
             "indent: INDENT_WORKERS is not a setting; did you mean INDENT_WORKER_THREADS?",
         ]
     );

@@ -11,3 +11,4 @@ pub(crate) mod os;
 pub(crate) mod program;
 pub(crate) mod rng;
 pub(crate) mod signal;
+pub(crate) mod signal_names;

@@ -36,6 +36,9 @@ pub struct Builder {
     stack_size: Option<usize>,
     guard: Option<Guard>,
     budget: Option<u32>,
+    preempt: Option<bool>,
+    preempt_quantum: Option<Duration>,
+    preempt_signal: Option<i32>,
     idle_spin: Option<Duration>,
     shutdown_timeout: Option<Duration>,
     timer_resolution: Option<Duration>,
@@ -183,6 +186,55 @@ impl Builder {
     /// ```
     pub fn coop_budget(mut self, operations: u32) -> Self {
         self.budget = Some(operations);
+        self
+    }
+
+    /// Whether fibers that compute for longer than the [quantum](Self::preempt_quantum) while others
+    /// wait are interrupted; by default they are. Off: only at calls that block.
+    ///
+    /// ```
+    /// // Whoever computes for long in here calls `task::checkpoint` now and then.
+    /// let rt = indent::runtime::Builder::new().preempt(false).build()?;
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn preempt(mut self, on: bool) -> Self {
+        self.preempt = Some(on);
+        self
+    }
+
+    /// How long a fiber may compute in one turn while others wait: 0.1 ms to 10 s, by default 10 ms.
+    /// Of no effect where [`preempt`](Self::preempt) is off.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let quantum = Duration::from_micros(500);
+    /// let rt = indent::runtime::Builder::new().preempt_quantum(quantum).build()?;
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn preempt_quantum(mut self, time: Duration) -> Self {
+        self.preempt_quantum = Some(time);
+        self
+    }
+
+    /// The signal that interrupts fibers, by default SIGURG; for programs in which another library
+    /// wants that one. SIGURG, SIGUSR1, SIGUSR2, SIGIO, SIGWINCH and real-time signals from
+    /// SIGRTMIN + 1 on are allowed.
+    ///
+    /// Signals belong to the process: the first runtime that [preempts](Self::preempt) installs its
+    /// handler for its signal, and that is the one for all that follow. The handler stays until the
+    /// process ends, and passes on what did not come from a runtime to the one it replaced.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().preempt_signal(libc::SIGUSR2).build()?;
+    ///
+    /// let refused = indent::runtime::Builder::new().preempt_signal(libc::SIGKILL).build();
+    /// let error = refused.unwrap_err().to_string();
+    /// assert!(error.starts_with("preempt_signal = 9: allowed is URG, USR1, "), "{error}");
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn preempt_signal(mut self, signal: i32) -> Self {
+        self.preempt_signal = Some(signal);
         self
     }
 
@@ -385,6 +437,9 @@ impl Builder {
             guard: self.guard.unwrap_or_else(stack::best_guard),
             // One operation comes with the dispatch itself.
             budget: config::COOP_BUDGET.value(self.budget, env)? - 1,
+            preempt: config::PREEMPT.value(self.preempt, env)?,
+            quantum: config::PREEMPT_QUANTUM.value(self.preempt_quantum, env)?,
+            preempt_signal: config::PREEMPT_SIGNAL.value(self.preempt_signal, env)?,
             idle_spin: config::IDLE_SPIN.value(self.idle_spin, env)?,
             shutdown_timeout: config::SHUTDOWN_TIMEOUT.value(self.shutdown_timeout, env)?,
             timer_resolution: config::TIMER_RESOLUTION.value(self.timer_resolution, env)?,
@@ -418,6 +473,9 @@ impl fmt::Debug for Builder {
             .field("stack_size", &self.stack_size)
             .field("stack_guard", &self.guard)
             .field("coop_budget", &self.budget)
+            .field("preempt", &self.preempt)
+            .field("preempt_quantum", &self.preempt_quantum)
+            .field("preempt_signal", &self.preempt_signal)
             .field("idle_spin", &self.idle_spin)
             .field("shutdown_timeout", &self.shutdown_timeout)
             .field("timer_resolution", &self.timer_resolution)
@@ -425,5 +483,39 @@ impl fmt::Debug for Builder {
             .field("global_interval", &self.global_interval)
             .field("thread_name", &self.thread_name)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+
+    #[test]
+    fn preemption_is_set_in_code_or_by_variables() {
+        let found = |builder: Builder, env: Environment<'_>| {
+            let settings = builder.settings(env).unwrap();
+            let quantum = settings.quantum.as_micros();
+            (settings.preempt, quantum, settings.preempt_signal)
+        };
+        let written = |name: &str| {
+            let text = match name {
+                "INDENT_PREEMPT" => "off",
+                "INDENT_PREEMPT_QUANTUM_MS" => "0.2",
+                "INDENT_PREEMPT_SIGNAL" => "USR1",
+                _ => return None,
+            };
+            Some(OsString::from(text))
+        };
+        let plain = (true, 10_000, libc::SIGURG);
+        assert_eq!(found(Builder::new(), &|_| None), plain);
+        let by_variables = (false, 200, libc::SIGUSR1);
+        assert_eq!(found(Builder::new(), &written), by_variables);
+        let built = Builder::new()
+            .preempt(true)
+            .preempt_quantum(Duration::from_millis(1))
+            .preempt_signal(libc::SIGUSR2);
+        assert_eq!(found(built, &written), (true, 1_000, libc::SIGUSR2));
     }
 }

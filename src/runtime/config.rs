@@ -21,6 +21,7 @@
 
 use std::ffi::OsString;
 
+use crate::base::signal_names;
 use crate::error::StartError;
 use crate::fiber::stack;
 use crate::sched::carrier::PROCESS_LIMIT;
@@ -147,6 +148,28 @@ settings![
         preset: Preset::Value(128),
         kind: Kind::Number(1..=u32::MAX as u64),
         meaning: "operations that could block which a fiber may do in one turn",
+    },
+    PREEMPT = Setting {
+        method: "preempt",
+        variable: Some("INDENT_PREEMPT"),
+        preset: Preset::Value(true as u64),
+        kind: Kind::Word(&["off", "on"]),
+        meaning: "fibers that compute for longer than the quantum while others wait are \
+                  interrupted; off: only at calls that block",
+    },
+    PREEMPT_QUANTUM = Setting {
+        method: "preempt_quantum",
+        variable: Some("INDENT_PREEMPT_QUANTUM_MS"),
+        preset: Preset::Value(10 * MILLISECOND),
+        kind: Kind::FineTime(100 * MICROSECOND..=10 * SECOND),
+        meaning: "how long a fiber may compute in one turn while others wait",
+    },
+    PREEMPT_SIGNAL = Setting {
+        method: "preempt_signal",
+        variable: Some("INDENT_PREEMPT_SIGNAL"),
+        preset: Preset::Value(signal_names::URG as u64),
+        kind: Kind::Signal,
+        meaning: "the signal that interrupts; in a process that of the first runtime that does so",
     },
     IDLE_SPIN = Setting {
         method: "idle_spin",

@@ -88,6 +88,23 @@ pub(crate) struct Settings {
     pub(crate) stack_class: u8,
     pub(crate) guard: Guard,
     pub(crate) budget: u32,
+    /// Fibers that compute for longer than the quantum while others wait are interrupted.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for what interrupts fibers, which comes next")
+    )]
+    pub(crate) preempt: bool,
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for what interrupts fibers, which comes next")
+    )]
+    pub(crate) quantum: Duration,
+    /// The number of the signal that interrupts.
+    #[cfg_attr(
+        not(test),
+        expect(dead_code, reason = "for what interrupts fibers, which comes next")
+    )]
+    pub(crate) preempt_signal: i32,
     /// How long a worker without work looks on before it sleeps.
     pub(crate) idle_spin: Duration,
     /// How long dropping the runtime waits.

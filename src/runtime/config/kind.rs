@@ -1,13 +1,14 @@
 //! Kinds of values: limits, how they are written, and what is said about both.
 //!
-//! Inside, every value is a `u64`, its *raw* form: a number, bytes, nanoseconds, or the place in a
-//! list of words. What a kind shows, it parses to the same value.
+//! Inside, every value is a `u64`, its *raw* form: a number, bytes, nanoseconds, a signal, or the
+//! place in a list of words. What a kind shows, it parses to the same value.
 
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::Rounding;
+use crate::base::signal_names;
 
 pub(super) const MILLISECOND: u64 = 1_000_000;
 pub(super) const MICROSECOND: u64 = 1_000;
@@ -20,7 +21,11 @@ pub(super) enum Kind {
     Bytes(RangeInclusive<u64>),
     /// In nanoseconds; written in units.
     Time(Unit, RangeInclusive<u64>),
+    /// In nanoseconds; written in milliseconds with or without a fraction.
+    FineTime(RangeInclusive<u64>),
     Word(&'static [&'static str]),
+    /// Of those a runtime may take; written by name.
+    Signal,
     /// Those of the method's type; these words say which.
     Typed(&'static str),
 }
@@ -35,9 +40,13 @@ pub(super) enum Unit {
 impl Kind {
     pub(super) fn allows(&self, raw: u64) -> bool {
         match self {
-            Kind::Number(range) | Kind::Bytes(range) | Kind::Time(_, range) => range.contains(&raw),
+            Kind::Number(range)
+            | Kind::Bytes(range)
+            | Kind::Time(_, range)
+            | Kind::FineTime(range) => range.contains(&raw),
             Kind::PowerOfTwo(range) => raw.is_power_of_two() && range.contains(&raw),
             Kind::Word(words) => raw < words.len() as u64,
+            Kind::Signal => signal_name(raw).is_some(),
             Kind::Typed(_) => true,
         }
     }
@@ -50,10 +59,12 @@ impl Kind {
                 .iter()
                 .find_map(|(unit, bytes)| digits(text.strip_suffix(unit)?)?.checked_mul(*bytes)),
             Kind::Time(unit, _) => digits(text)?.checked_mul(*unit as u64),
+            Kind::FineTime(_) => fine_time(text),
             Kind::Word(words) => words
                 .iter()
                 .position(|word| *word == text)
                 .map(Value::to_raw),
+            Kind::Signal => signal_names::number(text).map(Value::to_raw),
             Kind::Typed(_) => None,
         }
     }
@@ -70,7 +81,13 @@ impl Kind {
                 format!("{}{unit}", raw / bytes)
             }
             Kind::Time(unit, _) => (raw / *unit as u64).to_string(),
+            Kind::FineTime(_) => {
+                let (whole, rest) = (raw / MILLISECOND, raw % MILLISECOND);
+                let text = format!("{whole}.{rest:0DECIMALS$}");
+                text.trim_end_matches('0').trim_end_matches('.').to_owned()
+            }
             Kind::Word(words) => words[raw as usize].to_owned(),
+            Kind::Signal => signal_name(raw).unwrap_or_else(|| raw.to_string()),
             Kind::Number(_) | Kind::PowerOfTwo(_) | Kind::Typed(_) => raw.to_string(),
         }
     }
@@ -87,9 +104,12 @@ impl Kind {
         match self {
             Kind::Number(range) | Kind::Bytes(range) => span(range),
             Kind::PowerOfTwo(range) => format!("a power of two, {}", span(range)),
-            Kind::Time(Unit::Millisecond, range) => span(range) + " milliseconds",
+            Kind::Time(Unit::Millisecond, range) | Kind::FineTime(range) => {
+                span(range) + " milliseconds"
+            }
             Kind::Time(Unit::Microsecond, range) => span(range) + " microseconds",
             Kind::Word(words) => words.join(" or "),
+            Kind::Signal => signal_names::list(),
             Kind::Typed(words) => (*words).to_owned(),
         }
     }
@@ -101,6 +121,8 @@ impl Kind {
             Kind::Bytes(_) => {
                 ", a whole number of bytes or one with KiB, MiB or GiB right after it"
             }
+            Kind::FineTime(_) => ", a number with at most six decimals",
+            Kind::Signal => ", a name",
             Kind::Word(_) | Kind::Typed(_) => "",
         }
     }
@@ -118,6 +140,21 @@ const SIZES: [(&str, u64); 4] = [
 fn digits(text: &str) -> Option<u64> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit());
     text.parse().ok().filter(|_| plain)
+}
+
+/// Places behind the point down to which a time in milliseconds is told apart: nanoseconds.
+const DECIMALS: usize = 6;
+
+/// Nanoseconds, from a number of milliseconds with or without a fraction.
+fn fine_time(text: &str) -> Option<u64> {
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let missing = DECIMALS.checked_sub(fraction.len())?;
+    let rest = digits(fraction)? * 10_u64.pow(missing as u32);
+    digits(whole)?.checked_mul(MILLISECOND)?.checked_add(rest)
+}
+
+fn signal_name(raw: u64) -> Option<String> {
+    signal_names::name(i32::try_from(raw).ok()?)
 }
 
 /// A type of values, as the builder has them; `Debug` is how errors show one.
@@ -144,6 +181,27 @@ impl Value for u32 {
 
     fn from_raw(raw: u64) -> Self {
         u32::try_from(raw).expect("no setting of this type allows more")
+    }
+}
+
+impl Value for i32 {
+    /// Numbers below zero are all the same: no setting allows them.
+    fn to_raw(self) -> u64 {
+        u64::try_from(self).unwrap_or(u64::MAX)
+    }
+
+    fn from_raw(raw: u64) -> Self {
+        i32::try_from(raw).expect("no setting of this type allows more")
+    }
+}
+
+impl Value for bool {
+    fn to_raw(self) -> u64 {
+        self.into()
+    }
+
+    fn from_raw(raw: u64) -> Self {
+        raw != 0
     }
 }
 

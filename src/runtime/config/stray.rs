@@ -13,10 +13,7 @@ use crate::base::os;
 pub(super) const PREFIX: &str = "INDENT_";
 
 /// Names kept for features to come.
-pub(super) const LATER: [&str; 8] = [
-    "INDENT_PREEMPT",
-    "INDENT_PREEMPT_QUANTUM_MS",
-    "INDENT_PREEMPT_SIGNAL",
+pub(super) const LATER: [&str; 5] = [
     "INDENT_IO",
     "INDENT_LOG_OVERRUNS",
     "INDENT_DEBUG_ADDR",

@@ -51,7 +51,8 @@ fn limited() -> impl Iterator<Item = (&'static Setting, u64, u64, u64)> {
         let (range, step) = match &setting.kind {
             Kind::Number(range) | Kind::Bytes(range) | Kind::PowerOfTwo(range) => (range, 1),
             Kind::Time(unit, range) => (range, *unit as u64),
-            Kind::Word(_) | Kind::Typed(_) => return None,
+            Kind::FineTime(range) => (range, 1),
+            Kind::Word(_) | Kind::Signal | Kind::Typed(_) => return None,
         };
         Some((*setting, *range.start(), *range.end(), step))
     })
@@ -68,7 +69,7 @@ fn names_are_unique_and_say_their_unit() {
         assert!(names.insert(variable), "{variable} twice");
         assert!(variable.starts_with(PREFIX), "{variable}");
         let unit = match setting.kind {
-            Kind::Time(Unit::Millisecond, _) => "_MS",
+            Kind::Time(Unit::Millisecond, _) | Kind::FineTime(_) => "_MS",
             Kind::Time(Unit::Microsecond, _) => "_US",
             _ => "",
         };
@@ -149,6 +150,8 @@ fn both_ways_in_have_the_same_limits() {
 fn a_bad_value_is_refused_with_its_name_the_value_and_what_is_allowed() {
     let number = "allowed is 1 to 1024, a whole number";
     let time = "allowed is 0 to 31536000000 milliseconds, a whole number";
+    let fine = "allowed is 0.1 to 10000 milliseconds, a number with at most six decimals";
+    let signals = format!("allowed is {}, a name", signal_names::list());
     let size = "allowed is 1 to 1GiB, a whole number of bytes or one with KiB, MiB or GiB right \
                 after it";
     let cases = [
@@ -174,6 +177,26 @@ fn a_bad_value_is_refused_with_its_name_the_value_and_what_is_allowed() {
         (&STACK_SIZE, "99999999999999GiB", size),
         (&CPU_ROUNDING, "UP", "allowed is up or down"),
         (&CPU_ROUNDING, "0", "allowed is up or down"),
+        (&PREEMPT, "true", "allowed is off or on"),
+        (&PREEMPT, "1", "allowed is off or on"),
+        (&PREEMPT_QUANTUM, "0", fine),
+        (&PREEMPT_QUANTUM, "0.099999", fine),
+        (&PREEMPT_QUANTUM, "10000.000001", fine),
+        (&PREEMPT_QUANTUM, "1.0000000", fine),
+        (&PREEMPT_QUANTUM, "1.", fine),
+        (&PREEMPT_QUANTUM, ".5", fine),
+        (&PREEMPT_QUANTUM, "1.5.5", fine),
+        (&PREEMPT_QUANTUM, "1,5", fine),
+        (&PREEMPT_QUANTUM, "1e3", fine),
+        (&PREEMPT_QUANTUM, "-1", fine),
+        (&PREEMPT_QUANTUM, "10ms", fine),
+        (&PREEMPT_QUANTUM, "18446744073709551615.5", fine),
+        (&PREEMPT_SIGNAL, "KILL", &signals),
+        (&PREEMPT_SIGNAL, "SEGV", &signals),
+        (&PREEMPT_SIGNAL, "urg", &signals),
+        (&PREEMPT_SIGNAL, "23", &signals),
+        (&PREEMPT_SIGNAL, "RTMIN+0", &signals),
+        (&PREEMPT_SIGNAL, "RTMIN+99", &signals),
     ];
     for (setting, text, allowed) in cases {
         let name = setting.variable.unwrap();
@@ -239,6 +262,13 @@ fn sizes_and_times_take_their_units() {
         (&SHUTDOWN_TIMEOUT, "250", 250_000_000),
         (&IDLE_SPIN, "250", 250_000),
         (&CPU_ROUNDING, "down", 1),
+        (&PREEMPT, "off", 0),
+        (&PREEMPT, "on", 1),
+        (&PREEMPT_QUANTUM, "10", 10_000_000),
+        (&PREEMPT_QUANTUM, "0.2", 200_000),
+        (&PREEMPT_QUANTUM, "1.500001", 1_500_001),
+        (&PREEMPT_SIGNAL, "URG", 23),
+        (&PREEMPT_SIGNAL, "SIGUSR1", 10),
     ];
     for (setting, text, raw) in cases {
         assert_eq!(setting.kind.parse(text), Some(raw), "{text}");
@@ -268,6 +298,10 @@ proptest! {
         let raw = match kind {
             Kind::Time(unit, _) => raw - raw % *unit as u64,
             Kind::Word(words) => raw % words.len() as u64,
+            Kind::Signal => {
+                let all: Vec<_> = signal_names::all().collect();
+                all[raw as usize % all.len()].to_raw()
+            }
             Kind::Typed(_) => return Ok(()),
             _ => raw,
         };
@@ -277,7 +311,7 @@ proptest! {
     #[test]
     fn a_text_is_refused_or_means_what_it_is_shown_as(
         which in 0..ALL.len(),
-        text in r"\PC*|[0-9]{0,21}(KiB|MiB|GiB|K|B| )?|[+-][0-9]*",
+        text in r"\PC*|[0-9]{0,21}(KiB|MiB|GiB|K|B| )?|[+-][0-9]*|[0-9]{0,3}[.][0-9]{0,8}|(SIG)?(URG|USR1|RTMIN[+][0-9]{0,2})",
     ) {
         let kind = &ALL[which].kind;
         if let Some(raw) = kind.parse(&text) {
@@ -301,6 +335,8 @@ fn a_slip_in_a_name_is_answered_with_the_name_meant() {
             "INDENT_BLOCKING_KEEP_ALIVE_MS?",
         ),
         ("INDENT_LOCAL_QUEUE", "Builder::local_queue"),
+        ("INDENT_PREEMPT_QUANTUM", "INDENT_PREEMPT_QUANTUM_MS?"),
+        ("INDENT_PREMPT", "INDENT_PREEMPT?"),
     ] {
         let line = stray(name).unwrap_or_else(|| panic!("nothing about {name}"));
         assert!(
