@@ -296,6 +296,7 @@ fn start(
 
 impl Service for Compute {
     fn close(&self, patience: Patience) -> usize {
+        let mark = context::marked();
         let mut state = lock(&self.0.state);
         state.closed = true;
         let (pool, threads) = (state.current.take(), std::mem::take(&mut state.threads));
@@ -307,6 +308,7 @@ impl Service for Compute {
         };
         drop(state);
         drop(pool);
+        drop(mark);
         shutdown::join_until(patience, threads.into_iter())
     }
 

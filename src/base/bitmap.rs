@@ -28,8 +28,11 @@ impl Bitmap {
         self.words[i / BITS].fetch_or(bit, SeqCst) & bit == 0
     }
 
-    /// Removes `i`; true for the one thread that removed it.
+    /// Removes `i`; true for the one thread that removed it. A claim is a duty, so on a fiber's thread
+    /// the mark is up (S6).
+    #[track_caller]
     pub(crate) fn claim(&self, i: usize) -> bool {
+        crate::base::mark::expect();
         let bit = 1 << (i % BITS);
         let word = &self.words[i / BITS];
         word.load(SeqCst) & bit != 0 && word.fetch_and(!bit, SeqCst) & bit != 0

@@ -52,8 +52,11 @@ impl<T: Linked> Inbox<T> {
         self.head.load(SeqCst).is_null()
     }
 
-    /// Everything posted so far, oldest first.
+    /// Everything posted so far, oldest first. On a fiber's thread the mark is up (S6): nobody else
+    /// can get at it.
+    #[track_caller]
     pub(crate) fn take(&self) -> List<T> {
+        crate::base::mark::expect();
         let mut list = List::new();
         if self.head.load(Relaxed).is_null() {
             return list;

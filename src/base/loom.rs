@@ -10,8 +10,10 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 
 /// Locks and ignores poisoning: a panic under a lock of this crate is ours, and leaves what the lock
-/// protects as it was.
+/// protects as it was. On a fiber's thread the mark is up (S6).
+#[track_caller]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    crate::base::mark::expect();
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())

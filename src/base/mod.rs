@@ -7,6 +7,7 @@ pub(crate) mod bitmap;
 pub(crate) mod inbox;
 pub(crate) mod list;
 pub(crate) mod loom;
+pub(crate) mod mark;
 pub(crate) mod os;
 pub(crate) mod program;
 pub(crate) mod rng;

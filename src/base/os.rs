@@ -28,6 +28,13 @@ pub(crate) fn futex_wake(address: *const u32) {
     unsafe { libc::syscall(libc::SYS_futex, address, op, 1) };
 }
 
+/// Wakes all threads that sleep on the word.
+pub(crate) fn futex_wake_all(word: &AtomicU32) {
+    let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: the kernel uses the address as a key and reads nothing through it.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, libc::c_int::MAX) };
+}
+
 /// A word a single thread sleeps on. A rouse is never lost: one that comes first makes the next
 /// wait return at once. Waits also return for no reason, so callers look again at what they wait
 /// for.

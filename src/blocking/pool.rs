@@ -122,10 +122,12 @@ impl Pool {
 
 impl Service for Pool {
     fn close(&self, patience: Patience) -> usize {
+        let mark = context::marked();
         let sleepers = self.0.with(|state| state.crew.close());
         sleepers.iter().for_each(|seat| seat.bell.ring());
         // No thread is started any more: `start` looks under this lock.
         let handles = std::mem::take(&mut *lock(&self.0.handles));
+        drop(mark);
         let running = handles.running.into_iter().map(|(_, thread)| thread);
         shutdown::join_until(patience, running.chain(handles.leaving))
     }

@@ -57,6 +57,16 @@ struct Table {
     drop_result: unsafe fn(&Record) -> Leftover,
 }
 
+/// A value on its way into a job: boxed if it does not fit, so that nothing is allocated by whoever
+/// has a lock or the mark.
+pub(crate) struct Packed<V>(Result<V, Box<V>>);
+
+impl<V> Packed<V> {
+    pub(crate) fn unpack(self) -> V {
+        self.0.unwrap_or_else(|boxed| *boxed)
+    }
+}
+
 /// What kind of result nobody asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
@@ -129,15 +139,31 @@ impl Job {
     /// # Safety
     /// The storage is empty and the caller's.
     unsafe fn put<V>(&self, value: V) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.put_packed(Self::pack(value)) };
+    }
+
+    /// Makes a value ready to be stored, with whatever has to be allocated for it.
+    #[inline]
+    pub(crate) fn pack<V>(value: V) -> Packed<V> {
+        Packed(if Self::fits::<V>() {
+            Ok(value)
+        } else {
+            Err(Box::new(value))
+        })
+    }
+
+    /// # Safety
+    /// The storage is empty and the caller's.
+    #[inline]
+    unsafe fn put_packed<V>(&self, value: Packed<V>) {
         let place = self.storage.get();
         debug_assert_eq!(place.addr() % ALIGN, 0);
-        if Self::fits::<V>() {
-            // SAFETY: large and aligned enough by `fits`, ours by the caller's promise.
-            unsafe { place.cast::<V>().write(value) };
-        } else {
-            let boxed = Box::into_raw(Box::new(value));
+        match value.0 {
+            // SAFETY: large and aligned enough by `pack`, ours by the caller's promise.
+            Ok(value) => unsafe { place.cast::<V>().write(value) },
             // SAFETY: a pointer fits, and the place is ours by the caller's promise.
-            unsafe { place.cast::<*mut V>().write(boxed) };
+            Err(boxed) => unsafe { place.cast::<*mut V>().write(Box::into_raw(boxed)) },
         }
     }
 
@@ -159,7 +185,7 @@ impl Job {
     ///
     /// # Safety
     /// The record is not queued yet, and whatever the closure borrows outlives the fiber.
-    pub(crate) unsafe fn store<F, T>(&self, f: F)
+    pub(crate) unsafe fn store<F, T>(&self, f: Packed<F>)
     where
         F: FnOnce() -> T + Send,
         T: Send,
@@ -167,7 +193,7 @@ impl Job {
         // SAFETY: nobody else knows the record.
         unsafe { *self.table.get() = Some(&Of::<F, T>::TABLE) };
         // SAFETY: as above, and a free record's storage is empty.
-        unsafe { self.put(f) };
+        unsafe { self.put_packed(f) };
     }
 
     fn table(&self) -> &'static Table {

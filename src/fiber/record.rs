@@ -102,7 +102,8 @@ impl std::panic::RefUnwindSafe for Record {}
 /// What a spawn says about its fiber.
 pub(crate) struct Birth {
     pub(crate) location: &'static Location<'static>,
-    pub(crate) name: Option<String>,
+    /// In the form in which the record keeps it: nothing is allocated at birth.
+    pub(crate) name: Option<Box<Box<str>>>,
     pub(crate) worker: u32,
     pub(crate) stack_class: u8,
     pub(crate) pinned: bool,
@@ -128,7 +129,7 @@ impl Record {
         self.location
             .store(ptr::from_ref(birth.location).cast_mut(), Relaxed);
         let name = match birth.name {
-            Some(name) => Box::into_raw(Box::new(name.into_boxed_str())),
+            Some(name) => Box::into_raw(name),
             None => ptr::null_mut(),
         };
         self.name.store(name, Relaxed);

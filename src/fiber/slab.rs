@@ -18,6 +18,7 @@ use std::sync::atomic::{
 
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
+use crate::base::mark;
 use crate::base::os::{self, Advice};
 use crate::fiber::record::{Held, Record};
 
@@ -114,6 +115,7 @@ unsafe impl Send for Slab {}
 impl Slab {
     /// One that a former runtime left, or a new one.
     pub(crate) fn obtain() -> Slab {
+        mark::expect();
         let idle = IDLE.lock().unwrap_or_else(|e| e.into_inner()).pop();
         idle.unwrap_or_else(|| Slab {
             free: List::new(),
@@ -125,6 +127,7 @@ impl Slab {
 
     /// Leaves the slab to the next runtime.
     pub(crate) fn retire(self) {
+        mark::expect();
         IDLE.lock().unwrap_or_else(|e| e.into_inner()).push(self);
     }
 

@@ -29,6 +29,7 @@ use std::sync::atomic::{
 };
 
 use crate::base::list::{Linked, List};
+use crate::base::mark;
 use crate::base::os::{self, Advice, PAGE};
 use crate::fiber::switch::Resident;
 
@@ -303,6 +304,7 @@ fn pools(guard: Guard) -> &'static Pools {
 }
 
 fn lock(guard: Guard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
+    mark::expect();
     pools(guard)[usize::from(class)]
         .lock()
         .unwrap_or_else(|e| e.into_inner())

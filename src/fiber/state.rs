@@ -34,6 +34,7 @@ use crate::base::loom::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
+use crate::base::mark;
 
 const PHASE: u64 = 0b111;
 const RUNNABLE: u64 = 1;
@@ -250,6 +251,7 @@ impl State {
 
     /// Somebody unparks, or calls.
     pub(crate) fn wake(&self, signal: Signal) -> Notify {
+        mark::expect();
         self.update(|now| match now & PHASE {
             PARKED if wanted(now) == signal.bit() => {
                 ((now & KEPT) | RUNNABLE | BY_WAKE, Notify::Enqueue)
@@ -262,6 +264,7 @@ impl State {
 
     /// The deadline of park number `park` passed.
     pub(crate) fn expire(&self, park: u32) -> Notify {
+        mark::expect();
         self.update(|now| {
             if (now >> 32) as u32 != park {
                 return (now, Notify::Nothing); // that park is over
@@ -285,6 +288,7 @@ impl State {
 
     /// Ends the park of a fiber that was asked to end, if it listens.
     pub(crate) fn deliver_cancel(&self) -> Notify {
+        mark::expect();
         self.update(|now| {
             let hears = now & CANCEL != 0 && now & DEAF == 0;
             if now & PHASE == PARKED && hears {

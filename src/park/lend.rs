@@ -73,7 +73,8 @@ unsafe fn run<F: FnOnce() -> T, T>(loan: NonNull<Loan>) {
     unsafe { *whole.outcome.get() = Some(outcome) };
     let waiter = whole.loan.waiter.address();
     // SAFETY: I14: this is the call it waits for; `whole` is not used after it.
-    unsafe { Waiter::call(waiter) };
+    let kept = unsafe { Waiter::call(&context::marked(), waiter) };
+    drop(kept);
 }
 
 /// Has `f` run by another thread and waits for it, deaf to requests to end. `hand_out`, called with
@@ -88,9 +89,9 @@ where
     F: FnOnce() -> T + Send,
     T: Send,
 {
-    let Some(here) = context::here() else {
+    if context::current_fiber().is_none() {
         return f();
-    };
+    }
     let whole = Whole {
         loan: Loan {
             link: AtomicPtr::new(ptr::null_mut()),
@@ -101,7 +102,10 @@ where
         outcome: UnsafeCell::new(None),
     };
     let bomb = AbortOnDrop("waiting for a closure that borrows from the caller");
-    here.marked(|shared| hand_out(shared, NonNull::from(&whole).cast()));
+    let mark = context::marked();
+    let shared = mark.shared().expect("a fiber runs here");
+    hand_out(shared, NonNull::from(&whole).cast());
+    drop(mark);
     let waiter = &whole.loan.waiter;
     loop {
         waiter.park(None, reason, Hearing::Deaf);

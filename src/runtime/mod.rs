@@ -27,7 +27,7 @@ pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 use crate::error::{AbortOnDrop, NoRuntime};
 use crate::park;
 use crate::sched::spawn::{self, Limit};
-use crate::sched::{Shared, block, verdict};
+use crate::sched::{Shared, block, context, verdict};
 use crate::task::{self, Fiber, JoinHandle, Phase};
 
 /// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most as
@@ -356,9 +356,10 @@ impl Handle {
 
     /// Takes worker `index` from the carrier that holds it, if that one is outside runtime code,
     /// and gives it to another carrier; true if it did. For tests: what a watching thread will do
-    /// for a fiber that blocks its thread.
+    /// for a fiber that blocks its thread. Never the caller's own.
     #[doc(hidden)]
     pub fn handoff(&self, index: usize) -> bool {
+        let _mark = context::marked();
         self.shared
             .workers
             .get(index)

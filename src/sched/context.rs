@@ -171,19 +171,6 @@ impl Here {
         }
     }
 
-    /// Calls `f` with the mark up, whether there is a worker or not: for what takes a lock.
-    pub(crate) fn marked<R>(&self, f: impl FnOnce(&Shared) -> R) -> R {
-        struct Leave<'a>(&'a Carrier);
-        impl Drop for Leave<'_> {
-            fn drop(&mut self) {
-                self.0.owner.leave();
-            }
-        }
-        let _ = self.carrier().owner.enter();
-        let up = Leave(self.carrier());
-        f(up.0.shared())
-    }
-
     /// Enters the runtime and, if the carrier's worker was taken, waits for another.
     #[inline]
     pub(crate) fn enter_with_worker(&self) -> Entered {
@@ -192,6 +179,72 @@ impl Here {
             None => self.entered(self.carrier().ask_for_worker()), // the mark stays up
         }
     }
+}
+
+/// The mark of the calling thread, whether it has a worker or not; nothing on plain threads.
+///
+/// Whoever takes an internal lock, or has something in his hands that others wait for (a fiber that
+/// is runnable and in no queue, a claimed sleeper, half of a call), has one of these or an
+/// [`Entered`] for as long (S6): with the mark down a fiber can be stopped at any instruction, for
+/// ever. A request to stop that comes meanwhile is served when the mark goes down, so that must be
+/// the last thing to happen: locks are let go first. Not to be held across a switch, nor across the
+/// user's code, destructors included: [`assert_unmarked`].
+#[must_use = "the mark is up only while this lives"]
+pub(crate) struct Marked {
+    carrier: *const Carrier,
+    /// Belongs to this thread.
+    _not_send: PhantomData<*mut ()>,
+}
+
+/// Puts the mark up.
+#[inline]
+pub(crate) fn marked() -> Marked {
+    let mark = Marked {
+        carrier: carrier(),
+        _not_send: PhantomData,
+    };
+    if let Some(carrier) = mark.carrier() {
+        carrier.owner.raise();
+    }
+    mark
+}
+
+impl Marked {
+    /// The carrier the caller runs on; `None` on plain threads.
+    #[inline]
+    pub(crate) fn carrier(&self) -> Option<&Carrier> {
+        // SAFETY: a carrier outlives its thread.
+        unsafe { self.carrier.as_ref() }
+    }
+
+    /// The runtime of that carrier.
+    pub(crate) fn shared(&self) -> Option<&Shared> {
+        self.carrier().map(Carrier::shared)
+    }
+}
+
+impl Drop for Marked {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(carrier) = self.carrier() {
+            carrier.owner.leave();
+        }
+    }
+}
+
+/// Whether nobody can stop the caller: the mark is up, or this is a plain thread.
+pub(crate) fn is_marked() -> bool {
+    // SAFETY: a carrier outlives its thread.
+    unsafe { carrier().as_ref() }.is_none_or(|carrier| carrier.owner.depth() > 0)
+}
+
+/// Before the user's code is called on a fiber.
+#[inline]
+pub(crate) fn assert_unmarked() {
+    debug_assert!(
+        here().is_none_or(|here| here.carrier().owner.depth() == 0),
+        "the user's code is called with the mark up"
+    );
 }
 
 /// The right to use the worker of this carrier. While it lives the mark is up: nobody takes the
@@ -271,6 +324,7 @@ pub(crate) fn enter() -> Option<Entered> {
 /// Leaves the fiber's stack for the scheduler's; returns when the fiber runs again.
 #[inline]
 pub(crate) fn switch(token: Entered, fiber: FiberRef, back: Back) -> Entered {
+    debug_assert_eq!(token.carrier().owner.depth(), 1, "a mark across a switch");
     token.pass_on();
     // SAFETY: callers pass the fiber they run on.
     unsafe { switch::suspend(fiber, back) };

@@ -112,13 +112,14 @@ pub(crate) fn within<T>(at: Instant, f: impl FnOnce() -> T) -> Result<T, TimeOve
 /// Whoever was told that a limit passed got a place at the gate, whether it unwound or returned. Unless
 /// the fiber was asked to end, or is unwinding for another reason, it needs the place no longer.
 fn give_up_place(whose: Whose) {
-    let has_one = whose.0.is_some_and(|fiber| fiber.gate_pass.load(Relaxed));
-    if has_one
+    let with_one = whose.0.filter(|fiber| fiber.gate_pass.load(Relaxed));
+    if let Some(fiber) = with_one
         && !is_cancelled(whose)
         && !std::thread::panicking()
-        && let Some(here) = context::here()
     {
-        here.marked(|shared| shared.gate.leave(&here.fiber.gate_pass));
+        let mark = context::marked();
+        let shared = mark.shared().expect("a fiber runs here");
+        shared.gate.leave(&fiber.gate_pass);
     }
 }
 

@@ -28,13 +28,16 @@
 //! | `shutdown` | the five steps |
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, OnceLock, Weak};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::Duration;
 
 use crate::base::bitmap::Bitmap;
 use crate::base::loom::{Mutex, lock};
+use crate::base::mark;
 use crate::error::StartError;
 use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
@@ -179,10 +182,10 @@ pub(crate) struct Shared {
     closing: AtomicBool,
     stopping: AtomicBool,
     gate: gate::Gate,
-    /// Threads that wait for fibers to end, and what they wait on.
+    /// Threads that wait for fibers to end, and the word they sleep on, another one after every end.
+    /// No lock: an observer may be a fiber of another runtime, asleep or stopped.
     observers: AtomicUsize,
-    ended: std::sync::Mutex<()>,
-    ended_signal: Condvar,
+    ended: AtomicU32,
     clock: timers::Clock,
     missed_timers: AtomicBool,
     /// How many CPUs there were when somebody last looked.
@@ -197,8 +200,11 @@ impl std::panic::RefUnwindSafe for Shared {}
 impl Shared {
     pub(crate) fn start(settings: Settings) -> Result<Arc<Shared>, StartError> {
         crate::base::os::prepare_membarrier();
+        mark::ask_by(context::is_marked);
+        let mark = context::marked(); // on a fiber of another runtime
         overflow::prepare(context::current_fiber)
             .map_err(|source| StartError::Signal { source })?;
+        drop(mark);
         let (n, cap) = (settings.workers, settings.max_carriers);
         let worker = |i| {
             Worker::new(
@@ -229,7 +235,7 @@ impl Shared {
             idle: Idle::new(most),
             count: count::Count::new(most, n),
             resizing: std::sync::Mutex::new(()),
-            outside: Mutex::new(Some(Slab::obtain())),
+            outside: Mutex::new(Some(spawn::obtain_slab())),
             outside_spawned: AtomicU64::new(0),
             outside_wakes_sent: AtomicU64::new(0),
             outside_wakes_coalesced: AtomicU64::new(0),
@@ -244,8 +250,7 @@ impl Shared {
             stopping: AtomicBool::new(false),
             gate: gate::Gate::new((cap / 4).max(1)),
             observers: AtomicUsize::new(0),
-            ended: std::sync::Mutex::new(()),
-            ended_signal: Condvar::new(),
+            ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
             missed_timers: AtomicBool::new(false),
             cpus: AtomicUsize::new(settings.cpus),
@@ -266,6 +271,7 @@ impl Shared {
         // Not `allowed`: that may change from here on.
         let workers = &self.workers[..self.settings.workers];
         for (started, worker) in workers.iter().enumerate() {
+            let _mark = context::marked(); // one at a time: a fiber of another runtime may be stopped
             self.start_carrier(NonNull::from(worker))
                 .map_err(|source| StartError::SpawnCarrier { started, source })?;
         }
@@ -392,6 +398,9 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        // By whoever had the last reference, perhaps a fiber of another runtime: slabs and stacks go
+        // to where all runtimes take them from. What is the user's (hooks) goes later, unmarked.
+        let _mark = context::marked();
         // No thread is left, so nobody holds a worker: its slab can serve the next runtime.
         for worker in std::mem::take(&mut self.workers) {
             worker.local.into_inner().slab.retire();

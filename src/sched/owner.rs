@@ -69,13 +69,25 @@ impl<W> Owner<W> {
     /// Own thread only. The mark is up afterwards in either case.
     #[inline]
     pub(crate) fn enter(&self) -> Option<NonNull<W>> {
-        self.mark.store(self.mark.load(Relaxed) + 1, Relaxed);
-        light_barrier();
+        self.raise();
         let worker = holds(self.word.load(Acquire));
         if worker.is_some() {
             return worker;
         }
         self.enter_without()
+    }
+
+    /// Own thread only: mark up, without a look at who has the worker. What is done until it is down again does
+    /// without one.
+    #[inline]
+    pub(crate) fn raise(&self) {
+        self.mark.store(self.mark.load(Relaxed) + 1, Relaxed);
+        light_barrier();
+    }
+
+    /// Own thread only: how many times the mark is up.
+    pub(crate) fn depth(&self) -> u32 {
+        self.mark.load(Relaxed)
     }
 
     #[cold]

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use crate::sched::Shared;
-use crate::sched::context::Entered;
+use crate::sched::context::{self, Entered};
 use crate::sched::moving;
 use crate::sched::worker::{Roused, Worker};
 
@@ -11,6 +11,7 @@ impl Shared {
     /// Makes this the number of workers, as far as there is room and threads can be had; false if
     /// some could not be placed and it should be tried again. On one thread at a time.
     pub(crate) fn resize(&self, workers: usize) -> bool {
+        let _mark = context::marked();
         let _one_at_a_time = self.resizing.lock().unwrap_or_else(|e| e.into_inner());
         let workers = workers.clamp(1, self.workers.len());
         self.count.allow(workers);

@@ -20,7 +20,7 @@ use crate::sched::find::{self, Next};
 use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
-use crate::sched::wake::Waiter;
+use crate::sched::wake::{Kept, Waiter};
 use crate::sched::{Shared, carrier::Carrier, resize};
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
@@ -230,6 +230,7 @@ fn fiber_main(fiber: FiberRef) {
     let token = Entered::resumed();
     let dropped = token.carrier().shared().is_closing() || fiber.state.cancel_requested();
     drop(token); // the mark is down: user code
+    context::assert_unmarked();
     if dropped {
         // SAFETY: it has not run, and we are its one dispatch.
         unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };
@@ -248,12 +249,19 @@ fn fiber_main(fiber: FiberRef) {
 
 /// The result is there: gives it to whoever the join word says (I4).
 pub(crate) fn complete(fiber: FiberRef) {
-    match job::complete(&fiber.join) {
-        Completed::Nothing => {}
+    let mark = context::marked(); // S6: who finds the word swapped waits for the call
+    let completed = job::complete(&fiber.join);
+    let kept = match completed {
         // SAFETY: the address was in the join word, and ours is its call.
-        Completed::Call(waiter) => unsafe { Waiter::call(waiter) },
+        Completed::Call(waiter) => unsafe { Waiter::call(&mark, waiter) },
+        Completed::Nothing | Completed::DropResult => Kept::default(),
+    };
+    drop(mark);
+    drop(kept);
+    if completed == Completed::DropResult {
+        context::assert_unmarked();
         // SAFETY: the join word gave it to us.
-        Completed::DropResult => report_leftover(&fiber, unsafe { Job::drop_result(&fiber) }),
+        report_leftover(&fiber, unsafe { Job::drop_result(&fiber) });
     }
 }
 

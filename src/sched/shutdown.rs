@@ -18,12 +18,12 @@ use std::thread::JoinHandle as ThreadHandle;
 use std::time::{Duration, Instant};
 
 use crate::base::loom::{heavy_barrier, lock};
+use crate::base::os;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Notify, Phase};
-use crate::fiber::{Held, slab};
-use crate::sched::Shared;
+use crate::fiber::{FiberRef, Held, slab};
 use crate::sched::gate::Entry;
-use crate::sched::wake;
+use crate::sched::{Shared, context, wake};
 
 /// A fiber that did not end in time.
 ///
@@ -234,19 +234,26 @@ impl Shared {
                 let soon = deadline.map_or(soon, |deadline| deadline.min(soon));
                 full = !self.wait_until(Some(soon), |shared| !shared.gate.is_full());
             }
-            let entry = if full {
-                Entry::Full
-            } else {
-                self.gate.enter(&fiber.gate_pass)
-            };
-            if entry == Entry::Full {
-                full = true; // the next round goes on
-            } else if fiber.state.deliver_cancel() == Notify::Enqueue {
-                wake::enqueue(fiber.fiber());
-            } else if entry == Entry::New {
-                self.gate.leave(&fiber.gate_pass); // deaf, or no longer parked
-            }
+            full = full || self.deliver_cancel(fiber.fiber()) == Entry::Full; // the next round goes on
         });
+    }
+
+    /// Ends the park of one who was asked, if there is a place.
+    fn deliver_cancel(&self, fiber: FiberRef) -> Entry {
+        let mark = context::marked();
+        let entry = self.gate.enter(&fiber.gate_pass);
+        if entry == Entry::Full {
+            return entry;
+        }
+        let mut kept = None;
+        if fiber.state.deliver_cancel() == Notify::Enqueue {
+            kept = wake::enqueue(&mark, fiber);
+        } else if entry == Entry::New {
+            self.gate.leave(&fiber.gate_pass); // deaf, or no longer parked
+        }
+        drop(mark);
+        drop(kept);
+        entry
     }
 
     /// Step 4; and how many of them keep a carrier for themselves.
@@ -286,7 +293,9 @@ impl Shared {
         for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
             carrier.bell.ring();
         }
+        let mark = context::marked();
         let threads = std::mem::take(&mut *lock(&self.threads));
+        drop(mark);
         join_until(patience, threads.into_iter().map(|(_, thread)| thread))
     }
 
@@ -310,34 +319,25 @@ impl Shared {
     ) -> bool {
         self.observers.fetch_add(1, SeqCst);
         heavy_barrier(); // whoever ends a fiber from here on sees us, or we see its count
-        let mut guard = self.ended.lock().unwrap_or_else(|e| e.into_inner());
         let result = loop {
+            let seen = self.ended.load(SeqCst); // before the look
             if done(self) {
                 break true;
             }
-            guard = match deadline {
-                None => self
-                    .ended_signal
-                    .wait(guard)
-                    .unwrap_or_else(|e| e.into_inner()),
-                Some(at) => {
-                    let left = at.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        break false;
-                    }
-                    let waited = self.ended_signal.wait_timeout(guard, left);
-                    waited.unwrap_or_else(|e| e.into_inner()).0
-                }
-            };
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                break false;
+            }
+            os::futex_wait(&self.ended, seen, left); // returns at once if there was an end since
         };
-        drop(guard);
         self.observers.fetch_sub(1, SeqCst);
         result
     }
 
     #[cold]
     pub(crate) fn tell_observers(&self) {
-        drop(self.ended.lock()); // an observer is past its look, or will be before it waits
-        self.ended_signal.notify_all();
+        let _mark = context::marked();
+        self.ended.fetch_add(1, SeqCst);
+        os::futex_wake_all(&self.ended);
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use crate::base::loom::atomic::fence;
 use crate::base::loom::lock;
 use crate::error::{JoinError, SpawnError};
-use crate::fiber::job::{self, Job};
+use crate::fiber::job::{self, Job, Packed};
 use crate::fiber::record::{ANY_WORKER, Birth};
 use crate::fiber::slab::Slab;
 use crate::fiber::{FiberRef, Held, Record};
@@ -73,14 +73,16 @@ impl Shared {
         } = wishes;
         birth.runtime = std::ptr::from_ref(self).cast_mut().cast();
         let assigned = birth.worker;
+        let f = Job::pack(f); // allocates, so before all else
         let token = context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
         let Some(mut token) = token else {
+            let _mark = context::marked(); // a fiber without a worker, or of another runtime
             // Counted first: either the shutdown sees the count and waits, or we see it closing.
             self.outside_spawned.fetch_add(1, SeqCst);
             if self.is_closing() {
                 self.outside_spawned.fetch_sub(1, SeqCst);
                 self.tell_observers();
-                return Err(f);
+                return Err(f.unpack());
             }
             let counted = Uncount(self);
             let mut outside = lock(&self.outside);
@@ -175,7 +177,7 @@ impl Drop for Uncount<'_> {
 ///
 /// # Safety
 /// Whatever `f` borrows outlives the fiber.
-unsafe fn fill<F, T>(slab: &mut Slab, birth: Birth, f: F) -> (FiberRef, Held)
+unsafe fn fill<F, T>(slab: &mut Slab, birth: Birth, f: Packed<F>) -> (FiberRef, Held)
 where
     F: FnOnce() -> T + Send,
     T: Send,
@@ -197,16 +199,26 @@ fn both(record: NonNull<Record>) -> (FiberRef, Held) {
     (fiber, handle)
 }
 
+/// Records for somebody who has none.
+pub(crate) fn obtain_slab() -> Slab {
+    let _mark = context::marked();
+    Slab::obtain()
+}
+
 /// A handle for a closure that was refused: it is over before it began. The closure is dropped.
 pub(crate) fn refused<F, T>(birth: Birth, f: F) -> Held
 where
     F: FnOnce() -> T + Send,
     T: Send,
 {
+    let f = Job::pack(f);
+    let mark = context::marked();
     let mut slab = Slab::obtain();
     // SAFETY: dropped below, before anything it borrows can end.
     let (fiber, handle) = unsafe { fill(&mut slab, birth, f) };
     slab.retire();
+    drop(mark);
+    context::assert_unmarked();
     // SAFETY: it never ran and is in no queue.
     unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };
     let _nobody_waits_yet = job::complete(&fiber.join);

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::base::os::Doorbell;
 use crate::fiber::state::{Begin, Commit, Hearing, Notify, Signal, State, Woken};
-use crate::sched::limit;
+use crate::sched::{context, limit};
 
 pub(crate) struct ThreadParker {
     state: State,
@@ -56,6 +56,7 @@ impl ThreadParker {
     }
 
     pub(crate) fn wake(&self, signal: Signal) {
+        let _mark = context::marked(); // a thread waits for the bell
         if self.state.wake(signal) == Notify::Enqueue {
             self.bell.ring();
         }

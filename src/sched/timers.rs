@@ -32,7 +32,7 @@ use crate::base::loom::{Mutex, lock};
 use crate::driver::wheel::{self, Arena, Chunk, Step};
 use crate::fiber::state::Notify;
 use crate::fiber::{FiberRef, Held};
-use crate::sched::context::Entered;
+use crate::sched::context::{self, Entered};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, wake};
 
@@ -172,12 +172,13 @@ impl Timers {
 
     /// Fires what is due at this tick.
     fn fire(&self, now: u64) {
+        let mark = context::marked();
         loop {
             let mut batch = [const { None::<(Held, u32)> }; BATCH];
             let done = self.take_due(now, &mut batch);
             for (fiber, park) in batch.into_iter().flatten() {
                 if fiber.state.expire(park) == Notify::Enqueue {
-                    wake::enqueue(fiber.fiber());
+                    let _by_threads_of_the_runtime = wake::enqueue(&mark, fiber.fiber());
                 }
             }
             if done {

@@ -89,7 +89,8 @@ pub(crate) fn of_caller() -> Option<(Verdict, Option<usize>)> {
         return Some((Verdict::Home, None)); // and so it will stay
     }
     if !judgement.complete {
-        here.marked(|shared| shared.study_soon());
+        let mark = context::marked();
+        mark.shared()?.study_soon();
     }
     judgement
         .complete

@@ -6,6 +6,12 @@
 //!
 //! A fiber goes to its home, or elsewhere if its home cannot run it now and it may move
 //! (`moving.rs`).
+//!
+//! From the moment the state word gives a fiber to its waker until it is in a queue, nobody else can
+//! run it: the mark is up for as long (S6). So it is from the swap of a word that holds a waiter until
+//! the waiter is called, since who finds the word swapped waits for the call. What may be the last
+//! reference to something, [`Kept`], is dropped afterwards: that frees memory, and a runtime holds
+//! things of the user's.
 
 use std::ptr;
 use std::sync::Arc;
@@ -20,10 +26,11 @@ use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
 use crate::fiber::{FiberRef, Held};
 use crate::sched::carrier::Carrier;
+use crate::sched::context::Marked;
 use crate::sched::moving::Whereto;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::Roused;
-use crate::sched::{block, context};
+use crate::sched::{Shared, block, context};
 
 /// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
 /// so the waiter stays until it was called, or has made sure that nobody will call.
@@ -84,22 +91,45 @@ impl Waiter {
     /// # Safety
     /// The address came out of a word that a live waiter put it into, and the caller's is the one
     /// call it waits for.
-    pub(crate) unsafe fn call(address: usize) {
+    pub(crate) unsafe fn call(mark: &Marked, address: usize) -> Kept {
         // SAFETY: by the caller's promise it is still there, until `called` is set.
         let waiter = unsafe { &*ptr::with_exposed_provenance::<Waiter>(address) };
         let who = waiter.who.clone();
         waiter.called.store(true, Release);
-        match who {
-            Who::Fiber(fiber) => wake(fiber.fiber(), Signal::Call),
-            Who::Thread(parker) => parker.wake(Signal::Call),
+        let runtime = match &who {
+            Who::Fiber(fiber) => wake_marked(mark, fiber.fiber(), Signal::Call),
+            Who::Thread(parker) => {
+                parker.wake(Signal::Call);
+                None
+            }
+        };
+        Kept {
+            _who: Some(who),
+            _runtime: runtime,
         }
     }
 }
 
+/// What a waker relied on. To be dropped when the mark is down.
+#[must_use = "dropped without the mark"]
+#[derive(Default)]
+pub(crate) struct Kept {
+    _who: Option<Who>,
+    _runtime: Option<Arc<Shared>>,
+}
+
 /// Unparks a fiber, or calls it.
 pub(crate) fn wake(fiber: FiberRef, signal: Signal) {
-    if fiber.state.wake(signal) == Notify::Enqueue {
-        enqueue(fiber);
+    let mark = context::marked();
+    let kept = wake_marked(&mark, fiber, signal);
+    drop(mark);
+    drop(kept);
+}
+
+fn wake_marked(mark: &Marked, fiber: FiberRef, signal: Signal) -> Option<Arc<Shared>> {
+    match fiber.state.wake(signal) {
+        Notify::Enqueue => enqueue(mark, fiber),
+        Notify::Nothing => None,
     }
 }
 
@@ -107,30 +137,41 @@ pub(crate) fn wake(fiber: FiberRef, signal: Signal) {
 ///
 /// `Shared` lives as long as any fiber that is not over, so up to the post, or the release, all is
 /// there. From then on the fiber may run, end, and take the runtime with it: a caller that is no
-/// thread of this runtime keeps it alive for the rest.
-pub(crate) fn enqueue(fiber: FiberRef) {
+/// thread of this runtime keeps it alive for the rest, and until its mark is down.
+#[must_use = "dropped without the mark"]
+pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
     let home = fiber.home.load(atomic::Ordering::Relaxed).cast::<Carrier>();
     // SAFETY: a started fiber has a home, which lives as long as `Shared`; see above.
     let carrier = unsafe { &*home };
     let shared = carrier.shared();
-    let here = context::carrier();
-    // SAFETY: a carrier outlives its thread.
-    let own_thread = unsafe { here.as_ref() }.is_some_and(|here| ptr::eq(here.shared(), shared));
-    let _keep = (!own_thread).then(|| shared.arc());
+    let here = mark.carrier();
+    let own_thread = here.is_some_and(|here| ptr::eq(here.shared(), shared));
+    let keep = (!own_thread).then(|| shared.arc());
     if fiber.blocks_carrier() {
         fiber.release();
-        return rouse_blocked(carrier);
+        rouse_blocked(carrier);
+    } else if !here.is_some_and(|here| ptr::eq(here, carrier)) || !queue_sibling(carrier, fiber) {
+        queue_started(carrier, fiber);
     }
-    if ptr::eq(here, carrier)
-        && let Some(_token) = context::enter()
-    {
-        // A sibling: it runs next, and what was next before it goes behind the others.
+    keep
+}
+
+/// On the thread of the fiber's home: it runs next. False if the carrier has lost its worker.
+fn queue_sibling(carrier: &Carrier, fiber: FiberRef) -> bool {
+    let token = context::enter();
+    if token.is_some() {
+        // What was next before it goes behind the others.
         if let Some(before) = carrier.home().next.replace(fiber) {
             // SAFETY: runnable by I1, so in no list, and alive by I3.
             unsafe { carrier.home().queue.push(before.pointer()) };
         }
-        return;
     }
+    token.is_some()
+}
+
+/// To its home, or elsewhere.
+fn queue_started(carrier: &Carrier, fiber: FiberRef) {
+    let shared = carrier.shared();
     // SAFETY: made runnable by the caller (I1), and it is switched out since its park was committed.
     let held = match unsafe { shared.whereto(carrier, fiber) } {
         Whereto::Elsewhere => return shared.submit_started(fiber),

@@ -17,6 +17,7 @@ use crate::fiber::stack::Cache;
 use crate::fiber::{Record, stack::Guard};
 use crate::queue::local::{Ring, Slot};
 use crate::sched::carrier::Carrier;
+use crate::sched::spawn;
 use crate::sched::timers::Timers;
 
 /// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
@@ -165,7 +166,7 @@ impl Worker {
             roused: AtomicU8::new(Roused::NO),
             counters: Counters::default(),
             local: UnsafeCell::new(Local {
-                slab: Slab::obtain(),
+                slab: spawn::obtain_slab(),
                 stacks: Cache::new(class, guard),
                 rng: Rng::new(index as u64),
                 until_shared: 1,

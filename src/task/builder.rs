@@ -170,7 +170,7 @@ impl Builder {
         };
         let birth = Birth {
             location: at,
-            name: self.name,
+            name: boxed(self.name),
             worker,
             stack_class,
             pinned: self.pinned,
@@ -228,7 +228,7 @@ impl Builder {
             Err((SpawnError::ShuttingDown, f)) => {
                 let birth = Birth {
                     location,
-                    name,
+                    name: boxed(name),
                     worker: ANY_WORKER,
                     stack_class: shared.settings.stack_class,
                     pinned: false,
@@ -239,4 +239,9 @@ impl Builder {
             Err((error, _)) => panic!("spawn at {location}: {error}"),
         }
     }
+}
+
+/// A name in the form in which a record keeps it.
+fn boxed(name: Option<String>) -> Option<Box<Box<str>>> {
+    name.map(|name| Box::new(name.into_boxed_str()))
 }

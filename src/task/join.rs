@@ -12,8 +12,8 @@ use crate::fiber::job::{self, Job};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::park::{self, Unparker};
-use crate::sched::run;
 use crate::sched::wake::Waiter;
+use crate::sched::{context, run};
 use crate::task::Fiber;
 
 /// The right to a fiber's result. Dropping it lets the fiber go on alone.
@@ -173,6 +173,7 @@ impl<T> JoinHandle<T> {
 impl<T> Drop for JoinHandle<T> {
     fn drop(&mut self) {
         if !job::detach(&self.fiber.join) {
+            context::assert_unmarked();
             // SAFETY: I4: the fiber is done and found no detached handle, so the result is ours.
             let leftover = unsafe { Job::drop_result(&self.fiber) };
             run::report_leftover(&self.fiber, leftover);
