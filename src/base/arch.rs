@@ -40,3 +40,45 @@ pub(crate) fn prefetch(address: usize) {
     // SAFETY: a hint, which never faults.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::without_provenance(address)) };
 }
+
+/// Where a signal interrupted its thread.
+pub(crate) struct At {
+    pub(crate) code: usize,
+    pub(crate) stack: usize,
+    /// In a system call that slept: it will fail with `EINTR`, or begin again.
+    pub(crate) in_kernel: bool,
+}
+
+/// # Safety
+/// `context` is the third argument of a running signal handler.
+pub(crate) unsafe fn interrupted(context: *mut libc::c_void) -> At {
+    // SAFETY: by the caller's promise.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    let register = |name: libc::c_int| context.uc_mcontext.gregs[name as usize];
+    let code = register(libc::REG_RIP) as usize;
+    // SAFETY: the instruction that comes next is mapped.
+    let in_kernel = unsafe { sleeps_at(code, register(libc::REG_RAX)) };
+    At {
+        code,
+        stack: register(libc::REG_RSP) as usize,
+        in_kernel,
+    }
+}
+
+/// Whether the thread is in a system call that waits: right behind it, and it failed with `EINTR`; or
+/// right before it, to begin again (or for the first time: then it is soon inside).
+///
+/// # Safety
+/// `code` is the address of the instruction that comes next.
+unsafe fn sleeps_at(code: usize, result: i64) -> bool {
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
+    const PAGE: usize = 4096;
+    let is_call = |at: usize| {
+        // On one page with the instruction that comes next.
+        let there = at / PAGE == code / PAGE && (at + 1) / PAGE == code / PAGE;
+        let bytes = std::ptr::with_exposed_provenance::<[u8; 2]>(at);
+        // SAFETY: on a page that holds code.
+        there && unsafe { bytes.read_unaligned() } == SYSCALL
+    };
+    is_call(code) || result == -i64::from(libc::EINTR) && is_call(code.wrapping_sub(2))
+}

@@ -69,6 +69,18 @@ impl Bitmap {
         self.words[i / BITS].load(SeqCst) & (1 << (i % BITS)) != 0
     }
 
+    /// Those that are in it at some moment of the look.
+    pub(crate) fn members(&self) -> impl Iterator<Item = usize> {
+        self.words.iter().enumerate().flat_map(|(index, word)| {
+            let mut left = word.load(SeqCst);
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(index * BITS + bit)
+            })
+        })
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.words.iter().all(|word| word.load(SeqCst) == 0)
     }
@@ -93,6 +105,7 @@ mod tests {
         }
         assert!(!set.set(70));
         assert_eq!(set.len(), 3);
+        assert_eq!(set.members().collect::<Vec<_>>(), [3, 70, 130]);
         assert_eq!(set.claim_any(71), Some(130));
         assert_eq!(set.claim_any(131), Some(3));
         assert!(set.contains(70));

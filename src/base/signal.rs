@@ -22,10 +22,19 @@ unsafe impl Sync for Previous {}
 
 /// Installs `handler` on the alternate stack and returns what it replaced.
 pub(crate) fn install(signal: c_int, handler: Handler) -> io::Result<Previous> {
+    install_with(signal, handler, 0)
+}
+
+/// The same; calls that the signal interrupts begin again, where the kernel can do that.
+pub(crate) fn install_restarting(signal: c_int, handler: Handler) -> io::Result<Previous> {
+    install_with(signal, handler, libc::SA_RESTART)
+}
+
+fn install_with(signal: c_int, handler: Handler, flags: c_int) -> io::Result<Previous> {
     // SAFETY: all-zero is a valid `sigaction` (no handler, empty mask, no flags).
     let mut action: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
     action.sa_sigaction = handler as *const () as usize;
-    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | flags;
     let mut old = action;
     // SAFETY: both point to valid values; the handler has the type SA_SIGINFO asks for.
     match unsafe { libc::sigaction(signal, &action, &mut old) } {
@@ -34,7 +43,52 @@ pub(crate) fn install(signal: c_int, handler: Handler) -> io::Result<Previous> {
     }
 }
 
+/// What is installed for a signal now.
+pub(crate) fn current(signal: c_int) -> io::Result<Previous> {
+    let mut now = MaybeUninit::uninit();
+    // SAFETY: the kernel fills in `now`; nothing is changed.
+    match unsafe { libc::sigaction(signal, ptr::null(), now.as_mut_ptr()) } {
+        // SAFETY: filled in, since the call succeeded.
+        0 => Ok(Previous(unsafe { now.assume_init() })),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether that handler is installed.
+pub(crate) fn is_installed(signal: c_int, handler: Handler) -> bool {
+    current(signal).is_ok_and(|now| now.0.sa_sigaction == handler as *const () as usize)
+}
+
+/// The calling thread hears this signal from now on, whatever it inherited.
+pub(crate) fn unblock(signal: c_int) {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: makes an empty set of it.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: initialized above.
+    let mut set = unsafe { set.assume_init() };
+    // SAFETY: a valid set; an invalid signal is an error and changes nothing.
+    unsafe { libc::sigaddset(&mut set, signal) };
+    // SAFETY: reads the set.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut()) };
+}
+
 impl Previous {
+    /// Does what would have happened without us to a signal that is not the result of a fault.
+    pub(crate) fn pass_on(&self, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+        let harmless = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD, libc::SIGCONT];
+        match self.0.sa_sigaction {
+            libc::SIG_IGN => {}
+            libc::SIG_DFL if harmless.contains(&signal) => {}
+            libc::SIG_DFL => {
+                // The default action, which ends the process, when we have returned.
+                self.forward(signal, info, context);
+                // SAFETY: takes a number only.
+                unsafe { libc::raise(signal) };
+            }
+            _ => self.forward(signal, info, context),
+        }
+    }
+
     /// Does what would have happened without us. For the default action it is reinstated and we
     /// return: the faulting instruction runs again and meets it.
     pub(crate) fn forward(&self, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
@@ -79,6 +133,12 @@ pub(crate) struct AlternateStack {
 impl AlternateStack {
     /// Room for an unwinder, a symbolizer and the largest register file.
     const SIZE: usize = 256 * 1024;
+
+    /// Where it lies.
+    pub(crate) fn range(&self) -> std::ops::Range<usize> {
+        let start = self.at.addr().get() + os::PAGE;
+        start..start + Self::SIZE
+    }
 
     /// Switches the calling thread over to a new alternate stack, with a guard page below it.
     pub(crate) fn install() -> io::Result<Self> {

@@ -83,6 +83,8 @@ pub(crate) struct Record {
     pub(crate) verdict: AtomicU8,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
+    /// Live `no_preempt` sections; its own only.
+    pub(crate) unstoppable: AtomicU32,
     pub(crate) job: Job,
 }
 
@@ -139,6 +141,7 @@ impl Record {
         self.blocks_carrier.store(0, Relaxed);
         self.gate_pass.store(false, Relaxed);
         self.verdict.store(0, Relaxed);
+        self.unstoppable.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
         self.refs.store(Self::BORN_WITH, Release);
@@ -205,6 +208,11 @@ impl Record {
 
     pub(crate) fn unblock_carrier(&self) {
         self.blocks_carrier.store(0, Release);
+    }
+
+    /// It is not to be interrupted now.
+    pub(crate) fn is_unstoppable(&self) -> bool {
+        self.unstoppable.load(Relaxed) > 0
     }
 
     /// One line that names the fiber: `fiber 42 'name', spawned at file:line`.

@@ -23,20 +23,28 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::io;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, compiler_fence,
+};
+
+use indent_sysmon::Thread;
+
+use crate::base::alarm::Alarm;
 
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
 use crate::base::loom::lock;
 use crate::base::os::Doorbell;
-use crate::base::signal::AlternateStack;
+use crate::base::signal::{self, AlternateStack};
 use crate::error::AbortOnUnwind;
 use crate::fiber::{FiberRef, Record};
+use crate::sched::freeze::Ice;
 use crate::sched::owner::Owner;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, context, run};
+use crate::sched::{Shared, context, interrupt, roster, run};
 
 /// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
 #[repr(align(128))]
@@ -57,8 +65,15 @@ pub(crate) struct Carrier {
     /// Switched-out fibers that want to be alone.
     pub(crate) alone: Cell<usize>,
     home: UnsafeCell<Home>,
+    /// What its handler needs; set before the thread runs anybody.
+    own: UnsafeCell<Own>,
     /// Fibers that others adopted. From here on: anybody.
     pub(crate) left: AtomicUsize,
+    /// Its thread, for whoever watches it.
+    pub(crate) thread: Thread,
+    pub(crate) ice: Ice,
+    /// Somebody made its thread run on one CPU only.
+    narrowed: AtomicBool,
     /// How many runnable fibers the last raid left here, because they may not move.
     pub(crate) bound: AtomicUsize,
 }
@@ -68,6 +83,15 @@ pub(crate) struct Home {
     pub(crate) queue: List<Record>,
     /// Woken last by a sibling: next to run.
     pub(crate) next: Option<FiberRef>,
+}
+
+/// Of the thread of a carrier.
+#[derive(Default)]
+struct Own {
+    /// Reminds the handler.
+    alarm: Option<Alarm>,
+    /// The stack its handlers run on.
+    signal_stack: Range<usize>,
 }
 
 // SAFETY: the cells are touched by the carrier's own thread only, `home` by whom I17 says; the rest is
@@ -105,7 +129,11 @@ impl Carrier {
                 queue: List::new(),
                 next: None,
             }),
+            own: UnsafeCell::default(),
             left: AtomicUsize::new(0),
+            thread: Thread::new(),
+            ice: Ice::default(),
+            narrowed: AtomicBool::new(false),
             bound: AtomicUsize::new(0),
         }
     }
@@ -140,6 +168,7 @@ impl Carrier {
     #[cold]
     #[inline(never)]
     pub(crate) fn ask_for_worker(&self) -> NonNull<Worker> {
+        self.shared().detached.claim(self.index);
         self.shared().want(self.index);
         let worker = self.wait_for_worker();
         // If it came another way (a taker gave ours back), the request is void.
@@ -159,7 +188,11 @@ impl Carrier {
     pub(crate) fn wait_for_worker(&self) -> NonNull<Worker> {
         loop {
             match self.owner.peek() {
-                Some(worker) => return worker,
+                Some(worker) => {
+                    self.spread_out();
+                    return worker;
+                }
+                None if self.shared().adopt_orphan(self) => {}
                 None => drop(self.bell.wait(None)),
             }
         }
@@ -242,7 +275,11 @@ impl Carrier {
         loop {
             if self.owner.peek().is_some() {
                 set.claim(self.index);
+                self.spread_out();
                 return Rested::Holding;
+            }
+            if shared.adopt_orphan(self) {
+                continue;
             }
             if shared.is_stopping() {
                 return Rested::End;
@@ -262,6 +299,54 @@ impl Carrier {
             }
             self.bell.wait(None);
         }
+    }
+
+    /// Any thread, before this carrier, which sleeps, is given a worker: it is to run where the caller
+    /// runs, who is about to stop. May be called in a signal handler.
+    pub(crate) fn come_here(&self) {
+        if let Some(number) = self.thread.number() {
+            self.narrowed.store(true, SeqCst);
+            self.shared().cpu_mask.bring_here(number);
+        }
+    }
+
+    /// Own thread, before it runs anybody: on all CPUs again.
+    #[inline]
+    pub(crate) fn spread_out(&self) {
+        if self.narrowed.load(SeqCst) && self.narrowed.swap(false, SeqCst) {
+            self.shared().cpu_mask.spread_out();
+        }
+    }
+
+    /// Own thread: the mark goes down, and a request that came while it was up is looked at.
+    #[inline]
+    pub(crate) fn leave(&self) {
+        self.owner.leave();
+        compiler_fence(SeqCst); // the handler sees the mark down, or we see its request
+        if self.ice.request.load(Relaxed) != 0 && self.owner.depth() == 0 {
+            self.look_at_request();
+        }
+    }
+
+    /// Own thread, before and after it runs anybody.
+    fn set_own(&self, own: Own) {
+        // SAFETY: own thread, and no handler needs it now: nobody has asked this thread for anything.
+        unsafe { *self.own.get() = own };
+    }
+
+    fn own(&self) -> &Own {
+        // SAFETY: own thread; written only before and after it runs fibers.
+        unsafe { &*self.own.get() }
+    }
+
+    /// Own thread.
+    pub(crate) fn alarm(&self) -> Option<&Alarm> {
+        self.own().alarm.as_ref()
+    }
+
+    /// Own thread: whether handlers run on this part of the memory.
+    pub(crate) fn on_signal_stack(&self, address: usize) -> bool {
+        self.own().signal_stack.contains(&address)
     }
 
     /// Before the thread starts: it will hold `worker`.
@@ -466,9 +551,22 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     let abort = AbortOnUnwind("the scheduler loop");
     // Without one the handler runs on std's, which is small; better than no thread at all.
     let signal_stack = AlternateStack::install();
+    let carrier = shared.carrier(index);
+    carrier.thread.enlist();
+    let entry = shared.settings.preempt.then(|| {
+        signal::unblock(interrupt::signal());
+        carrier.set_own(Own {
+            alarm: Alarm::new(interrupt::signal()),
+            signal_stack: signal_stack.as_ref().map_or(0..0, AlternateStack::range),
+        });
+        roster::enter(carrier)
+    });
     shared.settings.on_thread_start();
-    shared.carrier(index).live(spare);
+    carrier.live(spare);
     shared.settings.on_thread_stop();
+    carrier.thread.leave();
+    drop(entry);
+    carrier.set_own(Own::default());
     drop(signal_stack);
     drop(place);
     shared.vacant.set(index);

@@ -165,7 +165,7 @@ impl Here {
         match self.carrier().owner.enter() {
             Some(worker) => Some(self.entered(worker)),
             None => {
-                self.carrier().owner.leave();
+                self.carrier().leave();
                 None
             }
         }
@@ -227,7 +227,7 @@ impl Drop for Marked {
     #[inline]
     fn drop(&mut self) {
         if let Some(carrier) = self.carrier() {
-            carrier.owner.leave();
+            carrier.leave();
         }
     }
 }
@@ -311,7 +311,7 @@ impl Entered {
 
 impl Drop for Entered {
     fn drop(&mut self) {
-        self.carrier().owner.leave();
+        self.carrier().leave();
     }
 }
 

@@ -58,6 +58,7 @@ fn only_home(token: &mut Entered) -> bool {
         && worker.assigned.is_empty()
         && token.local().own.is_empty()
         && !token.worker().timers.is_due()
+        && token.carrier().shared().ready.len() == 0
 }
 
 /// The oldest of the home queue; the one after it is asked for, since the caches hold few fibers.
@@ -87,7 +88,13 @@ fn in_order(token: &mut Entered) -> Next {
         token.carrier().shared().fire(token.worker());
     }
     token.carrier().shared().fire_missed();
+    if !token.local().brought.is_empty() {
+        moving::sort_brought(token);
+    }
     collect(token);
+    if let Some(fiber) = from_ready(token) {
+        return Next::Run(fiber);
+    }
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
         moving::share_if_crowded(token);
@@ -99,10 +106,33 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
         return Next::Run(fiber);
     }
-    match shared_queue(token) {
-        Next::Nothing => steal(token).map_or(Next::Nothing, Next::Run),
-        found => found,
+    if let Some(fiber) = from_ready(token).or_else(|| from_ready(token)) {
+        return Next::Run(fiber); // twice: whose turn it is does not matter here
     }
+    match shared_queue(token) {
+        Next::Nothing => {}
+        found => return found,
+    }
+    if let Some(fiber) = steal(token) {
+        return Next::Run(fiber);
+    }
+    // Nobody else waits: those that were stopped go on.
+    let frozen = token.carrier().shared().claim_frozen();
+    frozen.map_or(Next::Nothing, Next::MoveTo)
+}
+
+/// A fiber that should not wait, in turn with this worker's own.
+fn from_ready(token: &mut Entered) -> Option<FiberRef> {
+    if token.carrier().shared().ready.len() == 0 {
+        return None;
+    }
+    let local = token.local();
+    local.ready_turn = !local.ready_turn;
+    if !local.ready_turn {
+        return None;
+    }
+    token.worker().counters.from_shared.add(1);
+    token.carrier().shared().ready.pop(1).pop().map(popped)
 }
 
 /// Moves what others sent to where this worker looks.
@@ -110,6 +140,7 @@ fn in_order(token: &mut Entered) -> Next {
 fn collect(token: &mut Entered) {
     let carrier = token.carrier();
     if !carrier.inbox.is_empty() {
+        carrier.ice.fresh_mail.store(false, Relaxed);
         carrier.home().queue.append(carrier.inbox.take());
     }
     if !token.worker().assigned.is_empty() {
@@ -202,6 +233,7 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
         .min(BATCH)
         .min(shared.settings.local_queue / 2);
     token.worker().counters.from_shared.add(1);
+    shared.pressed.store(false, Relaxed);
     let mut taken = shared.global.pop(share.max(1));
     let first = taken.pop().map(popped);
     if !taken.is_empty() {

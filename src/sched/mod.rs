@@ -35,6 +35,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::Duration;
 
+use crate::base::affinity::Mask;
 use crate::base::bitmap::Bitmap;
 use crate::base::loom::{Mutex, lock};
 use crate::base::mark;
@@ -48,13 +49,18 @@ pub(crate) mod block;
 pub(crate) mod carrier;
 pub(crate) mod context;
 mod count;
+mod detach;
 mod find;
+mod freeze;
 mod gate;
 mod idle;
+mod interrupt;
 pub(crate) mod limit;
 mod moving;
 mod owner;
+mod press;
 mod resize;
+mod roster;
 pub(crate) mod run;
 pub(crate) mod service;
 pub(crate) mod shutdown;
@@ -92,21 +98,9 @@ pub(crate) struct Settings {
     pub(crate) guard: Guard,
     pub(crate) budget: u32,
     /// Fibers that compute for longer than the quantum while others wait are interrupted.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for what interrupts fibers, which comes next")
-    )]
     pub(crate) preempt: bool,
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for what interrupts fibers, which comes next")
-    )]
     pub(crate) quantum: Duration,
     /// The number of the signal that interrupts.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for what interrupts fibers, which comes next")
-    )]
     pub(crate) preempt_signal: i32,
     /// How long a worker without work looks on before it sleeps.
     pub(crate) idle_spin: Duration,
@@ -155,6 +149,21 @@ pub(crate) struct Shared {
     keeping: Bitmap,
     wanted: Bitmap,
     vacant: Bitmap,
+    /// Carriers that stopped in the middle of a fiber and wait for a worker (`freeze.rs`).
+    frozen: Bitmap,
+    /// Carriers whose worker was taken while they slept in the kernel, and that have not come back.
+    detached: Bitmap,
+    /// Workers that found no carrier.
+    orphans: Bitmap,
+    /// Turns of frozen carriers that have been dealt out.
+    tickets: AtomicU64,
+    /// Somebody from outside has queued a fiber for all while everybody was busy.
+    pressed: AtomicBool,
+    /// The monitor has been rung since it last took its time.
+    rung: AtomicBool,
+    pub(crate) preempted: freeze::Counters,
+    /// On which CPUs our threads may run.
+    cpu_mask: Mask,
     /// Carriers that keep fibers which want to be alone, and their number.
     keeps: Bitmap,
     pub(crate) keepers: AtomicUsize,
@@ -162,6 +171,8 @@ pub(crate) struct Shared {
     pub(crate) bound_waiting: AtomicU64,
     pub(crate) refused_carriers: AtomicU64,
     global: Inject,
+    /// Fibers that anybody may run and that should not wait: woken by others, or spawned from outside.
+    ready: Inject,
     idle: Idle,
     /// Records for spawns from threads that hold no worker.
     outside: Mutex<Option<Slab>>,
@@ -205,6 +216,10 @@ impl Shared {
         overflow::prepare(context::current_fiber)
             .map_err(|source| StartError::Signal { source })?;
         drop(mark);
+        if settings.preempt {
+            interrupt::prepare(settings.preempt_signal)
+                .map_err(|source| StartError::Signal { source })?;
+        }
         let (n, cap) = (settings.workers, settings.max_carriers);
         let worker = |i| {
             Worker::new(
@@ -230,8 +245,17 @@ impl Shared {
             bound_waiting: AtomicU64::new(0),
             wanted: Bitmap::new(cap),
             vacant,
+            frozen: Bitmap::new(cap),
+            detached: Bitmap::new(cap),
+            orphans: Bitmap::new(most),
+            tickets: AtomicU64::new(0),
+            pressed: AtomicBool::new(false),
+            rung: AtomicBool::new(false),
+            preempted: freeze::Counters::default(),
+            cpu_mask: Mask::new(),
             refused_carriers: AtomicU64::new(0),
             global: Inject::new(),
+            ready: Inject::new(),
             idle: Idle::new(most),
             count: count::Count::new(most, n),
             resizing: std::sync::Mutex::new(()),
@@ -318,7 +342,9 @@ impl Shared {
     /// Asks for a worker to be brought to a carrier.
     fn want(&self, carrier: usize) {
         self.wanted.set(carrier);
-        self.rouse_one(carrier);
+        if !self.rouse_one(carrier) {
+            self.press();
+        }
     }
 
     /// After a push that any worker may take: rouses one if none is looking; true if it did.
@@ -388,7 +414,7 @@ impl Shared {
     }
 
     pub(crate) fn queued_for_all(&self) -> usize {
-        self.global.len()
+        self.global.len() + self.ready.len()
     }
 
     pub(crate) fn starved(&self) -> usize {

@@ -38,7 +38,7 @@ use crate::base::loom::atomic;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
-use crate::sched::context::{self, Entered};
+use crate::sched::context::Entered;
 use crate::sched::verdict;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, wake};
@@ -126,6 +126,7 @@ impl Carrier {
             unsafe { all.push(next.pointer()) };
         }
         all.append(std::mem::replace(&mut home.queue, List::new()));
+        self.ice.fresh_mail.store(false, SeqCst);
         all.append(self.inbox.take());
         all
     }
@@ -213,6 +214,30 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
     token.worker().ring.pop()
 }
 
+/// Fibers that came with the worker from carriers that cannot run them now: what may move is this
+/// worker's, the others go home and wait.
+pub(crate) fn sort_brought(token: &mut Entered) {
+    let mut brought = std::mem::replace(&mut token.local().brought, List::new());
+    let mut moved = false;
+    while let Some(fiber) = brought.pop().map(popped) {
+        let shared = token.carrier().shared();
+        // SAFETY: off a queue, so runnable, switched out and ours.
+        if unsafe { verdict::may_move(shared, fiber) } {
+            shared.push_local(token.worker(), fiber);
+            moved = true;
+            continue;
+        }
+        // SAFETY: a started fiber has a home, which lives as long as `Shared`.
+        let home = unsafe { &*home(fiber) };
+        // SAFETY: just popped, and runnable fibers are alive (I3).
+        unsafe { home.inbox.post(fiber.pointer()) };
+        let _claimed = wake::rouse_for_inbox(home); // I10; as in `sort`
+    }
+    if moved {
+        token.carrier().shared().rouse_from(token.worker());
+    }
+}
+
 impl Shared {
     /// Runnable fibers that were taken off a carrier's queues: of the first of them those that may move
     /// go to `elsewhere`, all others back into its inbox; how many of those looked at may not move.
@@ -262,18 +287,11 @@ impl Shared {
         self.sort(carrier, fibers, |fiber| self.submit_started(fiber));
     }
 
-    /// Queues a started fiber that may run anywhere: with the caller's worker, if it has one.
+    /// Queues a started fiber that may run anywhere.
     pub(crate) fn submit_started(&self, fiber: FiberRef) {
-        let token = context::enter().filter(|t| ptr::eq(t.carrier().shared(), self));
-        match token {
-            Some(token) => {
-                self.push_local(token.worker(), fiber);
-                self.rouse_from(token.worker());
-            }
-            None => {
-                self.global.push(fiber);
-                self.rouse_one(0);
-            }
+        self.ready.push(fiber);
+        if !self.rouse_one(0) {
+            self.press();
         }
     }
 
@@ -284,7 +302,9 @@ impl Shared {
     pub(crate) unsafe fn whereto(&self, carrier: &Carrier, fiber: FiberRef) -> Whereto {
         let worker = carrier.owner.peek();
         // SAFETY: workers live as long as `Shared`.
-        let is_stuck = |worker: NonNull<Worker>| unsafe { worker.as_ref() }.is_stuck();
+        let is_stuck = |worker: NonNull<Worker>| {
+            unsafe { worker.as_ref() }.is_stuck() || carrier.is_long_in_one_dispatch(worker)
+        };
         // SAFETY: by the caller's promise.
         if worker.is_none_or(is_stuck) && unsafe { verdict::may_move(self, fiber) } {
             return Whereto::Elsewhere;

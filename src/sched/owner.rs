@@ -130,18 +130,26 @@ impl<W> Owner<W> {
     /// Takes the worker from a carrier that is outside runtime code, and before anybody can enter
     /// again does what must be done to the things of that carrier.
     pub(crate) fn take<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<(NonNull<W>, R)> {
+        self.take_with(|_| meanwhile())
+    }
+
+    /// The same, for somebody who must know which worker it is.
+    pub(crate) fn take_with<R>(
+        &self,
+        meanwhile: impl FnOnce(NonNull<W>) -> R,
+    ) -> Option<(NonNull<W>, R)> {
         self.take_in_hand(meanwhile, |_| ptr::null_mut())
     }
 
     /// The same, but leaves the worker where it is.
     pub(crate) fn visit<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<R> {
-        self.take_in_hand(meanwhile, NonNull::as_ptr)
+        self.take_in_hand(|_| meanwhile(), NonNull::as_ptr)
             .map(|(_, done)| done)
     }
 
     fn take_in_hand<R>(
         &self,
-        meanwhile: impl FnOnce() -> R,
+        meanwhile: impl FnOnce(NonNull<W>) -> R,
         then: impl FnOnce(NonNull<W>) -> *mut W,
     ) -> Option<(NonNull<W>, R)> {
         let mut word = self.word.load(SeqCst);
@@ -155,7 +163,7 @@ impl<W> Owner<W> {
         heavy_barrier();
         // Nobody else changes the word while it says so: a store will do.
         if self.mark.load(Acquire) == 0 {
-            let done = meanwhile();
+            let done = meanwhile(worker);
             self.word.store(then(worker), SeqCst);
             return Some((worker, done));
         }
@@ -202,6 +210,16 @@ impl<W> Owner<W> {
     /// Own thread, mark up, holding a worker: gives it up.
     pub(crate) fn surrender(&self) -> NonNull<W> {
         self.let_go(ptr::null_mut())
+    }
+
+    /// The same, but not if a taker has it in hand: for a signal handler, which waits for nobody.
+    pub(crate) fn try_surrender(&self) -> Option<NonNull<W>> {
+        let word = self.word.load(SeqCst);
+        let worker = holds(word)?;
+        self.word
+            .compare_exchange(word, ptr::null_mut(), SeqCst, SeqCst)
+            .ok()
+            .map(|_| worker)
     }
 
     /// Exchanges the worker, mark up, for `instead`; a taker that has it in hand puts it back.

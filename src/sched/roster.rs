@@ -1,4 +1,7 @@
-#![expect(unsafe_code, reason = "hands out carriers by the number of their thread")]
+#![expect(
+    unsafe_code,
+    reason = "hands out carriers by the number of their thread"
+)]
 //! Which thread is which carrier, for a signal handler that knows nothing yet.
 //!
 //! A handler runs on any thread of the process, and in a shared library the first touch of a

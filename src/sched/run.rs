@@ -33,6 +33,7 @@ pub(crate) enum Left {
 pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.carrier().shared().awake(token.worker());
+    moving::sort_brought(&mut token);
     // Where a worker arrives it runs something before it looks at who else wants one.
     let waits = token.carrier().has_runnable();
     let local = token.local();

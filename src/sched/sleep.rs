@@ -145,6 +145,8 @@ impl Shared {
             || !token.carrier().inbox.is_empty()
             || !token.worker().assigned.is_empty()
             || self.global.len() > 0
+            || self.ready.len() > 0
+            || !self.frozen.is_empty()
             || !self.wanted.is_empty()
             || self.count.is_excess(token.worker().index)
             || self.present().iter().any(|worker| !worker.ring.is_empty())

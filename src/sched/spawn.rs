@@ -125,6 +125,10 @@ impl Shared {
         } else if !self.assign_if_asleep(preferred, fiber) {
             self.global.push(fiber);
             let sent = self.rouse_one(0);
+            if !sent {
+                self.pressed.store(true, Relaxed);
+                self.press();
+            }
             self.count_wake(sent);
         }
     }

@@ -68,6 +68,16 @@ impl Clock {
         }
     }
 
+    /// Nanoseconds since then. May be called in a signal handler.
+    pub(crate) fn nanos(&self) -> u64 {
+        nanos(self.epoch.elapsed())
+    }
+
+    /// A time in such nanoseconds.
+    pub(crate) fn at(&self, nanos: u64) -> Instant {
+        self.epoch + Duration::from_nanos(nanos)
+    }
+
     /// The first tick that is not before this time.
     fn tick_after(&self, at: Instant) -> u64 {
         nanos(at.saturating_duration_since(self.epoch)).div_ceil(self.tick)

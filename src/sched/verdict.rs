@@ -135,6 +135,11 @@ pub(crate) fn is_free(fiber: FiberRef) -> bool {
     free && fiber.pins.load(atomic::Ordering::Relaxed) == 0
 }
 
+/// Whether it was noted that the fiber may not leave its thread.
+pub(crate) fn is_bound(fiber: FiberRef) -> bool {
+    fiber.verdict.load(atomic::Ordering::Relaxed) != NOT_KNOWN && !is_free(fiber)
+}
+
 /// Whether a fiber that has not started will want to be alone: its first function says so already.
 ///
 /// # Safety

@@ -30,7 +30,7 @@ use crate::sched::context::Marked;
 use crate::sched::moving::Whereto;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::Roused;
-use crate::sched::{Shared, block, context};
+use crate::sched::{Shared, block, context, verdict};
 
 /// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
 /// so the waiter stays until it was called, or has made sure that nobody will call.
@@ -177,6 +177,9 @@ fn queue_started(carrier: &Carrier, fiber: FiberRef) {
         Whereto::Elsewhere => return shared.submit_started(fiber),
         Whereto::Home { held } => held,
     };
+    if !verdict::is_bound(fiber) {
+        carrier.note_fresh_mail();
+    }
     // SAFETY: as above.
     unsafe { carrier.inbox.post(fiber.pointer()) };
     if !rouse_for_inbox(carrier) && held {
@@ -203,6 +206,8 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier) -> bool {
             let asleep = shared.idle.claim(worker.index);
             if asleep {
                 shared.rouse(worker, Roused::TO_WORK);
+            } else {
+                shared.press_on(carrier, worker);
             }
             shared.count_wake(asleep);
             true

@@ -13,10 +13,14 @@
 
 use std::io;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+};
 use std::time::{Duration, Instant};
 
-use indent_sysmon::{Chores, Helper, Monitor, Phase, Pool, Slot, frames};
+use indent_sysmon::{
+    Chores, GRACE, Helper, Monitor, Phase, Pool, Slot, TICK, Thread, ThreadState, Waiting, frames,
+};
 
 use crate::base::loom::{Mutex, lock};
 use crate::fiber::stack;
@@ -38,6 +42,11 @@ const STUDY_AFTER: u32 = 4;
 const BOUND_WAIT: u32 = 50;
 /// Looks after which the siblings of a fiber that runs and runs are looked at again.
 const RAID_AGAIN: u32 = 16;
+
+/// Frozen carriers per worker that are not many.
+const FEW_FROZEN: usize = 8;
+/// So much longer is a slice when there are many.
+const LONGER: u32 = 10;
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -63,6 +72,12 @@ pub(crate) struct Watchers {
     trim_at: Mutex<Option<Instant>>,
     /// Looks of the monitor that found somebody awake, up to `STUDY_AFTER`; the monitor's own.
     looks_awake: AtomicU32,
+    /// How many more workers may be interrupted at this look for the sake of those whom any can serve.
+    press: AtomicUsize,
+    /// When the monitor last took its time, in nanoseconds.
+    ticked: AtomicU64,
+    /// Rounds of rotation (`detach.rs`); the monitor's own.
+    round: AtomicU64,
     /// All workers have their first carriers: before that the helper does nothing.
     pub(crate) begun: AtomicBool,
 }
@@ -79,6 +94,9 @@ impl Watchers {
             resize_at: Mutex::new(None),
             trim_at: Mutex::new(None),
             looks_awake: AtomicU32::new(0),
+            press: AtomicUsize::new(0),
+            ticked: AtomicU64::new(0),
+            round: AtomicU64::new(1),
             begun: AtomicBool::new(false),
         }
     }
@@ -87,6 +105,25 @@ impl Watchers {
         if let Some(helper) = self.helper.get() {
             helper.ask(what);
         }
+    }
+
+    pub(crate) fn ring_monitor(&self) {
+        if let Some(monitor) = self.monitor.get() {
+            monitor.ring();
+        }
+    }
+
+    /// Whether one more worker may be interrupted at this look.
+    pub(crate) fn may_press(&self) -> bool {
+        self.press.load(Relaxed) > 0
+    }
+
+    pub(crate) fn round(&self) -> u64 {
+        self.round.load(Relaxed)
+    }
+
+    pub(crate) fn next_round(&self) {
+        self.round.store(self.round() + 1, Relaxed);
     }
 
     /// Ends both threads; what they were doing is finished first.
@@ -128,6 +165,7 @@ impl Shared {
 
     /// As many workers as there are CPUs; false if threads for them could not be had.
     fn follow_cpus(&self) -> bool {
+        self.cpu_mask.remember();
         let cpus = (self.settings.count_cpus)();
         self.cpus.store(cpus, Relaxed);
         if self.settings.workers_set {
@@ -187,6 +225,19 @@ impl Shared {
         }
     }
 
+    /// May be called in a signal handler.
+    pub(crate) fn ask_for_spares(&self) {
+        self.watchers.ask(SPARES);
+    }
+
+    /// How long one may run while others wait for their turn: longer if many wait, since each of them
+    /// costs a thread.
+    pub(crate) fn slice(&self) -> Duration {
+        let many = FEW_FROZEN * self.count.allowed();
+        let longer = if self.frozen.len() > many { LONGER } else { 1 };
+        self.settings.quantum * longer
+    }
+
     fn spares_missing(&self) -> bool {
         let wanted = self.watchers.awake.load(Relaxed).min(self.spares_kept());
         self.resting.len() + self.watchers.starting.load(SeqCst) < wanted
@@ -223,10 +274,92 @@ impl Pool for Shared {
 
     fn tick(&self, now: Instant) {
         self.look_at_timers(now);
+        self.watchers.press.store(self.pressing(), Relaxed);
+        let nanos = self.clock.nanos();
+        let last = self.watchers.ticked.load(Relaxed);
+        if nanos.saturating_sub(last) < TICK.as_nanos() as u64 {
+            return; // somebody rang
+        }
+        self.watchers.ticked.store(nanos, Relaxed);
+        self.rung.store(false, Relaxed);
+        if !self.orphans.is_empty() {
+            self.place_orphans();
+        }
+        if !self.detached.is_empty() {
+            self.mind_detached();
+        }
+    }
+
+    fn thread(&self, worker: usize) -> Option<&Thread> {
+        let preempts = self.settings.preempt;
+        let carrier = self.workers[worker].carrier().filter(|_| preempts)?;
+        Some(&carrier.thread)
+    }
+
+    fn waiting(&self, worker: usize) -> Waiting {
+        self.who_waits(&self.workers[worker])
+    }
+
+    fn began(&self, worker: usize, _dispatch: u64) -> Option<Instant> {
+        let worker = &self.workers[worker];
+        let ice = &worker.carrier()?.ice;
+        let known = ice.long.load(SeqCst) == worker.stamp();
+        known.then(|| self.clock.at(ice.began.load(Relaxed)))
+    }
+
+    fn quantum(&self) -> Duration {
+        self.slice()
+    }
+
+    fn interrupt(&self, index: usize, dispatch: u64, waiting: Waiting) {
+        let worker = &self.workers[index];
+        if let Some(carrier) = worker.carrier() {
+            let stamp = worker.stamp();
+            carrier.note_long(stamp, self.clock.nanos().saturating_sub(nanos(GRACE)));
+            if waiting == Waiting::Pressing {
+                let left = self.watchers.press.load(Relaxed);
+                self.watchers.press.store(left.saturating_sub(1), Relaxed);
+            } else {
+                self.preempted.overruns.fetch_add(1, Relaxed);
+            }
+            carrier.ice.request.store(stamp, SeqCst);
+            carrier.send();
+        }
+        self.overran(index, dispatch);
+    }
+
+    fn asleep(&self, index: usize, dispatch: u64) {
+        let worker = &self.workers[index];
+        if !self.settings.preempt {
+            return self.overran(index, dispatch);
+        }
+        if !self.detach(worker) {
+            self.stuck(index); // perhaps it waits for somebody who is frozen
+        }
+    }
+
+    fn stuck(&self, index: usize) {
+        let carrier = self.workers[index].carrier();
+        let locked = carrier.is_some_and(|c| c.thread.state() == ThreadState::Locked);
+        if locked && !self.frozen.is_empty() {
+            self.rotate();
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        if self.settings.preempt && self.watchers.may_press() {
+            GRACE // look again when they have had their time
+        } else {
+            TICK
+        }
     }
 
     fn overran(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
+        if let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) {
+            let began = self.clock.nanos().saturating_sub(nanos(TICK));
+            carrier.note_long(worker.stamp(), began);
+        }
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         let looks = if again {
             worker.overran_for.load(Relaxed) + 1
@@ -289,4 +422,8 @@ impl Chores for Shared {
         ];
         again.into_iter().flatten().min()
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -123,10 +123,14 @@ pub(crate) struct Local {
     pub(crate) home_turns: u32,
     /// Whose turn it is at the shared queue: carriers' without worker, or fibers'.
     pub(crate) carrier_turn: bool,
+    /// Whose turn it is: fibers that should not wait, or others.
+    pub(crate) ready_turn: bool,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
     /// How often in a row it had too much to do while others had nothing.
     pub(crate) crowded: u32,
+    /// Runnable fibers that were left on carriers which froze, or whose worker was taken: to be sorted.
+    pub(crate) brought: List<Record>,
     /// Stacks seen lately, and what they allow.
     pub(crate) traces: TraceCache,
 }
@@ -173,8 +177,10 @@ impl Worker {
                 lifo_turns: 0,
                 home_turns: 0,
                 carrier_turn: false,
+                ready_turn: false,
                 own: List::new(),
                 crowded: 0,
+                brought: List::new(),
                 traces: TraceCache::new(),
             }),
         }

@@ -75,7 +75,7 @@ pub trait Pool: Send + Sync + 'static {
         Waiting::Nobody
     }
 
-    /// When this dispatch began, if the worker has said so.
+    /// When this dispatch began, if the worker has said so; never in the future.
     fn began(&self, worker: usize, dispatch: u64) -> Option<Instant> {
         let _ = (worker, dispatch);
         None

@@ -37,6 +37,8 @@ pub enum ThreadState {
     Running,
     /// Waiting inside the kernel, for whatever it is.
     Sleeping,
+    /// Waiting inside the kernel for another thread: for a lock, say.
+    Locked,
     /// No thread, or no way to know.
     Unknown,
 }
@@ -57,8 +59,8 @@ pub enum ThreadState {
 #[derive(Debug)]
 pub struct Thread {
     number: AtomicI32,
-    /// `/proc/self/task/N/stat`.
-    stat: AtomicI32,
+    /// `/proc/self/task/N/syscall`, or `stat` where there is none.
+    file: AtomicI32,
 }
 
 impl Thread {
@@ -66,7 +68,7 @@ impl Thread {
     pub const fn new() -> Self {
         Thread {
             number: AtomicI32::new(NONE),
-            stat: AtomicI32::new(NONE),
+            file: AtomicI32::new(NONE),
         }
     }
 
@@ -74,19 +76,20 @@ impl Thread {
     pub fn enlist(&self) {
         // SAFETY: takes nothing and cannot fail.
         let number = unsafe { libc::gettid() };
-        let stat = File::open(format!("/proc/self/task/{number}/stat"));
-        let stat = stat.map_or(NONE, IntoRawFd::into_raw_fd);
-        self.stat.store(stat, SeqCst);
+        let open = |name| File::open(format!("/proc/self/task/{number}/{name}"));
+        let file = open("syscall").or_else(|_| open("stat"));
+        self.file
+            .store(file.map_or(NONE, IntoRawFd::into_raw_fd), SeqCst);
         self.number.store(number, SeqCst);
     }
 
     /// The calling thread, which enlisted, is about to end.
     pub fn leave(&self) {
         self.number.store(NONE, SeqCst);
-        let stat = self.stat.swap(NONE, SeqCst);
-        if stat != NONE {
+        let file = self.file.swap(NONE, SeqCst);
+        if file != NONE {
             // SAFETY: opened by `enlist`, and nobody else closes it.
-            drop(unsafe { OwnedFd::from_raw_fd(stat) });
+            drop(unsafe { OwnedFd::from_raw_fd(file) });
         }
     }
 
@@ -112,13 +115,13 @@ impl Thread {
 
     /// Whether it runs or sleeps now.
     pub fn state(&self) -> ThreadState {
-        let stat = self.stat.load(Relaxed);
+        let file = self.file.load(Relaxed);
         let mut text = [0u8; 128];
-        if stat == NONE {
+        if file == NONE {
             return ThreadState::Unknown;
         }
         // SAFETY: writes at most that many bytes to `text`.
-        let read = unsafe { libc::pread(stat, text.as_mut_ptr().cast(), text.len(), 0) };
+        let read = unsafe { libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0) };
         usize::try_from(read).map_or(ThreadState::Unknown, |read| parse_state(&text[..read]))
     }
 
@@ -182,8 +185,17 @@ pub(crate) fn be_prompt() {
     }
 }
 
-/// The state in a line of the form `123 (a name) S 1 …`; the name may hold anything.
+/// The state in a line of one of two forms. `running`, or the number of a system call and what it was
+/// called with, or -1 if it waits in none. Or `123 (a name) S 1 …`, where the name may hold anything.
 fn parse_state(line: &[u8]) -> ThreadState {
+    const FUTEX: &[u8] = b"202";
+    let first = line.split(|byte| byte.is_ascii_whitespace()).next();
+    match first {
+        Some(b"running") => return ThreadState::Running,
+        Some(FUTEX) if !line.contains(&b'(') => return ThreadState::Locked,
+        Some(word) if !word.is_empty() && !line.contains(&b'(') => return ThreadState::Sleeping,
+        _ => {}
+    }
     let after_name = line.iter().rposition(|byte| *byte == b')');
     match after_name.and_then(|at| line.get(at + 2)) {
         Some(b'R') => ThreadState::Running,
@@ -198,9 +210,13 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn the_state_is_behind_the_name_whatever_that_is() {
+    fn the_state_is_found_in_both_kinds_of_lines() {
         use ThreadState::*;
-        let table: [(&[u8], _); 7] = [
+        let table: [(&[u8], _); 11] = [
+            (b"running\n", Running),
+            (b"202 0x55 0x80 0x2 0x0\n", Locked),
+            (b"230 0x0 0x0\n", Sleeping),
+            (b"-1 0x7ff 0x55\n", Sleeping),
             (b"12 (worker) R 1 2 3", Running),
             (b"12 (a b) (R) S 1 2", Sleeping),
             (b"12 (x) D 1", Sleeping),
@@ -231,7 +247,7 @@ mod tests {
             if thread.state() == ThreadState::Unknown {
                 return; // no /proc
             }
-            while thread.state() != ThreadState::Sleeping {
+            while thread.state() == ThreadState::Running {
                 std::thread::yield_now();
             }
             let before = thread.cpu_time();

@@ -1,0 +1,115 @@
+#![expect(unsafe_code, reason = "takes workers from carriers that sleep")]
+//! Carriers that sleep in the kernel under a fiber, and those that run without a worker.
+//!
+//! A fiber that calls something which blocks takes its thread with it, not its worker: the monitor sees the
+//! thread asleep, takes the worker away (`owner.rs`) and gives it to a spare. The carrier is *detached*. When
+//! it wakes it just goes on; at its next blocking call it asks for a worker. If it goes on computing instead it
+//! runs beside the workers, without a right to: the monitor interrupts it at its next look, and it freezes and
+//! waits for its turn like the others. So at no time does a fiber compute unwatched.
+//!
+//! All of this runs on the monitor's thread and keeps its law.
+//!
+//! **Rotation** ([S9]). A frozen fiber may hold a lock that others need: the allocator's, a mutex of the
+//! program. If a worker does not get on although it runs nobody, or a carrier waits for another thread inside
+//! the kernel, frozen carriers are *released* for about a tick each, without a worker, as many at a time as
+//! there are workers: suspects first, then the newest. They are interrupted again like any other that runs
+//! without a worker.
+//!
+//! [S9]: DESIGN.md
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use indent_sysmon::{Phase, ThreadState};
+
+use crate::sched::Shared;
+use crate::sched::carrier::Carrier;
+use crate::sched::freeze::WITHOUT_WORKER;
+use crate::sched::worker::Worker;
+
+impl Shared {
+    /// Takes the worker from a carrier whose thread sleeps in the kernel.
+    pub(crate) fn detach(&self, worker: &Worker) -> bool {
+        let Some(carrier) = worker.carrier() else {
+            return false;
+        };
+        if self.is_stopping() {
+            return false;
+        }
+        let Some(receiver) = self.claim_receiver() else {
+            self.no_receiver();
+            return false;
+        };
+        let pack = |taken: NonNull<Worker>| {
+            // SAFETY: workers live as long as `Shared`.
+            let taken = unsafe { taken.as_ref() };
+            // SAFETY: I17: called while the worker is in our hand and the mark is down.
+            unsafe { carrier.pack(taken) };
+            self.detached.set(carrier.index); // before it can ask for another one
+        };
+        // Perhaps not `worker` any more but the one this carrier holds now: as good.
+        let Some((taken, ())) = carrier.owner.take_with(pack) else {
+            carrier.bell.ring(); // given back: in case it noticed
+            self.unclaim(receiver);
+            return false;
+        };
+        // SAFETY: workers live as long as `Shared`.
+        unsafe { taken.as_ref() }
+            .published
+            .set_phase(Phase::Scheduling);
+        self.preempted.detaches.fetch_add(1, Relaxed);
+        self.hand(taken, receiver);
+        true
+    }
+
+    /// At a tick: those who run without a worker are to freeze.
+    pub(crate) fn mind_detached(&self) {
+        let mut locked = false;
+        for carrier in self.detached.members().map(|index| self.carrier(index)) {
+            if carrier.owner.peek().is_some() {
+                self.detached.claim(carrier.index); // it has got one by another way
+                continue;
+            }
+            match carrier.thread.state() {
+                ThreadState::Running => {
+                    carrier.ice.request.store(WITHOUT_WORKER, SeqCst);
+                    carrier.send();
+                }
+                ThreadState::Locked => locked = true,
+                ThreadState::Sleeping | ThreadState::Unknown => {}
+            }
+        }
+        if locked {
+            self.rotate();
+        }
+    }
+
+    /// Something that a frozen fiber holds may be what others wait for.
+    pub(crate) fn rotate(&self) {
+        let running = |index: &usize| self.carrier(*index).thread.state() == ThreadState::Running;
+        let released = self.detached.members().filter(running).count();
+        for _ in released..self.count.allowed() {
+            let Some(carrier) = self.claim_for_rotation() else {
+                return;
+            };
+            self.detached.set(carrier.index);
+            self.preempted.watchdog_releases.fetch_add(1, Relaxed);
+            carrier.release();
+        }
+    }
+
+    /// The next frozen carrier in this round: suspects first, then those that froze last.
+    fn claim_for_rotation(&self) -> Option<&Carrier> {
+        let round = self.watchers.round();
+        let carriers = || self.frozen.members().map(|index| self.carrier(index));
+        let next = carriers()
+            .filter(|carrier| carrier.rotated_in() != round)
+            .max_by_key(|carrier| carrier.rotation_order());
+        let Some(next) = next else {
+            self.watchers.next_round(); // all have had their time: once more, at the next look
+            return None;
+        };
+        next.note_rotation(round);
+        self.frozen.claim(next.index).then_some(next)
+    }
+}

@@ -1,0 +1,370 @@
+#![expect(unsafe_code, reason = "hands workers over in the middle of a fiber")]
+//! Stopping a fiber in the middle of its code, and letting it go on.
+//!
+//! A fiber that is stopped at an arbitrary instruction may be in the middle of anything that belongs to
+//! its thread ([S1]). So the thread stops with it: the carrier *freezes*. It gives its worker to another
+//! carrier and waits, inside the signal handler or where the mark went down, until somebody brings it a
+//! worker again: it *thaws*. Nothing else runs on it meanwhile.
+//!
+//! All of this happens on the carrier's own thread with the mark up, in a handler: no allocation, no
+//! lock, no formatting ([S7]). What it needs is claimed from bitmaps; what must be sorted (runnable
+//! siblings of the frozen fiber, which may move or not) is left with the worker, in `Local::brought`, and
+//! sorted by the carrier that receives it.
+//!
+//! **I19** A frozen carrier is in the set *frozen*, or has been claimed from it by somebody who owes it
+//! a worker or its release, or holds a worker. It enters the set after it has given up its own worker and
+//! before it hands that one on: so whoever claims it finds it without one, and a worker that finds nothing
+//! else to do finds it. A claim that cannot be kept (the carrier has got a worker by another way) leaves
+//! the claimer with his worker.
+//!
+//! **I20** A worker is never without a place. Who hands one on and finds the receiver served already
+//! looks for another: a carrier that rests, that is wanted, that is frozen. If there is none it becomes an
+//! *orphan*, which the next carrier that would wait for a worker takes, and the monitor at its next look.
+//!
+//! Whose turn it is. A carrier that has not used up its slice when it is frozen, because somebody
+//! pressing came, keeps its place; else it goes behind all others. So a stream of short interruptions
+//! does not deal out more slices than time.
+//!
+//! [S1]: DESIGN.md
+//! [S7]: DESIGN.md
+
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+
+use indent_sysmon::Phase;
+
+use crate::sched::Shared;
+use crate::sched::carrier::Carrier;
+use crate::sched::worker::Worker;
+
+/// What a carrier knows of being interrupted.
+#[derive(Default)]
+pub(crate) struct Ice {
+    /// For which dispatch somebody wants it to freeze: a [`Worker::stamp`], `WITHOUT_WORKER`, or zero.
+    pub(crate) request: AtomicU64,
+    /// A signal of ours is on its way.
+    pub(crate) signalled: AtomicBool,
+    /// Since when a long dispatch runs, as far as is known, and which one.
+    pub(crate) began: AtomicU64,
+    pub(crate) long: AtomicU64,
+    /// It is to go on without a worker.
+    released: AtomicBool,
+    /// It was frozen in code that is not the program's: it may hold a lock of the allocator.
+    pub(crate) suspect: AtomicBool,
+    /// Its place among the frozen ones, smallest first.
+    ticket: AtomicU64,
+    /// When it froze last.
+    froze_at: AtomicU64,
+    /// Nanoseconds of its slice that it has used.
+    used: AtomicU64,
+    /// In which round it was last released; the monitor's own.
+    rotated: AtomicU64,
+    /// Fibers have been posted since its inbox was last emptied that may be able to move.
+    pub(crate) fresh_mail: AtomicBool,
+    /// Which fiber was frozen here last; own thread.
+    fiber: Cell<u64>,
+    /// Times the handler put the freeze off in this dispatch; own thread.
+    pub(crate) tries: Cell<u32>,
+}
+
+/// In place of a dispatch: whatever it does without a worker.
+pub(crate) const WITHOUT_WORKER: u64 = u64::MAX;
+
+/// What happened, for the metrics.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) overruns: AtomicU64,
+    pub(crate) freezes: AtomicU64,
+    pub(crate) thaws: AtomicU64,
+    pub(crate) detaches: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    pub(crate) watchdog_releases: AtomicU64,
+    pub(crate) cap_hits: AtomicU64,
+    pub(crate) unanswered: AtomicU64,
+}
+
+/// A carrier somebody has claimed, to give it a worker.
+#[derive(Clone, Copy)]
+pub(crate) enum Receiver {
+    Resting(usize),
+    Wanted(usize),
+    Frozen(usize),
+}
+
+impl Receiver {
+    fn index(self) -> usize {
+        let (Receiver::Resting(index) | Receiver::Wanted(index) | Receiver::Frozen(index)) = self;
+        index
+    }
+}
+
+/// Why a carrier went on.
+enum Thawed {
+    WithWorker(NonNull<Worker>),
+    Released,
+}
+
+impl Carrier {
+    /// Own thread, mark up, in the middle of a fiber, holding a worker: gives it away and waits for one.
+    /// False if that cannot be now: nobody is there to take it, or somebody has it in hand.
+    pub(crate) fn freeze(&self, suspect: bool) -> bool {
+        let shared = self.shared();
+        let Some(receiver) = shared.claim_receiver() else {
+            shared.no_receiver();
+            return false;
+        };
+        let Some(worker) = self.owner.try_surrender() else {
+            shared.unclaim(receiver);
+            return false;
+        };
+        // SAFETY: workers live as long as `Shared`.
+        let held = unsafe { worker.as_ref() };
+        held.published.set_phase(Phase::Scheduling);
+        // SAFETY: our own thread with the mark up (I17), and the worker is in our hands alone.
+        unsafe { self.pack(held) };
+        self.note_slice();
+        self.ice.suspect.store(suspect, Relaxed);
+        shared.preempted.freezes.fetch_add(1, Relaxed);
+        shared.rung.store(false, Relaxed); // whoever presses next is heard at once
+        shared.frozen.set(self.index); // I19: from here on it can be given a worker
+        shared.hand(worker, receiver);
+        self.stay_frozen();
+        true
+    }
+
+    /// The same without a worker to give: it ran on after its own was taken, or was released.
+    pub(crate) fn freeze_without_worker(&self, suspect: bool) {
+        let shared = self.shared();
+        shared.detached.claim(self.index);
+        self.note_slice();
+        self.ice.suspect.store(suspect, Relaxed);
+        shared.preempted.freezes.fetch_add(1, Relaxed);
+        shared.frozen.set(self.index);
+        shared.rouse_one(self.index); // an idle worker may have time for it
+        self.stay_frozen();
+    }
+
+    /// The runnable siblings go with the worker.
+    ///
+    /// # Safety
+    /// As I17 says for `self`; and the worker is the caller's alone.
+    pub(crate) unsafe fn pack(&self, worker: &Worker) {
+        // SAFETY: by the caller's promise.
+        let fibers = unsafe { self.take_runnable() };
+        if fibers.is_empty() {
+            return;
+        }
+        // SAFETY: as above.
+        let local = unsafe { &mut *worker.local.get() };
+        local.brought.append(fibers);
+    }
+
+    /// Until there is a worker, or it is released. The mark is up before and after.
+    fn stay_frozen(&self) {
+        let shared = self.shared();
+        let thawed = self.wait_frozen();
+        shared.frozen.claim(self.index); // it may have been helped without a claim
+        self.spread_out();
+        self.ice.request.store(0, Relaxed);
+        self.ice.tries.set(0);
+        shared.preempted.thaws.fetch_add(1, Relaxed);
+        match thawed {
+            // SAFETY: workers live as long as `Shared`.
+            Thawed::WithWorker(worker) => self.go_on(unsafe { worker.as_ref() }),
+            Thawed::Released => {}
+        }
+    }
+
+    fn wait_frozen(&self) -> Thawed {
+        loop {
+            if let Some(worker) = self.owner.peek() {
+                return Thawed::WithWorker(worker);
+            }
+            if self.ice.released.swap(false, SeqCst) {
+                return Thawed::Released;
+            }
+            if !self.shared().adopt_orphan(self) {
+                self.bell.wait(None);
+            }
+        }
+    }
+
+    /// In the middle of a fiber, mark up: a new dispatch of this worker, whose beginning is known.
+    fn go_on(&self, worker: &Worker) {
+        self.publish(worker);
+        self.begin_slice(worker);
+    }
+
+    /// From here on its time counts.
+    fn begin_slice(&self, worker: &Worker) {
+        self.note_long(worker.stamp(), self.shared().clock.nanos());
+    }
+
+    /// This dispatch is a long one, and runs since then at least.
+    pub(crate) fn note_long(&self, stamp: u64, began: u64) {
+        if self.ice.long.load(Relaxed) != stamp {
+            self.ice.began.store(began, Relaxed);
+            self.ice.long.store(stamp, SeqCst);
+        }
+    }
+
+    /// Somebody posted a fiber that perhaps may move.
+    pub(crate) fn note_fresh_mail(&self) {
+        if !self.ice.fresh_mail.load(Relaxed) {
+            self.ice.fresh_mail.store(true, SeqCst);
+        }
+    }
+
+    /// There may be fibers in its inbox that would run elsewhere.
+    pub(crate) fn has_fresh_mail(&self) -> bool {
+        self.ice.fresh_mail.load(SeqCst)
+    }
+
+    /// More fibers are at home here than the one that runs.
+    pub(crate) fn has_other_fibers(&self) -> bool {
+        self.started
+            .load(Relaxed)
+            .wrapping_sub(self.left.load(SeqCst))
+            > 1
+    }
+
+    /// How much of its slice is used up, and so whether it keeps its place.
+    fn note_slice(&self) {
+        let (shared, ice) = (self.shared(), &self.ice);
+        let fiber = self.current.get().map_or(0, |fiber| fiber.id());
+        if ice.fiber.replace(fiber) != fiber {
+            ice.used.store(0, Relaxed); // another one was frozen here before
+            ice.ticket.store(0, Relaxed);
+        }
+        let now = shared.clock.nanos();
+        ice.froze_at.store(now, Relaxed);
+        let ran = now.saturating_sub(ice.began.load(Relaxed));
+        let used = ice.used.load(Relaxed).saturating_add(ran);
+        if used < shared.slice_nanos() {
+            return ice.used.store(used, Relaxed);
+        }
+        ice.used.store(0, Relaxed);
+        let ticket = shared.tickets.fetch_add(1, Relaxed) + 1;
+        ice.ticket.store(ticket, Relaxed);
+    }
+
+    pub(crate) fn rotated_in(&self) -> u64 {
+        self.ice.rotated.load(Relaxed)
+    }
+
+    pub(crate) fn note_rotation(&self, round: u64) {
+        self.ice.rotated.store(round, Relaxed);
+    }
+
+    /// Whose release is likely to help: who was stopped in foreign code, then who froze last.
+    pub(crate) fn rotation_order(&self) -> (bool, u64) {
+        let ice = &self.ice;
+        (ice.suspect.load(Relaxed), ice.froze_at.load(Relaxed))
+    }
+
+    /// On the monitor's thread: a claimed frozen carrier goes on without a worker.
+    pub(crate) fn release(&self) {
+        self.ice.began.store(self.shared().clock.nanos(), Relaxed);
+        self.ice.released.store(true, SeqCst);
+        self.bell.ring();
+    }
+}
+
+impl Shared {
+    /// Somebody to give a worker to who is there: one that waits for a worker, a spare, a frozen one.
+    pub(crate) fn claim_receiver(&self) -> Option<Receiver> {
+        let wanted = || self.wanted.claim_any(0).map(Receiver::Wanted);
+        let resting = || self.resting.claim_any(0).map(Receiver::Resting);
+        let frozen = || self.claim_frozen().map(Receiver::Frozen);
+        wanted().or_else(resting).or_else(frozen)
+    }
+
+    /// The claim is not needed after all.
+    pub(crate) fn unclaim(&self, receiver: Receiver) {
+        match receiver {
+            Receiver::Resting(index) => {
+                self.resting.set(index);
+                self.carrier(index).bell.ring(); // it looks into its inbox: nobody owes it anything
+            }
+            Receiver::Wanted(index) => self.want(index),
+            Receiver::Frozen(index) => {
+                self.frozen.set(index);
+                self.rouse_one(index);
+            }
+        }
+    }
+
+    /// Gives a worker to a claimed carrier, on the CPU of the caller, or else to another.
+    pub(crate) fn hand(&self, worker: NonNull<Worker>, receiver: Receiver) {
+        let to = self.carrier(receiver.index());
+        to.come_here();
+        if let Err(worker) = to.receive(worker) {
+            self.place_quietly(worker);
+        }
+    }
+
+    /// I20: without a lock and without a new thread.
+    pub(crate) fn place_quietly(&self, mut worker: NonNull<Worker>) {
+        while let Some(receiver) = self.claim_receiver() {
+            match self.carrier(receiver.index()).receive(worker) {
+                Ok(()) => return,
+                Err(back) => worker = back,
+            }
+        }
+        // SAFETY: workers live as long as `Shared`.
+        self.orphans.set(unsafe { worker.as_ref() }.index);
+    }
+
+    /// A carrier that would wait takes a worker that has no carrier.
+    pub(crate) fn adopt_orphan(&self, carrier: &Carrier) -> bool {
+        let Some(index) = self.orphans.claim_any(0) else {
+            return false;
+        };
+        if carrier
+            .receive(NonNull::from(&self.workers[index]))
+            .is_err()
+        {
+            self.orphans.set(index);
+        }
+        true
+    }
+
+    /// On the monitor's thread.
+    pub(crate) fn place_orphans(&self) {
+        while let Some(index) = self.orphans.claim_any(0) {
+            let Some(receiver) = self.claim_receiver() else {
+                self.orphans.set(index);
+                return self.no_receiver();
+            };
+            self.hand(NonNull::from(&self.workers[index]), receiver);
+        }
+    }
+
+    /// The frozen carrier whose turn it is.
+    pub(crate) fn claim_frozen(&self) -> Option<usize> {
+        loop {
+            let first = self
+                .frozen
+                .members()
+                .min_by_key(|index| self.carrier(*index).ice.ticket.load(Relaxed))?;
+            if self.frozen.claim(first) {
+                return Some(first);
+            }
+        }
+    }
+
+    /// No thread is there to take a worker over: the helper is asked for one.
+    pub(crate) fn no_receiver(&self) {
+        self.preempted.cap_hits.fetch_add(1, Relaxed);
+        self.ask_for_spares();
+    }
+
+    /// How long a slice is.
+    pub(crate) fn slice_nanos(&self) -> u64 {
+        u64::try_from(self.slice().as_nanos()).unwrap_or(u64::MAX)
+    }
+}

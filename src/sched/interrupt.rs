@@ -1,0 +1,190 @@
+#![expect(unsafe_code, reason = "a signal handler")]
+//! The signal that interrupts a fiber: who sends it, and what its handler does.
+//!
+//! Somebody who wants a carrier to freeze (the monitor, or whoever wakes a fiber that should not have to
+//! wait) writes the *stamp* of the dispatch he means into its request and signals its thread. The handler
+//! looks: the mark is up → it leaves the request, and who puts the mark down looks at it ([S13]); the
+//! request is for another dispatch → nothing, it came late; the interrupted code sleeps in the kernel →
+//! nothing, its worker can be taken instead; the interrupted code is libc's, the loader's or the kernel's
+//! → again a little later, a few times, because that is where locks of the allocator are held; else it
+//! freezes (`freeze.rs`).
+//!
+//! What the handler may do is little ([S7]): it runs between any two instructions, perhaps inside the
+//! allocator. It takes no lock, allocates nothing, keeps `errno`, and knows its carrier by the number of
+//! its thread, not by a thread-local. It runs on the carrier's own alternate stack; if the interrupted
+//! code was on that stack already, it is another handler, and this is not the time.
+//!
+//! A signal that is none of ours goes to the handler that was there before ([S11]): on foreign threads,
+//! and on carriers if nobody of us has sent one. Two that come together are one for the kernel.
+//!
+//! [S7]: DESIGN.md
+//! [S11]: DESIGN.md
+//! [S13]: DESIGN.md
+
+use std::sync::OnceLock;
+use std::sync::atomic::{
+    AtomicI32,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::Duration;
+
+use crate::base::arch::{self, At};
+use crate::base::signal::{self, Previous, c_int, c_void, siginfo_t};
+use crate::base::{os, program};
+use crate::sched::carrier::Carrier;
+use crate::sched::freeze::WITHOUT_WORKER;
+use crate::sched::roster;
+use crate::sched::worker::Worker;
+
+/// How often a freeze is put off because the code is not the program's, and for how long.
+const TRIES: u32 = 5;
+const TRY_AGAIN: Duration = Duration::from_micros(50);
+
+/// The signal in use, or zero.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+static BEFORE: OnceLock<Previous> = OnceLock::new();
+
+/// Installs the handler, once per process: the signal of the first runtime that asks is everybody's.
+pub(crate) fn prepare(signal: c_int) -> std::io::Result<()> {
+    static ONCE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one_at_a_time = ONCE.lock().unwrap_or_else(|e| e.into_inner());
+    if SIGNAL.load(SeqCst) == 0 {
+        program::find();
+        let before = signal::current(signal)?;
+        let _ = BEFORE.set(before); // before the first one can come
+        signal::install_restarting(signal, on_signal)?;
+        SIGNAL.store(signal, SeqCst);
+    }
+    Ok(())
+}
+
+/// The signal that interrupts fibers; zero if nobody asked for one.
+pub(crate) fn signal() -> c_int {
+    SIGNAL.load(Relaxed)
+}
+
+/// Whether the handler in place is ours.
+pub(crate) fn is_in_place() -> bool {
+    let signal = signal();
+    signal == 0 || signal::is_installed(signal, on_signal)
+}
+
+extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let errno = os::errno();
+    match roster::carrier() {
+        Some(carrier) if carrier.ice.signalled.swap(false, SeqCst) => {
+            // SAFETY: the argument of a running handler.
+            let at = unsafe { arch::interrupted(context) };
+            carrier.interrupted(at);
+        }
+        _ => {
+            if let Some(before) = BEFORE.get() {
+                before.pass_on(signal, info, context);
+            }
+        }
+    }
+    os::set_errno(errno);
+}
+
+impl Carrier {
+    /// Any thread: asks for a freeze in this dispatch of the worker it holds. A request that is there
+    /// already is not sent again.
+    pub(crate) fn ask_to_freeze(&self, stamp: u64) {
+        if self.ice.request.swap(stamp, SeqCst) != stamp {
+            self.send();
+        }
+    }
+
+    /// Sends the signal.
+    pub(crate) fn send(&self) {
+        self.ice.signalled.store(true, SeqCst);
+        if !self.thread.signal(signal()) {
+            self.ice.signalled.store(false, SeqCst);
+        }
+    }
+
+    /// The handler's part.
+    fn interrupted(&self, at: At) {
+        if self.owner.depth() > 0 || self.on_signal_stack(at.stack) {
+            return; // the request stays
+        }
+        if at.in_kernel {
+            // It slept. It is not interrupted again before it is seen to run.
+            self.ice.long.store(0, Relaxed);
+            self.ice.request.store(0, Relaxed);
+            return;
+        }
+        self.owner.raise();
+        self.follow_request(!program::contains(at.code));
+        self.owner.leave();
+    }
+
+    /// The mark has gone down, and there is a request that came while it was up.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn look_at_request(&self) {
+        self.owner.raise();
+        if self.current.get().is_some() {
+            self.follow_request(false);
+        }
+        self.owner.leave();
+    }
+
+    /// Mark up, where the mark was down a moment ago: freezes if somebody wants that now.
+    fn follow_request(&self, foreign_code: bool) {
+        let request = self.ice.request.load(SeqCst);
+        let worker = self.owner.peek();
+        // SAFETY: workers live as long as `Shared`.
+        let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
+        if request != stamp
+            || self
+                .current
+                .get()
+                .is_none_or(|fiber| fiber.is_unstoppable())
+        {
+            if request != stamp {
+                self.ice.request.store(0, Relaxed); // late
+            }
+            return;
+        }
+        if foreign_code && self.puts_off() {
+            return;
+        }
+        let frozen = match worker {
+            Some(_) => self.freeze(foreign_code),
+            None => {
+                self.freeze_without_worker(foreign_code);
+                true
+            }
+        };
+        if !frozen {
+            self.ice.request.store(0, Relaxed); // who wants it asks again
+        }
+    }
+
+    /// Whether the freeze is put off once more: a lock of the allocator may be held.
+    fn puts_off(&self) -> bool {
+        let tries = self.ice.tries.get();
+        if tries >= TRIES {
+            return false;
+        }
+        let Some(alarm) = self.alarm() else {
+            return false; // nobody would remind us
+        };
+        self.ice.tries.set(tries + 1);
+        self.shared().preempted.retries.fetch_add(1, Relaxed);
+        self.ice.signalled.store(true, SeqCst);
+        alarm.set(TRY_AGAIN);
+        true
+    }
+}
+
+impl Worker {
+    /// Names one dispatch of one worker; never zero.
+    #[inline]
+    pub(crate) fn stamp(&self) -> u64 {
+        const DISPATCHES: u32 = 48;
+        let dispatch = self.published.dispatches() & ((1 << DISPATCHES) - 1);
+        ((self.index as u64 + 1) << DISPATCHES) | dispatch
+    }
+}

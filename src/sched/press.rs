@@ -1,0 +1,111 @@
+//! Making room for a fiber that should not have to wait.
+//!
+//! A fiber that others wake (threads, pools, timers, fibers on other workers) should run soon. If a worker
+//! is idle it is roused. If all are busy, most dispatches are over in no time; but one of them may be in the
+//! middle of a long one. A dispatch is known to be *long* if it went on after a freeze, or if the monitor
+//! has seen its thread run in it for a tick: no worker ever reads a clock when it begins one. Whoever wakes
+//! a fiber and finds a long dispatch that has had its 200 µs interrupts it on the spot; if he finds none he
+//! rings the monitor, which looks twice, 200 µs apart. It is rung at most once a tick, unless somebody froze
+//! since.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use indent_sysmon::{GRACE, Phase, Waiting};
+
+use crate::sched::Shared;
+use crate::sched::carrier::Carrier;
+use crate::sched::worker::Worker;
+
+/// Workers a waker looks at.
+const LOOKED_AT: usize = 8;
+
+impl Carrier {
+    /// Whether the worker it holds is in a dispatch that is known to be long and has had its time.
+    #[expect(unsafe_code, reason = "workers are known by pointer")]
+    pub(crate) fn is_long_in_one_dispatch(&self, worker: NonNull<Worker>) -> bool {
+        // SAFETY: workers live as long as `Shared`.
+        self.long_stamp(unsafe { worker.as_ref() }).is_some()
+    }
+
+    /// The stamp of such a dispatch.
+    #[inline]
+    fn long_stamp(&self, worker: &Worker) -> Option<u64> {
+        let stamp = worker.stamp();
+        if self.ice.long.load(SeqCst) != stamp || worker.published.phase() != Phase::Fiber {
+            return None;
+        }
+        let ran = self
+            .shared()
+            .clock
+            .nanos()
+            .saturating_sub(self.ice.began.load(Relaxed));
+        (ran >= GRACE.as_nanos() as u64).then_some(stamp)
+    }
+}
+
+impl Shared {
+    /// A fiber was posted to this carrier, whose worker is busy.
+    pub(crate) fn press_on(&self, carrier: &Carrier, worker: &Worker) {
+        if !self.settings.preempt || worker.published.phase() != Phase::Fiber {
+            return;
+        }
+        match carrier.long_stamp(worker) {
+            Some(stamp) => carrier.ask_to_freeze(stamp),
+            None => self.ring_monitor(),
+        }
+    }
+
+    /// A fiber was queued that anybody may run, or a carrier that wants a worker, and nobody was roused.
+    pub(crate) fn press(&self) {
+        if !self.settings.preempt || self.idle.has_free_hands() {
+            return;
+        }
+        let busy = self.present().iter().take(LOOKED_AT);
+        for (carrier, worker) in busy.filter_map(|worker| Some((worker.carrier()?, worker))) {
+            if let Some(stamp) = carrier.long_stamp(worker) {
+                return carrier.ask_to_freeze(stamp);
+            }
+        }
+        self.ring_monitor();
+    }
+
+    fn ring_monitor(&self) {
+        if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
+            self.watchers.ring_monitor();
+        }
+    }
+
+    /// Who waits for this worker, as far as can be seen from outside.
+    pub(crate) fn who_waits(&self, worker: &Worker) -> Waiting {
+        if !self.settings.preempt {
+            return Waiting::Nobody;
+        }
+        let carrier = worker.carrier();
+        let mail = carrier.is_some_and(|carrier| !carrier.inbox.is_empty());
+        if worker.timers.is_due()
+            || mail && carrier.is_some_and(|carrier| carrier.has_fresh_mail())
+            || self.watchers.may_press() && self.somebody_presses()
+        {
+            return Waiting::Pressing;
+        }
+        let others = carrier.is_some_and(|carrier| carrier.has_other_fibers());
+        let queued = !worker.ring.is_empty() || !worker.lifo.is_empty() || self.global.len() > 0;
+        if mail || others || queued || !self.frozen.is_empty() || !worker.assigned.is_empty() {
+            return Waiting::ForTurn;
+        }
+        Waiting::Nobody
+    }
+
+    fn somebody_presses(&self) -> bool {
+        self.ready.len() > 0
+            || !self.wanted.is_empty()
+            || self.missed_timers.load(Relaxed)
+            || self.pressed.load(Relaxed) && self.global.len() > 0
+    }
+
+    /// How many workers it takes to serve those who press and can be served by any.
+    pub(crate) fn pressing(&self) -> usize {
+        self.ready.len() + self.wanted.len() + usize::from(self.somebody_presses())
+    }
+}
