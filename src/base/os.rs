@@ -4,7 +4,7 @@
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{
-    AtomicU8, AtomicU32,
+    AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
@@ -18,7 +18,17 @@ pub(crate) fn futex_wait(word: &AtomicU32, expected: u32, timeout: Option<Durati
     let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
     let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: `word` and `limit` outlive the call; the kernel only reads them.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, expected, limit) };
+    let failed = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, expected, limit) } != 0;
+    if failed && errno() == libc::EINTR {
+        INTERRUPTED.fetch_add(1, Relaxed);
+    }
+}
+
+static INTERRUPTED: AtomicU64 = AtomicU64::new(0);
+
+/// How often a wait of ours was ended by a signal, in the whole process.
+pub(crate) fn interrupted_calls() -> u64 {
+    INTERRUPTED.load(Relaxed)
 }
 
 /// Wakes one thread that sleeps on the word at `address`; the address need not be valid any more.

@@ -41,7 +41,7 @@ use crate::fiber::state::{Phase, State};
 const MAGIC: u64 = u64::from_le_bytes(*b"FIBER\0\0\x01");
 
 /// No worker was asked for.
-pub(crate) const ANY_WORKER: u32 = u32::MAX;
+pub(crate) const ANY_WORKER: u16 = u16::MAX;
 
 #[repr(C, align(64))]
 pub(crate) struct Record {
@@ -54,7 +54,11 @@ pub(crate) struct Record {
     /// References; zero while the record is free.
     refs: AtomicU32,
     /// Must be run first by this worker.
-    pub(crate) worker: AtomicU32,
+    pub(crate) worker: AtomicU16,
+    /// How much it computes between two parks; see `sched/class.rs`.
+    pub(crate) heat: AtomicU8,
+    /// Live `no_preempt` sections; its own only.
+    pub(crate) unstoppable: AtomicU8,
     /// Where on its stack its registers lie since it last switched out (`switch.rs`).
     pub(crate) stack_pointer: AtomicUsize,
     /// The carrier (a type of the layers above) this fiber belongs to, null until it starts.
@@ -83,8 +87,6 @@ pub(crate) struct Record {
     pub(crate) verdict: AtomicU8,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
-    /// Live `no_preempt` sections; its own only.
-    pub(crate) unstoppable: AtomicU32,
     pub(crate) job: Job,
 }
 
@@ -106,7 +108,7 @@ pub(crate) struct Birth {
     pub(crate) location: &'static Location<'static>,
     /// In the form in which the record keeps it: nothing is allocated at birth.
     pub(crate) name: Option<Box<Box<str>>>,
-    pub(crate) worker: u32,
+    pub(crate) worker: u16,
     pub(crate) stack_class: u8,
     pub(crate) pinned: bool,
     pub(crate) runtime: *mut (),
@@ -142,6 +144,7 @@ impl Record {
         self.gate_pass.store(false, Relaxed);
         self.verdict.store(0, Relaxed);
         self.unstoppable.store(0, Relaxed);
+        self.heat.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
         self.refs.store(Self::BORN_WITH, Release);

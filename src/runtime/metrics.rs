@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::blocking;
 use crate::fiber::stack::{self, Guard};
+use crate::base::os;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
 
@@ -61,7 +62,7 @@ pub struct Metrics {
     pub stack_guard: Guard,
     /// How many fibers there can be at once, where guards need mappings of their own.
     pub task_limit: Option<usize>,
-    /// Threads of this runtime that run fibers: the sum of the next four.
+    /// Threads of this runtime that run fibers: the sum of the next six.
     pub carriers: usize,
     /// Threads that hold a worker.
     pub carriers_holding: usize,
@@ -69,11 +70,31 @@ pub struct Metrics {
     pub carriers_spare: usize,
     /// Threads that hold no worker and are kept for a fiber that shares its thread with nobody.
     pub carriers_keeping: usize,
+    /// Threads that were stopped in the middle of a fiber, and wait until it is its turn again.
+    pub carriers_frozen: usize,
+    /// Threads whose fiber blocked in the kernel, and whose worker went on elsewhere.
+    pub carriers_detached: usize,
     /// Threads in the middle of a fiber, without a worker: they wait for one, or the fiber blocks
-    /// its thread.
+    /// its thread while it unwinds.
     pub carriers_waiting: usize,
     /// How often a thread was needed and could not be had.
     pub carriers_refused: u64,
+    /// Times a fiber ran for its whole quantum while others waited for their turn.
+    pub overruns: u64,
+    /// Times a fiber was stopped in the middle of its code, with its thread.
+    pub freezes: u64,
+    /// Times such a fiber went on.
+    pub thaws: u64,
+    /// Times a worker was taken from a thread that had blocked in the kernel.
+    pub detaches: u64,
+    /// Times a stop was put off because the fiber was in libc, the loader or a foreign library.
+    pub retries: u64,
+    /// Times a stopped fiber went on for a moment because others may have waited for what it held.
+    pub watchdog_releases: u64,
+    /// Times a fiber should have been stopped, or a worker taken, and there was no thread to go on with.
+    pub cap_hits: u64,
+    /// Times a system call of the runtime's own was interrupted by a signal.
+    pub eintr: u64,
     /// Fibers that may not leave their thread and waited for it for 50 ms and more because another
     /// fiber ran there.
     pub bound_waiting: u64,
@@ -172,7 +193,11 @@ impl Metrics {
         let holding = shared.holding_carriers().min(carriers);
         let spare = shared.resting_carriers().min(carriers - holding);
         let keeping = shared.keeping_carriers().min(carriers - holding - spare);
+        let frozen = (shared.frozen_carriers()).min(carriers - holding - spare - keeping);
+        let detached =
+            (shared.detached_carriers()).min(carriers - holding - spare - keeping - frozen);
         let blocking = blocking::stats(shared);
+        let happened = &shared.preempted;
         Metrics {
             workers,
             workers_now: shared.workers_now(),
@@ -197,8 +222,18 @@ impl Metrics {
             carriers_holding: holding,
             carriers_spare: spare,
             carriers_keeping: keeping,
-            carriers_waiting: carriers - holding - spare - keeping,
+            carriers_frozen: frozen,
+            carriers_detached: detached,
+            carriers_waiting: carriers - holding - spare - keeping - frozen - detached,
             carriers_refused: shared.refused_carriers.load(Relaxed),
+            overruns: happened.overruns.load(Relaxed),
+            freezes: happened.freezes.load(Relaxed),
+            thaws: happened.thaws.load(Relaxed),
+            detaches: happened.detaches.load(Relaxed),
+            retries: happened.retries.load(Relaxed),
+            watchdog_releases: happened.watchdog_releases.load(Relaxed),
+            cap_hits: happened.cap_hits.load(Relaxed),
+            eintr: os::interrupted_calls(),
             bound_waiting: shared.bound_waiting.load(Relaxed),
             process_carriers: crate::sched::carrier::process_carriers(),
         }

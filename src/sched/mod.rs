@@ -407,6 +407,14 @@ impl Shared {
         self.keeping.len()
     }
 
+    pub(crate) fn frozen_carriers(&self) -> usize {
+        self.frozen.len()
+    }
+
+    pub(crate) fn detached_carriers(&self) -> usize {
+        self.detached.len()
+    }
+
     /// Those that hold a worker.
     pub(crate) fn holding_carriers(&self) -> usize {
         let carriers = self.carriers.iter().filter_map(|carrier| carrier.get());

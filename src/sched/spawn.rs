@@ -119,7 +119,7 @@ impl Shared {
         }
     }
 
-    fn queue_from_outside(&self, fiber: FiberRef, assigned: u32, preferred: Option<usize>) {
+    fn queue_from_outside(&self, fiber: FiberRef, assigned: u16, preferred: Option<usize>) {
         if assigned != ANY_WORKER {
             self.assign(assigned as usize, fiber);
         } else if !self.assign_if_asleep(preferred, fiber) {

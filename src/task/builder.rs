@@ -166,7 +166,7 @@ impl Builder {
         };
         let worker = match self.worker {
             None => ANY_WORKER,
-            Some(index) => u32::try_from(index).unwrap_or(ANY_WORKER - 1),
+            Some(index) => u16::try_from(index).unwrap_or(ANY_WORKER - 1),
         };
         let birth = Birth {
             location: at,
