@@ -776,3 +776,47 @@ fn a_worker_that_computes_counts_as_busy() {
         "{busy:?} of a hundred milliseconds"
     );
 }
+
+#[test]
+fn one_wake_in_sixty_four_of_a_fiber_is_measured() {
+    let rt = Builder::new().workers(1).preempt(false).build().unwrap();
+    rt.block_on(|| (0..6_400).for_each(|_| indent::spawn(|| ()).join().unwrap()));
+    // Now and then the budget lets the other run before it is waited for.
+    let measured = rt.metrics().wake_to_run.count();
+    assert!((90..=101).contains(&measured), "{measured}");
+}
+
+#[test]
+fn fibers_that_deadlines_wake_are_measured_too() {
+    let rt = Builder::new().workers(1).preempt(false).build().unwrap();
+    rt.block_on(|| (0..256).for_each(|_| park_for(Duration::from_micros(1))));
+    assert!(rt.metrics().wake_to_run.count() > 0);
+}
+
+#[test]
+fn a_fiber_that_waits_behind_another_shows_in_the_numbers() {
+    const TURN: Duration = Duration::from_millis(1);
+    let rt = Builder::new().workers(1).preempt(false).build().unwrap();
+    let enough = Arc::new(AtomicBool::new(false));
+    rt.block_on(|| {
+        let stop = enough.clone();
+        let waits = indent::spawn(move || {
+            while !stop.load(SeqCst) {
+                park::park();
+            }
+        });
+        for _ in 0..130 {
+            task::yield_now(); // it parks
+            waits.unparker().unpark();
+            let start = Instant::now();
+            while start.elapsed() < TURN {
+                std::hint::spin_loop();
+            }
+        }
+        enough.store(true, SeqCst);
+        waits.unparker().unpark();
+        waits.join().unwrap();
+    });
+    let waits = rt.metrics().wake_to_run;
+    assert!(waits.max() >= TURN - Duration::from_micros(1), "{waits:?}");
+}

@@ -37,8 +37,8 @@ use crate::fiber::slab::Remote;
 use crate::fiber::stack::StackHead;
 use crate::fiber::state::{Phase, State};
 
-/// "FIBER" and a version, so that a debugger finds live records in memory.
-const MAGIC: u64 = u64::from_le_bytes(*b"FIBER\0\0\x01");
+/// Letters and a version, so that a debugger finds live records in memory.
+const MAGIC: u32 = u32::from_le_bytes(*b"FIB\x02");
 
 /// No worker was asked for.
 pub(crate) const ANY_WORKER: u16 = u16::MAX;
@@ -46,7 +46,9 @@ pub(crate) const ANY_WORKER: u16 = u16::MAX;
 #[repr(C, align(64))]
 pub(crate) struct Record {
     /// `MAGIC` while the record belongs to a fiber.
-    magic: AtomicU64,
+    magic: AtomicU32,
+    /// When it was made runnable, if that is to be known; see `sched/latency.rs`.
+    pub(crate) woken_at: AtomicU32,
     pub(crate) state: State,
     link: AtomicPtr<Record>,
     /// Who waits for the result; see `job.rs`.
@@ -122,6 +124,7 @@ impl Record {
     #[inline]
     pub(crate) fn be_born(&self, id: u64, birth: Birth) {
         self.state.reset();
+        self.woken_at.store(0, Relaxed);
         self.join.store(0, Relaxed);
         self.worker.store(birth.worker, Relaxed);
         self.id.store(id, Relaxed);

@@ -306,6 +306,12 @@ impl State {
             .store(DONE | (self.0.load(Relaxed) & CANCEL), Release);
     }
 
+    /// How often it has parked, up to the last time; it comes round.
+    #[inline]
+    pub(crate) fn parks(&self) -> u32 {
+        (self.0.load(Relaxed) >> 32) as u32
+    }
+
     pub(crate) fn is_parked(&self) -> bool {
         self.0.load(Acquire) & PHASE == PARKED
     }

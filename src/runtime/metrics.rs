@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use crate::base::os;
 use crate::blocking;
 use crate::fiber::stack::{self, Guard};
-use crate::base::os;
+use crate::runtime::histogram::Histogram;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
 
@@ -100,6 +101,9 @@ pub struct Metrics {
     pub bound_waiting: u64,
     /// Threads of all runtimes of the process that run fibers.
     pub process_carriers: usize,
+    /// How long parked fibers waited from the moment they were made runnable until they ran, of one
+    /// wake in 64 of each fiber.
+    pub wake_to_run: Histogram,
 }
 
 /// Numbers of one worker.
@@ -236,6 +240,7 @@ impl Metrics {
             eintr: os::interrupted_calls(),
             bound_waiting: shared.bound_waiting.load(Relaxed),
             process_carriers: crate::sched::carrier::process_carriers(),
+            wake_to_run: Histogram::wake_to_run(shared),
         }
     }
 

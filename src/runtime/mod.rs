@@ -13,10 +13,12 @@ mod builder;
 mod cgroup;
 mod config;
 mod cpus;
+mod histogram;
 mod metrics;
 
 pub use builder::Builder;
 pub use config::Rounding;
+pub use histogram::Histogram;
 pub use metrics::{Metrics, WorkerMetrics};
 
 pub use crate::blocking::blocking;

@@ -20,6 +20,7 @@
 //! | `spawn` | from a closure to a queued fiber |
 //! | `block` | parking, yielding and handing over, on the fiber's side |
 //! | `timers` | deadlines |
+//! | `latency` | how long woken fibers wait, sampled |
 //! | `starve` | fibers for which there is no stack |
 //! | `limit` | time limits |
 //! | `gate` | how many fibers may unwind at once |
@@ -55,6 +56,7 @@ mod freeze;
 mod gate;
 mod idle;
 mod interrupt;
+pub(crate) mod latency;
 pub(crate) mod limit;
 mod moving;
 mod owner;

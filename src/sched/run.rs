@@ -21,7 +21,7 @@ use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, carrier::Carrier, resize};
+use crate::sched::{Shared, carrier::Carrier, latency, resize};
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
 pub(crate) enum Left {
@@ -161,6 +161,7 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     }
     carrier.current.set(Some(fiber));
     carrier.budget.set(carrier.shared().settings.budget);
+    latency::runs(&token, fiber);
     token.worker().published.dispatch();
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };

@@ -30,7 +30,7 @@ use crate::sched::context::Marked;
 use crate::sched::moving::Whereto;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::Roused;
-use crate::sched::{Shared, block, context, verdict};
+use crate::sched::{Shared, block, context, latency, verdict};
 
 /// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
 /// so the waiter stays until it was called, or has made sure that nobody will call.
@@ -150,7 +150,10 @@ pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
     if fiber.blocks_carrier() {
         fiber.release();
         rouse_blocked(carrier);
-    } else if !here.is_some_and(|here| ptr::eq(here, carrier)) || !queue_sibling(carrier, fiber) {
+        return keep;
+    }
+    latency::woken(fiber, &shared.clock);
+    if !here.is_some_and(|here| ptr::eq(here, carrier)) || !queue_sibling(carrier, fiber) {
         queue_started(carrier, fiber);
     }
     keep

@@ -17,6 +17,7 @@ use crate::fiber::stack::Cache;
 use crate::fiber::{Record, stack::Guard};
 use crate::queue::local::{Ring, Slot};
 use crate::sched::carrier::Carrier;
+use crate::sched::latency::Recorder;
 use crate::sched::spawn;
 use crate::sched::timers::Timers;
 
@@ -46,6 +47,8 @@ pub(crate) struct Worker {
     /// Why this worker was roused, by whoever claimed its sleep.
     pub(crate) roused: AtomicU8,
     pub(crate) counters: Counters,
+    /// How long fibers it ran had waited for that.
+    pub(crate) wake_to_run: Recorder,
     pub(crate) local: UnsafeCell<Local>,
 }
 
@@ -169,6 +172,7 @@ impl Worker {
             carrier: AtomicPtr::new(ptr::null_mut()),
             roused: AtomicU8::new(Roused::NO),
             counters: Counters::default(),
+            wake_to_run: Recorder::new(),
             local: UnsafeCell::new(Local {
                 slab: spawn::obtain_slab(),
                 stacks: Cache::new(class, guard),
