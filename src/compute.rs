@@ -332,6 +332,7 @@ mod tests {
     /// The pool that serves the calling fiber's runtime.
     fn pool() -> Option<Arc<ThreadPool>> {
         runtime::with_current_or_default(|shared| {
+            let _mark = context::marked();
             let service: Option<&Compute> = shared.services.find(Kind::Compute);
             service.and_then(|service| lock(&service.0.state).current.clone())
         })

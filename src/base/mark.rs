@@ -2,21 +2,14 @@
 //!
 //! Who holds an internal lock, or sits between two states that others wait for, must not be stopped
 //! (S6). What the mark is, and who has it, the scheduler knows; the things that need it lie below.
-//! So it says here how to ask, and locks, claims and wakes ask.
+//! So it says here how to ask, and locks, claims, wakes and whoever takes an inbox ask.
 
-#[cfg(all(debug_assertions, not(indent_loom)))]
 use std::sync::OnceLock;
 
-#[cfg(all(debug_assertions, not(indent_loom)))]
 static IS_UP: OnceLock<fn() -> bool> = OnceLock::new();
 
 /// How to ask: true if nobody can stop the calling thread now.
-#[cfg_attr(
-    any(not(debug_assertions), indent_loom),
-    expect(unused_variables, reason = "nobody asks")
-)]
 pub(crate) fn ask_by(is_up: fn() -> bool) {
-    #[cfg(all(debug_assertions, not(indent_loom)))]
     let _the_same_as_before = IS_UP.set(is_up);
 }
 
@@ -24,8 +17,9 @@ pub(crate) fn ask_by(is_up: fn() -> bool) {
 #[inline(always)]
 #[track_caller]
 pub(crate) fn expect() {
-    #[cfg(all(debug_assertions, not(indent_loom)))]
-    if let Some(is_up) = IS_UP.get() {
+    if cfg!(debug_assertions)
+        && let Some(is_up) = IS_UP.get()
+    {
         assert!(is_up(), "S6: a lock, a claim or a wake without the mark");
     }
 }

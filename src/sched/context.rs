@@ -348,3 +348,91 @@ pub(crate) unsafe fn resume(
     let back = unsafe { switch::resume(fiber, body) };
     (Entered::resumed_on(carrier), back)
 }
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::*;
+    use crate::base::loom::{Mutex, lock};
+    use crate::park;
+    use crate::runtime::{Builder, Runtime};
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    fn runtime() -> Runtime {
+        Builder::new().workers(1).build().expect("a runtime")
+    }
+
+    /// How many times the calling thread's mark is up.
+    fn depth() -> u32 {
+        let mark = marked();
+        mark.carrier()
+            .map_or(0, |carrier| carrier.owner.depth() - 1)
+    }
+
+    /// Notes, when it is dropped, whether the mark was up.
+    struct Drops(Arc<[AtomicUsize; 2]>);
+
+    impl Drop for Drops {
+        fn drop(&mut self) {
+            self.0[usize::from(depth() > 0)].fetch_add(1, SeqCst);
+        }
+    }
+
+    #[test]
+    fn the_mark_nests_and_is_down_again_after_the_last() {
+        runtime().block_on(|| {
+            assert_eq!(depth(), 0);
+            let outer = marked();
+            let token = enter();
+            assert_eq!(depth(), 1 + u32::from(token.is_some()));
+            drop((token, outer));
+            assert_eq!(depth(), 0);
+            park::unparker().unpark();
+            park::park();
+            assert_eq!(depth(), 0, "after an operation that blocks");
+        });
+        assert_eq!(depth(), 0, "a plain thread has none");
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    fn a_lock_that_a_fiber_takes_without_the_mark_is_noticed() {
+        runtime().block_on(|| {
+            let mutex = Mutex::new(());
+            let without = || drop(lock(&mutex));
+            assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(without)).is_err());
+            let _mark = marked();
+            drop(lock(&mutex));
+        });
+    }
+
+    #[test]
+    fn destructors_of_the_user_run_with_the_mark_down() {
+        let seen = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+        let drops = || Drops(seen.clone());
+        let rt = runtime();
+        let handle = rt.handle().clone();
+        rt.block_on(|| {
+            let value = drops();
+            drop(crate::spawn(move || value)); // by the fiber, or by us, whoever comes last
+            let value = drops();
+            let done = crate::spawn(move || value);
+            while !done.is_finished() {
+                crate::task::yield_now();
+            }
+            drop(done); // by us
+            let value = drops();
+            let unwinds =
+                crate::spawn(move || -> () { std::panic::resume_unwind(Box::new(value)) });
+            drop(unwinds.join());
+        });
+        let value = drops();
+        drop(rt.spawn(move || {
+            park::park();
+            drop(value);
+        }));
+        drop(rt); // unwinds, or is dropped before it has started
+        let value = drops();
+        drop(handle.spawn(move || drop(value))); // refused
+        assert_eq!(seen.each_ref().map(|n| n.load(SeqCst)), [5, 0]);
+    }
+}
