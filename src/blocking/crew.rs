@@ -22,6 +22,9 @@
 //! stands in the way of the caller it waits for. A searcher that naps while others take jobs fast:
 //! fewer threads, but now and then a job waits for the nap.
 
+/// Sleepers there is room for from the start; only who allows more threads pays for more, later.
+const ROOM: usize = 1024;
+
 /// `S` is what a sleeper is known by.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Crew<S> {
@@ -70,7 +73,7 @@ impl<S> Crew<S> {
         Crew {
             most,
             threads: 0,
-            idle: Vec::new(),
+            idle: Vec::with_capacity(most.min(ROOM)), // nothing is allocated under the lock
             searcher: false,
             closed: false,
         }

@@ -105,11 +105,14 @@ unsafe impl Linked for Record {
 // A panic leaves nothing half-changed in a record: all of it is atomics and protocols of our own.
 impl std::panic::RefUnwindSafe for Record {}
 
+/// A name as records keep it, by a thin pointer.
+pub(crate) type Name = Box<Box<str>>;
+
 /// What a spawn says about its fiber.
 pub(crate) struct Birth {
     pub(crate) location: &'static Location<'static>,
     /// In the form in which the record keeps it: nothing is allocated at birth.
-    pub(crate) name: Option<Box<Box<str>>>,
+    pub(crate) name: Option<Name>,
     pub(crate) worker: u16,
     pub(crate) stack_class: u8,
     pub(crate) pinned: bool,
@@ -120,9 +123,11 @@ impl Record {
     /// How many references a new fiber has: the runtime's and its `JoinHandle`'s.
     const BORN_WITH: u32 = 2;
 
-    /// Makes a free record a fiber's. The job is stored by the caller afterwards.
+    /// Makes a free record a fiber's. The name of the fiber before it, to be dropped where memory may be
+    /// freed: where a fiber ends that is not so.
     #[inline]
-    pub(crate) fn be_born(&self, id: u64, birth: Birth) {
+    #[must_use = "dropped without a lock or the mark"]
+    pub(crate) fn be_born(&self, id: u64, birth: Birth) -> Option<Name> {
         self.state.reset();
         self.woken_at.store(0, Relaxed);
         self.join.store(0, Relaxed);
@@ -135,10 +140,8 @@ impl Record {
         self.limit.store(ptr::null_mut(), Relaxed);
         self.location
             .store(ptr::from_ref(birth.location).cast_mut(), Relaxed);
-        let name = match birth.name {
-            Some(name) => Box::into_raw(name),
-            None => ptr::null_mut(),
-        };
+        let name = birth.name.map_or(ptr::null_mut(), Box::into_raw);
+        let former = self.name.load(Relaxed); // nobody else writes it
         self.name.store(name, Relaxed);
         self.reason.store(ParkReason::None as u8, Relaxed);
         self.stack_class.store(birth.stack_class, Relaxed);
@@ -151,6 +154,8 @@ impl Record {
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
         self.refs.store(Self::BORN_WITH, Release);
+        // SAFETY: from `Box::into_raw` above, and the fiber it was for is gone.
+        (!former.is_null()).then(|| unsafe { Box::from_raw(former) })
     }
 
     pub(crate) fn set_owner(&self, owner: &'static Remote) {
@@ -168,7 +173,7 @@ impl Record {
 
     /// The name, for whoever holds a reference.
     pub(crate) fn name(&self) -> Option<&str> {
-        // SAFETY: null or a box that `free` alone drops, when nobody holds a reference any more.
+        // SAFETY: null or a box that is dropped when the record is another fiber's.
         unsafe { self.name.load(Relaxed).as_ref() }.map(|name| &**name)
     }
 
@@ -254,11 +259,6 @@ impl Record {
             return false;
         }
         fence(Acquire); // pairs with the releases of all others
-        let name = self.name.swap(ptr::null_mut(), Relaxed);
-        if !name.is_null() {
-            // SAFETY: made by `be_born` with `Box::into_raw`, and nobody holds a reference.
-            drop(unsafe { Box::from_raw(name) });
-        }
         self.magic.store(0, Relaxed);
         true
     }

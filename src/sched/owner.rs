@@ -8,6 +8,7 @@
 //!
 //! - **Enter**: mark up, light barrier, read the word. A worker: it is the enterer's until the mark is
 //!   down again. In hand: wait, it will be one of the others in a moment. Else there is none.
+//! - **Raise**: mark up and no more, for what needs no worker but must not be interrupted (S6).
 //! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
 //!   Down: make the word empty; the worker is the taker's.
 //! - **Visit**: as a take, but the worker is put back in any case; if the mark was down, the visitor

@@ -11,7 +11,7 @@ use crate::base::loom::atomic::fence;
 use crate::base::loom::lock;
 use crate::error::{JoinError, SpawnError};
 use crate::fiber::job::{self, Job, Packed};
-use crate::fiber::record::{ANY_WORKER, Birth};
+use crate::fiber::record::{ANY_WORKER, Birth, Name};
 use crate::fiber::slab::Slab;
 use crate::fiber::{FiberRef, Held, Record};
 use crate::sched::Shared;
@@ -76,7 +76,7 @@ impl Shared {
         let f = Job::pack(f); // allocates, so before all else
         let token = context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
         let Some(mut token) = token else {
-            let _mark = context::marked(); // a fiber without a worker, or of another runtime
+            let mark = context::marked(); // a fiber without a worker, or of another runtime
             // Counted first: either the shutdown sees the count and waits, or we see it closing.
             self.outside_spawned.fetch_add(1, SeqCst);
             if self.is_closing() {
@@ -87,20 +87,26 @@ impl Shared {
             let counted = Uncount(self);
             let mut outside = lock(&self.outside);
             let slab = outside.as_mut().expect("taken when the runtime is dropped");
+            let free = slab.take();
             // SAFETY: by the caller's promise.
-            let (fiber, handle) = unsafe { fill(slab, birth, f) };
+            let (fiber, handle, former) = unsafe { fill(free, birth, f) };
             drop(outside);
             std::mem::forget(counted);
             self.queue_from_outside(fiber, assigned, preferred);
+            drop(mark);
+            drop(former); // frees, so after all else
             return Ok(handle);
         };
+        let free = token.local().slab.take();
         // SAFETY: by the caller's promise.
-        let (fiber, handle) = unsafe { fill(&mut token.local().slab, birth, f) };
+        let (fiber, handle, former) = unsafe { fill(free, birth, f) };
         token.worker().counters.spawned.add(1);
         match assigned {
             ANY_WORKER => self.queue_unstarted(&token, fiber, preferred),
             worker => self.assign(worker as usize, fiber),
         }
+        drop(token);
+        drop(former);
         Ok(handle)
     }
 
@@ -177,22 +183,27 @@ impl Drop for Uncount<'_> {
     }
 }
 
-/// Makes a record of `slab` a fiber.
+/// Makes a free record a fiber; with the name that was left in it.
 ///
 /// # Safety
-/// Whatever `f` borrows outlives the fiber.
-unsafe fn fill<F, T>(slab: &mut Slab, birth: Birth, f: Packed<F>) -> (FiberRef, Held)
+/// The record comes from a slab just now, and whatever `f` borrows outlives the fiber.
+#[inline]
+unsafe fn fill<F, T>(
+    (record, id): (NonNull<Record>, u64),
+    birth: Birth,
+    f: Packed<F>,
+) -> (FiberRef, Held, Option<Name>)
 where
     F: FnOnce() -> T + Send,
     T: Send,
 {
-    let (record, id) = slab.take();
     // SAFETY: a free record: ours alone, and slab memory stays valid.
     let place: &Record = unsafe { record.as_ref() };
     // SAFETY: not queued yet; what it borrows is the caller's promise.
     unsafe { place.job.store(f) };
-    place.be_born(id, birth);
-    both(record)
+    let former = place.be_born(id, birth);
+    let (fiber, handle) = both(record);
+    (fiber, handle, former)
 }
 
 fn both(record: NonNull<Record>) -> (FiberRef, Held) {
@@ -219,9 +230,10 @@ where
     let mark = context::marked();
     let mut slab = Slab::obtain();
     // SAFETY: dropped below, before anything it borrows can end.
-    let (fiber, handle) = unsafe { fill(&mut slab, birth, f) };
+    let (fiber, handle, former) = unsafe { fill(slab.take(), birth, f) };
     slab.retire();
     drop(mark);
+    drop(former);
     context::assert_unmarked();
     // SAFETY: it never ran and is in no queue.
     unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };

@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::ptr;
 
 use crate::error::SpawnError;
-use crate::fiber::record::{ANY_WORKER, Birth};
+use crate::fiber::record::{ANY_WORKER, Birth, Name};
 use crate::fiber::stack;
 use crate::runtime;
 use crate::sched::Shared;
@@ -242,6 +242,6 @@ impl Builder {
 }
 
 /// A name in the form in which a record keeps it.
-fn boxed(name: Option<String>) -> Option<Box<Box<str>>> {
+fn boxed(name: Option<String>) -> Option<Name> {
     name.map(|name| Box::new(name.into_boxed_str()))
 }

@@ -4,7 +4,7 @@
 //! error, and most get no word. One that is nearly a known name is a slip somebody will search for a
 //! long time.
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::ALL;
 use crate::base::os;
@@ -23,13 +23,14 @@ pub(super) const LATER: [&str; 5] = [
 
 /// Says, once in a process, which variables look like ours and do nothing.
 pub(crate) fn report() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let names = std::env::vars_os().map(|(name, _)| name);
-        for line in names.filter_map(|name| stray(name.to_str()?)) {
-            os::complain(&format!("indent: {line}\n"));
-        }
-    });
+    static SAID: AtomicBool = AtomicBool::new(false); // nobody waits for whoever says it
+    if SAID.swap(true, Relaxed) {
+        return;
+    }
+    let names = std::env::vars_os().map(|(name, _)| name);
+    for line in names.filter_map(|name| stray(name.to_str()?)) {
+        os::complain(&format!("indent: {line}\n"));
+    }
 }
 
 /// What to say about a variable of this name, if it looks like one of ours but is none.
