@@ -61,10 +61,10 @@ impl Mask {
         set(thread, &words).is_ok()
     }
 
-    /// Lets the calling thread run on all of them. May be called in a signal handler.
-    pub(crate) fn spread_out(&self) {
+    /// Lets a thread, zero for the calling one, run on all of them. May be called in a signal handler.
+    pub(crate) fn spread_out(&self, thread: i32) {
         let words: Words = std::array::from_fn(|i| self.0[i].load(Relaxed));
-        let _as_it_was = set(0, &words);
+        let _as_it_was = set(thread, &words);
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
             assert!(mask.bring_here(0));
             assert_eq!(allowed(), 1);
         }
-        mask.spread_out();
+        mask.spread_out(0);
         assert_eq!(allowed(), before);
     }
 }

@@ -97,6 +97,12 @@ pub(crate) fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno };
 }
 
+/// Lets others run. May be called in a signal handler.
+pub(crate) fn yield_thread() {
+    // SAFETY: takes nothing.
+    unsafe { libc::sched_yield() };
+}
+
 const UNKNOWN: u8 = 0;
 const WORKS: u8 = 1;
 const MISSING: u8 = 2;

@@ -27,17 +27,18 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{
-    AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, compiler_fence,
+    AtomicU8, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, compiler_fence,
 };
 
 use indent_sysmon::Thread;
 
 use crate::base::alarm::Alarm;
+use crate::base::bitmap::Bitmap;
 
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
 use crate::base::loom::lock;
-use crate::base::os::Doorbell;
+use crate::base::os::{self, Doorbell};
 use crate::base::signal::{self, AlternateStack};
 use crate::error::AbortOnUnwind;
 use crate::fiber::{FiberRef, Record};
@@ -72,8 +73,8 @@ pub(crate) struct Carrier {
     /// Its thread, for whoever watches it.
     pub(crate) thread: Thread,
     pub(crate) ice: Ice,
-    /// Somebody made its thread run on one CPU only.
-    narrowed: AtomicBool,
+    /// Whether somebody made its thread run on one CPU only: `WIDE`, `NARROWING`, `NARROW`.
+    narrowed: AtomicU8,
     /// How many runnable fibers the last raid left here, because they may not move.
     pub(crate) bound: AtomicUsize,
 }
@@ -102,6 +103,11 @@ unsafe impl Send for Carrier {}
 
 /// Whether a worker has found a carrier; if not, it comes back.
 pub(crate) type Placed = Result<(), NonNull<Worker>>;
+
+/// Whether a thread may run on one CPU only.
+const WIDE: u8 = 0;
+const NARROWING: u8 = 1;
+const NARROW: u8 = 2;
 
 /// How a rest ended.
 enum Rested {
@@ -133,7 +139,7 @@ impl Carrier {
             left: AtomicUsize::new(0),
             thread: Thread::new(),
             ice: Ice::default(),
-            narrowed: AtomicBool::new(false),
+            narrowed: AtomicU8::new(WIDE),
             bound: AtomicUsize::new(0),
         }
     }
@@ -259,15 +265,23 @@ impl Carrier {
             .inspect_err(|_| word.store(before, SeqCst))
     }
 
+    /// Own thread: where it can be found while it has no worker.
+    fn place_of_rest(&self) -> &Bitmap {
+        let shared = self.shared();
+        if self.keeps_fibers() {
+            &shared.keeping
+        } else if self.has_no_fibers() {
+            &shared.resting
+        } else {
+            &shared.homes
+        }
+    }
+
     /// At the bottom of the stack, mark up: until there is a worker, or no need for this thread.
     fn rest(&self, first_of_spare: bool) -> Rested {
         let shared = self.shared();
         // It keeps fibers or it does not, for as long as it holds no worker.
-        let set = if self.keeps_fibers() {
-            &shared.keeping
-        } else {
-            &shared.resting
-        };
+        let mut set = self.place_of_rest();
         set.set(self.index);
         if first_of_spare {
             shared.watchers.starting.fetch_sub(1, SeqCst);
@@ -288,6 +302,13 @@ impl Carrier {
                 if set.claim(self.index) {
                     shared.want(self.index);
                 }
+            } else if !ptr::eq(set, self.place_of_rest()) {
+                // The last of its fibers has gone on elsewhere.
+                if set.claim(self.index) {
+                    set = self.place_of_rest();
+                    set.set(self.index);
+                    continue;
+                }
             } else if self.has_no_fibers()
                 && shared.resting.len() > shared.spares_kept()
                 && shared.resting.claim(self.index)
@@ -301,20 +322,38 @@ impl Carrier {
         }
     }
 
-    /// Any thread, before this carrier, which sleeps, is given a worker: it is to run where the caller
-    /// runs, who is about to stop. May be called in a signal handler.
-    pub(crate) fn come_here(&self) {
-        if let Some(number) = self.thread.number() {
-            self.narrowed.store(true, SeqCst);
-            self.shared().cpu_mask.bring_here(number);
+    /// Any thread that is about to stop: gives this carrier, which sleeps, a worker, and makes it run where
+    /// the caller runs. May be called in a signal handler.
+    pub(crate) fn receive_here(&self, worker: NonNull<Worker>) -> Placed {
+        let number = self.thread.number();
+        let narrows = number.is_some()
+            && self
+                .narrowed
+                .compare_exchange(WIDE, NARROWING, SeqCst, SeqCst)
+                .is_ok();
+        if let Some(number) = number.filter(|_| narrows) {
+            let narrow = self.shared().cpu_mask.bring_here(number);
+            self.narrowed
+                .store(if narrow { NARROW } else { WIDE }, SeqCst);
         }
+        self.receive(worker).inspect_err(|_| {
+            // It has got one by another way, and may run by now.
+            if let Some(number) = number.filter(|_| narrows) {
+                self.shared().cpu_mask.spread_out(number);
+                self.narrowed.store(WIDE, SeqCst);
+            }
+        })
     }
 
     /// Own thread, before it runs anybody: on all CPUs again.
     #[inline]
     pub(crate) fn spread_out(&self) {
-        if self.narrowed.load(SeqCst) && self.narrowed.swap(false, SeqCst) {
-            self.shared().cpu_mask.spread_out();
+        while self.narrowed.load(SeqCst) == NARROWING {
+            os::yield_thread(); // for the length of a system call
+        }
+        if self.narrowed.load(SeqCst) == NARROW {
+            self.shared().cpu_mask.spread_out(0);
+            self.narrowed.store(WIDE, SeqCst);
         }
     }
 
@@ -392,7 +431,12 @@ impl Shared {
         worker: NonNull<Worker>,
         otherwise: fn(&Shared, NonNull<Worker>) -> bool,
     ) -> Placed {
-        while let Some(index) = self.resting.claim_any(0) {
+        let rests = || {
+            self.resting
+                .claim_any(0)
+                .or_else(|| self.homes.claim_any(0))
+        };
+        while let Some(index) = rests() {
             // Fails if the carrier got a worker by another way; then it has no need of ours.
             if self.carrier(index).receive(worker).is_ok() {
                 return Ok(());

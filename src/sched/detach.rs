@@ -13,11 +13,11 @@
 //! program. If a worker does not get on although it runs nobody, or a carrier waits for another thread inside
 //! the kernel, frozen carriers are *released* for about a tick each, without a worker, as many at a time as
 //! there are workers: suspects first, then the newest. They are interrupted again like any other that runs
-//! without a worker.
+//! without a worker. Who waits for another thread mostly waits for something else, so after each round the
+//! pause before the next one doubles, until somebody else begins to wait.
 //!
 //! [S9]: DESIGN.md
 
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use indent_sysmon::{Phase, ThreadState};
@@ -36,19 +36,17 @@ impl Shared {
         if self.is_stopping() {
             return false;
         }
-        let Some(receiver) = self.claim_receiver() else {
+        let Some(receiver) = self.claim_receiver(true) else {
             self.no_receiver();
             return false;
         };
-        let pack = |taken: NonNull<Worker>| {
-            // SAFETY: workers live as long as `Shared`.
-            let taken = unsafe { taken.as_ref() };
+        let meanwhile = || {
             // SAFETY: I17: called while the worker is in our hand and the mark is down.
-            unsafe { carrier.pack(taken) };
+            unsafe { carrier.unpack() };
             self.detached.set(carrier.index); // before it can ask for another one
         };
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
-        let Some((taken, ())) = carrier.owner.take_with(pack) else {
+        let Some((taken, ())) = carrier.owner.take(meanwhile) else {
             carrier.bell.ring(); // given back: in case it noticed
             self.unclaim(receiver);
             return false;
@@ -64,13 +62,16 @@ impl Shared {
 
     /// At a tick: those who run without a worker are to freeze.
     pub(crate) fn mind_detached(&self) {
-        let mut locked = false;
+        let (mut locked, mut newly) = (false, false);
         for carrier in self.detached.members().map(|index| self.carrier(index)) {
             if carrier.owner.peek().is_some() {
                 self.detached.claim(carrier.index); // it has got one by another way
                 continue;
             }
-            match carrier.thread.state() {
+            let state = carrier.thread.state();
+            let is_locked = state == ThreadState::Locked;
+            newly |= is_locked && !carrier.ice.locked.swap(is_locked, Relaxed);
+            match state {
                 ThreadState::Running => {
                     carrier.ice.request.store(WITHOUT_WORKER, SeqCst);
                     carrier.send();
@@ -79,7 +80,10 @@ impl Shared {
                 ThreadState::Sleeping | ThreadState::Unknown => {}
             }
         }
-        if locked {
+        if newly {
+            self.watchers.rotate_often();
+        }
+        if locked && !self.frozen.is_empty() && self.watchers.rotates_now() {
             self.rotate();
         }
     }
@@ -92,9 +96,9 @@ impl Shared {
             let Some(carrier) = self.claim_for_rotation() else {
                 return;
             };
-            self.detached.set(carrier.index);
-            self.preempted.watchdog_releases.fetch_add(1, Relaxed);
-            carrier.release();
+            if carrier.release() {
+                self.preempted.watchdog_releases.fetch_add(1, Relaxed);
+            }
         }
     }
 

@@ -29,6 +29,8 @@ pub(crate) enum Next {
     Run(FiberRef),
     /// A carrier with runnable fibers, or with one that waits, wants this worker.
     MoveTo(usize),
+    /// A frozen carrier, whose turn it is; claimed.
+    Thaw(usize),
     /// There are more workers than there should be, and this is one too many.
     Retire,
     Nothing,
@@ -59,6 +61,7 @@ fn only_home(token: &mut Entered) -> bool {
         && token.local().own.is_empty()
         && !token.worker().timers.is_due()
         && token.carrier().shared().ready.len() == 0
+        && token.carrier().shared().unsorted.is_empty()
 }
 
 /// The oldest of the home queue; the one after it is asked for, since the caches hold few fibers.
@@ -88,8 +91,8 @@ fn in_order(token: &mut Entered) -> Next {
         token.carrier().shared().fire(token.worker());
     }
     token.carrier().shared().fire_missed();
-    if !token.local().brought.is_empty() {
-        moving::sort_brought(token);
+    if !token.carrier().shared().unsorted.is_empty() {
+        moving::sort_unsorted(token);
     }
     collect(token);
     if let Some(fiber) = from_ready(token) {
@@ -118,7 +121,7 @@ fn in_order(token: &mut Entered) -> Next {
     }
     // Nobody else waits: those that were stopped go on.
     let frozen = token.carrier().shared().claim_frozen();
-    frozen.map_or(Next::Nothing, Next::MoveTo)
+    frozen.map_or(Next::Nothing, Next::Thaw)
 }
 
 /// A fiber that should not wait, in turn with this worker's own.

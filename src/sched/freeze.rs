@@ -8,8 +8,8 @@
 //!
 //! All of this happens on the carrier's own thread with the mark up, in a handler: no allocation, no
 //! lock, no formatting ([S7]). What it needs is claimed from bitmaps; what must be sorted (runnable
-//! siblings of the frozen fiber, which may move or not) is left with the worker, in `Local::brought`, and
-//! sorted by the carrier that receives it.
+//! siblings of the frozen fiber, which may move or not) is posted to an inbox of the runtime, *unsorted*,
+//! where the next worker that looks for work finds it.
 //!
 //! **I19** A frozen carrier is in the set *frozen*, or has been claimed from it by somebody who owes it
 //! a worker or its release, or holds a worker. It enters the set after it has given up its own worker and
@@ -37,9 +37,12 @@ use std::sync::atomic::{
 
 use indent_sysmon::Phase;
 
-use crate::sched::Shared;
+use crate::base::bitmap::Bitmap;
+use crate::base::list::List;
+use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
 use crate::sched::worker::Worker;
+use crate::sched::{Shared, verdict};
 
 /// What a carrier knows of being interrupted.
 #[derive(Default)]
@@ -51,8 +54,6 @@ pub(crate) struct Ice {
     /// Since when a long dispatch runs, as far as is known, and which one.
     pub(crate) began: AtomicU64,
     pub(crate) long: AtomicU64,
-    /// It is to go on without a worker.
-    released: AtomicBool,
     /// It was frozen in code that is not the program's: it may hold a lock of the allocator.
     pub(crate) suspect: AtomicBool,
     /// Its place among the frozen ones, smallest first.
@@ -67,8 +68,14 @@ pub(crate) struct Ice {
     pub(crate) fresh_mail: AtomicBool,
     /// Which fiber was frozen here last; own thread.
     fiber: Cell<u64>,
-    /// Times the handler put the freeze off in this dispatch; own thread.
-    pub(crate) tries: Cell<u32>,
+    /// Runnable fibers were left in the home queue when its fiber was dispatched.
+    pub(crate) siblings: AtomicBool,
+    /// A fiber that may not leave waits for this carrier: the one that runs is to come to an end.
+    pub(crate) hurries: AtomicBool,
+    /// It slept in a lock at the last look; the monitor's own.
+    pub(crate) locked: AtomicBool,
+    /// Times the handler put the freeze off, and in which dispatch; own thread.
+    pub(crate) tries: Cell<(u64, u32)>,
 }
 
 /// In place of a dispatch: whatever it does without a worker.
@@ -91,14 +98,17 @@ pub(crate) struct Counters {
 #[derive(Clone, Copy)]
 pub(crate) enum Receiver {
     Resting(usize),
+    Home(usize),
     Wanted(usize),
     Frozen(usize),
 }
 
 impl Receiver {
     fn index(self) -> usize {
-        let (Receiver::Resting(index) | Receiver::Wanted(index) | Receiver::Frozen(index)) = self;
-        index
+        match self {
+            Receiver::Resting(index) | Receiver::Home(index) => index,
+            Receiver::Wanted(index) | Receiver::Frozen(index) => index,
+        }
     }
 }
 
@@ -111,9 +121,11 @@ enum Thawed {
 impl Carrier {
     /// Own thread, mark up, in the middle of a fiber, holding a worker: gives it away and waits for one.
     /// False if that cannot be now: nobody is there to take it, or somebody has it in hand.
-    pub(crate) fn freeze(&self, suspect: bool) -> bool {
+    pub(crate) fn freeze(&self, worker: &Worker, suspect: bool) -> bool {
         let shared = self.shared();
-        let Some(receiver) = shared.claim_receiver() else {
+        // Who is queued for this worker is of no use to a carrier in the middle of a fiber.
+        let to_frozen = !shared.has_queued_for(worker);
+        let Some(receiver) = shared.claim_receiver(to_frozen) else {
             shared.no_receiver();
             return false;
         };
@@ -124,8 +136,8 @@ impl Carrier {
         // SAFETY: workers live as long as `Shared`.
         let held = unsafe { worker.as_ref() };
         held.published.set_phase(Phase::Scheduling);
-        // SAFETY: our own thread with the mark up (I17), and the worker is in our hands alone.
-        unsafe { self.pack(held) };
+        // SAFETY: I17: our own thread with the mark up.
+        unsafe { self.unpack() };
         self.note_slice();
         self.ice.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
@@ -148,19 +160,26 @@ impl Carrier {
         self.stay_frozen();
     }
 
-    /// The runnable siblings go with the worker.
+    /// The runnable siblings that are not known to be bound are anybody's to sort.
     ///
     /// # Safety
-    /// As I17 says for `self`; and the worker is the caller's alone.
-    pub(crate) unsafe fn pack(&self, worker: &Worker) {
+    /// As I17 says.
+    pub(crate) unsafe fn unpack(&self) {
         // SAFETY: by the caller's promise.
-        let fibers = unsafe { self.take_runnable() };
-        if fibers.is_empty() {
-            return;
+        let mut fibers = unsafe { self.take_runnable() };
+        let mut bound = List::new();
+        while let Some(member) = fibers.pop() {
+            if verdict::is_bound(popped(member)) {
+                // SAFETY: just popped.
+                unsafe { bound.push(member) };
+            } else {
+                // SAFETY: just popped, and runnable fibers are alive (I3).
+                unsafe { self.shared().unsorted.post(member) };
+            }
         }
-        // SAFETY: as above.
-        let local = unsafe { &mut *worker.local.get() };
-        local.brought.append(fibers);
+        // SAFETY: by the caller's promise.
+        let home = unsafe { &mut *self.home_cell() };
+        home.queue.append(bound);
     }
 
     /// Until there is a worker, or it is released. The mark is up before and after.
@@ -170,12 +189,13 @@ impl Carrier {
         shared.frozen.claim(self.index); // it may have been helped without a claim
         self.spread_out();
         self.ice.request.store(0, Relaxed);
-        self.ice.tries.set(0);
         shared.preempted.thaws.fetch_add(1, Relaxed);
         match thawed {
             // SAFETY: workers live as long as `Shared`.
             Thawed::WithWorker(worker) => self.go_on(unsafe { worker.as_ref() }),
-            Thawed::Released => {}
+            Thawed::Released => {
+                shared.detached.set(self.index); // it is watched
+            }
         }
     }
 
@@ -184,7 +204,7 @@ impl Carrier {
             if let Some(worker) = self.owner.peek() {
                 return Thawed::WithWorker(worker);
             }
-            if self.ice.released.swap(false, SeqCst) {
+            if self.owner.is_released() {
                 return Thawed::Released;
             }
             if !self.shared().adopt_orphan(self) {
@@ -224,12 +244,14 @@ impl Carrier {
         self.ice.fresh_mail.load(SeqCst)
     }
 
-    /// More fibers are at home here than the one that runs.
-    pub(crate) fn has_other_fibers(&self) -> bool {
-        self.started
-            .load(Relaxed)
-            .wrapping_sub(self.left.load(SeqCst))
-            > 1
+    /// Own thread, before a dispatch: whether siblings wait that others cannot see.
+    #[inline]
+    pub(crate) fn note_siblings(&self) {
+        let home = self.home();
+        let wait = !home.queue.is_empty() || home.next.is_some();
+        if self.ice.siblings.load(Relaxed) != wait {
+            self.ice.siblings.store(wait, Relaxed);
+        }
     }
 
     /// How much of its slice is used up, and so whether it keeps its place.
@@ -267,29 +289,45 @@ impl Carrier {
     }
 
     /// On the monitor's thread: a claimed frozen carrier goes on without a worker.
-    pub(crate) fn release(&self) {
-        self.ice.began.store(self.shared().clock.nanos(), Relaxed);
-        self.ice.released.store(true, SeqCst);
-        self.bell.ring();
+    pub(crate) fn release(&self) -> bool {
+        let released = self.owner.release();
+        if released {
+            self.ice.began.store(self.shared().clock.nanos(), Relaxed);
+            self.bell.ring();
+        }
+        released
     }
 }
 
 impl Shared {
-    /// Somebody to give a worker to who is there: one that waits for a worker, a spare, a frozen one.
-    pub(crate) fn claim_receiver(&self) -> Option<Receiver> {
+    /// Somebody to give a worker to who is there: one that waits for a worker, a spare, or else a frozen
+    /// one.
+    pub(crate) fn claim_receiver(&self, to_frozen: bool) -> Option<Receiver> {
         let wanted = || self.wanted.claim_any(0).map(Receiver::Wanted);
         let resting = || self.resting.claim_any(0).map(Receiver::Resting);
+        let homes = || self.homes.claim_any(0).map(Receiver::Home);
         let frozen = || self.claim_frozen().map(Receiver::Frozen);
-        wanted().or_else(resting).or_else(frozen)
+        let spare = wanted().or_else(resting).or_else(homes);
+        spare.or_else(|| to_frozen.then(frozen)?)
+    }
+
+    /// Whether somebody waits who needs this worker at its scheduler.
+    fn has_queued_for(&self, worker: &Worker) -> bool {
+        !worker.ring.is_empty()
+            || !worker.lifo.is_empty()
+            || !worker.assigned.is_empty()
+            || worker.timers.is_due()
+            || worker.has_own.load(Relaxed)
+            || self.ready.len() > 0
+            || self.global.len() > 0
+            || !self.unsorted.is_empty()
     }
 
     /// The claim is not needed after all.
     pub(crate) fn unclaim(&self, receiver: Receiver) {
         match receiver {
-            Receiver::Resting(index) => {
-                self.resting.set(index);
-                self.carrier(index).bell.ring(); // it looks into its inbox: nobody owes it anything
-            }
+            Receiver::Resting(index) => self.unclaim_rest(&self.resting, index),
+            Receiver::Home(index) => self.unclaim_rest(&self.homes, index),
             Receiver::Wanted(index) => self.want(index),
             Receiver::Frozen(index) => {
                 self.frozen.set(index);
@@ -298,18 +336,25 @@ impl Shared {
         }
     }
 
+    fn unclaim_rest(&self, set: &Bitmap, index: usize) {
+        let carrier = self.carrier(index);
+        set.set(index);
+        if carrier.owner.peek().is_some() {
+            set.claim(index); // it does not rest any more
+        }
+        carrier.bell.ring(); // it looks into its inbox: nobody owes it anything
+    }
+
     /// Gives a worker to a claimed carrier, on the CPU of the caller, or else to another.
     pub(crate) fn hand(&self, worker: NonNull<Worker>, receiver: Receiver) {
-        let to = self.carrier(receiver.index());
-        to.come_here();
-        if let Err(worker) = to.receive(worker) {
+        if let Err(worker) = self.carrier(receiver.index()).receive_here(worker) {
             self.place_quietly(worker);
         }
     }
 
     /// I20: without a lock and without a new thread.
     pub(crate) fn place_quietly(&self, mut worker: NonNull<Worker>) {
-        while let Some(receiver) = self.claim_receiver() {
+        while let Some(receiver) = self.claim_receiver(true) {
             match self.carrier(receiver.index()).receive(worker) {
                 Ok(()) => return,
                 Err(back) => worker = back,
@@ -336,7 +381,7 @@ impl Shared {
     /// On the monitor's thread.
     pub(crate) fn place_orphans(&self) {
         while let Some(index) = self.orphans.claim_any(0) {
-            let Some(receiver) = self.claim_receiver() else {
+            let Some(receiver) = self.claim_receiver(true) else {
                 self.orphans.set(index);
                 return self.no_receiver();
             };
@@ -347,10 +392,11 @@ impl Shared {
     /// The frozen carrier whose turn it is.
     pub(crate) fn claim_frozen(&self) -> Option<usize> {
         loop {
-            let first = self
-                .frozen
-                .members()
-                .min_by_key(|index| self.carrier(*index).ice.ticket.load(Relaxed))?;
+            let order = |index: &usize| {
+                let ice = &self.carrier(*index).ice;
+                (!ice.hurries.load(Relaxed), ice.ticket.load(Relaxed))
+            };
+            let first = self.frozen.members().min_by_key(order)?;
             if self.frozen.claim(first) {
                 return Some(first);
             }

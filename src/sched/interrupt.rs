@@ -127,7 +127,7 @@ impl Carrier {
         if self.current.get().is_some() {
             self.follow_request(false);
         }
-        self.owner.leave();
+        self.owner.leave(); // what comes from here on finds the mark down
     }
 
     /// Mark up, where the mark was down a moment ago: freezes if somebody wants that now.
@@ -147,11 +147,12 @@ impl Carrier {
             }
             return;
         }
-        if foreign_code && self.puts_off() {
+        if foreign_code && self.puts_off(stamp) {
             return;
         }
         let frozen = match worker {
-            Some(_) => self.freeze(foreign_code),
+            // SAFETY: workers live as long as `Shared`.
+            Some(worker) => self.freeze(unsafe { worker.as_ref() }, foreign_code),
             None => {
                 self.freeze_without_worker(foreign_code);
                 true
@@ -163,15 +164,16 @@ impl Carrier {
     }
 
     /// Whether the freeze is put off once more: a lock of the allocator may be held.
-    fn puts_off(&self) -> bool {
-        let tries = self.ice.tries.get();
+    fn puts_off(&self, stamp: u64) -> bool {
+        let (of, tries) = self.ice.tries.get();
+        let tries = if of == stamp { tries } else { 0 };
         if tries >= TRIES {
             return false;
         }
         let Some(alarm) = self.alarm() else {
             return false; // nobody would remind us
         };
-        self.ice.tries.set(tries + 1);
+        self.ice.tries.set((stamp, tries + 1));
         self.shared().preempted.retries.fetch_add(1, Relaxed);
         self.ice.signalled.store(true, SeqCst);
         alarm.set(TRY_AGAIN);
@@ -183,8 +185,13 @@ impl Worker {
     /// Names one dispatch of one worker; never zero.
     #[inline]
     pub(crate) fn stamp(&self) -> u64 {
+        self.stamp_of(self.published.dispatches())
+    }
+
+    /// The same for a dispatch that was seen.
+    #[inline]
+    pub(crate) fn stamp_of(&self, dispatch: u64) -> u64 {
         const DISPATCHES: u32 = 48;
-        let dispatch = self.published.dispatches() & ((1 << DISPATCHES) - 1);
-        ((self.index as u64 + 1) << DISPATCHES) | dispatch
+        ((self.index as u64 + 1) << DISPATCHES) | dispatch & ((1 << DISPATCHES) - 1)
     }
 }

@@ -38,12 +38,13 @@ use std::time::Duration;
 
 use crate::base::affinity::Mask;
 use crate::base::bitmap::Bitmap;
+use crate::base::inbox::Inbox;
 use crate::base::loom::{Mutex, lock};
 use crate::base::mark;
 use crate::error::StartError;
-use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::{self, Guard};
+use crate::fiber::{Record, overflow};
 use crate::queue::inject::Inject;
 
 pub(crate) mod block;
@@ -147,7 +148,9 @@ pub(crate) struct Shared {
     resizing: std::sync::Mutex<()>,
     carriers: Box<[OnceLock<Carrier>]>,
     threads: Mutex<Vec<(usize, ThreadHandle<()>)>>,
+    /// Without a worker: those with no fiber at home, and those with some.
     resting: Bitmap,
+    homes: Bitmap,
     keeping: Bitmap,
     wanted: Bitmap,
     vacant: Bitmap,
@@ -155,6 +158,11 @@ pub(crate) struct Shared {
     frozen: Bitmap,
     /// Carriers whose worker was taken while they slept in the kernel, and that have not come back.
     detached: Bitmap,
+    /// Runnable started fibers of carriers that froze or were detached: to be sorted by who looks for work.
+    unsorted: Inbox<Record>,
+    /// Those of them of whom it was not known yet whether they may move: the monitor has them looked at
+    /// again.
+    puzzling: Inbox<Record>,
     /// Workers that found no carrier.
     orphans: Bitmap,
     /// Turns of frozen carriers that have been dealt out.
@@ -241,6 +249,7 @@ impl Shared {
             carriers: (0..cap).map(|_| OnceLock::new()).collect(),
             threads: Mutex::new(Vec::new()),
             resting: Bitmap::new(cap),
+            homes: Bitmap::new(cap),
             keeping: Bitmap::new(cap),
             keeps: Bitmap::new(cap),
             keepers: AtomicUsize::new(0),
@@ -249,6 +258,8 @@ impl Shared {
             vacant,
             frozen: Bitmap::new(cap),
             detached: Bitmap::new(cap),
+            unsorted: Inbox::new(),
+            puzzling: Inbox::new(),
             orphans: Bitmap::new(most),
             tickets: AtomicU64::new(0),
             pressed: AtomicBool::new(false),
@@ -402,7 +413,7 @@ impl Shared {
     }
 
     pub(crate) fn resting_carriers(&self) -> usize {
-        self.resting.len()
+        self.resting.len() + self.homes.len()
     }
 
     pub(crate) fn keeping_carriers(&self) -> usize {

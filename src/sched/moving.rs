@@ -71,6 +71,7 @@ pub(crate) fn settle(carrier: &Carrier, fiber: FiberRef) {
     // SAFETY: carriers live as long as `Shared`.
     if let Some(before) = unsafe { before.as_ref() } {
         before.left.fetch_add(1, SeqCst); // I18: after the last use of it as a home
+        atomic::fence(SeqCst);
         if before.has_no_fibers() {
             before.bell.ring(); // nothing keeps its thread any more
         }
@@ -142,7 +143,7 @@ pub(crate) fn take_along(token: &mut Entered) {
 pub(crate) fn leave_behind(token: &mut Entered, all: bool) {
     let shared = token.carrier().shared();
     let most = if all { usize::MAX } else { BATCH };
-    sift(token, most, |fiber| shared.global.push(fiber));
+    sift(token, most, |fiber| shared.ready.push(fiber));
 }
 
 /// Looks at so many of the carrier's runnable fibers: those that may move go elsewhere, the others
@@ -214,31 +215,61 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
     token.worker().ring.pop()
 }
 
-/// Fibers that came with the worker from carriers that cannot run them now: what may move is this
-/// worker's, the others go home and wait.
-pub(crate) fn sort_brought(token: &mut Entered) {
-    let mut brought = std::mem::replace(&mut token.local().brought, List::new());
+/// Runnable fibers of carriers that froze or were detached: what may move should not wait, the others go
+/// home and do.
+pub(crate) fn sort_unsorted(token: &Entered) {
+    let shared = token.carrier().shared();
+    let mut fibers = shared.unsorted.take();
     let mut moved = false;
-    while let Some(fiber) = brought.pop().map(popped) {
-        let shared = token.carrier().shared();
+    while let Some(fiber) = fibers.pop().map(popped) {
         // SAFETY: off a queue, so runnable, switched out and ours.
         if unsafe { verdict::may_move(shared, fiber) } {
-            shared.push_local(token.worker(), fiber);
+            shared.ready.push(fiber);
             moved = true;
-            continue;
+        } else {
+            shared.send_home(fiber);
         }
-        // SAFETY: a started fiber has a home, which lives as long as `Shared`.
-        let home = unsafe { &*home(fiber) };
-        // SAFETY: just popped, and runnable fibers are alive (I3).
-        unsafe { home.inbox.post(fiber.pointer()) };
-        let _claimed = wake::rouse_for_inbox(home); // I10; as in `sort`
     }
     if moved {
-        token.carrier().shared().rouse_from(token.worker());
+        shared.rouse_from(token.worker());
     }
 }
 
 impl Shared {
+    /// A runnable started fiber that may not move, or of which that is not known yet.
+    pub(crate) fn send_home(&self, fiber: FiberRef) {
+        // SAFETY: a started fiber has a home, which lives as long as `Shared`.
+        let carrier = unsafe { &*home(fiber) };
+        let known = verdict::is_bound(fiber);
+        if !known && carrier.owner.peek().is_none() && !self.is_at_rest(carrier) {
+            // Its carrier is busy for who knows how long: it is looked at again.
+            // SAFETY: runnable, in no list, and alive (I3).
+            return unsafe { self.puzzling.post(fiber.pointer()) };
+        }
+        // SAFETY: as above.
+        unsafe { carrier.inbox.post(fiber.pointer()) };
+        let _claimed = wake::rouse_for_inbox(carrier, known); // I10; as in `sort`
+    }
+
+    /// Whether a carrier is in the middle of nothing, as far as can be seen.
+    fn is_at_rest(&self, carrier: &Carrier) -> bool {
+        let sets = [&self.resting, &self.homes, &self.keeping, &self.wanted];
+        sets.iter().any(|set| set.contains(carrier.index))
+    }
+
+    /// On the monitor's thread, now and then: more may be known by now.
+    pub(crate) fn puzzle_again(&self) {
+        if self.puzzling.is_empty() {
+            return;
+        }
+        let mut fibers = self.puzzling.take();
+        while let Some(fiber) = fibers.pop() {
+            // SAFETY: just popped, and runnable fibers are alive (I3).
+            unsafe { self.unsorted.post(fiber) };
+        }
+        self.rouse_one(0);
+    }
+
     /// Runnable fibers that were taken off a carrier's queues: of the first of them those that may move
     /// go to `elsewhere`, all others back into its inbox; how many of those looked at may not move.
     fn sort(
@@ -270,7 +301,7 @@ impl Shared {
         if posts {
             // I10: it may have looked while they were in our hands. If it cannot be claimed, it looks
             // again, or somebody owes it a worker, or it is blocked and looks when it is not.
-            let _claimed = wake::rouse_for_inbox(carrier);
+            let _claimed = wake::rouse_for_inbox(carrier, true);
         }
         count
     }

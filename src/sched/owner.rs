@@ -14,6 +14,8 @@
 //! - **Visit**: as a take, but the worker is put back in any case; if the mark was down, the visitor
 //!   may touch meanwhile what the carrier's thread touches only with the mark up.
 //! - **Give**: exchange empty for the worker; on failure the giver keeps it.
+//! - **Release**: exchange empty for *released*: who waits goes on without a worker. So a giver and a
+//!   releaser do not both succeed.
 //! - **Surrender**: the enterer, mark up, exchanges its worker for empty, waiting for a taker.
 //!
 //! **I7** No two threads have one worker. Every transfer is an exchange of the word, so of several
@@ -53,10 +55,15 @@ fn in_hand<W>() -> *mut W {
     ptr::without_provenance_mut(2 * align_of::<W>())
 }
 
+/// The word of a carrier that is to go on without a worker.
+fn released<W>() -> *mut W {
+    ptr::without_provenance_mut(3 * align_of::<W>())
+}
+
 /// What the word says: a worker, or none. Workers lie above all the words that are none.
 #[inline]
 fn holds<W>(word: *mut W) -> Option<NonNull<W>> {
-    NonNull::new(word).filter(|_| word.addr() > in_hand::<W>().addr())
+    NonNull::new(word).filter(|_| word.addr() > released::<W>().addr())
 }
 
 impl<W> Owner<W> {
@@ -131,26 +138,18 @@ impl<W> Owner<W> {
     /// Takes the worker from a carrier that is outside runtime code, and before anybody can enter
     /// again does what must be done to the things of that carrier.
     pub(crate) fn take<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<(NonNull<W>, R)> {
-        self.take_with(|_| meanwhile())
-    }
-
-    /// The same, for somebody who must know which worker it is.
-    pub(crate) fn take_with<R>(
-        &self,
-        meanwhile: impl FnOnce(NonNull<W>) -> R,
-    ) -> Option<(NonNull<W>, R)> {
         self.take_in_hand(meanwhile, |_| ptr::null_mut())
     }
 
     /// The same, but leaves the worker where it is.
     pub(crate) fn visit<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<R> {
-        self.take_in_hand(|_| meanwhile(), NonNull::as_ptr)
+        self.take_in_hand(meanwhile, NonNull::as_ptr)
             .map(|(_, done)| done)
     }
 
     fn take_in_hand<R>(
         &self,
-        meanwhile: impl FnOnce(NonNull<W>) -> R,
+        meanwhile: impl FnOnce() -> R,
         then: impl FnOnce(NonNull<W>) -> *mut W,
     ) -> Option<(NonNull<W>, R)> {
         let mut word = self.word.load(SeqCst);
@@ -164,7 +163,7 @@ impl<W> Owner<W> {
         heavy_barrier();
         // Nobody else changes the word while it says so: a store will do.
         if self.mark.load(Acquire) == 0 {
-            let done = meanwhile(worker);
+            let done = meanwhile();
             self.word.store(then(worker), SeqCst);
             return Some((worker, done));
         }
@@ -178,6 +177,23 @@ impl<W> Owner<W> {
             .compare_exchange(ptr::null_mut(), worker.as_ptr(), SeqCst, SeqCst)
             .map(|_| ())
             .map_err(|_| worker)
+    }
+
+    /// Tells a carrier that waits for a worker to go on without one; false if it has got one, or does not
+    /// wait. Until it has heard that it can be given none.
+    #[must_use]
+    pub(crate) fn release(&self) -> bool {
+        self.word
+            .compare_exchange(ptr::null_mut(), released(), SeqCst, SeqCst)
+            .is_ok()
+    }
+
+    /// Own thread: whether it was told so; from here on it can be given a worker again.
+    #[must_use]
+    pub(crate) fn is_released(&self) -> bool {
+        self.word
+            .compare_exchange(released(), ptr::null_mut(), SeqCst, SeqCst)
+            .is_ok()
     }
 
     /// Own thread, without a worker: nothing can be given any more. False if something has been.
@@ -371,6 +387,41 @@ mod models {
             let taker = thread::spawn(move || other.take_over(true));
             if model.carriers[0].enter().is_some() {
                 let worker = model.carriers[0].surrender();
+                model.touch(worker);
+                if model.carriers[1].give(worker).is_err() {
+                    model.kept.fetch_add(1, AcqRel);
+                }
+            }
+            model.carriers[0].leave();
+            taker.join().unwrap();
+            model.worker_is_somewhere_once();
+        });
+    }
+
+    #[test]
+    fn loom_a_carrier_that_waits_is_given_a_worker_or_released() {
+        check(4, || {
+            let model = Model::new();
+            let (worker, ()) = model.carriers[0].take(|| ()).expect("nobody else is there");
+            let other = model.clone();
+            let releaser = thread::spawn(move || other.carriers[0].release());
+            let given = model.carriers[0].give(worker).is_ok();
+            let released = releaser.join().unwrap();
+            assert!(given != released, "both, or neither");
+            assert_eq!(model.carriers[0].is_released(), released);
+            assert_eq!(model.carriers[0].peek().is_some(), given);
+        });
+    }
+
+    #[test]
+    fn loom_a_handler_that_gives_its_worker_away_and_a_taker_never_both_have_it() {
+        check(3, || {
+            let model = Model::new();
+            let other = model.clone();
+            let taker = thread::spawn(move || other.take_over(false));
+            // The handler: mark up where it was down, and it waits for nobody.
+            model.carriers[0].raise();
+            if let Some(worker) = model.carriers[0].try_surrender() {
                 model.touch(worker);
                 if model.carriers[1].give(worker).is_err() {
                     model.kept.fetch_add(1, AcqRel);

@@ -89,9 +89,10 @@ impl Shared {
         {
             return Waiting::Pressing;
         }
-        let others = carrier.is_some_and(|carrier| carrier.has_other_fibers());
+        let others = carrier.is_some_and(|carrier| carrier.ice.siblings.load(Relaxed));
         let queued = !worker.ring.is_empty() || !worker.lifo.is_empty() || self.global.len() > 0;
-        if mail || others || queued || !self.frozen.is_empty() || !worker.assigned.is_empty() {
+        let assigned = !worker.assigned.is_empty() || worker.has_own.load(Relaxed);
+        if mail || others || queued || assigned || !self.frozen.is_empty() {
             return Waiting::ForTurn;
         }
         Waiting::Nobody
@@ -99,6 +100,7 @@ impl Shared {
 
     fn somebody_presses(&self) -> bool {
         self.ready.len() > 0
+            || !self.unsorted.is_empty()
             || !self.wanted.is_empty()
             || self.missed_timers.load(Relaxed)
             || self.pressed.load(Relaxed) && self.global.len() > 0

@@ -17,6 +17,7 @@ use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::popped;
 use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
+use crate::sched::freeze::Receiver;
 use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
@@ -33,7 +34,6 @@ pub(crate) enum Left {
 pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.carrier().shared().awake(token.worker());
-    moving::sort_brought(&mut token);
     // Where a worker arrives it runs something before it looks at who else wants one.
     let waits = token.carrier().has_runnable();
     let local = token.local();
@@ -66,6 +66,12 @@ pub(crate) fn run_fibers() -> Left {
                     break Left::GaveWorkerAway;
                 }
             }
+            Next::Thaw(index) => {
+                search.found(&token);
+                if thaw(&token, index) {
+                    break Left::GaveWorkerAway;
+                }
+            }
             Next::Retire => {
                 search.found(&token);
                 if resize::retire(&mut token) {
@@ -91,6 +97,24 @@ fn move_to(token: &mut Entered, index: usize) -> bool {
     carrier.hand_to(carrier.shared().carrier(index))
 }
 
+/// Takes the worker to a frozen carrier, unless somebody has come who should not wait.
+fn thaw(token: &Entered, index: usize) -> bool {
+    let carrier = token.carrier();
+    let shared = carrier.shared();
+    if carrier.has_runnable() || shared.ready.len() > 0 || !shared.unsorted.is_empty() {
+        shared.unclaim(Receiver::Frozen(index));
+        return false;
+    }
+    token.worker().counters.moves.add(1);
+    match shared
+        .carrier(index)
+        .receive_here(carrier.owner.surrender())
+    {
+        Ok(()) => true,
+        Err(worker) => !carrier.keep(worker),
+    }
+}
+
 /// Takes the worker to another carrier, and along with it what may move.
 fn hand_over(token: &mut Entered, by: fn(&Carrier) -> bool) -> bool {
     moving::take_along(token);
@@ -113,7 +137,8 @@ fn leave_for(token: &mut Entered, fiber: FiberRef) -> Leave {
     if let Welcome::Here = welcome {
         return Leave::Stays;
     }
-    let assigned = fiber.worker.load(atomic::Ordering::Relaxed) != ANY_WORKER;
+    let unstarted = fiber.stack.load(atomic::Ordering::Relaxed).is_null();
+    let assigned = unstarted && fiber.worker.load(atomic::Ordering::Relaxed) != ANY_WORKER;
     if assigned {
         // SAFETY: `next` took it off a queue, so it is in no list; it is not over, so alive (I3).
         unsafe { token.local().own.push_front(fiber.pointer()) };
@@ -162,6 +187,8 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     carrier.current.set(Some(fiber));
     carrier.budget.set(carrier.shared().settings.budget);
     latency::runs(&token, fiber);
+    carrier.note_siblings();
+    note_own(&mut token);
     token.worker().published.dispatch();
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
@@ -182,6 +209,16 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
         Back::Finished => retire(&mut token, fiber),
     }
     (token, back == Back::HandedOver)
+}
+
+/// Whether fibers wait that only this worker may start.
+#[inline]
+fn note_own(token: &mut Entered) {
+    let wait = !token.local().own.is_empty();
+    let worker = token.worker();
+    if worker.has_own.load(Relaxed) != wait {
+        worker.has_own.store(wait, Relaxed);
+    }
 }
 
 fn push_home(carrier: &Carrier, fiber: FiberRef) {

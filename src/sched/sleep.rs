@@ -6,7 +6,7 @@
 //! itself, or by an old ring, takes its bit back; if it finds the bit claimed it waits for the
 //! reason, because a searcher has been counted in its name.
 
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use indent_sysmon::Phase;
@@ -146,6 +146,8 @@ impl Shared {
             || !token.worker().assigned.is_empty()
             || self.global.len() > 0
             || self.ready.len() > 0
+            || !self.unsorted.is_empty()
+            || self.missed_timers.load(Relaxed)
             || !self.frozen.is_empty()
             || !self.wanted.is_empty()
             || self.count.is_excess(token.worker().index)

@@ -180,24 +180,28 @@ fn queue_started(carrier: &Carrier, fiber: FiberRef) {
         Whereto::Elsewhere => return shared.submit_started(fiber),
         Whereto::Home { held } => held,
     };
-    if !verdict::is_bound(fiber) {
-        carrier.note_fresh_mail();
+    let bound = verdict::is_bound(fiber);
+    if !held && !bound {
+        return shared.send_home(fiber);
     }
     // SAFETY: as above.
     unsafe { carrier.inbox.post(fiber.pointer()) };
-    if !rouse_for_inbox(carrier) && held {
+    if !bound {
+        carrier.note_fresh_mail();
+    }
+    if !rouse_for_inbox(carrier, bound) && held {
         shared.free_inbox(carrier); // its worker has left it since we looked
     }
 }
 
-/// The waker's half of I10, after the post. False if the carrier holds no worker and cannot be claimed:
+/// The waker's half of I10, after the post of a fiber that is bound to its thread, or perhaps not. False if the carrier holds no worker and cannot be claimed:
 /// it is on its way to rest and will look, or somebody owes it a worker, or a fiber blocks it.
-pub(crate) fn rouse_for_inbox(carrier: &Carrier) -> bool {
+pub(crate) fn rouse_for_inbox(carrier: &Carrier, bound: bool) -> bool {
     let shared = carrier.shared();
     match carrier.owner.peek() {
         None => {
-            let claimed =
-                shared.resting.claim(carrier.index) || shared.keeping.claim(carrier.index);
+            let sets = [&shared.resting, &shared.homes, &shared.keeping];
+            let claimed = sets.iter().any(|set| set.claim(carrier.index));
             if claimed {
                 shared.want(carrier.index);
             }
@@ -209,7 +213,7 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier) -> bool {
             let asleep = shared.idle.claim(worker.index);
             if asleep {
                 shared.rouse(worker, Roused::TO_WORK);
-            } else {
+            } else if !bound {
                 shared.press_on(carrier, worker);
             }
             shared.count_wake(asleep);

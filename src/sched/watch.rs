@@ -43,6 +43,10 @@ const BOUND_WAIT: u32 = 50;
 /// Looks after which the siblings of a fiber that runs and runs are looked at again.
 const RAID_AGAIN: u32 = 16;
 
+/// Ticks until fibers of whom too little was known are looked at again.
+const PUZZLE_AGAIN: u64 = 16;
+/// Most ticks between two rounds of rotation.
+const MOST_PAUSE: u32 = 64;
 /// Frozen carriers per worker that are not many.
 const FEW_FROZEN: usize = 8;
 /// So much longer is a slice when there are many.
@@ -76,8 +80,12 @@ pub(crate) struct Watchers {
     press: AtomicUsize,
     /// When the monitor last took its time, in nanoseconds.
     ticked: AtomicU64,
-    /// Rounds of rotation (`detach.rs`); the monitor's own.
+    /// Rounds of rotation (`detach.rs`), and ticks until the next and between two; the monitor's own.
     round: AtomicU64,
+    rotate_in: AtomicU32,
+    rotate_every: AtomicU32,
+    /// Looks a tick apart; the monitor's own.
+    ticks: AtomicU64,
     /// All workers have their first carriers: before that the helper does nothing.
     pub(crate) begun: AtomicBool,
 }
@@ -97,6 +105,9 @@ impl Watchers {
             press: AtomicUsize::new(0),
             ticked: AtomicU64::new(0),
             round: AtomicU64::new(1),
+            rotate_in: AtomicU32::new(0),
+            rotate_every: AtomicU32::new(1),
+            ticks: AtomicU64::new(0),
             begun: AtomicBool::new(false),
         }
     }
@@ -122,8 +133,26 @@ impl Watchers {
         self.round.load(Relaxed)
     }
 
+    /// All have been released once: after a pause again.
     pub(crate) fn next_round(&self) {
         self.round.store(self.round() + 1, Relaxed);
+        let pause = self.rotate_every.load(Relaxed);
+        self.rotate_in.store(pause, Relaxed);
+        self.rotate_every
+            .store((2 * pause).min(MOST_PAUSE), Relaxed);
+    }
+
+    /// Somebody has begun to wait.
+    pub(crate) fn rotate_often(&self) {
+        self.rotate_in.store(0, Relaxed);
+        self.rotate_every.store(1, Relaxed);
+    }
+
+    /// Once a tick: whether the pause is over.
+    pub(crate) fn rotates_now(&self) -> bool {
+        let left = self.rotate_in.load(Relaxed);
+        self.rotate_in.store(left.saturating_sub(1), Relaxed);
+        left == 0
     }
 
     /// Ends both threads; what they were doing is finished first.
@@ -288,6 +317,11 @@ impl Pool for Shared {
         if !self.detached.is_empty() {
             self.mind_detached();
         }
+        let ticks = self.watchers.ticks.load(Relaxed) + 1;
+        self.watchers.ticks.store(ticks, Relaxed);
+        if ticks.is_multiple_of(PUZZLE_AGAIN) {
+            self.puzzle_again();
+        }
     }
 
     fn thread(&self, worker: usize) -> Option<&Thread> {
@@ -300,10 +334,10 @@ impl Pool for Shared {
         self.who_waits(&self.workers[worker])
     }
 
-    fn began(&self, worker: usize, _dispatch: u64) -> Option<Instant> {
+    fn began(&self, worker: usize, dispatch: u64) -> Option<Instant> {
         let worker = &self.workers[worker];
         let ice = &worker.carrier()?.ice;
-        let known = ice.long.load(SeqCst) == worker.stamp();
+        let known = ice.long.load(SeqCst) == worker.stamp_of(dispatch);
         known.then(|| self.clock.at(ice.began.load(Relaxed)))
     }
 
@@ -314,7 +348,7 @@ impl Pool for Shared {
     fn interrupt(&self, index: usize, dispatch: u64, waiting: Waiting) {
         let worker = &self.workers[index];
         if let Some(carrier) = worker.carrier() {
-            let stamp = worker.stamp();
+            let stamp = worker.stamp_of(dispatch);
             carrier.note_long(stamp, self.clock.nanos().saturating_sub(nanos(GRACE)));
             if waiting == Waiting::Pressing {
                 let left = self.watchers.press.load(Relaxed);
@@ -358,7 +392,7 @@ impl Pool for Shared {
         let worker = &self.workers[index];
         if let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) {
             let began = self.clock.nanos().saturating_sub(nanos(TICK));
-            carrier.note_long(worker.stamp(), began);
+            carrier.note_long(worker.stamp_of(dispatch), began);
         }
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         let looks = if again {

@@ -3,7 +3,8 @@
 use std::cell::UnsafeCell;
 use std::ptr;
 use std::sync::atomic::{
-    AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
+    Ordering::SeqCst,
 };
 
 use indent_sysmon::frames::TraceCache;
@@ -44,6 +45,8 @@ pub(crate) struct Worker {
     pub(crate) overran_for: AtomicU32,
     /// The carrier that holds or last held this worker.
     pub(crate) carrier: AtomicPtr<Carrier>,
+    /// Fibers that must run here wait in `Local::own`; a hint for others.
+    pub(crate) has_own: AtomicBool,
     /// Why this worker was roused, by whoever claimed its sleep.
     pub(crate) roused: AtomicU8,
     pub(crate) counters: Counters,
@@ -132,8 +135,6 @@ pub(crate) struct Local {
     pub(crate) own: List<Record>,
     /// How often in a row it had too much to do while others had nothing.
     pub(crate) crowded: u32,
-    /// Runnable fibers that were left on carriers which froze, or whose worker was taken: to be sorted.
-    pub(crate) brought: List<Record>,
     /// Stacks seen lately, and what they allow.
     pub(crate) traces: TraceCache,
 }
@@ -170,6 +171,7 @@ impl Worker {
             raided: AtomicU64::new(0),
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
+            has_own: AtomicBool::new(false),
             roused: AtomicU8::new(Roused::NO),
             counters: Counters::default(),
             wake_to_run: Recorder::new(),
@@ -184,7 +186,6 @@ impl Worker {
                 ready_turn: false,
                 own: List::new(),
                 crowded: 0,
-                brought: List::new(),
                 traces: TraceCache::new(),
             }),
         }
