@@ -119,9 +119,14 @@ fn is_chosen(fiber: FiberRef) -> bool {
 #[inline]
 pub(crate) fn woken(fiber: FiberRef, clock: &Clock) {
     if is_chosen(fiber) {
-        let now = Stamp::now(clock);
-        fiber.woken_at.store(now, atomic::Ordering::Relaxed); // queues release it
+        note(fiber, clock);
     }
+}
+
+#[cold]
+fn note(fiber: FiberRef, clock: &Clock) {
+    let now = Stamp::now(clock);
+    fiber.woken_at.store(now, atomic::Ordering::Relaxed); // queues release it
 }
 
 /// The fiber is about to run.
