@@ -22,9 +22,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::base::loom::atomic;
 use crate::fiber::{FiberRef, Record};
+use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::timers::Clock;
-use crate::sched::worker::Count;
+use crate::sched::worker::{Count, Worker};
 
 /// One park in so many is sampled; a power of two.
 pub(crate) const EVERY: usize = 64;
@@ -134,16 +135,16 @@ fn note(fiber: FiberRef, clock: &Clock) {
 pub(crate) fn runs(token: &Entered, fiber: FiberRef) {
     let woken_at = fiber.woken_at.load(atomic::Ordering::Relaxed);
     if woken_at != 0 {
-        count(token, fiber, woken_at);
+        count(token.worker(), token.carrier().shared(), fiber, woken_at);
     }
 }
 
+/// Not by the token: the caller would have to keep it in memory for that, at every dispatch.
 #[cold]
-fn count(token: &Entered, fiber: FiberRef, woken_at: u32) {
+fn count(worker: &Worker, shared: &Shared, fiber: FiberRef, woken_at: u32) {
     fiber.woken_at.store(0, atomic::Ordering::Relaxed);
-    let now = Stamp::now(&token.carrier().shared().clock);
-    let waited = Stamp::between(woken_at, now);
-    token.worker().wake_to_run.record(waited);
+    let waited = Stamp::between(woken_at, Stamp::now(&shared.clock));
+    worker.wake_to_run.record(waited);
 }
 
 #[cfg(test)]
