@@ -336,6 +336,7 @@ mod tests {
             let service: Option<&Compute> = shared.services.find(Kind::Compute);
             service.and_then(|service| lock(&service.0.state).current.clone())
         })
+        .ok()?
     }
 
     #[test]

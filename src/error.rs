@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use crate::base::os;
+use crate::base::{fork, os};
 
 /// Why a runtime could not be started.
 ///
@@ -38,6 +38,8 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// This process was forked from one that had started a runtime.
+    Forked,
 }
 
 impl fmt::Display for StartError {
@@ -63,6 +65,12 @@ impl fmt::Display for StartError {
                     "the handler for stack overflows cannot be installed: {source}"
                 )
             }
+            StartError::Forked => write!(
+                f,
+                "this process was forked from one that had started a runtime, whose threads are \
+                 not here and may have left things locked; exec, or fork before the first runtime \
+                 is started"
+            ),
         }
     }
 }
@@ -70,7 +78,7 @@ impl fmt::Display for StartError {
 impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            StartError::BadSetting { .. } => None,
+            StartError::BadSetting { .. } | StartError::Forked => None,
             StartError::SpawnCarrier { source, .. } | StartError::Signal { source } => Some(source),
         }
     }
@@ -110,6 +118,8 @@ pub enum SpawnError {
         /// The largest size there is.
         largest: usize,
     },
+    /// This process was forked from one that had started a runtime.
+    Forked,
 }
 
 impl fmt::Display for SpawnError {
@@ -131,6 +141,11 @@ impl fmt::Display for SpawnError {
                 "a stack of {asked} bytes cannot be had: ask for 1 to {largest} bytes \
                  (rounded up to a power of two, 16 KiB at least)"
             ),
+            SpawnError::Forked => write!(
+                f,
+                "this process was forked from one with a runtime, and no thread is here that \
+                 could run a fiber; spawn in the parent, or exec"
+            ),
         }
     }
 }
@@ -149,6 +164,9 @@ pub struct NoRuntime(pub(crate) ());
 
 impl fmt::Display for NoRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if fork::in_child() {
+            return write!(f, "no runtime here: {}", SpawnError::Forked);
+        }
         write!(
             f,
             "no runtime here: this thread runs no fiber and the default runtime is not started; \
@@ -177,6 +195,7 @@ enum Cause {
     Panic(Box<dyn Any + Send>),
     Cancelled,
     NoStack,
+    Forked,
 }
 
 impl JoinError {
@@ -197,6 +216,13 @@ impl JoinError {
     pub(crate) fn no_stack(fiber: u64) -> Self {
         JoinError {
             cause: Cause::NoStack,
+            fiber,
+        }
+    }
+
+    pub(crate) fn forked(fiber: u64) -> Self {
+        JoinError {
+            cause: Cause::Forked,
             fiber,
         }
     }
@@ -222,6 +248,16 @@ impl JoinError {
     /// There was no memory for the fiber's stack and no other fiber whose end could free one.
     pub fn is_no_stack(&self) -> bool {
         matches!(self.cause, Cause::NoStack)
+    }
+
+    /// This process was forked from the one in which the fiber runs, before it was over.
+    ///
+    /// ```
+    /// let failed = indent::spawn(|| std::panic::resume_unwind(Box::new("no luck")));
+    /// assert!(!failed.join().unwrap_err().is_forked(), "no child of a fork");
+    /// ```
+    pub fn is_forked(&self) -> bool {
+        matches!(self.cause, Cause::Forked)
     }
 
     /// The payload of the panic, for [`std::panic::resume_unwind`].
@@ -261,6 +297,11 @@ impl fmt::Display for JoinError {
                 f,
                 "fiber {} got no stack: the system refuses memory and no fiber holds one; \
                  free address space (ulimit -v) or ask for a smaller stack",
+                self.fiber
+            ),
+            Cause::Forked => write!(
+                f,
+                "fiber {} runs in the process this one was forked from; join it there",
                 self.fiber
             ),
         }

@@ -17,6 +17,7 @@ use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{self, NonNull};
 
+use crate::base::fork;
 use crate::base::list::Linked;
 use crate::base::loom::atomic::AtomicPtr;
 use crate::error::AbortOnDrop;
@@ -69,6 +70,9 @@ unsafe fn run<F: FnOnce() -> T, T>(loan: NonNull<Loan>) {
     // SAFETY: the lender does not look before it is called, and this is the one run.
     let f = unsafe { &mut *whole.f.get() }.take();
     let outcome = catch_unwind(AssertUnwindSafe(f.expect("a loan is run once")));
+    if fork::in_child() {
+        fork::end_child("a closure of `blocking` or `compute`, forked;"); // its fiber is not here
+    }
     // SAFETY: as above.
     unsafe { *whole.outcome.get() = Some(outcome) };
     let waiter = whole.loan.waiter.address();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::fork;
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::config::{self, Asked, Environment, MOST_WORKERS, Rounding};
@@ -384,8 +385,12 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// If a setting is not allowed, here or in the environment, or if the system refuses a thread.
+    /// If a setting is not allowed, here or in the environment, if the system refuses a thread, or in
+    /// the child of a [fork](crate::runtime#fork).
     pub fn build(self) -> Result<Runtime, StartError> {
+        if fork::in_child() {
+            return Err(StartError::Forked);
+        }
         config::report_strays();
         let settings = self.settings(&|name| std::env::var_os(name))?;
         Ok(Runtime::new(Shared::start(settings)?))

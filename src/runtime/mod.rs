@@ -3,6 +3,27 @@
     reason = "block_on lends its closure to a fiber; see there"
 )]
 //! Starting, using and ending a runtime.
+//!
+//! # fork
+//!
+//! `fork` copies one thread. In the child of a process that has started a runtime there is none, and none
+//! can be started, for the threads that are missing may have left things locked
+//! ([`StartError::Forked`](crate::StartError::Forked)). Whoever forked, a fiber too, is a plain thread in
+//! the child:
+//!
+//! - What blocks ([`park`](crate::park), [`time`](crate::time)) blocks the thread; [`blocking`] and
+//!   [`compute`] simply call. A time limit that was set before the fork is not heard.
+//! - A spawn is refused ([`SpawnError::Forked`](crate::SpawnError::Forked)); where it cannot say so
+//!   ([`spawn`](crate::spawn), [`block_on`], [`Handle::current`]) it panics.
+//! - Fibers of the parent can be looked at as they were, and joined if they were over; else a join is an
+//!   error ([`JoinError::is_forked`](crate::JoinError::is_forked)). Unparking them does nothing.
+//! - Dropping a [`Runtime`], a shutdown and [`Runtime::wait_idle`] return at once and touch nothing.
+//! - When a closure returns there that a fiber, [`blocking`] or [`compute`] runs, there is nothing to go
+//!   back to: the child ends with status 70 and a line on standard error.
+//!
+//! So let the child `exec` or `_exit`; `std::process::Command` does, with `pre_exec`, too. A program that
+//! forks to go on (a daemon) does so before it starts a runtime. A child that was made by a bare system
+//! call (`clone`, `_Fork`) is not told apart from its parent: it may do nothing but `exec` or `_exit`.
 
 use std::fmt;
 use std::panic::{Location, resume_unwind};
@@ -26,7 +47,8 @@ pub use crate::compute::compute;
 pub use crate::fiber::stack::Guard;
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 
-use crate::error::{AbortOnDrop, NoRuntime};
+use crate::base::fork;
+use crate::error::{AbortOnDrop, NoRuntime, StartError};
 use crate::park;
 use crate::sched::spawn::{self, Limit};
 use crate::sched::{Shared, block, context, verdict};
@@ -106,7 +128,8 @@ impl Runtime {
         &self.handle
     }
 
-    /// Waits until no fiber is left, without asking any to end.
+    /// Waits until no fiber is left, without asking any to end. In the child of a [fork](self#fork) it
+    /// does not wait.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -143,7 +166,8 @@ impl Runtime {
     ///
     /// Fibers that have not started are dropped. Parked ones unwind; others do at their next
     /// blocking call. What does not end in time (a loop without blocking calls, a call that blocks
-    /// the thread) is left alone and listed in the report.
+    /// the thread) is left alone and listed in the report. In the child of a [fork](self#fork) nothing
+    /// is done.
     ///
     /// ```
     /// use std::time::Duration;
@@ -213,10 +237,11 @@ impl Handle {
     /// ```
     ///
     /// # Panics
-    /// If the default runtime cannot be started.
+    /// If the default runtime cannot be started, as in the child of a fork.
     pub fn current() -> Handle {
         Handle {
-            shared: with_current_or_default(Shared::arc),
+            shared: with_current_or_default(Shared::arc)
+                .unwrap_or_else(|InChild| panic!("no runtime: {}", StartError::Forked)),
         }
     }
 
@@ -231,6 +256,9 @@ impl Handle {
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn try_current() -> Result<Handle, NoRuntime> {
+        if fork::in_child() {
+            return Err(NoRuntime(()));
+        }
         let here = spawn::with_current(Shared::arc).ok();
         let shared = here.or_else(|| DEFAULT.get().map(|rt| rt.handle.shared.clone()));
         shared.map(|shared| Handle { shared }).ok_or(NoRuntime(()))
@@ -296,7 +324,7 @@ impl Handle {
     /// ```
     ///
     /// # Panics
-    /// If the runtime is shut down before the closure is done.
+    /// If the runtime is shut down before the closure is done, and in the child of a [fork](self#fork).
     #[track_caller]
     pub fn block_on<F, T>(&self, f: F) -> T
     where
@@ -419,12 +447,16 @@ impl fmt::Debug for Handle {
     }
 }
 
+/// There is no runtime: the process was forked from one that has it.
+pub(crate) struct InChild;
+
 /// Calls `f` with the runtime of the calling fiber, or with the default one.
 #[inline]
-pub(crate) fn with_current_or_default<R>(f: impl FnOnce(&Shared) -> R) -> R {
+pub(crate) fn with_current_or_default<R>(f: impl FnOnce(&Shared) -> R) -> Result<R, InChild> {
     match spawn::with_current(f) {
-        Ok(result) => result,
-        Err(f) => f(&default().handle.shared),
+        Ok(result) => Ok(result),
+        Err(_) if fork::in_child() => Err(InChild), // somebody may have been about to start it
+        Err(f) => Ok(f(&default().handle.shared)),
     }
 }
 

@@ -26,6 +26,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use crate::base::fork;
 use crate::fiber::FiberRef;
 use crate::fiber::state::{Hearing, Signal, Woken};
 use crate::fiber::switch::{self, Back};
@@ -54,6 +55,12 @@ pub(crate) fn carrier() -> *const Carrier {
 #[inline(never)]
 pub(crate) fn set_carrier(carrier: *const Carrier) {
     CARRIER.set(carrier);
+}
+
+/// In the child of a fork (`base/fork.rs`) the one thread there is no carrier.
+#[inline(never)]
+pub(crate) extern "C" fn be_plain() {
+    CARRIER.set(ptr::null());
 }
 
 /// What parks the calling plain thread.
@@ -99,6 +106,9 @@ pub(crate) fn set_served(runtime: Weak<Shared>) {
 /// The runtime for whose fibers the calling thread, no carrier, runs closures.
 #[inline(never)]
 pub(crate) fn served() -> Option<Arc<Shared>> {
+    if fork::in_child() {
+        return None; // it was the parent's
+    }
     SERVED
         .try_with(|served| served.get().and_then(Weak::upgrade))
         .ok()?

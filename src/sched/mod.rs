@@ -220,6 +220,7 @@ impl std::panic::RefUnwindSafe for Shared {}
 
 impl Shared {
     pub(crate) fn start(settings: Settings) -> Result<Arc<Shared>, StartError> {
+        crate::base::fork::watch(context::be_plain);
         crate::base::os::prepare_membarrier();
         mark::ask_by(context::is_marked);
         let mark = context::marked(); // on a fiber of another runtime
@@ -445,6 +446,11 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
+        if crate::base::fork::in_child() {
+            // F1: slabs go behind a lock. Ours stay where they are.
+            std::mem::forget(std::mem::take(&mut self.workers));
+            return;
+        }
         // By whoever had the last reference, perhaps a fiber of another runtime: slabs and stacks go
         // to where all runtimes take them from. What is the user's (hooks) goes later, unmarked.
         let _mark = context::marked();

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use indent_sysmon::Phase;
 
 use crate::base::loom::{atomic, light_barrier};
-use crate::base::os;
+use crate::base::{fork, os};
 use crate::error::JoinError;
 use crate::fiber::job::{self, Completed, Job, Leftover};
 use crate::fiber::record::ANY_WORKER;
@@ -279,11 +279,23 @@ fn fiber_main(fiber: FiberRef) {
         // SAFETY: called once, on its own stack.
         unsafe { Job::run(&fiber, call) };
     }
+    if fork::in_child() {
+        end_child(&fiber); // it forked
+    }
     complete(fiber);
     let here = context::here().expect("a fiber runs here");
     let token = here.enter_with_worker();
     fiber.state.finish();
     std::mem::forget(token); // the mark passes to the scheduler with the switch
+}
+
+/// A fiber's closure has ended in the child of a fork.
+#[cold]
+fn end_child(fiber: &Record) -> ! {
+    let mut what = String::new();
+    let _ = fiber.describe(&mut what);
+    what.push_str(", forked; its closure");
+    fork::end_child(&what)
 }
 
 /// The result is there: gives it to whoever the join word says (I4).

@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::{Duration, Instant};
 
+use crate::base::fork;
 use crate::base::loom::{heavy_barrier, lock};
 use crate::base::os;
 use crate::fiber::reason::ParkReason;
@@ -178,6 +179,10 @@ pub(crate) fn join_until(
 
 impl Shared {
     pub(crate) fn shut_down(&self, timeout: Duration) -> ShutdownReport {
+        if fork::in_child() {
+            std::mem::forget(self.arc()); // F1: there are no threads to end, and nobody to ask
+            return ShutdownReport::default();
+        }
         let deadline = Instant::now().checked_add(timeout);
         self.close();
         let ended = self.wait_for_end(deadline);
@@ -311,12 +316,15 @@ impl Shared {
     }
 
     /// Blocks the calling thread until `done`, looking whenever fibers have ended; false if the
-    /// time is over first.
+    /// time is over first. False at once in the child of a fork, where none will end.
     pub(crate) fn wait_until(
         &self,
         deadline: Option<Instant>,
         done: impl Fn(&Shared) -> bool,
     ) -> bool {
+        if fork::in_child() {
+            return false;
+        }
         self.observers.fetch_add(1, SeqCst);
         heavy_barrier(); // whoever ends a fiber from here on sees us, or we see its count
         let result = loop {

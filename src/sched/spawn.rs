@@ -7,6 +7,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
+use crate::base::fork;
 use crate::base::loom::atomic::fence;
 use crate::base::loom::lock;
 use crate::error::{JoinError, SpawnError};
@@ -39,7 +40,7 @@ impl Shared {
     #[inline]
     pub(crate) fn admit(&self, wishes: &Wishes, limit: Limit) -> Result<(), SpawnError> {
         if self.is_closing() {
-            return Err(SpawnError::ShuttingDown);
+            return Err(refusal());
         }
         let worker = wishes.birth.worker;
         if worker != ANY_WORKER && worker as usize >= self.workers.len() {
@@ -58,7 +59,7 @@ impl Shared {
     }
 
     /// Queues a new fiber and returns its handle's reference; or, if the runtime began to shut down
-    /// since [`admit`](Self::admit), the closure.
+    /// since [`admit`](Self::admit), or is the parent's of a fork, the closure. [`refusal`] says which.
     ///
     /// # Safety
     /// Whatever `f` borrows outlives the fiber.
@@ -76,6 +77,9 @@ impl Shared {
         let f = Job::pack(f); // allocates, so before all else
         let token = context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
         let Some(mut token) = token else {
+            if fork::in_child() {
+                return Err(f.unpack());
+            }
             let mark = context::marked(); // a fiber without a worker, or of another runtime
             // Counted first: either the shutdown sees the count and waits, or we see it closing.
             self.outside_spawned.fetch_add(1, SeqCst);
@@ -170,6 +174,16 @@ impl Shared {
         unsafe { self.workers[index].assigned.post(fiber.pointer()) };
         self.rouse(&self.workers[index], Roused::TO_WORK);
         true
+    }
+}
+
+/// Why a runtime takes no fibers any more.
+#[cold]
+pub(crate) fn refusal() -> SpawnError {
+    if fork::in_child() {
+        SpawnError::Forked
+    } else {
+        SpawnError::ShuttingDown
     }
 }
 

@@ -21,6 +21,7 @@ use std::sync::atomic::{
 };
 use std::time::Instant;
 
+use crate::base::fork;
 use crate::base::loom::atomic;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
@@ -140,6 +141,9 @@ fn wake_marked(mark: &Marked, fiber: FiberRef, signal: Signal) -> Option<Arc<Sha
 /// thread of this runtime keeps it alive for the rest, and until its mark is down.
 #[must_use = "dropped without the mark"]
 pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
+    if mark.carrier().is_none() && fork::in_child() {
+        return None; // F1: it is the parent's
+    }
     let home = fiber.home.load(atomic::Ordering::Relaxed).cast::<Carrier>();
     // SAFETY: a started fiber has a home, which lives as long as `Shared`; see above.
     let carrier = unsafe { &*home };

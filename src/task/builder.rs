@@ -10,7 +10,7 @@ use std::ptr;
 use crate::error::SpawnError;
 use crate::fiber::record::{ANY_WORKER, Birth, Name};
 use crate::fiber::stack;
-use crate::runtime;
+use crate::runtime::{self, InChild};
 use crate::sched::Shared;
 use crate::sched::spawn::{self, Limit, Wishes};
 use crate::task::JoinHandle;
@@ -120,7 +120,8 @@ impl Builder {
     ///
     /// # Panics
     /// If there is no such worker or no such stack size. Not if the runtime is shutting down: then
-    /// the handle says that the fiber was cancelled.
+    /// the handle says that the fiber was cancelled. In the child of a fork: see
+    /// [`runtime`](crate::runtime#fork).
     #[track_caller]
     pub fn spawn<F, T>(self, f: F) -> JoinHandle<T>
     where
@@ -128,13 +129,15 @@ impl Builder {
         T: Send + 'static,
     {
         let location = Location::caller();
-        runtime::with_current_or_default(|shared| {
+        let spawned = runtime::with_current_or_default(|shared| {
             // SAFETY: `'static`: the closure borrows nothing.
             unsafe { self.spawn_in(shared, location, f) }
-        })
+        });
+        spawned.unwrap_or_else(|InChild| panic!("spawn at {location}: {}", SpawnError::Forked))
     }
 
-    /// Starts the fiber, or says why not: too many alive, shutting down, no such worker.
+    /// Starts the fiber, or says why not: too many alive, shutting down, no such worker, a process
+    /// without its runtime because it was forked.
     ///
     /// ```
     /// let fiber = indent::task::Builder::new().try_spawn(|| 1)?;
@@ -148,11 +151,12 @@ impl Builder {
         T: Send + 'static,
     {
         let location = Location::caller();
-        runtime::with_current_or_default(|shared| {
+        let spawned = runtime::with_current_or_default(|shared| {
             // SAFETY: `'static`: the closure borrows nothing.
             let spawned = unsafe { self.try_spawn_in(shared, location, Limit::Stacks, f) };
             spawned.map_err(|(error, _)| error)
-        })
+        });
+        spawned.unwrap_or(Err(SpawnError::Forked))
     }
 
     #[inline]
@@ -205,7 +209,7 @@ impl Builder {
         // SAFETY: by the caller's promise.
         match unsafe { shared.spawn(wishes, f) } {
             Ok(fiber) => Ok(JoinHandle::new(fiber)),
-            Err(f) => Err((SpawnError::ShuttingDown, f)),
+            Err(f) => Err((spawn::refusal(), f)),
         }
     }
 

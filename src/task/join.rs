@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
+use crate::base::fork;
 use crate::error::JoinError;
 use crate::fiber::Held;
 use crate::fiber::job::{self, Job};
@@ -40,7 +41,8 @@ impl<T> JoinHandle<T> {
 
     /// Waits for the fiber and returns what its closure returned.
     ///
-    /// A fiber that was asked to end unwinds instead of waiting; the other one goes on, detached.
+    /// A fiber that was asked to end unwinds instead of waiting; the other one goes on, detached. In
+    /// the child of a fork there is nothing to wait for: [`JoinError::is_forked`].
     ///
     /// ```
     /// assert_eq!(indent::spawn(|| 6 * 7).join().unwrap(), 42);
@@ -125,7 +127,8 @@ impl<T> JoinHandle<T> {
         Unparker::of(&self.fiber)
     }
 
-    /// Until the result is there (`ByWake`), or the wait was in vain.
+    /// Until the result is there (`ByWake`), or the wait was in vain. In the child of a fork nobody
+    /// waits (F1).
     fn wait(&self, deadline: Option<Instant>, hearing: Hearing) -> Woken {
         let word = &self.fiber.join;
         let reason = if hearing == Hearing::Deaf {
@@ -135,6 +138,9 @@ impl<T> JoinHandle<T> {
         };
         if job::is_done(word) {
             park::charge();
+            return Woken::ByWake;
+        }
+        if fork::in_child() {
             return Woken::ByWake;
         }
         let waiter = Waiter::caller();
@@ -159,8 +165,11 @@ impl<T> JoinHandle<T> {
         }
     }
 
-    /// The result, which the join word gave to us.
+    /// The result, which the join word gave to us; or there will be none.
     fn into_result(self) -> Result<T, JoinError> {
+        if fork::in_child() && !self.is_finished() {
+            return Err(JoinError::forked(self.id()));
+        }
         let this = ManuallyDrop::new(self);
         // SAFETY: I4: DONE was found by the one handle, which will not ask again.
         let result = unsafe { this.fiber.job.take_result::<T>() };

@@ -23,7 +23,7 @@ use crate::sched::block;
 /// which the first call starts.
 ///
 /// Never fails and never blocks. If the runtime is shutting down, the closure is dropped and the
-/// handle says so.
+/// handle says so. Only in the child of a [fork](crate::runtime#fork), where there is no runtime, it panics.
 ///
 /// ```
 /// let answer = indent::spawn(|| 6 * 7);
