@@ -156,6 +156,14 @@ fn a_thread_that_forks_is_as_plain_in_the_child() {
     assert_eq!(status(forked(is_plain)), 0);
     let inside = rt.block_on(|| runtime::blocking(|| forked(is_plain)));
     assert_eq!(status(inside), 0, "one that serves fibers, too");
+    let waits = rt.block_on(|| {
+        let child = || {
+            rt.wait_idle(); // not refused, as it is inside the runtime, and no wait
+            0
+        };
+        runtime::blocking(|| forked(child))
+    });
+    assert_eq!(status(waits), 0);
     let no_fiber = || i32::from(task::id().is_some() || Handle::try_current().is_ok());
     let inside = rt.block_on(|| runtime::compute(|| forked(no_fiber)));
     assert_eq!(status(inside), 0, "one that computes as well");
@@ -315,9 +323,12 @@ fn in_the_child_what_a_runtime_left_behind_can_be_dropped() {
 fn stress_forks_beside_traffic_hang_neither_child_nor_parent() {
     let rt = runtime();
     let traffic = Traffic::on(&rt);
+    let parked: Vec<_> = (0..32).map(|_| rt.spawn(park::park)).collect();
+    let wakers: Vec<_> = parked.iter().map(JoinHandle::unparker).collect();
     for round in 0..60 {
-        let handle = rt.handle().clone();
+        let (handle, wakers) = (rt.handle().clone(), &wakers);
         let child = move || {
+            wakers.iter().for_each(park::Unparker::unpark);
             drop(handle.metrics());
             drop(handle.fibers());
             let refused = task::Builder::new().try_spawn(|| ()).is_err();
@@ -330,7 +341,11 @@ fn stress_forks_beside_traffic_hang_neither_child_nor_parent() {
         };
         assert_eq!(status(child), 0);
     }
-    assert!(traffic.0.iter().all(|fiber| !fiber.is_finished()));
+    let mut all = traffic.0.iter().chain(&parked);
+    assert!(
+        all.all(|fiber| !fiber.is_finished()),
+        "children wake nobody"
+    );
 }
 
 #[test]

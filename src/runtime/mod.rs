@@ -8,10 +8,10 @@
 //!
 //! `fork` copies one thread. In the child of a process that has started a runtime there is none, and none
 //! can be started, for the threads that are missing may have left things locked
-//! ([`StartError::Forked`](crate::StartError::Forked)). Whoever forked, a fiber too, is a plain thread in
+//! ([`StartError::Forked`]). Whoever forked, a fiber too, is a plain thread in
 //! the child:
 //!
-//! - What blocks ([`park`](crate::park), [`time`](crate::time)) blocks the thread; [`blocking`] and
+//! - What blocks ([`park`], [`time`](crate::time)) blocks the thread; [`blocking`] and
 //!   [`compute`] simply call. A time limit that was set before the fork is not heard.
 //! - A spawn is refused ([`SpawnError::Forked`](crate::SpawnError::Forked)); where it cannot say so
 //!   ([`spawn`](crate::spawn), [`block_on`], [`Handle::current`]) it panics.

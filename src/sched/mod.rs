@@ -447,8 +447,10 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if crate::base::fork::in_child() {
-            // F1: slabs go behind a lock. Ours stay where they are.
+            // F1: slabs go behind a lock, and pools may wait for threads. Ours stay where they are.
             std::mem::forget(std::mem::take(&mut self.workers));
+            let none = service::Services::new();
+            std::mem::forget(std::mem::replace(&mut self.services, none));
             return;
         }
         // By whoever had the last reference, perhaps a fiber of another runtime: slabs and stacks go
