@@ -82,6 +82,8 @@ pub(crate) struct Carrier {
 /// Runnable started fibers; of the carrier's own thread, but see I17.
 pub(crate) struct Home {
     pub(crate) queue: List<Record>,
+    /// Those that others come before.
+    pub(crate) batch: List<Record>,
     /// Woken last by a sibling: next to run.
     pub(crate) next: Option<FiberRef>,
 }
@@ -133,6 +135,7 @@ impl Carrier {
             alone: Cell::new(0),
             home: UnsafeCell::new(Home {
                 queue: List::new(),
+                batch: List::new(),
                 next: None,
             }),
             own: UnsafeCell::default(),
@@ -167,7 +170,10 @@ impl Carrier {
 
     pub(crate) fn has_runnable(&self) -> bool {
         let home = self.home();
-        !home.queue.is_empty() || home.next.is_some() || !self.inbox.is_empty()
+        !home.queue.is_empty()
+            || !home.batch.is_empty()
+            || home.next.is_some()
+            || !self.inbox.is_empty()
     }
 
     /// In the middle of a fiber, mark up: asks for a worker and waits for it.

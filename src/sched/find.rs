@@ -14,8 +14,8 @@ use crate::queue::inject::popped;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::context::Entered;
-use crate::sched::moving;
 use crate::sched::worker::Worker;
+use crate::sched::{class, moving};
 
 /// Turns the LIFO slots get in a row: enough for a short conversation, not for starving a queue.
 pub(crate) const LIFO_TURNS: u32 = 3;
@@ -29,6 +29,8 @@ pub(crate) enum Next {
     Run(FiberRef),
     /// A carrier with runnable fibers, or with one that waits, wants this worker.
     MoveTo(usize),
+    /// An unstarted fiber whose turn has come.
+    Start(FiberRef),
     /// A frozen carrier, whose turn it is; claimed.
     Thaw(usize),
     /// There are more workers than there should be, and this is one too many.
@@ -62,6 +64,7 @@ fn only_home(token: &mut Entered) -> bool {
         && !token.worker().timers.is_due()
         && token.carrier().shared().ready.len() == 0
         && token.carrier().shared().unsorted.is_empty()
+        && !token.carrier().shared().is_batch_owed()
 }
 
 /// The oldest of the home queue; the one after it is asked for, since the caches hold few fibers.
@@ -95,8 +98,15 @@ fn in_order(token: &mut Entered) -> Next {
         moving::sort_unsorted(token);
     }
     collect(token);
-    if let Some(fiber) = from_ready(token) {
-        return Next::Run(fiber);
+    if token.carrier().shared().is_batch_owed() {
+        match batch(token) {
+            Next::Nothing => {}
+            found => return found,
+        }
+    }
+    match from_ready(token) {
+        Next::Nothing => {}
+        found => return found,
     }
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
@@ -109,8 +119,10 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
         return Next::Run(fiber);
     }
-    if let Some(fiber) = from_ready(token).or_else(|| from_ready(token)) {
-        return Next::Run(fiber); // twice: whose turn it is does not matter here
+    token.local().ready_turn = false; // whose turn it is does not matter here
+    match from_ready(token) {
+        Next::Nothing => {}
+        found => return found,
     }
     match shared_queue(token) {
         Next::Nothing => {}
@@ -120,22 +132,54 @@ fn in_order(token: &mut Entered) -> Next {
         return Next::Run(fiber);
     }
     // Nobody else waits: those that were stopped go on.
-    let frozen = token.carrier().shared().claim_frozen();
-    frozen.map_or(Next::Nothing, Next::Thaw)
+    batch(token)
 }
 
-/// A fiber that should not wait, in turn with this worker's own.
-fn from_ready(token: &mut Entered) -> Option<FiberRef> {
-    if token.carrier().shared().ready.len() == 0 {
-        return None;
+/// Fibers that others come before: those of this carrier, frozen ones, unstarted ones in turn. While many
+/// are frozen few are started: each could cost a thread.
+fn batch(token: &mut Entered) -> Next {
+    const KINDS: u32 = 4;
+    const SELDOM: u32 = 4;
+    for _ in 0..KINDS {
+        let local = token.local();
+        local.batch_turn = local.batch_turn.wrapping_add(1);
+        let turn = local.batch_turn;
+        let carrier = token.carrier();
+        let shared = carrier.shared();
+        let found = match turn % KINDS {
+            0 if !shared.has_many_frozen() || (turn / KINDS).is_multiple_of(SELDOM) => {
+                shared.batch.pop(1).pop().map(|f| Next::Start(popped(f)))
+            }
+            1 => carrier.home().batch.pop().map(|f| Next::Run(popped(f))),
+            _ => shared.claim_frozen(false).map(Next::Thaw),
+        };
+        if let Some(found) = found {
+            shared.batch_slices.fetch_add(1, Relaxed);
+            shared.pay_batch();
+            return found;
+        }
+    }
+    Next::Nothing
+}
+
+/// A fiber that should not wait, or one that was stopped and does not compute much, in turn with this
+/// worker's own.
+fn from_ready(token: &mut Entered) -> Next {
+    let shared = token.carrier().shared();
+    if shared.ready.len() == 0 && shared.frozen.is_empty() {
+        return Next::Nothing;
     }
     let local = token.local();
     local.ready_turn = !local.ready_turn;
     if !local.ready_turn {
-        return None;
+        return Next::Nothing;
     }
-    token.worker().counters.from_shared.add(1);
-    token.carrier().shared().ready.pop(1).pop().map(popped)
+    let shared = token.carrier().shared();
+    if let Some(fiber) = shared.ready.pop(1).pop() {
+        token.worker().counters.from_shared.add(1);
+        return Next::Run(popped(fiber));
+    }
+    shared.claim_frozen(true).map_or(Next::Nothing, Next::Thaw)
 }
 
 /// Moves what others sent to where this worker looks.
@@ -144,7 +188,17 @@ fn collect(token: &mut Entered) {
     let carrier = token.carrier();
     if !carrier.inbox.is_empty() {
         carrier.ice.fresh_mail.store(false, Relaxed);
-        carrier.home().queue.append(carrier.inbox.take());
+        let mut mail = carrier.inbox.take();
+        let home = carrier.home();
+        while let Some(member) = mail.pop() {
+            let queue = if class::is_batch(&popped(member)) {
+                &mut home.batch
+            } else {
+                &mut home.queue
+            };
+            // SAFETY: just popped, and runnable fibers are alive (I3).
+            unsafe { queue.push(member) };
+        }
     }
     if !token.worker().assigned.is_empty() {
         let assigned = token.worker().assigned.take();

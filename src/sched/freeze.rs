@@ -34,15 +34,16 @@ use std::sync::atomic::{
     AtomicBool, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+use std::time::Duration;
 
-use indent_sysmon::Phase;
+use indent_sysmon::{Phase, TICK};
 
 use crate::base::bitmap::Bitmap;
 use crate::base::list::List;
 use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, verdict};
+use crate::sched::{Shared, class, verdict};
 
 /// What a carrier knows of being interrupted.
 #[derive(Default)]
@@ -56,6 +57,8 @@ pub(crate) struct Ice {
     pub(crate) long: AtomicU64,
     /// It was frozen in code that is not the program's: it may hold a lock of the allocator.
     pub(crate) suspect: AtomicBool,
+    /// Its fiber computes much: others come before it.
+    batch: AtomicBool,
     /// Its place among the frozen ones, smallest first.
     ticket: AtomicU64,
     /// When it froze last.
@@ -77,6 +80,11 @@ pub(crate) struct Ice {
     /// Times the handler put the freeze off, and in which dispatch; own thread.
     pub(crate) tries: Cell<(u64, u32)>,
 }
+
+/// Frozen carriers per worker that are not many.
+const FEW_FROZEN: usize = 8;
+/// So much longer is a slice when there are many.
+const LONGER: u32 = 10;
 
 /// In place of a dispatch: whatever it does without a worker.
 pub(crate) const WITHOUT_WORKER: u64 = u64::MAX;
@@ -265,6 +273,10 @@ impl Carrier {
         let now = shared.clock.nanos();
         ice.froze_at.store(now, Relaxed);
         let ran = now.saturating_sub(ice.began.load(Relaxed));
+        if let Some(fiber) = self.current.get() {
+            class::heat_up(&fiber, ran / TICK.as_nanos() as u64);
+            ice.batch.store(class::is_batch(&fiber), Relaxed);
+        }
         let used = ice.used.load(Relaxed).saturating_add(ran);
         if used < shared.slice_nanos() {
             return ice.used.store(used, Relaxed);
@@ -306,7 +318,7 @@ impl Shared {
         let wanted = || self.wanted.claim_any(0).map(Receiver::Wanted);
         let resting = || self.resting.claim_any(0).map(Receiver::Resting);
         let homes = || self.homes.claim_any(0).map(Receiver::Home);
-        let frozen = || self.claim_frozen().map(Receiver::Frozen);
+        let frozen = || self.claim_frozen(false).map(Receiver::Frozen);
         let spare = wanted().or_else(resting).or_else(homes);
         spare.or_else(|| to_frozen.then(frozen)?)
     }
@@ -390,17 +402,57 @@ impl Shared {
     }
 
     /// The frozen carrier whose turn it is.
-    pub(crate) fn claim_frozen(&self) -> Option<usize> {
+    pub(crate) fn claim_frozen(&self, only_interactive: bool) -> Option<usize> {
         loop {
             let order = |index: &usize| {
                 let ice = &self.carrier(*index).ice;
                 (!ice.hurries.load(Relaxed), ice.ticket.load(Relaxed))
             };
-            let first = self.frozen.members().min_by_key(order)?;
+            let fits =
+                |index: &usize| !only_interactive || !self.carrier(*index).ice.batch.load(Relaxed);
+            let first = self.frozen.members().filter(fits).min_by_key(order)?;
             if self.frozen.claim(first) {
                 return Some(first);
             }
         }
+    }
+
+    /// So many are frozen that each further one is one too many.
+    pub(crate) fn has_many_frozen(&self) -> bool {
+        self.frozen.len() > FEW_FROZEN * self.count.allowed()
+    }
+
+    /// How long one may run while others wait for their turn: longer if many wait, since each of them
+    /// costs a thread.
+    pub(crate) fn slice(&self) -> Duration {
+        let longer = if self.has_many_frozen() { LONGER } else { 1 };
+        self.settings.quantum * longer
+    }
+
+    /// On the monitor's thread, every other tick: those that others come before get a slice on each worker
+    /// in this time, or are owed it. A slice lasts 200 µs at least, so that is a tenth of the time.
+    pub(crate) fn owe_batch(&self) {
+        let had = self.batch_slices.swap(0, Relaxed) as usize;
+        let wait = !self.frozen.is_empty() || self.batch.len() > 0;
+        let owed = if wait {
+            self.count.allowed().saturating_sub(had)
+        } else {
+            0
+        };
+        self.owed.store(owed, Relaxed);
+    }
+
+    /// One of them has got its slice.
+    pub(crate) fn pay_batch(&self) {
+        let owed = self.owed.load(Relaxed);
+        if owed > 0 {
+            self.owed.store(owed - 1, Relaxed); // two at once: one slice more, or less
+        }
+    }
+
+    #[inline]
+    pub(crate) fn is_batch_owed(&self) -> bool {
+        self.owed.load(Relaxed) > 0
     }
 
     /// No thread is there to take a worker over: the helper is asked for one.

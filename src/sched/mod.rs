@@ -49,6 +49,7 @@ use crate::queue::inject::Inject;
 
 pub(crate) mod block;
 pub(crate) mod carrier;
+mod class;
 pub(crate) mod context;
 mod count;
 mod detach;
@@ -181,6 +182,11 @@ pub(crate) struct Shared {
     pub(crate) bound_waiting: AtomicU64,
     pub(crate) refused_carriers: AtomicU64,
     global: Inject,
+    /// Unstarted fibers that others come before.
+    batch: Inject,
+    /// So many slices the fibers that others come before are to get next, and how many they have had.
+    owed: AtomicUsize,
+    batch_slices: AtomicU64,
     /// Fibers that anybody may run and that should not wait: woken by others, or spawned from outside.
     ready: Inject,
     idle: Idle,
@@ -269,6 +275,9 @@ impl Shared {
             cpu_mask: Mask::new(),
             refused_carriers: AtomicU64::new(0),
             global: Inject::new(),
+            batch: Inject::new(),
+            owed: AtomicUsize::new(0),
+            batch_slices: AtomicU64::new(0),
             ready: Inject::new(),
             idle: Idle::new(most),
             count: count::Count::new(most, n),
@@ -436,7 +445,7 @@ impl Shared {
     }
 
     pub(crate) fn queued_for_all(&self) -> usize {
-        self.global.len() + self.ready.len()
+        self.global.len() + self.ready.len() + self.batch.len()
     }
 
     pub(crate) fn starved(&self) -> usize {

@@ -35,9 +35,11 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use crate::base::list::List;
 use crate::base::loom::atomic;
+use crate::fiber::record::ANY_WORKER;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
+use crate::sched::class::Sites;
 use crate::sched::context::Entered;
 use crate::sched::verdict;
 use crate::sched::worker::Worker;
@@ -127,6 +129,7 @@ impl Carrier {
             unsafe { all.push(next.pointer()) };
         }
         all.append(std::mem::replace(&mut home.queue, List::new()));
+        all.append(std::mem::replace(&mut home.batch, List::new()));
         self.ice.fresh_mail.store(false, SeqCst);
         all.append(self.inbox.take());
         all
@@ -364,6 +367,8 @@ pub(crate) enum Whereto {
 /// Where a fiber that is not at home on this carrier may run.
 pub(crate) enum Welcome {
     Here,
+    /// When nobody else waits.
+    Later,
     /// On a carrier that keeps nobody.
     Elsewhere,
     /// On this carrier, which the caller has claimed, with others of its kind.
@@ -392,8 +397,32 @@ pub(crate) unsafe fn welcome(token: &Entered, fiber: FiberRef) -> Welcome {
         }
     }
     if carrier.keeps_fibers() {
-        Welcome::Elsewhere
-    } else {
+        return Welcome::Elsewhere;
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { welcome_by_site(shared, carrier, fiber) }
+}
+
+/// A fiber that has not started, from a site of which too little good is known, does not start beside
+/// others that may not be able to leave, if there is another thread; nor at all while many are frozen.
+///
+/// # Safety
+/// The fiber is the caller's (I1).
+#[inline]
+unsafe fn welcome_by_site(shared: &Shared, carrier: &Carrier, fiber: FiberRef) -> Welcome {
+    if !shared.settings.preempt || carrier.has_no_fibers() && !shared.has_many_frozen() {
+        return Welcome::Here;
+    }
+    let unstarted = fiber.stack.load(atomic::Ordering::Relaxed).is_null();
+    if !unstarted || Sites::get(fiber.location()).is_good() {
+        return Welcome::Here;
+    }
+    if shared.has_many_frozen() && fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER {
+        return Welcome::Later;
+    }
+    if carrier.has_no_fibers() || shared.resting.is_empty() {
         Welcome::Here
+    } else {
+        Welcome::Elsewhere
     }
 }

@@ -22,7 +22,7 @@ use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, carrier::Carrier, latency, resize};
+use crate::sched::{Shared, carrier::Carrier, class, latency, resize};
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
 pub(crate) enum Left {
@@ -50,7 +50,7 @@ pub(crate) fn run_fibers() -> Left {
                 if !(at_home && stays(&token, fiber)) {
                     match leave_for(&mut token, fiber) {
                         Leave::Left => break Left::GaveWorkerAway,
-                        Leave::Stolen => continue,
+                        Leave::Gone => continue,
                         Leave::Stays => {}
                     }
                 }
@@ -63,6 +63,14 @@ pub(crate) fn run_fibers() -> Left {
             Next::MoveTo(index) => {
                 search.found(&token);
                 if move_to(&mut token, index) {
+                    break Left::GaveWorkerAway;
+                }
+            }
+            Next::Start(fiber) => {
+                search.found(&token);
+                let handed;
+                (token, handed) = run(token, fiber, false);
+                if handed && hand_over(&mut token, Carrier::hand_over) {
                     break Left::GaveWorkerAway;
                 }
             }
@@ -134,8 +142,13 @@ fn stays(token: &Entered, fiber: FiberRef) -> bool {
 fn leave_for(token: &mut Entered, fiber: FiberRef) -> Leave {
     // SAFETY: I1: `next` took it off a queue.
     let welcome = unsafe { moving::welcome(token, fiber) };
-    if let Welcome::Here = welcome {
-        return Leave::Stays;
+    match welcome {
+        Welcome::Here => return Leave::Stays,
+        Welcome::Later => {
+            token.carrier().shared().batch.push(fiber);
+            return Leave::Gone;
+        }
+        Welcome::Elsewhere | Welcome::With(_) => {}
     }
     let unstarted = fiber.stack.load(atomic::Ordering::Relaxed).is_null();
     let assigned = unstarted && fiber.worker.load(atomic::Ordering::Relaxed) != ANY_WORKER;
@@ -161,7 +174,7 @@ fn leave_for(token: &mut Entered, fiber: FiberRef) -> Leave {
     if back == Some(fiber) {
         Leave::Stays
     } else {
-        Leave::Stolen
+        Leave::Gone
     }
 }
 
@@ -171,8 +184,8 @@ enum Leave {
     Left,
     /// There is no need to leave, or no thread to be had: it runs here.
     Stays,
-    /// There was no thread to be had, and another worker has taken it.
-    Stolen,
+    /// It waits for its turn; or there was no thread to be had, and another worker has taken it.
+    Gone,
 }
 
 /// Runs one fiber until it comes back; true if it handed its worker over.
@@ -194,6 +207,7 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
     token.carrier().current.set(None);
     token.worker().published.set_phase(Phase::Scheduling);
+    account(&token, fiber);
     if back != Back::Finished {
         assess(&mut token, fiber); // before anybody else can get hold of it
     }
@@ -202,6 +216,7 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
         Back::Yielded => push_home(carrier, fiber),
         Back::HandedOver => push_home(carrier, fiber),
         Back::Parking => {
+            class::cool_down(&fiber);
             if fiber.state.commit_park() == Commit::Resume {
                 push_home(carrier, fiber);
             }
@@ -222,8 +237,23 @@ fn note_own(token: &mut Entered) {
 }
 
 fn push_home(carrier: &Carrier, fiber: FiberRef) {
+    let home = carrier.home();
+    let queue = if class::is_batch(&fiber) {
+        &mut home.batch
+    } else {
+        &mut home.queue
+    };
     // SAFETY: it just ran, so it is in no list; a fiber that is not over is alive (I3).
-    unsafe { carrier.home().queue.push(fiber.pointer()) };
+    unsafe { queue.push(fiber.pointer()) };
+}
+
+/// The fiber has switched out: what the monitor has seen of it counts.
+#[inline]
+fn account(token: &Entered, fiber: FiberRef) {
+    let worker = token.worker();
+    if worker.overran.load(Relaxed) == worker.published.dispatches() {
+        class::heat_up(&fiber, u64::from(worker.overran_for.load(Relaxed)));
+    }
 }
 
 /// The fiber has switched out: what its frames allow.
@@ -337,6 +367,9 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     token.show_stacks();
     let carrier = token.carrier();
     carrier.count_started(-1);
+    if carrier.shared().settings.preempt && !class::is_batch(&fiber) {
+        class::Sites::get(fiber.location()).ended();
+    }
     let shared = carrier.shared();
     let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
     shared.count_odd_stack(class, -1);

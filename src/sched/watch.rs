@@ -47,10 +47,6 @@ const RAID_AGAIN: u32 = 16;
 const PUZZLE_AGAIN: u64 = 16;
 /// Most ticks between two rounds of rotation.
 const MOST_PAUSE: u32 = 64;
-/// Frozen carriers per worker that are not many.
-const FEW_FROZEN: usize = 8;
-/// So much longer is a slice when there are many.
-const LONGER: u32 = 10;
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -259,14 +255,6 @@ impl Shared {
         self.watchers.ask(SPARES);
     }
 
-    /// How long one may run while others wait for their turn: longer if many wait, since each of them
-    /// costs a thread.
-    pub(crate) fn slice(&self) -> Duration {
-        let many = FEW_FROZEN * self.count.allowed();
-        let longer = if self.frozen.len() > many { LONGER } else { 1 };
-        self.settings.quantum * longer
-    }
-
     fn spares_missing(&self) -> bool {
         let wanted = self.watchers.awake.load(Relaxed).min(self.spares_kept());
         self.resting.len() + self.watchers.starting.load(SeqCst) < wanted
@@ -319,6 +307,9 @@ impl Pool for Shared {
         }
         let ticks = self.watchers.ticks.load(Relaxed) + 1;
         self.watchers.ticks.store(ticks, Relaxed);
+        if ticks.is_multiple_of(2) {
+            self.owe_batch();
+        }
         if ticks.is_multiple_of(PUZZLE_AGAIN) {
             self.puzzle_again();
         }

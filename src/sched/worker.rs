@@ -131,6 +131,8 @@ pub(crate) struct Local {
     pub(crate) carrier_turn: bool,
     /// Whose turn it is: fibers that should not wait, or others.
     pub(crate) ready_turn: bool,
+    /// Whose turn it is of those that others come before.
+    pub(crate) batch_turn: u32,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
     /// How often in a row it had too much to do while others had nothing.
@@ -184,6 +186,7 @@ impl Worker {
                 home_turns: 0,
                 carrier_turn: false,
                 ready_turn: false,
+                batch_turn: 0,
                 own: List::new(),
                 crowded: 0,
                 traces: TraceCache::new(),
