@@ -94,6 +94,9 @@ pub struct Metrics {
     pub watchdog_releases: u64,
     /// Times a fiber should have been stopped, or a worker taken, and there was no thread to go on with.
     pub cap_hits: u64,
+    /// Times a fiber was asked to stop by a signal and did not for 5 ms: it blocks the signal, or is in
+    /// [`no_preempt`](crate::runtime::no_preempt).
+    pub signals_unanswered: u64,
     /// Times a system call of the runtime's own was interrupted by a signal.
     pub eintr: u64,
     /// Fibers that may not leave their thread and waited for it for 50 ms and more because another
@@ -237,6 +240,7 @@ impl Metrics {
             retries: happened.retries.load(Relaxed),
             watchdog_releases: happened.watchdog_releases.load(Relaxed),
             cap_hits: happened.cap_hits.load(Relaxed),
+            signals_unanswered: happened.unanswered.load(Relaxed),
             eintr: os::interrupted_calls(),
             bound_waiting: shared.bound_waiting.load(Relaxed),
             process_carriers: crate::sched::carrier::process_carriers(),

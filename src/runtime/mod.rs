@@ -36,12 +36,14 @@ mod config;
 mod cpus;
 mod histogram;
 mod metrics;
+mod unstoppable;
 
 pub use builder::Builder;
 pub use config::Rounding;
 pub use histogram::Histogram;
 pub use metrics::{Metrics, WorkerMetrics};
 
+pub use self::unstoppable::no_preempt;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;
 pub use crate::fiber::stack::Guard;

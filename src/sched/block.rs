@@ -5,6 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use indent_sysmon::Phase;
+
+use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
@@ -123,6 +126,9 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
     carrier.shared().free_inbox(carrier); // what came since we looked
     if fiber.state.commit_park() == Commit::Parked {
         while !fiber.is_released() {
+            if let Some(worker) = token.holds().filter(|_| !gone) {
+                worker.published.set_phase(Phase::Idle); // there is nothing to watch
+            }
             carrier.bell.wait((!gone).then_some(REFUSED_PAUSE));
             // It stayed with us, or an old request brought us one: not now.
             if !fiber.is_released() && carrier.owner.peek().is_some() {
@@ -188,6 +194,37 @@ pub(crate) fn charge() {
         drop(token);
         leave(&here, Back::Yielded); // the next dispatch brings a new budget
     }
+}
+
+/// A fiber says that it can give way here: it is charged, and yields if somebody wants that.
+#[inline]
+pub(crate) fn checkpoint() {
+    let Some(here) = context::here() else { return };
+    let wanted = here.passes_checkpoint();
+    if wanted {
+        leave(&here, Back::Yielded);
+    } else {
+        charge();
+    }
+}
+
+/// Calls `f`, which is not to be interrupted.
+pub(crate) fn unstoppable<R>(f: impl FnOnce() -> R) -> R {
+    struct Section(Option<FiberRef>);
+    impl Drop for Section {
+        fn drop(&mut self) {
+            if let Some(fiber) = self.0 {
+                fiber.unstoppable.fetch_sub(1, Relaxed);
+                drop(context::marked()); // a request that came meanwhile is looked at
+            }
+        }
+    }
+    let section = Section(context::current_fiber());
+    if let Some(fiber) = section.0 {
+        let before = fiber.unstoppable.fetch_add(1, Relaxed);
+        assert!(before < u8::MAX, "no_preempt is nested 256 deep");
+    }
+    f()
 }
 
 /// Unwinds the caller if it was asked to end, or is past its time limit, and may.

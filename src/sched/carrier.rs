@@ -75,8 +75,6 @@ pub(crate) struct Carrier {
     pub(crate) ice: Ice,
     /// Whether somebody made its thread run on one CPU only: `WIDE`, `NARROWING`, `NARROW`.
     narrowed: AtomicU8,
-    /// How many runnable fibers the last raid left here, because they may not move.
-    pub(crate) bound: AtomicUsize,
 }
 
 /// Runnable started fibers; of the carrier's own thread, but see I17.
@@ -143,7 +141,6 @@ impl Carrier {
             thread: Thread::new(),
             ice: Ice::default(),
             narrowed: AtomicU8::new(WIDE),
-            bound: AtomicUsize::new(0),
         }
     }
 

@@ -181,6 +181,14 @@ impl Here {
         }
     }
 
+    /// The fiber calls here again and again: it need not be stopped in between. True if it is to give way.
+    #[inline]
+    pub(crate) fn passes_checkpoint(&self) -> bool {
+        let ice = &self.carrier().ice;
+        ice.checkpoints.set(ice.checkpoints.get().wrapping_add(1));
+        ice.request.load(Relaxed) != 0 && self.carrier().takes_request()
+    }
+
     /// Enters the runtime and, if the carrier's worker was taken, waits for another.
     #[inline]
     pub(crate) fn enter_with_worker(&self) -> Entered {
@@ -275,6 +283,12 @@ impl Entered {
     pub(crate) fn worker(&self) -> &Worker {
         // SAFETY: workers live as long as `Shared`, which the carrier's thread keeps.
         unsafe { self.worker.as_ref() }
+    }
+
+    /// The worker the carrier holds now; for one whose own may have gone.
+    pub(crate) fn holds(&self) -> Option<&Worker> {
+        // SAFETY: workers live as long as `Shared`.
+        (self.carrier().owner.peek()).map(|worker| unsafe { worker.as_ref() })
     }
 
     /// The part of the worker that is its holder's alone.

@@ -188,6 +188,7 @@ fn collect(token: &mut Entered) {
     let carrier = token.carrier();
     if !carrier.inbox.is_empty() {
         carrier.ice.fresh_mail.store(false, Relaxed);
+        carrier.forget_bound();
         let mut mail = carrier.inbox.take();
         let home = carrier.home();
         while let Some(member) = mail.pop() {

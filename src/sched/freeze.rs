@@ -31,7 +31,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{
-    AtomicBool, AtomicU64,
+    AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
@@ -50,6 +50,8 @@ use crate::sched::{Shared, class, verdict};
 pub(crate) struct Ice {
     /// For which dispatch somebody wants it to freeze: a [`Worker::stamp`], `WITHOUT_WORKER`, or zero.
     pub(crate) request: AtomicU64,
+    /// How often the monitor has sent it again; its own.
+    pub(crate) asked: AtomicU32,
     /// A signal of ours is on its way.
     pub(crate) signalled: AtomicBool,
     /// Since when a long dispatch runs, as far as is known, and which one.
@@ -73,14 +75,23 @@ pub(crate) struct Ice {
     fiber: Cell<u64>,
     /// Runnable fibers were left in the home queue when its fiber was dispatched.
     pub(crate) siblings: AtomicBool,
-    /// A fiber that may not leave waits for this carrier: the one that runs is to come to an end.
+    /// A fiber that may not leave has waited for this carrier for long: the one that runs is to come to
+    /// an end.
     pub(crate) hurries: AtomicBool,
+    /// Since when such fibers wait, and how many.
+    bound_since: AtomicU64,
+    bound: AtomicU64,
     /// It slept in a lock at the last look; the monitor's own.
     pub(crate) locked: AtomicBool,
+    /// Checkpoints its fibers passed, and how many of them the handler knew of; own thread.
+    pub(crate) checkpoints: Cell<u32>,
+    pub(crate) known_checkpoints: Cell<u32>,
     /// Times the handler put the freeze off, and in which dispatch; own thread.
     pub(crate) tries: Cell<(u64, u32)>,
 }
 
+/// Nanoseconds after which a fiber that may not leave has waited long for its thread.
+const LONG_WAIT: u64 = 50_000_000;
 /// Frozen carriers per worker that are not many.
 const FEW_FROZEN: usize = 8;
 /// So much longer is a slice when there are many.
@@ -252,6 +263,39 @@ impl Carrier {
         self.ice.fresh_mail.load(SeqCst)
     }
 
+    /// Whether others come before the fiber that is frozen here.
+    fn is_interactive(&self) -> bool {
+        !self.ice.batch.load(Relaxed) || self.ice.hurries.load(Relaxed)
+    }
+
+    /// A fiber that may not leave was posted to this carrier, which is in the middle of another.
+    pub(crate) fn note_bound(&self) {
+        if self.ice.bound.fetch_add(1, Relaxed) == 0 {
+            self.ice
+                .bound_since
+                .store(self.shared().clock.nanos(), Relaxed);
+        }
+        self.shared().awaited.set(self.index);
+    }
+
+    /// On the monitor's thread: how many have waited for long by now; they are not counted again.
+    fn count_bound(&self, now: u64) -> u64 {
+        if now.saturating_sub(self.ice.bound_since.load(Relaxed)) < LONG_WAIT {
+            return 0;
+        }
+        self.ice.hurries.store(true, Relaxed);
+        self.ice.bound.swap(0, Relaxed)
+    }
+
+    /// Own thread, at the scheduler: nobody waits any more.
+    pub(crate) fn forget_bound(&self) {
+        if self.shared().awaited.contains(self.index) {
+            self.shared().awaited.claim(self.index);
+            self.ice.bound.store(0, Relaxed);
+            self.ice.hurries.store(false, Relaxed);
+        }
+    }
+
     /// Own thread, before a dispatch: whether siblings wait that others cannot see.
     #[inline]
     pub(crate) fn note_siblings(&self) {
@@ -408,12 +452,20 @@ impl Shared {
                 let ice = &self.carrier(*index).ice;
                 (!ice.hurries.load(Relaxed), ice.ticket.load(Relaxed))
             };
-            let fits =
-                |index: &usize| !only_interactive || !self.carrier(*index).ice.batch.load(Relaxed);
+            let fits = |index: &usize| !only_interactive || self.carrier(*index).is_interactive();
             let first = self.frozen.members().filter(fits).min_by_key(order)?;
             if self.frozen.claim(first) {
                 return Some(first);
             }
+        }
+    }
+
+    /// On the monitor's thread, once a tick.
+    pub(crate) fn count_bound(&self) {
+        let now = self.clock.nanos();
+        for index in self.awaited.members() {
+            let bound = self.carrier(index).count_bound(now);
+            self.bound_waiting.fetch_add(bound, Relaxed);
         }
     }
 

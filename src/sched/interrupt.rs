@@ -6,8 +6,9 @@
 //! looks: the mark is up → it leaves the request, and who puts the mark down looks at it ([S13]); the
 //! request is for another dispatch → nothing, it came late; the interrupted code sleeps in the kernel →
 //! nothing, its worker can be taken instead; the interrupted code is libc's, the loader's or the kernel's
-//! → again a little later, a few times, because that is where locks of the allocator are held; else it
-//! freezes (`freeze.rs`).
+//! → again a little later, a few times, because that is where locks of the allocator are held; the fiber
+//! has passed a checkpoint since the last request → it will at the next one see this request, and yield;
+//! else it freezes (`freeze.rs`).
 //!
 //! What the handler may do is little ([S7]): it runs between any two instructions, perhaps inside the
 //! allocator. It takes no lock, allocates nothing, keeps `errno`, and knows its carrier by the number of
@@ -39,6 +40,9 @@ use crate::sched::worker::Worker;
 /// How often a freeze is put off because the code is not the program's, and for how long.
 const TRIES: u32 = 5;
 const TRY_AGAIN: Duration = Duration::from_micros(50);
+
+/// Looks after which a signal was not answered.
+const UNANSWERED: u32 = 5;
 
 /// The signal in use, or zero.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
@@ -95,6 +99,17 @@ impl Carrier {
         }
     }
 
+    /// On the monitor's thread, at each look: the same, and sent again as long as there is no answer.
+    pub(crate) fn ask_again(&self, stamp: u64) {
+        let ice = &self.ice;
+        if ice.request.swap(stamp, SeqCst) != stamp {
+            ice.asked.store(0, Relaxed);
+        } else if ice.asked.fetch_add(1, Relaxed) + 1 == UNANSWERED {
+            self.shared().preempted.unanswered.fetch_add(1, Relaxed);
+        }
+        self.send();
+    }
+
     /// Sends the signal.
     pub(crate) fn send(&self) {
         self.ice.signalled.store(true, SeqCst);
@@ -147,7 +162,7 @@ impl Carrier {
             }
             return;
         }
-        if foreign_code && self.puts_off(stamp) {
+        if foreign_code && self.puts_off(stamp) || self.comes_by_itself() {
             return;
         }
         let frozen = match worker {
@@ -161,6 +176,22 @@ impl Carrier {
         if !frozen {
             self.ice.request.store(0, Relaxed); // who wants it asks again
         }
+    }
+
+    /// Whether the fiber has passed a checkpoint since somebody last wanted it to freeze: then it finds the
+    /// request at the next one.
+    fn comes_by_itself(&self) -> bool {
+        let passed = self.ice.checkpoints.get();
+        self.ice.known_checkpoints.replace(passed) != passed
+    }
+
+    /// Own thread, in a fiber that may yield: takes a request for this dispatch.
+    #[cold]
+    pub(crate) fn takes_request(&self) -> bool {
+        let request = self.ice.request.swap(0, SeqCst);
+        let worker = self.owner.peek();
+        // SAFETY: workers live as long as `Shared`.
+        worker.is_some_and(|worker| unsafe { worker.as_ref() }.stamp() == request)
     }
 
     /// Whether the freeze is put off once more: a lock of the allocator may be held.

@@ -164,6 +164,8 @@ pub(crate) struct Shared {
     /// Those of them of whom it was not known yet whether they may move: the monitor has them looked at
     /// again.
     puzzling: Inbox<Record>,
+    /// Carriers that are in the middle of a fiber while another waits for them that may not leave.
+    awaited: Bitmap,
     /// Workers that found no carrier.
     orphans: Bitmap,
     /// Turns of frozen carriers that have been dealt out.
@@ -265,6 +267,7 @@ impl Shared {
             vacant,
             frozen: Bitmap::new(cap),
             detached: Bitmap::new(cap),
+            awaited: Bitmap::new(cap),
             unsorted: Inbox::new(),
             puzzling: Inbox::new(),
             orphans: Bitmap::new(most),

@@ -50,8 +50,6 @@ use crate::sched::{Shared, wake};
 const KEEPERS_PER_WORKER: usize = 64;
 /// Most fibers looked at in one step on the way of a worker.
 const BATCH: usize = 64;
-/// Instead of a number of bound fibers: they have been counted in this dispatch.
-pub(crate) const COUNTED: usize = usize::MAX;
 /// Most fibers a raider looks at; the mark is up meanwhile.
 const RAIDED: usize = 1024;
 /// So many times in a row a worker has too much to do while another has nothing, until it shares.
@@ -209,12 +207,9 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
         return None;
     };
     let shared = token.carrier().shared();
-    let bound = shared.sort(carrier, all, |fiber| {
+    shared.sort(carrier, all, |fiber| {
         shared.push_local(token.worker(), fiber);
     });
-    if carrier.bound.load(Relaxed) != COUNTED {
-        carrier.bound.store(bound, Relaxed);
-    }
     token.worker().ring.pop()
 }
 
@@ -274,13 +269,13 @@ impl Shared {
     }
 
     /// Runnable fibers that were taken off a carrier's queues: of the first of them those that may move
-    /// go to `elsewhere`, all others back into its inbox; how many of those looked at may not move.
+    /// go to `elsewhere`, all others back into its inbox.
     fn sort(
         &self,
         carrier: &Carrier,
         mut fibers: List<Record>,
         mut elsewhere: impl FnMut(FiberRef),
-    ) -> usize {
+    ) {
         let (mut bound, taken) = (List::new(), fibers.len());
         for _ in 0..taken.min(RAIDED) {
             let Some(fiber) = fibers.pop().map(popped) else {
@@ -294,7 +289,6 @@ impl Shared {
                 unsafe { bound.push(fiber.pointer()) };
             }
         }
-        let count = bound.len();
         fibers.append(bound); // those nobody has looked at come first the next time
         let posts = !fibers.is_empty();
         while let Some(fiber) = fibers.pop() {
@@ -306,7 +300,6 @@ impl Shared {
             // again, or somebody owes it a worker, or it is blocked and looks when it is not.
             let _claimed = wake::rouse_for_inbox(carrier, true);
         }
-        count
     }
 
     /// A carrier has lost its worker while somebody posted a fiber to it, and is blocked for who knows

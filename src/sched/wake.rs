@@ -208,6 +208,8 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier, bound: bool) -> bool {
             let claimed = sets.iter().any(|set| set.claim(carrier.index));
             if claimed {
                 shared.want(carrier.index);
+            } else if bound {
+                carrier.note_bound();
             }
             claimed
         }
@@ -219,6 +221,8 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier, bound: bool) -> bool {
                 shared.rouse(worker, Roused::TO_WORK);
             } else if !bound {
                 shared.press_on(carrier, worker);
+            } else if worker.is_stuck() {
+                carrier.note_bound();
             }
             shared.count_wake(asleep);
             true

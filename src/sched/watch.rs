@@ -23,10 +23,10 @@ use indent_sysmon::{
 };
 
 use crate::base::loom::{Mutex, lock};
+use crate::base::os;
 use crate::fiber::stack;
-use crate::sched::Shared;
-use crate::sched::moving::COUNTED;
 use crate::sched::worker::Worker;
+use crate::sched::{Shared, interrupt};
 
 /// What the helper is asked for.
 const SPARES: u32 = 1;
@@ -38,8 +38,6 @@ const STUDY: u32 = 16;
 /// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
 /// programs pay nothing; soon, because until then fibers share threads that should not.
 const STUDY_AFTER: u32 = 4;
-/// Looks of the monitor after which a fiber that may not move has waited long for its thread.
-const BOUND_WAIT: u32 = 50;
 /// Looks after which the siblings of a fiber that runs and runs are looked at again.
 const RAID_AGAIN: u32 = 16;
 
@@ -80,6 +78,9 @@ pub(crate) struct Watchers {
     round: AtomicU64,
     rotate_in: AtomicU32,
     rotate_every: AtomicU32,
+    /// The helper's thread, and whether it does something.
+    helper_thread: Thread,
+    helps: AtomicBool,
     /// Looks a tick apart; the monitor's own.
     ticks: AtomicU64,
     /// All workers have their first carriers: before that the helper does nothing.
@@ -103,6 +104,8 @@ impl Watchers {
             round: AtomicU64::new(1),
             rotate_in: AtomicU32::new(0),
             rotate_every: AtomicU32::new(1),
+            helper_thread: Thread::new(),
+            helps: AtomicBool::new(false),
             ticks: AtomicU64::new(0),
             begun: AtomicBool::new(false),
         }
@@ -232,27 +235,34 @@ impl Shared {
         at.map(|at| at.saturating_duration_since(now))
     }
 
-    /// Somebody begins to occupy this worker's carrier: nobody is known to wait for it.
-    fn forget_bound(&self, worker: &Worker) {
-        if let Some(carrier) = worker.carrier() {
-            carrier.bound.store(0, Relaxed);
-        }
-    }
-
-    /// Somebody has occupied this worker's carrier for long: who waits for it and may not move?
-    fn count_bound(&self, worker: &Worker) {
-        if let Some(carrier) = worker.carrier() {
-            let bound = carrier.bound.load(Relaxed);
-            if bound != 0 && bound != COUNTED {
-                carrier.bound.store(COUNTED, Relaxed);
-                self.bound_waiting.fetch_add(bound as u64, Relaxed);
-            }
+    /// The helper waits for somebody, perhaps for a lock that a frozen fiber holds, and spares are needed.
+    fn mind_helper(&self) {
+        let watchers = &self.watchers;
+        if watchers.helps.load(SeqCst)
+            && self.spares_missing()
+            && !self.frozen.is_empty()
+            && watchers.helper_thread.state() == ThreadState::Locked
+            && watchers.rotates_now()
+        {
+            self.rotate();
         }
     }
 
     /// May be called in a signal handler.
     pub(crate) fn ask_for_spares(&self) {
         self.watchers.ask(SPARES);
+    }
+
+    /// On the helper's thread: says so, once in a process, if our handler was replaced.
+    fn check_handler(&self) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if self.settings.preempt && !interrupt::is_in_place() && !SAID.swap(true, SeqCst) {
+            os::complain(
+                "indent: something has replaced our handler of the signal that interrupts fibers; fibers \
+                 that compute are not interrupted any more. Give us another signal with \
+                 INDENT_PREEMPT_SIGNAL\n",
+            );
+        }
     }
 
     fn spares_missing(&self) -> bool {
@@ -302,9 +312,11 @@ impl Pool for Shared {
         if !self.orphans.is_empty() {
             self.place_orphans();
         }
+        self.count_bound();
         if !self.detached.is_empty() {
             self.mind_detached();
         }
+        self.mind_helper();
         let ticks = self.watchers.ticks.load(Relaxed) + 1;
         self.watchers.ticks.store(ticks, Relaxed);
         if ticks.is_multiple_of(2) {
@@ -347,8 +359,7 @@ impl Pool for Shared {
             } else {
                 self.preempted.overruns.fetch_add(1, Relaxed);
             }
-            carrier.ice.request.store(stamp, SeqCst);
-            carrier.send();
+            carrier.ask_again(stamp);
         }
         self.overran(index, dispatch);
     }
@@ -366,7 +377,7 @@ impl Pool for Shared {
     fn stuck(&self, index: usize) {
         let carrier = self.workers[index].carrier();
         let locked = carrier.is_some_and(|c| c.thread.state() == ThreadState::Locked);
-        if locked && !self.frozen.is_empty() {
+        if locked && !self.frozen.is_empty() && self.watchers.rotates_now() {
             self.rotate();
         }
     }
@@ -392,14 +403,8 @@ impl Pool for Shared {
             1
         };
         worker.overran_for.store(looks, Relaxed);
-        if looks == 1 {
-            self.forget_bound(worker);
-        }
         if worker.timers.is_due() {
             self.miss_timers();
-        }
-        if looks >= BOUND_WAIT {
-            self.count_bound(worker); // perhaps nobody had the time to raid it before
         }
         // Its siblings: once, and again for those of whom we knew too little or who came too late.
         let raid = looks % RAID_AGAIN == 1;
@@ -432,6 +437,18 @@ impl Chores for Shared {
         if !self.watchers.begun.load(SeqCst) {
             return Some(Duration::from_millis(1));
         }
+        if self.watchers.helper_thread.number().is_none() {
+            self.watchers.helper_thread.enlist();
+        }
+        self.watchers.helps.store(true, SeqCst);
+        let again = self.do_chores(asked);
+        self.watchers.helps.store(false, SeqCst);
+        again
+    }
+}
+
+impl Shared {
+    fn do_chores(&self, asked: u32) -> Option<Duration> {
         // Services first: jobs wait there, and a carrier would take the thread they are refused.
         let refused = self.services.tend();
         if refused.is_some() {
@@ -439,6 +456,9 @@ impl Chores for Shared {
         }
         if asked & STUDY != 0 {
             frames::study();
+        }
+        if asked & CPUS != 0 {
+            self.check_handler();
         }
         let again = [
             self.resize_again(asked),

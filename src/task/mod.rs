@@ -66,7 +66,11 @@ pub fn yield_now() {
 }
 
 /// A point where a long computation can be interrupted: unwinds if the fiber was asked to end,
-/// yields if its budget is used up, and otherwise costs a few instructions.
+/// yields if others wait and it has run long enough, or if its budget is used up; otherwise it costs a
+/// few instructions.
+///
+/// A fiber that passes a checkpoint at least every millisecond is never stopped anywhere else, so it
+/// does not cost a thread while others run.
 ///
 /// ```
 /// let sum = indent::spawn(|| {
@@ -76,7 +80,7 @@ pub fn yield_now() {
 /// ```
 pub fn checkpoint() {
     block::unwind_if_cancelled();
-    block::charge();
+    block::checkpoint();
 }
 
 /// The id of the calling fiber, unique in the process; `None` on a plain thread.
