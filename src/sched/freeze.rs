@@ -418,6 +418,7 @@ impl Shared {
         }
         // SAFETY: workers live as long as `Shared`.
         self.orphans.set(unsafe { worker.as_ref() }.index);
+        self.watchers.notice();
     }
 
     /// A carrier that would wait takes a worker that has no carrier.

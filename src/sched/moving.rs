@@ -242,7 +242,8 @@ impl Shared {
         if !known && carrier.owner.peek().is_none() && !self.is_at_rest(carrier) {
             // Its carrier is busy for who knows how long: it is looked at again.
             // SAFETY: runnable, in no list, and alive (I3).
-            return unsafe { self.puzzling.post(fiber.pointer()) };
+            unsafe { self.puzzling.post(fiber.pointer()) };
+            return self.watchers.notice();
         }
         // SAFETY: as above.
         unsafe { carrier.inbox.post(fiber.pointer()) };

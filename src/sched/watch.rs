@@ -123,6 +123,13 @@ impl Watchers {
         }
     }
 
+    /// The monitor is to look again although everybody sleeps.
+    pub(crate) fn notice(&self) {
+        if let Some(monitor) = self.monitor.get() {
+            monitor.notice();
+        }
+    }
+
     /// Whether one more worker may be interrupted at this look.
     pub(crate) fn may_press(&self) -> bool {
         self.press.load(Relaxed) > 0
@@ -425,6 +432,10 @@ impl Pool for Shared {
         if workers == 0 && stack::has_grown() {
             self.watchers.ask(TRIM); // before everybody sleeps
         }
+    }
+
+    fn restless(&self) -> bool {
+        !self.puzzling.is_empty() || !self.orphans.is_empty()
     }
 
     fn refresh(&self) {

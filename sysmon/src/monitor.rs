@@ -114,6 +114,12 @@ pub trait Pool: Send + Sync + 'static {
         let _ = workers;
     }
 
+    /// Whether there is something that needs the next look although all workers sleep. Who makes that true
+    /// calls [`Monitor::notice`] afterwards.
+    fn restless(&self) -> bool {
+        false
+    }
+
     /// Once a second, or when the monitor wakes after a longer sleep.
     fn refresh(&self) {}
 }
@@ -230,7 +236,7 @@ fn run(watch: &Watch, pool: &impl Pool, mut policy: Policy) {
         }
         let awake = look(pool, &mut policy, began, now, busy);
         pool.awake(awake);
-        match policy.rest(awake > 0) {
+        match policy.rest(awake > 0 || pool.restless()) {
             Rest::Tick => std::thread::park_timeout(pool.pause()),
             Rest::Sleep => slept = sleep(watch, pool),
         }
@@ -287,7 +293,8 @@ fn look(
 
 /// Until a worker wakes up; false if one was awake.
 fn sleep(watch: &Watch, pool: &impl Pool) -> bool {
-    let all_idle = || (0..pool.workers()).all(|w| pool.slot(w).phase() == Phase::Idle);
+    let idle = |worker| pool.slot(worker).phase() == Phase::Idle;
+    let all_idle = || (0..pool.workers()).all(idle) && !pool.restless();
     if !watch.vigil.may_sleep(all_idle) {
         return false;
     }
