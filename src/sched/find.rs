@@ -41,7 +41,8 @@ pub(crate) enum Next {
 /// What to run now. The usual case, started fibers and nothing else, comes first and is short.
 #[inline]
 pub(crate) fn next(token: &mut Entered) -> Next {
-    token.local().until_shared -= 1;
+    let local = token.local();
+    local.until_shared = local.until_shared.saturating_sub(1);
     if token.local().until_shared > 0
         && only_home(token)
         && let Some(fiber) = pop_home(token.carrier())
