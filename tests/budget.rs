@@ -17,7 +17,8 @@ const BUDGET: u64 = 128;
 const OPERATIONS: u64 = 10_000;
 
 fn runtime(budget: Option<u32>) -> Runtime {
-    let builder = Builder::new().workers(1);
+    // Who computes for long is interrupted elsewhere, too: here only the budget counts.
+    let builder = Builder::new().workers(1).preempt(false);
     match budget {
         Some(operations) => builder.coop_budget(operations),
         None => builder,

@@ -15,11 +15,16 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 4] = [
+const ELSEWHERE: [&str; 8] = [
     "indent::sched::context::",
     "indent::base::signal::AlternateStack",
     "indent::sched::carrier::carrier_main",
     "indent::base::os::be_nicer",
+    // Of the signal handler, and of calls that do not switch.
+    "indent::base::os::errno",
+    "indent::base::os::set_errno",
+    "indent::base::signal::unblock",
+    "indent::base::affinity::set",
 ];
 
 /// Calls everything that blocks, so that it is part of this program.

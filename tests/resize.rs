@@ -65,7 +65,8 @@ fn fibers_parked_on_every_carrier_finish_on_one_worker() {
 
 #[test]
 fn as_many_fibers_run_at_once_as_there_are_workers_now() {
-    let rt = start(4);
+    // Who is interrupted would still be inside.
+    let rt = Builder::new().workers(4).preempt(false).build().unwrap();
     assert_eq!(parallelism(&rt, 4), 4);
     rt.handle().resize(1);
     wait_for("one worker", || rt.metrics().workers_now == 1);

@@ -769,7 +769,7 @@ fn a_fiber_abandoned_in_its_park_can_still_be_woken() {
 
 #[test]
 fn a_fiber_that_never_started_is_dropped_even_after_the_timeout() {
-    let rt = runtime(1);
+    let rt = Builder::new().workers(1).preempt(false).build().unwrap();
     let (held, free) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicBool::new(false)),

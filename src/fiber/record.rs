@@ -87,6 +87,8 @@ pub(crate) struct Record {
     blocks_carrier: AtomicU8,
     /// What its frames allow since it last switched out; see `sched/verdict.rs`.
     pub(crate) verdict: AtomicU8,
+    /// Its home counts it as one that may not leave.
+    pub(crate) counts_as_bound: AtomicBool,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
     pub(crate) job: Job,
@@ -150,6 +152,7 @@ impl Record {
         self.gate_pass.store(false, Relaxed);
         self.verdict.store(0, Relaxed);
         self.unstoppable.store(0, Relaxed);
+        self.counts_as_bound.store(false, Relaxed);
         self.heat.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.

@@ -24,7 +24,7 @@ use std::ffi::OsString;
 use crate::base::signal_names;
 use crate::error::StartError;
 use crate::fiber::stack;
-use crate::sched::carrier::PROCESS_LIMIT;
+use crate::sched::start::PROCESS_LIMIT;
 
 mod kind;
 mod stray;

@@ -243,7 +243,7 @@ impl Metrics {
             signals_unanswered: happened.unanswered.load(Relaxed),
             eintr: os::interrupted_calls(),
             bound_waiting: shared.bound_waiting.load(Relaxed),
-            process_carriers: crate::sched::carrier::process_carriers(),
+            process_carriers: crate::sched::start::process_carriers(),
             wake_to_run: Histogram::wake_to_run(shared),
         }
     }

@@ -70,6 +70,7 @@ pub(crate) mod service;
 pub(crate) mod shutdown;
 mod sleep;
 pub(crate) mod spawn;
+pub(crate) mod start;
 mod starve;
 pub(crate) mod thread;
 mod timers;

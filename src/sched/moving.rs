@@ -48,6 +48,8 @@ use crate::sched::{Shared, wake};
 /// Carriers per worker that may keep fibers which want to be alone, as long as that is no more than
 /// half of all carriers.
 const KEEPERS_PER_WORKER: usize = 64;
+/// Threads per worker beyond which fibers of unknown sites start anywhere.
+const THREADS_PER_WORKER: usize = 8;
 /// Most fibers looked at in one step on the way of a worker.
 const BATCH: usize = 64;
 /// Most fibers a raider looks at; the mark is up meanwhile.
@@ -65,6 +67,9 @@ pub(crate) fn home(fiber: FiberRef) -> *const Carrier {
 #[inline]
 pub(crate) fn settle(carrier: &Carrier, fiber: FiberRef) {
     let before = home(fiber);
+    if !before.is_null() {
+        uncount_bound(fiber); // by the home it leaves
+    }
     let here = ptr::from_ref(carrier).cast_mut().cast();
     fiber.home.store(here, atomic::Ordering::Relaxed); // nobody else does: it is ours (I1)
     carrier.count_started(1);
@@ -75,6 +80,26 @@ pub(crate) fn settle(carrier: &Carrier, fiber: FiberRef) {
         if before.has_no_fibers() {
             before.bell.ring(); // nothing keeps its thread any more
         }
+    }
+}
+
+/// A fiber that is known to be bound has switched out on its home.
+#[inline]
+pub(crate) fn count_bound(carrier: &Carrier, fiber: FiberRef) {
+    if verdict::is_bound(fiber) {
+        fiber.counts_as_bound.store(true, atomic::Ordering::Relaxed);
+        carrier.bound.fetch_add(1, Relaxed);
+    }
+}
+
+/// It is about to run again, here or, if it may after all, elsewhere.
+#[inline]
+pub(crate) fn uncount_bound(fiber: FiberRef) {
+    let counts = &fiber.counts_as_bound;
+    if counts.load(atomic::Ordering::Relaxed) {
+        counts.store(false, atomic::Ordering::Relaxed);
+        // SAFETY: it was counted by its home; carriers live as long as `Shared`.
+        unsafe { &*home(fiber) }.bound.fetch_sub(1, Relaxed);
     }
 }
 
@@ -404,7 +429,8 @@ pub(crate) unsafe fn welcome(token: &Entered, fiber: FiberRef) -> Welcome {
 /// The fiber is the caller's (I1).
 #[inline]
 unsafe fn welcome_by_site(shared: &Shared, carrier: &Carrier, fiber: FiberRef) -> Welcome {
-    if !shared.settings.preempt || carrier.has_no_fibers() && !shared.has_many_frozen() {
+    let beside_bound = carrier.bound.load(Relaxed) > 0;
+    if !shared.settings.preempt || !beside_bound && !shared.has_many_frozen() {
         return Welcome::Here;
     }
     let unstarted = fiber.stack.load(atomic::Ordering::Relaxed).is_null();
@@ -414,7 +440,9 @@ unsafe fn welcome_by_site(shared: &Shared, carrier: &Carrier, fiber: FiberRef) -
     if shared.has_many_frozen() && fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER {
         return Welcome::Later;
     }
-    if carrier.has_no_fibers() || shared.resting.is_empty() {
+    // Not for ever: where nothing is known of any site each fiber would get a thread of its own.
+    let most = THREADS_PER_WORKER * shared.count.allowed();
+    if !beside_bound || shared.resting.is_empty() || shared.carrier_threads() > most {
         Welcome::Here
     } else {
         Welcome::Elsewhere

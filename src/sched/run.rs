@@ -17,7 +17,6 @@ use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::popped;
 use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
-use crate::sched::freeze::Receiver;
 use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
@@ -76,7 +75,7 @@ pub(crate) fn run_fibers() -> Left {
             }
             Next::Thaw(index) => {
                 search.found(&token);
-                if thaw(&token, index) {
+                if thaw(&mut token, index) {
                     break Left::GaveWorkerAway;
                 }
             }
@@ -105,15 +104,12 @@ fn move_to(token: &mut Entered, index: usize) -> bool {
     carrier.hand_to(carrier.shared().carrier(index))
 }
 
-/// Takes the worker to a frozen carrier, unless somebody has come who should not wait.
-fn thaw(token: &Entered, index: usize) -> bool {
+/// Takes the worker to a frozen carrier.
+fn thaw(token: &mut Entered, index: usize) -> bool {
+    moving::leave_behind(token, false);
+    token.worker().counters.moves.add(1);
     let carrier = token.carrier();
     let shared = carrier.shared();
-    if carrier.has_runnable() || shared.ready.len() > 0 || !shared.unsorted.is_empty() {
-        shared.unclaim(Receiver::Frozen(index));
-        return false;
-    }
-    token.worker().counters.moves.add(1);
     match shared
         .carrier(index)
         .receive_here(carrier.owner.surrender())
@@ -197,6 +193,7 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     if verdict::is_alone(fiber) {
         carrier.keep_no_longer();
     }
+    moving::uncount_bound(fiber);
     carrier.current.set(Some(fiber));
     carrier.budget.set(carrier.shared().settings.budget);
     latency::runs(&token, fiber);
@@ -261,9 +258,13 @@ fn account(token: &Entered, fiber: FiberRef) {
 fn assess(token: &mut Entered, fiber: FiberRef) {
     // SAFETY: it has just come back to us, and is in no queue yet.
     let verdict = unsafe { verdict::judge(fiber, &mut token.local().traces) };
-    if verdict == Verdict::Alone {
-        token.carrier().keep_alone();
-        token.worker().counters.alone_parks.add(1);
+    match verdict {
+        Verdict::Free => {}
+        Verdict::Home => moving::count_bound(token.carrier(), fiber),
+        Verdict::Alone => {
+            token.carrier().keep_alone();
+            token.worker().counters.alone_parks.add(1);
+        }
     }
 }
 

@@ -186,7 +186,10 @@ impl Policy {
         self.seen[worker] = (look.phase != Phase::Idle).then_some(Seen {
             phase: look.phase,
             dispatch: look.dispatch,
-            since: look.began.unwrap_or(since),
+            since: look
+                .began
+                .filter(|_| look.phase == Phase::Fiber)
+                .unwrap_or(since),
             at: look.now,
             cpu: look.cpu,
         });
