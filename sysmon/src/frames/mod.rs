@@ -17,6 +17,7 @@
 //! | `rows` | how to climb from a frame to its caller |
 //! | `sites` | verdict and row of each place where a stack was seen: read by anybody |
 //! | `walk` | climbs a suspended stack and judges it |
+//! | `snapshot` | copies a stack in a handler, climbs the copy later |
 //! | `ahead` | asks for what a walk will want next |
 //! | `study` | when all this is found out |
 //! | `trace` | remembers walks, so that the next one costs little |
@@ -37,12 +38,14 @@ mod peek;
 mod probe;
 mod rows;
 mod sites;
+mod snapshot;
 mod study;
 mod trace;
 mod verdict;
 mod walk;
 
 pub use sites::resolve;
+pub use snapshot::Snapshot;
 pub use study::{has_failed, is_asked, judge, study, verdict_of};
 pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};

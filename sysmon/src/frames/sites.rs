@@ -443,7 +443,8 @@ pub(crate) fn resolve_in(sites: &Sites, mut verdict: impl FnMut(usize) -> Verdic
     })
 }
 
-fn find(
+/// What there is to know about a place in the code.
+pub(crate) fn find(
     objects: &Objects,
     unwinder: &mut Unwinder,
     verdict: &mut impl FnMut(usize) -> Verdict,
