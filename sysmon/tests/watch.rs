@@ -21,8 +21,8 @@ fn whoever_holds_its_thread_up_is_named_running_or_asleep() {
         assert_eq!(reports.count(), 0, "once for each job: {told:#?}");
         report
     };
-    assert!(about("watch::crunches_numbers").contains("its thread runs"));
-    let sleeper = about("watch::waits_for_the_disk");
+    assert!(about("crunches_numbers").contains("its thread runs"));
+    let sleeper = about("waits_for_the_disk");
     assert!(!sleeper.contains("its thread runs"), "{sleeper}");
     assert!(sleeper.contains("watch.rs:"), "with the line: {sleeper}");
     assert!(!told.iter().any(|report| report.contains("is_quick")));

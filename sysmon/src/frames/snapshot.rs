@@ -92,7 +92,7 @@ impl<const WORDS: usize> Snapshot<WORDS> {
     }
 
     /// Copies a stack; false if the last one has not been looked at, or the stack pointer is not
-    /// inside. For signal handlers too; takes about half a nanosecond a word.
+    /// inside. For signal handlers too; half a nanosecond a word at most where memory is warm.
     ///
     /// See [`Snapshot`] for an example.
     pub fn take(&self, start: &Registers, stack: &Stack) -> bool {
