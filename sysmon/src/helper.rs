@@ -75,6 +75,8 @@ struct Asked {
 
 impl Helper {
     /// Starts the thread.
+    ///
+    /// See [`Helper`] for an example.
     pub fn start(name: &str, chores: Arc<impl Chores>) -> io::Result<Self> {
         let asked = Arc::new(Asked::default());
         let own = asked.clone();
@@ -82,14 +84,19 @@ impl Helper {
         Ok(Helper { asked, thread })
     }
 
-    /// Asks for what these bits stand for, and returns at once.
+    /// Asks for what these bits stand for, and returns at once. Keeps the monitor's law, and may be
+    /// called from a signal handler that keeps `errno`.
+    ///
+    /// See [`Helper`] for an example.
     pub fn ask(&self, bits: u32) {
         if self.asked.bits.fetch_or(bits, SeqCst) & bits != bits {
             self.thread.ring();
         }
     }
 
-    /// Ends the thread after what it is doing and waits for it.
+    /// Ends the thread after what it is doing and waits for it. What was asked and not begun is not done.
+    ///
+    /// See [`Helper`] for an example.
     pub fn stop(&self) {
         self.asked.stop.store(true, SeqCst);
         self.thread.join();

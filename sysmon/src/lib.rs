@@ -1,19 +1,40 @@
 //! Watches the workers of a pool, from two threads beside them.
 //!
-//! The contract, in one page. A worker publishes what it is doing and how often it has begun
-//! something new ([`Slot`]); it writes two words on every dispatch and never reads a clock. The
-//! *monitor* ([`Monitor`]) looks at all slots once a tick while any worker is awake, remembers what
-//! it saw the last time, and so learns how long a dispatch has lasted without costing the worker
-//! anything. What it thinks of it is decided by [`Policy`], which is plain data; what is done about
-//! it is up to the pool ([`Pool`]).
+//! It knows nothing of what the workers run, nor of any runtime: any pool of threads can be watched.
+//! A *worker* is whoever takes one piece of work after the other; a *dispatch* is one such piece.
+//!
+//! The contract, in one page.
+//!
+//! **A worker** publishes in its [`Slot`] what it is doing and how often it has begun something new: two
+//! words on every dispatch, and never a clock. It says [`Slot::dispatch`] before a piece of work,
+//! [`Phase::Scheduling`] when it looks for the next one (or says at once `dispatch` again), and
+//! [`Phase::Idle`] before it waits for work. One that was idle calls [`Monitor::notice`] after it has
+//! published that it is not. A slot has one writer at a time.
+//!
+//! **Its thread** can be asked about if it has left its number in a [`Thread`]: it
+//! [enlists](Thread::enlist) itself before its first work and [leaves](Thread::leave) before it ends.
+//! Then the monitor tells a worker that computes from one that sleeps in a system call, by CPU clock
+//! and kernel state. Without that all are taken to compute.
+//!
+//! **The monitor** ([`Monitor`]) looks at all slots once a [tick](TICK) while any worker is awake,
+//! remembers what it saw the last time, and so learns how long a dispatch has lasted without costing
+//! the worker anything. What it thinks of it is decided by [`Policy`], which is plain data; what is done
+//! about it is up to the pool ([`Pool`], which says what is called when).
 //!
 //! The monitor is the thread that must go on when all others hang, so it keeps a law: once started
 //! it never allocates, takes no lock, opens no file, formats nothing and starts no thread; neither
-//! may the functions of [`Pool`] that it calls. Whatever does need such things is asked of the
-//! *helper* ([`Helper`]), a second thread that may block, and nobody waits for it.
+//! may the functions of [`Pool`] that it calls. Whatever does need such things is asked of
 //!
-//! While all workers sleep both threads sleep too: an idle process makes no system call. A worker
-//! that wakes up says so with [`Monitor::notice`].
+//! **the helper** ([`Helper`]), a second thread that may block, and nobody waits for it.
+//!
+//! While all workers are idle both threads sleep: an idle process makes no system call.
+//!
+//! What a pool may do about a worker that overran: count it; set a flag that its work looks at; give
+//! its other work to somebody else; or signal its thread ([`Thread::signal`]) and have the handler copy
+//! the stack ([`frames::Snapshot`]), so that the helper can tell where it was. `examples/watch.rs` does
+//! the last, for plain threads. What a *suspended* stack may do is the other half of [`frames`].
+//!
+//! For Linux on x86_64.
 //!
 //! ```
 //! use indent_sysmon::{Monitor, Phase, Pool, Slot};

@@ -23,36 +23,114 @@ use crate::vigil::Vigil;
 /// ```
 pub const TICK: Duration = Duration::from_millis(1);
 
-/// The workers a monitor watches, and what it tells them. All of it is called on the monitor's
-/// thread and must keep its law: no allocation, no lock, no file, no new thread.
+/// The workers a monitor watches, and what it tells them.
+///
+/// All of it is called by the monitor, on its thread, one call at a time; never by a worker. It must
+/// keep the monitor's law: no allocation, no lock, no file, no formatting, no new thread. (Atomics,
+/// [`Thread::signal`], [`Helper::ask`](crate::Helper::ask) and system calls with numbers are fine.) A
+/// panic in one of them ends the process: a monitor that is gone would be missed too late.
+///
+/// A *look* is this, in this order; it comes [`pause`](Self::pause) after the last one, or earlier if
+/// somebody [rings](Monitor::ring):
+///
+/// 1. [`tick`](Self::tick); about once a second [`refresh`](Self::refresh); [`quantum`](Self::quantum).
+/// 2. For each worker the questions [`slot`](Self::slot), [`thread`](Self::thread),
+///    [`began`](Self::began), [`waiting`](Self::waiting), whether it is idle or not. Then at most one of
+///    these, for whoever was in the same dispatch for some time:
+///
+///    | told | if the slot says | and |
+///    |---|---|---|
+///    | [`asleep`](Self::asleep) | `Fiber` | its thread hardly ran since the last look, and is asleep in the kernel |
+///    | [`interrupt`](Self::interrupt) | `Fiber` | it runs for [`GRACE`](crate::GRACE) and a pressing one waits, or for a quantum and others do |
+///    | [`overran`](Self::overran) | `Fiber` | it runs for a [`TICK`] at least |
+///    | [`stuck`](Self::stuck) | `Scheduling` | nothing changed for two ticks |
+///
+///    The first that fits is told. All of them are told again at every look as long as it stays so:
+///    who wants to act once remembers the dispatch.
+/// 3. [`awake`](Self::awake) and [`restless`](Self::restless). After some looks at which all were idle
+///    the monitor sleeps, and there are no more calls until [`Monitor::notice`].
+///
+/// How long a dispatch has lasted is what the monitor saw: counted from the look that first found it,
+/// unless [`began`](Self::began) knows better. All three of `overran`, `interrupt` and `asleep` carry
+/// the dispatch that was meant: the worker may be in another one by now, and whoever acts on it must
+/// compare.
+///
+/// Only three functions have to be written; this one has them all. `examples/watch.rs` is a whole one.
 ///
 /// ```
-/// use indent_sysmon::{Pool, Slot};
-/// use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+/// use indent_sysmon::{Pool, Slot, TICK, Thread, Waiting};
+/// use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+/// use std::time::{Duration, Instant};
+///
+/// struct Seat {
+///     slot: Slot,
+///     thread: Thread,
+///     queued: AtomicUsize,
+///     asked_to_yield: AtomicU64,
+/// }
 ///
 /// struct Two {
-///     slots: [Slot; 2],
+///     seats: [Seat; 2],
 ///     awake: AtomicUsize,
+///     overruns: AtomicU64,
+///     sleepers: AtomicU64,
+///     read_settings: AtomicBool,
 /// }
 ///
 /// impl Pool for Two {
 ///     fn workers(&self) -> usize {
-///         self.slots.len()
+///         self.seats.len()
 ///     }
 ///     fn slot(&self, worker: usize) -> &Slot {
-///         &self.slots[worker]
+///         &self.seats[worker].slot
 ///     }
-///     fn overran(&self, _worker: usize, _dispatch: u64) {} // they may take their time
+///     fn overran(&self, _worker: usize, _dispatch: u64) {
+///         self.overruns.fetch_add(1, Relaxed);
+///     }
+///
+///     fn tick(&self, _now: Instant) {} // timers could be looked at
+///     fn thread(&self, worker: usize) -> Option<&Thread> {
+///         Some(&self.seats[worker].thread) // else nobody is ever found asleep
+///     }
+///     fn waiting(&self, worker: usize) -> Waiting {
+///         match self.seats[worker].queued.load(Relaxed) {
+///             0 => Waiting::Nobody,
+///             _ => Waiting::ForTurn,
+///         }
+///     }
+///     fn began(&self, _worker: usize, _dispatch: u64) -> Option<Instant> {
+///         None // these workers read no clock
+///     }
+///     fn quantum(&self) -> Duration {
+///         Duration::from_millis(10)
+///     }
+///     fn interrupt(&self, worker: usize, dispatch: u64, _waiting: Waiting) {
+///         self.seats[worker].asked_to_yield.store(dispatch, Relaxed);
+///     }
+///     fn asleep(&self, _worker: usize, _dispatch: u64) {
+///         self.sleepers.fetch_add(1, Relaxed);
+///     }
+///     fn stuck(&self, _worker: usize) {}
+///     fn pause(&self) -> Duration {
+///         TICK
+///     }
 ///     fn awake(&self, workers: usize) {
 ///         self.awake.store(workers, Relaxed);
+///     }
+///     fn restless(&self) -> bool {
+///         false
+///     }
+///     fn refresh(&self) {
+///         self.read_settings.store(true, Relaxed); // by somebody who may open files
 ///     }
 /// }
 /// ```
 pub trait Pool: Send + Sync + 'static {
-    /// Workers to look at: those below this number.
+    /// Workers to look at: those below this number. It may change from one look to the next, and is
+    /// never more than what [`Monitor::start`] was told.
     fn workers(&self) -> usize;
 
-    /// What a worker publishes.
+    /// What a worker publishes: the same slot every time.
     fn slot(&self, worker: usize) -> &Slot;
 
     /// It is this time now; called before each look.
@@ -60,22 +138,26 @@ pub trait Pool: Send + Sync + 'static {
         let _ = now;
     }
 
-    /// The worker has been in this dispatch for more than a tick; said at every look.
+    /// The worker has been in this dispatch for a [`TICK`] or longer, and its thread runs, or waits for
+    /// a CPU, or there is no [`thread`](Self::thread) to ask about.
     fn overran(&self, worker: usize, dispatch: u64);
 
-    /// The thread that runs this worker now.
+    /// The thread that runs this worker now, enlisted by itself; it may be another one at the next look.
+    /// Without it nobody is ever found [`asleep`](Self::asleep). Asking costs a system call for each
+    /// worker that is not idle, and another one for those whose clock stands still.
     fn thread(&self, worker: usize) -> Option<&Thread> {
         let _ = worker;
         None
     }
 
-    /// Who waits for this worker.
+    /// Who waits for this worker. As long as it is nobody, nobody is [interrupted](Self::interrupt).
     fn waiting(&self, worker: usize) -> Waiting {
         let _ = worker;
         Waiting::Nobody
     }
 
-    /// When this dispatch began, if the worker has said so; never in the future.
+    /// When this dispatch began, if the worker has said so; never in the future. Without it a dispatch
+    /// counts from the look that first found it, so up to a [`pause`](Self::pause) too late.
     fn began(&self, worker: usize, dispatch: u64) -> Option<Instant> {
         let _ = (worker, dispatch);
         None
@@ -87,19 +169,23 @@ pub trait Pool: Send + Sync + 'static {
     }
 
     /// The worker has run long enough in this dispatch: others wait. Said in place of
-    /// [`overran`](Self::overran), at every look.
+    /// [`overran`](Self::overran). To interrupt a thread is up to the pool: a flag that jobs look at, or
+    /// a signal.
     fn interrupt(&self, worker: usize, dispatch: u64, waiting: Waiting) {
         let _ = waiting;
         self.overran(worker, dispatch);
     }
 
     /// The worker has been in this dispatch since the last look at least, and its thread sleeps in the
-    /// kernel. Said in place of [`overran`](Self::overran).
+    /// kernel. Said in place of [`overran`](Self::overran) and [`interrupt`](Self::interrupt), after
+    /// less than a [`TICK`] too. A signal would end some system calls with `EINTR`; somebody else can
+    /// do the worker's other work meanwhile. Where there is no `/proc`, a thread that hardly ran counts
+    /// as asleep.
     fn asleep(&self, worker: usize, dispatch: u64) {
         self.overran(worker, dispatch);
     }
 
-    /// The worker runs nobody, and does not get on.
+    /// The worker runs nobody, and does not get on: it waits for a lock, say, or for a CPU.
     fn stuck(&self, worker: usize) {
         let _ = worker;
     }
@@ -109,7 +195,7 @@ pub trait Pool: Send + Sync + 'static {
         TICK
     }
 
-    /// After each look: so many workers are awake.
+    /// After each look: so many workers were not idle.
     fn awake(&self, workers: usize) {
         let _ = workers;
     }
@@ -120,7 +206,8 @@ pub trait Pool: Send + Sync + 'static {
         false
     }
 
-    /// Once a second, or when the monitor wakes after a longer sleep.
+    /// At the first look, then once a second while somebody is awake, and when the monitor wakes after a
+    /// longer sleep: time to [ask](crate::Helper::ask) for what changes rarely.
     fn refresh(&self) {}
 }
 
@@ -171,7 +258,10 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Monitor {
-    /// Starts the thread, for a pool that never has more workers than `most`.
+    /// Starts the thread, for a pool that never has more workers than `most`. This is the one moment at
+    /// which memory is needed.
+    ///
+    /// See [`Monitor`] for an example.
     pub fn start(name: &str, most: usize, pool: Arc<impl Pool>) -> io::Result<Self> {
         let watch = Arc::new(Watch {
             vigil: Vigil::new(),
@@ -183,7 +273,11 @@ impl Monitor {
         Ok(Monitor { watch, thread })
     }
 
-    /// A worker, after it has published that it is awake: makes sure that it is watched.
+    /// A worker, after it has published that it is awake: makes sure that it is watched. Cheap (a fence
+    /// and a load) unless the monitor sleeps; need not be called between two dispatches if the worker was
+    /// not idle in between.
+    ///
+    /// See [`Monitor`] for an example.
     #[inline]
     pub fn notice(&self) {
         if self.watch.vigil.notice() {
@@ -192,12 +286,47 @@ impl Monitor {
     }
 
     /// Something has happened that should be looked at before the next tick. Keeps the law, and may be
-    /// called from a signal handler.
+    /// called from a signal handler. Does not end the sleep of a monitor whose workers are all idle; that
+    /// is what [`notice`](Self::notice) is for.
+    ///
+    /// ```
+    /// use indent_sysmon::{Monitor, Phase, Pool, Slot};
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    ///
+    /// struct Patient(Slot);
+    ///
+    /// impl Pool for Patient {
+    ///     fn workers(&self) -> usize {
+    ///         1
+    ///     }
+    ///     fn slot(&self, _: usize) -> &Slot {
+    ///         &self.0
+    ///     }
+    ///     fn overran(&self, _: usize, _: u64) {}
+    ///     fn pause(&self) -> Duration {
+    ///         Duration::from_secs(3600)
+    ///     }
+    /// }
+    ///
+    /// let pool = Arc::new(Patient(Slot::new()));
+    /// pool.0.dispatch();
+    /// let monitor = Monitor::start("watch", 1, pool.clone())?;
+    /// while pool.0.busy().is_zero() {
+    ///     monitor.ring(); // or it would take an hour
+    ///     std::thread::yield_now();
+    /// }
+    /// monitor.stop();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn ring(&self) {
         self.thread.ring();
     }
 
-    /// Ends the thread and waits for it.
+    /// Ends the thread and waits for it: afterwards nothing of the pool is called. Not from one of the
+    /// pool's own functions.
+    ///
+    /// See [`Monitor`] for an example.
     pub fn stop(&self) {
         self.watch.stop.store(true, SeqCst);
         self.thread.join();

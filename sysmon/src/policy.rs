@@ -17,6 +17,17 @@ const PATIENCE: u32 = 4;
 const REFRESH: Duration = Duration::from_secs(1);
 
 /// For so long whoever runs is left alone, although somebody waits who should not have to.
+///
+/// ```
+/// use indent_sysmon::{GRACE, Judgement, Look, Phase, Policy, Waiting};
+/// use std::time::Duration;
+///
+/// let mut policy = Policy::new(1);
+/// let mut look = Look::at(GRACE, Phase::Fiber, 1);
+/// look.waiting = Waiting::Pressing;
+/// look.began = Some(Duration::ZERO);
+/// assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
+/// ```
 pub const GRACE: Duration = Duration::from_micros(200);
 /// A worker that does not get on for so long although it runs nobody is stuck.
 const STUCK: Duration = Duration::from_millis(2);
@@ -112,6 +123,8 @@ pub struct Look {
 
 impl Look {
     /// At a worker for which nobody waits.
+    ///
+    /// See [`Look`] for an example.
     pub fn at(now: Duration, phase: Phase, dispatch: u64) -> Self {
         Look {
             now,
@@ -170,6 +183,8 @@ pub enum Rest {
 
 impl Policy {
     /// For a pool of at most so many workers.
+    ///
+    /// See [`Policy`] for an example.
     pub fn new(workers: usize) -> Self {
         Policy {
             seen: vec![None; workers].into(),
@@ -179,6 +194,8 @@ impl Policy {
     }
 
     /// One worker, as it is now.
+    ///
+    /// See [`Policy`] for an example.
     pub fn judge(&mut self, worker: usize, look: &Look) -> Judgement {
         let before = self.seen[worker]
             .filter(|seen| seen.phase == look.phase && seen.dispatch == look.dispatch);

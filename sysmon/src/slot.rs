@@ -22,7 +22,7 @@ pub enum Phase {
     Idle = 0,
     /// Looking for work, or putting some away: nobody may take its place.
     Scheduling = 1,
-    /// Running a fiber.
+    /// Running what it is there for: a fiber, a job, a request.
     Fiber = 2,
 }
 
@@ -49,6 +49,8 @@ pub struct Slot {
 
 impl Slot {
     /// An idle worker's.
+    ///
+    /// See [`Slot`] for an example.
     pub const fn new() -> Self {
         Slot {
             phase: AtomicU8::new(Phase::Idle as u8),
@@ -57,7 +59,9 @@ impl Slot {
         }
     }
 
-    /// The worker begins to run something. No read-modify-write: there is one writer at a time.
+    /// The worker begins to run something, a new dispatch. No read-modify-write: there is one writer at a time.
+    ///
+    /// See [`Slot`] for an example.
     #[inline]
     pub fn dispatch(&self) {
         self.dispatches
@@ -66,12 +70,16 @@ impl Slot {
     }
 
     /// The worker does something else now.
+    ///
+    /// See [`Slot`] for an example.
     #[inline]
     pub fn set_phase(&self, phase: Phase) {
         self.phase.store(phase as u8, Release);
     }
 
     /// What the worker was doing a moment ago.
+    ///
+    /// See [`Slot`] for an example.
     pub fn phase(&self) -> Phase {
         match self.phase.load(Relaxed) {
             0 => Phase::Idle,
@@ -81,11 +89,15 @@ impl Slot {
     }
 
     /// How many times it has begun to run something.
+    ///
+    /// See [`Slot`] for an example.
     pub fn dispatches(&self) -> u64 {
         self.dispatches.load(Relaxed)
     }
 
     /// How long it has been awake, as sampled by its monitor.
+    ///
+    /// See [`Monitor`](crate::Monitor) for an example.
     pub fn busy(&self) -> Duration {
         Duration::from_nanos(self.busy.load(Relaxed))
     }

@@ -28,7 +28,14 @@ const NONE: i32 = -1;
 /// let thread = Thread::new();
 /// assert_eq!(thread.state(), ThreadState::Unknown, "nobody has enlisted");
 /// thread.enlist();
-/// assert_ne!(thread.state(), ThreadState::Sleeping, "it asks, so it is awake");
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| {
+///         // Soon the other one waits for this one to end.
+///         while thread.state() == ThreadState::Running {
+///             std::thread::yield_now();
+///         }
+///     });
+/// });
 /// thread.leave();
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +72,8 @@ pub struct Thread {
 
 impl Thread {
     /// Of no thread yet.
+    ///
+    /// See [`Thread`] for an example.
     pub const fn new() -> Self {
         Thread {
             number: AtomicI32::new(NONE),
@@ -72,7 +81,9 @@ impl Thread {
         }
     }
 
-    /// The calling thread can be asked about from here on.
+    /// The calling thread can be asked about from here on. Opens a file.
+    ///
+    /// See [`Thread`] for an example.
     pub fn enlist(&self) {
         // SAFETY: takes nothing and cannot fail.
         let number = unsafe { libc::gettid() };
@@ -83,7 +94,10 @@ impl Thread {
         self.number.store(number, SeqCst);
     }
 
-    /// The calling thread, which enlisted, is about to end.
+    /// The calling thread, which enlisted, is about to end: nobody learns anything about it, or signals
+    /// it, from here on.
+    ///
+    /// See [`Thread`] for an example.
     pub fn leave(&self) {
         self.number.store(NONE, SeqCst);
         let file = self.file.swap(NONE, SeqCst);
@@ -93,13 +107,25 @@ impl Thread {
         }
     }
 
-    /// Its number in the kernel.
+    /// Its number in the kernel. A signal handler can tell by it whether its thread is a watched one.
+    ///
+    /// ```
+    /// use indent_sysmon::Thread;
+    ///
+    /// let thread = Thread::new();
+    /// assert_eq!(thread.number(), None);
+    /// thread.enlist();
+    /// assert!(thread.number().is_some());
+    /// thread.leave();
+    /// ```
     pub fn number(&self) -> Option<i32> {
         let number = self.number.load(SeqCst);
         (number != NONE).then_some(number)
     }
 
     /// How long it has run on a CPU.
+    ///
+    /// See [`Thread`] for an example.
     pub fn cpu_time(&self) -> Option<Duration> {
         // The kernel's name for "CPU time of thread N": the number's complement, and three bits that
         // say that it is a thread, and precisely.
@@ -113,7 +139,10 @@ impl Thread {
         known.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
     }
 
-    /// Whether it runs or sleeps now.
+    /// Whether it runs or sleeps now. To be asked by others: of itself a thread learns that it is inside
+    /// a system call, the one that asks.
+    ///
+    /// See [`ThreadState`] for an example.
     pub fn state(&self) -> ThreadState {
         let file = self.file.load(Relaxed);
         let mut text = [0u8; 128];
@@ -125,7 +154,18 @@ impl Thread {
         usize::try_from(read).map_or(ThreadState::Unknown, |read| parse_state(&text[..read]))
     }
 
-    /// Sends it a signal; false if it is gone.
+    /// Sends it a signal; false if it is gone. Keeps the monitor's law.
+    ///
+    /// ```
+    /// use indent_sysmon::Thread;
+    ///
+    /// let thread = Thread::new();
+    /// thread.enlist();
+    /// const NONE: i32 = 0; // only asks whether one could be sent
+    /// assert!(thread.signal(NONE));
+    /// thread.leave();
+    /// assert!(!thread.signal(NONE));
+    /// ```
     pub fn signal(&self, signal: i32) -> bool {
         let Some(number) = self.number() else {
             return false;
