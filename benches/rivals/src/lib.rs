@@ -6,6 +6,14 @@
 //! as ` NAME=VALUE` with the unit in the name. The script `run` next to this package builds all
 //! programs, runs them alternating and compares them; its head says what one operation is.
 //! `go/shapes.go` mirrors this file for Go: a change of a shape belongs in both.
+//!
+//! Apart from these stand the programs of the [`beat`]: how late somebody is who is woken beside
+//! loops that never end.
+
+pub mod beat;
+pub mod fifo;
+pub mod hog;
+pub mod tokio_heart;
 
 use std::fmt;
 use std::hint;
@@ -16,6 +24,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
+
+/// Makes the allocator that the features ask for that of the program: `jemalloc`, `mimalloc`, or else
+/// the system's.
+#[macro_export]
+macro_rules! allocator {
+    () => {
+        #[cfg(feature = "jemalloc")]
+        #[global_allocator]
+        static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+        #[cfg(all(feature = "mimalloc", not(feature = "jemalloc")))]
+        #[global_allocator]
+        static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+    };
+}
 
 /// Worker threads of every runtime, in every shape.
 pub const WORKERS: usize = 2;
