@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::fifo;
-use crate::hog::{self, Hogs, Kind, Output};
+use crate::hog::{self, Hogs, Kind, Output, Rate};
 
 /// Rings a second if the command line does not say.
 pub const RINGS: u64 = 2_000;
@@ -282,9 +282,19 @@ pub struct Measured {
     /// Whether the ringer ran before all others.
     pub fifo: bool,
     /// What the hogs did in a second.
-    pub iterations: f64,
+    pub hogs: Rate,
     /// What the rival counted itself, a second.
     pub counted: Vec<(&'static str, f64)>,
+}
+
+/// Wakes a heartbeat for nothing for a while: it waits for the bell by then, and the runtime has had the
+/// time to learn what it can know about it.
+pub fn get_to_know(wake: &Wake) {
+    for _ in 0..250 {
+        thread::sleep(Duration::from_millis(2));
+        wake();
+    }
+    thread::sleep(Duration::from_millis(20));
 }
 
 /// Runs the heartbeat of a rival beside hogs for some time. Without a rate, nobody rings.
@@ -302,14 +312,14 @@ pub fn measure<H: Heart>(
     let rings = (time.as_secs_f64() * rate as f64) as usize + 1;
     let bell = Arc::new(Bell::new(rings));
     let wake = heart.beat(bell.clone());
-    thread::sleep(Duration::from_millis(50)); // it waits for the bell by then
+    get_to_know(&wake);
     for index in 0..hogs.count() {
         let hogs = hogs.clone();
         heart.hog(move || hogs.run(index));
     }
     thread::sleep(warm_up);
-    let (begin, before, counted) = (Instant::now(), hogs.iterations(), heart.counted());
-    let ends = begin + time;
+    let (begin, counted) = (hogs.begin(), heart.counted());
+    let ends = Instant::now() + time;
     let ringer = thread::spawn({
         let (bell, wake) = (bell.clone(), wake.clone());
         move || {
@@ -322,11 +332,10 @@ pub fn measure<H: Heart>(
         }
     });
     let (lateness, fifo) = ringer.join().expect("the ringer does not panic");
-    let seconds = begin.elapsed().as_secs_f64();
-    let done = hogs.iterations() - before;
+    let rate = begin.end(hogs);
     let counted = heart.counted().into_iter().zip(counted);
-    let counted =
-        counted.map(|((name, after), (_, before))| (name, (after - before) as f64 / seconds));
+    let counted = counted
+        .map(|((name, after), (_, before))| (name, (after - before) as f64 / time.as_secs_f64()));
     let counted = counted.collect();
     hogs.stop();
     bell.close();
@@ -335,7 +344,7 @@ pub fn measure<H: Heart>(
     Measured {
         lateness,
         fifo,
-        iterations: done as f64 / seconds,
+        hogs: rate,
         counted,
     }
 }
@@ -354,12 +363,15 @@ pub fn main<H: Heart>() -> ExitCode {
     let before = plain();
     let hogs = Arc::new(Hogs::new(request.kind, request.hogs));
     let measured = measure::<H>(&hogs, request.time(), request.warm_up(), request.rings);
-    let plain = f64::midpoint(before, plain());
+    let plain = Rate::mean(&[before, plain()]);
     let mut columns = measured.lateness.columns();
-    columns.add("hogs_per_s", measured.iterations);
+    columns.add("hogs_per_s", measured.hogs.iterations);
+    columns.ratio("cpus", measured.hogs.cpus);
     if request.kind.computes() {
-        columns.add("plain_per_s", plain);
-        columns.ratio("share", measured.iterations / plain);
+        columns.add("plain_per_s", plain.iterations);
+        columns.ratio("plain_cpus", plain.cpus);
+        columns.ratio("share", measured.hogs.iterations / plain.iterations);
+        columns.ratio("share_of_cpu", measured.hogs.each() / plain.each());
     }
     for (name, value) in &measured.counted {
         columns.add(name, *value);

@@ -117,6 +117,16 @@ impl Hogs {
             .sum()
     }
 
+    /// Begins to measure what they do.
+    #[must_use]
+    pub fn begin(&self) -> Begin {
+        Begin {
+            clock: Instant::now(),
+            cpu: crate::cpu_time(),
+            iterations: self.iterations(),
+        }
+    }
+
     /// Ends them all, each at the end of its step.
     pub fn stop(&self) {
         self.over.store(true, Ordering::Relaxed);
@@ -196,6 +206,53 @@ impl Hogs {
     }
 }
 
+/// The beginning of a measurement of what hogs do.
+#[derive(Clone, Copy, Debug)]
+pub struct Begin {
+    clock: Instant,
+    cpu: Duration,
+    iterations: u64,
+}
+
+impl Begin {
+    /// What the hogs have done since.
+    #[must_use]
+    pub fn end(self, hogs: &Hogs) -> Rate {
+        let seconds = self.clock.elapsed().as_secs_f64();
+        Rate {
+            iterations: (hogs.iterations() - self.iterations) as f64 / seconds,
+            cpus: (crate::cpu_time() - self.cpu).as_secs_f64() / seconds,
+        }
+    }
+}
+
+/// What hogs do in a second.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Their steps.
+    pub iterations: f64,
+    /// The CPUs that the process had meanwhile. Fewer than there are: others had them, or they idled.
+    pub cpus: f64,
+}
+
+impl Rate {
+    /// The steps of a second of CPU, which others on the machine disturb less.
+    #[must_use]
+    pub fn each(self) -> f64 {
+        self.iterations / self.cpus
+    }
+
+    /// The mean of some.
+    #[must_use]
+    pub fn mean(rates: &[Self]) -> Self {
+        let mean = |of: fn(&Self) -> f64| rates.iter().map(of).sum::<f64>() / rates.len() as f64;
+        Rate {
+            iterations: mean(|rate| rate.iterations),
+            cpus: mean(|rate| rate.cpus),
+        }
+    }
+}
+
 /// Arithmetic that nothing shortens.
 #[must_use]
 pub fn multiply(mut x: u64, times: u64) -> u64 {
@@ -226,7 +283,7 @@ fn text(seed: u64) -> Vec<u8> {
 ///
 /// If a thread cannot be had.
 #[must_use]
-pub fn plain(kind: Kind, threads: usize, time: Duration) -> f64 {
+pub fn plain(kind: Kind, threads: usize, time: Duration) -> Rate {
     let hogs = Arc::new(Hogs::new(kind, threads));
     let start = |index| {
         let hogs = hogs.clone();
@@ -234,9 +291,9 @@ pub fn plain(kind: Kind, threads: usize, time: Duration) -> f64 {
     };
     let threads: Vec<_> = (0..threads).map(start).collect();
     thread::sleep(Duration::from_millis(20)); // all run by then
-    let (begin, before) = (Instant::now(), hogs.iterations());
+    let begin = hogs.begin();
     thread::sleep(time);
-    let rate = (hogs.iterations() - before) as f64 / begin.elapsed().as_secs_f64();
+    let rate = begin.end(&hogs);
     hogs.stop();
     for thread in threads {
         thread.join().expect("a hog does not panic");
@@ -313,7 +370,8 @@ mod tests {
         let mut output = Output::new(Kind::Println);
         for kind in Kind::ALL {
             assert_eq!(Kind::from_name(kind.name()), Some(kind));
-            assert!(plain(kind, 2, Duration::from_millis(300)) > 0.0, "{kind:?}");
+            let rate = plain(kind, 2, Duration::from_millis(300));
+            assert!(rate.iterations > 0.0, "{kind:?}");
         }
         output.real().flush().unwrap();
     }

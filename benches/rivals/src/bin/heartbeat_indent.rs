@@ -35,6 +35,11 @@ impl Heart for Indent {
         drop(self.0.spawn(body));
     }
 
+    fn counted(&self) -> Vec<(&'static str, u64)> {
+        let workers = self.0.metrics().workers;
+        vec![("moves", workers.iter().map(|worker| worker.moves).sum())]
+    }
+
     fn end(self) {
         self.0.wait_idle();
     }
