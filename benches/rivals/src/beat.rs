@@ -66,6 +66,12 @@ impl Bell {
         }
     }
 
+    /// How many rings were made.
+    #[must_use]
+    pub fn sent(&self) -> usize {
+        self.sent.load(Ordering::Acquire)
+    }
+
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
@@ -117,7 +123,7 @@ impl Bell {
         let begin = Instant::now();
         let period = Duration::from_nanos(1_000_000_000 / rate);
         let mut due = begin + period;
-        while due < ends && !self.is_over() && self.sent.load(Ordering::Relaxed) < self.rung.len() {
+        while due < ends && !self.is_over() && self.sent() < self.rung.len() {
             thread::sleep(due.saturating_duration_since(Instant::now()));
             self.ring(wake);
             due += period;
@@ -130,10 +136,7 @@ impl Bell {
     #[must_use]
     pub fn lateness(&self) -> Lateness {
         let now = self.now();
-        let (served, sent) = (
-            self.answered.load(Ordering::Acquire),
-            self.sent.load(Ordering::Acquire),
-        );
+        let (served, sent) = (self.answered.load(Ordering::Acquire), self.sent());
         let answered = self.late[..served]
             .iter()
             .map(|late| late.load(Ordering::Relaxed));
@@ -164,6 +167,12 @@ impl Lateness {
             sorted,
             served,
         }
+    }
+
+    /// How many rings were answered.
+    #[must_use]
+    pub fn served(&self) -> usize {
+        self.served
     }
 
     /// The lateness that a share of all rings does not exceed, in microseconds.

@@ -166,7 +166,7 @@ impl Hogs {
         let mut x = seed;
         while !self.is_over() {
             x = next(x);
-            let size = (16 << (x >> 60)) + (x >> 32) as usize % 16; // 16 B to 512 KiB
+            let size = (16 << ((x >> 59) % 13)) + (x >> 32) as usize % 16; // 16 B to 64 KiB
             let mut fresh = Vec::with_capacity(size);
             fresh.push(x as u8);
             kept[(x >> 20) as usize % KEPT] = fresh;

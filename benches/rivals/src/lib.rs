@@ -13,6 +13,7 @@
 pub mod beat;
 pub mod fifo;
 pub mod hog;
+pub mod indent_heart;
 pub mod tokio_heart;
 
 use std::fmt;

@@ -1,49 +1,11 @@
-//! The heartbeat on indent: everything in fibers.
+//! The heartbeat on indent.
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
-use indent::{Runtime, park, runtime};
-use indent_rivals::beat::{self, Bell, Heart, Wake};
-use indent_rivals::{WORKERS, allocator};
+use indent_rivals::indent_heart::Indent;
+use indent_rivals::{allocator, beat};
 
 allocator!();
-
-/// A runtime of indent.
-struct Indent(Runtime);
-
-impl Heart for Indent {
-    const NAME: &'static str = "indent";
-
-    fn start() -> Self {
-        let builder = runtime::Builder::new().workers(WORKERS);
-        Indent(builder.build().expect("the runtime starts"))
-    }
-
-    fn beat(&self, bell: Arc<Bell>) -> Wake {
-        let beating = self.0.spawn(move || {
-            while !bell.is_over() {
-                park::park();
-                bell.answer();
-            }
-        });
-        let unparker = beating.unparker();
-        Arc::new(move || unparker.unpark())
-    }
-
-    fn hog(&self, body: impl FnOnce() + Send + 'static) {
-        drop(self.0.spawn(body));
-    }
-
-    fn counted(&self) -> Vec<(&'static str, u64)> {
-        let workers = self.0.metrics().workers;
-        vec![("moves", workers.iter().map(|worker| worker.moves).sum())]
-    }
-
-    fn end(self) {
-        self.0.wait_idle();
-    }
-}
 
 fn main() -> ExitCode {
     beat::main::<Indent>()

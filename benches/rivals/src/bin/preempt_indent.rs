@@ -1,0 +1,336 @@
+//! What preemption must show besides the heartbeat, one sub-command each.
+//!
+//! ```text
+//! cargo run --release -p indent-rivals --bin preempt_indent -- COMMAND [NUMBER] [NUMBER]
+//! ```
+//!
+//! - `crowd [FIBERS] [SECONDS]`: so many fibers parked on each of 2 workers, then one endless hog for
+//!   each; a SCHED_FIFO thread wakes 2,000 fibers a second, all in turn. Do all go on answering?
+//! - `burst [FIBERS] [MS]`: fibers that each compute for so long, started together beside a heartbeat.
+//!   How late is it, from the first moment on? (`first`: the rings of the first 100 ms.)
+//! - `many [FIBERS] [MS]`: the same with many and short ones. How many threads does it take at most?
+//! - `share [HOGS] [SECONDS]`: what hogs do in fibers, as a share of what 2 plain threads do, with
+//!   nobody woken beside them (`quiet`) and with a heartbeat (`rung`); 5 rounds, alternating.
+//! - `sleepers [SECONDS] [MS]`: a fiber sleeps so long in the kernel, on a runtime of one worker. How
+//!   long until the worker runs another fiber, which was spawned just before?
+//! - `calm [ROUNDS]`: nobody overruns. What do the shapes of `run` cost with preemption, against the
+//!   same without it, and that against itself?
+//!
+//! Each ends in bounded time also where nothing is preempted (INDENT_PREEMPT=off), and prints a line of
+//! ` NAME=VALUE`: times in microseconds, shares as ratios.
+
+use std::env;
+use std::fs;
+use std::hint::black_box;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indent::{Runtime, park, runtime, task};
+use indent_rivals::beat::{self, Bell, Columns, Heart, Lateness, RINGS, Wake};
+use indent_rivals::hog::{self, Hogs, Kind, Rate};
+use indent_rivals::indent_heart::Indent;
+use indent_rivals::{WORKERS, allocator, fifo};
+
+allocator!();
+
+/// Rounds of `share`.
+const ROUNDS: usize = 5;
+/// The longest a burst may take.
+const PATIENCE: Duration = Duration::from_secs(600);
+/// The shapes of `calm`.
+const CALM: [&str; 3] = ["spawn_join", "yield", "chain"];
+
+/// Parks `each` fibers on each worker; returns their bells, each for so many rings, and what wakes them.
+fn park_crowd(runtime: &Runtime, each: usize, rings: usize) -> Vec<(Arc<Bell>, Wake)> {
+    let member = move |worker| {
+        let bell = Arc::new(Bell::new(rings));
+        let heard = bell.clone();
+        let fiber = task::Builder::new().worker(worker).spawn(move || {
+            while !heard.is_over() {
+                park::park();
+                heard.answer();
+            }
+        });
+        let unparker = fiber.unparker();
+        let wake: Wake = Arc::new(move || unparker.unpark());
+        (bell, wake)
+    };
+    runtime.block_on(move || {
+        let workers = (0..WORKERS).flat_map(|worker| (0..each).map(move |_| worker));
+        workers.map(member).collect()
+    })
+}
+
+/// Rings one bell after the other, at an even rate, until `ends`.
+fn ring_in_turn(crowd: &[(Arc<Bell>, Wake)], ends: Instant) {
+    let period = Duration::from_nanos(1_000_000_000 / RINGS);
+    let mut due = Instant::now();
+    for (bell, wake) in crowd.iter().cycle() {
+        due += period;
+        if due >= ends {
+            break;
+        }
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        bell.ring(wake);
+    }
+    thread::sleep(ends.saturating_duration_since(Instant::now()));
+}
+
+fn crowd(each: usize, seconds: u64) -> Columns {
+    let Indent(runtime) = Indent::start();
+    let time = Duration::from_secs(seconds);
+    let rings = 2 + (seconds * RINGS) as usize / (WORKERS * each);
+    let crowd = park_crowd(&runtime, each, rings);
+    for _ in 0..5 {
+        crowd.iter().for_each(|(_, wake)| wake());
+        thread::sleep(Duration::from_millis(100)); // all are known by then
+    }
+    let hogs = Arc::new(Hogs::new(Kind::Arith, WORKERS));
+    let running = hogs.clone();
+    runtime.block_on(move || {
+        for worker in 0..WORKERS {
+            let hogs = running.clone();
+            let on = task::Builder::new().worker(worker);
+            drop(on.spawn(move || hogs.run(worker)));
+        }
+    });
+    let lateness: Vec<Lateness> = thread::scope(|scope| {
+        let ringer = scope.spawn(|| {
+            fifo::claim();
+            ring_in_turn(&crowd, Instant::now() + time);
+            crowd.iter().map(|(bell, _)| bell.lateness()).collect()
+        });
+        ringer.join().expect("the ringer does not panic")
+    });
+    hogs.stop();
+    for (bell, wake) in &crowd {
+        bell.close();
+        wake();
+    }
+    runtime.wait_idle();
+    let silent = lateness.iter().filter(|member| member.served() == 0);
+    let silent = silent.filter(|member| !member.in_order.is_empty()).count();
+    let served = lateness.iter().map(Lateness::served).sum();
+    let all = lateness.into_iter().flat_map(|member| member.in_order);
+    let mut columns = Lateness::new(all.collect(), served).columns();
+    columns.whole("fibers", crowd.len() as f64);
+    columns.whole("silent", silent as f64);
+    columns
+}
+
+/// The most threads this process had, asked often enough until told to stop.
+fn most_threads(over: &AtomicBool) -> usize {
+    let mut most = 0;
+    while !over.load(Ordering::Relaxed) {
+        let status = fs::read_to_string("/proc/self/status").expect("/proc/self/status");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Threads:"));
+        most = most.max(
+            line.expect("a known field")
+                .trim()
+                .parse()
+                .expect("a number"),
+        );
+        thread::sleep(Duration::from_millis(5));
+    }
+    most
+}
+
+fn burst(fibers: usize, ms: u64) -> Columns {
+    let each = hog::multiplications(Duration::from_millis(ms));
+    let heart = Indent::start();
+    let bell = Arc::new(Bell::new((PATIENCE.as_secs() * RINGS) as usize));
+    let wake = heart.beat(bell.clone());
+    beat::get_to_know(&wake);
+    let over = AtomicBool::new(false);
+    let (lateness, first, threads, took) = thread::scope(|scope| {
+        let ringer = scope.spawn(|| {
+            fifo::claim();
+            bell.ring_until(Instant::now() + PATIENCE, RINGS, &wake)
+        });
+        let sampler = scope.spawn(|| most_threads(&over));
+        while bell.sent() < 20 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let (first, start) = (bell.sent(), Instant::now());
+        compute_together(&heart.0, fibers, each);
+        let took = start.elapsed();
+        bell.close();
+        over.store(true, Ordering::Relaxed);
+        let lateness = ringer.join().expect("the ringer does not panic");
+        let threads = sampler.join().expect("the sampler does not panic");
+        (lateness, first, threads, took)
+    });
+    wake();
+    heart.end();
+    let mut columns = lateness.columns();
+    let early = lateness
+        .in_order
+        .iter()
+        .skip(first)
+        .take(RINGS as usize / 10);
+    let early = Lateness::new(early.copied().collect(), 0);
+    columns.add("first_p99_us", early.quantile(0.99));
+    columns.add("first_max_us", early.quantile(1.0));
+    columns.whole("threads", threads as f64);
+    columns.whole("wall_ms", took.as_secs_f64() * 1e3);
+    columns
+}
+
+/// Spawns all at once, from one fiber, and waits for them.
+fn compute_together(runtime: &Runtime, fibers: usize, multiplications: u64) {
+    runtime.block_on(move || {
+        let body = |seed: usize| move || black_box(hog::multiply(seed as u64, multiplications));
+        let all: Vec<_> = (0..fibers).map(|seed| indent::spawn(body(seed))).collect();
+        for fiber in all {
+            fiber.join().expect("no fiber panics");
+        }
+    });
+}
+
+/// The middle one.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// What the hogs of one round do, with so many rings a second.
+fn in_fibers(hogs: usize, time: Duration, rings: u64) -> Rate {
+    let warm_up = Duration::from_millis(100 + 12 * hogs as u64);
+    let hogs = Arc::new(Hogs::new(Kind::Arith, hogs));
+    beat::measure::<Indent>(&hogs, time, warm_up, rings).hogs
+}
+
+fn share(hogs: usize, seconds: u64) -> Columns {
+    let time = Duration::from_secs(seconds);
+    let mut columns = Columns::default();
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        let before = hog::plain(Kind::Arith, WORKERS, time / 2);
+        let quiet = in_fibers(hogs, time, 0);
+        let rung = in_fibers(hogs, time, RINGS);
+        let plain = Rate::mean(&[before, hog::plain(Kind::Arith, WORKERS, time / 2)]);
+        rounds.push((plain, quiet, rung));
+    }
+    type Ratio = fn(&Rate, &Rate) -> f64;
+    let wall: Ratio = |rate, plain| rate.iterations / plain.iterations;
+    let cpu: Ratio = |rate, plain| rate.each() / plain.each();
+    for (name, ratio) in [("share", wall), ("share_of_cpu", cpu)] {
+        let quiet = rounds.iter().map(|(plain, quiet, _)| ratio(quiet, plain));
+        columns.ratio(&format!("quiet_{name}"), median(quiet.collect()));
+        let rung = rounds.iter().map(|(plain, _, rung)| ratio(rung, plain));
+        columns.ratio(&format!("rung_{name}"), median(rung.collect()));
+    }
+    let cpus = rounds.iter().map(|(plain, ..)| plain.cpus);
+    columns.ratio("plain_cpus", median(cpus.collect()));
+    columns
+}
+
+/// One fiber goes to sleep, with another one behind it on the worker; how long that one waits.
+fn behind_a_sleeper(runtime: &Runtime, sleep: Duration) -> Duration {
+    let (tell, told) = mpsc::channel();
+    drop(runtime.spawn(move || {
+        let start = Instant::now();
+        drop(indent::spawn(move || {
+            let waited = start.elapsed();
+            tell.send(waited).expect("somebody waits for it");
+        }));
+        thread::sleep(sleep);
+    }));
+    told.recv().expect("the other fiber runs in the end")
+}
+
+fn sleepers(seconds: u64, ms: u64) -> Columns {
+    let runtime = runtime::Builder::new().workers(1).build();
+    let runtime = runtime.expect("the runtime starts");
+    let ends = Instant::now() + Duration::from_secs(seconds);
+    let mut waits = Vec::new();
+    let mut most = 0;
+    while Instant::now() < ends {
+        let waited = behind_a_sleeper(&runtime, Duration::from_millis(ms));
+        waits.push(waited.as_nanos() as u64);
+        most = most.max(runtime.metrics().carriers);
+        thread::sleep(Duration::from_micros(
+            50_000 + 7_919 * waits.len() as u64 % 20_000,
+        ));
+    }
+    runtime.wait_idle();
+    let served = waits.len();
+    let mut columns = Lateness::new(waits, served).columns();
+    columns.whole("carriers", most as f64);
+    columns
+}
+
+/// Nanoseconds an operation takes in another process.
+fn run_shape(shape: &str, preempt: &str) -> f64 {
+    let own = env::current_exe().expect("a program knows its path");
+    let output = Command::new(own.with_file_name("shapes_indent"))
+        .arg(shape)
+        .env("INDENT_PREEMPT", preempt)
+        .output()
+        .expect("shapes_indent stands beside this program: build the whole package");
+    let text = String::from_utf8(output.stdout).expect("shapes_indent prints text");
+    let ns = text.split_whitespace().nth(1).expect("two words");
+    ns.parse().expect("a number")
+}
+
+fn calm(rounds: usize) -> Columns {
+    let mut columns = Columns::default();
+    for shape in CALM {
+        let mut times: [Vec<f64>; 3] = Default::default();
+        for round in 0..rounds {
+            for turn in 0..3 {
+                let which = (round + turn) % 3;
+                times[which].push(run_shape(shape, ["off", "on", "off"][which]));
+            }
+        }
+        let [off, on, again] = times.map(median);
+        columns.add(&format!("{shape}_off_ns"), off);
+        columns.ratio(&format!("{shape}_on"), on / off);
+        columns.ratio(&format!("{shape}_off_again"), again / off);
+    }
+    columns
+}
+
+/// The words of the command line after the command.
+struct Words<I>(I);
+
+impl<I: Iterator<Item = String>> Words<I> {
+    /// The next one as a number; `other` if there is none.
+    fn number(&mut self, other: u64) -> u64 {
+        self.0.next().map_or(other, |word| {
+            let number = word.parse().ok().filter(|&number| number > 0);
+            number.unwrap_or_else(|| panic!("{word} is no number"))
+        })
+    }
+
+    fn count(&mut self, other: usize) -> usize {
+        self.number(other as u64) as usize
+    }
+}
+
+fn main() -> ExitCode {
+    let mut words = Words(env::args().skip(1));
+    let command = words.0.next().unwrap_or_default();
+    let columns = match command.as_str() {
+        "crowd" => crowd(words.count(1_000), words.number(10)),
+        "burst" => burst(words.count(64), words.number(200)),
+        "many" => burst(words.count(1_000), words.number(50)),
+        "share" => share(words.count(8), words.number(3)),
+        "sleepers" => sleepers(words.number(10), words.number(1_000)),
+        "calm" => calm(words.count(7)),
+        _ => {
+            eprintln!(
+                "usage: preempt_indent crowd|burst|many|share|sleepers|calm [NUMBER] [NUMBER]"
+            );
+            return ExitCode::from(2);
+        }
+    };
+    println!("{command}{}", columns.0);
+    ExitCode::SUCCESS
+}
