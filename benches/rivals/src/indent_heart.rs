@@ -35,8 +35,13 @@ impl Heart for Indent {
     }
 
     fn counted(&self) -> Vec<(&'static str, u64)> {
-        let workers = self.0.metrics().workers;
-        vec![("moves", workers.iter().map(|worker| worker.moves).sum())]
+        let metrics = self.0.metrics();
+        vec![
+            ("overruns", metrics.overruns),
+            ("freezes", metrics.freezes),
+            ("detaches", metrics.detaches),
+            ("retries", metrics.retries),
+        ]
     }
 
     fn end(self) {
