@@ -210,7 +210,17 @@ pub fn lateness(start: Instant, length: Duration) -> u64 {
 
 /// The CPU time this process has used, user and system, on all threads.
 fn cpu_time() -> Duration {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("this process may ask about itself");
+    cpu_time_of(UsageWho::RUSAGE_SELF)
+}
+
+/// The same of its children that are over and were waited for.
+#[must_use]
+pub fn children_cpu_time() -> Duration {
+    cpu_time_of(UsageWho::RUSAGE_CHILDREN)
+}
+
+fn cpu_time_of(whom: UsageWho) -> Duration {
+    let usage = getrusage(whom).expect("this process may ask about itself");
     [usage.user_time(), usage.system_time()]
         .into_iter()
         .map(|time| Duration::new(time.tv_sec().unsigned_abs(), 1000 * time.tv_usec() as u32))

@@ -14,7 +14,7 @@
 //! - `sleepers [SECONDS] [MS]`: a fiber sleeps so long in the kernel, on a runtime of one worker. How
 //!   long until the worker runs another fiber, which was spawned just before?
 //! - `calm [ROUNDS]`: nobody overruns. What do the shapes of `run` cost with preemption, against the
-//!   same without it, and that against itself?
+//!   same without it (`on`), and that against itself (`off_again`)? By the clock and by CPU.
 //!
 //! Each ends in bounded time also where nothing is preempted (INDENT_PREEMPT=off), and prints a line of
 //! ` NAME=VALUE`: times in microseconds, shares as ratios.
@@ -266,8 +266,9 @@ fn sleepers(seconds: u64, ms: u64) -> Columns {
     columns
 }
 
-/// Nanoseconds an operation takes in another process.
-fn run_shape(shape: &str, preempt: &str) -> f64 {
+/// Nanoseconds an operation takes in another process, and the seconds of CPU of all of it.
+fn run_shape(shape: &str, preempt: &str) -> (f64, f64) {
+    let before = indent_rivals::children_cpu_time();
     let own = env::current_exe().expect("a program knows its path");
     let output = Command::new(own.with_file_name("shapes_indent"))
         .arg(shape)
@@ -276,23 +277,31 @@ fn run_shape(shape: &str, preempt: &str) -> f64 {
         .expect("shapes_indent stands beside this program: build the whole package");
     let text = String::from_utf8(output.stdout).expect("shapes_indent prints text");
     let ns = text.split_whitespace().nth(1).expect("two words");
-    ns.parse().expect("a number")
+    let cpu = indent_rivals::children_cpu_time() - before;
+    (ns.parse().expect("a number"), cpu.as_secs_f64())
 }
 
 fn calm(rounds: usize) -> Columns {
     let mut columns = Columns::default();
     for shape in CALM {
-        let mut times: [Vec<f64>; 3] = Default::default();
+        let mut runs: [Vec<(f64, f64)>; 3] = Default::default();
         for round in 0..rounds {
             for turn in 0..3 {
                 let which = (round + turn) % 3;
-                times[which].push(run_shape(shape, ["off", "on", "off"][which]));
+                runs[which].push(run_shape(shape, ["off", "on", "off"][which]));
             }
         }
-        let [off, on, again] = times.map(median);
+        let middle = |of: fn(&(f64, f64)) -> f64| {
+            let [off, on, again] = &runs;
+            [off, on, again].map(|runs| median(runs.iter().map(of).collect()))
+        };
+        let [off, on, again] = middle(|run| run.0);
         columns.add(&format!("{shape}_off_ns"), off);
         columns.ratio(&format!("{shape}_on"), on / off);
         columns.ratio(&format!("{shape}_off_again"), again / off);
+        let [off, on, again] = middle(|run| run.1);
+        columns.ratio(&format!("{shape}_on_cpu"), on / off);
+        columns.ratio(&format!("{shape}_off_again_cpu"), again / off);
     }
     columns
 }
