@@ -162,9 +162,8 @@ pub(crate) struct Shared {
     detached: Bitmap,
     /// Runnable started fibers of carriers that froze or were detached: to be sorted by who looks for work.
     unsorted: Inbox<Record>,
-    /// Those of them of whom it was not known yet whether they may move: the monitor has them looked at
-    /// again.
-    puzzling: Inbox<Record>,
+    /// Of some that wait for a carrier that is busy it is not known yet whether they may move.
+    puzzled: AtomicBool,
     /// Carriers that are in the middle of a fiber while another waits for them that may not leave.
     awaited: Bitmap,
     /// Workers that found no carrier.
@@ -270,7 +269,7 @@ impl Shared {
             detached: Bitmap::new(cap),
             awaited: Bitmap::new(cap),
             unsorted: Inbox::new(),
-            puzzling: Inbox::new(),
+            puzzled: AtomicBool::new(false),
             orphans: Bitmap::new(most),
             tickets: AtomicU64::new(0),
             pressed: AtomicBool::new(false),

@@ -264,34 +264,36 @@ impl Shared {
         // SAFETY: a started fiber has a home, which lives as long as `Shared`.
         let carrier = unsafe { &*home(fiber) };
         let known = verdict::is_bound(fiber);
-        if !known && carrier.owner.peek().is_none() && !self.is_at_rest(carrier) {
-            // Its carrier is busy for who knows how long: it is looked at again.
-            // SAFETY: runnable, in no list, and alive (I3).
-            unsafe { self.puzzling.post(fiber.pointer()) };
-            return self.watchers.notice();
-        }
-        // SAFETY: as above.
+        // SAFETY: runnable, in no list, and alive (I3).
         unsafe { carrier.inbox.post(fiber.pointer()) };
-        let _claimed = wake::rouse_for_inbox(carrier, known); // I10; as in `sort`
+        if !known {
+            carrier.note_fresh_mail();
+        }
+        if !wake::rouse_for_inbox(carrier, known) && !known {
+            // Its carrier is busy for who knows how long: it is looked at again.
+            self.puzzled.store(true, SeqCst);
+            self.watchers.notice();
+        }
     }
 
-    /// Whether a carrier is in the middle of nothing, as far as can be seen.
-    fn is_at_rest(&self, carrier: &Carrier) -> bool {
-        let sets = [&self.resting, &self.homes, &self.keeping, &self.wanted];
-        sets.iter().any(|set| set.contains(carrier.index))
-    }
-
-    /// On the monitor's thread, now and then: more may be known by now.
+    /// On the monitor's thread, now and then: more may be known by now of those whose carrier is busy.
     pub(crate) fn puzzle_again(&self) {
-        if self.puzzling.is_empty() {
+        if !self.puzzled.swap(false, SeqCst) {
             return;
         }
-        let mut fibers = self.puzzling.take();
-        while let Some(fiber) = fibers.pop() {
-            // SAFETY: just popped, and runnable fibers are alive (I3).
-            unsafe { self.unsorted.post(fiber) };
+        let busy = self.frozen.members().chain(self.detached.members());
+        for carrier in busy.map(|index| self.carrier(index)) {
+            if !carrier.has_fresh_mail() {
+                continue;
+            }
+            self.puzzled.store(true, SeqCst); // until all is known, or the carrier is back
+            let mut fibers = carrier.inbox.take();
+            while let Some(fiber) = fibers.pop() {
+                // SAFETY: just popped, and runnable fibers are alive (I3).
+                unsafe { self.unsorted.post(fiber) };
+            }
+            self.rouse_one(0);
         }
-        self.rouse_one(0);
     }
 
     /// Runnable fibers that were taken off a carrier's queues: of the first of them those that may move

@@ -435,7 +435,7 @@ impl Pool for Shared {
     }
 
     fn restless(&self) -> bool {
-        !self.puzzling.is_empty() || !self.orphans.is_empty()
+        self.puzzled.load(SeqCst) || !self.orphans.is_empty()
     }
 
     fn refresh(&self) {
