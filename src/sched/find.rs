@@ -140,7 +140,6 @@ fn in_order(token: &mut Entered) -> Next {
 /// are frozen few are started: each could cost a thread.
 fn batch(token: &mut Entered) -> Next {
     const KINDS: u32 = 4;
-    const SELDOM: u32 = 4;
     for _ in 0..KINDS {
         let local = token.local();
         local.batch_turn = local.batch_turn.wrapping_add(1);
@@ -148,14 +147,13 @@ fn batch(token: &mut Entered) -> Next {
         let carrier = token.carrier();
         let shared = carrier.shared();
         let found = match turn % KINDS {
-            0 if !shared.has_many_frozen() || (turn / KINDS).is_multiple_of(SELDOM) => {
+            0 if shared.may_start_batch() => {
                 shared.batch.pop(1).pop().map(|f| Next::Start(popped(f)))
             }
             1 => carrier.home().batch.pop().map(|f| Next::Run(popped(f))),
             _ => shared.claim_frozen(false).map(Next::Thaw),
         };
         if let Some(found) = found {
-            shared.batch_slices.fetch_add(1, Relaxed);
             shared.pay_batch();
             return found;
         }

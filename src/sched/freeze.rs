@@ -475,6 +475,21 @@ impl Shared {
         self.frozen.len() > FEW_FROZEN * self.count.allowed()
     }
 
+    /// Whether one more of those fibers may start that others come before: while many are frozen, one
+    /// for some slices that were used up. Not for some dispatches: a slice may take many of them.
+    pub(crate) fn may_start_batch(&self) -> bool {
+        const SELDOM: u64 = 4;
+        if !self.has_many_frozen() {
+            return true;
+        }
+        let (now, at) = (self.tickets.load(Relaxed), self.start_at.load(Relaxed));
+        now >= at
+            && self
+                .start_at
+                .compare_exchange(at, now + SELDOM, Relaxed, Relaxed)
+                .is_ok()
+    }
+
     /// How long one may run while others wait for their turn: longer if many wait, since each of them
     /// costs a thread.
     pub(crate) fn slice(&self) -> Duration {
@@ -482,17 +497,24 @@ impl Shared {
         self.settings.quantum * longer
     }
 
-    /// On the monitor's thread, every other tick: those that others come before get a slice on each worker
-    /// in this time, or are owed it. A slice lasts 200 µs at least, so that is a tenth of the time.
+    /// On the monitor's thread, every other tick: if those that others come before wait and none of them
+    /// runs, each worker owes them a slice. One lasts 200 µs at least, so that is a tenth of the time.
     pub(crate) fn owe_batch(&self) {
-        let had = self.batch_slices.swap(0, Relaxed) as usize;
         let wait = !self.frozen.is_empty() || self.batch.len() > 0;
-        let owed = if wait {
-            self.count.allowed().saturating_sub(had)
+        let owed = if wait && !self.runs_long() {
+            self.count.allowed()
         } else {
             0
         };
         self.owed.store(owed, Relaxed);
+    }
+
+    /// Whether some worker is in a dispatch that is known to be long.
+    fn runs_long(&self) -> bool {
+        self.present().iter().any(|worker| {
+            let long = |carrier: &Carrier| carrier.ice.long.load(Relaxed) == worker.stamp();
+            worker.published.phase() == Phase::Fiber && worker.carrier().is_some_and(long)
+        })
     }
 
     /// One of them has got its slice.

@@ -170,6 +170,8 @@ pub(crate) struct Shared {
     orphans: Bitmap,
     /// Turns of frozen carriers that have been dealt out.
     tickets: AtomicU64,
+    /// From which turn on an unstarted fiber may start although many are frozen.
+    start_at: AtomicU64,
     /// Somebody from outside has queued a fiber for all while everybody was busy.
     pressed: AtomicBool,
     /// The monitor has been rung since it last took its time.
@@ -186,9 +188,8 @@ pub(crate) struct Shared {
     global: Inject,
     /// Unstarted fibers that others come before.
     batch: Inject,
-    /// So many slices the fibers that others come before are to get next, and how many they have had.
+    /// So many slices the fibers that others come before are to get next.
     owed: AtomicUsize,
-    batch_slices: AtomicU64,
     /// Fibers that anybody may run and that should not wait: woken by others, or spawned from outside.
     ready: Inject,
     idle: Idle,
@@ -272,6 +273,7 @@ impl Shared {
             puzzled: AtomicBool::new(false),
             orphans: Bitmap::new(most),
             tickets: AtomicU64::new(0),
+            start_at: AtomicU64::new(0),
             pressed: AtomicBool::new(false),
             rung: AtomicBool::new(false),
             preempted: freeze::Counters::default(),
@@ -280,7 +282,6 @@ impl Shared {
             global: Inject::new(),
             batch: Inject::new(),
             owed: AtomicUsize::new(0),
-            batch_slices: AtomicU64::new(0),
             ready: Inject::new(),
             idle: Idle::new(most),
             count: count::Count::new(most, n),
@@ -343,7 +344,9 @@ impl Shared {
 
     /// Carriers without a worker and without fibers that are kept for the next hand-over.
     fn spares_kept(&self) -> usize {
-        self.count.allowed()
+        let allowed = self.count.allowed();
+        // A freeze takes one that it gives back only when another one freezes or ends.
+        allowed + (2 * self.frozen.len()).min(4 * allowed)
     }
 
     /// Workers worth looking at.
