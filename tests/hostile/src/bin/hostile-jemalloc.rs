@@ -1,0 +1,8 @@
+//! The programs with jemalloc: caches per thread, locks per arena, and its own destructors of threads.
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> std::process::ExitCode {
+    indent_hostile::main()
+}

@@ -1,0 +1,8 @@
+//! The programs with mimalloc: heaps per thread, and lists by which others give memory back to them.
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> std::process::ExitCode {
+    indent_hostile::main()
+}

@@ -1,0 +1,5 @@
+//! The programs with the system's allocator; see the library.
+
+fn main() -> std::process::ExitCode {
+    indent_hostile::main()
+}

@@ -1,0 +1,105 @@
+//! The programs, a few in a file by theme.
+//!
+//! Each runs until its stage says that it is over and at least one round, on fibers that it starts
+//! itself. What it does must be right on threads: then it must be right on fibers.
+
+use indent::runtime::Runtime;
+
+use crate::run::can_preempt;
+use crate::stage::Stage;
+
+mod allocation;
+mod arithmetic;
+mod bound;
+mod foreign;
+mod libraries;
+mod locals;
+mod locks;
+mod panics;
+mod signals;
+
+/// A program.
+#[derive(Clone, Copy)]
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    /// What it is after, in a line.
+    pub(crate) why: &'static str,
+    pub(crate) body: fn(&'static Stage),
+    /// Called before there is a runtime.
+    pub(crate) before: Option<fn()>,
+    /// Changes something that the whole process has: signals, descriptors.
+    pub(crate) apart: bool,
+    /// The heartbeat may starve.
+    pub(crate) silences: bool,
+    /// Its fibers wait for each other without telling the runtime: without preemption they hang.
+    needs_preemption: bool,
+    /// Catches panics.
+    unwinds: bool,
+}
+
+impl Program {
+    const fn new(name: &'static str, why: &'static str, body: fn(&'static Stage)) -> Self {
+        Program {
+            name,
+            why,
+            body,
+            before: None,
+            apart: false,
+            silences: false,
+            needs_preemption: false,
+            unwinds: false,
+        }
+    }
+
+    const fn needs_preemption(mut self) -> Self {
+        self.needs_preemption = true;
+        self
+    }
+
+    const fn unwinds(mut self) -> Self {
+        self.unwinds = true;
+        self
+    }
+
+    const fn apart(mut self) -> Self {
+        self.apart = true;
+        self
+    }
+
+    const fn silences(mut self) -> Self {
+        self.silences = true;
+        self
+    }
+
+    const fn before(mut self, before: fn()) -> Self {
+        self.before = Some(before);
+        self
+    }
+
+    /// Why it cannot run in this build, if it cannot.
+    pub(crate) fn impossible(&self, runtime: &Runtime) -> Option<&'static str> {
+        if self.unwinds && cfg!(panic = "abort") {
+            Some("a panic aborts")
+        } else if self.needs_preemption && !can_preempt(runtime) {
+            Some("nothing preempts yet")
+        } else {
+            None
+        }
+    }
+}
+
+/// All programs.
+pub(crate) fn all() -> Vec<Program> {
+    [
+        arithmetic::PROGRAMS,
+        allocation::PROGRAMS,
+        locals::PROGRAMS,
+        locks::PROGRAMS,
+        panics::PROGRAMS,
+        libraries::PROGRAMS,
+        foreign::PROGRAMS,
+        bound::PROGRAMS,
+        signals::PROGRAMS,
+    ]
+    .concat()
+}

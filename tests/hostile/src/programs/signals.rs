@@ -1,0 +1,200 @@
+#![expect(unsafe_code, reason = "handles and raises signals")]
+//! Others who have an interest in signals: one who had SIGURG before the runtime, one who takes it
+//! away, and a profiler.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::fs::File;
+use std::hint::black_box;
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use super::Program;
+use crate::noise::{checksum, compute_for, mix, stir};
+use crate::say;
+use crate::stage::Stage;
+
+pub(super) const PROGRAMS: &[Program] = &[
+    Program::new(
+        "user-handler",
+        "SIGURG has a handler already, which gets what others raise",
+        user_handler,
+    )
+    .before(count_urgent)
+    .apart(),
+    Program::new("profiler", "SIGPROF a thousand times a second", profiler).apart(),
+    Program::new(
+        "replaced-handler",
+        "a library takes SIGURG for itself and forwards nothing",
+        replaced,
+    )
+    .needs_preemption()
+    .silences()
+    .apart(),
+];
+
+const FIBERS: usize = 6;
+
+thread_local! {
+    /// Signals that the user's handler saw on this thread.
+    static SEEN: Cell<u64> = const { Cell::new(0) };
+}
+
+static SEEN_ANYWHERE: AtomicU64 = AtomicU64::new(0);
+static SAMPLES: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn on_urgent(_: c_int) {
+    SEEN.set(SEEN.get() + 1);
+    SEEN_ANYWHERE.fetch_add(1, Relaxed);
+}
+
+/// Uses some of the signal stack, as profilers do that walk the other one.
+extern "C" fn on_sample(_: c_int) {
+    let frames = black_box([7_u64; 400]);
+    SAMPLES.fetch_add(u64::from(frames[3] == 7), Relaxed);
+}
+
+extern "C" fn ignore(_: c_int) {}
+
+fn install(signal: c_int, handler: extern "C" fn(c_int)) {
+    // SAFETY: all zeros is a valid action without flags and with an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as usize;
+    action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+    // SAFETY: the handlers here touch atomics and thread-locals without destructors only.
+    let status = unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
+    assert_eq!(status, 0, "a handler");
+}
+
+fn count_urgent() {
+    install(libc::SIGURG, on_urgent);
+}
+
+/// Raises the signal on this thread; true if the user's handler got it.
+fn raised() -> bool {
+    let before = SEEN.get();
+    // SAFETY: the signal has a handler.
+    let status = unsafe { libc::raise(libc::SIGURG) };
+    assert_eq!(status, 0, "a signal");
+    SEEN.get() > before
+}
+
+/// On a plain thread every signal arrives. In a fiber one may fall together with the runtime's own;
+/// so it may for one to the whole process. Nobody loses most of them.
+fn user_handler(stage: &'static Stage) {
+    let raised_in_fibers: &'static [AtomicU64; 2] = Box::leak(Box::default());
+    let plain = thread::spawn(move || {
+        while !stage.over() {
+            stage.same("a signal on a plain thread", raised(), true);
+            thread::sleep(Duration::from_millis(1));
+        }
+    });
+    let outside = thread::spawn(move || {
+        let me = std::process::id().cast_signed();
+        let (mut sent, mut seen) = (0, 0);
+        while sent < 20 || !stage.over() {
+            let before = SEEN_ANYWHERE.load(Relaxed);
+            // SAFETY: as in `raised`.
+            unsafe { libc::kill(me, libc::SIGURG) };
+            thread::sleep(Duration::from_millis(2));
+            sent += 1;
+            seen += u64::from(SEEN_ANYWHERE.load(Relaxed) > before);
+        }
+        most(stage, "to the process", seen, sent);
+    });
+    stage.crew(FIBERS, move |_| {
+        for turn in 0.. {
+            if turn > 20 && stage.over() {
+                return;
+            }
+            compute_for(Duration::from_micros(100 + 300 * (turn % 8)));
+            raised_in_fibers[usize::from(raised())].fetch_add(1, Relaxed);
+        }
+    });
+    plain.join().expect("a thread");
+    outside.join().expect("a thread");
+    let [lost, seen] = [0, 1].map(|i| raised_in_fibers[i].load(Relaxed));
+    most(stage, "in fibers", seen, lost + seen);
+}
+
+fn most(stage: &Stage, whose: &str, seen: u64, sent: u64) {
+    say::say(&format!(
+        "{}: {seen} of {sent} signals {whose} arrived",
+        stage.name
+    ));
+    if seen * 2 < sent {
+        stage.complain(format!("{seen} of {sent} signals {whose}"));
+    }
+}
+
+/// Starts or, at 0, stops the timer of SIGPROF.
+fn sample_every(microseconds: libc::suseconds_t) {
+    let every = libc::timeval {
+        tv_sec: 0,
+        tv_usec: microseconds,
+    };
+    let timer = libc::itimerval {
+        it_interval: every,
+        it_value: every,
+    };
+    // SAFETY: a valid timer; the old one is not asked for.
+    let status = unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) };
+    assert_eq!(status, 0, "a timer");
+}
+
+fn kernel(seed: u64) -> u64 {
+    let sum = (0..50_000).fold(seed, |sum, i| stir(black_box(sum) + i % 7));
+    let texts = (0..300).map(|i| format!("{:x}", stir(seed + i)));
+    texts.fold(sum, |sum, text| mix(sum, checksum(text.as_bytes())))
+}
+
+fn profiler(stage: &'static Stage) {
+    install(libc::SIGPROF, on_sample);
+    sample_every(1_000);
+    stage.repeat(FIBERS, kernel);
+    sample_every(0);
+    if SAMPLES.load(Relaxed) == 0 {
+        stage.complain("no sample".to_owned());
+    }
+}
+
+/// Nothing goes wrong without preemption, but somebody should say that there is none.
+fn replaced(stage: &'static Stage) {
+    let (told, tells) = mpsc::channel();
+    let mut heard = listen_to_errors();
+    install(libc::SIGURG, ignore);
+    thread::spawn(move || {
+        let (mut text, mut buffer) = (String::new(), [0; 4096]);
+        while let Ok(n @ 1..) = heard.read(&mut buffer) {
+            let new = &buffer[..n];
+            say::raw(new);
+            text += &String::from_utf8_lossy(new);
+            if text.contains("SIGURG") || text.contains("signal") {
+                told.send(()).ok();
+            }
+        }
+    });
+    // The helper looks while something runs; the watchdog is who loses patience.
+    while tells.try_recv().is_err() {
+        stage.repeat(FIBERS, kernel);
+    }
+    stage.round();
+}
+
+/// Makes standard error a pipe, and returns the end to read from.
+fn listen_to_errors() -> File {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors.
+    let status = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    assert_eq!(status, 0, "a pipe");
+    // SAFETY: both are from `pipe2`, and nobody else has them.
+    let [from, to] = ends.map(|end| unsafe { File::from_raw_fd(end) });
+    // SAFETY: both descriptors are open; the framework has its own copy of what was there.
+    let copied = unsafe { libc::dup2(to.as_raw_fd(), 2) };
+    assert_eq!(copied, 2, "a copy");
+    from
+}

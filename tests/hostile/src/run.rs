@@ -1,0 +1,187 @@
+#![expect(
+    unsafe_code,
+    reason = "sets an environment variable before there are threads"
+)]
+//! One program, or all of them at once.
+//!
+//! A program has a process to itself unless it is run with all others: then those that may share a
+//! process do, on one runtime, and the others are started as processes beside it.
+
+use std::process::{Child, Command, ExitCode};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indent::runtime::{Builder, Runtime};
+
+use crate::heartbeat::Heartbeat;
+use crate::options::{self, Options, Task, USAGE};
+use crate::programs::{self, Program};
+use crate::say::{self, say};
+use crate::stage::Stage;
+use crate::watchdog::Watchdog;
+
+const WORKERS: usize = 2;
+/// Beyond its own time, before a program counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// All at once block some hundreds of threads, and are not about what happens at the cap.
+const CARRIERS_FOR_ALL: usize = 2048;
+const QUANTUM: &str = "INDENT_PREEMPT_QUANTUM_MS";
+
+/// Does what the command line says.
+pub fn main() -> ExitCode {
+    say::prepare();
+    let options = match options::parse(std::env::args().skip(1)) {
+        Ok(options) => options,
+        Err(what) => return misused(&what),
+    };
+    // SAFETY: this is the only thread so far.
+    unsafe { std::env::set_var(QUANTUM, &options.quantum) };
+    let complaints = match &options.task {
+        Task::List => {
+            list();
+            Vec::new()
+        }
+        Task::All => all(&options),
+        Task::One(name) => match programs::all().iter().find(|program| program.name == name) {
+            Some(program) => one(program, &options),
+            None => return misused(&format!("there is no program {name}")),
+        },
+    };
+    complaints.iter().for_each(|what| say(what));
+    if complaints.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+fn misused(what: &str) -> ExitCode {
+    say(&format!("{what}\n{USAGE}"));
+    ExitCode::from(2)
+}
+
+fn list() {
+    for program in programs::all() {
+        println!("{:<24}{}", program.name, program.why);
+    }
+}
+
+/// Runs one program; returns the complaints.
+fn one(program: &Program, options: &Options) -> Vec<String> {
+    if let Some(before) = program.before {
+        before();
+    }
+    let runtime = Builder::new().workers(WORKERS).build().expect("a runtime");
+    if let Some(why) = program.impossible(&runtime) {
+        say(&format!("SKIPPED {}: {why}", program.name));
+        return Vec::new();
+    }
+    let limit = options.time + PATIENCE;
+    let watchdog = Watchdog::start(program.name, runtime.handle().clone(), limit);
+    let heartbeat = Heartbeat::start(runtime.handle());
+    let stage = perform(program, &runtime, options);
+    let lateness = heartbeat.stop();
+    let mut complaints = stage.complaints();
+    if can_preempt(&runtime) && !program.silences {
+        complaints.extend(lateness.complaint());
+    }
+    let rounds = stage.rounds();
+    if rounds == 0 {
+        complaints.push("nothing came out right, or at all".to_owned());
+    }
+    say(&format!("{}: {rounds} rounds, {lateness}", program.name));
+    complaints.extend(end(runtime));
+    drop(watchdog);
+    complaints
+}
+
+fn perform(program: &Program, runtime: &Runtime, options: &Options) -> &'static Stage {
+    let (handle, seed) = (runtime.handle().clone(), options.seed);
+    let stage = Stage::new(program.name, handle, seed, options.time);
+    (program.body)(stage);
+    stage
+}
+
+/// Runs all programs at the same time.
+fn all(options: &Options) -> Vec<String> {
+    let builder = Builder::new()
+        .workers(WORKERS)
+        .max_carriers(CARRIERS_FOR_ALL);
+    let runtime = builder.build().expect("a runtime");
+    let limit = options.time + 3 * PATIENCE;
+    let watchdog = Watchdog::start("all", runtime.handle().clone(), limit);
+    let heartbeat = Heartbeat::start(runtime.handle());
+    let possible = |program: &&Program| program.impossible(&runtime).is_none();
+    let programs: Vec<_> = programs::all().into_iter().collect();
+    let (apart, together): (Vec<_>, Vec<_>) = programs
+        .iter()
+        .filter(possible)
+        .partition(|program| program.apart);
+    let children: Vec<_> = apart
+        .iter()
+        .map(|program| start(program, options))
+        .collect();
+    let stages: Vec<&'static Stage> = thread::scope(|scope| {
+        let threads: Vec<_> = together
+            .iter()
+            .map(|program| scope.spawn(|| perform(program, &runtime, options)))
+            .collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("a program");
+        threads.into_iter().map(join).collect()
+    });
+    let mut complaints = Vec::new();
+    for stage in stages {
+        say(&format!("{}: {} rounds", stage.name, stage.rounds()));
+        complaints.extend(stage.complaints());
+    }
+    complaints.extend(children.into_iter().filter_map(failed));
+    say(&format!("all: {}", heartbeat.stop()));
+    complaints.extend(end(runtime));
+    drop(watchdog);
+    complaints
+}
+
+fn start(program: &Program, options: &Options) -> (&'static str, Child) {
+    let me = std::env::current_exe().expect("the path of this program");
+    let (seconds, seed) = (
+        options.time.as_secs_f64().to_string(),
+        options.seed.to_string(),
+    );
+    let child = Command::new(me)
+        .args([program.name, "--seconds", &seconds, "--seed", &seed])
+        .args(["--quantum", &options.quantum])
+        .spawn();
+    (program.name, child.expect("a child process"))
+}
+
+fn failed((name, mut child): (&'static str, Child)) -> Option<String> {
+    let status = child.wait().expect("a child to wait for");
+    (!status.success()).then(|| format!("{name}, in a process of its own: {status}"))
+}
+
+/// Nothing is left behind: no fiber, and no thread in the middle of one.
+fn end(runtime: Runtime) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let started = Instant::now();
+    let busy = loop {
+        let metrics = runtime.metrics();
+        let busy = metrics.tasks_alive > 0 || metrics.carriers_waiting > 0;
+        if !busy || started.elapsed() > PATIENCE / 4 {
+            break busy;
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    if busy {
+        complaints.push(format!("not idle at the end: {:?}", runtime.metrics()));
+    }
+    let report = runtime.shutdown_timeout(PATIENCE / 4);
+    if !report.is_clean() {
+        complaints.push(report.to_string());
+    }
+    complaints
+}
+
+/// Whether this build of the runtime preempts at all.
+pub(crate) fn can_preempt(runtime: &Runtime) -> bool {
+    format!("{:?}", runtime.metrics()).contains("freezes")
+}
