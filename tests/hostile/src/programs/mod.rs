@@ -10,13 +10,19 @@ use crate::stage::Stage;
 
 mod allocation;
 mod arithmetic;
+mod blocking;
 mod bound;
 mod foreign;
+mod interrupts;
 mod libraries;
 mod locals;
 mod locks;
+mod neighbours;
 mod panics;
+mod printing;
+mod processes;
 mod signals;
+mod stacks;
 
 /// A program.
 #[derive(Clone, Copy)]
@@ -98,6 +104,12 @@ pub(crate) fn all() -> Vec<Program> {
         panics::PROGRAMS,
         libraries::PROGRAMS,
         foreign::PROGRAMS,
+        printing::PROGRAMS,
+        blocking::PROGRAMS,
+        interrupts::PROGRAMS,
+        processes::PROGRAMS,
+        stacks::PROGRAMS,
+        neighbours::PROGRAMS,
         bound::PROGRAMS,
         signals::PROGRAMS,
     ]

@@ -3,7 +3,7 @@
 //! away, and a profiler.
 
 use std::cell::Cell;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::fs::File;
 use std::hint::black_box;
 use std::io::Read;
@@ -44,12 +44,20 @@ thread_local! {
     static SEEN: Cell<u64> = const { Cell::new(0) };
 }
 
-static SEEN_ANYWHERE: AtomicU64 = AtomicU64::new(0);
+/// Signals that were sent to the process.
+static SEEN_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 static SAMPLES: AtomicU64 = AtomicU64::new(0);
 
-extern "C" fn on_urgent(_: c_int) {
-    SEEN.set(SEEN.get() + 1);
-    SEEN_ANYWHERE.fetch_add(1, Relaxed);
+/// # Safety
+/// As a handler with information: that is where `info` points.
+unsafe extern "C" fn on_urgent(_: c_int, info: *const libc::siginfo_t, _: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let code = unsafe { (*info).si_code };
+    if code == libc::SI_USER {
+        SEEN_OF_PROCESS.fetch_add(1, Relaxed);
+    } else {
+        SEEN.set(SEEN.get() + 1);
+    }
 }
 
 /// Uses some of the signal stack, as profilers do that walk the other one.
@@ -60,18 +68,22 @@ extern "C" fn on_sample(_: c_int) {
 
 extern "C" fn ignore(_: c_int) {}
 
-fn install(signal: c_int, handler: extern "C" fn(c_int)) {
+fn install(signal: c_int, handler: usize, flags: c_int) {
     // SAFETY: all zeros is a valid action without flags and with an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    action.sa_sigaction = handler as usize;
-    action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+    action.sa_sigaction = handler;
+    action.sa_flags = flags | libc::SA_RESTART | libc::SA_ONSTACK;
     // SAFETY: the handlers here touch atomics and thread-locals without destructors only.
     let status = unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
     assert_eq!(status, 0, "a handler");
 }
 
 fn count_urgent() {
-    install(libc::SIGURG, on_urgent);
+    install(
+        libc::SIGURG,
+        on_urgent as *const () as usize,
+        libc::SA_SIGINFO,
+    );
 }
 
 /// Raises the signal on this thread; true if the user's handler got it.
@@ -97,12 +109,12 @@ fn user_handler(stage: &'static Stage) {
         let me = std::process::id().cast_signed();
         let (mut sent, mut seen) = (0, 0);
         while sent < 20 || !stage.over() {
-            let before = SEEN_ANYWHERE.load(Relaxed);
+            let before = SEEN_OF_PROCESS.load(Relaxed);
             // SAFETY: as in `raised`.
             unsafe { libc::kill(me, libc::SIGURG) };
             thread::sleep(Duration::from_millis(2));
             sent += 1;
-            seen += u64::from(SEEN_ANYWHERE.load(Relaxed) > before);
+            seen += u64::from(SEEN_OF_PROCESS.load(Relaxed) > before);
         }
         most(stage, "to the process", seen, sent);
     });
@@ -153,7 +165,7 @@ fn kernel(seed: u64) -> u64 {
 }
 
 fn profiler(stage: &'static Stage) {
-    install(libc::SIGPROF, on_sample);
+    install(libc::SIGPROF, on_sample as *const () as usize, 0);
     sample_every(1_000);
     stage.repeat(FIBERS, kernel);
     sample_every(0);
@@ -166,7 +178,7 @@ fn profiler(stage: &'static Stage) {
 fn replaced(stage: &'static Stage) {
     let (told, tells) = mpsc::channel();
     let mut heard = listen_to_errors();
-    install(libc::SIGURG, ignore);
+    install(libc::SIGURG, ignore as *const () as usize, 0);
     thread::spawn(move || {
         let (mut text, mut buffer) = (String::new(), [0; 4096]);
         while let Ok(n @ 1..) = heard.read(&mut buffer) {
