@@ -15,8 +15,10 @@ const BEAT: Duration = Duration::from_millis(5);
 /// A median above this, and above so many times the thread's, is starvation.
 const LATE: Duration = Duration::from_millis(20);
 const TIMES_THREAD: u32 = 20;
-/// Fewer beats say nothing, unless none could be later.
-const FEW: usize = 20;
+/// And so are so many times fewer beats than the thread's: some long waits hide in a median.
+const RARE: usize = 10;
+/// A thread that beat less often shows nothing.
+const FEW: usize = 40;
 
 /// A pair of hearts that beat.
 pub(crate) struct Heartbeat {
@@ -71,10 +73,10 @@ fn beat(stop: &AtomicBool, sleep_until: impl Fn(Instant)) -> Vec<Duration> {
 impl Lateness {
     /// What is wrong with it, if anything; only much is.
     pub(crate) fn complaint(&self) -> Option<String> {
-        let limit = LATE + TIMES_THREAD * quantile(&self.thread, 0.5);
-        let starved = quantile(&self.fiber, 0.5) > limit;
-        let few = self.fiber.len() < FEW && self.thread.len() < 10 * FEW;
-        (starved && !few).then(|| format!("the heartbeat starved: {self}"))
+        let late = quantile(&self.fiber, 0.5) > LATE + TIMES_THREAD * quantile(&self.thread, 0.5);
+        let rare = self.fiber.len() * RARE < self.thread.len();
+        let starved = (late || rare) && self.thread.len() >= FEW;
+        starved.then(|| format!("the heartbeat starved: {self}"))
     }
 }
 

@@ -1,11 +1,12 @@
 //! Locks and channels of std: they block the thread, and whoever holds one may be frozen in it.
 //!
 //! Most fibers here start on one worker, so that those who wait and those who are waited for are
-//! siblings. Nobody holds a lock over a call of the runtime (`bound.rs` does).
+//! siblings. Nobody calls the runtime in between: a fiber that may not leave its thread would park there,
+//! and the sibling that waits for it could be the next one on that thread (`bound.rs` is about those).
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::thread::{self, Thread};
 use std::time::Duration;
@@ -152,7 +153,7 @@ fn once(stage: &'static Stage) {
 fn mpsc(stage: &'static Stage) {
     let trios = stage.runtime.block_on(|| {
         let trio = |i: usize| {
-            let (send, queue) = channel();
+            let (send, queue) = sync_channel(64);
             let (hand, over) = sync_channel(0);
             let worker = Some(i % 2);
             [
@@ -164,8 +165,6 @@ fn mpsc(stage: &'static Stage) {
                         send.send(n).expect("a receiver");
                         if n % 64 == 0 {
                             compute_for(Duration::from_millis(1));
-                        } else if n % 16 == 0 {
-                            indent::task::yield_now(); // or the queue grows without end
                         }
                     }
                 }),
@@ -225,7 +224,7 @@ fn thread_park(stage: &'static Stage) {
                             bed.asleep.store(false, Relaxed);
                             thread.unpark();
                         }
-                        None => indent::task::yield_now(),
+                        None => thread::yield_now(),
                     }
                 }
                 bed.over.store(true, Relaxed);
@@ -234,7 +233,7 @@ fn thread_park(stage: &'static Stage) {
                     let thread = bed.thread.lock().expect("no panic inside").clone();
                     match thread {
                         Some(thread) => return thread.unpark(),
-                        None => indent::time::sleep(Duration::from_millis(1)),
+                        None => thread::sleep(Duration::from_millis(1)),
                     }
                 }
             };

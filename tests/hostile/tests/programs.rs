@@ -1,0 +1,213 @@
+//! Every hostile program, in every kind of build, comes out right.
+//!
+//! Builds each variant once, with the settings of cargo in the environment and a target directory of
+//! its own, as far as variants differ in more than the last link; then runs all programs, a few at a
+//! time. A program prints what it found; that is shown if it failed.
+//!
+//! | variant | what is special |
+//! |---|---|
+//! | debug | no optimization: calls where others inline, overflow checks |
+//! | release | what users run |
+//! | stripped | no symbols: nearly every fiber counts as bound |
+//! | jemalloc, mimalloc | other allocators, in the release build |
+//! | abort | a panic ends the process; nothing unwinds |
+//! | fat | optimized as a whole: thread-locals are inlined everywhere |
+//!
+//! `INDENT_HOSTILE_SECONDS` is the time of each program; `INDENT_HOSTILE_ONLY`, a list with commas,
+//! names programs and variants that are to be run alone.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+#[path = "../../common/mod.rs"]
+mod common;
+
+/// A program that was built.
+struct Variant {
+    name: &'static str,
+    program: PathBuf,
+}
+
+/// Settings of cargo, for the environment.
+type Settings = &'static [(&'static str, &'static str)];
+
+const ABORT: Settings = &[("CARGO_PROFILE_RELEASE_PANIC", "abort")];
+const FAT: Settings = &[
+    ("CARGO_PROFILE_RELEASE_LTO", "fat"),
+    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
+];
+
+/// Calls cargo; programs are in the directory it returns.
+fn cargo(directory: &str, arguments: &[&str], settings: Settings) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(directory);
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let (command, rest) = arguments.split_first().expect("a command");
+    let output = Command::new(cargo)
+        .args([
+            command,
+            "--offline",
+            "--locked",
+            "--release",
+            "--manifest-path",
+        ])
+        .arg(manifest)
+        .arg("--target-dir")
+        .arg(&target)
+        .args(rest)
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("CARGO_BUILD_TARGET")
+        .envs(settings.iter().copied())
+        .output()
+        .expect("cargo");
+    assert!(output.status.success(), "{}", common::text(&output));
+    target.join("release")
+}
+
+/// A copy under another name, since the next build may replace it.
+fn keep(name: &'static str, built: &Path) -> Variant {
+    let program = built.with_file_name(format!("hostile-as-{name}"));
+    std::fs::copy(built, &program).expect("a copy of a program");
+    Variant { name, program }
+}
+
+fn build(only: &BTreeSet<String>) -> Vec<Variant> {
+    let wanted = |name: &str| chosen(only, VARIANTS, name);
+    let mut variants = Vec::new();
+    if wanted("debug") && cfg!(debug_assertions) {
+        let program = env!("CARGO_BIN_EXE_hostile").into();
+        variants.push(Variant {
+            name: "debug",
+            program,
+        });
+    }
+    if ["release", "stripped", "jemalloc", "mimalloc"]
+        .into_iter()
+        .any(wanted)
+    {
+        // The last link alone differs, so that what everything depends on is built once.
+        let last = [
+            "rustc",
+            "--features",
+            "allocators",
+            "--bin",
+            "hostile",
+            "--",
+            "-Cstrip=symbols",
+        ];
+        let directory = cargo("plain", &last, &[]);
+        variants.push(keep("stripped", &directory.join("hostile")));
+        let directory = cargo(
+            "plain",
+            &["build", "--bins", "--features", "allocators"],
+            &[],
+        );
+        variants.push(keep("release", &directory.join("hostile")));
+        variants.push(keep("jemalloc", &directory.join("hostile-jemalloc")));
+        variants.push(keep("mimalloc", &directory.join("hostile-mimalloc")));
+    }
+    for (name, settings) in [("abort", ABORT), ("fat", FAT)] {
+        if wanted(name) {
+            let directory = cargo(name, &["build", "--bin", "hostile"], settings);
+            variants.push(keep(name, &directory.join("hostile")));
+        }
+    }
+    variants.retain(|variant| wanted(variant.name));
+    variants
+}
+
+const VARIANTS: &[&str] = &[
+    "debug", "release", "stripped", "jemalloc", "mimalloc", "abort", "fat",
+];
+
+/// Whether a name is wanted: if none of its kind is named, all are.
+fn chosen(only: &BTreeSet<String>, kind: &[&str], name: &str) -> bool {
+    only.contains(name) || !kind.iter().any(|name| only.contains(*name))
+}
+
+fn programs(variant: &Variant) -> Vec<String> {
+    let output = Command::new(&variant.program)
+        .arg("--list")
+        .output()
+        .expect("a list");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let names = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    names.map(str::to_owned).collect()
+}
+
+/// What somebody asked for in the environment.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+fn run(variant: &Variant, program: &str, seconds: &str) -> Output {
+    let mut command = Command::new(&variant.program);
+    command
+        .args([program, "--seconds", seconds])
+        .env("RUST_BACKTRACE", "1");
+    // With their own settings, not with those of who tests.
+    let settings = std::env::vars().filter(|(name, _)| name.starts_with("INDENT_"));
+    settings.for_each(|(name, _)| drop(command.env_remove(name)));
+    command.output().expect("a program to run")
+}
+
+/// Past the harness's capture: hours later somebody wants to know what was skipped.
+fn shout(line: &str) {
+    std::io::stderr()
+        .write_all(format!("{line}\n").as_bytes())
+        .ok();
+}
+
+#[test]
+fn stress_hostile_programs_come_out_right_in_every_build() {
+    let only = variable("INDENT_HOSTILE_ONLY").unwrap_or_default();
+    let only: BTreeSet<String> = only
+        .split(',')
+        .filter(|s| !s.is_empty())
+        .map(str::to_owned)
+        .collect();
+    let seconds = variable("INDENT_HOSTILE_SECONDS").unwrap_or("2".to_owned());
+    let variants = build(&only);
+    let started = Instant::now();
+    let mut jobs: Vec<(&Variant, String)> = Vec::new();
+    for variant in &variants {
+        let names = programs(variant);
+        let kind: Vec<&str> = names.iter().map(String::as_str).collect();
+        let wanted = names.iter().filter(|name| chosen(&only, &kind, name));
+        jobs.extend(wanted.map(|name| (variant, name.clone())));
+    }
+    let (count, queue) = (jobs.len(), Mutex::new(jobs.into_iter()));
+    let failures: Mutex<Vec<String>> = Mutex::default();
+    let work = || loop {
+        let job = queue.lock().expect("no panic inside").next();
+        let Some((variant, name)) = job else { return };
+        let output = run(variant, &name, &seconds);
+        let text = common::text(&output);
+        let skipped = text.lines().filter(|line| line.starts_with("SKIPPED"));
+        skipped.for_each(|line| shout(&format!("{line} ({})", variant.name)));
+        if !output.status.success() {
+            let report = format!("{} in the variant {}: {text}", name, variant.name);
+            failures.lock().expect("no panic inside").push(report);
+        }
+    };
+    thread::scope(|scope| {
+        let at_once = thread::available_parallelism().map_or(2, usize::from) + 1;
+        (0..at_once).for_each(|_| drop(scope.spawn(work)));
+    });
+    let failures = failures.into_inner().expect("no panic inside");
+    println!("{count} runs of programs in {:?}", started.elapsed());
+    assert!(
+        failures.is_empty(),
+        "{} of {count}:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
+}
