@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indent::runtime::{Builder, Runtime};
+use indent::runtime::{Builder, Metrics, Runtime};
 
 use crate::heartbeat::Heartbeat;
 use crate::options::{self, Options, Task, USAGE};
@@ -72,7 +72,7 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
         before();
     }
     let runtime = Builder::new().workers(WORKERS).build().expect("a runtime");
-    if let Some(why) = program.impossible(&runtime) {
+    if let Some(why) = program.impossible() {
         say(&format!("SKIPPED {}: {why}", program.name));
         return Vec::new();
     }
@@ -82,14 +82,18 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
     let stage = perform(program, &runtime, options);
     let lateness = heartbeat.stop();
     let mut complaints = stage.complaints();
-    if can_preempt(&runtime) && !program.silences {
+    if can_preempt() && !program.silences {
         complaints.extend(lateness.complaint());
     }
     let rounds = stage.rounds();
     if rounds == 0 {
         complaints.push("nothing came out right, or at all".to_owned());
     }
-    say(&format!("{}: {rounds} rounds, {lateness}", program.name));
+    let deeds = deeds(&runtime.metrics());
+    say(&format!(
+        "{}: {rounds} rounds, {deeds}; {lateness}",
+        program.name
+    ));
     complaints.extend(end(runtime));
     drop(watchdog);
     complaints
@@ -111,7 +115,7 @@ fn all(options: &Options) -> Vec<String> {
     let limit = options.time + 3 * PATIENCE;
     let watchdog = Watchdog::start("all", runtime.handle().clone(), limit);
     let heartbeat = Heartbeat::start(runtime.handle());
-    let possible = |program: &&Program| program.impossible(&runtime).is_none();
+    let possible = |program: &&Program| program.impossible().is_none();
     let programs: Vec<_> = programs::all().into_iter().collect();
     let (apart, together): (Vec<_>, Vec<_>) = programs
         .iter()
@@ -135,7 +139,8 @@ fn all(options: &Options) -> Vec<String> {
         complaints.extend(stage.complaints());
     }
     complaints.extend(children.into_iter().filter_map(failed));
-    say(&format!("all: {}", heartbeat.stop()));
+    let (deeds, lateness) = (deeds(&runtime.metrics()), heartbeat.stop());
+    say(&format!("all: {deeds}; {lateness}"));
     complaints.extend(end(runtime));
     drop(watchdog);
     complaints
@@ -165,7 +170,8 @@ fn end(runtime: Runtime) -> Vec<String> {
     let started = Instant::now();
     let busy = loop {
         let metrics = runtime.metrics();
-        let busy = metrics.tasks_alive > 0 || metrics.carriers_waiting > 0;
+        let stuck = metrics.carriers_waiting + metrics.carriers_frozen + metrics.carriers_detached;
+        let busy = metrics.tasks_alive > 0 || stuck > 0;
         if !busy || started.elapsed() > PATIENCE / 4 {
             break busy;
         }
@@ -181,7 +187,23 @@ fn end(runtime: Runtime) -> Vec<String> {
     complaints
 }
 
-/// Whether this build of the runtime preempts at all.
-pub(crate) fn can_preempt(runtime: &Runtime) -> bool {
-    format!("{:?}", runtime.metrics()).contains("freezes")
+/// Whether the runtime preempts at all; somebody may want to see what happens if not.
+pub(crate) fn can_preempt() -> bool {
+    std::env::var("INDENT_PREEMPT").map_or(true, |word| word != "off")
+}
+
+/// What preemption did.
+fn deeds(metrics: &Metrics) -> String {
+    let Metrics {
+        freezes,
+        detaches,
+        retries,
+        watchdog_releases,
+        cap_hits,
+        ..
+    } = metrics;
+    format!(
+        "{freezes} freezes, {detaches} detaches, {retries} retries, \
+         {watchdog_releases} releases, {cap_hits} times at the cap"
+    )
 }

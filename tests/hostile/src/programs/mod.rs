@@ -3,8 +3,6 @@
 //! Each runs until its stage says that it is over and at least one round, on fibers that it starts
 //! itself. What it does must be right on threads: then it must be right on fibers.
 
-use indent::runtime::Runtime;
-
 use crate::run::can_preempt;
 use crate::stage::Stage;
 
@@ -83,11 +81,11 @@ impl Program {
     }
 
     /// Why it cannot run in this build, if it cannot.
-    pub(crate) fn impossible(&self, runtime: &Runtime) -> Option<&'static str> {
+    pub(crate) fn impossible(&self) -> Option<&'static str> {
         if self.unwinds && cfg!(panic = "abort") {
             Some("a panic aborts")
-        } else if self.needs_preemption && !can_preempt(runtime) {
-            Some("nothing preempts yet")
+        } else if self.needs_preemption && !can_preempt() {
+            Some("nothing preempts")
         } else {
             None
         }
