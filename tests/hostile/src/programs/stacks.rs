@@ -11,6 +11,7 @@ use indent::task;
 
 use super::Program;
 use crate::noise::{mix, stir};
+use crate::say::say;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] =
@@ -36,6 +37,7 @@ fn deep(stage: &'static Stage) {
         (0..FIBERS).map(|_| new().spawn(body)).collect()
     });
     stage.join(fibers);
+    say(&format!("{}: {} freezes there", stage.name, runtime.metrics().freezes));
 }
 
 /// The lowest address of the mapping we are on.
