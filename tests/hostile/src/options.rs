@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 /// How to call the program, for whoever called it wrongly.
-pub(crate) const USAGE: &str = "hostile NAME [--seconds S] [--long] [--quantum MS] [--seed N] | hostile all … | hostile --list";
+pub(crate) const USAGE: &str = "hostile NAME [--seconds S] [--long] [--quantum MS] [--seed N] [--patience S] | hostile all … | hostile --list";
 
 /// Ten minutes, by hand.
 const LONG: Duration = Duration::from_secs(600);
+/// Much, for machines with much else to do.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What to do.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +26,8 @@ pub(crate) struct Options {
     /// In milliseconds, as the runtime's variable wants it.
     pub(crate) quantum: String,
     pub(crate) seed: u64,
+    /// Beyond its own time, before a program counts as hanging.
+    pub(crate) patience: Duration,
 }
 
 /// Reads the arguments, the program's own name left out.
@@ -34,6 +38,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, 
         time: Duration::from_secs(2),
         quantum: "1".to_owned(),
         seed: u64::from(std::process::id()),
+        patience: PATIENCE,
     };
     let mut named = false;
     while let Some(argument) = arguments.next() {
@@ -42,6 +47,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, 
             "--list" => named = true,
             "--long" => options.time = LONG,
             "--seconds" => options.time = seconds(&value()?)?,
+            "--patience" => options.patience = seconds(&value()?)?,
             "--quantum" => options.quantum = value()?,
             "--seed" => options.seed = number(&value()?)?,
             flag if flag.starts_with('-') => return Err(format!("{flag} is unknown")),

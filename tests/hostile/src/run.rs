@@ -21,8 +21,8 @@ use crate::stage::Stage;
 use crate::watchdog::Watchdog;
 
 const WORKERS: usize = 2;
-/// Beyond its own time, before a program counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// For what is left when the programs are done.
+const END: Duration = Duration::from_secs(15);
 /// All at once block some hundreds of threads, and are not about what happens at the cap.
 const CARRIERS_FOR_ALL: usize = 2048;
 const QUANTUM: &str = "INDENT_PREEMPT_QUANTUM_MS";
@@ -76,7 +76,7 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
         say(&format!("SKIPPED {}: {why}", program.name));
         return Vec::new();
     }
-    let limit = options.time + PATIENCE;
+    let limit = options.time + options.patience;
     let watchdog = Watchdog::start(program.name, runtime.handle().clone(), limit);
     let heartbeat = Heartbeat::start(runtime.handle());
     let stage = perform(program, &runtime, options);
@@ -112,7 +112,7 @@ fn all(options: &Options) -> Vec<String> {
         .workers(WORKERS)
         .max_carriers(CARRIERS_FOR_ALL);
     let runtime = builder.build().expect("a runtime");
-    let limit = options.time + 3 * PATIENCE;
+    let limit = options.time + 3 * options.patience;
     let watchdog = Watchdog::start("all", runtime.handle().clone(), limit);
     let heartbeat = Heartbeat::start(runtime.handle());
     let possible = |program: &&Program| program.impossible().is_none();
@@ -172,7 +172,7 @@ fn end(runtime: Runtime) -> Vec<String> {
         let metrics = runtime.metrics();
         let stuck = metrics.carriers_waiting + metrics.carriers_frozen + metrics.carriers_detached;
         let busy = metrics.tasks_alive > 0 || stuck > 0;
-        if !busy || started.elapsed() > PATIENCE / 4 {
+        if !busy || started.elapsed() > END {
             break busy;
         }
         thread::sleep(Duration::from_millis(1));
@@ -180,7 +180,7 @@ fn end(runtime: Runtime) -> Vec<String> {
     if busy {
         complaints.push(format!("not idle at the end: {:?}", runtime.metrics()));
     }
-    let report = runtime.shutdown_timeout(PATIENCE / 4);
+    let report = runtime.shutdown_timeout(END);
     if !report.is_clean() {
         complaints.push(report.to_string());
     }

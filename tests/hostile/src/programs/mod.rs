@@ -11,6 +11,7 @@ mod arithmetic;
 mod blocking;
 mod bound;
 mod foreign;
+mod fork;
 mod interrupts;
 mod libraries;
 mod locals;
@@ -106,6 +107,7 @@ pub(crate) fn all() -> Vec<Program> {
         blocking::PROGRAMS,
         interrupts::PROGRAMS,
         processes::PROGRAMS,
+        fork::PROGRAMS,
         stacks::PROGRAMS,
         neighbours::PROGRAMS,
         bound::PROGRAMS,

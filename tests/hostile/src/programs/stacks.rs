@@ -37,7 +37,11 @@ fn deep(stage: &'static Stage) {
         (0..FIBERS).map(|_| new().spawn(body)).collect()
     });
     stage.join(fibers);
-    say(&format!("{}: {} freezes there", stage.name, runtime.metrics().freezes));
+    say(&format!(
+        "{}: {} freezes there",
+        stage.name,
+        runtime.metrics().freezes
+    ));
 }
 
 /// The lowest address of the mapping we are on.
