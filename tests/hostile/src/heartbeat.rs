@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indent::runtime::Handle;
-use indent::task::{self, JoinHandle};
+use indent::task::{self, JoinHandle, Verdict};
 
 const BEAT: Duration = Duration::from_millis(5);
 /// A median above this, and above so many times the thread's, is starvation.
@@ -17,6 +17,8 @@ const LATE: Duration = Duration::from_millis(20);
 const TIMES_THREAD: u32 = 20;
 /// And so are so many times fewer beats than the thread's: some long waits hide in a median.
 const RARE: usize = 10;
+/// At most, for what the runtime reads of the program.
+const WARM: Duration = Duration::from_secs(10);
 /// A thread that beat less often shows nothing.
 const FEW: usize = 40;
 
@@ -47,6 +49,15 @@ impl Heartbeat {
             stop,
             fiber,
             thread,
+        }
+    }
+
+    /// Waits until the runtime knows what the fiber may do, for a while. Before, it shares its thread
+    /// with everybody; and if it then turns out that it may not leave, it waits there for whoever runs.
+    pub(crate) fn warm_up(&self) {
+        let start = Instant::now();
+        while self.fiber.fiber().binding().verdict() == Verdict::Home && start.elapsed() < WARM {
+            thread::sleep(Duration::from_millis(2));
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// How to call the program, for whoever called it wrongly.
-pub(crate) const USAGE: &str = "hostile NAME [--seconds S] [--long] [--quantum MS] [--seed N] [--patience S] | hostile all … | hostile --list";
+pub(crate) const USAGE: &str = "hostile NAME [--seconds S] [--long] [--quantum MS] [--seed N] [--patience S] [--warm] | hostile all … | hostile --list";
 
 /// Ten minutes, by hand.
 const LONG: Duration = Duration::from_secs(600);
@@ -28,6 +28,8 @@ pub(crate) struct Options {
     pub(crate) seed: u64,
     /// Beyond its own time, before a program counts as hanging.
     pub(crate) patience: Duration,
+    /// Begin when the heartbeat's frames are known.
+    pub(crate) warm: bool,
 }
 
 /// Reads the arguments, the program's own name left out.
@@ -39,12 +41,14 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, 
         quantum: "1".to_owned(),
         seed: u64::from(std::process::id()),
         patience: PATIENCE,
+        warm: false,
     };
     let mut named = false;
     while let Some(argument) = arguments.next() {
         let mut value = || arguments.next().ok_or(format!("{argument}: of what?"));
         match argument.as_str() {
             "--list" => named = true,
+            "--warm" => options.warm = true,
             "--long" => options.time = LONG,
             "--seconds" => options.time = seconds(&value()?)?,
             "--patience" => options.patience = seconds(&value()?)?,

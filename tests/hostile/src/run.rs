@@ -79,6 +79,9 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
     let limit = options.time + options.patience;
     let watchdog = Watchdog::start(program.name, runtime.handle().clone(), limit);
     let heartbeat = Heartbeat::start(runtime.handle());
+    if options.warm {
+        heartbeat.warm_up();
+    }
     let stage = perform(program, &runtime, options);
     let lateness = heartbeat.stop();
     let mut complaints = stage.complaints();
@@ -115,6 +118,9 @@ fn all(options: &Options) -> Vec<String> {
     let limit = options.time + 3 * options.patience;
     let watchdog = Watchdog::start("all", runtime.handle().clone(), limit);
     let heartbeat = Heartbeat::start(runtime.handle());
+    if options.warm {
+        heartbeat.warm_up();
+    }
     let possible = |program: &&Program| program.impossible().is_none();
     let programs: Vec<_> = programs::all().into_iter().collect();
     let (apart, together): (Vec<_>, Vec<_>) = programs
@@ -155,6 +161,7 @@ fn start(program: &Program, options: &Options) -> (&'static str, Child) {
     let child = Command::new(me)
         .args([program.name, "--seconds", &seconds, "--seed", &seed])
         .args(["--quantum", &options.quantum])
+        .args(options.warm.then_some("--warm"))
         .spawn();
     (program.name, child.expect("a child process"))
 }
