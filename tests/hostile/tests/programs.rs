@@ -14,8 +14,9 @@
 //! | fat | optimized as a whole: thread-locals are inlined everywhere |
 //!
 //! Without symbols everybody is alone on a thread, and beyond 64 threads for each worker those who are
-//! share with each other (S12): what is about more than that is left out there, and the heartbeat must be
-//! known before the program begins. With other allocators only those programs are run that allocate.
+//! share with each other (S12): what is about more than that is left out there. And in a debug build it
+//! takes seconds until so large a program has been read: in both the heartbeat is to be known before the
+//! program begins. With other allocators only those programs are run that allocate.
 //!
 //! `INDENT_HOSTILE_SECONDS` is the time of each program; `INDENT_HOSTILE_ONLY`, a list with commas,
 //! names programs and variants that are to be run alone.
@@ -191,7 +192,7 @@ fn run(variant: &Variant, program: &str, seconds: &str) -> Output {
     command
         .args([program, "--seconds", seconds])
         .env("RUST_BACKTRACE", "1");
-    if variant.name == "stripped" {
+    if ["debug", "stripped"].contains(&variant.name) {
         command.arg("--warm");
     }
     // With their own settings, not with those of who tests.
