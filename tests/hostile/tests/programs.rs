@@ -14,9 +14,10 @@
 //! | fat | optimized as a whole: thread-locals are inlined everywhere |
 //!
 //! Without symbols everybody is alone on a thread, and beyond 64 threads for each worker those who are
-//! share with each other (S12): what is about more than that is left out there. And in a debug build it
-//! takes seconds until so large a program has been read: in both the heartbeat is to be known before the
-//! program begins. With other allocators only those programs are run that allocate.
+//! share with each other (S12): what is about more than that is left out there. With other allocators only
+//! those programs are run that allocate. The heartbeat is to be known before a program begins: beside hogs
+//! it takes between some tenths of a second and many seconds, in a debug build, to read so large a program,
+//! and until then a fiber may have to wait for an occupant of its thread that never comes back.
 //!
 //! `INDENT_HOSTILE_SECONDS` is the time of each program; `INDENT_HOSTILE_ONLY`, a list with commas,
 //! names programs and variants that are to be run alone.
@@ -190,11 +191,8 @@ fn variable(name: &str) -> Option<String> {
 fn run(variant: &Variant, program: &str, seconds: &str) -> Output {
     let mut command = Command::new(&variant.program);
     command
-        .args([program, "--seconds", seconds])
+        .args([program, "--warm", "--seconds", seconds])
         .env("RUST_BACKTRACE", "1");
-    if ["debug", "stripped"].contains(&variant.name) {
-        command.arg("--warm");
-    }
     // With their own settings, not with those of who tests.
     let settings = std::env::vars().filter(|(name, _)| name.starts_with("INDENT_"));
     settings.for_each(|(name, _)| drop(command.env_remove(name)));
