@@ -20,12 +20,33 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use indent_sysmon::{Phase, ThreadState};
+use indent_sysmon::{GRACE, Phase, ThreadState};
 
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::freeze::WITHOUT_WORKER;
 use crate::sched::worker::Worker;
+
+impl Carrier {
+    /// On the monitor's thread: how much it has computed so far.
+    fn note_cpu(&self) {
+        let cpu = self
+            .thread
+            .cpu_time()
+            .map_or(0, |time| time.as_nanos() as u64);
+        self.ice.cpu.store(cpu, Relaxed);
+    }
+
+    /// On the monitor's thread: whether it has computed for some time since it was last seen asleep. One
+    /// that wakes for a moment between two sleeps would be hit in the second (S10).
+    fn has_computed(&self) -> bool {
+        let cpu = self
+            .thread
+            .cpu_time()
+            .map_or(u64::MAX, |time| time.as_nanos() as u64);
+        cpu.saturating_sub(self.ice.cpu.load(Relaxed)) >= GRACE.as_nanos() as u64
+    }
+}
 
 impl Shared {
     /// Takes the worker from a carrier whose thread sleeps in the kernel.
@@ -55,6 +76,7 @@ impl Shared {
         unsafe { taken.as_ref() }
             .published
             .set_phase(Phase::Scheduling);
+        carrier.note_cpu();
         self.preempted.detaches.fetch_add(1, Relaxed);
         self.hand(taken, receiver);
         true
@@ -72,12 +94,16 @@ impl Shared {
             let is_locked = state == ThreadState::Locked;
             newly |= is_locked && !carrier.ice.locked.swap(is_locked, Relaxed);
             match state {
-                ThreadState::Running => {
+                ThreadState::Running if carrier.has_computed() => {
                     carrier.ice.request.store(WITHOUT_WORKER, SeqCst);
                     carrier.send();
                 }
+                ThreadState::Running => {}
                 ThreadState::Locked => locked = true,
                 ThreadState::Sleeping | ThreadState::Unknown => {}
+            }
+            if state != ThreadState::Running {
+                carrier.note_cpu();
             }
         }
         if newly {

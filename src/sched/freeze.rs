@@ -67,6 +67,8 @@ pub(crate) struct Ice {
     froze_at: AtomicU64,
     /// Nanoseconds of its slice that it has used.
     used: AtomicU64,
+    /// How much its thread had computed when it was last seen asleep without a worker; the monitor's own.
+    pub(crate) cpu: AtomicU64,
     /// In which round it was last released; the monitor's own.
     rotated: AtomicU64,
     /// Fibers have been posted since its inbox was last emptied that may be able to move.

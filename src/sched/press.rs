@@ -11,7 +11,7 @@
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use indent_sysmon::{GRACE, Phase, Waiting};
+use indent_sysmon::{GRACE, Phase, ThreadState, Waiting};
 
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
@@ -26,6 +26,12 @@ impl Carrier {
     pub(crate) fn is_long_in_one_dispatch(&self, worker: NonNull<Worker>) -> bool {
         // SAFETY: workers live as long as `Shared`.
         self.long_stamp(unsafe { worker.as_ref() }).is_some()
+    }
+
+    /// Whether its thread is not asleep: a signal would end its sleep with `EINTR` (S10).
+    pub(crate) fn runs(&self) -> bool {
+        let state = self.thread.state();
+        matches!(state, ThreadState::Running | ThreadState::Unknown)
     }
 
     /// The stamp of such a dispatch.
@@ -51,8 +57,8 @@ impl Shared {
             return;
         }
         match carrier.long_stamp(worker) {
-            Some(stamp) => carrier.ask_to_freeze(stamp),
-            None => self.ring_monitor(),
+            Some(stamp) if carrier.runs() => carrier.ask_to_freeze(stamp),
+            _ => self.ring_monitor(),
         }
     }
 
@@ -63,7 +69,9 @@ impl Shared {
         }
         let busy = self.present().iter().take(LOOKED_AT);
         for (carrier, worker) in busy.filter_map(|worker| Some((worker.carrier()?, worker))) {
-            if let Some(stamp) = carrier.long_stamp(worker) {
+            if let Some(stamp) = carrier.long_stamp(worker)
+                && carrier.runs()
+            {
                 return carrier.ask_to_freeze(stamp);
             }
         }

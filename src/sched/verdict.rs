@@ -164,7 +164,14 @@ pub(crate) unsafe fn may_move(shared: &Shared, fiber: FiberRef) -> bool {
     }
     // SAFETY: by the caller's promise.
     let (registers, stack, root) = unsafe { suspended(fiber) };
-    let known = known(frames::judge_stack(&registers, &stack, root));
+    let judgement = frames::judge_stack(&registers, &stack, root);
+    let known = match known(judgement) {
+        None if frames::judge().is_some() => {
+            // All code has been read: what is not known yet is found out on the spot.
+            known(TraceCache::new().judge(&registers, &stack, root))
+        }
+        known => known,
+    };
     // That it wants to be alone is noted by its own carrier only, which counts such fibers: for us
     // it is as good as at home.
     let noted = known.map_or(NOT_KNOWN, |verdict| number(verdict.min(Verdict::Home)));

@@ -366,7 +366,9 @@ impl Pool for Shared {
             } else {
                 self.preempted.overruns.fetch_add(1, Relaxed);
             }
-            carrier.ask_again(stamp);
+            if carrier.runs() {
+                carrier.ask_again(stamp);
+            }
         }
         self.overran(index, dispatch);
     }
