@@ -99,6 +99,17 @@ pub(crate) fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno };
 }
 
+/// Nanoseconds the calling thread has run. May be called in a signal handler.
+pub(crate) fn own_cpu_time() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes to `time`.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
 /// Lets others run. May be called in a signal handler.
 pub(crate) fn yield_thread() {
     // SAFETY: takes nothing.

@@ -22,6 +22,8 @@ pub(crate) const LIFO_TURNS: u32 = 3;
 /// Turns started fibers get for one of the unstarted ones while another worker is idle: it will come
 /// and steal those, and a fiber that is started stays here. Otherwise they alternate.
 const HOME_TURNS: u32 = 48;
+/// Turns those get in a row that should not wait.
+const READY_TURNS: u32 = 16;
 /// Most fibers taken off the shared queue at once.
 const BATCH: usize = 64;
 
@@ -120,7 +122,7 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
         return Next::Run(fiber);
     }
-    token.local().ready_turn = false; // whose turn it is does not matter here
+    token.local().ready_turns = 0; // whose turn it is does not matter here
     match from_ready(token) {
         Next::Nothing => {}
         found => return found,
@@ -169,8 +171,9 @@ fn from_ready(token: &mut Entered) -> Next {
         return Next::Nothing;
     }
     let local = token.local();
-    local.ready_turn = !local.ready_turn;
-    if !local.ready_turn {
+    local.ready_turns += 1;
+    if local.ready_turns > READY_TURNS {
+        local.ready_turns = 0;
         return Next::Nothing;
     }
     let shared = token.carrier().shared();

@@ -40,6 +40,7 @@ use indent_sysmon::{Phase, TICK};
 
 use crate::base::bitmap::Bitmap;
 use crate::base::list::List;
+use crate::base::os;
 use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
 use crate::sched::worker::Worker;
@@ -54,8 +55,10 @@ pub(crate) struct Ice {
     pub(crate) asked: AtomicU32,
     /// A signal of ours is on its way.
     pub(crate) signalled: AtomicBool,
-    /// Since when a long dispatch runs, as far as is known, and which one.
+    /// Since when a long dispatch runs, as far as is known, what the clock of its thread said then, and
+    /// which one it is.
     pub(crate) began: AtomicU64,
+    pub(crate) cpu_began: AtomicU64,
     pub(crate) long: AtomicU64,
     /// It was frozen in code that is not the program's: it may hold a lock of the allocator.
     pub(crate) suspect: AtomicBool,
@@ -240,15 +243,17 @@ impl Carrier {
         self.begin_slice(worker);
     }
 
-    /// From here on its time counts.
-    fn begin_slice(&self, worker: &Worker) {
-        self.note_long(worker.stamp(), self.shared().clock.nanos());
+    /// Own thread: this dispatch may be a long one; from here on its time counts.
+    pub(crate) fn begin_slice(&self, worker: &Worker) {
+        let now = self.shared().clock.nanos();
+        self.note_long(worker.stamp(), now, os::own_cpu_time());
     }
 
     /// This dispatch is a long one, and runs since then at least.
-    pub(crate) fn note_long(&self, stamp: u64, began: u64) {
+    pub(crate) fn note_long(&self, stamp: u64, began: u64, cpu: u64) {
         if self.ice.long.load(Relaxed) != stamp {
             self.ice.began.store(began, Relaxed);
+            self.ice.cpu_began.store(cpu, Relaxed);
             self.ice.long.store(stamp, SeqCst);
         }
     }

@@ -34,6 +34,18 @@ impl Carrier {
         matches!(state, ThreadState::Running | ThreadState::Unknown)
     }
 
+    /// The same of a thread that is in a long dispatch, and has computed in it: one that woke for a moment
+    /// is soon asleep again.
+    fn computes(&self) -> bool {
+        let most = GRACE.as_nanos() as u64 * 3 / 4;
+        let began = self.ice.cpu_began.load(Relaxed);
+        let cpu = self
+            .thread
+            .cpu_time()
+            .map_or(u64::MAX, |time| time.as_nanos() as u64);
+        cpu.saturating_sub(began) >= most && self.runs()
+    }
+
     /// The stamp of such a dispatch.
     #[inline]
     fn long_stamp(&self, worker: &Worker) -> Option<u64> {
@@ -57,7 +69,7 @@ impl Shared {
             return;
         }
         match carrier.long_stamp(worker) {
-            Some(stamp) if carrier.runs() => carrier.ask_to_freeze(stamp),
+            Some(stamp) if carrier.computes() => carrier.ask_to_freeze(stamp),
             _ => self.ring_monitor(),
         }
     }
@@ -70,7 +82,7 @@ impl Shared {
         let busy = self.present().iter().take(LOOKED_AT);
         for (carrier, worker) in busy.filter_map(|worker| Some((worker.carrier()?, worker))) {
             if let Some(stamp) = carrier.long_stamp(worker)
-                && carrier.runs()
+                && carrier.computes()
             {
                 return carrier.ask_to_freeze(stamp);
             }

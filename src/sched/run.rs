@@ -200,6 +200,9 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     carrier.note_siblings();
     note_own(&mut token);
     token.worker().published.dispatch();
+    if !at_home {
+        expect_long(&token, fiber);
+    }
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
     token.carrier().current.set(None);
@@ -221,6 +224,16 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
         Back::Finished => retire(&mut token, fiber),
     }
     (token, back == Back::HandedOver)
+}
+
+/// A fiber starts, from a place of which too little good is known: whoever presses can tell for how long it
+/// has run.
+#[inline]
+fn expect_long(token: &Entered, fiber: FiberRef) {
+    let carrier = token.carrier();
+    if carrier.shared().settings.preempt && !class::Sites::get(fiber.location()).is_good() {
+        carrier.begin_slice(token.worker());
+    }
 }
 
 /// Whether fibers wait that only this worker may start.

@@ -359,7 +359,7 @@ impl Pool for Shared {
         let worker = &self.workers[index];
         if let Some(carrier) = worker.carrier() {
             let stamp = worker.stamp_of(dispatch);
-            carrier.note_long(stamp, self.clock.nanos().saturating_sub(nanos(GRACE)));
+            carrier.note_long(stamp, self.clock.nanos().saturating_sub(nanos(GRACE)), 0);
             if waiting == Waiting::Pressing {
                 let left = self.watchers.press.load(Relaxed);
                 self.watchers.press.store(left.saturating_sub(1), Relaxed);
@@ -403,7 +403,7 @@ impl Pool for Shared {
         let worker = &self.workers[index];
         if let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) {
             let began = self.clock.nanos().saturating_sub(nanos(TICK));
-            carrier.note_long(worker.stamp_of(dispatch), began);
+            carrier.note_long(worker.stamp_of(dispatch), began, 0);
         }
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         let looks = if again {

@@ -129,8 +129,8 @@ pub(crate) struct Local {
     pub(crate) home_turns: u32,
     /// Whose turn it is at the shared queue: carriers' without worker, or fibers'.
     pub(crate) carrier_turn: bool,
-    /// Whose turn it is: fibers that should not wait, or others.
-    pub(crate) ready_turn: bool,
+    /// Turns that fibers which should not wait have had in a row.
+    pub(crate) ready_turns: u32,
     /// Whose turn it is of those that others come before.
     pub(crate) batch_turn: u32,
     /// Fibers assigned to this worker, in order.
@@ -185,7 +185,7 @@ impl Worker {
                 lifo_turns: 0,
                 home_turns: 0,
                 carrier_turn: false,
-                ready_turn: false,
+                ready_turns: 0,
                 batch_turn: 0,
                 own: List::new(),
                 crowded: 0,

@@ -64,6 +64,8 @@ struct Seen {
     dispatch: u64,
     /// Since when, as far as is known.
     since: Duration,
+    /// What the thread's clock said when it was first seen doing so.
+    cpu_at_first: Option<Duration>,
     /// Of the last look, and what the thread's clock said then.
     at: Duration,
     cpu: Option<Duration>,
@@ -200,6 +202,7 @@ impl Policy {
         let before = self.seen[worker]
             .filter(|seen| seen.phase == look.phase && seen.dispatch == look.dispatch);
         let since = before.map_or(look.now, |seen| seen.since);
+        let cpu_at_first = before.map_or(look.cpu, |seen| seen.cpu_at_first);
         self.seen[worker] = (look.phase != Phase::Idle).then_some(Seen {
             phase: look.phase,
             dispatch: look.dispatch,
@@ -207,6 +210,7 @@ impl Policy {
                 .began
                 .filter(|_| look.phase == Phase::Fiber)
                 .unwrap_or(since),
+            cpu_at_first,
             at: look.now,
             cpu: look.cpu,
         });
@@ -239,7 +243,7 @@ impl Policy {
         };
         let age = look.now.saturating_sub(seen.since);
         match look.waiting {
-            Waiting::Pressing if age >= GRACE => Judgement::Interrupt,
+            Waiting::Pressing if age >= GRACE && has_computed(&seen, look) => Judgement::Interrupt,
             Waiting::ForTurn if age >= look.quantum => Judgement::Interrupt,
             _ if age >= TICK => Judgement::Overran,
             _ => Judgement::Busy,
@@ -285,6 +289,17 @@ impl Policy {
         }
         self.since = Duration::ZERO;
         true
+    }
+}
+
+/// Whether its thread has computed for most of the grace since it was first seen in this dispatch, as far as
+/// is known: one that only woke for a moment is soon asleep again, and a signal would end that sleep.
+fn has_computed(seen: &Seen, look: &Look) -> bool {
+    match (seen.cpu_at_first, look.cpu) {
+        (Some(first), Some(now)) if look.began.is_none() => {
+            now.saturating_sub(first) >= GRACE * 3 / 4
+        }
+        _ => true,
     }
 }
 
