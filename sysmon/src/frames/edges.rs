@@ -20,8 +20,14 @@
 //! the address; `flow` tells these apart, and they do not touch. (The number itself is worth nothing
 //! after a park, on any thread: whatever ran meanwhile made system calls, too.)
 //!
+//! Whoever asks the kernel directly, by the instruction or by libc's `syscall`, may ask for anything
+//! of its thread: which number that is, `flow` finds out, and a list knows the harmless ones
+//! (`harmless::kernel`). Registers of the thread that no call preserves or spoils, its rounding mode and
+//! rights, are touched by whoever loads them (`control`).
+//!
 //! [S5]: ../../../DESIGN.md
 
+mod control;
 mod flow;
 mod moves;
 #[cfg(test)]
@@ -44,6 +50,8 @@ use super::image::{Image, Target};
 const PROTECTOR: u64 = 0x28;
 /// Hands out the address of a thread-local number.
 pub(crate) const ERRNO: &str = "__errno_location";
+/// Asks the kernel for whatever its first argument says.
+pub(crate) const SYSCALL: &str = "syscall";
 
 /// How one thing leads to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +70,8 @@ pub(crate) enum Touch {
     Variable(i64),
     /// The address of errno, kept beyond the next call.
     Errno,
+    /// The kernel is asked directly, with this number if it can be told.
+    Kernel(Option<i64>),
     /// A thread-local nobody can tell.
     Unknown(&'static str),
 }
@@ -189,6 +199,11 @@ impl Pass<'_> {
             Mnemonic::Rdfsbase | Mnemonic::Wrfsbase | Mnemonic::Rdgsbase | Mnemonic::Wrgsbase => {
                 self.unknown(ip, "the thread pointer");
             }
+            Mnemonic::Syscall => self.follow = true,
+            Mnemonic::Sysenter | Mnemonic::Int => {
+                self.facts.touches.push((ip, Touch::Kernel(None)));
+            }
+            mnemonic if control::loads(mnemonic) => self.unknown(ip, control::REGISTERS),
             _ => {}
         }
         if has_near_target(instruction) {
@@ -301,18 +316,15 @@ impl Pass<'_> {
         }
     }
 
-    /// A word that is read. Reading the slot of `__errno_location` into a register, or calling
-    /// through it, is left to `flow`.
+    /// A word that is read. Reading the slot of `__errno_location` or `syscall` into a register, or
+    /// calling through it, is left to `flow`.
     fn word(&mut self, at: usize, how: How, instruction: &Instruction) {
         let ip = instruction.ip() as usize;
         let Some(target) = self.image.pointer(at) else {
             return;
         };
-        let simple = matches!(instruction.code(), Code::Mov_r64_rm64);
         match target {
-            Target::Import(name, _)
-                if self.image.slots.name(name) == ERRNO && (simple || how == How::Call) =>
-            {
+            Target::Import(name, _) if flow::follows(self.image.slots.name(name), instruction) => {
                 self.follow = true;
             }
             Target::Import(name, value) => self.facts.imports.push((name, value, how)),

@@ -9,6 +9,7 @@
 //! | `crates` | more of `functions`: what popular crates need |
 //! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
 //! | `allocation` | harmless by name, whichever library or allocator has it |
+//! | `kernel` (numbers, in code) | what the kernel is asked for by this number neither says nor changes anything of the calling thread |
 //!
 //! Entries are names as `rustc-demangle` prints them without hashes. They are compared as paths
 //! without arguments (`paths`), so that one entry serves both manglings; an entry with arguments
@@ -24,6 +25,7 @@
 //! Why these are trusted by name and everything else is decoded: the code of a listed function does
 //! touch thread-locals, and only its source says that what it touches is not kept.
 
+pub(crate) mod kernel;
 pub(crate) mod paths;
 #[cfg(test)]
 mod tests;

@@ -41,6 +41,8 @@ enum Why {
     Not,
     Variable(i64),
     Unknown(&'static str),
+    /// The kernel, asked directly.
+    Kernel(Option<i64>),
     /// Hands out something of the thread, or comes from who knows where.
     Import(u32),
     Foreign(usize),

@@ -13,7 +13,12 @@
 //!
 //! The address of errno may be used until the next call at most. The function that hands it out may
 //! be kept in a register; a call through a register that was loaded with it anywhere counts as one of
-//! it, so it need not be followed through jump tables.
+//! it, so it need not be followed through jump tables. Libc's `syscall` is kept the same way; what it
+//! is asked for is the number in its first argument, as that of the instruction is in `rax`. Passed
+//! on or stored, either can be called with anything.
+//!
+//! Numbers are only told where every way to an instruction is seen: not in functions with jump tables,
+//! nor where two parts of a function jump into each other.
 
 mod state;
 mod step;
@@ -22,11 +27,12 @@ use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory};
 
-use super::{Touch, bit};
+use super::{ERRNO, SYSCALL, Touch, bit, has_near_target};
 use crate::frames::image::Image;
 use crate::frames::image::unwind::{self, Function};
 use state::State;
-use step::{Step, is_errno_slot};
+pub(super) use step::ANSWERED;
+use step::{Held, Step, is_slot_of};
 
 const RAX: u32 = 1;
 /// rcx, rdx, rsi, rdi, r8, r9: what a call is given, besides what it may spoil.
@@ -44,8 +50,8 @@ pub(super) struct Flow {
     work: Vec<usize>,
     /// Whether numbers can be told: no jump comes from who knows where.
     numbers: bool,
-    /// Registers that are loaded with the function that tells errno, anywhere.
-    tellers: u32,
+    /// Registers that are loaded with a function that is followed, anywhere.
+    loaded: Held,
 }
 
 impl Default for Flow {
@@ -55,7 +61,7 @@ impl Default for Flow {
             states: Vec::new(),
             work: Vec::new(),
             numbers: false,
-            tellers: 0,
+            loaded: Held::default(),
         }
     }
 }
@@ -77,8 +83,11 @@ impl Flow {
         self.states.clear();
         self.states.resize(code.len(), None);
         self.work.clear();
-        self.numbers = !code.iter().any(jumps_anywhere);
-        self.tellers = self.loaded_tellers(image, code);
+        self.numbers = !function.cold && !code.iter().any(|i| jumps_unseen(image, range, i));
+        self.loaded = Held {
+            teller: loaded(image, code, ERRNO),
+            gate: loaded(image, code, SYSCALL),
+        };
         self.reach(0, &State::default());
         self.settle(image, range, code);
         let pads = landing_pads(image, function, code);
@@ -95,19 +104,10 @@ impl Flow {
         }
         for (instruction, state) in code.iter().zip(&self.states) {
             let state = state.unwrap_or_default();
-            let mut step = Step::new(image, range, self.tellers, &mut self.info, state);
+            let mut step = Step::new(image, range, self.loaded, &mut self.info, state);
             step.take(instruction);
             touches.extend(step.touches);
         }
-    }
-
-    fn loaded_tellers(&self, image: &Image, code: &[Instruction]) -> u32 {
-        let loads = code.iter().filter(|i| {
-            i.code() == Code::Mov_r64_rm64
-                && i.is_ip_rel_memory_operand()
-                && is_errno_slot(image, i.ip_rel_memory_address() as usize)
-        });
-        loads.fold(0, |set, i| set | bit(i.op0_register()))
     }
 
     /// What any call may leave in the registers it preserves, numbers excepted.
@@ -116,6 +116,7 @@ impl Flow {
         for state in self.states.iter().flatten() {
             all.pointer |= state.pointer;
             all.teller |= state.teller;
+            all.gate |= state.gate;
         }
         all.clear(SPOILED);
         all
@@ -138,7 +139,7 @@ impl Flow {
     fn settle(&mut self, image: &Image, range: &Range<usize>, code: &[Instruction]) {
         while let Some(place) = self.work.pop() {
             let state = self.states[place].unwrap_or_default();
-            let mut step = Step::new(image, range, self.tellers, &mut self.info, state);
+            let mut step = Step::new(image, range, self.loaded, &mut self.info, state);
             let exits = step.take(&code[place]);
             let mut after = step.state;
             if !self.numbers {
@@ -154,6 +155,52 @@ impl Flow {
             }
         }
     }
+}
+
+/// Whether an instruction that reads the slot of an import is one that is followed: calls it, jumps
+/// to it (libc's `syscall` alone: errno's address is then returned) or loads it.
+pub(super) fn follows(name: &str, instruction: &Instruction) -> bool {
+    let seen = instruction.is_ip_rel_memory_operand() || has_near_target(instruction);
+    let call = matches!(
+        instruction.flow_control(),
+        FlowControl::Call | FlowControl::IndirectCall
+    );
+    let load = instruction.code() == Code::Mov_r64_rm64;
+    match name {
+        ERRNO => seen && (call || load),
+        SYSCALL => seen && (load || instruction.flow_control() != FlowControl::Next),
+        _ => false,
+    }
+}
+
+/// Registers that are loaded with an import, anywhere.
+fn loaded(image: &Image, code: &[Instruction], name: &str) -> u32 {
+    let loads = code.iter().filter(|i| {
+        i.code() == Code::Mov_r64_rm64
+            && i.is_ip_rel_memory_operand()
+            && is_slot_of(image, i.ip_rel_memory_address() as usize, name)
+    });
+    loads.fold(0, |set, i| set | bit(i.op0_register()))
+}
+
+/// A jump behind which somebody may come back to anywhere in this function: by a table, or from its
+/// other part.
+fn jumps_unseen(image: &Image, range: &Range<usize>, instruction: &Instruction) -> bool {
+    let direct = matches!(
+        instruction.flow_control(),
+        FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
+    );
+    if !direct {
+        return jumps_anywhere(instruction);
+    }
+    let target = instruction.near_branch_target() as usize;
+    !range.contains(&target) && is_other_part(image, target) && image.stub(target).is_none()
+}
+
+/// Whether code is a part of some function, rather than a function.
+fn is_other_part(image: &Image, target: usize) -> bool {
+    let function = image.function_at(target).map(|f| &image.functions[f]);
+    function.is_none_or(|f| f.cold || f.range.start != target)
 }
 
 /// A jump whose targets are not known, perhaps in this function.

@@ -13,7 +13,7 @@
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use super::flow::SPOILED;
+use super::flow::{ANSWERED, SPOILED};
 use super::{bit, has_memory};
 
 /// The largest entry of a table that a loop steps over.
@@ -244,6 +244,8 @@ pub(super) fn fate(register: Register, rest: &[Instruction]) -> Fate {
             || copy(instruction).is_some_and(|(_, from)| from == register);
         match instruction.flow_control() {
             _ if moved => return Fate::Open,
+            // The kernel keeps the others.
+            _ if instruction.mnemonic() == Mnemonic::Syscall && register & ANSWERED == 0 => {}
             FlowControl::Call | FlowControl::IndirectCall if register & SPOILED != 0 => {
                 return Fate::Left;
             }

@@ -190,6 +190,128 @@ fn a_thread_pointer_is_followed_over_branches_and_copies() {
     assert_eq!(touched, [Touch::Variable(-8), Touch::Variable(-16)]);
 }
 
+sample!(asks, "mov eax, 39", "syscall", "ret");
+sample!(asks_for_zero, "xor eax, eax", "syscall", "ret");
+sample!(
+    asks_by_copies,
+    "push rbx",
+    "mov ebx, 202",
+    "call rdi",
+    "mov eax, ebx",
+    "syscall",
+    "pop rbx",
+    "ret",
+);
+sample!(
+    asks_twice,
+    "mov eax, 186",
+    "syscall",
+    "mov edi, eax",
+    "mov eax, 1",
+    "syscall",
+    "ret",
+);
+
+#[test]
+fn a_number_for_the_kernel_is_told() {
+    assert_eq!(touches(asks::range()), [Touch::Kernel(Some(39))]);
+    assert_eq!(touches(asks_for_zero::range()), [Touch::Kernel(Some(0))]);
+    assert_eq!(touches(asks_by_copies::range()), [Touch::Kernel(Some(202))]);
+    assert_eq!(
+        touches(asks_twice::range()),
+        [Touch::Kernel(Some(186)), Touch::Kernel(Some(1))]
+    );
+}
+
+sample!(asks_for_anything, "mov eax, edi", "syscall", "ret");
+sample!(asks_again, "mov eax, 39", "syscall", "syscall", "ret");
+sample!(
+    asks_by_two_ways,
+    "mov eax, 39",
+    "test edi, edi",
+    "je 2f",
+    "mov eax, 186",
+    "2: syscall",
+    "ret",
+);
+sample!(
+    asks_after_part_of_it,
+    "mov eax, 39",
+    "mov al, dil",
+    "syscall",
+    "ret",
+);
+sample!(
+    asks_after_a_call,
+    "mov eax, 39",
+    "call rdi",
+    "syscall",
+    "ret",
+);
+sample!(
+    asks_behind_a_table,
+    "mov eax, 186",
+    "jmp rdi",
+    "mov eax, 39",
+    "syscall",
+    "ret",
+);
+sample!(asks_in_an_old_way, "mov eax, 20", "int 0x80", "ret");
+
+#[test]
+fn a_number_for_the_kernel_that_may_be_another_is_not_told() {
+    let anything = [Touch::Kernel(None)];
+    assert_eq!(touches(asks_for_anything::range()), anything);
+    assert!(touches(asks_again::range()).contains(&anything[0]));
+    assert_eq!(touches(asks_by_two_ways::range()), anything);
+    assert_eq!(touches(asks_after_part_of_it::range()), anything);
+    assert_eq!(touches(asks_after_a_call::range()), anything);
+    assert_eq!(touches(asks_behind_a_table::range()), anything);
+    assert_eq!(touches(asks_in_an_old_way::range()), anything);
+}
+
+sample!(
+    given_to_the_kernel,
+    "mov rsi, fs:[0]",
+    "mov eax, 1",
+    "syscall",
+    "ret",
+);
+sample!(
+    kept_over_the_kernel,
+    "mov r9, fs:[0]",
+    "mov r12, r9",
+    "xor r9d, r9d",
+    "mov eax, 24",
+    "syscall",
+    "mov eax, [r12 - 8]",
+    "ret",
+);
+
+#[test]
+fn a_thread_pointer_is_lost_to_the_kernel_but_kept_beside_it() {
+    assert!(is_lost(given_to_the_kernel::range()));
+    let touched = touches(kept_over_the_kernel::range());
+    assert!(touched.contains(&Touch::Variable(-8)), "{touched:?}");
+}
+
+sample!(rounds, "ldmxcsr [rdi]", "ret");
+sample!(rounds_by_avx, "vldmxcsr [rdi]", "ret");
+sample!(rounds_as_of_old, "fldcw [rdi]", "ret");
+sample!(restores_all, "xrstor [rdi]", "ret");
+sample!(gives_itself_rights, "wrpkru", "ret");
+sample!(looks_only, "stmxcsr [rdi]", "fnstcw [rdi]", "rdpkru", "ret");
+
+#[test]
+fn loading_a_control_register_touches_and_reading_it_does_not() {
+    assert!(is_lost(rounds::range()));
+    assert!(is_lost(rounds_by_avx::range()));
+    assert!(is_lost(rounds_as_of_old::range()));
+    assert!(is_lost(restores_all::range()));
+    assert!(is_lost(gives_itself_rights::range()));
+    assert_eq!(touches(looks_only::range()), []);
+}
+
 sample!(
     branches,
     "call 3f",

@@ -160,6 +160,8 @@ impl Judge {
                 (format!("touches {shown}"), name)
             }
             Why::Unknown(what) => (format!("touches {what}"), None),
+            Why::Kernel(Some(number)) => (format!("asks the kernel for number {number}"), None),
+            Why::Kernel(None) => ("asks the kernel for anything".to_owned(), None),
             Why::Import(name) => (format!("uses {}", image.slots.name(name)), None),
             Why::Listed => ("is listed as binding".to_owned(), None),
             Why::Foreign(address) => (format!("uses a library at {address:#x}"), None),

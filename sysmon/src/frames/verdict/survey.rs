@@ -8,7 +8,7 @@ use super::{Judge, Own, Place, Statistics, Why};
 use crate::frames::Verdict;
 use crate::frames::constants::{Constants, Rule};
 use crate::frames::edges::{How, Reach, Reader, Touch, Use};
-use crate::frames::harmless::{self, LISTS};
+use crate::frames::harmless::{self, LISTS, kernel};
 use crate::frames::image::memory::Kind;
 use crate::frames::image::{Image, Target, symbols};
 use crate::frames::objects::{self, Object};
@@ -315,6 +315,8 @@ fn judge_touch(image: &Image, touch: &Touch) -> (Verdict, Why) {
     match *touch {
         // A variable like any other, and harmless: whoever relies on it over a call is wrong on threads.
         Touch::Errno => (Verdict::Home, Why::Unknown("the address of errno")),
+        Touch::Kernel(Some(number)) if kernel::is_harmless(number) => (Verdict::Free, Why::Not),
+        Touch::Kernel(number) => (Verdict::Alone, Why::Kernel(number)),
         Touch::Unknown(what) => (Verdict::Alone, Why::Unknown(what)),
         Touch::Variable(offset) => {
             let name = image.variable(offset).map(symbols::plain);

@@ -13,6 +13,8 @@ pub(super) struct State {
     pub(super) errno: u32,
     /// May hold the function that hands it out.
     pub(super) teller: u32,
+    /// May hold libc's `syscall`.
+    pub(super) gate: u32,
     /// Must hold the number in `numbers`.
     pub(super) known: u32,
     pub(super) numbers: [i32; 16],
@@ -24,6 +26,7 @@ impl State {
         self.pointer &= !registers;
         self.errno &= !registers;
         self.teller &= !registers;
+        self.gate &= !registers;
         self.known &= !registers;
     }
 
@@ -55,6 +58,7 @@ impl State {
         self.pointer |= moved(before.pointer);
         self.errno |= moved(before.errno);
         self.teller |= moved(before.teller);
+        self.gate |= moved(before.gate);
         self.known |= moved(before.known);
         self.numbers[to.trailing_zeros() as usize] = before.numbers[from.trailing_zeros() as usize];
     }
@@ -65,6 +69,7 @@ impl State {
         self.pointer |= other.pointer;
         self.errno |= other.errno;
         self.teller |= other.teller;
+        self.gate |= other.gate;
         let both = self.known & other.known;
         self.known = (0..16)
             .filter(|&i| both >> i & 1 == 1 && self.numbers[i] == other.numbers[i])

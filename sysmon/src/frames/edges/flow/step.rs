@@ -7,15 +7,28 @@ use iced_x86::{
 };
 
 use super::state::State;
-use super::{ARGUMENTS, LOST, RAX, SPOILED};
-use crate::frames::edges::{ERRNO, PROTECTOR, Touch, bit, has_memory, has_near_target};
+use super::{ARGUMENTS, LOST, RAX, SPOILED, is_other_part};
+use crate::frames::edges::{ERRNO, PROTECTOR, SYSCALL, Touch, bit, has_memory, has_near_target};
 use crate::frames::image::{Image, Target};
 
 const RESULTS: u32 = RAX | 1 << 2;
 /// rdi, rsi, rdx.
 const FIRST_THREE: u32 = 1 << 7 | 1 << 6 | 1 << 2;
+/// What the kernel is given: rax, rdi, rsi, rdx, r10, r8, r9.
+const ASKED: u32 = RAX | FIRST_THREE | 1 << 8 | 1 << 9 | 1 << 10;
+/// What it spoils: rax, rcx, r11.
+pub(in crate::frames::edges) const ANSWERED: u32 = RAX | 1 << 1 | 1 << 11;
 /// std's initialization of a thread-local, which takes no more arguments than that.
 const SLOW_START: &str = "get_or_init_slow";
+
+/// Registers that hold functions that are followed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    /// The one that hands out the address of errno.
+    pub(super) teller: u32,
+    /// Libc's `syscall`.
+    pub(super) gate: u32,
+}
 
 /// Where an instruction is left to.
 pub(super) struct Exits {
@@ -27,7 +40,8 @@ pub(super) struct Exits {
 pub(super) struct Step<'a> {
     image: &'a Image,
     range: &'a Range<usize>,
-    tellers: u32,
+    /// With one loaded into them, anywhere in the function.
+    loaded: Held,
     info: &'a mut InstructionInfoFactory,
     pub(super) state: State,
     pub(super) touches: Vec<(usize, Touch)>,
@@ -37,14 +51,14 @@ impl<'a> Step<'a> {
     pub(super) fn new(
         image: &'a Image,
         range: &'a Range<usize>,
-        tellers: u32,
+        loaded: Held,
         info: &'a mut InstructionInfoFactory,
         state: State,
     ) -> Step<'a> {
         Step {
             image,
             range,
-            tellers,
+            loaded,
             info,
             state,
             touches: Vec::new(),
@@ -71,10 +85,14 @@ impl<'a> Step<'a> {
         if (self.state.errno | self.state.teller) & registers != 0 {
             self.touch(instruction, Touch::Errno);
         }
+        if self.state.gate & registers != 0 {
+            self.touch(instruction, Touch::Kernel(None));
+        }
     }
 
     pub(super) fn take(&mut self, instruction: &Instruction) -> Exits {
         match instruction.flow_control() {
+            _ if instruction.mnemonic() == Mnemonic::Syscall => self.ask(instruction),
             FlowControl::Call | FlowControl::IndirectCall => self.call(instruction),
             FlowControl::Return => {
                 self.lose(instruction, RESULTS);
@@ -87,7 +105,10 @@ impl<'a> Step<'a> {
                 self.jump(instruction)
             }
             FlowControl::IndirectBranch => {
-                self.state.teller = 0; // known by its register, see `Flow::tellers`
+                self.ask_through(instruction);
+                // Known by their registers, see `Flow::loaded`; copies are not.
+                self.state.teller &= !self.loaded.teller;
+                self.state.gate &= !self.loaded.gate;
                 self.lose(instruction, !0);
                 Exits {
                     next: false,
@@ -110,8 +131,30 @@ impl<'a> Step<'a> {
         }
     }
 
+    /// The instruction that asks the kernel.
+    fn ask(&mut self, instruction: &Instruction) -> Exits {
+        self.touch(instruction, Touch::Kernel(self.state.number(Register::RAX)));
+        self.lose(instruction, ASKED);
+        self.state.clear(ANSWERED);
+        Exits {
+            next: true,
+            to: None,
+        }
+    }
+
+    /// A call of libc's `syscall`, or a jump to it, in any form.
+    fn ask_through(&mut self, instruction: &Instruction) {
+        let held = self.loaded.gate | self.state.gate;
+        if self.leads_to(instruction, SYSCALL, held) {
+            let number = self.state.number(Register::RDI);
+            self.touch(instruction, Touch::Kernel(number));
+        }
+    }
+
     fn call(&mut self, instruction: &Instruction) -> Exits {
-        let tells = self.tells_errno(instruction);
+        let held = self.loaded.teller | self.state.teller;
+        let tells = self.leads_to(instruction, ERRNO, held);
+        self.ask_through(instruction);
         if has_memory(instruction) {
             self.address(instruction);
         }
@@ -144,18 +187,18 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Whether a call is one of `__errno_location`, in any form.
-    fn tells_errno(&self, instruction: &Instruction) -> bool {
+    /// Whether a call or jump leads to a function of the C library, which registers may hold.
+    fn leads_to(&self, instruction: &Instruction, name: &str, held: u32) -> bool {
         let slot = if has_near_target(instruction) {
             self.image.stub(instruction.near_branch_target() as usize)
         } else if instruction.is_ip_rel_memory_operand() {
             Some(instruction.ip_rel_memory_address() as usize)
         } else if instruction.op0_kind() == OpKind::Register {
-            return self.tellers & bit(instruction.op0_register()) != 0;
+            return held & bit(instruction.op0_register()) != 0;
         } else {
             None
         };
-        slot.is_some_and(|slot| is_errno_slot(self.image, slot))
+        slot.is_some_and(|slot| is_slot_of(self.image, slot, name))
     }
 
     fn jump(&mut self, instruction: &Instruction) -> Exits {
@@ -163,12 +206,8 @@ impl<'a> Step<'a> {
         let inside = self.range.contains(&(target as usize));
         let conditional = instruction.flow_control() == FlowControl::ConditionalBranch;
         if !inside {
-            let function = self.image.function_at(target as usize);
-            let cold = function.is_none_or(|f| {
-                let function = &self.image.functions[f];
-                function.cold || function.range.start != target as usize
-            });
-            let leaving = if conditional || cold {
+            self.ask_through(instruction);
+            let leaving = if conditional || is_other_part(self.image, target as usize) {
                 !0
             } else {
                 !(SPOILED & !ARGUMENTS)
@@ -192,20 +231,29 @@ impl<'a> Step<'a> {
             Code::Mov_r64_rm64 | Code::Mov_rm64_r64 if both_registers(instruction) => {
                 self.state.copy(into, instruction.op1_register());
             }
-            Code::Mov_rm64_imm32 if instruction.op0_kind() == OpKind::Register => {
+            Code::Mov_rm64_imm32 | Code::Mov_r32_imm32 | Code::Mov_rm32_imm32
+                if instruction.op0_kind() == OpKind::Register =>
+            {
                 let number = instruction.immediate(1) as i64;
                 self.state.set_number(into, number);
+            }
+            Code::Xor_r32_rm32 | Code::Xor_rm32_r32 if is_cleared(instruction) => {
+                self.state.set_number(into, 0);
+            }
+            Code::Mov_r32_rm32 | Code::Mov_rm32_r32 if both_registers(instruction) => {
+                self.copy_half(instruction);
             }
             Code::Mov_r64_rm64 if self.slot_offset(instruction).is_some() => {
                 let offset = self.slot_offset(instruction).unwrap_or(0);
                 self.state.set_number(into, offset);
             }
-            Code::Mov_r64_rm64
-                if instruction.is_ip_rel_memory_operand()
-                    && is_errno_slot(self.image, instruction.ip_rel_memory_address() as usize) =>
-            {
+            Code::Mov_r64_rm64 if self.loads(instruction, ERRNO) => {
                 self.state.clear(bit(into));
                 self.state.teller |= bit(into);
+            }
+            Code::Mov_r64_rm64 if self.loads(instruction, SYSCALL) => {
+                self.state.clear(bit(into));
+                self.state.gate |= bit(into);
             }
             Code::Add_r64_rm64
             | Code::Add_rm64_imm32
@@ -218,6 +266,24 @@ impl<'a> Step<'a> {
             _ => return false,
         }
         true
+    }
+
+    /// Half of a register is copied, and the other half cleared.
+    fn copy_half(&mut self, instruction: &Instruction) {
+        let number = self.state.number(instruction.op1_register());
+        self.any_form(instruction);
+        if let Some(number @ 0..) = number {
+            self.state.set_number(instruction.op0_register(), number);
+        }
+    }
+
+    fn loads(&self, instruction: &Instruction, name: &str) -> bool {
+        instruction.is_ip_rel_memory_operand()
+            && is_slot_of(
+                self.image,
+                instruction.ip_rel_memory_address() as usize,
+                name,
+            )
     }
 
     /// The number in a slot that an instruction reads.
@@ -329,9 +395,13 @@ impl<'a> Step<'a> {
         self.lose_tellers(instruction, bit(base) | bit(index));
     }
 
+    /// The code of a function is read, or who knows what.
     fn lose_tellers(&mut self, instruction: &Instruction, registers: u32) {
         if self.state.teller & registers != 0 {
             self.touch(instruction, Touch::Errno);
+        }
+        if self.state.gate & registers != 0 {
+            self.touch(instruction, Touch::Kernel(None));
         }
     }
 
@@ -374,9 +444,15 @@ impl<'a> Step<'a> {
     }
 }
 
-pub(super) fn is_errno_slot(image: &Image, slot: usize) -> bool {
+/// Whether the loader has put the address of that import there.
+pub(super) fn is_slot_of(image: &Image, slot: usize, name: &str) -> bool {
     matches!(image.pointer(slot),
-        Some(Target::Import(name, _)) if image.slots.name(name) == ERRNO)
+        Some(Target::Import(found, _)) if image.slots.name(found) == name)
+}
+
+/// Whether a register is made zero by itself.
+fn is_cleared(instruction: &Instruction) -> bool {
+    both_registers(instruction) && instruction.op0_register() == instruction.op1_register()
 }
 
 fn reads(access: OpAccess) -> bool {
