@@ -375,6 +375,38 @@ fn what_belongs_to_a_thread_binds() {
     assert_eq!(verdict!(scopes), Alone);
 }
 
+#[test]
+fn the_kernel_is_asked_by_numbers() {
+    #[inline(never)]
+    #[expect(unsafe_code, reason = "asks the kernel")]
+    fn asks_for_its_thread() {
+        // SAFETY: no conditions.
+        black_box(unsafe { libc::syscall(libc::SYS_gettid) });
+    }
+    #[inline(never)]
+    #[expect(unsafe_code, reason = "asks the kernel")]
+    fn asks_for_anything() {
+        // SAFETY: a number that does not exist.
+        black_box(unsafe { libc::syscall(black_box(-1)) });
+    }
+    #[inline(never)]
+    #[expect(unsafe_code, reason = "asks the kernel")]
+    fn asks_for_its_process() {
+        // SAFETY: no conditions.
+        black_box(unsafe { libc::syscall(libc::SYS_getpid) });
+        opaque();
+        // SAFETY: no conditions.
+        black_box(unsafe { libc::syscall(libc::SYS_getppid) });
+    }
+    assert_eq!(verdict!(asks_for_its_thread), Alone);
+    assert_eq!(verdict!(asks_for_anything), Alone);
+    assert_eq!(verdict!(asks_for_its_process), Free);
+    let why = JUDGE.explain(asks_for_its_thread as fn() as usize);
+    let last = why.path().last().expect("a reason");
+    let number = libc::SYS_gettid.to_string();
+    assert!(last.how().ends_with(&number), "{last}");
+}
+
 /// Right with any linker: also where calls are bound lazily.
 #[test]
 fn functions_of_libc_bind_by_name() {

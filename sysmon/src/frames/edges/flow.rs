@@ -13,15 +13,16 @@
 //!
 //! The address of errno may be used until the next call at most. The function that hands it out may
 //! be kept in a register; a call through a register that was loaded with it anywhere counts as one of
-//! it, so it need not be followed through jump tables. Libc's `syscall` is kept the same way; what it
-//! is asked for is the number in its first argument, as that of the instruction is in `rax`. Passed
-//! on or stored, either can be called with anything.
+//! it, so it need not be followed through jump tables. Libc's `syscall` is kept the same way, where there
+//! are such tables. What it is asked for is the number in its first argument, as that of the
+//! instruction is in `rax`. Passed on or stored, it can be called with anything.
 //!
-//! Numbers are only told where every way to an instruction is seen: not in functions with jump tables,
-//! nor where two parts of a function jump into each other.
+//! Numbers are only told where every way to an instruction is seen: at the targets of jump tables
+//! (`tables`) none is known, and where two parts of a function jump into each other, none at all.
 
 mod state;
 mod step;
+mod tables;
 
 use std::ops::Range;
 
@@ -83,12 +84,22 @@ impl Flow {
         self.states.clear();
         self.states.resize(code.len(), None);
         self.work.clear();
-        self.numbers = !function.cold && !code.iter().any(|i| jumps_unseen(image, range, i));
+        let tables = code.iter().any(jumps_anywhere);
+        let parted = function.cold || code.iter().any(|i| jumps_to_part(image, range, i));
+        self.numbers = !(parted || tables && image.fixed);
         self.loaded = Held {
             teller: loaded(image, code, ERRNO),
-            gate: loaded(image, code, SYSCALL),
+            gate: match tables {
+                true => loaded(image, code, SYSCALL),
+                false => 0,
+            },
         };
         self.reach(0, &State::default());
+        if tables {
+            for place in tables::places(image, range, code) {
+                self.reach(place, &State::default());
+            }
+        }
         self.settle(image, range, code);
         let pads = landing_pads(image, function, code);
         loop {
@@ -149,7 +160,7 @@ impl Flow {
                 self.reach(place + 1, &after);
             }
             if let Some(target) = exits.to
-                && let Ok(target) = code.binary_search_by_key(&target, Instruction::ip)
+                && let Some(target) = place_of(code, target as usize)
             {
                 self.reach(target, &after);
             }
@@ -183,18 +194,23 @@ fn loaded(image: &Image, code: &[Instruction], name: &str) -> u32 {
     loads.fold(0, |set, i| set | bit(i.op0_register()))
 }
 
-/// A jump behind which somebody may come back to anywhere in this function: by a table, or from its
-/// other part.
-fn jumps_unseen(image: &Image, range: &Range<usize>, instruction: &Instruction) -> bool {
+/// The instruction at an address.
+fn place_of(code: &[Instruction], address: usize) -> Option<usize> {
+    let place = code.binary_search_by_key(&(address as u64), Instruction::ip);
+    place.ok()
+}
+
+/// A jump to another part of the function, which may come back to anywhere in this one.
+fn jumps_to_part(image: &Image, range: &Range<usize>, instruction: &Instruction) -> bool {
     let direct = matches!(
         instruction.flow_control(),
         FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch
     );
-    if !direct {
-        return jumps_anywhere(instruction);
-    }
     let target = instruction.near_branch_target() as usize;
-    !range.contains(&target) && is_other_part(image, target) && image.stub(target).is_none()
+    direct
+        && !range.contains(&target)
+        && is_other_part(image, target)
+        && image.stub(target).is_none()
 }
 
 /// Whether code is a part of some function, rather than a function.
@@ -213,11 +229,8 @@ fn jumps_anywhere(instruction: &Instruction) -> bool {
 /// only a call that may not return, leads on from the instruction before.
 fn landing_pads(image: &Image, function: &Function, code: &[Instruction]) -> Vec<usize> {
     if let Some(pads) = unwind::landing_pads(&image.memory, function) {
-        let place = |pad: usize| {
-            code.binary_search_by_key(&(pad as u64), Instruction::ip)
-                .ok()
-        };
-        return pads.into_iter().filter_map(place).collect();
+        let places = pads.into_iter().filter_map(|pad| place_of(code, pad));
+        return places.collect();
     }
     let ends = |i: &Instruction| {
         !matches!(

@@ -29,7 +29,7 @@ const CLOCK: &str = "time";
 const PROCESS: &str = "of the process";
 
 /// Numbers and reasons.
-const HARMLESS: &[(c_long, &str)] = &[
+static HARMLESS: &[(c_long, &str)] = &[
     // What std and locks ask for
     (
         SYS_futex,

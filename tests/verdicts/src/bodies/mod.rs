@@ -20,6 +20,7 @@ mod collections;
 mod control;
 mod foreign;
 mod hidden;
+mod kernel;
 mod locals;
 mod logging;
 mod random;
@@ -142,6 +143,7 @@ pub fn all() -> Vec<Body> {
         control::TABLE,
         foreign::TABLE,
         hidden::TABLE,
+        kernel::TABLE,
         locals::TABLE,
         logging::TABLE,
         random::TABLE,

@@ -1,0 +1,43 @@
+//! Where a function may go on behind a jump through a register.
+//!
+//! Compilers make such jumps of a `match`: by a table of distances, or, from C, of addresses. The
+//! function itself takes the table's address, in whatever register and wherever. So every constant
+//! whose address it takes is read as either kind of table, as far as that makes sense, and what leads
+//! into the function is where it may go on. Too many places do no harm: nothing is known of the
+//! registers there. In an image with a fixed address tables are not marked, and nothing can be told.
+//!
+//! Rejected: finding the one table of each jump. It takes the same flow that this is made for.
+
+use std::ops::Range;
+
+use iced_x86::{Code, Instruction};
+
+use super::place_of;
+use crate::frames::image::Image;
+use crate::frames::image::memory::Kind;
+use crate::frames::image::relocs::Slot;
+
+/// Places that tables lead to.
+pub(super) fn places(image: &Image, range: &Range<usize>, code: &[Instruction]) -> Vec<usize> {
+    let takes = |i: &&Instruction| i.code() == Code::Lea_r64_m && i.is_ip_rel_memory_operand();
+    let mut places = Vec::new();
+    for table in code.iter().filter(takes) {
+        let table = table.ip_rel_memory_address() as usize;
+        let targets = distances(image, table).chain(addresses(image, table));
+        let inside = targets.filter(|target| range.contains(target));
+        places.extend(inside.filter_map(|target| place_of(code, target)));
+    }
+    places
+}
+
+fn distances(image: &Image, table: usize) -> impl Iterator<Item = usize> {
+    let halves = (table..).step_by(4).map_while(|at| image.memory.half(at));
+    let targets = halves.map(move |distance| table.wrapping_add_signed(distance as isize));
+    targets.take_while(|&target| image.memory.kind(target) == Some(Kind::Text))
+}
+
+fn addresses(image: &Image, table: usize) -> impl Iterator<Item = usize> {
+    let slots = (table..).step_by(8);
+    let slots = slots.take_while(|&at| image.slots.at(at) == Some(Slot::Pointer));
+    slots.map_while(|at| image.memory.word(at))
+}
