@@ -95,17 +95,15 @@ impl Flow {
             },
         };
         self.reach(0, &State::default());
-        if tables {
-            for place in tables::places(image, range, code) {
-                self.reach(place, &State::default());
-            }
-        }
         self.settle(image, range, code);
-        let pads = landing_pads(image, function, code);
+        let mut entries = landing_pads(image, function, code);
+        if tables {
+            entries.extend(tables::places(image, range, code));
+        }
         loop {
             let state = self.after_any_call();
             let unseen = self.states.iter().position(Option::is_none);
-            for &entry in pads.iter().chain(&unseen) {
+            for &entry in entries.iter().chain(&unseen) {
                 self.reach(entry, &state);
             }
             if self.work.is_empty() {
