@@ -79,14 +79,20 @@ impl<'a> Step<'a> {
 
     /// Notes that registers leave our sight with what they hold.
     fn lose(&mut self, instruction: &Instruction, registers: u32) {
+        self.lose_parts(instruction, registers);
+        if self.state.gate & registers != 0 {
+            self.touch(instruction, Touch::Kernel(None));
+        }
+    }
+
+    /// The same for parts of registers, out of which nobody makes a function again. (A landing pad
+    /// often reads a flag from a register that held one elsewhere.)
+    fn lose_parts(&mut self, instruction: &Instruction, registers: u32) {
         if self.state.pointer & registers != 0 {
             self.touch(instruction, Touch::Unknown(LOST));
         }
         if (self.state.errno | self.state.teller) & registers != 0 {
             self.touch(instruction, Touch::Errno);
-        }
-        if self.state.gate & registers != 0 {
-            self.touch(instruction, Touch::Kernel(None));
         }
     }
 
@@ -414,12 +420,15 @@ impl<'a> Step<'a> {
         }
         let info = self.info.info(instruction);
         let (mut read, mut named, mut changed, mut written) = (0, 0, 0, 0);
+        let mut parts = 0;
         for operand in 0..instruction.op_count() {
             if instruction.op_kind(operand) == OpKind::Register {
-                let bit = bit(instruction.op_register(operand));
+                let register = instruction.op_register(operand);
+                let bit = bit(register);
                 named |= bit;
                 if reads(info.op_access(operand)) {
-                    read |= bit;
+                    parts |= bit;
+                    read |= if register.size() == 8 { bit } else { 0 };
                 }
             }
         }
@@ -439,6 +448,7 @@ impl<'a> Step<'a> {
             }
         }
         self.lose(instruction, read);
+        self.lose_parts(instruction, parts & !read);
         self.state.clear(written);
         self.state.known &= !changed;
     }
