@@ -1,6 +1,6 @@
 //! Sections of a fiber that are not to be interrupted.
 
-use crate::sched::block;
+use crate::sched::block::Unstoppable;
 
 /// Calls `f`, and does not interrupt the calling fiber meanwhile.
 ///
@@ -26,5 +26,6 @@ use crate::sched::block;
 /// .unwrap();
 /// ```
 pub fn no_preempt<R>(f: impl FnOnce() -> R) -> R {
-    block::unstoppable(f)
+    let _section = Unstoppable::new();
+    f()
 }

@@ -208,23 +208,29 @@ pub(crate) fn checkpoint() {
     }
 }
 
-/// Calls `f`, which is not to be interrupted.
-pub(crate) fn unstoppable<R>(f: impl FnOnce() -> R) -> R {
-    struct Section(Option<FiberRef>);
-    impl Drop for Section {
-        fn drop(&mut self) {
-            if let Some(fiber) = self.0 {
-                fiber.unstoppable.fetch_sub(1, Relaxed);
-                drop(context::marked()); // a request that came meanwhile is looked at
-            }
+/// While this lives, the fiber that made it is not interrupted.
+pub(crate) struct Unstoppable(Option<FiberRef>);
+
+impl Unstoppable {
+    pub(crate) fn new() -> Self {
+        let fiber = context::current_fiber();
+        if let Some(fiber) = fiber {
+            let before = fiber.unstoppable.load(Relaxed);
+            assert!(before < u8::MAX, "no_preempt is nested 256 deep");
+            fiber.unstoppable.store(before + 1, Relaxed); // its own only
+        }
+        Unstoppable(fiber)
+    }
+}
+
+impl Drop for Unstoppable {
+    fn drop(&mut self) {
+        if let Some(fiber) = self.0 {
+            let before = fiber.unstoppable.load(Relaxed);
+            fiber.unstoppable.store(before - 1, Relaxed);
+            drop(context::marked()); // a request that came meanwhile is looked at
         }
     }
-    let section = Section(context::current_fiber());
-    if let Some(fiber) = section.0 {
-        let before = fiber.unstoppable.fetch_add(1, Relaxed);
-        assert!(before < u8::MAX, "no_preempt is nested 256 deep");
-    }
-    f()
 }
 
 /// Unwinds the caller if it was asked to end, or is past its time limit, and may.
