@@ -114,6 +114,9 @@ fn in_order(token: &mut Entered) -> Next {
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
         moving::share_if_crowded(token);
+        if let Some(fiber) = token.carrier().home().batch.pop() {
+            return Next::Run(popped(fiber)); // however much the others do
+        }
         match shared_queue(token) {
             Next::Nothing => {}
             found => return found,

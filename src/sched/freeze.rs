@@ -80,6 +80,8 @@ pub(crate) struct Ice {
     fiber: Cell<u64>,
     /// Runnable fibers were left in the home queue when its fiber was dispatched.
     pub(crate) siblings: AtomicBool,
+    /// Some of them are such that others come before them.
+    batch_siblings: AtomicBool,
     /// A fiber that may not leave has waited for this carrier for long: the one that runs is to come to
     /// an end.
     pub(crate) hurries: AtomicBool,
@@ -307,9 +309,13 @@ impl Carrier {
     #[inline]
     pub(crate) fn note_siblings(&self) {
         let home = self.home();
-        let wait = !home.queue.is_empty() || home.next.is_some();
+        let batch = !home.batch.is_empty();
+        let wait = batch || !home.queue.is_empty() || home.next.is_some();
         if self.ice.siblings.load(Relaxed) != wait {
             self.ice.siblings.store(wait, Relaxed);
+        }
+        if self.ice.batch_siblings.load(Relaxed) != batch {
+            self.ice.batch_siblings.store(batch, Relaxed);
         }
     }
 
@@ -507,7 +513,12 @@ impl Shared {
     /// On the monitor's thread, every other tick: if those that others come before wait and none of them
     /// runs, each worker owes them a slice. One lasts 200 µs at least, so that is a tenth of the time.
     pub(crate) fn owe_batch(&self) {
-        let wait = !self.frozen.is_empty() || self.batch.len() > 0;
+        let siblings = |worker: &Worker| {
+            let carrier = worker.carrier();
+            carrier.is_some_and(|carrier| carrier.ice.batch_siblings.load(Relaxed))
+        };
+        let wait =
+            !self.frozen.is_empty() || self.batch.len() > 0 || self.present().iter().any(siblings);
         let owed = if wait && !self.runs_long() {
             self.count.allowed()
         } else {

@@ -29,14 +29,14 @@ impl Carrier {
     }
 
     /// Whether its thread is not asleep: a signal would end its sleep with `EINTR` (S10).
-    pub(crate) fn runs(&self) -> bool {
+    fn runs(&self) -> bool {
         let state = self.thread.state();
         matches!(state, ThreadState::Running | ThreadState::Unknown)
     }
 
     /// The same of a thread that is in a long dispatch, and has computed in it: one that woke for a moment
     /// is soon asleep again.
-    fn computes(&self) -> bool {
+    pub(crate) fn computes(&self) -> bool {
         let most = GRACE.as_nanos() as u64 * 3 / 4;
         let began = self.ice.cpu_began.load(Relaxed);
         let cpu = self

@@ -261,7 +261,8 @@ fn push_home(carrier: &Carrier, fiber: FiberRef) {
 #[inline]
 fn account(token: &Entered, fiber: FiberRef) {
     let worker = token.worker();
-    if worker.overran.load(Relaxed) == worker.published.dispatches() {
+    let preempts = token.carrier().shared().settings.preempt;
+    if preempts && worker.overran.load(Relaxed) == worker.published.dispatches() {
         class::heat_up(&fiber, u64::from(worker.overran_for.load(Relaxed)));
     }
 }

@@ -366,7 +366,7 @@ impl Pool for Shared {
             } else {
                 self.preempted.overruns.fetch_add(1, Relaxed);
             }
-            if carrier.runs() {
+            if carrier.computes() {
                 carrier.ask_again(stamp);
             }
         }

@@ -243,8 +243,12 @@ impl Policy {
         };
         let age = look.now.saturating_sub(seen.since);
         match look.waiting {
-            Waiting::Pressing if age >= GRACE && has_computed(&seen, look) => Judgement::Interrupt,
-            Waiting::ForTurn if age >= look.quantum => Judgement::Interrupt,
+            Waiting::Pressing if age >= GRACE && has_computed(&seen, look, GRACE) => {
+                Judgement::Interrupt
+            }
+            Waiting::ForTurn if age >= look.quantum && has_computed(&seen, look, look.quantum) => {
+                Judgement::Interrupt
+            }
             _ if age >= TICK => Judgement::Overran,
             _ => Judgement::Busy,
         }
@@ -292,12 +296,12 @@ impl Policy {
     }
 }
 
-/// Whether its thread has computed for most of the grace since it was first seen in this dispatch, as far as
+/// Whether its thread has computed for most of this time since it was first seen in this dispatch, as far as
 /// is known: one that only woke for a moment is soon asleep again, and a signal would end that sleep.
-fn has_computed(seen: &Seen, look: &Look) -> bool {
+fn has_computed(seen: &Seen, look: &Look, time: Duration) -> bool {
     match (seen.cpu_at_first, look.cpu) {
         (Some(first), Some(now)) if look.began.is_none() => {
-            now.saturating_sub(first) >= GRACE * 3 / 4
+            now.saturating_sub(first) >= time / 4 * 3
         }
         _ => true,
     }
