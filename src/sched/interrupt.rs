@@ -39,7 +39,7 @@ use crate::sched::worker::Worker;
 
 /// How often a freeze is put off because the code is not the program's, and for how long.
 const TRIES: u32 = 5;
-const TRY_AGAIN: Duration = Duration::from_micros(50);
+const TRY_AGAIN: Duration = Duration::from_micros(10);
 
 /// Looks after which a signal was not answered.
 const UNANSWERED: u32 = 5;
