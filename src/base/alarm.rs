@@ -16,12 +16,13 @@ unsafe impl Sync for Alarm {}
 unsafe impl Send for Alarm {}
 
 impl Alarm {
-    /// For the calling thread; `None` if the kernel has no more of them.
-    pub(crate) fn new(signal: i32) -> Option<Self> {
+    /// For the calling thread, whose handler finds `value` in the `siginfo`; `None` if the kernel has no more of them.
+    pub(crate) fn new(signal: i32, value: usize) -> Option<Self> {
         // SAFETY: all-zero is a valid `sigevent`.
         let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = signal;
+        event.sigev_value.sival_ptr = ptr::without_provenance_mut(value);
         event.sigev_notify_thread_id = os::thread_number();
         let mut timer = ptr::null_mut();
         // SAFETY: both live for the call.

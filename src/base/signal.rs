@@ -112,6 +112,20 @@ impl Previous {
     }
 }
 
+/// Whether a signal was sent with this value, by a queue or a timer.
+///
+/// # Safety
+/// `info` is the argument of a running handler.
+pub(crate) unsafe fn was_sent_with(info: *mut siginfo_t, value: usize) -> bool {
+    // SAFETY: by the caller's promise it points to a siginfo.
+    let info = unsafe { &*info };
+    if info.si_code != libc::SI_QUEUE && info.si_code != libc::SI_TIMER {
+        return false;
+    }
+    // SAFETY: for these codes the field is filled in.
+    unsafe { info.si_value() }.sival_ptr.addr() == value
+}
+
 /// The address whose touch raised the signal.
 ///
 /// # Safety

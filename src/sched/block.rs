@@ -140,6 +140,7 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
             }
         }
     }
+    carrier.spread_out(); // it may have been given a worker by one that stopped
     fiber.unblock_carrier();
     if carrier.owner.peek().is_none() {
         carrier.ask_for_worker(); // the waker has asked, too

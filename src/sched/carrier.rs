@@ -40,7 +40,7 @@ use crate::fiber::{FiberRef, Record};
 use crate::sched::freeze::Ice;
 use crate::sched::owner::Owner;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, context, run};
+use crate::sched::{Shared, class, context, run};
 
 /// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
 #[repr(align(128))]
@@ -90,6 +90,21 @@ pub(crate) struct Own {
     pub(crate) alarm: Option<Alarm>,
     /// The stack its handlers run on.
     pub(crate) signal_stack: Range<usize>,
+}
+
+impl Home {
+    /// # Safety
+    /// It is runnable, in no list, and alive (I3).
+    #[inline]
+    pub(crate) unsafe fn push(&mut self, fiber: FiberRef) {
+        let queue = if class::is_batch(&fiber) {
+            &mut self.batch
+        } else {
+            &mut self.queue
+        };
+        // SAFETY: by the caller's promise.
+        unsafe { queue.push(fiber.pointer()) };
+    }
 }
 
 // SAFETY: the cells are touched by the carrier's own thread only, `home` by whom I17 says; the rest is
@@ -172,6 +187,7 @@ impl Carrier {
     #[inline(never)]
     pub(crate) fn ask_for_worker(&self) -> NonNull<Worker> {
         self.shared().detached.claim(self.index);
+        self.owner.come_back();
         self.shared().want(self.index);
         let worker = self.wait_for_worker();
         // If it came another way (a taker gave ours back), the request is void.
@@ -233,19 +249,22 @@ impl Carrier {
     /// been given another one meanwhile (somebody still followed an old request), a place is looked
     /// for again: then the caller's token is void.
     #[must_use]
-    pub(crate) fn keep(&self, mut worker: NonNull<Worker>) -> bool {
-        loop {
-            worker = match self.accept(worker) {
-                Ok(()) => return true, // our own thread: nobody needs to be rung
-                Err(worker) => worker,
-            };
-            worker = match self.shared().place(worker) {
-                Ok(()) => return false,
-                Err(_) if self.shared().is_stopping() => return false, // nobody needs it any more
-                Err(worker) => worker,
-            };
-            std::thread::yield_now();
+    pub(crate) fn keep(&self, worker: NonNull<Worker>) -> bool {
+        let Err(worker) = self.accept(worker) else {
+            return true; // our own thread: nobody needs to be rung
+        };
+        if let Err(worker) = self.shared().place(worker) {
+            self.shared().place_quietly(worker); // I20
         }
+        false
+    }
+
+    /// Any thread that took the worker from this carrier: gives it back, if its thread has not noticed.
+    fn take_back(&self, worker: NonNull<Worker>) -> Placed {
+        // SAFETY: workers live as long as `Shared`.
+        let word = unsafe { &worker.as_ref().carrier };
+        word.store(ptr::from_ref(self).cast_mut(), SeqCst);
+        self.owner.give_back(worker)
     }
 
     /// Any thread: gives a worker to this carrier.
@@ -293,6 +312,7 @@ impl Carrier {
                 continue;
             }
             if shared.is_stopping() {
+                set.claim(self.index);
                 return Rested::End;
             }
             if self.has_runnable() {
@@ -489,7 +509,10 @@ impl Shared {
         match self.place(taken) {
             Ok(()) => true,
             Err(taken) => {
-                let _with_it_or_elsewhere = carrier.keep(taken); // no thread to be had
+                // No thread to be had. If it noticed meanwhile it waits for one.
+                if let Err(taken) = carrier.take_back(taken) {
+                    let _with_it_or_elsewhere = carrier.keep(taken);
+                }
                 carrier.bell.ring(); // it may have noticed, and waits
                 false
             }

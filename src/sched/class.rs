@@ -118,6 +118,14 @@ impl Sites {
         })
     }
 
+    /// Fibers from here compute much, more often than not.
+    pub(crate) fn is_bad(self) -> bool {
+        self.0.is_some_and(|site| {
+            let counts = site.counts.load(Relaxed);
+            (counts >> 16) * RATIO > counts & 0xffff
+        })
+    }
+
     /// A fiber from here has ended.
     #[inline]
     pub(crate) fn ended(self) {

@@ -29,12 +29,13 @@ use crate::sched::worker::Worker;
 
 impl Carrier {
     /// On the monitor's thread: how much it has computed so far.
-    fn note_cpu(&self) {
+    pub(crate) fn note_cpu(&self) {
         let cpu = self
             .thread
             .cpu_time()
             .map_or(0, |time| time.as_nanos() as u64);
         self.ice.cpu.store(cpu, Relaxed);
+        self.ice.cpu_began.store(cpu, Relaxed);
     }
 
     /// On the monitor's thread: whether it has computed for some time since it was last seen asleep. One
@@ -92,9 +93,10 @@ impl Shared {
             }
             let state = carrier.thread.state();
             let is_locked = state == ThreadState::Locked;
-            newly |= is_locked && !carrier.ice.locked.swap(is_locked, Relaxed);
+            let was_locked = carrier.ice.locked.swap(is_locked, Relaxed);
+            newly |= is_locked && !was_locked;
             match state {
-                ThreadState::Running if carrier.has_computed() => {
+                ThreadState::Running | ThreadState::Unknown if carrier.has_computed() => {
                     carrier.ice.request.store(WITHOUT_WORKER, SeqCst);
                     carrier.send();
                 }

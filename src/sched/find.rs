@@ -14,8 +14,9 @@ use crate::queue::inject::popped;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::context::Entered;
+use crate::sched::freeze::Which;
+use crate::sched::moving;
 use crate::sched::worker::Worker;
-use crate::sched::{class, moving};
 
 /// Turns the LIFO slots get in a row: enough for a short conversation, not for starving a queue.
 pub(crate) const LIFO_TURNS: u32 = 3;
@@ -97,6 +98,7 @@ fn in_order(token: &mut Entered) -> Next {
         token.carrier().shared().fire(token.worker());
     }
     token.carrier().shared().fire_missed();
+    token.carrier().forget_bound();
     if !token.carrier().shared().unsorted.is_empty() {
         moving::sort_unsorted(token);
     }
@@ -156,7 +158,9 @@ fn batch(token: &mut Entered) -> Next {
                 shared.batch.pop(1).pop().map(|f| Next::Start(popped(f)))
             }
             1 => carrier.home().batch.pop().map(|f| Next::Run(popped(f))),
-            _ => shared.claim_frozen(false).map(Next::Thaw),
+            _ => (shared.claim_frozen(Which::Batch))
+                .or_else(|| shared.claim_frozen(Which::Any))
+                .map(Next::Thaw),
         };
         if let Some(found) = found {
             shared.pay_batch();
@@ -184,7 +188,7 @@ fn from_ready(token: &mut Entered) -> Next {
         token.worker().counters.from_shared.add(1);
         return Next::Run(popped(fiber));
     }
-    shared.claim_frozen(true).map_or(Next::Nothing, Next::Thaw)
+    (shared.claim_frozen(Which::Interactive)).map_or(Next::Nothing, Next::Thaw)
 }
 
 /// Moves what others sent to where this worker looks.
@@ -193,17 +197,11 @@ fn collect(token: &mut Entered) {
     let carrier = token.carrier();
     if !carrier.inbox.is_empty() {
         carrier.ice.fresh_mail.store(false, Relaxed);
-        carrier.forget_bound();
         let mut mail = carrier.inbox.take();
         let home = carrier.home();
         while let Some(member) = mail.pop() {
-            let queue = if class::is_batch(&popped(member)) {
-                &mut home.batch
-            } else {
-                &mut home.queue
-            };
             // SAFETY: just popped, and runnable fibers are alive (I3).
-            unsafe { queue.push(member) };
+            unsafe { home.push(popped(member)) };
         }
     }
     if !token.worker().assigned.is_empty() {

@@ -53,8 +53,8 @@ pub(crate) struct Ice {
     pub(crate) request: AtomicU64,
     /// How often the monitor has sent it again; its own.
     pub(crate) asked: AtomicU32,
-    /// A signal of ours is on its way.
-    pub(crate) signalled: AtomicBool,
+    /// The dispatch in which its fiber was not to be interrupted when we asked.
+    pub(crate) refused: AtomicU64,
     /// Since when a long dispatch runs, as far as is known, what the clock of its thread said then, and
     /// which one it is.
     pub(crate) began: AtomicU64,
@@ -93,12 +93,23 @@ pub(crate) struct Ice {
     /// Checkpoints its fibers passed, and how many of them the handler knew of; own thread.
     pub(crate) checkpoints: Cell<u32>,
     pub(crate) known_checkpoints: Cell<u32>,
+    pub(crate) known_at: Cell<u64>,
     /// Times the handler put the freeze off, and in which dispatch; own thread.
     pub(crate) tries: Cell<(u64, u32)>,
 }
 
 /// Nanoseconds after which a fiber that may not leave has waited long for its thread.
 const LONG_WAIT: u64 = 50_000_000;
+impl Ice {
+    /// A new thread begins under an old number.
+    pub(crate) fn forget(&self) {
+        self.request.store(0, Relaxed);
+        self.long.store(0, Relaxed);
+        self.hurries.store(false, Relaxed);
+        self.locked.store(false, Relaxed);
+    }
+}
+
 /// Frozen carriers per worker that are not many.
 const FEW_FROZEN: usize = 8;
 /// So much longer is a slice when there are many.
@@ -118,6 +129,14 @@ pub(crate) struct Counters {
     pub(crate) watchdog_releases: AtomicU64,
     pub(crate) cap_hits: AtomicU64,
     pub(crate) unanswered: AtomicU64,
+}
+
+/// Which of the frozen carriers are meant.
+#[derive(Clone, Copy)]
+pub(crate) enum Which {
+    Any,
+    Interactive,
+    Batch,
 }
 
 /// A carrier somebody has claimed, to give it a worker.
@@ -178,12 +197,14 @@ impl Carrier {
     pub(crate) fn freeze_without_worker(&self, suspect: bool) {
         let shared = self.shared();
         shared.detached.claim(self.index);
+        self.owner.come_back(); // from here on it can be given a worker
         self.note_slice();
         self.ice.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.frozen.set(self.index);
         shared.rouse_one(self.index); // an idle worker may have time for it
         self.stay_frozen();
+        self.ice.tries.set((0, 0));
     }
 
     /// The runnable siblings that are not known to be bound are anybody's to sort.
@@ -230,8 +251,8 @@ impl Carrier {
             if let Some(worker) = self.owner.peek() {
                 return Thawed::WithWorker(worker);
             }
-            if self.owner.is_released() {
-                return Thawed::Released;
+            if self.owner.is_released() || self.shared().is_stopping() {
+                return Thawed::Released; // at the end for good: it may hold what others need
             }
             if !self.shared().adopt_orphan(self) {
                 self.bell.wait(None);
@@ -258,6 +279,19 @@ impl Carrier {
             self.ice.cpu_began.store(cpu, Relaxed);
             self.ice.long.store(stamp, SeqCst);
         }
+    }
+
+    /// Own thread, at the end of a dispatch the monitor has seen for long: for how many ticks it ran.
+    pub(crate) fn ticks_in(&self, worker: &Worker) -> u64 {
+        if self.ice.long.load(Relaxed) != worker.stamp() {
+            return 1;
+        }
+        let ran = self
+            .shared()
+            .clock
+            .nanos()
+            .saturating_sub(self.ice.began.load(Relaxed));
+        ran / TICK.as_nanos() as u64
     }
 
     /// Somebody posted a fiber that perhaps may move.
@@ -329,7 +363,7 @@ impl Carrier {
         }
         let now = shared.clock.nanos();
         ice.froze_at.store(now, Relaxed);
-        let ran = now.saturating_sub(ice.began.load(Relaxed));
+        let ran = os::own_cpu_time().saturating_sub(ice.cpu_began.load(Relaxed));
         if let Some(fiber) = self.current.get() {
             class::heat_up(&fiber, ran / TICK.as_nanos() as u64);
             ice.batch.store(class::is_batch(&fiber), Relaxed);
@@ -361,7 +395,7 @@ impl Carrier {
     pub(crate) fn release(&self) -> bool {
         let released = self.owner.release();
         if released {
-            self.ice.began.store(self.shared().clock.nanos(), Relaxed);
+            self.note_cpu();
             self.bell.ring();
         }
         released
@@ -375,7 +409,7 @@ impl Shared {
         let wanted = || self.wanted.claim_any(0).map(Receiver::Wanted);
         let resting = || self.resting.claim_any(0).map(Receiver::Resting);
         let homes = || self.homes.claim_any(0).map(Receiver::Home);
-        let frozen = || self.claim_frozen(false).map(Receiver::Frozen);
+        let frozen = || self.claim_frozen(Which::Any).map(Receiver::Frozen);
         let spare = wanted().or_else(resting).or_else(homes);
         spare.or_else(|| to_frozen.then(frozen)?)
     }
@@ -387,6 +421,8 @@ impl Shared {
             || !worker.assigned.is_empty()
             || worker.timers.is_due()
             || worker.has_own.load(Relaxed)
+            || self.count.is_excess(worker.index)
+            || self.batch.len() > 0
             || self.ready.len() > 0
             || self.global.len() > 0
             || !self.unsorted.is_empty()
@@ -397,21 +433,29 @@ impl Shared {
         match receiver {
             Receiver::Resting(index) => self.unclaim_rest(&self.resting, index),
             Receiver::Home(index) => self.unclaim_rest(&self.homes, index),
-            Receiver::Wanted(index) => self.want(index),
+            Receiver::Wanted(index) => {
+                self.want(index);
+                self.void_if_served(&self.wanted, index);
+            }
             Receiver::Frozen(index) => {
                 self.frozen.set(index);
+                self.void_if_served(&self.frozen, index);
                 self.rouse_one(index);
             }
         }
     }
 
     fn unclaim_rest(&self, set: &Bitmap, index: usize) {
-        let carrier = self.carrier(index);
         set.set(index);
-        if carrier.owner.peek().is_some() {
-            set.claim(index); // it does not rest any more
+        self.void_if_served(set, index);
+        self.carrier(index).bell.ring(); // it looks into its inbox: nobody owes it anything
+    }
+
+    /// It has got a worker meanwhile, and does not wait any more.
+    fn void_if_served(&self, set: &Bitmap, index: usize) {
+        if self.carrier(index).owner.peek().is_some() {
+            set.claim(index);
         }
-        carrier.bell.ring(); // it looks into its inbox: nobody owes it anything
     }
 
     /// Gives a worker to a claimed carrier, on the CPU of the caller, or else to another.
@@ -459,14 +503,22 @@ impl Shared {
         }
     }
 
-    /// The frozen carrier whose turn it is.
-    pub(crate) fn claim_frozen(&self, only_interactive: bool) -> Option<usize> {
+    /// The frozen carrier whose turn it is. One whose thread others wait for comes first every other time.
+    pub(crate) fn claim_frozen(&self, which: Which) -> Option<usize> {
+        let hurry = self.hurry_turn.fetch_xor(true, Relaxed);
         loop {
             let order = |index: &usize| {
                 let ice = &self.carrier(*index).ice;
-                (!ice.hurries.load(Relaxed), ice.ticket.load(Relaxed))
+                (
+                    hurry && !ice.hurries.load(Relaxed),
+                    ice.ticket.load(Relaxed),
+                )
             };
-            let fits = |index: &usize| !only_interactive || self.carrier(*index).is_interactive();
+            let fits = |index: &usize| match which {
+                Which::Any => true,
+                Which::Interactive => self.carrier(*index).is_interactive(),
+                Which::Batch => self.carrier(*index).ice.batch.load(Relaxed),
+            };
             let first = self.frozen.members().filter(fits).min_by_key(order)?;
             if self.frozen.claim(first) {
                 return Some(first);
@@ -485,7 +537,18 @@ impl Shared {
 
     /// So many are frozen that each further one is one too many.
     pub(crate) fn has_many_frozen(&self) -> bool {
-        self.frozen.len() > FEW_FROZEN * self.count.allowed()
+        self.frozen.len() > self.few_frozen()
+    }
+
+    /// Even of those of which nothing bad is known.
+    pub(crate) fn has_too_many_frozen(&self) -> bool {
+        self.frozen.len() > 2 * self.few_frozen()
+    }
+
+    fn few_frozen(&self) -> usize {
+        let workers = self.count.allowed();
+        let room = self.settings.max_carriers.saturating_sub(2 * workers) / 4;
+        (FEW_FROZEN * workers).min(room)
     }
 
     /// Whether one more of those fibers may start that others come before: while many are frozen, one
@@ -510,8 +573,8 @@ impl Shared {
         self.settings.quantum * longer
     }
 
-    /// On the monitor's thread, every other tick: if those that others come before wait and none of them
-    /// runs, each worker owes them a slice. One lasts 200 µs at least, so that is a tenth of the time.
+    /// On the monitor's thread, every other tick: if those that others come before wait, each worker that
+    /// does not run one of them owes them a slice. It lasts 200 µs at least, a tenth of the time.
     pub(crate) fn owe_batch(&self) {
         let siblings = |worker: &Worker| {
             let carrier = worker.carrier();
@@ -519,20 +582,19 @@ impl Shared {
         };
         let wait =
             !self.frozen.is_empty() || self.batch.len() > 0 || self.present().iter().any(siblings);
-        let owed = if wait && !self.runs_long() {
-            self.count.allowed()
-        } else {
-            0
-        };
-        self.owed.store(owed, Relaxed);
+        let owed = self.count.allowed().saturating_sub(self.running_batch());
+        self.owed.store(if wait { owed } else { 0 }, Relaxed);
     }
 
-    /// Whether some worker is in a dispatch that is known to be long.
-    fn runs_long(&self) -> bool {
-        self.present().iter().any(|worker| {
-            let long = |carrier: &Carrier| carrier.ice.long.load(Relaxed) == worker.stamp();
+    /// Workers in a dispatch that is known to be long, of a fiber that others come before.
+    fn running_batch(&self) -> usize {
+        let runs = |worker: &&Worker| {
+            let long = |carrier: &Carrier| {
+                carrier.ice.long.load(Relaxed) == worker.stamp() && carrier.ice.batch.load(Relaxed)
+            };
             worker.published.phase() == Phase::Fiber && worker.carrier().is_some_and(long)
-        })
+        };
+        self.present().iter().filter(runs).count()
     }
 
     /// One of them has got its slice.
@@ -550,7 +612,9 @@ impl Shared {
 
     /// No thread is there to take a worker over: the helper is asked for one.
     pub(crate) fn no_receiver(&self) {
-        self.preempted.cap_hits.fetch_add(1, Relaxed);
+        if self.vacant.is_empty() || self.watchers.is_refused() {
+            self.preempted.cap_hits.fetch_add(1, Relaxed);
+        }
         self.ask_for_spares();
     }
 

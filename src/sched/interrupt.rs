@@ -15,8 +15,9 @@
 //! its thread, not by a thread-local. It runs on the carrier's own alternate stack; if the interrupted
 //! code was on that stack already, it is another handler, and this is not the time.
 //!
-//! A signal that is none of ours goes to the handler that was there before ([S11]): on foreign threads,
-//! and on carriers if nobody of us has sent one. Two that come together are one for the kernel.
+//! A signal that is none of ours goes to the handler that was there before ([S11]). Ours carry a value that
+//! nobody else has; beyond that it does not matter which of us sent one, since two that come together are
+//! one for the kernel.
 //!
 //! [S7]: DESIGN.md
 //! [S11]: DESIGN.md
@@ -26,8 +27,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicI32,
     Ordering::{Relaxed, SeqCst},
+    compiler_fence,
 };
 use std::time::Duration;
+
+use indent_sysmon::TICK;
 
 use crate::base::arch::{self, At};
 use crate::base::signal::{self, Previous, c_int, c_void, siginfo_t};
@@ -75,19 +79,22 @@ pub(crate) fn is_in_place() -> bool {
 
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let errno = os::errno();
-    match roster::carrier() {
-        Some(carrier) if carrier.ice.signalled.swap(false, SeqCst) => {
-            // SAFETY: the argument of a running handler.
-            let at = unsafe { arch::interrupted(context) };
-            carrier.interrupted(at);
+    // SAFETY: the argument of a running handler.
+    if !unsafe { signal::was_sent_with(info, ours()) } {
+        if let Some(before) = BEFORE.get() {
+            before.pass_on(signal, info, context);
         }
-        _ => {
-            if let Some(before) = BEFORE.get() {
-                before.pass_on(signal, info, context);
-            }
-        }
+    } else if let Some(carrier) = roster::carrier() {
+        // SAFETY: as above.
+        let at = unsafe { arch::interrupted(context) };
+        carrier.interrupted(at);
     }
     os::set_errno(errno);
+}
+
+/// What our signals carry: nobody else has this address.
+pub(crate) fn ours() -> usize {
+    (&raw const BEFORE).addr()
 }
 
 impl Carrier {
@@ -107,15 +114,14 @@ impl Carrier {
         } else if ice.asked.fetch_add(1, Relaxed) + 1 == UNANSWERED {
             self.shared().preempted.unanswered.fetch_add(1, Relaxed);
         }
-        self.send();
+        if ice.refused.load(Relaxed) != stamp {
+            self.send();
+        }
     }
 
     /// Sends the signal.
     pub(crate) fn send(&self) {
-        self.ice.signalled.store(true, SeqCst);
-        if !self.thread.signal(signal()) {
-            self.ice.signalled.store(false, SeqCst);
-        }
+        self.thread.signal_with(signal(), ours());
     }
 
     /// The handler's part.
@@ -138,16 +144,25 @@ impl Carrier {
     #[cold]
     #[inline(never)]
     pub(crate) fn look_at_request(&self) {
-        self.owner.raise();
-        if self.current.get().is_some() {
-            self.follow_request(false);
+        for _ in 0..2 {
+            self.owner.raise();
+            if self.current.get().is_some() {
+                self.follow_request(false);
+            }
+            self.owner.leave();
+            compiler_fence(SeqCst); // what comes from here on finds the mark down
+            if self.ice.request.load(Relaxed) == 0 {
+                return;
+            }
         }
-        self.owner.leave(); // what comes from here on finds the mark down
     }
 
     /// Mark up, where the mark was down a moment ago: freezes if somebody wants that now.
     fn follow_request(&self, foreign_code: bool) {
         let request = self.ice.request.load(SeqCst);
+        if self.shared().is_stopping() {
+            return self.ice.request.store(0, Relaxed); // nobody would bring it a worker
+        }
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
@@ -159,6 +174,8 @@ impl Carrier {
         {
             if request != stamp {
                 self.ice.request.store(0, Relaxed); // late
+            } else {
+                self.ice.refused.store(stamp, Relaxed); // the section's end looks at it
             }
             return;
         }
@@ -181,8 +198,13 @@ impl Carrier {
     /// Whether the fiber has passed a checkpoint since somebody last wanted it to freeze: then it finds the
     /// request at the next one.
     fn comes_by_itself(&self) -> bool {
-        let passed = self.ice.checkpoints.get();
-        self.ice.known_checkpoints.replace(passed) != passed
+        let (passed, ice) = (self.ice.checkpoints.get(), &self.ice);
+        let now = self.shared().clock.nanos();
+        if ice.known_checkpoints.replace(passed) != passed {
+            ice.known_at.set(now);
+            return true;
+        }
+        now.saturating_sub(ice.known_at.get()) < TICK.as_nanos() as u64
     }
 
     /// Own thread, in a fiber that may yield: takes a request for this dispatch.
@@ -191,7 +213,8 @@ impl Carrier {
         let request = self.ice.request.swap(0, SeqCst);
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
-        worker.is_some_and(|worker| unsafe { worker.as_ref() }.stamp() == request)
+        let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
+        stamp == request
     }
 
     /// Whether the freeze is put off once more: a lock of the allocator may be held.
@@ -206,7 +229,6 @@ impl Carrier {
         };
         self.ice.tries.set((stamp, tries + 1));
         self.shared().preempted.retries.fetch_add(1, Relaxed);
-        self.ice.signalled.store(true, SeqCst);
         alarm.set(TRY_AGAIN);
         true
     }

@@ -86,7 +86,8 @@ pub(crate) fn settle(carrier: &Carrier, fiber: FiberRef) {
 /// A fiber that is known to be bound has switched out on its home.
 #[inline]
 pub(crate) fn count_bound(carrier: &Carrier, fiber: FiberRef) {
-    if verdict::is_bound(fiber) {
+    // Of whom nothing is known counts, too.
+    if !verdict::is_free(fiber) {
         fiber.counts_as_bound.store(true, atomic::Ordering::Relaxed);
         carrier.bound.fetch_add(1, Relaxed);
     }
@@ -194,7 +195,10 @@ fn sift(token: &Entered, most: usize, mut elsewhere: impl FnMut(FiberRef)) {
         }
     }
     kept.append(all);
-    carrier.home().queue.append(kept);
+    while let Some(fiber) = kept.pop().map(popped) {
+        // SAFETY: just popped.
+        unsafe { carrier.home().push(fiber) };
+    }
     if moved {
         shared.rouse_from(token.worker());
     }
@@ -266,14 +270,16 @@ impl Shared {
         let known = verdict::is_bound(fiber);
         // SAFETY: runnable, in no list, and alive (I3).
         unsafe { carrier.inbox.post(fiber.pointer()) };
-        if !known {
-            carrier.note_fresh_mail();
-        }
         if !wake::rouse_for_inbox(carrier, known) && !known {
-            // Its carrier is busy for who knows how long: it is looked at again.
-            self.puzzled.store(true, SeqCst);
-            self.watchers.notice();
+            self.puzzle_over(carrier);
         }
+    }
+
+    /// Its carrier is busy for who knows how long: what was posted there is looked at again.
+    fn puzzle_over(&self, carrier: &Carrier) {
+        carrier.note_fresh_mail();
+        self.puzzled.store(true, SeqCst);
+        self.watchers.notice();
     }
 
     /// On the monitor's thread, now and then: more may be known by now of those whose carrier is busy.
@@ -281,9 +287,8 @@ impl Shared {
         if !self.puzzled.swap(false, SeqCst) {
             return;
         }
-        let busy = self.frozen.members().chain(self.detached.members());
-        for carrier in busy.map(|index| self.carrier(index)) {
-            if !carrier.has_fresh_mail() {
+        for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
+            if !carrier.has_fresh_mail() || carrier.owner.peek().is_some() {
                 continue;
             }
             self.puzzled.store(true, SeqCst); // until all is known, or the carrier is back
@@ -319,14 +324,19 @@ impl Shared {
         }
         fibers.append(bound); // those nobody has looked at come first the next time
         let posts = !fibers.is_empty();
+        let mut known = true;
         while let Some(fiber) = fibers.pop() {
+            known &= verdict::is_bound(popped(fiber));
             // SAFETY: just popped, and runnable fibers are alive (I3).
             unsafe { carrier.inbox.post(fiber) };
         }
         if posts {
             // I10: it may have looked while they were in our hands. If it cannot be claimed, it looks
             // again, or somebody owes it a worker, or it is blocked and looks when it is not.
-            let _claimed = wake::rouse_for_inbox(carrier, true);
+            let claimed = wake::rouse_for_inbox(carrier, known);
+            if !known && !claimed {
+                self.puzzle_over(carrier);
+            }
         }
     }
 
@@ -436,10 +446,12 @@ unsafe fn welcome_by_site(shared: &Shared, carrier: &Carrier, fiber: FiberRef) -
         return Welcome::Here;
     }
     let unstarted = fiber.stack.load(atomic::Ordering::Relaxed).is_null();
-    if !unstarted || Sites::get(fiber.location()).is_good() {
+    let site = Sites::get(fiber.location());
+    if !unstarted || site.is_good() {
         return Welcome::Here;
     }
-    if shared.has_many_frozen() && fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER {
+    let anywhere = fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;
+    if anywhere && (site.is_bad() && shared.has_many_frozen() || shared.has_too_many_frozen()) {
         return Welcome::Later;
     }
     // Not for ever: where nothing is known of any site each fiber would get a thread of its own.

@@ -4,18 +4,20 @@
 //! again; *takers*, other threads that want the worker of a carrier which is stuck in user code;
 //! *givers*, which bring a worker to a carrier that waits for one.
 //!
-//! The word is a worker, *empty*, *in hand* while a taker makes up its mind, or *closed*.
+//! The word is a worker, *empty* while the carrier waits for one, *away* while its thread goes on without
+//! one, *in hand* while a taker makes up its mind, *released*, or *closed*.
 //!
 //! - **Enter**: mark up, light barrier, read the word. A worker: it is the enterer's until the mark is
 //!   down again. In hand: wait, it will be one of the others in a moment. Else there is none.
 //! - **Raise**: mark up and no more, for what needs no worker but must not be interrupted (S6).
 //! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
-//!   Down: make the word empty; the worker is the taker's.
+//!   Down: the word is away; the worker is the taker's. The enterer makes it empty when it begins to
+//!   wait: nothing can be given to a carrier that would not notice.
 //! - **Visit**: as a take, but the worker is put back in any case; if the mark was down, the visitor
 //!   may touch meanwhile what the carrier's thread touches only with the mark up.
 //! - **Give**: exchange empty for the worker; on failure the giver keeps it.
-//! - **Release**: exchange empty for *released*: who waits goes on without a worker. So a giver and a
-//!   releaser do not both succeed.
+//! - **Release**: exchange empty for *released*: who waits goes away again. So a giver and a releaser do
+//!   not both succeed.
 //! - **Surrender**: the enterer, mark up, exchanges its worker for empty, waiting for a taker.
 //!
 //! **I7** No two threads have one worker. Every transfer is an exchange of the word, so of several
@@ -60,10 +62,15 @@ fn released<W>() -> *mut W {
     ptr::without_provenance_mut(3 * align_of::<W>())
 }
 
+/// The word of a carrier that runs in the middle of a fiber without a worker.
+fn away<W>() -> *mut W {
+    ptr::without_provenance_mut(4 * align_of::<W>())
+}
+
 /// What the word says: a worker, or none. Workers lie above all the words that are none.
 #[inline]
 fn holds<W>(word: *mut W) -> Option<NonNull<W>> {
-    NonNull::new(word).filter(|_| word.addr() > released::<W>().addr())
+    NonNull::new(word).filter(|_| word.addr() > away::<W>().addr())
 }
 
 impl<W> Owner<W> {
@@ -138,7 +145,7 @@ impl<W> Owner<W> {
     /// Takes the worker from a carrier that is outside runtime code, and before anybody can enter
     /// again does what must be done to the things of that carrier.
     pub(crate) fn take<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<(NonNull<W>, R)> {
-        self.take_in_hand(meanwhile, |_| ptr::null_mut())
+        self.take_in_hand(meanwhile, |_| away())
     }
 
     /// The same, but leaves the worker where it is.
@@ -188,12 +195,27 @@ impl<W> Owner<W> {
             .is_ok()
     }
 
-    /// Own thread: whether it was told so; from here on it can be given a worker again.
+    /// Own thread: whether it was told so. It is away then.
     #[must_use]
     pub(crate) fn is_released(&self) -> bool {
         self.word
-            .compare_exchange(released(), ptr::null_mut(), SeqCst, SeqCst)
+            .compare_exchange(released(), away(), SeqCst, SeqCst)
             .is_ok()
+    }
+
+    /// Own thread, mark up: it begins to wait for a worker, whether it was away or not.
+    pub(crate) fn come_back(&self) {
+        let _ = self
+            .word
+            .compare_exchange(away(), ptr::null_mut(), SeqCst, SeqCst);
+    }
+
+    /// By who took it: puts a worker back, unless the carrier has begun to wait.
+    pub(crate) fn give_back(&self, worker: NonNull<W>) -> Result<(), NonNull<W>> {
+        self.word
+            .compare_exchange(away(), worker.as_ptr(), SeqCst, SeqCst)
+            .map(|_| ())
+            .map_err(|_| worker)
     }
 
     /// Own thread, without a worker: nothing can be given any more. False if something has been.
@@ -289,6 +311,7 @@ mod models {
             model.carriers[0].open(NonNull::from(&model.worker));
             model.carriers[1].open(NonNull::from(&model.worker));
             model.carriers[1].take(|| ()).expect("nobody else is there");
+            model.carriers[1].come_back();
             model
         }
 
@@ -311,7 +334,12 @@ mod models {
         fn take_over(&self, back: bool) {
             if let Some((worker, ())) = self.carriers[0].take(|| ()) {
                 self.touch(worker);
-                if self.carriers[usize::from(!back)].give(worker).is_err() {
+                let given = if back {
+                    self.carriers[0].give_back(worker)
+                } else {
+                    self.carriers[1].give(worker)
+                };
+                if given.is_err() {
                     self.kept.fetch_add(1, AcqRel);
                 }
             }
@@ -403,6 +431,7 @@ mod models {
         check(4, || {
             let model = Model::new();
             let (worker, ()) = model.carriers[0].take(|| ()).expect("nobody else is there");
+            model.carriers[0].come_back();
             let other = model.clone();
             let releaser = thread::spawn(move || other.carriers[0].release());
             let given = model.carriers[0].give(worker).is_ok();
@@ -438,6 +467,7 @@ mod models {
         check(4, || {
             let model = Model::new();
             let (worker, ()) = model.carriers[0].take(|| ()).expect("nobody else is there");
+            model.carriers[0].come_back();
             let other = model.clone();
             let (w, carrier) = (worker.as_ptr().addr(), &model.carriers[0]);
             let giver = thread::spawn(move || {
@@ -511,6 +541,7 @@ mod models {
             let carrier = &model.carriers[0];
             let mut gave = false;
             if carrier.enter().is_none() {
+                carrier.come_back();
                 gave = carrier.give(NonNull::from(&*second)).is_ok();
                 assert!(carrier.peek().is_some());
             }

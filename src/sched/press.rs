@@ -112,7 +112,9 @@ impl Shared {
         let others = carrier.is_some_and(|carrier| carrier.ice.siblings.load(Relaxed));
         let queued = !worker.ring.is_empty() || !worker.lifo.is_empty() || self.global.len() > 0;
         let assigned = !worker.assigned.is_empty() || worker.has_own.load(Relaxed);
-        if mail || others || queued || assigned || !self.frozen.is_empty() {
+        let excess = self.count.is_excess(worker.index);
+        let batch = !self.frozen.is_empty() || self.batch.len() > 0;
+        if mail || others || queued || assigned || excess || batch {
             return Waiting::ForTurn;
         }
         Waiting::Nobody

@@ -47,7 +47,7 @@ pub(crate) fn run_fibers() -> Left {
                 search.found(&token);
                 let at_home = ptr::eq(moving::home(fiber), token.carrier());
                 if !(at_home && stays(&token, fiber)) {
-                    match leave_for(&mut token, fiber) {
+                    match leave_for(&mut token, fiber, false) {
                         Leave::Left => break Left::GaveWorkerAway,
                         Leave::Gone => continue,
                         Leave::Stays => {}
@@ -67,6 +67,11 @@ pub(crate) fn run_fibers() -> Left {
             }
             Next::Start(fiber) => {
                 search.found(&token);
+                match leave_for(&mut token, fiber, true) {
+                    Leave::Left => break Left::GaveWorkerAway,
+                    Leave::Gone => continue,
+                    Leave::Stays => {}
+                }
                 let handed;
                 (token, handed) = run(token, fiber, false);
                 if handed && hand_over(&mut token, Carrier::hand_over) {
@@ -135,11 +140,13 @@ fn stays(token: &Entered, fiber: FiberRef) -> bool {
 
 /// A fiber that is not at home here, or need not be: if it is not welcome (S12), takes it and the
 /// worker to another carrier, where it is the first to run.
-fn leave_for(token: &mut Entered, fiber: FiberRef) -> Leave {
+fn leave_for(token: &mut Entered, fiber: FiberRef, its_turn: bool) -> Leave {
     // SAFETY: I1: `next` took it off a queue.
     let welcome = unsafe { moving::welcome(token, fiber) };
     match welcome {
         Welcome::Here => return Leave::Stays,
+        Welcome::Later if its_turn && !token.carrier().keeps_fibers() => return Leave::Stays,
+        Welcome::Later if its_turn => {}
         Welcome::Later => {
             token.carrier().shared().batch.push(fiber);
             return Leave::Gone;
@@ -247,14 +254,8 @@ fn note_own(token: &mut Entered) {
 }
 
 fn push_home(carrier: &Carrier, fiber: FiberRef) {
-    let home = carrier.home();
-    let queue = if class::is_batch(&fiber) {
-        &mut home.batch
-    } else {
-        &mut home.queue
-    };
     // SAFETY: it just ran, so it is in no list; a fiber that is not over is alive (I3).
-    unsafe { queue.push(fiber.pointer()) };
+    unsafe { carrier.home().push(fiber) };
 }
 
 /// The fiber has switched out: what the monitor has seen of it counts.
@@ -263,7 +264,7 @@ fn account(token: &Entered, fiber: FiberRef) {
     let worker = token.worker();
     let preempts = token.carrier().shared().settings.preempt;
     if preempts && worker.overran.load(Relaxed) == worker.published.dispatches() {
-        class::heat_up(&fiber, u64::from(worker.overran_for.load(Relaxed)));
+        class::heat_up(&fiber, token.carrier().ticks_in(worker));
     }
 }
 

@@ -294,6 +294,10 @@ impl Shared {
     /// Step 5: ends all threads that come back to the scheduler; the number of those that do not.
     pub(crate) fn stop_threads(&self, patience: Patience) -> usize {
         self.stopping.store(true, SeqCst);
+        // Those that are frozen go on: they may hold what we need to come to an end.
+        for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
+            carrier.bell.ring();
+        }
         self.watchers.stop();
         for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
             carrier.bell.ring();

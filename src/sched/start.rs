@@ -116,10 +116,11 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     let signal_stack = AlternateStack::install();
     let carrier = shared.carrier(index);
     carrier.thread.enlist();
+    carrier.ice.forget();
     let entry = shared.settings.preempt.then(|| {
         signal::unblock(interrupt::signal());
         carrier.set_own(Own {
-            alarm: Alarm::new(interrupt::signal()),
+            alarm: Alarm::new(interrupt::signal(), interrupt::ours()),
             signal_stack: signal_stack.as_ref().map_or(0..0, AlternateStack::range),
         });
         roster::enter(carrier)

@@ -137,7 +137,8 @@ pub(crate) fn is_free(fiber: FiberRef) -> bool {
 
 /// Whether it was noted that the fiber may not leave its thread.
 pub(crate) fn is_bound(fiber: FiberRef) -> bool {
-    fiber.verdict.load(atomic::Ordering::Relaxed) != NOT_KNOWN && !is_free(fiber)
+    fiber.pins.load(atomic::Ordering::Relaxed) > 0
+        || fiber.verdict.load(atomic::Ordering::Relaxed) != NOT_KNOWN && !is_free(fiber)
 }
 
 /// Whether a fiber that has not started will want to be alone: its first function says so already.

@@ -41,6 +41,8 @@ const STUDY_AFTER: u32 = 4;
 /// Looks after which the siblings of a fiber that runs and runs are looked at again.
 const RAID_AGAIN: u32 = 16;
 
+/// How often the monitor looks at threads that are blocked in the kernel while all workers sleep.
+const RARELY: Duration = Duration::from_millis(10);
 /// Ticks until fibers of whom too little was known are looked at again.
 const PUZZLE_AGAIN: u64 = 16;
 /// Most ticks between two rounds of rotation.
@@ -72,6 +74,8 @@ pub(crate) struct Watchers {
     looks_awake: AtomicU32,
     /// How many more workers may be interrupted at this look for the sake of those whom any can serve.
     press: AtomicUsize,
+    /// Somebody who should not have to wait did at this look.
+    somebody_pressed: AtomicBool,
     /// When the monitor last took its time, in nanoseconds.
     ticked: AtomicU64,
     /// Rounds of rotation (`detach.rs`), and ticks until the next and between two; the monitor's own.
@@ -100,6 +104,7 @@ impl Watchers {
             trim_at: Mutex::new(None),
             looks_awake: AtomicU32::new(0),
             press: AtomicUsize::new(0),
+            somebody_pressed: AtomicBool::new(false),
             ticked: AtomicU64::new(0),
             round: AtomicU64::new(1),
             rotate_in: AtomicU32::new(0),
@@ -115,6 +120,11 @@ impl Watchers {
         if let Some(helper) = self.helper.get() {
             helper.ask(what);
         }
+    }
+
+    /// The system has refused a thread lately.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.load(Relaxed)
     }
 
     pub(crate) fn ring_monitor(&self) {
@@ -163,8 +173,9 @@ impl Watchers {
 
     /// Ends both threads; what they were doing is finished first.
     pub(crate) fn stop(&self) {
-        self.monitor.get().map(Monitor::stop);
+        // In this order: the helper may wait for what a fiber holds that only the monitor lets go on.
         self.helper.get().map(Helper::stop);
+        self.monitor.get().map(Monitor::stop);
     }
 }
 
@@ -249,7 +260,6 @@ impl Shared {
             && self.spares_missing()
             && !self.frozen.is_empty()
             && watchers.helper_thread.state() == ThreadState::Locked
-            && watchers.rotates_now()
         {
             self.rotate();
         }
@@ -258,6 +268,13 @@ impl Shared {
     /// May be called in a signal handler.
     pub(crate) fn ask_for_spares(&self) {
         self.watchers.ask(SPARES);
+    }
+
+    fn study_if(&self, asked: u32) -> Option<Duration> {
+        if asked & STUDY != 0 {
+            frames::study();
+        }
+        None
     }
 
     /// On the helper's thread: says so, once in a process, if our handler was replaced.
@@ -309,6 +326,7 @@ impl Pool for Shared {
     fn tick(&self, now: Instant) {
         self.look_at_timers(now);
         self.watchers.press.store(self.pressing(), Relaxed);
+        self.watchers.somebody_pressed.store(false, Relaxed);
         let nanos = self.clock.nanos();
         let last = self.watchers.ticked.load(Relaxed);
         if nanos.saturating_sub(last) < TICK.as_nanos() as u64 {
@@ -341,7 +359,12 @@ impl Pool for Shared {
     }
 
     fn waiting(&self, worker: usize) -> Waiting {
-        self.who_waits(&self.workers[worker])
+        let worker = &self.workers[worker];
+        let waiting = self.who_waits(worker);
+        if waiting == Waiting::Pressing && worker.published.phase() == Phase::Fiber {
+            self.watchers.somebody_pressed.store(true, Relaxed);
+        }
+        waiting
     }
 
     fn began(&self, worker: usize, dispatch: u64) -> Option<Instant> {
@@ -363,7 +386,7 @@ impl Pool for Shared {
             if waiting == Waiting::Pressing {
                 let left = self.watchers.press.load(Relaxed);
                 self.watchers.press.store(left.saturating_sub(1), Relaxed);
-            } else {
+            } else if carrier.ice.request.load(Relaxed) != stamp {
                 self.preempted.overruns.fetch_add(1, Relaxed);
             }
             if carrier.computes() {
@@ -385,17 +408,19 @@ impl Pool for Shared {
 
     fn stuck(&self, index: usize) {
         let carrier = self.workers[index].carrier();
-        let locked = carrier.is_some_and(|c| c.thread.state() == ThreadState::Locked);
-        if locked && !self.frozen.is_empty() && self.watchers.rotates_now() {
+        // Whatever it waits for. Even if it seems to run: locks may spin.
+        if carrier.is_some() && !self.frozen.is_empty() {
             self.rotate();
         }
     }
 
     fn pause(&self) -> Duration {
-        if self.settings.preempt && self.watchers.may_press() {
+        if self.settings.preempt && self.watchers.somebody_pressed.load(Relaxed) {
             GRACE // look again when they have had their time
-        } else {
+        } else if self.watchers.awake.load(Relaxed) > 0 {
             TICK
+        } else {
+            RARELY // somebody is blocked in the kernel, and nobody else does anything
         }
     }
 
@@ -437,7 +462,7 @@ impl Pool for Shared {
     }
 
     fn restless(&self) -> bool {
-        self.puzzled.load(SeqCst) || !self.orphans.is_empty()
+        self.puzzled.load(SeqCst) || !self.orphans.is_empty() || !self.detached.is_empty()
     }
 
     fn refresh(&self) {
@@ -467,15 +492,13 @@ impl Shared {
         if refused.is_some() {
             self.watchers.refused.store(true, Relaxed); // nor need the monitor ask
         }
-        if asked & STUDY != 0 {
-            frames::study();
-        }
         if asked & CPUS != 0 {
             self.check_handler();
         }
         let again = [
             self.resize_again(asked),
             refused.or_else(|| self.make_spares()),
+            self.study_if(asked),
             self.trim_stacks(asked),
         ];
         again.into_iter().flatten().min()

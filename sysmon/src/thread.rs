@@ -177,6 +177,51 @@ impl Thread {
     }
 }
 
+impl Thread {
+    /// The same, with a value its handler finds in the `siginfo`: there it can tell the signal from one
+    /// that somebody else sent.
+    ///
+    /// ```
+    /// let thread = indent_sysmon::Thread::new();
+    /// thread.enlist();
+    /// assert!(thread.signal_with(libc::SIGURG, 42)); // ignored, unless there is a handler
+    /// thread.leave();
+    /// ```
+    pub fn signal_with(&self, signal: i32, value: usize) -> bool {
+        let Some(number) = self.number() else {
+            return false;
+        };
+        /// The front of a `siginfo_t` as `sigqueue` fills it in.
+        #[repr(C)]
+        struct Queued {
+            signal: i32,
+            error: i32,
+            code: i32,
+            padding: i32,
+            process: i32,
+            user: u32,
+            value: usize,
+            rest: [u64; 12],
+        }
+        // SAFETY: takes nothing and cannot fail.
+        let process = unsafe { libc::getpid() };
+        let info = Queued {
+            signal,
+            error: 0,
+            code: libc::SI_QUEUE,
+            padding: 0,
+            process,
+            user: 0,
+            value,
+            rest: [0; 12],
+        };
+        const { assert!(size_of::<Queued>() == size_of::<libc::siginfo_t>()) };
+        let call = libc::SYS_rt_tgsigqueueinfo;
+        // SAFETY: the kernel reads `info`, which has the size and layout it expects.
+        unsafe { libc::syscall(call, process, number, signal, &raw const info) == 0 }
+    }
+}
+
 impl Default for Thread {
     fn default() -> Self {
         Self::new()
