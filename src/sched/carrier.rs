@@ -6,8 +6,8 @@
 //! whose worker was taken; or it is *blocked* by a fiber that parked while unwinding. Started
 //! fibers belong to their carrier: its home queue, and its inbox for wakes from other threads.
 //!
-//! Four sets say who may be given a worker (numbers of carriers, claims as in `bitmap.rs`):
-//! *resting*, by any giver; *keeping*, carriers that rest and keep fibers which want to be alone
+//! Sets say who may be given a worker (numbers of carriers, claims as in `bitmap.rs`): *resting*, by any
+//! giver, and *homes*, the same with fibers at home, if there is no other; *frozen* (`freeze.rs`); *keeping*, carriers that rest and keep fibers which want to be alone
 //! (`moving.rs`): for the sake of those fibers only; *wanted*, by the next worker that looks; *vacant*
 //! numbers have no thread. Somebody who claims a resting or keeping carrier owes it a worker.
 //!

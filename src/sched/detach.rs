@@ -19,6 +19,7 @@
 //! [S9]: DESIGN.md
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 
 use indent_sysmon::{GRACE, Phase, ThreadState};
 
@@ -36,6 +37,12 @@ impl Carrier {
             .map_or(0, |time| time.as_nanos() as u64);
         self.ice.cpu.store(cpu, Relaxed);
         self.ice.cpu_began.store(cpu, Relaxed);
+    }
+
+    /// What the clock of its thread will have said so long ago, if it has run since.
+    pub(crate) fn cpu_before(&self, time: Duration) -> u64 {
+        let cpu = self.thread.cpu_time().unwrap_or_default();
+        cpu.saturating_sub(time).as_nanos() as u64
     }
 
     /// On the monitor's thread: whether it has computed for some time since it was last seen asleep. One
@@ -58,7 +65,7 @@ impl Shared {
         if self.is_stopping() {
             return false;
         }
-        let Some(receiver) = self.claim_receiver(true) else {
+        let Some(receiver) = self.claim_receiver(!self.has_queued_for(worker)) else {
             self.no_receiver();
             return false;
         };

@@ -1,10 +1,11 @@
 #![expect(unsafe_code, reason = "moves fibers between intrusive lists")]
 //! What a worker runs next.
 //!
-//! Order: every so many dispatches the shared queue; a LIFO slot, a few times in a row; started and
-//! unstarted fibers in turn; the shared queue; other workers' rings. Each of the first four is
-//! reached within a bounded number of dispatches whatever the others hold. A worker in excess looks no
-//! further: it retires.
+//! Order: slices that are owed to those whom others come before; fibers that should not wait, many times
+//! in a row; every so many dispatches the shared queue; a LIFO slot, a few times in a row; started and
+//! unstarted fibers in turn; the shared queue; other workers' rings; then those that others come before:
+//! frozen carriers, batch fibers. Each is reached within a bounded number of dispatches, or by what is
+//! owed, whatever the others hold. A worker in excess looks no further: it retires.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -168,6 +168,8 @@ impl Carrier {
     /// False if that cannot be now: nobody is there to take it, or somebody has it in hand.
     pub(crate) fn freeze(&self, worker: &Worker, suspect: bool) -> bool {
         let shared = self.shared();
+        // SAFETY: I17: our own thread with the mark up.
+        unsafe { self.unpack() };
         // Who is queued for this worker is of no use to a carrier in the middle of a fiber.
         let to_frozen = !shared.has_queued_for(worker);
         let Some(receiver) = shared.claim_receiver(to_frozen) else {
@@ -181,8 +183,6 @@ impl Carrier {
         // SAFETY: workers live as long as `Shared`.
         let held = unsafe { worker.as_ref() };
         held.published.set_phase(Phase::Scheduling);
-        // SAFETY: I17: our own thread with the mark up.
-        unsafe { self.unpack() };
         self.note_slice();
         self.ice.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
@@ -227,6 +227,9 @@ impl Carrier {
         // SAFETY: by the caller's promise.
         let home = unsafe { &mut *self.home_cell() };
         home.queue.append(bound);
+        if !self.shared().unsorted.is_empty() {
+            self.shared().rouse_one(self.index); // an idle worker may have time for them
+        }
     }
 
     /// Until there is a worker, or it is released. The mark is up before and after.
@@ -415,7 +418,7 @@ impl Shared {
     }
 
     /// Whether somebody waits who needs this worker at its scheduler.
-    fn has_queued_for(&self, worker: &Worker) -> bool {
+    pub(crate) fn has_queued_for(&self, worker: &Worker) -> bool {
         !worker.ring.is_empty()
             || !worker.lifo.is_empty()
             || !worker.assigned.is_empty()

@@ -13,6 +13,12 @@
 //! | `count`, `resize` | how many workers there are, live |
 //! | `idle`, `sleep` | who sleeps, who searches, who is roused |
 //! | `context` | the current carrier, the `Entered` token |
+//! | `start`, `roster` | the threads of carriers; which thread is which carrier |
+//! | `interrupt` | the signal, its handler, requests |
+//! | `freeze` | stopping a fiber with its thread, and letting it go on |
+//! | `detach` | carriers asleep in the kernel, or running without a worker; rotation |
+//! | `press` | making room for who should not wait |
+//! | `class` | who computes much |
 //! | `find`, `run` | what runs next; what happens when it comes back |
 //! | `wake` | making a parked fiber runnable |
 //! | `verdict` | what the frames of a fiber allow |

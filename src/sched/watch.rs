@@ -1,6 +1,8 @@
 //! What the watching threads see of a runtime, and what they do for it.
 //!
-//! The *monitor* ticks while a worker is awake. A worker that overran may have a fiber in its LIFO
+//! The *monitor* ticks while a worker is awake. It has long dispatches interrupted that others wait for
+//! (`press.rs`, `interrupt.rs`), takes workers from carriers that sleep in the kernel, and minds those that
+//! run without one (`detach.rs`). A worker that overran may have a fiber in its LIFO
 //! slot that waits for nothing but another worker: one is roused to take it. It also reads the clock
 //! for all of them and says whose deadlines have passed (`timers.rs`). Everything the monitor calls
 //! here keeps its law: no allocation, no lock, no file, no new thread.
@@ -382,7 +384,8 @@ impl Pool for Shared {
         let worker = &self.workers[index];
         if let Some(carrier) = worker.carrier() {
             let stamp = worker.stamp_of(dispatch);
-            carrier.note_long(stamp, self.clock.nanos().saturating_sub(nanos(GRACE)), 0);
+            let began = self.clock.nanos().saturating_sub(nanos(GRACE));
+            carrier.note_long(stamp, began, carrier.cpu_before(GRACE));
             if waiting == Waiting::Pressing {
                 let left = self.watchers.press.load(Relaxed);
                 self.watchers.press.store(left.saturating_sub(1), Relaxed);
@@ -428,7 +431,7 @@ impl Pool for Shared {
         let worker = &self.workers[index];
         if let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) {
             let began = self.clock.nanos().saturating_sub(nanos(TICK));
-            carrier.note_long(worker.stamp_of(dispatch), began, 0);
+            carrier.note_long(worker.stamp_of(dispatch), began, carrier.cpu_before(GRACE));
         }
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         let looks = if again {
