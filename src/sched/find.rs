@@ -15,8 +15,8 @@ use crate::queue::inject::popped;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::context::Entered;
-use crate::sched::freeze::Which;
 use crate::sched::moving;
+use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
 
 /// Turns the LIFO slots get in a row: enough for a short conversation, not for starving a queue.
@@ -117,7 +117,12 @@ fn in_order(token: &mut Entered) -> Next {
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
         moving::share_if_crowded(token);
-        if let Some(fiber) = token.carrier().home().batch.pop() {
+        let local = token.local();
+        local.batch_round = !local.batch_round;
+        if local.batch_round
+            && let Some(fiber) = token.carrier().home().batch.pop()
+        {
+            token.local().until_shared = 1; // the shared queue comes next
             return Next::Run(popped(fiber)); // however much the others do
         }
         match shared_queue(token) {

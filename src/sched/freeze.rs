@@ -21,10 +21,6 @@
 //! looks for another: a carrier that rests, that is wanted, that is frozen. If there is none it becomes an
 //! *orphan*, which the next carrier that would wait for a worker takes, and the monitor at its next look.
 //!
-//! Whose turn it is. A carrier that has not used up its slice when it is frozen, because somebody
-//! pressing came, keeps its place; else it goes behind all others. So a stream of short interruptions
-//! does not deal out more slices than time.
-//!
 //! [S1]: DESIGN.md
 //! [S7]: DESIGN.md
 
@@ -34,17 +30,16 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use std::time::Duration;
 
-use indent_sysmon::{Phase, TICK};
+use indent_sysmon::Phase;
 
 use crate::base::bitmap::Bitmap;
 use crate::base::list::List;
-use crate::base::os;
 use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
+use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, class, verdict};
+use crate::sched::{Shared, verdict};
 
 /// What a carrier knows of being interrupted.
 #[derive(Default)]
@@ -63,13 +58,13 @@ pub(crate) struct Ice {
     /// It was frozen in code that is not the program's: it may hold a lock of the allocator.
     pub(crate) suspect: AtomicBool,
     /// Its fiber computes much: others come before it.
-    batch: AtomicBool,
+    pub(crate) batch: AtomicBool,
     /// Its place among the frozen ones, smallest first.
-    ticket: AtomicU64,
+    pub(crate) ticket: AtomicU64,
     /// When it froze last.
-    froze_at: AtomicU64,
+    pub(crate) froze_at: AtomicU64,
     /// Nanoseconds of its slice that it has used.
-    used: AtomicU64,
+    pub(crate) used: AtomicU64,
     /// How much its thread had computed when it was last seen asleep without a worker; the monitor's own.
     pub(crate) cpu: AtomicU64,
     /// In which round it was last released; the monitor's own.
@@ -77,17 +72,17 @@ pub(crate) struct Ice {
     /// Fibers have been posted since its inbox was last emptied that may be able to move.
     pub(crate) fresh_mail: AtomicBool,
     /// Which fiber was frozen here last; own thread.
-    fiber: Cell<u64>,
+    pub(crate) fiber: Cell<u64>,
     /// Runnable fibers were left in the home queue when its fiber was dispatched.
     pub(crate) siblings: AtomicBool,
     /// Some of them are such that others come before them.
-    batch_siblings: AtomicBool,
+    pub(crate) batch_siblings: AtomicBool,
     /// A fiber that may not leave has waited for this carrier for long: the one that runs is to come to
     /// an end.
     pub(crate) hurries: AtomicBool,
     /// Since when such fibers wait, and how many.
-    bound_since: AtomicU64,
-    bound: AtomicU64,
+    pub(crate) bound_since: AtomicU64,
+    pub(crate) bound: AtomicU64,
     /// It slept in a lock at the last look; the monitor's own.
     pub(crate) locked: AtomicBool,
     /// Checkpoints its fibers passed, and how many of them the handler knew of; own thread.
@@ -98,8 +93,6 @@ pub(crate) struct Ice {
     pub(crate) tries: Cell<(u64, u32)>,
 }
 
-/// Nanoseconds after which a fiber that may not leave has waited long for its thread.
-const LONG_WAIT: u64 = 50_000_000;
 impl Ice {
     /// A new thread begins under an old number.
     pub(crate) fn forget(&self) {
@@ -109,11 +102,6 @@ impl Ice {
         self.locked.store(false, Relaxed);
     }
 }
-
-/// Frozen carriers per worker that are not many.
-const FEW_FROZEN: usize = 8;
-/// So much longer is a slice when there are many.
-const LONGER: u32 = 10;
 
 /// In place of a dispatch: whatever it does without a worker.
 pub(crate) const WITHOUT_WORKER: u64 = u64::MAX;
@@ -129,14 +117,6 @@ pub(crate) struct Counters {
     pub(crate) watchdog_releases: AtomicU64,
     pub(crate) cap_hits: AtomicU64,
     pub(crate) unanswered: AtomicU64,
-}
-
-/// Which of the frozen carriers are meant.
-#[derive(Clone, Copy)]
-pub(crate) enum Which {
-    Any,
-    Interactive,
-    Batch,
 }
 
 /// A carrier somebody has claimed, to give it a worker.
@@ -269,34 +249,6 @@ impl Carrier {
         self.begin_slice(worker);
     }
 
-    /// Own thread: this dispatch may be a long one; from here on its time counts.
-    pub(crate) fn begin_slice(&self, worker: &Worker) {
-        let now = self.shared().clock.nanos();
-        self.note_long(worker.stamp(), now, os::own_cpu_time());
-    }
-
-    /// This dispatch is a long one, and runs since then at least.
-    pub(crate) fn note_long(&self, stamp: u64, began: u64, cpu: u64) {
-        if self.ice.long.load(Relaxed) != stamp {
-            self.ice.began.store(began, Relaxed);
-            self.ice.cpu_began.store(cpu, Relaxed);
-            self.ice.long.store(stamp, SeqCst);
-        }
-    }
-
-    /// Own thread, at the end of a dispatch the monitor has seen for long: for how many ticks it ran.
-    pub(crate) fn ticks_in(&self, worker: &Worker) -> u64 {
-        if self.ice.long.load(Relaxed) != worker.stamp() {
-            return 1;
-        }
-        let ran = self
-            .shared()
-            .clock
-            .nanos()
-            .saturating_sub(self.ice.began.load(Relaxed));
-        ran / TICK.as_nanos() as u64
-    }
-
     /// Somebody posted a fiber that perhaps may move.
     pub(crate) fn note_fresh_mail(&self) {
         if !self.ice.fresh_mail.load(Relaxed) {
@@ -307,77 +259,6 @@ impl Carrier {
     /// There may be fibers in its inbox that would run elsewhere.
     pub(crate) fn has_fresh_mail(&self) -> bool {
         self.ice.fresh_mail.load(SeqCst)
-    }
-
-    /// Whether others come before the fiber that is frozen here.
-    fn is_interactive(&self) -> bool {
-        !self.ice.batch.load(Relaxed) || self.ice.hurries.load(Relaxed)
-    }
-
-    /// A fiber that may not leave was posted to this carrier, which is in the middle of another.
-    pub(crate) fn note_bound(&self) {
-        if self.ice.bound.fetch_add(1, Relaxed) == 0 {
-            self.ice
-                .bound_since
-                .store(self.shared().clock.nanos(), Relaxed);
-        }
-        self.shared().awaited.set(self.index);
-    }
-
-    /// On the monitor's thread: how many have waited for long by now; they are not counted again.
-    fn count_bound(&self, now: u64) -> u64 {
-        if now.saturating_sub(self.ice.bound_since.load(Relaxed)) < LONG_WAIT {
-            return 0;
-        }
-        self.ice.hurries.store(true, Relaxed);
-        self.ice.bound.swap(0, Relaxed)
-    }
-
-    /// Own thread, at the scheduler: nobody waits any more.
-    pub(crate) fn forget_bound(&self) {
-        if self.shared().awaited.contains(self.index) {
-            self.shared().awaited.claim(self.index);
-            self.ice.bound.store(0, Relaxed);
-            self.ice.hurries.store(false, Relaxed);
-        }
-    }
-
-    /// Own thread, before a dispatch: whether siblings wait that others cannot see.
-    #[inline]
-    pub(crate) fn note_siblings(&self) {
-        let home = self.home();
-        let batch = !home.batch.is_empty();
-        let wait = batch || !home.queue.is_empty() || home.next.is_some();
-        if self.ice.siblings.load(Relaxed) != wait {
-            self.ice.siblings.store(wait, Relaxed);
-        }
-        if self.ice.batch_siblings.load(Relaxed) != batch {
-            self.ice.batch_siblings.store(batch, Relaxed);
-        }
-    }
-
-    /// How much of its slice is used up, and so whether it keeps its place.
-    fn note_slice(&self) {
-        let (shared, ice) = (self.shared(), &self.ice);
-        let fiber = self.current.get().map_or(0, |fiber| fiber.id());
-        if ice.fiber.replace(fiber) != fiber {
-            ice.used.store(0, Relaxed); // another one was frozen here before
-            ice.ticket.store(0, Relaxed);
-        }
-        let now = shared.clock.nanos();
-        ice.froze_at.store(now, Relaxed);
-        let ran = os::own_cpu_time().saturating_sub(ice.cpu_began.load(Relaxed));
-        if let Some(fiber) = self.current.get() {
-            class::heat_up(&fiber, ran / TICK.as_nanos() as u64);
-            ice.batch.store(class::is_batch(&fiber), Relaxed);
-        }
-        let used = ice.used.load(Relaxed).saturating_add(ran);
-        if used < shared.slice_nanos() {
-            return ice.used.store(used, Relaxed);
-        }
-        ice.used.store(0, Relaxed);
-        let ticket = shared.tickets.fetch_add(1, Relaxed) + 1;
-        ice.ticket.store(ticket, Relaxed);
     }
 
     pub(crate) fn rotated_in(&self) -> u64 {
@@ -506,123 +387,11 @@ impl Shared {
         }
     }
 
-    /// The frozen carrier whose turn it is. One whose thread others wait for comes first every other time.
-    pub(crate) fn claim_frozen(&self, which: Which) -> Option<usize> {
-        let hurry = self.hurry_turn.fetch_xor(true, Relaxed);
-        loop {
-            let order = |index: &usize| {
-                let ice = &self.carrier(*index).ice;
-                (
-                    hurry && !ice.hurries.load(Relaxed),
-                    ice.ticket.load(Relaxed),
-                )
-            };
-            let fits = |index: &usize| match which {
-                Which::Any => true,
-                Which::Interactive => self.carrier(*index).is_interactive(),
-                Which::Batch => self.carrier(*index).ice.batch.load(Relaxed),
-            };
-            let first = self.frozen.members().filter(fits).min_by_key(order)?;
-            if self.frozen.claim(first) {
-                return Some(first);
-            }
-        }
-    }
-
-    /// On the monitor's thread, once a tick.
-    pub(crate) fn count_bound(&self) {
-        let now = self.clock.nanos();
-        for index in self.awaited.members() {
-            let bound = self.carrier(index).count_bound(now);
-            self.bound_waiting.fetch_add(bound, Relaxed);
-        }
-    }
-
-    /// So many are frozen that each further one is one too many.
-    pub(crate) fn has_many_frozen(&self) -> bool {
-        self.frozen.len() > self.few_frozen()
-    }
-
-    /// Even of those of which nothing bad is known.
-    pub(crate) fn has_too_many_frozen(&self) -> bool {
-        self.frozen.len() > 2 * self.few_frozen()
-    }
-
-    fn few_frozen(&self) -> usize {
-        let workers = self.count.allowed();
-        let room = self.settings.max_carriers.saturating_sub(2 * workers) / 4;
-        (FEW_FROZEN * workers).min(room)
-    }
-
-    /// Whether one more of those fibers may start that others come before: while many are frozen, one
-    /// for some slices that were used up. Not for some dispatches: a slice may take many of them.
-    pub(crate) fn may_start_batch(&self) -> bool {
-        const SELDOM: u64 = 4;
-        if !self.has_many_frozen() {
-            return true;
-        }
-        let (now, at) = (self.tickets.load(Relaxed), self.start_at.load(Relaxed));
-        now >= at
-            && self
-                .start_at
-                .compare_exchange(at, now + SELDOM, Relaxed, Relaxed)
-                .is_ok()
-    }
-
-    /// How long one may run while others wait for their turn: longer if many wait, since each of them
-    /// costs a thread.
-    pub(crate) fn slice(&self) -> Duration {
-        let longer = if self.has_many_frozen() { LONGER } else { 1 };
-        self.settings.quantum * longer
-    }
-
-    /// On the monitor's thread, every other tick: if those that others come before wait, each worker that
-    /// does not run one of them owes them a slice. It lasts 200 µs at least, a tenth of the time.
-    pub(crate) fn owe_batch(&self) {
-        let siblings = |worker: &Worker| {
-            let carrier = worker.carrier();
-            carrier.is_some_and(|carrier| carrier.ice.batch_siblings.load(Relaxed))
-        };
-        let wait =
-            !self.frozen.is_empty() || self.batch.len() > 0 || self.present().iter().any(siblings);
-        let owed = self.count.allowed().saturating_sub(self.running_batch());
-        self.owed.store(if wait { owed } else { 0 }, Relaxed);
-    }
-
-    /// Workers in a dispatch that is known to be long, of a fiber that others come before.
-    fn running_batch(&self) -> usize {
-        let runs = |worker: &&Worker| {
-            let long = |carrier: &Carrier| {
-                carrier.ice.long.load(Relaxed) == worker.stamp() && carrier.ice.batch.load(Relaxed)
-            };
-            worker.published.phase() == Phase::Fiber && worker.carrier().is_some_and(long)
-        };
-        self.present().iter().filter(runs).count()
-    }
-
-    /// One of them has got its slice.
-    pub(crate) fn pay_batch(&self) {
-        let owed = self.owed.load(Relaxed);
-        if owed > 0 {
-            self.owed.store(owed - 1, Relaxed); // two at once: one slice more, or less
-        }
-    }
-
-    #[inline]
-    pub(crate) fn is_batch_owed(&self) -> bool {
-        self.owed.load(Relaxed) > 0
-    }
-
     /// No thread is there to take a worker over: the helper is asked for one.
     pub(crate) fn no_receiver(&self) {
         if self.vacant.is_empty() || self.watchers.is_refused() {
             self.preempted.cap_hits.fetch_add(1, Relaxed);
         }
         self.ask_for_spares();
-    }
-
-    /// How long a slice is.
-    pub(crate) fn slice_nanos(&self) -> u64 {
-        u64::try_from(self.slice().as_nanos()).unwrap_or(u64::MAX)
     }
 }

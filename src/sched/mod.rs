@@ -16,6 +16,7 @@
 //! | `start`, `roster` | the threads of carriers; which thread is which carrier |
 //! | `interrupt` | the signal, its handler, requests |
 //! | `freeze` | stopping a fiber with its thread, and letting it go on |
+//! | `slices` | whose turn it is among the frozen, and what is owed to them |
 //! | `detach` | carriers asleep in the kernel, or running without a worker; rotation |
 //! | `press` | making room for who should not wait |
 //! | `class` | who computes much |
@@ -75,6 +76,7 @@ pub(crate) mod run;
 pub(crate) mod service;
 pub(crate) mod shutdown;
 mod sleep;
+mod slices;
 pub(crate) mod spawn;
 pub(crate) mod start;
 mod starve;

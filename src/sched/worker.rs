@@ -131,6 +131,8 @@ pub(crate) struct Local {
     pub(crate) carrier_turn: bool,
     /// Turns that fibers which should not wait have had in a row.
     pub(crate) ready_turns: u32,
+    /// Whether the batch fibers of the carrier come before the shared queue next time.
+    pub(crate) batch_round: bool,
     /// Whose turn it is of those that others come before.
     pub(crate) batch_turn: u32,
     /// Fibers assigned to this worker, in order.
@@ -186,6 +188,7 @@ impl Worker {
                 home_turns: 0,
                 carrier_turn: false,
                 ready_turns: 0,
+                batch_round: false,
                 batch_turn: 0,
                 own: List::new(),
                 crowded: 0,
