@@ -19,8 +19,9 @@ const BOUND: u64 = 61;
 /// Waits measured in each test.
 const PROBES: usize = 200;
 
+/// One worker on one thread: who is interrupted would take part of the flood to another.
 fn runtime() -> Runtime {
-    Builder::new().workers(1).build().unwrap()
+    Builder::new().workers(1).preempt(false).build().unwrap()
 }
 
 fn dispatches() -> u64 {

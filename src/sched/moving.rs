@@ -456,7 +456,9 @@ unsafe fn welcome_by_site(shared: &Shared, carrier: &Carrier, fiber: FiberRef) -
     }
     // Not for ever: where nothing is known of any site each fiber would get a thread of its own.
     let most = THREADS_PER_WORKER * shared.count.allowed();
-    if !beside_bound || shared.resting.is_empty() || shared.carrier_threads() > most {
+    let suspicious = site.is_new() || site.is_bad();
+    if !(beside_bound && suspicious) || shared.resting.is_empty() || shared.carrier_threads() > most
+    {
         Welcome::Here
     } else {
         Welcome::Elsewhere
