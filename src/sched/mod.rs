@@ -176,8 +176,8 @@ pub(crate) struct Shared {
     awaited: Bitmap,
     /// Workers that found no carrier.
     orphans: Bitmap,
-    /// Whether carriers that others wait for come first this time.
-    hurry_turn: AtomicBool,
+    /// The carrier that thawed last.
+    last_thawed: AtomicUsize,
     /// Turns of frozen carriers that have been dealt out.
     tickets: AtomicU64,
     /// From which turn on an unstarted fiber may start although many are frozen.
@@ -282,7 +282,7 @@ impl Shared {
             unsorted: Inbox::new(),
             puzzled: AtomicBool::new(false),
             orphans: Bitmap::new(most),
-            hurry_turn: AtomicBool::new(false),
+            last_thawed: AtomicUsize::new(usize::MAX),
             tickets: AtomicU64::new(0),
             start_at: AtomicU64::new(0),
             pressed: AtomicBool::new(false),

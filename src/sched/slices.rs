@@ -63,11 +63,6 @@ impl Carrier {
         ran / TICK.as_nanos() as u64
     }
 
-    /// Whether others come before the fiber that is frozen here.
-    fn is_interactive(&self) -> bool {
-        !self.ice.batch.load(Relaxed) || self.ice.hurries.load(Relaxed)
-    }
-
     /// A fiber that may not leave was posted to this carrier, which is in the middle of another.
     pub(crate) fn note_bound(&self) {
         if self.ice.bound.fetch_add(1, Relaxed) == 0 {
@@ -136,24 +131,26 @@ impl Carrier {
 }
 
 impl Shared {
-    /// The frozen carrier whose turn it is. One whose thread others wait for comes first every other time.
+    /// The frozen carrier whose turn it is. One whose thread others wait for comes first, but not twice in
+    /// a row.
     pub(crate) fn claim_frozen(&self, which: Which) -> Option<usize> {
-        let hurry = self.hurry_turn.fetch_xor(true, Relaxed);
+        let last = self.last_thawed.load(Relaxed);
+        let hurries = |index: usize| index != last && self.carrier(index).ice.hurries.load(Relaxed);
         loop {
             let order = |index: &usize| {
                 let ice = &self.carrier(*index).ice;
-                (
-                    hurry && !ice.hurries.load(Relaxed),
-                    ice.ticket.load(Relaxed),
-                )
+                (!hurries(*index), ice.ticket.load(Relaxed))
             };
             let fits = |index: &usize| match which {
                 Which::Any => true,
-                Which::Interactive => self.carrier(*index).is_interactive(),
+                Which::Interactive => {
+                    hurries(*index) || !self.carrier(*index).ice.batch.load(Relaxed)
+                }
                 Which::Batch => self.carrier(*index).ice.batch.load(Relaxed),
             };
             let first = self.frozen.members().filter(fits).min_by_key(order)?;
             if self.frozen.claim(first) {
+                self.last_thawed.store(first, Relaxed);
                 return Some(first);
             }
         }
