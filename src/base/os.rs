@@ -89,14 +89,18 @@ pub(crate) fn thread_number() -> i32 {
 /// What the calling thread's last failed call left; a signal handler puts it back.
 #[inline(never)]
 pub(crate) fn errno() -> i32 {
-    // SAFETY: the address is always that of the thread's own variable.
-    unsafe { *libc::__errno_location() }
+    // SAFETY: takes nothing and cannot fail.
+    let at = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own variable.
+    unsafe { *at }
 }
 
 #[inline(never)]
 pub(crate) fn set_errno(errno: i32) {
-    // SAFETY: as above.
-    unsafe { *libc::__errno_location() = errno };
+    // SAFETY: takes nothing and cannot fail.
+    let at = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own variable.
+    unsafe { *at = errno };
 }
 
 /// Nanoseconds the calling thread has run. May be called in a signal handler.

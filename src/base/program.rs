@@ -30,7 +30,9 @@ unsafe extern "C" fn visit(
     let info = unsafe { &*info };
     for i in 0..usize::from(info.dlpi_phnum) {
         // SAFETY: so many headers there are.
-        let header = unsafe { &*info.dlpi_phdr.add(i) };
+        let header = unsafe { info.dlpi_phdr.add(i) };
+        // SAFETY: as above.
+        let header = unsafe { &*header };
         let start = info.dlpi_addr as usize + header.p_vaddr as usize;
         let range = start..start + header.p_memsz as usize;
         let is_code = header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0;

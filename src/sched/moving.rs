@@ -366,8 +366,8 @@ impl Shared {
     /// It is started, switched out, runnable and the caller's (I1).
     pub(crate) unsafe fn whereto(&self, carrier: &Carrier, fiber: FiberRef) -> Whereto {
         let worker = carrier.owner.peek();
-        // SAFETY: workers live as long as `Shared`.
         let is_stuck = |worker: NonNull<Worker>| {
+            // SAFETY: workers live as long as `Shared`.
             unsafe { worker.as_ref() }.is_stuck() || carrier.is_long_in_one_dispatch(worker)
         };
         // SAFETY: by the caller's promise.
