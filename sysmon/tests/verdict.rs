@@ -407,6 +407,37 @@ fn the_kernel_is_asked_by_numbers() {
     assert!(last.how().ends_with(&number), "{last}");
 }
 
+#[test]
+fn errno_is_not_handed_on_by_a_jump_unless_as_an_argument() {
+    #[unsafe(naked)]
+    extern "C" fn looks_and_closes() {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "call qword ptr [rip + __errno_location@GOTPCREL]",
+            "cmp dword ptr [rax], 9",
+            "je 2f",
+            "mov edi, -1",
+            "jmp qword ptr [rip + close@GOTPCREL]",
+            "2: xor eax, eax",
+            "ret",
+            ".cfi_endproc",
+        );
+    }
+    #[unsafe(naked)]
+    extern "C" fn hands_on() {
+        core::arch::naked_asm!(
+            ".cfi_startproc",
+            "call qword ptr [rip + __errno_location@GOTPCREL]",
+            "mov rdi, rax",
+            "jmp qword ptr [rip + free@GOTPCREL]",
+            ".cfi_endproc",
+        );
+    }
+    let verdict = |function: extern "C" fn()| JUDGE.verdict(function as usize);
+    assert_eq!(verdict(looks_and_closes), Free);
+    assert_eq!(verdict(hands_on), Home);
+}
+
 /// Right with any linker: also where calls are bound lazily.
 #[test]
 fn functions_of_libc_bind_by_name() {

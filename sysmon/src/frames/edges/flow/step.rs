@@ -18,6 +18,8 @@ const FIRST_THREE: u32 = 1 << 7 | 1 << 6 | 1 << 2;
 const ASKED: u32 = RAX | FIRST_THREE | 1 << 8 | 1 << 9 | 1 << 10;
 /// What it spoils: rax, rcx, r11.
 pub(in crate::frames::edges) const ANSWERED: u32 = RAX | 1 << 1 | 1 << 11;
+/// What a function that is jumped to may find in registers: all but rax, r10, r11.
+const LEFT: u32 = !(SPOILED & !ARGUMENTS);
 /// std's initialization of a thread-local, which takes no more arguments than that.
 const SLOW_START: &str = "get_or_init_slow";
 
@@ -115,7 +117,8 @@ impl<'a> Step<'a> {
                 // Known by their registers, see `Flow::loaded`; copies are not.
                 self.state.teller &= !self.loaded.teller;
                 self.state.gate &= !self.loaded.gate;
-                self.lose(instruction, !0);
+                let last = self.is_last_call(instruction);
+                self.lose(instruction, if last { LEFT } else { !0 });
                 Exits {
                     next: false,
                     to: None,
@@ -207,18 +210,25 @@ impl<'a> Step<'a> {
         slot.is_some_and(|slot| is_slot_of(self.image, slot, name))
     }
 
+    /// Whether a jump goes through a slot to the beginning of a function: a call in all but name.
+    fn is_last_call(&self, instruction: &Instruction) -> bool {
+        let slot = instruction.ip_rel_memory_address() as usize;
+        instruction.is_ip_rel_memory_operand()
+            && match self.image.pointer(slot) {
+                Some(Target::Import(..)) => true,
+                Some(Target::Code(target)) => !is_other_part(self.image, target),
+                _ => false,
+            }
+    }
+
     fn jump(&mut self, instruction: &Instruction) -> Exits {
         let target = instruction.near_branch_target();
         let inside = self.range.contains(&(target as usize));
         let conditional = instruction.flow_control() == FlowControl::ConditionalBranch;
         if !inside {
             self.ask_through(instruction);
-            let leaving = if conditional || is_other_part(self.image, target as usize) {
-                !0
-            } else {
-                !(SPOILED & !ARGUMENTS)
-            };
-            self.lose(instruction, leaving);
+            let last = !conditional && !is_other_part(self.image, target as usize);
+            self.lose(instruction, if last { LEFT } else { !0 });
         }
         Exits {
             next: conditional,
