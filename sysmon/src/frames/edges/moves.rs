@@ -9,7 +9,7 @@
 //!
 //! Up to the next branch the register is followed instruction by instruction (for most, the next
 //! call ends it). Beyond that, what happens anywhere to a register of that name counts, and to those
-//! it is copied to.
+//! it is copied to for longer than up to the next call.
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
@@ -58,8 +58,8 @@ pub(super) struct Moves {
 impl Moves {
     pub(super) fn read(code: &[Instruction]) -> Moves {
         let mut moves = Moves::default();
-        for instruction in code {
-            moves.note(instruction);
+        for (place, instruction) in code.iter().enumerate() {
+            moves.note(instruction, &code[place + 1..]);
         }
         // Until nothing changes: negative numbers are copied and added on.
         loop {
@@ -73,7 +73,7 @@ impl Moves {
         }
     }
 
-    fn note(&mut self, instruction: &Instruction) {
+    fn note(&mut self, instruction: &Instruction, rest: &[Instruction]) {
         if has_memory(instruction) {
             let base = bit(instruction.memory_base());
             let index = bit(instruction.memory_index());
@@ -87,7 +87,10 @@ impl Moves {
             let counted = &mut self.counted[register.trailing_zeros() as usize];
             *counted = counted.join(reach);
         }
-        if let Some((to, from)) = copy(instruction) {
+        // What is only handed to a call is no copy: its register is used for other things, too.
+        if let Some((to, from)) = copy(instruction)
+            && matches!(fate(instruction.op0_register(), rest), Fate::Open)
+        {
             self.copies[from.trailing_zeros() as usize] |= to;
         }
         if makes_negative(instruction) {

@@ -413,11 +413,25 @@ sample!(
     "ret",
 );
 
+// A vtable for each element of a list, whose length was in the vtable's register once.
+sample!(
+    handed_over_in_a_loop,
+    "lea rcx, [rip]",
+    "mov r15, rcx",
+    "mov rbx, rdx",
+    "2: mov rdx, r15",
+    "call rbp",
+    "add rbx, -4",
+    "jne 2b",
+    "ret",
+);
+
 #[test]
 fn a_loop_over_a_table_may_begin_at_its_end_or_before_it() {
     let plain = Reach::default();
     assert_eq!(reach(handed_over::range()), plain);
     assert_eq!(reach(looked_up::range()), plain);
+    assert_eq!(reach(handed_over_in_a_loop::range()), plain);
     assert!(reach(from_the_end::range()).before > 0);
     assert_eq!(reach(from_the_end::range()).after, 0);
     assert_eq!(

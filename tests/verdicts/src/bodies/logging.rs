@@ -21,7 +21,7 @@ use crate::Probe;
 table! {
     logged: FREE;
     event_emitted: each("FFFAF");
-    event_with_fields: each("FFAAF");
+    event_with_fields: each("FFFAF");
     span_made: FREE;
     span_entered: each("AAAAF");
     span_in_scope: each("AAAFF");
