@@ -70,6 +70,8 @@ fn methods_are_known_in_both_manglings() {
         "<indent::task::join::JoinHandle<user::Result>>::join",
         "<indent::task::join::JoinHandle<u64> as core::ops::drop::Drop>::drop",
         "<std::sync::mpsc::Receiver<u64>>::recv",
+        "std::sync::mpmc::Sender<T>::send",
+        "<std::sync::mpmc::Receiver<user::Message>>::recv",
         "<regex::regex::string::Regex>::is_match",
     ] {
         assert!(LISTS.functions.has(name), "{name}");
@@ -104,6 +106,7 @@ fn what_hands_out_the_thread_is_on_no_list() {
         "std::sync::reentrant_lock::ReentrantLock<T>::lock",
         "std::sync::reentrant_lock::current_id",
         "<std::sync::mpmc::context::Context>::new",
+        "<std::sync::mpmc::Receiver<T> as core::ops::drop::Drop>::drop",
         "std::sync::mpmc::context::Context::with",
         "std::thread::scoped::scope",
         "std::thread::functions::park",
