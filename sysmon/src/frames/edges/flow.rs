@@ -26,7 +26,7 @@ mod tables;
 
 use std::ops::Range;
 
-use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory};
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic};
 
 use super::{ERRNO, SYSCALL, Touch, bit, has_near_target};
 use crate::frames::image::Image;
@@ -100,9 +100,13 @@ impl Flow {
         if tables {
             entries.extend(tables::places(image, range, code));
         }
+        // Where every way is seen, what none leads to may be the padding before a loop.
+        let all_seen = self.numbers;
+        let padding = |i: &Instruction| all_seen && i.mnemonic() == Mnemonic::Nop;
         loop {
             let state = self.after_any_call();
-            let unseen = self.states.iter().position(Option::is_none);
+            let mut states = self.states.iter().zip(code);
+            let unseen = states.position(|(state, i)| state.is_none() && !padding(i));
             for &entry in entries.iter().chain(&unseen) {
                 self.reach(entry, &state);
             }

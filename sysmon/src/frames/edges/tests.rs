@@ -307,6 +307,29 @@ sample!(
     "ret",
 );
 
+// The loop's register held the thread pointer before, and nothing leads to what is before the loop.
+sample!(
+    padded_loop,
+    "push r15",
+    "mov r15, fs:[0]",
+    "mov eax, [r15 - 0x38]",
+    "call rsi",
+    "mov r15, rbx",
+    "jmp 3f",
+    ".byte 0x0f, 0x1f, 0x40, 0x00",
+    "2: cmp r14, r15",
+    "je 4f",
+    "3: inc r14",
+    "jmp 2b",
+    "4: pop r15",
+    "ret",
+);
+
+#[test]
+fn padding_before_a_loop_is_no_way_into_it() {
+    assert_eq!(touches(padded_loop::range()), [Touch::Variable(-0x38)]);
+}
+
 #[test]
 fn a_thread_pointer_is_lost_to_the_kernel_but_kept_beside_it() {
     assert!(is_lost(given_to_the_kernel::range()));

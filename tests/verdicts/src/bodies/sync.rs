@@ -7,9 +7,8 @@
 //! more when it returns: the slow paths are harmless.
 //!
 //! Channels keep the waiting thread's handle in a thread-local, and compare thread ids. All of that is
-//! over when a call returns, and while one waits its thread does: sending and receiving by crossbeam
-//! is harmless; of std's channels, whose context is not on the list, it is alone. Epochs count a thread
-//! in: alone.
+//! over when a call returns, and while one waits its thread does: sending and receiving is harmless.
+//! Epochs count a thread in: alone.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -29,8 +28,8 @@ table! {
     once_lock_parks_inside: HOME;
     lazy_lock_forced: FREE;
     once_cell_filled: FREE;
-    mpsc_sent_and_received: each("FFFFA");
-    mpsc_iterator_held: each("FFFFA");
+    mpsc_sent_and_received: FREE;
+    mpsc_iterator_held: FREE;
     parking_lot_guard_held: FREE;
     parking_lot_rwlock_held: FREE;
     parking_lot_reentrant_held: ALONE;
