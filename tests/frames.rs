@@ -15,12 +15,13 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 8] = [
+const ELSEWHERE: [&str; 9] = [
     "indent::sched::context::",
     "indent::base::signal::AlternateStack",
-    "indent::sched::carrier::carrier_main",
+    "indent::sched::start::carrier_main",
     "indent::base::os::be_nicer",
     // Of the signal handler, and of calls that do not switch.
+    "indent::base::os::thread_number",
     "indent::base::os::errno",
     "indent::base::os::set_errno",
     "indent::base::signal::unblock",
@@ -40,6 +41,7 @@ fn use_everything() {
         indent::runtime::blocking(|| ());
         indent::runtime::compute(|| ());
         indent::runtime::handoff();
+        indent::runtime::no_preempt(task::yield_now);
         indent::spawn(|| ()).join().unwrap();
     });
     fiber.unparker().unpark();
@@ -144,4 +146,17 @@ fn a_fiber_that_holds_nothing_of_its_thread_may_move_wherever_it_waits() {
         Verdict::Free
     );
     assert_eq!(verdicts(|| indent::runtime::blocking(|| ())), Verdict::Free);
+    assert_eq!(
+        verdicts(|| indent::runtime::no_preempt(task::yield_now)),
+        Verdict::Free
+    );
+    // What the closure does is its own.
+    assert_eq!(
+        verdicts(|| indent::runtime::no_preempt(|| {
+            COUNT.set(black_box(3));
+            task::yield_now();
+            COUNT.set(black_box(4));
+        })),
+        Verdict::Alone
+    );
 }

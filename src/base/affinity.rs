@@ -68,6 +68,8 @@ impl Mask {
     }
 }
 
+/// Never inlined: the frame of its caller may be one that moves.
+#[inline(never)]
 fn set(thread: i32, words: &Words) -> io::Result<()> {
     // SAFETY: the kernel reads that many bytes.
     let done =

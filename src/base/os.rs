@@ -80,7 +80,9 @@ impl Doorbell {
     }
 }
 
-/// The kernel's number of the calling thread. May be called in a signal handler.
+/// The kernel's number of the calling thread. May be called in a signal handler. Never inlined: the
+/// frame of its caller may be one that moves.
+#[inline(never)]
 pub(crate) fn thread_number() -> i32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::syscall(libc::SYS_gettid) as i32 }
