@@ -76,6 +76,8 @@ pub(crate) struct Watchers {
     looks_awake: AtomicU32,
     /// How many more workers may be interrupted at this look for the sake of those whom any can serve.
     press: AtomicUsize,
+    /// The monitor takes its time, since all workers sleep.
+    looks_rarely: AtomicBool,
     /// Somebody who should not have to wait did at this look.
     somebody_pressed: AtomicBool,
     /// When the monitor last took its time, in nanoseconds.
@@ -106,6 +108,7 @@ impl Watchers {
             trim_at: Mutex::new(None),
             looks_awake: AtomicU32::new(0),
             press: AtomicUsize::new(0),
+            looks_rarely: AtomicBool::new(false),
             somebody_pressed: AtomicBool::new(false),
             ticked: AtomicU64::new(0),
             round: AtomicU64::new(1),
@@ -198,6 +201,10 @@ impl Shared {
         worker.published.set_phase(Phase::Scheduling);
         if let Some(monitor) = self.watchers.monitor.get() {
             monitor.notice();
+            let rarely = &self.watchers.looks_rarely;
+            if rarely.load(SeqCst) && rarely.swap(false, SeqCst) {
+                monitor.ring();
+            }
         }
     }
 
@@ -423,7 +430,9 @@ impl Pool for Shared {
         } else if self.watchers.awake.load(Relaxed) > 0 {
             TICK
         } else {
-            RARELY // somebody is blocked in the kernel, and nobody else does anything
+            // Somebody is blocked in the kernel, and nobody else does anything: who does, rings.
+            self.watchers.looks_rarely.store(true, SeqCst);
+            RARELY
         }
     }
 

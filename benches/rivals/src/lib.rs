@@ -209,7 +209,7 @@ pub fn lateness(start: Instant, length: Duration) -> u64 {
 }
 
 /// The CPU time this process has used, user and system, on all threads.
-fn cpu_time() -> Duration {
+pub fn cpu_time() -> Duration {
     cpu_time_of(UsageWho::RUSAGE_SELF)
 }
 

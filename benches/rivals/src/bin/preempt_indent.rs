@@ -13,6 +13,9 @@
 //!   nobody woken beside them (`quiet`) and with a heartbeat (`rung`); 5 rounds, alternating.
 //! - `sleepers [SECONDS] [MS]`: a fiber sleeps so long in the kernel, on a runtime of one worker. How
 //!   long until the worker runs another fiber, which was spawned just before?
+//! - `costs [SECONDS]`: nanoseconds of `no_preempt`, of a checkpoint, of a hand-over; of a freeze and a
+//!   thaw, as the work two loops on one worker lose, divided by how often they were frozen; and the CPU
+//!   time of the whole process for a sleep in the kernel, its detach and its return.
 //! - `calm [ROUNDS]`: nobody overruns. What do the shapes of `run` cost with preemption, against the
 //!   same without it (`on`), and that against itself (`off_again`)? By the clock and by CPU.
 //!
@@ -266,6 +269,76 @@ fn sleepers(seconds: u64, ms: u64) -> Columns {
     columns
 }
 
+/// Nanoseconds of an operation, on a fiber of a runtime with one worker.
+fn each(runtime: &Runtime, times: u64, operation: impl Fn() + Send + 'static) -> f64 {
+    runtime.block_on(move || {
+        let start = Instant::now();
+        (0..times).for_each(|_| operation());
+        start.elapsed().as_nanos() as f64 / times as f64
+    })
+}
+
+/// What a freeze and a thaw take from two loops that share one worker, in slices of half a millisecond.
+fn freeze_and_thaw(time: Duration) -> (f64, f64) {
+    let runtime = runtime::Builder::new()
+        .workers(1)
+        .preempt_quantum(Duration::from_micros(500))
+        .build()
+        .expect("the runtime starts");
+    let hogs = Arc::new(Hogs::new(Kind::Arith, 2));
+    for index in 0..2 {
+        let hogs = hogs.clone();
+        drop(runtime.spawn(move || hogs.run(index)));
+    }
+    thread::sleep(time / 4);
+    let (before, begin) = (runtime.metrics().freezes, hogs.begin());
+    thread::sleep(time);
+    let rate = begin.end(&hogs);
+    let freezes = runtime.metrics().freezes - before;
+    hogs.stop();
+    runtime.wait_idle();
+    let plain = hog::plain(Kind::Arith, 1, time);
+    let lost = 1.0 - rate.iterations / plain.iterations;
+    let each = lost * time.as_nanos() as f64 / freezes as f64;
+    (each, freezes as f64 / time.as_secs_f64())
+}
+
+/// CPU time of the process for one sleep of two milliseconds in the kernel and all that follows.
+fn sleep_and_return(times: u32) -> (f64, f64) {
+    let runtime = runtime::Builder::new().workers(1).build();
+    let runtime = runtime.expect("the runtime starts");
+    let began = indent_rivals::cpu_time();
+    runtime.block_on(move || {
+        for _ in 0..times {
+            thread::sleep(Duration::from_millis(3));
+            task::yield_now();
+        }
+    });
+    let cpu = indent_rivals::cpu_time() - began;
+    let detaches = runtime.metrics().detaches as f64;
+    (
+        cpu.as_nanos() as f64 / f64::from(times),
+        detaches / f64::from(times),
+    )
+}
+
+fn costs(seconds: u64) -> Columns {
+    let mut columns = Columns::default();
+    let runtime = runtime::Builder::new().workers(1).build();
+    let runtime = runtime.expect("the runtime starts");
+    let no_preempt = || runtime::no_preempt(|| black_box(()));
+    columns.ratio("no_preempt_ns", each(&runtime, 5_000_000, no_preempt));
+    columns.ratio("checkpoint_ns", each(&runtime, 5_000_000, task::checkpoint));
+    columns.ratio("handover_ns", each(&runtime, 20_000, runtime::handoff));
+    let (freeze, a_second) = freeze_and_thaw(Duration::from_secs(seconds));
+    columns.ratio("freeze_and_thaw_ns", freeze);
+    columns.whole("freezes_a_second", a_second);
+    let (sleep, detached) = sleep_and_return(200);
+    columns.ratio("detach_and_return_cpu_ns", sleep);
+    columns.ratio("detached", detached);
+    columns
+}
+
 /// Nanoseconds an operation takes in another process, and the seconds of CPU of all of it.
 fn run_shape(shape: &str, preempt: &str) -> (f64, f64) {
     let before = indent_rivals::children_cpu_time();
@@ -332,10 +405,11 @@ fn main() -> ExitCode {
         "many" => burst(words.count(1_000), words.number(50)),
         "share" => share(words.count(8), words.number(3)),
         "sleepers" => sleepers(words.number(10), words.number(1_000)),
+        "costs" => costs(words.number(2)),
         "calm" => calm(words.count(7)),
         _ => {
             eprintln!(
-                "usage: preempt_indent crowd|burst|many|share|sleepers|calm [NUMBER] [NUMBER]"
+                "usage: preempt_indent crowd|burst|many|share|sleepers|costs|calm [NUMBER] [NUMBER]"
             );
             return ExitCode::from(2);
         }
