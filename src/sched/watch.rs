@@ -16,7 +16,7 @@
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
 use std::time::{Duration, Instant};
 
@@ -432,7 +432,13 @@ impl Pool for Shared {
         } else {
             // Somebody is blocked in the kernel, and nobody else does anything: who does, rings.
             self.watchers.looks_rarely.store(true, SeqCst);
-            RARELY
+            fence(SeqCst); // it sees that, or we see it awake
+            let awake = |worker: &Worker| worker.published.phase() != Phase::Idle;
+            if self.present().iter().any(awake) {
+                TICK
+            } else {
+                RARELY
+            }
         }
     }
 
