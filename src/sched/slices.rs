@@ -73,6 +73,15 @@ impl Carrier {
         self.shared().awaited.set(self.index);
     }
 
+    /// On the monitor's thread: this carrier is in a long dispatch. Who was posted to it before that was
+    /// known, and may not leave, waits from now on.
+    pub(crate) fn look_for_bound(&self) {
+        let waits = !self.inbox.is_empty() && !self.has_fresh_mail();
+        if waits && !self.shared().awaited.contains(self.index) {
+            self.note_bound();
+        }
+    }
+
     /// On the monitor's thread: how many have waited for long by now; they are not counted again.
     fn count_bound(&self, now: u64) -> u64 {
         if now.saturating_sub(self.ice.bound_since.load(Relaxed)) < LONG_WAIT {

@@ -449,6 +449,9 @@ impl Pool for Shared {
             carrier.note_long(worker.stamp_of(dispatch), began, carrier.cpu_before(GRACE));
         }
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
+        if let Some(carrier) = worker.carrier() {
+            carrier.look_for_bound();
+        }
         let looks = if again {
             worker.overran_for.load(Relaxed) + 1
         } else {
