@@ -134,7 +134,8 @@ fn beyond_a_number_of_threads_they_share_with_each_other_and_go_on() {
 
 #[test]
 fn a_fiber_that_may_not_leave_a_thread_that_computes_is_counted() {
-    let rt = Builder::new().workers(2).build().unwrap();
+    // With another thread the hog would start there.
+    let rt = Builder::new().workers(2).max_carriers(2).build().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let bound: Vec<_> = (0..2)
         .map(|worker| {
