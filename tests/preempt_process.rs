@@ -100,12 +100,19 @@ mod child {
         }
     }
 
+    /// Fibers that compute until they are told to stop; all of them have begun.
     fn hogs(rt: &Runtime, n: usize, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
+        let begun = Arc::new(AtomicUsize::new(0));
         let hog = |_| {
-            let stop = stop.clone();
-            rt.spawn(move || spin_until(|| stop.load(Relaxed)))
+            let (stop, begun) = (stop.clone(), begun.clone());
+            rt.spawn(move || {
+                begun.fetch_add(1, SeqCst);
+                spin_until(|| stop.load(Relaxed));
+            })
         };
-        (0..n).map(hog).collect()
+        let hogs = (0..n).map(hog).collect();
+        common::wait_for("all hogs run", || begun.load(SeqCst) == n);
+        hogs
     }
 
     fn join_all(fibers: Vec<JoinHandle<()>>) {
