@@ -262,6 +262,15 @@ impl Shared {
         at.map(|at| at.saturating_duration_since(now))
     }
 
+    /// Those that rest beyond what is kept look again whether they are needed.
+    fn end_spares(&self) {
+        let kept = self.spares_kept();
+        if self.resting.len() > kept {
+            let surplus = self.resting.members().skip(kept);
+            surplus.for_each(|index| self.carrier(index).bell.ring());
+        }
+    }
+
     /// The helper waits for somebody, perhaps for a lock that a frozen fiber holds, and spares are needed.
     fn mind_helper(&self) {
         let watchers = &self.watchers;
@@ -476,6 +485,7 @@ impl Pool for Shared {
         if self.spares_missing() && !self.watchers.refused.load(Relaxed) {
             self.watchers.ask(SPARES);
         }
+        self.end_spares();
         self.study_now_and_then(workers > 0);
         if workers == 0 && stack::has_grown() {
             self.watchers.ask(TRIM); // before everybody sleeps
