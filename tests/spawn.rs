@@ -630,7 +630,8 @@ fn a_fiber_starts_on_the_worker_it_was_sent_to() {
 #[test]
 fn a_fiber_sent_to_a_busy_worker_waits_for_it() {
     common::within(60, || {
-        let rt = runtime(2);
+        // Else the busy one is interrupted for it.
+        let rt = Builder::new().workers(2).preempt(false).build().unwrap();
         let (tell, told) = mpsc::channel();
         let go = Arc::new(AtomicBool::new(false));
         let wait = go.clone();
