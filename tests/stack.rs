@@ -501,6 +501,7 @@ mod child {
         let rt = Builder::new()
             .workers(2)
             .stack_guard(Guard::Page)
+            .preempt(false) // without a mapping left no thread starts, and std ends the process if one should
             .stack_size(64 * KIB)
             .build()
             .unwrap();
