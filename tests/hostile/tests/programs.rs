@@ -195,7 +195,9 @@ fn run(variant: &Variant, program: &str, seconds: &str) -> Output {
         .env("RUST_BACKTRACE", "1");
     // With their own settings, not with those of who tests.
     let settings = std::env::vars().filter(|(name, _)| name.starts_with("INDENT_"));
-    settings.for_each(|(name, _)| drop(command.env_remove(name)));
+    settings.for_each(|(name, _)| {
+        command.env_remove(name);
+    });
     command.output().expect("a program to run")
 }
 
