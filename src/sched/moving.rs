@@ -86,8 +86,9 @@ pub(crate) fn settle(carrier: &Carrier, fiber: FiberRef) {
 /// A fiber that is known to be bound has switched out on its home.
 #[inline]
 pub(crate) fn count_bound(carrier: &Carrier, fiber: FiberRef) {
-    // Of whom nothing is known counts, too.
-    if !verdict::is_free(fiber) {
+    // Not those of whom nothing is known yet: at the start of a program that is everybody, and each fiber of
+    // a new site would get a thread of its own (measured: a yield 1.4 times as dear, for as long as they live).
+    if verdict::is_bound(fiber) {
         fiber.counts_as_bound.store(true, atomic::Ordering::Relaxed);
         carrier.bound.fetch_add(1, Relaxed);
     }
