@@ -23,6 +23,12 @@ const LONG: Duration = Duration::from_secs(100);
 /// What a shutdown that cannot be clean gets.
 const SHORT: Duration = Duration::from_millis(300);
 
+/// Threads are counted: none is made or ended for who is interrupted.
+fn uninterrupted(workers: usize) -> Runtime {
+    let builder = Builder::new().workers(workers).preempt(false);
+    builder.build().expect("a runtime")
+}
+
 fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
 }
@@ -526,7 +532,7 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn no_thread_at_all() {
         let Some(limit) = Limit::new() else { return };
-        let rt = limit::with_spares(runtime(2), 2);
+        let rt = limit::with_spares(uninterrupted(2), 2);
         let done = Arc::new(AtomicUsize::new(0));
         limit.allow(0);
         let refused = std::thread::Builder::new().spawn(|| ());
@@ -555,7 +561,7 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn few_threads() {
         let Some(limit) = Limit::new() else { return };
-        let rt = limit::with_spares(runtime(2), 2);
+        let rt = limit::with_spares(uninterrupted(2), 2);
         let inside = Arc::new(Inside::default());
         common::within(60, || {
             limit.allow(2);

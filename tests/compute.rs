@@ -20,6 +20,12 @@ const LONG: Duration = Duration::from_secs(100);
 /// What a shutdown that cannot be clean gets.
 const SHORT: Duration = Duration::from_millis(300);
 
+/// Threads are counted: none is made or ended for who is interrupted.
+fn uninterrupted(workers: usize) -> Runtime {
+    let builder = Builder::new().workers(workers).preempt(false);
+    builder.build().expect("a runtime")
+}
+
 fn runtime(workers: usize) -> Runtime {
     let builder = Builder::new().workers(workers).thread_name("own");
     builder.build().expect("a runtime")
@@ -356,7 +362,7 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn no_thread_at_all() {
         let Some(limit) = Limit::new() else { return };
-        let rt = limit::with_spares(runtime(2), 2);
+        let rt = limit::with_spares(uninterrupted(2), 2);
         common::within(60, || {
             limit.allow(0);
             let fibers = compute_all(&rt, 20);
