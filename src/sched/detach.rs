@@ -26,15 +26,13 @@ use indent_sysmon::{GRACE, Phase, ThreadState};
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::freeze::WITHOUT_WORKER;
+use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 
 impl Carrier {
     /// On the monitor's thread: how much it has computed so far.
     pub(crate) fn note_cpu(&self) {
-        let cpu = self
-            .thread
-            .cpu_time()
-            .map_or(0, |time| time.as_nanos() as u64);
+        let cpu = self.thread.cpu_time().map_or(0, nanos);
         self.ice.cpu.store(cpu, Relaxed);
         self.ice.cpu_began.store(cpu, Relaxed);
     }
@@ -42,16 +40,13 @@ impl Carrier {
     /// What the clock of its thread will have said so long ago, if it has run since.
     pub(crate) fn cpu_before(&self, time: Duration) -> u64 {
         let cpu = self.thread.cpu_time().unwrap_or_default();
-        cpu.saturating_sub(time).as_nanos() as u64
+        nanos(cpu.saturating_sub(time))
     }
 
     /// On the monitor's thread: whether it has computed for some time since it was last seen asleep. One
     /// that wakes for a moment between two sleeps would be hit in the second (S10).
     fn has_computed(&self) -> bool {
-        let cpu = self
-            .thread
-            .cpu_time()
-            .map_or(u64::MAX, |time| time.as_nanos() as u64);
+        let cpu = self.thread.cpu_time().map_or(u64::MAX, nanos);
         cpu.saturating_sub(self.ice.cpu.load(Relaxed)) >= GRACE.as_nanos() as u64
     }
 }

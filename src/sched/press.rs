@@ -15,6 +15,7 @@ use indent_sysmon::{GRACE, Phase, ThreadState, Waiting};
 
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
+use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 
 /// Workers a waker looks at.
@@ -39,10 +40,7 @@ impl Carrier {
     pub(crate) fn computes(&self) -> bool {
         let most = GRACE.as_nanos() as u64 * 3 / 4;
         let began = self.ice.cpu_began.load(Relaxed);
-        let cpu = self
-            .thread
-            .cpu_time()
-            .map_or(u64::MAX, |time| time.as_nanos() as u64);
+        let cpu = self.thread.cpu_time().map_or(u64::MAX, nanos);
         cpu.saturating_sub(began) >= most && self.runs()
     }
 

@@ -43,11 +43,12 @@ pub(crate) fn run_fibers() -> Left {
     let mut search = Search::new();
     let left = loop {
         match find::next(&mut token) {
-            Next::Run(fiber) => {
+            next @ (Next::Run(fiber) | Next::Start(fiber)) => {
                 search.found(&token);
+                let its_turn = matches!(next, Next::Start(_));
                 let at_home = ptr::eq(moving::home(fiber), token.carrier());
                 if !(at_home && stays(&token, fiber)) {
-                    match leave_for(&mut token, fiber, false) {
+                    match leave_for(&mut token, fiber, its_turn) {
                         Leave::Left => break Left::GaveWorkerAway,
                         Leave::Gone => continue,
                         Leave::Stays => {}
@@ -62,19 +63,6 @@ pub(crate) fn run_fibers() -> Left {
             Next::MoveTo(index) => {
                 search.found(&token);
                 if move_to(&mut token, index) {
-                    break Left::GaveWorkerAway;
-                }
-            }
-            Next::Start(fiber) => {
-                search.found(&token);
-                match leave_for(&mut token, fiber, true) {
-                    Leave::Left => break Left::GaveWorkerAway,
-                    Leave::Gone => continue,
-                    Leave::Stays => {}
-                }
-                let handed;
-                (token, handed) = run(token, fiber, false);
-                if handed && hand_over(&mut token, Carrier::hand_over) {
                     break Left::GaveWorkerAway;
                 }
             }

@@ -16,6 +16,7 @@ use indent_sysmon::{Phase, TICK};
 
 use crate::base::os;
 use crate::sched::carrier::Carrier;
+use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, class};
 
@@ -249,6 +250,6 @@ impl Shared {
 
     /// How long a slice is.
     pub(crate) fn slice_nanos(&self) -> u64 {
-        u64::try_from(self.slice().as_nanos()).unwrap_or(u64::MAX)
+        nanos(self.slice())
     }
 }

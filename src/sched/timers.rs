@@ -98,7 +98,7 @@ impl Clock {
 }
 
 /// Saturates after five centuries.
-fn nanos(time: Duration) -> u64 {
+pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -27,6 +27,7 @@ use indent_sysmon::{
 use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::fiber::stack;
+use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, interrupt};
 
@@ -534,8 +535,4 @@ impl Shared {
         ];
         again.into_iter().flatten().min()
     }
-}
-
-fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
