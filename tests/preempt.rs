@@ -12,7 +12,6 @@
 use std::arch::asm;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
-use std::hint::black_box;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, mpsc};
@@ -22,7 +21,10 @@ use std::time::{Duration, Instant};
 use indent::runtime::{Builder, Handle, Metrics, Runtime, no_preempt};
 use indent::task::{self, JoinHandle, Phase};
 
+mod burn;
 mod common;
+
+use burn::burn;
 
 /// Far more than any test here needs, with other programs beside it.
 const PATIENCE: u64 = 60;
@@ -100,24 +102,6 @@ fn spin_until(mut done: impl FnMut() -> bool) {
 fn spin_for(time: Duration) {
     let begun = Instant::now();
     spin_until(|| begun.elapsed() >= time);
-}
-
-/// Computes for so much time of its own thread, which a frozen fiber does not use.
-fn burn(time: Duration) {
-    let until = own_cpu_time() + time;
-    while own_cpu_time() < until {
-        black_box((0..2_000_u64).fold(1, |x: u64, i| x.wrapping_mul(i | 1) ^ black_box(i)));
-    }
-}
-
-fn own_cpu_time() -> Duration {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the kernel fills in `time`.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn wait_until_parked<T>(fiber: &JoinHandle<T>) {

@@ -8,7 +8,6 @@
 //! process, a signal has one handler, and abandoned threads stay. Sentences that need no process of their
 //! own are in `preempt.rs`.
 
-use std::hint::black_box;
 use std::io::Write;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -19,7 +18,10 @@ use std::time::{Duration, Instant};
 use indent::runtime::{Builder, Runtime};
 use indent::task::{self, JoinHandle};
 
+mod burn;
 mod common;
+
+use burn::burn;
 
 /// Far more than any test here needs, with other programs beside it.
 const PATIENCE: u64 = 60;
@@ -117,24 +119,6 @@ mod child {
 
     fn join_all(fibers: Vec<JoinHandle<()>>) {
         fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
-    }
-
-    /// Computes for so much time of its own thread, which a frozen fiber does not use.
-    fn burn(time: Duration) {
-        let until = own_cpu_time() + time;
-        while own_cpu_time() < until {
-            black_box((0..2_000_u64).fold(1, |x: u64, i| x.wrapping_mul(i | 1) ^ black_box(i)));
-        }
-    }
-
-    fn own_cpu_time() -> Duration {
-        let mut time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        // SAFETY: the kernel fills in `time`.
-        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 
     #[test]
