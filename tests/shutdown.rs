@@ -713,6 +713,7 @@ mod child {
             let report = rt.shutdown_timeout(LONG);
             assert!(report.is_clean(), "{report}");
         };
+        common::wait_for_the_survey();
         (0..20).for_each(|_| once());
         threads_are_back_to(before);
         let (rss, maps) = (rss_in_kib(), mappings());

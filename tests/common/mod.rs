@@ -70,6 +70,15 @@ pub fn text(output: &Output) -> String {
     format!("{}\n--- stdout\n{out}\n--- stderr\n{err}", output.status)
 }
 
+/// Has the program's code read, and waits until it is: for whoever measures memory, of which the
+/// survey takes some for good.
+pub fn wait_for_the_survey() {
+    indent_sysmon::frames::study();
+    while indent_sysmon::frames::judge().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 /// Threads of this process whose name begins like this; the kernel keeps fifteen characters of it.
 pub fn threads_named(begin: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("a list of threads");
