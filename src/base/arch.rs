@@ -45,6 +45,7 @@ pub(crate) fn prefetch(address: usize) {
 pub(crate) struct At {
     pub(crate) code: usize,
     pub(crate) stack: usize,
+    pub(crate) frame: usize,
     /// In a system call that slept: it will fail with `EINTR`, or begin again.
     pub(crate) in_kernel: bool,
 }
@@ -61,6 +62,7 @@ pub(crate) unsafe fn interrupted(context: *mut libc::c_void) -> At {
     At {
         code,
         stack: register(libc::REG_RSP) as usize,
+        frame: register(libc::REG_RBP) as usize,
         in_kernel,
     }
 }

@@ -105,6 +105,7 @@ const COLOURS: usize = 16;
 /// What lies at the top of every stack: one cache line. Its address is the stack's name.
 #[repr(C, align(64))]
 pub(crate) struct StackHead {
+    /// While nobody uses the stack, of the list it is in; else see [`StackHead::region`].
     link: crate::base::loom::atomic::AtomicPtr<StackHead>,
     /// The lowest address, a multiple of the page size; below that size, class and guard kind.
     bottom: usize,
@@ -146,6 +147,33 @@ impl StackHead {
     pub(crate) unsafe fn limit_of(head: *const StackHead) -> usize {
         // SAFETY: by the caller's promise; nobody writes it once the stack is cut.
         unsafe { (*head).bottom & !(PAGE - 1) }
+    }
+
+    /// The lowest byte that may be used.
+    ///
+    /// # Safety
+    /// There is a head.
+    pub(crate) unsafe fn lowest_of(head: *const StackHead) -> usize {
+        // SAFETY: by the caller's promise.
+        unsafe { Self::limit_of(head) + PAGE }
+    }
+
+    /// The innermost region the stack's fiber is in (a type of the layers above), in a frame of its own;
+    /// null if there is none.
+    ///
+    /// # Safety
+    /// There is a head; on the thread that runs the fiber, or where nobody does.
+    pub(crate) unsafe fn region(head: *const StackHead) -> *const () {
+        // SAFETY: by the caller's promise.
+        unsafe { (*head).link.load(Relaxed) }.cast()
+    }
+
+    /// # Safety
+    /// As for `region`; and the stack is in no list.
+    pub(crate) unsafe fn set_region(head: *const StackHead, region: *const ()) {
+        let region = region.cast_mut().cast();
+        // SAFETY: by the caller's promise.
+        unsafe { (*head).link.store(region, Relaxed) };
     }
 
     /// True if `address` lies in the guard.

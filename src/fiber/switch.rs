@@ -34,6 +34,8 @@ pub(crate) enum Back {
     Parking,
     /// It yields, and its worker is to go on with another carrier.
     HandedOver,
+    /// It was interrupted, at an instruction: it goes on behind the others.
+    Interrupted,
     /// It is over; the stack is free.
     Finished,
 }
@@ -206,7 +208,17 @@ pub(crate) fn prefetch(fiber: FiberRef) {
 #[inline]
 pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
     let registers = arch::registers();
-    let top = ptr::from_ref(&registers).expose_provenance();
+    // SAFETY: by the caller's promise.
+    unsafe { suspend_at(fiber, back, &registers) };
+}
+
+/// The same for a fiber that stands where `registers` say, as far as its frames are concerned.
+///
+/// # Safety
+/// As for `suspend`; the registers are those of a frame of the fiber that waits for this call.
+#[inline]
+pub(crate) unsafe fn suspend_at(fiber: FiberRef, back: Back, registers: &[usize; 3]) {
+    let top = ptr::from_ref(registers).expose_provenance();
     fiber.stack_pointer.store(top, Relaxed);
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: we stand on this stack, so its head is ours (I5).
@@ -231,7 +243,7 @@ pub(crate) struct Suspended {
 /// It is started and switched out, and the caller's by I1: it stays so meanwhile.
 pub(crate) unsafe fn suspended(fiber: FiberRef) -> Suspended {
     let top = ptr::with_exposed_provenance::<[usize; 3]>(fiber.stack_pointer.load(Relaxed));
-    // SAFETY: `suspend` noted the address of a variable in its frame, which is still there.
+    // SAFETY: `suspend_at` noted the address of a variable in a frame that is still there.
     let registers = unsafe { *top };
     // SAFETY: a started fiber has a stack, and this one is the caller's.
     unsafe { at(fiber, registers) }

@@ -90,6 +90,9 @@ pub struct Metrics {
     pub detaches: u64,
     /// Times a stop was put off because the fiber was in libc, the loader or a foreign library.
     pub retries: u64,
+    /// Fibers that left their thread at an instruction, inside a [`preemptible`](crate::runtime::preemptible)
+    /// region.
+    pub in_place: u64,
     /// Times a stopped fiber went on for a moment because others may have waited for what it held.
     pub watchdog_releases: u64,
     /// Times a fiber should have been stopped, or a worker taken, and there was no thread to go on with.
@@ -238,6 +241,7 @@ impl Metrics {
             thaws: happened.thaws.load(Relaxed),
             detaches: happened.detaches.load(Relaxed),
             retries: happened.retries.load(Relaxed),
+            in_place: happened.in_place.load(Relaxed),
             watchdog_releases: happened.watchdog_releases.load(Relaxed),
             cap_hits: happened.cap_hits.load(Relaxed),
             signals_unanswered: happened.unanswered.load(Relaxed),

@@ -36,6 +36,7 @@ mod config;
 mod cpus;
 mod histogram;
 mod metrics;
+mod preemptible;
 mod unstoppable;
 
 pub use builder::Builder;
@@ -43,6 +44,7 @@ pub use config::Rounding;
 pub use histogram::Histogram;
 pub use metrics::{Metrics, WorkerMetrics};
 
+pub use self::preemptible::preemptible;
 pub use self::unstoppable::no_preempt;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;

@@ -48,6 +48,13 @@ pub(crate) fn heat_up(fiber: &Record, ticks: u64) -> bool {
     became
 }
 
+/// It has just had its time, however little that was: until it parks others come before it.
+pub(crate) fn be_batch(fiber: &Record) {
+    let heat = fiber.heat.load(atomic::Ordering::Relaxed);
+    let warmer = heat.saturating_add(1).clamp(BATCH, HOTTEST);
+    fiber.heat.store(warmer, atomic::Ordering::Relaxed);
+}
+
 /// It parks.
 #[inline]
 pub(crate) fn cool_down(fiber: &Record) {

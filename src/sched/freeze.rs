@@ -27,7 +27,7 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 
@@ -73,10 +73,8 @@ pub(crate) struct Ice {
     pub(crate) fresh_mail: AtomicBool,
     /// Which fiber was frozen here last; own thread.
     pub(crate) fiber: Cell<u64>,
-    /// Runnable fibers were left in the home queue when its fiber was dispatched.
-    pub(crate) siblings: AtomicBool,
-    /// Some of them are such that others come before them.
-    pub(crate) batch_siblings: AtomicBool,
+    /// Who was left in the home queues when its fiber was dispatched: the flags of `slices.rs`.
+    pub(crate) siblings: AtomicU8,
     /// A fiber that may not leave has waited for this carrier for long: the one that runs is to come to
     /// an end.
     pub(crate) hurries: AtomicBool,
@@ -113,6 +111,7 @@ pub(crate) struct Counters {
     pub(crate) freezes: AtomicU64,
     pub(crate) thaws: AtomicU64,
     pub(crate) detaches: AtomicU64,
+    pub(crate) in_place: AtomicU64,
     pub(crate) retries: AtomicU64,
     pub(crate) watchdog_releases: AtomicU64,
     pub(crate) cap_hits: AtomicU64,

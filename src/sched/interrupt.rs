@@ -8,7 +8,8 @@
 //! nothing, its worker can be taken instead; the interrupted code is libc's, the loader's or the kernel's
 //! → again a little later, a few times, because that is where locks of the allocator are held; the fiber
 //! has passed a checkpoint since the last request → it will at the next one see this request, and yield;
-//! else it freezes (`freeze.rs`).
+//! it is in a region where it may leave its thread as it stands → it does (`in_place.rs`); else it freezes
+//! (`freeze.rs`).
 //!
 //! What the handler may do is little ([S7]): it runs between any two instructions, perhaps inside the
 //! allocator. It takes no lock, allocates nothing, keeps `errno`, and knows its carrier by the number of
@@ -33,9 +34,9 @@ use std::time::Duration;
 
 use indent_sysmon::TICK;
 
-use crate::base::arch::{self, At};
+use crate::base::arch;
 use crate::base::signal::{self, Previous, c_int, c_void, siginfo_t};
-use crate::base::{os, program};
+use crate::base::{os, program, redirect};
 use crate::sched::carrier::Carrier;
 use crate::sched::freeze::WITHOUT_WORKER;
 use crate::sched::roster;
@@ -58,6 +59,7 @@ pub(crate) fn prepare(signal: c_int) -> std::io::Result<()> {
     let _one_at_a_time = ONCE.lock().unwrap_or_else(|e| e.into_inner());
     if SIGNAL.load(SeqCst) == 0 {
         program::find();
+        redirect::prepare();
         let before = signal::current(signal)?;
         let _ = BEFORE.set(before); // before the first one can come
         signal::install_restarting(signal, on_signal)?;
@@ -86,8 +88,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
         }
     } else if let Some(carrier) = roster::carrier() {
         // SAFETY: as above.
-        let at = unsafe { arch::interrupted(context) };
-        carrier.interrupted(at);
+        unsafe { carrier.interrupted(context) };
     }
     os::set_errno(errno);
 }
@@ -125,7 +126,12 @@ impl Carrier {
     }
 
     /// The handler's part.
-    fn interrupted(&self, at: At) {
+    ///
+    /// # Safety
+    /// `context` is the third argument of the running handler.
+    unsafe fn interrupted(&self, context: *mut c_void) {
+        // SAFETY: by the caller's promise.
+        let at = unsafe { arch::interrupted(context) };
         if self.owner.depth() > 0 || self.on_signal_stack(at.stack) {
             return; // the request stays
         }
@@ -136,7 +142,11 @@ impl Carrier {
             return;
         }
         self.owner.raise();
-        self.follow_request(!program::contains(at.code));
+        // SAFETY: by the caller's promise; and the mark was down.
+        let in_place = || unsafe { self.redirect(context, &at) };
+        if self.follow_request(!program::contains(at.code), in_place) {
+            return; // the mark stays up: `in_place.rs` takes it over
+        }
         self.owner.leave();
     }
 
@@ -147,7 +157,7 @@ impl Carrier {
         for _ in 0..2 {
             self.owner.raise();
             if self.current.get().is_some() {
-                self.follow_request(false);
+                self.follow_request(false, || false); // S13: it never switches
             }
             self.owner.leave();
             compiler_fence(SeqCst); // what comes from here on finds the mark down
@@ -157,11 +167,13 @@ impl Carrier {
         }
     }
 
-    /// Mark up, where the mark was down a moment ago: freezes if somebody wants that now.
-    fn follow_request(&self, foreign_code: bool) {
+    /// Mark up, where the mark was down a moment ago: freezes if somebody wants that now. True if it will
+    /// leave its thread instead, because `in_place` said so.
+    fn follow_request(&self, foreign_code: bool, in_place: impl FnOnce() -> bool) -> bool {
         let request = self.ice.request.load(SeqCst);
         if self.shared().is_stopping() {
-            return self.ice.request.store(0, Relaxed); // nobody would bring it a worker
+            self.ice.request.store(0, Relaxed); // nobody would bring it a worker
+            return false;
         }
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
@@ -177,10 +189,14 @@ impl Carrier {
             } else {
                 self.ice.refused.store(stamp, Relaxed); // the section's end looks at it
             }
-            return;
+            return false;
         }
         if foreign_code && self.puts_off(stamp) || self.comes_by_itself() {
-            return;
+            return false;
+        }
+        if worker.is_some() && in_place() {
+            self.ice.request.store(0, Relaxed);
+            return true;
         }
         let frozen = match worker {
             // SAFETY: workers live as long as `Shared`.
@@ -193,6 +209,7 @@ impl Carrier {
         if !frozen {
             self.ice.request.store(0, Relaxed); // who wants it asks again
         }
+        false
     }
 
     /// Whether the fiber has passed a checkpoint since somebody last wanted it to freeze: then it finds the

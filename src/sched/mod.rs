@@ -64,6 +64,7 @@ mod find;
 mod freeze;
 mod gate;
 mod idle;
+pub(crate) mod in_place;
 mod interrupt;
 pub(crate) mod latency;
 pub(crate) mod limit;

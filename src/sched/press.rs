@@ -15,6 +15,7 @@ use indent_sysmon::{GRACE, Phase, ThreadState, Waiting};
 
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
+use crate::sched::slices::{BATCH, OTHERS};
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 
@@ -102,12 +103,13 @@ impl Shared {
         let carrier = worker.carrier();
         let mail = carrier.is_some_and(|carrier| !carrier.inbox.is_empty());
         if worker.timers.is_due()
+            || carrier.is_some_and(Carrier::has_pressing_siblings)
             || mail && carrier.is_some_and(|carrier| carrier.has_fresh_mail())
             || self.watchers.may_press() && self.somebody_presses()
         {
             return Waiting::Pressing;
         }
-        let others = carrier.is_some_and(|carrier| carrier.ice.siblings.load(Relaxed));
+        let others = carrier.is_some_and(|carrier| carrier.has_siblings(BATCH | OTHERS));
         let queued = !worker.ring.is_empty() || !worker.lifo.is_empty() || self.global.len() > 0;
         let assigned = !worker.assigned.is_empty() || worker.has_own.load(Relaxed);
         let excess = self.count.is_excess(worker.index);

@@ -21,7 +21,7 @@ use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, carrier::Carrier, class, latency, resize};
+use crate::sched::{Shared, carrier::Carrier, class, in_place, latency, resize};
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
 pub(crate) enum Left {
@@ -192,23 +192,26 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     carrier.current.set(Some(fiber));
     carrier.budget.set(carrier.shared().settings.budget);
     latency::runs(&token, fiber);
-    carrier.note_siblings();
+    let long = (!at_home || class::is_batch(&fiber)) && is_likely_long(carrier, fiber);
+    carrier.note_siblings(long);
     note_own(&mut token);
     token.worker().published.dispatch();
-    if !at_home {
-        expect_long(&token, fiber);
+    if long {
+        token.carrier().begin_slice(token.worker()); // whoever presses can tell for how long it has run
     }
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
     token.carrier().current.set(None);
     token.worker().published.set_phase(Phase::Scheduling);
     account(&token, fiber);
-    if back != Back::Finished {
-        assess(&mut token, fiber); // before anybody else can get hold of it
+    match back {
+        Back::Finished => {}
+        Back::Interrupted => in_place::came_back(&token, fiber),
+        _ => assess(&mut token, fiber), // before anybody else can get hold of it
     }
     let carrier = token.carrier();
     match back {
-        Back::Yielded => push_home(carrier, fiber),
+        Back::Yielded | Back::Interrupted => push_home(carrier, fiber),
         Back::HandedOver => push_home(carrier, fiber),
         Back::Parking => {
             class::cool_down(&fiber);
@@ -221,14 +224,11 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     (token, back == Back::HandedOver)
 }
 
-/// A fiber starts, from a place of which too little good is known: whoever presses can tell for how long it
-/// has run.
+/// A fiber that computes much goes on, or one starts from a place of which too little good is known.
 #[inline]
-fn expect_long(token: &Entered, fiber: FiberRef) {
-    let carrier = token.carrier();
-    if carrier.shared().settings.preempt && !class::Sites::get(fiber.location()).is_good() {
-        carrier.begin_slice(token.worker());
-    }
+fn is_likely_long(carrier: &Carrier, fiber: FiberRef) -> bool {
+    let computes = || class::is_batch(&fiber) || !class::Sites::get(fiber.location()).is_good();
+    carrier.shared().settings.preempt && computes()
 }
 
 /// Whether fibers wait that only this worker may start.
@@ -291,6 +291,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     token.show_stacks();
     let carrier = token.carrier();
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
+    in_place::begin(stack);
     // Whoever wakes the fiber reads both; the park it ends has released them.
     moving::settle(carrier, fiber);
     token.worker().counters.started.add(1);

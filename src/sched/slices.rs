@@ -27,6 +27,12 @@ const FEW_FROZEN: usize = 8;
 /// So much longer is a slice when there are many.
 const LONGER: u32 = 10;
 
+/// Siblings of the fiber that runs: such that others come before them, and any others. And that it is likely
+/// to compute for long.
+pub(crate) const BATCH: u8 = 1;
+pub(crate) const OTHERS: u8 = 2;
+const LONG: u8 = 4;
+
 /// Which of the frozen carriers are meant.
 #[derive(Clone, Copy)]
 pub(crate) enum Which {
@@ -101,18 +107,34 @@ impl Carrier {
         }
     }
 
-    /// Own thread, before a dispatch: whether siblings wait that others cannot see.
+    /// Own thread, before a dispatch: whether siblings wait that others cannot see. `long`: for somebody
+    /// who is likely to compute for long.
     #[inline]
-    pub(crate) fn note_siblings(&self) {
+    pub(crate) fn note_siblings(&self, long: bool) {
         let home = self.home();
-        let batch = !home.batch.is_empty();
-        let wait = batch || !home.queue.is_empty() || home.next.is_some();
-        if self.ice.siblings.load(Relaxed) != wait {
-            self.ice.siblings.store(wait, Relaxed);
+        let flag = |is: bool, flag: u8| if is { flag } else { 0 };
+        let now = flag(!home.batch.is_empty(), BATCH)
+            | flag(!home.queue.is_empty() || home.next.is_some(), OTHERS)
+            | flag(long, LONG);
+        if self.ice.siblings.load(Relaxed) != now {
+            self.ice.siblings.store(now, Relaxed);
         }
-        if self.ice.batch_siblings.load(Relaxed) != batch {
-            self.ice.batch_siblings.store(batch, Relaxed);
-        }
+    }
+
+    /// Own thread: somebody woke a sibling of the fiber that runs.
+    pub(crate) fn note_sibling(&self) {
+        self.note_siblings(self.has_siblings(LONG));
+    }
+
+    /// Any thread: whether siblings wait for somebody who is likely to compute for long, and should not have
+    /// to.
+    pub(crate) fn has_pressing_siblings(&self) -> bool {
+        self.ice.siblings.load(Relaxed) & (LONG | OTHERS) == LONG | OTHERS
+    }
+
+    /// Any thread: whether such siblings wait.
+    pub(crate) fn has_siblings(&self, which: u8) -> bool {
+        self.ice.siblings.load(Relaxed) & which != 0
     }
 
     /// How much of its slice is used up, and so whether it keeps its place.
@@ -218,7 +240,7 @@ impl Shared {
     pub(crate) fn owe_batch(&self) {
         let siblings = |worker: &Worker| {
             let carrier = worker.carrier();
-            carrier.is_some_and(|carrier| carrier.ice.batch_siblings.load(Relaxed))
+            carrier.is_some_and(|carrier| carrier.has_siblings(BATCH))
         };
         let wait =
             !self.frozen.is_empty() || self.batch.len() > 0 || self.present().iter().any(siblings);

@@ -97,6 +97,13 @@ pub(crate) fn of_caller() -> Option<(Verdict, Option<usize>)> {
         .then_some((judgement.verdict, judgement.binding))
 }
 
+/// Notes of a fiber that was interrupted what its frames allow, as was found there.
+pub(crate) fn note_interrupted(fiber: FiberRef, verdict: Verdict) {
+    fiber
+        .verdict
+        .store(number(verdict), atomic::Ordering::Relaxed);
+}
+
 /// Notes of a fiber that waits inside its own frames while it unwinds that nothing else runs on its
 /// thread (S3). It is not counted as alone: its carrier runs nothing at all, and it is judged anew
 /// when it next switches out.

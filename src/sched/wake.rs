@@ -172,7 +172,7 @@ fn queue_sibling(carrier: &Carrier, fiber: FiberRef) -> bool {
             // SAFETY: runnable by I1, so in no list, and alive by I3.
             unsafe { carrier.home().queue.push(before.pointer()) };
         }
-        carrier.note_siblings(); // they wait for whoever runs now
+        carrier.note_sibling(); // they wait for whoever runs now
     }
     token.is_some()
 }

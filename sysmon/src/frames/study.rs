@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use super::objects::{Object, Objects};
 use super::rows::Unwinder;
 use super::sites::{self, Site, sites};
+use super::verdict::Nearness;
 use super::{Judge, Verdict};
 
 static JUDGE: OnceLock<Judge> = OnceLock::new();
@@ -87,6 +88,20 @@ pub(crate) fn find_now(unwinder: &mut Unwinder, pc: usize) -> Option<Site> {
         true => Some(Site::new(verdict, own, unwinder.row(executable, pc))),
         false => (verdict == Verdict::Alone).then(|| Site::new(verdict, own, None)),
     }
+}
+
+/// The same for an interrupted place, which need not be kept: it is seldom met again. And what its
+/// function has to do with the runtime.
+#[cold]
+pub(crate) fn find_interrupted(unwinder: &mut Unwinder, pc: usize) -> Option<(Site, Nearness)> {
+    let (judge, executable) = (JUDGE.get()?, EXECUTABLE.get()?);
+    if !executable.contains(pc) {
+        return None;
+    }
+    let site = sites().get(pc);
+    let site =
+        site.unwrap_or_else(|| Site::new(judge.verdict(pc), true, unwinder.row(executable, pc)));
+    Some((site, judge.nearness(pc)))
 }
 
 /// What is known about all functions, once there has been a survey.

@@ -30,6 +30,7 @@
 
 use super::rows::{Base, Unwinder, WORD};
 use super::sites::{Site, Sites, sites};
+use super::verdict::Nearness;
 use super::walk::{BpFrom, Climb, Climber, End, FRAMES, Judgement, Registers, Stack, Worst};
 use super::{Verdict, study};
 
@@ -234,6 +235,64 @@ impl TraceCache {
     #[inline]
     pub fn judge(&mut self, start: &Registers, stack: &Stack, root: usize) -> Judgement {
         self.judge_in(sites(), start, stack, root, study::find_now)
+    }
+
+    /// What the whole of an interrupted stack allows, if it may be left where it stands inside a region
+    /// of its code (S2): if every frame up to the *region*, the stack pointer just before the region's
+    /// outermost function was called, lies in the executable, can be climbed from, is Free, and is none
+    /// of the runtime's. `None` if not, and before there has been a survey.
+    ///
+    /// Free only if the stack may also go on elsewhere; Alone is never said: that nothing of the thread
+    /// is held around the region is what whoever opened it has promised.
+    ///
+    /// As [`judge`](Self::judge) for whoever owns the cache; for signal handlers too.
+    ///
+    /// ```
+    /// use indent_sysmon::frames::{Registers, Stack, TraceCache};
+    ///
+    /// let words = [0usize; 16];
+    /// let range = words.as_ptr_range();
+    /// let range = range.start.addr()..range.end.addr();
+    /// // SAFETY: the array outlives it, and nobody writes to it.
+    /// let stack = unsafe { Stack::new(range.clone()) };
+    /// let start = Registers::interrupted(drop::<u8> as fn(u8) as usize, range.start, 0);
+    /// let (region, root) = (range.start + 32, range.end);
+    /// assert_eq!(TraceCache::new().judge_region(&start, &stack, region, root), None);
+    /// ```
+    pub fn judge_region(
+        &mut self,
+        start: &Registers,
+        stack: &Stack,
+        region: usize,
+        root: usize,
+    ) -> Option<Verdict> {
+        let mut climber = Climber::new(start, stack, root);
+        let mut whole = Verdict::Free;
+        for number in 0..FRAMES {
+            let outside = climber.sp >= region;
+            if outside && whole > Verdict::Free {
+                return Some(Verdict::Home);
+            }
+            let found = study::find_interrupted(&mut self.unwinder, climber.pc);
+            let Some((site, nearness)) = found else {
+                return outside.then_some(Verdict::Home);
+            };
+            if !outside && (site.verdict() > Verdict::Free || nearness == Nearness::Within) {
+                return None;
+            }
+            if number == 0 && nearness == Nearness::Leads {
+                whole = Verdict::Home; // it may hold what it was told about its thread
+            }
+            whole = whole.max(site.verdict());
+            match climber.climb(site) {
+                Climb::Up if !outside && climber.sp > region => return None, // W4
+                Climb::Up => {}
+                Climb::Root if outside => return Some(whole.min(Verdict::Home)),
+                Climb::Root => return None,
+                Climb::Broken => return outside.then_some(Verdict::Home),
+            }
+        }
+        None
     }
 
     /// [`judge`](Self::judge) by any map, which must be the same every time.

@@ -98,7 +98,24 @@ pub struct Judge {
     places: Vec<Place>,
     own: Vec<Own>,
     graph: Graph,
+    /// Of each function, what it has to do with the runtime.
+    nearness: Vec<Nearness>,
     statistics: Statistics,
+}
+
+/// What a function has to do with the runtime, for one that is interrupted and not suspended in a call.
+///
+/// The runtime's own functions may hold anything of their thread between two instructions, and code of
+/// the runtime that was inlined into others may hold what such a function has just returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(crate) enum Nearness {
+    /// Nothing.
+    Apart,
+    /// It leads to one of the runtime's functions directly.
+    Leads,
+    /// It is one.
+    Within,
 }
 
 /// What a survey has seen.
@@ -172,6 +189,13 @@ impl Judge {
     pub fn verdict(&self, ip: usize) -> Verdict {
         self.number(ip)
             .map_or(Verdict::Alone, |function| self.graph.verdict(function))
+    }
+
+    /// What the function around an address has to do with the runtime.
+    pub(crate) fn nearness(&self, ip: usize) -> Nearness {
+        self.number(ip)
+            .and_then(|function| self.nearness.get(function as usize).copied())
+            .unwrap_or(Nearness::Within)
     }
 
     fn number(&self, ip: usize) -> Option<u32> {

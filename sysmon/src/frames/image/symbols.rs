@@ -198,6 +198,16 @@ impl Symbols {
         found
     }
 
+    /// Where functions begin whose names, as the compiler writes them, have this part; and their names.
+    pub(crate) fn functions_like(&self, part: &str) -> impl Iterator<Item = (usize, String)> {
+        self.functions.iter().filter_map(move |function| {
+            let mangled = string(&self.names, function.name)?;
+            mangled
+                .contains(part)
+                .then(|| (function.start, plain(mangled)))
+        })
+    }
+
     /// The range of the named constant around an address.
     pub(crate) fn constant_around(&self, address: usize) -> Option<Range<usize>> {
         let after = self.constants.partition_point(|c| c.start <= address);

@@ -81,6 +81,11 @@ impl Graph {
             + self.instead.capacity() * 4
     }
 
+    /// Those that lead directly to a node.
+    pub(super) fn leading_to(&self, node: u32) -> impl Iterator<Item = u32> {
+        self.into(node).iter().map(|edge| edge.0)
+    }
+
     /// The next node towards what binds, and how it is led to.
     pub(super) fn next(&self, node: u32) -> Option<(u32, How)> {
         let next = self.next[node as usize];

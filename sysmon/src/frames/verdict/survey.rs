@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::graph::{Graph, Listed};
-use super::{Judge, Own, Place, Statistics, Why};
+use super::{Judge, Nearness, Own, Place, Statistics, Why};
 use crate::frames::Verdict;
 use crate::frames::constants::{Constants, Rule};
 use crate::frames::edges::{How, Reach, Reader, Touch, Use};
@@ -232,12 +232,14 @@ impl Survey {
             text: self.text,
             edges: graph.edges(),
             memory: graph.memory()
+                + functions
                 + self.places.capacity() * size_of::<Place>()
                 + self.own.capacity() * size_of::<Own>()
                 + self.images.iter().map(Image::memory_kept).sum::<usize>(),
             time: begun.elapsed(),
         };
         Judge {
+            nearness: self.nearness(functions),
             images: self.images,
             first: self.first,
             places: self.places,
@@ -245,6 +247,33 @@ impl Survey {
             graph: self.graph,
             statistics,
         }
+    }
+}
+
+impl Survey {
+    /// Of all functions, once the graph is settled: who is the runtime's, and who leads to those. Through
+    /// constants, too, for what they hold may be called.
+    fn nearness(&self, functions: usize) -> Vec<Nearness> {
+        let mut nearness = vec![Nearness::Apart; functions];
+        let mut near = Vec::new();
+        for (number, image) in self.images.iter().enumerate() {
+            let ours = image.symbols.functions_like("indent");
+            let ours = ours.filter(|(_, name)| LISTS.runtime.has_as_frame(name));
+            let ours = ours.filter_map(|(start, _)| image.function_at(start));
+            near.extend(ours.map(|index| self.first[number] + index as u32));
+        }
+        for &node in &near {
+            nearness[node as usize] = Nearness::Within;
+        }
+        while let Some(node) = near.pop() {
+            for from in self.graph.leading_to(node) {
+                match nearness.get_mut(from as usize) {
+                    Some(place) => *place = (*place).max(Nearness::Leads),
+                    None => near.push(from), // a constant
+                }
+            }
+        }
+        nearness
     }
 }
 

@@ -1,0 +1,260 @@
+#![expect(unsafe_code, reason = "registers of an interrupted thread")]
+//! Makes interrupted code call a function before it goes on. All that in-place switching needs of x86_64.
+//!
+//! A signal handler changes where its thread goes on: at [`indent_in_place_switch`], on the stack of the
+//! interrupted code, which notices nothing of it. This *trampoline* saves what the handler cannot (the
+//! extended state: x87, SSE, AVX, AVX-512, whatever the kernel has enabled), calls the function, and then
+//! restores every register and goes on with the interrupted instruction.
+//!
+//! ```text
+//! interrupted rsp →  ┌──────────────────────────┐ CFA
+//!                    │ red zone, 128 bytes: the │
+//!                    │ interrupted code's       │
+//!                    ├──────────────────────────┤
+//!                    │ rip, rflags, rbp, rax, … │ `Saved`: written by the handler
+//!            rbp  →  │ … r14, r15               │
+//!                    │ control words            │
+//!                    ├──────────────────────────┤
+//!            rsp  →  │ XSAVE area, 64-aligned   │ written by the trampoline
+//!                    └──────────────────────────┘
+//! ```
+//!
+//! The handler sets `rbp` to `Saved`, so that from its first instruction to its last the trampoline's
+//! unwind rows are right: debuggers, profilers and `Backtrace` see the interrupted frame as the caller,
+//! marked as a signal frame (its address is an instruction, not one behind a call). Our own walks
+//! (`indent_sysmon::frames`) do not climb through it, by that mark: whoever is interrupted inside it or
+//! below is not switched in place.
+//!
+//! The function finds what the ABI promises: direction flag clear, x87 stack empty, and the control words
+//! (MXCSR, x87) that its caller passes; the interrupted code gets its own back. PKRU, which says which
+//! memory the *thread* may touch, is neither saved nor restored.
+//!
+//! Rejected: saving the extended state from the signal frame, which the kernel has filled in (its layout
+//! depends on the kernel, and the trampoline must restore from its own stack anyway); XSAVEC (it needs
+//! one more feature bit for a saving in the noise).
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
+
+/// What calls may be made with: MXCSR, and the x87 control word above it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Controls {
+    mxcsr: u32,
+    x87: u16,
+}
+
+impl Controls {
+    /// Those of the calling thread, now.
+    #[inline]
+    pub(crate) fn now() -> Self {
+        let mut now = Controls::default();
+        // SAFETY: both write to the fields they are given.
+        unsafe {
+            std::arch::asm!(
+                "stmxcsr [{mxcsr}]",
+                "fnstcw [{x87}]",
+                mxcsr = in(reg) &raw mut now.mxcsr,
+                x87 = in(reg) &raw mut now.x87,
+                options(nostack, preserves_flags),
+            );
+        }
+        now
+    }
+}
+
+/// Registers of the interrupted code, on its stack, as the trampoline restores them.
+#[repr(C)]
+pub(crate) struct Saved {
+    controls: Controls,
+    /// r15, r14, r13, r12, r11, r10, r9, r8, rdi, rsi, rbx, rdx, rcx, rax.
+    general: [i64; 14],
+    rbp: i64,
+    flags: i64,
+    rip: i64,
+}
+
+/// Where those are in a `ucontext_t`.
+const GENERAL: [libc::c_int; 14] = [
+    libc::REG_R15,
+    libc::REG_R14,
+    libc::REG_R13,
+    libc::REG_R12,
+    libc::REG_R11,
+    libc::REG_R10,
+    libc::REG_R9,
+    libc::REG_R8,
+    libc::REG_RDI,
+    libc::REG_RSI,
+    libc::REG_RBX,
+    libc::REG_RDX,
+    libc::REG_RCX,
+    libc::REG_RAX,
+];
+
+/// Bytes below the stack pointer that belong to the interrupted code.
+const RED_ZONE: usize = 128;
+/// What the function may use of the stack, and those it calls.
+const ROOM: usize = 16 * 1024;
+
+/// Size of the XSAVE area, zero where there is none, and which parts of it are saved.
+static SIZE: AtomicUsize = AtomicUsize::new(0);
+static PARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// A function that interrupted code calls.
+pub(crate) type Target = extern "C" fn(&Saved);
+
+/// Finds out what there is to save; before the first [`redirect`].
+pub(crate) fn prepare() {
+    const OSXSAVE: u32 = 1 << 27;
+    const PKRU: u64 = 1 << 9;
+    let features = std::arch::x86_64::__cpuid(1);
+    if features.ecx & OSXSAVE == 0 {
+        return;
+    }
+    let area = std::arch::x86_64::__cpuid_count(0xd, 0);
+    let parts = enabled_parts() & !PKRU;
+    PARTS[0].store(parts as u32, Relaxed);
+    PARTS[1].store((parts >> 32) as u32, Relaxed);
+    SIZE.store(area.ebx as usize, Relaxed);
+}
+
+/// The parts of the extended state that the kernel has enabled (XCR0); only where there is OSXSAVE.
+fn enabled_parts() -> u64 {
+    let (low, high): (u32, u32);
+    // SAFETY: reads a register that is there, by OSXSAVE.
+    unsafe {
+        std::arch::asm!(
+            "xgetbv", in("ecx") 0, out("eax") low, out("edx") high,
+            options(nomem, nostack, preserves_flags),
+        );
+    }
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// How far below the interrupted stack pointer the stack must reach; `None` where this cannot be done.
+pub(crate) fn room_needed() -> Option<usize> {
+    let area = SIZE.load(Relaxed);
+    (area > 0).then_some(RED_ZONE + size_of::<Saved>() + area + 64 + ROOM)
+}
+
+impl Saved {
+    /// The interrupted instruction, and the stack pointer and `rbp` at it.
+    pub(crate) fn registers(&self) -> [usize; 3] {
+        let above = std::ptr::from_ref(self).addr() + size_of::<Saved>();
+        [self.rip as usize, above + RED_ZONE, self.rbp as usize]
+    }
+}
+
+/// When the handler has returned, its thread calls `target` with these control words, and then goes on with
+/// the interrupted instruction as if nothing had been.
+///
+/// # Safety
+/// `context` is the third argument of the running handler; the interrupted code stands on a stack that has
+/// [`room_needed`] below it, its stack pointer is a multiple of eight, and it does not mind what `target`
+/// does. `target` returns, and does not unwind.
+pub(crate) unsafe fn redirect(context: *mut libc::c_void, target: Target, controls: Controls) {
+    // SAFETY: by the caller's promise.
+    let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
+    let registers = &mut context.uc_mcontext.gregs;
+    let sp = registers[libc::REG_RSP as usize] as usize;
+    let at = sp - RED_ZONE - size_of::<Saved>();
+    let saved = Saved {
+        controls,
+        general: GENERAL.map(|register| registers[register as usize]),
+        rbp: registers[libc::REG_RBP as usize],
+        flags: registers[libc::REG_EFL as usize],
+        rip: registers[libc::REG_RIP as usize],
+    };
+    // SAFETY: below what the interrupted code uses, and inside its stack, by the caller's promise.
+    unsafe { std::ptr::with_exposed_provenance_mut::<Saved>(at).write(saved) };
+    registers[libc::REG_RSP as usize] = at as i64;
+    registers[libc::REG_RBP as usize] = at as i64;
+    registers[libc::REG_RBX as usize] = target as usize as i64;
+    registers[libc::REG_RIP as usize] = indent_in_place_switch as *const () as usize as i64;
+}
+
+// The offsets below are these.
+const _: () = assert!(size_of::<Saved>() == 144 && std::mem::offset_of!(Saved, general) == 8);
+const _: () = assert!(std::mem::offset_of!(Saved, rbp) == 120);
+
+unsafe extern "C" {
+    fn indent_in_place_switch();
+}
+
+// Entered with rsp = rbp = `Saved`, and rbx = the function. The CFA, which is the interrupted rsp, lies
+// 144 + 128 bytes above `Saved`.
+std::arch::global_asm!(
+    ".text",
+    ".p2align 4",
+    ".globl indent_in_place_switch",
+    ".hidden indent_in_place_switch",
+    ".type indent_in_place_switch,@function",
+    "indent_in_place_switch:",
+    ".cfi_startproc",
+    ".cfi_signal_frame",
+    ".cfi_def_cfa rbp, 272",
+    ".cfi_offset rip, -136",
+    ".cfi_offset rbp, -152",
+    ".cfi_offset rax, -160",
+    ".cfi_offset rcx, -168",
+    ".cfi_offset rdx, -176",
+    ".cfi_offset rbx, -184",
+    ".cfi_offset rsi, -192",
+    ".cfi_offset rdi, -200",
+    ".cfi_offset r8, -208",
+    ".cfi_offset r9, -216",
+    ".cfi_offset r10, -224",
+    ".cfi_offset r11, -232",
+    ".cfi_offset r12, -240",
+    ".cfi_offset r13, -248",
+    ".cfi_offset r14, -256",
+    ".cfi_offset r15, -264",
+    "cld",
+    "sub rsp, [rip + {size}]",
+    "and rsp, -64",
+    // The header of the area must be zero where XSAVE does not write.
+    "xor eax, eax",
+    "lea rdi, [rsp + 512]",
+    "mov ecx, 8",
+    "rep stosq",
+    "mov eax, [rip + {parts}]",
+    "mov edx, [rip + {parts} + 4]",
+    "xsave64 [rsp]",
+    "fninit",
+    "fldcw [rbp + 4]",
+    "ldmxcsr [rbp]",
+    "mov rdi, rbp",
+    "call rbx",
+    "mov eax, [rip + {parts}]",
+    "mov edx, [rip + {parts} + 4]",
+    "xrstor64 [rsp]",
+    "mov r15, [rbp + 8]",
+    "mov r14, [rbp + 16]",
+    "mov r13, [rbp + 24]",
+    "mov r12, [rbp + 32]",
+    "mov r11, [rbp + 40]",
+    "mov r10, [rbp + 48]",
+    "mov r9, [rbp + 56]",
+    "mov r8, [rbp + 64]",
+    "mov rdi, [rbp + 72]",
+    "mov rsi, [rbp + 80]",
+    "mov rbx, [rbp + 88]",
+    "mov rdx, [rbp + 96]",
+    "mov rcx, [rbp + 104]",
+    "mov rax, [rbp + 112]",
+    "lea rsp, [rbp + 120]",
+    ".cfi_def_cfa rsp, 152",
+    "pop rbp",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbp",
+    "popfq",
+    ".cfi_adjust_cfa_offset -8",
+    "ret 128",
+    ".cfi_endproc",
+    ".size indent_in_place_switch, . - indent_in_place_switch",
+    size = sym SIZE,
+    parts = sym PARTS,
+);
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests;

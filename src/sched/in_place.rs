@@ -1,0 +1,209 @@
+#![expect(unsafe_code, reason = "sends interrupted fibers somewhere else")]
+//! Taking a fiber off its thread at an arbitrary instruction, where its author has allowed it ([S2]).
+//!
+//! A *region* is the time of one call of `runtime::preemptible`. A fiber that is to give way inside one need
+//! not take its thread along: the handler makes it appear to have called [`yield_in_place`], which switches
+//! like any yield (`base/redirect.rs` is what this takes of the machine). Sleeping in place costs a fiber
+//! some kilobytes of its own stack, and no thread.
+//!
+//! **I21** A fiber is redirected only if
+//! - it is asked to give way in this dispatch, the mark is down, and it holds a worker: as for a freeze;
+//! - it is in a region, does not unwind, and stands on its own stack with enough room below;
+//! - every frame from the interrupted one up to the region's lies in the executable, can be climbed from by
+//!   its unwind row, is Free ([S5]), and is no function of the runtime: so neither the frames nor the
+//!   registers hold anything of the thread. That nothing is held *around* the region, the author answers for.
+//!
+//! The mark that the handler puts up stays up until `yield_in_place` has passed it to the scheduler: in
+//! between nobody takes the worker, and another signal finds the mark. Afterwards the fiber is runnable, on
+//! its home's queue, with what its whole stack allows noted as the handler found it. It is Free, and may go
+//! on on another thread, only if all its frames are and the interrupted function does not itself lead to the
+//! runtime: code of the runtime that was inlined into it may just have asked which thread it is on.
+//!
+//! Nobody drops a fiber in this state, or unwinds it: it is resumed, goes on with the interrupted
+//! instruction, and ends, is cancelled or parks like any other.
+//!
+//! What belongs to the thread and may be half-used at any instruction is put back by the fiber that comes
+//! back: `errno`, and by the trampoline all registers with MXCSR and the x87 control word. Others see
+//! meanwhile the control words that were there when the region was entered.
+//!
+//! [S2]: DESIGN.md
+//! [S5]: DESIGN.md
+
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
+
+use indent_sysmon::frames::{Registers, Stack};
+
+use crate::base::arch::At;
+use crate::base::loom::atomic;
+use crate::base::os;
+use crate::base::redirect::{self, Controls, Saved, redirect};
+use crate::base::signal::c_void;
+use crate::fiber::FiberRef;
+use crate::fiber::stack::StackHead;
+use crate::fiber::switch;
+use crate::sched::carrier::Carrier;
+use crate::sched::class;
+use crate::sched::context::{self, Entered};
+use crate::sched::moving;
+use crate::sched::verdict::{self, Verdict};
+
+/// An open region, in a frame of its fiber.
+pub(crate) struct Region {
+    /// The stack pointer just before the outermost function inside was called.
+    top: usize,
+    /// What other fibers of the thread see of the control words.
+    controls: Controls,
+    outer: *const (),
+}
+
+/// While this lives its fiber is in the region.
+pub(crate) struct Inside {
+    /// Null on a plain thread.
+    head: *const StackHead,
+    outer: *const (),
+    /// Belongs to this fiber.
+    _not_send: PhantomData<*mut ()>,
+}
+
+impl Region {
+    /// A region that is not open yet, whose outermost function will be called with this stack pointer.
+    #[inline(never)]
+    pub(crate) fn new(top: usize) -> Self {
+        let outer = match context::current_fiber() {
+            // SAFETY: the caller's own fiber, which runs here.
+            Some(fiber) => unsafe { StackHead::region(head(fiber)) },
+            None => ptr::null(),
+        };
+        Region {
+            top,
+            controls: Controls::now(),
+            outer,
+        }
+    }
+
+    /// From here on the calling fiber is in the region, which stays where it is meanwhile.
+    #[inline(never)]
+    pub(crate) fn open(&self) -> Inside {
+        let head = context::current_fiber().map_or(ptr::null(), head);
+        if !head.is_null() {
+            // SAFETY: the caller's own fiber, which runs here.
+            unsafe { StackHead::set_region(head, ptr::from_ref(self).cast()) };
+        }
+        Inside {
+            head,
+            outer: self.outer,
+            _not_send: PhantomData,
+        }
+    }
+}
+
+impl Drop for Inside {
+    #[inline(never)]
+    fn drop(&mut self) {
+        if !self.head.is_null() {
+            compiler_fence(SeqCst);
+            // SAFETY: made and dropped by the fiber whose stack it is.
+            unsafe { StackHead::set_region(self.head, self.outer) };
+        }
+    }
+}
+
+fn head(fiber: FiberRef) -> *const StackHead {
+    fiber.stack.load(atomic::Ordering::Relaxed)
+}
+
+/// A fiber begins on this stack: in no region.
+#[inline]
+pub(crate) fn begin(stack: NonNull<StackHead>) {
+    // SAFETY: just taken off its list, for a fiber that does not run yet.
+    unsafe { StackHead::set_region(stack.as_ptr(), ptr::null()) };
+}
+
+impl Carrier {
+    /// In the handler, with the mark up, which was down; the carrier holds a worker. True if its fiber will
+    /// leave the thread when the handler returns: then the mark stays up for it.
+    ///
+    /// # Safety
+    /// `context` is the third argument of the running handler, and `at` says what is in it.
+    pub(crate) unsafe fn redirect(&self, context: *mut c_void, at: &At) -> bool {
+        let Some(fiber) = self.current.get() else {
+            return false;
+        };
+        let head = head(fiber);
+        // SAFETY: a fiber that runs has a stack, and it is interrupted on this thread.
+        let region = unsafe { StackHead::region(head) }.cast::<Region>();
+        // SAFETY: null, or in a frame of the fiber that is still there: `Inside` takes it out before.
+        let Some(region) = (unsafe { region.as_ref() }) else {
+            return false;
+        };
+        // SAFETY: as above.
+        let lowest = unsafe { StackHead::lowest_of(head) };
+        if !has_room(at.stack, lowest, head.addr()) || std::thread::panicking() {
+            return false;
+        }
+        // SAFETY: as above.
+        let Some(verdict) = (unsafe { self.judge_interrupted(fiber, at, region) }) else {
+            return false;
+        };
+        verdict::note_interrupted(fiber, verdict);
+        // SAFETY: by the caller's promise; there is room, and I21.
+        unsafe { redirect(context, yield_in_place, region.controls) };
+        true
+    }
+
+    /// What the frames of the interrupted fiber allow, if it may be redirected.
+    ///
+    /// # Safety
+    /// It was interrupted on this thread at `at`, which lies on its stack, and this is the handler; mark up.
+    unsafe fn judge_interrupted(
+        &self,
+        fiber: FiberRef,
+        at: &At,
+        region: &Region,
+    ) -> Option<Verdict> {
+        let worker = self.owner.peek()?;
+        let registers = [at.code, at.stack, at.frame];
+        // SAFETY: it does not run on meanwhile.
+        let stands = unsafe { switch::running(fiber, registers) };
+        // SAFETY: the part of its stack that it uses; this thread's.
+        let stack = unsafe { Stack::new(stands.stack) };
+        // SAFETY: workers live as long as `Shared`.
+        let local = unsafe { worker.as_ref() }.local.get();
+        // SAFETY: I7: the mark is up, and was down: nobody on this thread has a token.
+        let traces = unsafe { &mut (*local).traces };
+        let start = Registers::interrupted(at.code, at.stack, at.frame);
+        traces.judge_region(&start, &stack, region.top, stands.root)
+    }
+}
+
+/// Whether the stack pointer is on the stack, with room for what a redirected fiber needs.
+fn has_room(stack: usize, lowest: usize, head: usize) -> bool {
+    let Some(needed) = redirect::room_needed() else {
+        return false;
+    };
+    stack < head && stack.is_multiple_of(8) && stack.checked_sub(lowest) >= Some(needed)
+}
+
+/// Called by interrupted code, as it believes: lets others run. The mark is up, by the handler.
+pub(crate) extern "C" fn yield_in_place(saved: &Saved) {
+    let errno = os::errno();
+    let token = Entered::resumed();
+    let carrier = token.carrier();
+    let fiber = carrier.current.get().expect("a fiber was interrupted here");
+    let counters = &carrier.shared().preempted;
+    counters.in_place.fetch_add(1, Relaxed);
+    let registers = saved.registers();
+    drop(context::switch_at(token, fiber, &registers));
+    os::set_errno(errno);
+}
+
+/// The scheduler's side: it has left its thread to us, judged already.
+#[cold]
+pub(crate) fn came_back(token: &Entered, fiber: FiberRef) {
+    class::be_batch(&fiber); // it has had its time
+    if !verdict::is_free(fiber) {
+        moving::count_bound(token.carrier(), fiber);
+    }
+}
