@@ -595,6 +595,17 @@ mod sections {
     }
 
     #[test]
+    fn after_a_checkpoint_and_a_section_it_is_interrupted_as_any_other() {
+        common::within(PATIENCE, || {
+            runtime(1).block_on(|| {
+                task::checkpoint(); // so it seems to come by itself when the section ends
+                let ran = no_preempt(|| is_not_frozen(|| burn(10 * QUANTUM)));
+                spin_until(|| ran.load(SeqCst));
+            });
+        });
+    }
+
+    #[test]
     fn no_preempt_may_block() {
         common::within(PATIENCE, || {
             let rt = runtime(1);

@@ -126,6 +126,18 @@ pub(crate) unsafe fn was_sent_with(info: *mut siginfo_t, value: usize) -> bool {
     unsafe { info.si_value() }.sival_ptr.addr() == value
 }
 
+/// Whether the kernel had no room to note who sent a signal and with what: at the limit of queued ones
+/// (`ulimit -i`) it still delivers it.
+///
+/// # Safety
+/// `info` is the argument of a running handler.
+pub(crate) unsafe fn has_lost_its_value(info: *mut siginfo_t) -> bool {
+    // SAFETY: by the caller's promise it points to a siginfo.
+    let info = unsafe { &*info };
+    // SAFETY: for this code the field is filled in.
+    info.si_code == libc::SI_USER && unsafe { info.si_pid() } == 0
+}
+
 /// The address whose touch raised the signal.
 ///
 /// # Safety

@@ -229,7 +229,11 @@ impl Drop for Unstoppable {
         if let Some(fiber) = self.0 {
             let before = fiber.unstoppable.load(Relaxed);
             fiber.unstoppable.store(before - 1, Relaxed);
-            drop(context::marked()); // a request that came meanwhile is looked at
+            let mark = context::marked();
+            if let Some(carrier) = mark.carrier().filter(|_| before == 1) {
+                carrier.asks_may_come_again();
+            }
+            drop(mark); // a request that came meanwhile is looked at
         }
     }
 }

@@ -203,9 +203,18 @@ impl Carrier {
         worker.published.dispatch();
     }
 
+    /// Own thread, mark up, and it waits for a worker: somebody thought that it was frozen, and told it to go
+    /// on without.
+    fn ignore_release(&self) {
+        if self.owner.is_released() {
+            self.owner.come_back();
+        }
+    }
+
     /// Own thread, mark up: sleeps until somebody gives a worker.
     pub(crate) fn wait_for_worker(&self) -> NonNull<Worker> {
         loop {
+            self.ignore_release();
             match self.owner.peek() {
                 Some(worker) => {
                     self.spread_out();
@@ -303,6 +312,7 @@ impl Carrier {
             shared.watchers.starting.fetch_sub(1, SeqCst);
         }
         loop {
+            self.ignore_release();
             if self.owner.peek().is_some() {
                 set.claim(self.index);
                 self.spread_out();
@@ -357,7 +367,8 @@ impl Carrier {
             // It has got one by another way, and may run by now.
             if let Some(number) = number.filter(|_| narrows) {
                 self.shared().cpu_mask.spread_out(number);
-                self.narrowed.store(WIDE, SeqCst);
+                // A third one may have begun to narrow it again.
+                let _ = (self.narrowed).compare_exchange(NARROW, WIDE, SeqCst, SeqCst);
             }
         })
     }

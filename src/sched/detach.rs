@@ -120,8 +120,13 @@ impl Shared {
 
     /// Something that a frozen fiber holds may be what others wait for.
     pub(crate) fn rotate(&self) {
-        let running = |index: &usize| self.carrier(*index).thread.state() == ThreadState::Running;
-        let released = self.detached.members().filter(running).count();
+        // Those that were released for this, not those that came back from the kernel.
+        let round = self.watchers.round();
+        let runs = |index: &usize| {
+            let carrier = self.carrier(*index);
+            carrier.rotated_in() == round && carrier.thread.state() == ThreadState::Running
+        };
+        let released = self.detached.members().filter(runs).count();
         for _ in released..self.count.allowed() {
             let Some(carrier) = self.claim_for_rotation() else {
                 return;

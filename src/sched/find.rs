@@ -104,7 +104,10 @@ fn in_order(token: &mut Entered) -> Next {
         moving::sort_unsorted(token);
     }
     collect(token);
-    if token.carrier().shared().is_batch_owed() {
+    // Not twice in a row: when decisions are rare a slice is owed at each of them.
+    let owed = !token.local().paid && token.carrier().shared().is_batch_owed();
+    token.local().paid = owed;
+    if owed {
         match batch(token) {
             Next::Nothing => {}
             found => return found,
@@ -116,6 +119,7 @@ fn in_order(token: &mut Entered) -> Next {
     }
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
+        token.local().put_off = false;
         moving::share_if_crowded(token);
         let local = token.local();
         local.batch_round = !local.batch_round;
@@ -133,7 +137,7 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
         return Next::Run(fiber);
     }
-    token.local().ready_turns = 0; // whose turn it is does not matter here
+    token.local().ready_turns = 1; // whose turn it is does not matter here
     match from_ready(token) {
         Next::Nothing => {}
         found => return found,
@@ -164,9 +168,10 @@ fn batch(token: &mut Entered) -> Next {
                 shared.batch.pop(1).pop().map(|f| Next::Start(popped(f)))
             }
             1 => carrier.home().batch.pop().map(|f| Next::Run(popped(f))),
-            _ => (shared.claim_frozen(Which::Batch))
+            2 => (shared.claim_frozen(Which::Batch))
                 .or_else(|| shared.claim_frozen(Which::Any))
                 .map(Next::Thaw),
+            _ => shared.claim_frozen(Which::Any).map(Next::Thaw),
         };
         if let Some(found) = found {
             shared.pay_batch();
@@ -189,12 +194,20 @@ fn from_ready(token: &mut Entered) -> Next {
         local.ready_turns = 0;
         return Next::Nothing;
     }
+    let turn = local.ready_turns;
     let shared = token.carrier().shared();
-    if let Some(fiber) = shared.ready.pop(1).pop() {
+    let frozen = || (shared.claim_frozen(Which::Interactive)).map(Next::Thaw);
+    let ready = || {
+        let fiber = shared.ready.pop(1).pop()?;
         token.worker().counters.from_shared.add(1);
-        return Next::Run(popped(fiber));
-    }
-    (shared.claim_frozen(Which::Interactive)).map_or(Next::Nothing, Next::Thaw)
+        Some(Next::Run(popped(fiber)))
+    };
+    let found = match turn % 4 {
+        0 => frozen().or_else(ready),
+        2 => ready().or_else(frozen),
+        _ => ready(), // who was stopped takes his time: not at every turn
+    };
+    found.unwrap_or(Next::Nothing)
 }
 
 /// Moves what others sent to where this worker looks.
@@ -263,9 +276,15 @@ fn in_turn(token: &mut Entered) -> Option<FiberRef> {
     }
     let local = token.local();
     local.home_turns = 0;
-    let own = local.own.pop().map(popped);
-    own.or_else(|| token.worker().ring.pop())
-        .or_else(|| pop_home(token.carrier()))
+    local.own_turn = !local.own_turn;
+    let unstarted = if local.own_turn {
+        let own = local.own.pop().map(popped);
+        own.or_else(|| token.worker().ring.pop())
+    } else {
+        let ring = token.worker().ring.pop();
+        ring.or_else(|| token.local().own.pop().map(popped))
+    };
+    unstarted.or_else(|| pop_home(token.carrier()))
 }
 
 /// Carriers that want a worker, and fibers anybody may run; they take turns too.

@@ -65,6 +65,8 @@ pub(crate) struct Ice {
     pub(crate) froze_at: AtomicU64,
     /// Nanoseconds of its slice that it has used.
     pub(crate) used: AtomicU64,
+    /// Nanoseconds beyond whole ticks that it computed, and that count at the next freeze; own thread.
+    pub(crate) rest: Cell<u64>,
     /// How much its thread had computed when it was last seen asleep without a worker; the monitor's own.
     pub(crate) cpu: AtomicU64,
     /// In which round it was last released; the monitor's own.
@@ -98,6 +100,10 @@ impl Ice {
         self.long.store(0, Relaxed);
         self.hurries.store(false, Relaxed);
         self.locked.store(false, Relaxed);
+        self.refused.store(0, Relaxed);
+        self.bound.store(0, Relaxed);
+        self.fresh_mail.store(false, Relaxed);
+        self.tries.set((0, 0));
     }
 }
 
@@ -159,6 +165,11 @@ impl Carrier {
             shared.unclaim(receiver);
             return false;
         };
+        if !self.inbox.is_empty() {
+            // I10: posted by somebody who still saw the worker here.
+            // SAFETY: I17, as above.
+            unsafe { self.unpack() };
+        }
         // SAFETY: workers live as long as `Shared`.
         let held = unsafe { worker.as_ref() };
         held.published.set_phase(Phase::Scheduling);
@@ -224,6 +235,7 @@ impl Carrier {
             Thawed::WithWorker(worker) => self.go_on(unsafe { worker.as_ref() }),
             Thawed::Released => {
                 shared.detached.set(self.index); // it is watched
+                shared.watchers.notice();
             }
         }
     }
@@ -371,6 +383,7 @@ impl Shared {
             .is_err()
         {
             self.orphans.set(index);
+            self.watchers.notice();
         }
         true
     }

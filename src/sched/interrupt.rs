@@ -82,7 +82,7 @@ pub(crate) fn is_in_place() -> bool {
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let errno = os::errno();
     // SAFETY: the argument of a running handler.
-    if !unsafe { signal::was_sent_with(info, ours()) } {
+    if !unsafe { is_ours(info) } {
         if let Some(before) = BEFORE.get() {
             before.pass_on(signal, info, context);
         }
@@ -91,6 +91,19 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
         unsafe { carrier.interrupted(context) };
     }
     os::set_errno(errno);
+}
+
+/// # Safety
+/// `info` is the argument of a running handler.
+unsafe fn is_ours(info: *mut siginfo_t) -> bool {
+    // SAFETY: by the caller's promise.
+    if unsafe { signal::was_sent_with(info, ours()) } {
+        return true;
+    }
+    // SAFETY: by the caller's promise.
+    let lost = unsafe { signal::has_lost_its_value(info) };
+    let asked = |carrier: &Carrier| carrier.ice.request.load(Relaxed) != 0;
+    lost && roster::carrier().is_some_and(asked)
 }
 
 /// What our signals carry: nobody else has this address.
@@ -118,6 +131,11 @@ impl Carrier {
         if ice.refused.load(Relaxed) != stamp {
             self.send();
         }
+    }
+
+    /// Own thread: its fiber may be interrupted again, and whoever asks is to send the signal.
+    pub(crate) fn asks_may_come_again(&self) {
+        self.ice.refused.store(0, Relaxed);
     }
 
     /// Sends the signal.
@@ -191,6 +209,7 @@ impl Carrier {
             }
             return false;
         }
+        self.asks_may_come_again(); // whatever becomes of this one
         if foreign_code && self.puts_off(stamp) || self.comes_by_itself() {
             return false;
         }

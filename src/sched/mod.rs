@@ -178,7 +178,7 @@ pub(crate) struct Shared {
     /// Workers that found no carrier.
     orphans: Bitmap,
     /// The carrier that thawed last.
-    last_thawed: AtomicUsize,
+    claims: AtomicUsize,
     /// Turns of frozen carriers that have been dealt out.
     tickets: AtomicU64,
     /// From which turn on an unstarted fiber may start although many are frozen.
@@ -283,7 +283,7 @@ impl Shared {
             unsorted: Inbox::new(),
             puzzled: AtomicBool::new(false),
             orphans: Bitmap::new(most),
-            last_thawed: AtomicUsize::new(usize::MAX),
+            claims: AtomicUsize::new(0),
             tickets: AtomicU64::new(0),
             start_at: AtomicU64::new(0),
             pressed: AtomicBool::new(false),

@@ -43,7 +43,7 @@ use crate::sched::class::Sites;
 use crate::sched::context::Entered;
 use crate::sched::verdict;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, wake};
+use crate::sched::{Shared, class, wake};
 
 /// Carriers per worker that may keep fibers which want to be alone, as long as that is no more than
 /// half of all carriers.
@@ -163,20 +163,17 @@ impl Carrier {
 
 /// Before a worker leaves its carrier: what may move comes along.
 pub(crate) fn take_along(token: &mut Entered) {
-    let (shared, worker) = (token.carrier().shared(), token.worker());
-    sift(token, BATCH, |fiber| shared.push_local(worker, fiber));
+    sift(token, BATCH);
 }
 
 /// Before a worker goes where it is wanted, or its carrier is blocked: what may move is anybody's.
 pub(crate) fn leave_behind(token: &mut Entered, all: bool) {
-    let shared = token.carrier().shared();
-    let most = if all { usize::MAX } else { BATCH };
-    sift(token, most, |fiber| shared.ready.push(fiber));
+    sift(token, if all { usize::MAX } else { BATCH });
 }
 
-/// Looks at so many of the carrier's runnable fibers: those that may move go elsewhere, the others
+/// Looks at so many of the carrier's runnable fibers: those that may move are anybody's, the others
 /// keep their order.
-fn sift(token: &Entered, most: usize, mut elsewhere: impl FnMut(FiberRef)) {
+fn sift(token: &Entered, most: usize) {
     let carrier = token.carrier();
     let shared = carrier.shared();
     // SAFETY: I17: our own thread, and the token is the mark.
@@ -188,7 +185,7 @@ fn sift(token: &Entered, most: usize, mut elsewhere: impl FnMut(FiberRef)) {
         };
         // SAFETY: off a queue, so runnable, switched out and ours.
         if unsafe { verdict::may_move(shared, fiber) } {
-            elsewhere(fiber);
+            shared.be_anybodys(fiber);
             moved = true;
         } else {
             // SAFETY: just popped.
@@ -216,11 +213,8 @@ pub(crate) fn share_if_crowded(token: &mut Entered) {
         return;
     }
     local.crowded = 0;
-    let (carrier, worker) = (token.carrier(), token.worker());
-    let half = carrier.home().queue.len() / 2;
-    sift(token, half.min(BATCH), |fiber| {
-        carrier.shared().push_local(worker, fiber);
-    });
+    let half = token.carrier().home().queue.len() / 2;
+    sift(token, half.min(BATCH));
 }
 
 /// On a searching worker: what may move from a carrier whose worker has not got on for some time.
@@ -236,11 +230,14 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
         victim.raided.store(0, Relaxed);
         return None;
     };
+    let mut first = None;
     let shared = token.carrier().shared();
     shared.sort(carrier, all, |fiber| {
-        shared.push_local(token.worker(), fiber);
+        if let Some(before) = first.replace(fiber) {
+            shared.be_anybodys(before);
+        }
     });
-    token.worker().ring.pop()
+    first
 }
 
 /// Runnable fibers of carriers that froze or were detached: what may move should not wait, the others go
@@ -252,7 +249,7 @@ pub(crate) fn sort_unsorted(token: &Entered) {
     while let Some(fiber) = fibers.pop().map(popped) {
         // SAFETY: off a queue, so runnable, switched out and ours.
         if unsafe { verdict::may_move(shared, fiber) } {
-            shared.ready.push(fiber);
+            shared.be_anybodys(fiber);
             moved = true;
         } else {
             shared.send_home(fiber);
@@ -264,6 +261,16 @@ pub(crate) fn sort_unsorted(token: &Entered) {
 }
 
 impl Shared {
+    /// A runnable started fiber that may move: any worker may run it. Not in a ring, where it would wait
+    /// behind fibers of which nothing is known yet.
+    fn be_anybodys(&self, fiber: FiberRef) {
+        if class::is_batch(&fiber) {
+            self.batch.push(fiber);
+        } else {
+            self.ready.push(fiber);
+        }
+    }
+
     /// A runnable started fiber that may not move, or of which that is not known yet.
     pub(crate) fn send_home(&self, fiber: FiberRef) {
         // SAFETY: a started fiber has a home, which lives as long as `Shared`.
@@ -271,6 +278,9 @@ impl Shared {
         let known = verdict::is_bound(fiber);
         // SAFETY: runnable, in no list, and alive (I3).
         unsafe { carrier.inbox.post(fiber.pointer()) };
+        if !known {
+            carrier.note_fresh_mail();
+        }
         if !wake::rouse_for_inbox(carrier, known) && !known {
             self.puzzle_over(carrier);
         }
@@ -334,6 +344,9 @@ impl Shared {
         if posts {
             // I10: it may have looked while they were in our hands. If it cannot be claimed, it looks
             // again, or somebody owes it a worker, or it is blocked and looks when it is not.
+            if !known {
+                carrier.note_fresh_mail();
+            }
             let claimed = wake::rouse_for_inbox(carrier, known);
             if !known && !claimed {
                 self.puzzle_over(carrier);
@@ -448,7 +461,7 @@ unsafe fn welcome_by_site(shared: &Shared, carrier: &Carrier, fiber: FiberRef) -
     }
     let unstarted = fiber.stack.load(atomic::Ordering::Relaxed).is_null();
     let site = Sites::get(fiber.location());
-    if !unstarted || site.is_good() {
+    if !unstarted || site.is_good() && !shared.has_far_too_many_frozen() {
         return Welcome::Here;
     }
     let anywhere = fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;

@@ -33,12 +33,15 @@ pub(crate) enum Left {
 pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.carrier().shared().awake(token.worker());
-    // Where a worker arrives it runs something before it looks at who else wants one.
+    // Where a worker arrives it runs something before it looks at who else wants one. But not each time: it
+    // may be called away after every single one.
     let waits = token.carrier().has_runnable();
     let local = token.local();
-    local.until_shared = local.until_shared.max(2);
+    if local.until_shared < 2 && !local.put_off {
+        (local.until_shared, local.put_off) = (2, true);
+    }
     if waits {
-        (local.lifo_turns, local.home_turns) = (find::LIFO_TURNS, 0); // whom it came for is first
+        local.lifo_turns = find::LIFO_TURNS; // whom it came for is first, in turn with unstarted ones
     }
     let mut search = Search::new();
     let left = loop {

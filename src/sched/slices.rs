@@ -5,7 +5,7 @@
 //! does not deal out more slices than time.
 //!
 //! A fiber that may not leave a thread which another occupies is counted when it has waited for long
-//! ([S12]); from then on the occupant comes first every other time, until it lets go.
+//! ([S12]); from then on every other turn is for such occupants, until they let go.
 //!
 //! [S12]: DESIGN.md
 
@@ -143,13 +143,16 @@ impl Carrier {
         let fiber = self.current.get().map_or(0, |fiber| fiber.id());
         if ice.fiber.replace(fiber) != fiber {
             ice.used.store(0, Relaxed); // another one was frozen here before
-            ice.ticket.store(0, Relaxed);
+            ice.ticket.store(shared.tickets.load(Relaxed), Relaxed); // behind those who wait already
+            ice.rest.set(0);
         }
         let now = shared.clock.nanos();
         ice.froze_at.store(now, Relaxed);
         let ran = os::own_cpu_time().saturating_sub(ice.cpu_began.load(Relaxed));
         if let Some(fiber) = self.current.get() {
-            class::heat_up(&fiber, ran / TICK.as_nanos() as u64);
+            let (tick, computed) = (TICK.as_nanos() as u64, ice.rest.get().saturating_add(ran));
+            class::heat_up(&fiber, computed / tick);
+            ice.rest.set(computed % tick);
             ice.batch.store(class::is_batch(&fiber), Relaxed);
         }
         let used = ice.used.load(Relaxed).saturating_add(ran);
@@ -163,15 +166,18 @@ impl Carrier {
 }
 
 impl Shared {
-    /// The frozen carrier whose turn it is. One whose thread others wait for comes first, but not twice in
-    /// a row.
+    /// The frozen carrier whose turn it is. One whose thread others wait for comes first, every other time.
     pub(crate) fn claim_frozen(&self, which: Which) -> Option<usize> {
-        let last = self.last_thawed.load(Relaxed);
-        let hurries = |index: usize| index != last && self.carrier(index).ice.hurries.load(Relaxed);
+        if self.frozen.is_empty() {
+            return None;
+        }
+        let heeds = self.claims.fetch_add(1, Relaxed).is_multiple_of(2);
+        let hurries = |index: usize| heeds && self.carrier(index).ice.hurries.load(Relaxed);
         loop {
             let order = |index: &usize| {
                 let ice = &self.carrier(*index).ice;
-                (!hurries(*index), ice.ticket.load(Relaxed))
+                let (ticket, since) = (ice.ticket.load(Relaxed), ice.froze_at.load(Relaxed));
+                (!hurries(*index), ticket, since)
             };
             let fits = |index: &usize| match which {
                 Which::Any => true,
@@ -182,7 +188,6 @@ impl Shared {
             };
             let first = self.frozen.members().filter(fits).min_by_key(order)?;
             if self.frozen.claim(first) {
-                self.last_thawed.store(first, Relaxed);
                 return Some(first);
             }
         }
@@ -205,6 +210,11 @@ impl Shared {
     /// Even of those of which nothing bad is known.
     pub(crate) fn has_too_many_frozen(&self) -> bool {
         self.frozen.len() > 2 * self.few_frozen()
+    }
+
+    /// Even of those of which only good is known: they are not as short as they were.
+    pub(crate) fn has_far_too_many_frozen(&self) -> bool {
+        self.frozen.len() > 3 * self.few_frozen()
     }
 
     fn few_frozen(&self) -> usize {

@@ -456,7 +456,9 @@ impl Pool for Shared {
         let worker = &self.workers[index];
         if let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) {
             let began = self.clock.nanos().saturating_sub(nanos(TICK));
-            carrier.note_long(worker.stamp_of(dispatch), began, carrier.cpu_before(GRACE));
+            // S10: it has not computed because time has passed; from here on that is seen.
+            let cpu = carrier.cpu_before(Duration::ZERO);
+            carrier.note_long(worker.stamp_of(dispatch), began, cpu);
         }
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         if let Some(carrier) = worker.carrier() {

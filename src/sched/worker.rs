@@ -123,6 +123,12 @@ pub(crate) struct Local {
     pub(crate) rng: Rng,
     /// Dispatches until the shared queue comes first again.
     pub(crate) until_shared: u32,
+    /// The look at the shared queue was put off once.
+    pub(crate) put_off: bool,
+    /// Assigned fibers had the last turn among the unstarted ones.
+    pub(crate) own_turn: bool,
+    /// The last turn was one that was owed.
+    pub(crate) paid: bool,
     /// Turns the LIFO slots have had in a row.
     pub(crate) lifo_turns: u32,
     /// Turns that started fibers have had since the last unstarted one.
@@ -184,6 +190,9 @@ impl Worker {
                 stacks: Cache::new(class, guard),
                 rng: Rng::new(index as u64),
                 until_shared: 1,
+                put_off: false,
+                own_turn: false,
+                paid: false,
                 lifo_turns: 0,
                 home_turns: 0,
                 carrier_turn: false,
