@@ -10,7 +10,13 @@
 //! cargo run -p indent-hostile -- --list
 //! cargo run -p indent-hostile -- mutex --seconds 5 --quantum 0.2
 //! cargo run -p indent-hostile --release -- all --long
+//! cargo run -p indent-hostile --release -- all --regions
+//! cargo run -p indent-hostile --release -- regions --seconds 600 --quantum 0.2
 //! ```
+//!
+//! The *group* `regions` is the programs that run inside `preemptible` regions and are about them: each
+//! in a process of its own, one after the other, and the time is divided among them. With `--regions` all
+//! other programs run those parts in regions that allow it (`region.rs`).
 //!
 //! | exit code | means |
 //! |---|---|
@@ -26,6 +32,7 @@ mod heartbeat;
 mod noise;
 mod options;
 mod programs;
+mod region;
 mod run;
 mod say;
 mod stage;

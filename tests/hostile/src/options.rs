@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// How to call the program, for whoever called it wrongly.
-pub(crate) const USAGE: &str = "hostile NAME [--seconds S] [--long] [--quantum MS] [--seed N] [--patience S] [--warm] | hostile all … | hostile --list";
+pub(crate) const USAGE: &str = "hostile NAME [--seconds S] [--long] [--quantum MS] [--seed N] [--patience S] [--warm] [--regions] | hostile all|regions … | hostile --list";
 
 /// Ten minutes, by hand.
 const LONG: Duration = Duration::from_secs(600);
@@ -16,6 +16,8 @@ pub(crate) enum Task {
     List,
     One(String),
     All,
+    /// The programs that are about regions, one after the other.
+    Regions,
 }
 
 /// What the command line says.
@@ -30,6 +32,8 @@ pub(crate) struct Options {
     pub(crate) patience: Duration,
     /// Begin when the heartbeat's frames are known.
     pub(crate) warm: bool,
+    /// Pure parts run in regions.
+    pub(crate) regions: bool,
 }
 
 /// Reads the arguments, the program's own name left out.
@@ -42,6 +46,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, 
         seed: u64::from(std::process::id()),
         patience: PATIENCE,
         warm: false,
+        regions: false,
     };
     let mut named = false;
     while let Some(argument) = arguments.next() {
@@ -49,6 +54,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, 
         match argument.as_str() {
             "--list" => named = true,
             "--warm" => options.warm = true,
+            "--regions" => options.regions = true,
             "--long" => options.time = LONG,
             "--seconds" => options.time = seconds(&value()?)?,
             "--patience" => options.patience = seconds(&value()?)?,
@@ -59,6 +65,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, 
                 named = true;
                 options.task = match name {
                     "all" => Task::All,
+                    "regions" => Task::Regions,
                     name => Task::One(name.to_owned()),
                 }
             }
@@ -104,6 +111,8 @@ mod tests {
         assert_eq!(options.time, Duration::from_millis(500));
         assert_eq!((options.quantum.as_str(), options.seed), ("0.2", 7));
         assert_eq!(parsed("all --long").unwrap().time, LONG);
+        assert!(parsed("all --regions").unwrap().regions);
+        assert_eq!(parsed("regions").unwrap().task, Task::Regions);
     }
 
     #[test]

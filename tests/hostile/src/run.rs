@@ -16,6 +16,7 @@ use indent::runtime::{Builder, Metrics, Runtime};
 use crate::heartbeat::Heartbeat;
 use crate::options::{self, Options, Task, USAGE};
 use crate::programs::{self, Program};
+use crate::region;
 use crate::say::{self, say};
 use crate::stage::Stage;
 use crate::watchdog::Watchdog;
@@ -25,6 +26,8 @@ const WORKERS: usize = 2;
 const END: Duration = Duration::from_secs(15);
 /// All at once block some hundreds of threads, and are not about what happens at the cap.
 const CARRIERS_FOR_ALL: usize = 2048;
+/// For each of a group.
+const LEAST: Duration = Duration::from_secs(1);
 const QUANTUM: &str = "INDENT_PREEMPT_QUANTUM_MS";
 
 /// Does what the command line says.
@@ -36,12 +39,16 @@ pub fn main() -> ExitCode {
     };
     // SAFETY: this is the only thread so far.
     unsafe { std::env::set_var(QUANTUM, &options.quantum) };
+    if options.regions {
+        region::want();
+    }
     let complaints = match &options.task {
         Task::List => {
             list();
             Vec::new()
         }
         Task::All => all(&options),
+        Task::Regions => regions(&options),
         Task::One(name) => match programs::all().iter().find(|program| program.name == name) {
             Some(program) => one(program, &options),
             None => return misused(&format!("there is no program {name}")),
@@ -88,13 +95,13 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
     if can_preempt() && !program.silences {
         complaints.extend(lateness.complaint());
     }
-    let rounds = stage.rounds();
+    let (rounds, wrong) = (stage.rounds(), stage.wrong());
     if rounds == 0 {
         complaints.push("nothing came out right, or at all".to_owned());
     }
     let deeds = deeds(&runtime.metrics());
     say(&format!(
-        "{}: {rounds} rounds, {deeds}; {lateness}",
+        "{}: {rounds} rounds, {wrong} wrong, {deeds}; {lateness}",
         program.name
     ));
     complaints.extend(end(runtime));
@@ -152,6 +159,23 @@ fn all(options: &Options) -> Vec<String> {
     complaints
 }
 
+/// Runs the programs about regions one after the other, each in a process of its own, for its part of
+/// the time.
+fn regions(options: &Options) -> Vec<String> {
+    let programs: Vec<_> = programs::all()
+        .into_iter()
+        .filter(|program| program.regions)
+        .collect();
+    let time = options.time / programs.len() as u32;
+    let each = Options {
+        time: time.max(LEAST),
+        warm: true,
+        ..options.clone()
+    };
+    let run = |program: &Program| failed(start(program, &each));
+    programs.iter().filter_map(run).collect()
+}
+
 fn start(program: &Program, options: &Options) -> (&'static str, Child) {
     let me = std::env::current_exe().expect("the path of this program");
     let (seconds, seed) = (
@@ -162,6 +186,7 @@ fn start(program: &Program, options: &Options) -> (&'static str, Child) {
         .args([program.name, "--seconds", &seconds, "--seed", &seed])
         .args(["--quantum", &options.quantum])
         .args(options.warm.then_some("--warm"))
+        .args(options.regions.then_some("--regions"))
         .spawn();
     (program.name, child.expect("a child process"))
 }
@@ -209,8 +234,9 @@ fn deeds(metrics: &Metrics) -> String {
         cap_hits,
         ..
     } = metrics;
+    let switches = region::switches(metrics);
     format!(
-        "{freezes} freezes, {detaches} detaches, {retries} retries, \
+        "{switches} switches in place, {freezes} freezes, {detaches} detaches, {retries} retries, \
          {watchdog_releases} releases, {cap_hits} times at the cap"
     )
 }

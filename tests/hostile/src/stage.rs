@@ -10,10 +10,15 @@ use std::time::{Duration, Instant};
 use indent::runtime::Handle;
 use indent::task::{self, JoinHandle, Verdict};
 
+use crate::region::{pure, region};
+
 /// Inputs a kernel is tried with; each fiber goes through them in turn.
 const INPUTS: u64 = 4;
 /// More complaints than this say nothing new.
 const MOST_COMPLAINTS: usize = 20;
+
+/// A computation: the same number for the same number.
+pub(crate) type Kernel = fn(u64) -> u64;
 
 /// What a program runs on.
 pub(crate) struct Stage {
@@ -27,6 +32,7 @@ pub(crate) struct Stage {
     /// Known when somebody first asks: what comes before is preparation.
     until: OnceLock<Instant>,
     rounds: AtomicU64,
+    wrong: AtomicU64,
     complaints: Mutex<Vec<String>>,
 }
 
@@ -45,6 +51,7 @@ impl Stage {
             time,
             until: OnceLock::new(),
             rounds: AtomicU64::new(0),
+            wrong: AtomicU64::new(0),
             complaints: Mutex::new(Vec::new()),
         }))
     }
@@ -65,8 +72,14 @@ impl Stage {
         self.rounds.load(Relaxed)
     }
 
+    /// How many did not.
+    pub(crate) fn wrong(&self) -> u64 {
+        self.wrong.load(Relaxed)
+    }
+
     /// Says what is wrong; the program goes on.
     pub(crate) fn complain(&self, what: String) {
+        self.wrong.fetch_add(1, Relaxed);
         let mut complaints = self.lock();
         if complaints.len() < MOST_COMPLAINTS {
             complaints.push(format!("{}: {what}", self.name));
@@ -132,12 +145,34 @@ impl Stage {
 
     /// Runs a computation over and over in that many fibers; each time the result must be what this
     /// thread, which nobody disturbs, gets of it.
-    pub(crate) fn repeat(&'static self, fibers: usize, kernel: fn(u64) -> u64) {
+    pub(crate) fn repeat(&'static self, fibers: usize, kernel: Kernel) {
+        self.compare(fibers, kernel, kernel);
+    }
+
+    /// The same with a computation that may run in a region, and does if that is asked for.
+    pub(crate) fn repeat_pure(&'static self, fibers: usize, kernel: Kernel) {
+        self.compare(fibers, kernel, move |input| pure(|| kernel(input)));
+    }
+
+    /// The same, in a region whatever is asked for.
+    pub(crate) fn repeat_in_region(&'static self, fibers: usize, kernel: Kernel) {
+        self.compare(fibers, kernel, move |input| region(|| kernel(input)));
+    }
+
+    /// Runs `disturbed` in fibers; its results must be those of `kernel` on this thread.
+    pub(crate) fn compare<F>(
+        &'static self,
+        fibers: usize,
+        kernel: impl Fn(u64) -> u64,
+        disturbed: F,
+    ) where
+        F: Fn(u64) -> u64 + Send + Sync + 'static,
+    {
         let inputs = (0..INPUTS).map(|i| self.seed.wrapping_add(i) % 1_000_003);
         let expected: Vec<(u64, u64)> = inputs.map(|input| (input, kernel(input))).collect();
         self.crew(fibers, move |i| {
             for &(input, expected) in expected.iter().cycle().skip(i) {
-                let got = kernel(input);
+                let got = disturbed(input);
                 self.same(&format!("result for {input}"), got, expected);
                 if self.over() {
                     return;

@@ -8,6 +8,7 @@ use rand::Rng;
 
 use super::Program;
 use crate::noise::{Random, checksum, compute_for, mix, stir};
+use crate::region::pure;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[
@@ -42,14 +43,7 @@ fn allocation(stage: &'static Stage) {
         let mut random = Random::new(stage.seed + i as u64);
         let mut held: Vec<Vec<u8>> = Vec::new();
         while !stage.over() {
-            for _ in 0..2_000 {
-                if held.len() < HELD {
-                    held.push(block(&mut random));
-                } else {
-                    let going = held.swap_remove(random.below(HELD as u64) as usize);
-                    check(stage, &going);
-                }
-            }
+            pure(|| exchange(stage, &mut held, &mut random));
             let basket = &baskets[(i + 1) % FIBERS];
             std::mem::swap(&mut *basket.lock().expect("no panic inside"), &mut held);
             stage.round();
@@ -57,6 +51,18 @@ fn allocation(stage: &'static Stage) {
         held.iter().for_each(|block| check(stage, block));
         stage.round();
     });
+}
+
+/// Blocks come and go, not in order.
+fn exchange(stage: &Stage, held: &mut Vec<Vec<u8>>, random: &mut Random) {
+    for _ in 0..2_000 {
+        if held.len() < HELD {
+            held.push(block(random));
+        } else {
+            let going = held.swap_remove(random.below(HELD as u64) as usize);
+            check(stage, &going);
+        }
+    }
 }
 
 /// Of any size class, small ones far more often; filled with a number of its own.
@@ -75,34 +81,37 @@ fn check(stage: &Stage, block: &[u8]) {
 
 /// The order in a map differs each time, what is in it does not.
 fn hash_maps(stage: &'static Stage) {
-    stage.repeat(FIBERS, |seed| {
-        let mut counts: HashMap<u64, u64> = HashMap::new();
-        for i in 0..8_000 {
-            *counts.entry(stir(seed + i) % 500).or_default() += i;
-        }
-        let words: HashMap<String, u64> = counts.iter().map(|(k, v)| (k.to_string(), *v)).collect();
-        let state = RandomState::new();
-        let agree = counts.keys().all(|key| {
-            state.hash_one(key) == state.clone().hash_one(key)
-                && counts[key] == words[&key.to_string()]
-        });
-        let sum = words
-            .values()
-            .fold(0, |sum: u64, v| sum.wrapping_add(stir(*v)));
-        mix(sum, u64::from(agree))
+    stage.repeat_pure(FIBERS, maps);
+}
+
+pub(super) fn maps(seed: u64) -> u64 {
+    let mut counts: HashMap<u64, u64> = HashMap::new();
+    for i in 0..8_000 {
+        *counts.entry(stir(seed + i) % 500).or_default() += i;
+    }
+    let words: HashMap<String, u64> = counts.iter().map(|(k, v)| (k.to_string(), *v)).collect();
+    let state = RandomState::new();
+    let agree = counts.keys().all(|key| {
+        state.hash_one(key) == state.clone().hash_one(key) && counts[key] == words[&key.to_string()]
     });
+    let sum = words
+        .values()
+        .fold(0, |sum: u64, v| sum.wrapping_add(stir(*v)));
+    mix(sum, u64::from(agree))
 }
 
 fn btree(stage: &'static Stage) {
-    stage.repeat(FIBERS, |seed| {
-        let mut tree = BTreeMap::new();
-        for i in 0..6_000 {
-            tree.insert(stir(seed + i) % 5_000, vec![i as u8; (i % 60) as usize]);
-        }
-        tree.retain(|key, _| key % 3 > 0);
-        tree.iter()
-            .fold(0, |sum, (key, value)| mix(sum ^ key, checksum(value)))
-    });
+    stage.repeat_pure(FIBERS, tree);
+}
+
+pub(super) fn tree(seed: u64) -> u64 {
+    let mut tree = BTreeMap::new();
+    for i in 0..6_000 {
+        tree.insert(stir(seed + i) % 5_000, vec![i as u8; (i % 60) as usize]);
+    }
+    tree.retain(|key, _| key % 3 > 0);
+    tree.iter()
+        .fold(0, |sum, (key, value)| mix(sum ^ key, checksum(value)))
 }
 
 /// The generator is fetched once and used for long; another fiber on the same thread, in the middle

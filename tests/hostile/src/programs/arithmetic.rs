@@ -24,39 +24,46 @@ pub(super) const PROGRAMS: &[Program] = &[
 const FIBERS: usize = 6;
 
 fn arithmetic(stage: &'static Stage) {
-    stage.repeat(FIBERS, |seed| {
-        let mut sum = seed;
-        for i in 0..400_000 {
-            sum = stir(black_box(sum).wrapping_add(i));
-        }
-        sum
-    });
+    stage.repeat_pure(FIBERS, whole_numbers);
+}
+
+/// A chain in which every number depends on all before.
+pub(super) fn whole_numbers(seed: u64) -> u64 {
+    let mut sum = seed;
+    for i in 0..400_000 {
+        sum = stir(black_box(sum).wrapping_add(i));
+    }
+    sum
 }
 
 /// A chain of additions, roots and divisions: each depends on all before.
 fn floats(stage: &'static Stage) {
-    stage.repeat(FIBERS, |seed| {
-        let (mut x, mut sum) = (seed as f64 + 0.5, 0.0_f64);
-        let mut narrow = 1.0_f32;
-        for _ in 0..200_000 {
-            x = (black_box(x) * 1.000_1 + 1.0).sqrt() + 1.0 / (x + 2.0);
-            sum += x.sin().abs() / 3.0;
-            narrow = narrow.mul_add(0.999, x as f32 * 0.001);
-        }
-        mix(sum.to_bits(), u64::from(narrow.to_bits()))
-    });
+    stage.repeat_pure(FIBERS, fractions);
+}
+
+pub(super) fn fractions(seed: u64) -> u64 {
+    let (mut x, mut sum) = (seed as f64 + 0.5, 0.0_f64);
+    let mut narrow = 1.0_f32;
+    for _ in 0..200_000 {
+        x = (black_box(x) * 1.000_1 + 1.0).sqrt() + 1.0 / (x + 2.0);
+        sum += x.sin().abs() / 3.0;
+        narrow = narrow.mul_add(0.999, x as f32 * 0.001);
+    }
+    mix(sum.to_bits(), u64::from(narrow.to_bits()))
 }
 
 /// Many lanes at once; where there is no AVX2 the same with what there is.
 fn avx(stage: &'static Stage) {
-    stage.repeat(FIBERS, |seed| {
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: the CPU has it, as just seen.
-            unsafe { lanes_wide(seed) }
-        } else {
-            lanes(seed)
-        }
-    });
+    stage.repeat_pure(FIBERS, wide);
+}
+
+fn wide(seed: u64) -> u64 {
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the CPU has it, as just seen.
+        unsafe { lanes_wide(seed) }
+    } else {
+        lanes(seed)
+    }
 }
 
 #[target_feature(enable = "avx2")]

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::Program;
 use crate::noise::{compute_for, stir};
+use crate::region::pure;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[
@@ -50,7 +51,7 @@ fn thread_sleep(stage: &'static Stage) {
             stage.same("slept long enough", start.elapsed() >= NAP, true);
             stage.same("the thread", thread::current().id(), here);
             if (turn + i) % 3 == 0 {
-                compute_for(Duration::from_millis(1));
+                pure(|| compute_for(Duration::from_millis(1)));
             }
         }
     });
@@ -149,7 +150,7 @@ fn getaddrinfo(stage: &'static Stage) {
             }
             stage.same("the addresses", look_up(), expected.clone());
             if turn % 8 == 0 {
-                compute_for(Duration::from_millis(1));
+                pure(|| compute_for(Duration::from_millis(1)));
             }
         }
     });

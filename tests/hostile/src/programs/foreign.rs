@@ -38,13 +38,15 @@ extern "C" fn compare(a: *const c_void, b: *const c_void) -> c_int {
 }
 
 fn qsort(stage: &'static Stage) {
-    stage.repeat(FIBERS, |seed| {
-        let mut numbers: Vec<u64> = (0..10_000).map(|i| stir(seed + i)).collect();
-        let (start, count) = (numbers.as_mut_ptr().cast(), numbers.len());
-        // SAFETY: an array of that many numbers, and a function that compares two.
-        unsafe { libc::qsort(start, count, size_of::<u64>(), Some(compare)) };
-        numbers.iter().fold(seed, |sum, &number| mix(sum, number))
-    });
+    stage.repeat_pure(FIBERS, sorted_by_c);
+}
+
+fn sorted_by_c(seed: u64) -> u64 {
+    let mut numbers: Vec<u64> = (0..10_000).map(|i| stir(seed + i)).collect();
+    let (start, count) = (numbers.as_mut_ptr().cast(), numbers.len());
+    // SAFETY: an array of that many numbers, and a function that compares two.
+    unsafe { libc::qsort(start, count, size_of::<u64>(), Some(compare)) };
+    numbers.iter().fold(seed, |sum, &number| mix(sum, number))
 }
 
 /// Counts objects, slowly.
@@ -122,11 +124,13 @@ fn squeeze(data: &[u8], level: c_int) -> (Vec<u8>, Vec<u8>) {
 }
 
 fn compressor(stage: &'static Stage) {
-    stage.repeat(FIBERS, |seed| {
-        let data = bytes(seed, 200_000);
-        let (small, back) = squeeze(&data, 9);
-        mix(checksum(&small), u64::from(back == data))
-    });
+    stage.repeat_pure(FIBERS, compressed);
+}
+
+pub(super) fn compressed(seed: u64) -> u64 {
+    let data = bytes(seed, 200_000);
+    let (small, back) = squeeze(&data, 9);
+    mix(checksum(&small), u64::from(back == data))
 }
 
 /// A third of them copies, a third allocates by `malloc`, a third compresses.

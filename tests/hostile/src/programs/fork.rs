@@ -15,6 +15,7 @@ use indent::task;
 
 use super::Program;
 use crate::noise::{compute_for, mix};
+use crate::region::pure;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[Program::new(
@@ -46,9 +47,10 @@ fn fork(stage: &'static Stage) {
             if turn > 0 && stage.over() {
                 return;
             }
-            compute_for(Duration::from_micros(500));
+            pure(|| compute_for(Duration::from_micros(500)));
             if i % 2 == 0 {
-                stage.same("a result beside children", sum(stage.seed), expected);
+                let got = pure(|| sum(stage.seed));
+                stage.same("a result beside children", got, expected);
                 continue;
             }
             // SAFETY: the child calls the runtime, allocates, and ends by `_exit`.

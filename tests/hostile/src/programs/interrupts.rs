@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::Program;
 use crate::noise::compute_for;
+use crate::region::pure;
 use crate::say::say;
 use crate::stage::Stage;
 
@@ -49,7 +50,7 @@ fn eintr(stage: &'static Stage) {
             indent::time::sleep(Duration::from_millis(1)); // what follows is a dispatch of its own
             let before = cpu();
             if busy {
-                compute_for(Duration::from_millis(3));
+                pure(|| compute_for(Duration::from_millis(3)));
             }
             let cuts = whole(Duration::from_millis(if busy { 20 } else { 5 }), |rest| {
                 wait(rest, &socket)

@@ -10,6 +10,8 @@ mod allocation;
 mod arithmetic;
 mod blocking;
 mod bound;
+#[cfg(target_arch = "x86_64")]
+mod control;
 mod foreign;
 mod fork;
 mod interrupts;
@@ -20,8 +22,15 @@ mod neighbours;
 mod panics;
 mod printing;
 mod processes;
+#[cfg(target_arch = "x86_64")]
+mod registers;
 mod signals;
 mod stacks;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
+
+/// What is missing unless the function says otherwise.
+type Needs = (&'static str, fn() -> bool);
 
 /// A program.
 #[derive(Clone, Copy)]
@@ -40,6 +49,10 @@ pub(crate) struct Program {
     needs_preemption: bool,
     /// Catches panics.
     unwinds: bool,
+    /// Is about regions, and must be switched away from in some.
+    pub(crate) regions: bool,
+    /// Whether the CPU has what it takes, and what to say if not.
+    cpu: Option<Needs>,
 }
 
 impl Program {
@@ -53,6 +66,8 @@ impl Program {
             silences: false,
             needs_preemption: false,
             unwinds: false,
+            regions: false,
+            cpu: None,
         }
     }
 
@@ -63,6 +78,16 @@ impl Program {
 
     const fn unwinds(mut self) -> Self {
         self.unwinds = true;
+        self
+    }
+
+    const fn regions(mut self) -> Self {
+        self.regions = true;
+        self
+    }
+
+    const fn cpu(mut self, missing: &'static str, has: fn() -> bool) -> Self {
+        self.cpu = Some((missing, has));
         self
     }
 
@@ -88,7 +113,8 @@ impl Program {
         } else if self.needs_preemption && !can_preempt() {
             Some("nothing preempts")
         } else {
-            None
+            let missing = self.cpu.filter(|(_, has)| !has());
+            missing.map(|(what, _)| what)
         }
     }
 }
@@ -112,6 +138,12 @@ pub(crate) fn all() -> Vec<Program> {
         neighbours::PROGRAMS,
         bound::PROGRAMS,
         signals::PROGRAMS,
+        #[cfg(target_arch = "x86_64")]
+        control::PROGRAMS,
+        #[cfg(target_arch = "x86_64")]
+        registers::PROGRAMS,
+        #[cfg(target_arch = "x86_64")]
+        vectors::PROGRAMS,
     ]
     .concat()
 }

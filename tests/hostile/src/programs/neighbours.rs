@@ -14,6 +14,7 @@ use indent::runtime::Builder;
 
 use super::Program;
 use crate::noise::{compute_for, mix, stir};
+use crate::region::pure;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[
@@ -182,7 +183,8 @@ fn two_runtimes(stage: &'static Stage) {
     let expected = hog(stage.seed);
     let compute = move || {
         while !stage.over() {
-            stage.same("a result", hog(stage.seed), expected);
+            let got = pure(|| hog(stage.seed));
+            stage.same("a result", got, expected);
         }
     };
     let game: &'static Game = Box::leak(Box::default());
@@ -229,7 +231,7 @@ impl Game {
                 park::park();
                 continue;
             }
-            compute_for(Duration::from_micros(100));
+            pure(|| compute_for(Duration::from_micros(100)));
             let next = if stage.over() { OVER } else { turn + 1 };
             self.turn.store(next, Release);
             partner.unpark();

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::Program;
 use crate::noise::{compute_for, mix, stir};
+use crate::region::pure;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[
@@ -72,7 +73,7 @@ fn descend(depth: u64, sums: &mut Vec<u64>) {
     drop(slow);
 }
 
-fn caught(seed: u64) -> u64 {
+pub(super) fn caught(seed: u64) -> u64 {
     let mut sums = Vec::new();
     let mut total = 0;
     for i in 0..10 {
@@ -86,7 +87,7 @@ fn caught(seed: u64) -> u64 {
 }
 
 fn panic_loop(stage: &'static Stage) {
-    stage.repeat(FIBERS, caught);
+    stage.repeat_pure(FIBERS, caught);
 }
 
 /// With the message and, now and then, the trace that everybody gets by default; into nowhere.
@@ -122,7 +123,7 @@ fn joined(stage: &'static Stage) {
             }
             let number = (i * 1000 + turn) as u64;
             let child = indent::spawn(move || {
-                compute_for(Duration::from_micros(300));
+                pure(|| compute_for(Duration::from_micros(300)));
                 let mut sums = Vec::new();
                 if !number.is_multiple_of(3) {
                     descend(number % 7, &mut sums);
@@ -164,13 +165,13 @@ fn park_in_drop(stage: &'static Stage) {
             if i % 2 == 0 {
                 let result = catch_unwind(AssertUnwindSafe(|| {
                     let _waits = Waits(stage);
-                    compute_for(Duration::from_millis(1));
+                    pure(|| compute_for(Duration::from_millis(1)));
                     panic_quietly(turn)
                 }));
                 let number = result.err().and_then(|e| e.downcast::<Payload>().ok());
                 stage.same("a payload", number.map(|p| p.0), Some(turn));
             } else {
-                compute_for(Duration::from_millis(2));
+                pure(|| compute_for(Duration::from_millis(2)));
                 stage.same("unwinding", std::thread::panicking(), false);
                 indent::time::sleep(Duration::from_millis(1));
             }

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use super::Program;
 use crate::noise::{compute_for, stir};
+use crate::region::pure;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[
@@ -153,7 +154,7 @@ fn println(stage: &'static Stage) {
             println!("{}", line(stage.name, i, number, 0));
             number += 1;
             if number % 32 == 0 {
-                compute_for(Duration::from_millis(1));
+                pure(|| compute_for(Duration::from_millis(1)));
             }
             stage.round();
         }
@@ -177,7 +178,7 @@ fn stdout_lock(stage: &'static Stage) {
                     compute_for(Duration::from_millis(50) / BLOCK as u32);
                 }
                 drop(out);
-                compute_for(Duration::from_millis(5));
+                pure(|| compute_for(Duration::from_millis(5)));
             }
             stage.round();
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::Program;
 use crate::noise::compute_for;
+use crate::region::pure;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[Program::new(
@@ -38,7 +39,7 @@ fn command(stage: &'static Stage) {
                 return;
             }
             // So that somebody has just been interrupted, perhaps.
-            compute_for(Duration::from_micros(500 * (turn % 6)));
+            pure(|| compute_for(Duration::from_micros(500 * (turn % 6))));
             match (i as u64 + turn) % 3 {
                 0 => stage.same(
                     "a thread's CPUs",

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use super::Program;
 use crate::noise::{checksum, compute_for, mix, stir};
+use crate::region::pure;
 use crate::say;
 use crate::stage::Stage;
 
@@ -123,7 +124,7 @@ fn user_handler(stage: &'static Stage) {
             if turn > 20 && stage.over() {
                 return;
             }
-            compute_for(Duration::from_micros(100 + 300 * (turn % 8)));
+            pure(|| compute_for(Duration::from_micros(100 + 300 * (turn % 8))));
             raised_in_fibers[usize::from(raised())].fetch_add(1, Relaxed);
         }
     });
@@ -167,7 +168,7 @@ fn kernel(seed: u64) -> u64 {
 fn profiler(stage: &'static Stage) {
     install(libc::SIGPROF, on_sample as *const () as usize, 0);
     sample_every(1_000);
-    stage.repeat(FIBERS, kernel);
+    stage.repeat_pure(FIBERS, kernel);
     sample_every(0);
     if SAMPLES.load(Relaxed) == 0 {
         stage.complain("no sample".to_owned());

@@ -11,6 +11,7 @@ use indent::task;
 
 use super::Program;
 use crate::noise::{mix, stir};
+use crate::region::pure;
 use crate::say::say;
 use crate::stage::Stage;
 
@@ -29,7 +30,8 @@ fn deep(stage: &'static Stage) {
     let body = move || {
         let end = end_of_stack();
         while !stage.over() {
-            stage.same("a result", descend(end, stage.seed), expected);
+            let got = pure(|| descend(end, stage.seed));
+            stage.same("a result", got, expected);
         }
     };
     let fibers: Vec<_> = runtime.block_on(|| {
