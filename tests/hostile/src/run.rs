@@ -99,7 +99,11 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
     if rounds == 0 {
         complaints.push("nothing came out right, or at all".to_owned());
     }
-    let deeds = deeds(&runtime.metrics());
+    let metrics = runtime.metrics();
+    if can_preempt() && program.switches && region::never_switched(&metrics) {
+        complaints.push("never switched in place".to_owned());
+    }
+    let deeds = deeds(&metrics);
     say(&format!(
         "{}: {rounds} rounds, {wrong} wrong, {deeds}; {lateness}",
         program.name

@@ -14,6 +14,7 @@ mod bound;
 mod control;
 mod foreign;
 mod fork;
+mod inside;
 mod interrupts;
 mod libraries;
 mod locals;
@@ -28,6 +29,7 @@ mod signals;
 mod stacks;
 #[cfg(target_arch = "x86_64")]
 mod vectors;
+mod workloads;
 
 /// What is missing unless the function says otherwise.
 type Needs = (&'static str, fn() -> bool);
@@ -49,8 +51,10 @@ pub(crate) struct Program {
     needs_preemption: bool,
     /// Catches panics.
     unwinds: bool,
-    /// Is about regions, and must be switched away from in some.
+    /// Is about regions.
     pub(crate) regions: bool,
+    /// Must be switched away from in some.
+    pub(crate) switches: bool,
     /// Whether the CPU has what it takes, and what to say if not.
     cpu: Option<Needs>,
 }
@@ -67,6 +71,7 @@ impl Program {
             needs_preemption: false,
             unwinds: false,
             regions: false,
+            switches: false,
             cpu: None,
         }
     }
@@ -83,6 +88,13 @@ impl Program {
 
     const fn regions(mut self) -> Self {
         self.regions = true;
+        self.switches = true;
+        self
+    }
+
+    /// Perhaps it is never switched away from.
+    const fn seldom(mut self) -> Self {
+        self.switches = false;
         self
     }
 
@@ -138,6 +150,8 @@ pub(crate) fn all() -> Vec<Program> {
         neighbours::PROGRAMS,
         bound::PROGRAMS,
         signals::PROGRAMS,
+        workloads::PROGRAMS,
+        inside::PROGRAMS,
         #[cfg(target_arch = "x86_64")]
         control::PROGRAMS,
         #[cfg(target_arch = "x86_64")]

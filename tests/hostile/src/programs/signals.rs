@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::Program;
-use crate::noise::{checksum, compute_for, mix, stir};
+use crate::noise::{Random, checksum, compute_for, mix, stir};
 use crate::region::pure;
 use crate::say;
 use crate::stage::Stage;
@@ -28,6 +28,13 @@ pub(super) const PROGRAMS: &[Program] = &[
     .before(count_urgent)
     .apart(),
     Program::new("profiler", "SIGPROF a thousand times a second", profiler).apart(),
+    Program::new(
+        "region-profiler",
+        "a profiler that walks stacks, at any moment",
+        walking_profiler,
+    )
+    .regions()
+    .apart(),
     Program::new(
         "replaced-handler",
         "a library takes SIGURG for itself and forwards nothing",
@@ -171,6 +178,79 @@ fn profiler(stage: &'static Stage) {
     stage.repeat_pure(FIBERS, kernel);
     sample_every(0);
     if SAMPLES.load(Relaxed) == 0 {
+        stage.complain("no sample".to_owned());
+    }
+}
+
+/// Walks the stack it interrupts, with C's unwinder.
+extern "C" fn on_walk(_: c_int) {
+    if !has_room() {
+        return;
+    }
+    let mut frames = 0;
+    let count = |_: &backtrace::Frame| {
+        frames += 1;
+        frames < MOST_FRAMES
+    };
+    // SAFETY: what it is not synchronized with is those who name frames; it names none.
+    unsafe { backtrace::trace_unsynchronized(count) };
+    SAMPLES.fetch_add(1, Relaxed);
+    WALKED.fetch_add(frames, Relaxed);
+}
+
+/// Walks go this far.
+const MOST_FRAMES: u64 = 200;
+/// For an unwinder.
+const ROOM: usize = 32 << 10;
+static WALKED: AtomicU64 = AtomicU64::new(0);
+
+/// Whether a walk has room on this thread's signal stack. Those of std have not, which carriers have
+/// too until they have a larger one.
+fn has_room() -> bool {
+    let mut stack = libc::stack_t {
+        ss_sp: std::ptr::null_mut(),
+        ss_flags: 0,
+        ss_size: 0,
+    };
+    // SAFETY: room for what it says; nothing is changed.
+    let status = unsafe { libc::sigaltstack(std::ptr::null(), &mut stack) };
+    status == 0 && stack.ss_flags & libc::SS_DISABLE == 0 && stack.ss_size >= ROOM
+}
+
+/// All threads of the process.
+fn threads() -> Vec<libc::pid_t> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("a list of threads");
+    let number = |name: std::ffi::OsString| name.to_str()?.parse().ok();
+    let names = tasks.flatten().map(|task| task.file_name());
+    names.filter_map(number).collect()
+}
+
+/// Signals that come at any moment, to everybody.
+fn sample_at_random(stage: &Stage) {
+    let mut random = Random::new(stage.seed + 1);
+    let process = std::process::id().cast_signed();
+    while !stage.over() {
+        for thread in threads() {
+            // SAFETY: no memory is touched; a thread that has ended meanwhile gets nothing.
+            unsafe { libc::syscall(libc::SYS_tgkill, process, thread, libc::SIGPROF) };
+            compute_for(Duration::from_micros(random.below(50)));
+        }
+        thread::sleep(Duration::from_micros(100 + random.below(200)));
+    }
+}
+
+fn walking_profiler(stage: &'static Stage) {
+    install(libc::SIGPROF, on_walk as *const () as usize, 0);
+    let sampler = thread::spawn(|| sample_at_random(stage));
+    stage.repeat_in_region(FIBERS, kernel);
+    sampler.join().expect("a thread");
+    let [samples, walked] = [&SAMPLES, &WALKED].map(|count| count.load(Relaxed));
+    let each = walked / samples.max(1);
+    say::say(&format!(
+        "{}: {samples} samples of {each} frames",
+        stage.name
+    ));
+    if samples == 0 {
         stage.complain("no sample".to_owned());
     }
 }

@@ -11,27 +11,37 @@ use indent::task;
 
 use super::Program;
 use crate::noise::{mix, stir};
-use crate::region::pure;
+use crate::region::{self, pure, region};
 use crate::say::say;
 use crate::stage::Stage;
 
-pub(super) const PROGRAMS: &[Program] =
-    &[Program::new("deep", "computes where the stack ends", deep)];
+pub(super) const PROGRAMS: &[Program] = &[
+    Program::new("deep", "computes where the stack ends", |stage| {
+        deep(stage, |end, seed| pure(|| descend(end, seed)));
+    }),
+    Program::new(
+        "region-deep",
+        "the same in a region, where there is no room to switch",
+        |stage| deep(stage, |end, seed| region(|| descend(end, seed))),
+    )
+    .regions()
+    .seldom(),
+];
 
 const FIBERS: usize = 6;
 const STACK: usize = 64 << 10;
 /// Left when it computes: less than any signal's frame with wide registers.
 const LEFT: usize = 2048;
 
-fn deep(stage: &'static Stage) {
+/// Computes by `run`, which gets the stack's end and a seed.
+fn deep(stage: &'static Stage, run: fn(usize, u64) -> u64) {
     let builder = Builder::new().workers(2).stack_guard(Guard::Page);
     let runtime = builder.build().expect("a runtime");
     let expected = at_the_bottom(stage.seed);
     let body = move || {
         let end = end_of_stack();
         while !stage.over() {
-            let got = pure(|| descend(end, stage.seed));
-            stage.same("a result", got, expected);
+            stage.same("a result", run(end, stage.seed), expected);
         }
     };
     let fibers: Vec<_> = runtime.block_on(|| {
@@ -39,10 +49,12 @@ fn deep(stage: &'static Stage) {
         (0..FIBERS).map(|_| new().spawn(body)).collect()
     });
     stage.join(fibers);
+    let metrics = runtime.metrics();
     say(&format!(
-        "{}: {} freezes there",
+        "{}: {} freezes and {} switches in place there",
         stage.name,
-        runtime.metrics().freezes
+        metrics.freezes,
+        region::switches(&metrics)
     ));
 }
 

@@ -1,0 +1,115 @@
+//! Ordinary computations, all of them in regions.
+//!
+//! Most are other programs' (they may be run outside as well, there). What a crate keeps in a thread-local
+//! is fetched and used in a section without preemption: between two draws of `rand::rng()` another fiber may
+//! run, in the middle of one it may not, and that the generator was fetched from a thread-local cannot be seen
+//! in the frames of a draw.
+
+use indent::runtime::no_preempt;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use sha2::{Digest, Sha256};
+
+use super::{Program, allocation, arithmetic, foreign, libraries};
+use crate::noise::{bytes, checksum, mix};
+use crate::stage::Stage;
+
+pub(super) const PROGRAMS: &[Program] = &[
+    Program::new("region-arith", "whole numbers", |stage| {
+        stage.repeat_in_region(FIBERS, arithmetic::whole_numbers);
+    })
+    .regions(),
+    Program::new("region-float", "other numbers", |stage| {
+        stage.repeat_in_region(FIBERS, arithmetic::fractions);
+    })
+    .regions(),
+    Program::new(
+        "region-sort",
+        "comparators in the middle of a sort",
+        |stage| {
+            stage.repeat_in_region(FIBERS, libraries::sorted);
+        },
+    )
+    .regions(),
+    Program::new("region-btree", "allocations, pointers", |stage| {
+        stage.repeat_in_region(FIBERS, allocation::tree);
+    })
+    .regions(),
+    Program::new(
+        "region-hashmap",
+        "keys drawn from a thread-local",
+        |stage| {
+            stage.repeat_in_region(FIBERS, allocation::maps);
+        },
+    )
+    .regions()
+    .seldom(), // what touches the thread-local is inlined
+    Program::new("region-json", "text there and back", |stage| {
+        stage.repeat_in_region(FIBERS, libraries::parsed);
+    })
+    .regions(),
+    Program::new("region-format", "the formatting machinery", |stage| {
+        stage.repeat_in_region(FIBERS, libraries::formatted);
+    })
+    .regions(),
+    Program::new("region-regex", "caches handed out from a pool", |stage| {
+        stage.repeat_in_region(FIBERS, libraries::matched);
+    })
+    .regions(),
+    Program::new(
+        "region-sha",
+        "instructions for hashes, if there are any",
+        |stage| {
+            stage.repeat_in_region(FIBERS, hashed);
+        },
+    )
+    .regions(),
+    Program::new("region-zlib", "C in this very program", |stage| {
+        stage.repeat_in_region(FIBERS, foreign::compressed);
+    })
+    .regions(),
+    Program::new(
+        "region-rand",
+        "a generator in a thread-local, and one's own",
+        rand,
+    )
+    .regions(),
+];
+
+const FIBERS: usize = 6;
+
+fn hashed(seed: u64) -> u64 {
+    let data = bytes(seed, 100_000);
+    let mut hash = Sha256::new();
+    (0..10).for_each(|_| hash.update(&data));
+    checksum(&hash.finalize())
+}
+
+/// Draws of the thread's generator that a section is long.
+const DRAWS: u32 = 200;
+const SECTIONS: u32 = 100;
+
+fn rand(stage: &'static Stage) {
+    stage.repeat_in_region(FIBERS, |seed| {
+        let mut own = StdRng::seed_from_u64(seed);
+        let (mut sum, mut ones) = (seed, 0);
+        for _ in 0..SECTIONS {
+            ones += drawn();
+            sum = (0..DRAWS).fold(sum, |sum, _| mix(sum, own.next_u64()));
+        }
+        // Half of the bits, give or take 600; far away is broken.
+        let even = ones.abs_diff(SECTIONS * DRAWS * 32) < 20_000;
+        mix(sum, u64::from(even))
+    });
+}
+
+/// How many bits of some draws are ones; a function of its own, as what touches a thread-local keeps
+/// everybody from being switched away while it is on the stack.
+#[inline(never)]
+fn drawn() -> u32 {
+    no_preempt(|| {
+        let mut shared = rand::rng();
+        let draws = (0..DRAWS).map(|_| shared.next_u64().count_ones());
+        draws.sum::<u32>()
+    })
+}
