@@ -44,7 +44,7 @@ pub fn main() -> ExitCode {
     }
     let complaints = match &options.task {
         Task::List => {
-            list();
+            list(options.regions);
             Vec::new()
         }
         Task::All => all(&options),
@@ -67,8 +67,10 @@ fn misused(what: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn list() {
-    for program in programs::all() {
+/// All programs, or those for which regions make a difference.
+fn list(regions: bool) {
+    let listed = |program: &Program| !regions || program.pure;
+    for program in programs::all().into_iter().filter(listed) {
         println!("{:<24}{}", program.name, program.why);
     }
 }

@@ -12,6 +12,8 @@
 //! | jemalloc, mimalloc | other allocators, in the release build |
 //! | abort | a panic ends the process; nothing unwinds |
 //! | fat | optimized as a whole: thread-locals are inlined everywhere |
+//! | regions | release, with regions around the pure parts of all programs that have any |
+//! | regions-debug, regions-jemalloc, regions-mimalloc | the same in those builds |
 //!
 //! Without symbols everybody is alone on a thread, and beyond 64 threads for each worker those who are
 //! share with each other (S12): what is about more than that is left out there. With other allocators only
@@ -37,6 +39,8 @@ mod common;
 struct Variant {
     name: &'static str,
     program: PathBuf,
+    /// Its programs run with regions around their pure parts.
+    regions: bool,
 }
 
 /// More fibers that wait for each other than threads are kept for.
@@ -60,6 +64,10 @@ const ALLOCATING: &[&str] = &[
     "epoch",
     "thread-scope",
     "tokio",
+    "region-btree",
+    "region-json",
+    "region-regex",
+    "region-sort",
 ];
 
 impl Variant {
@@ -67,7 +75,7 @@ impl Variant {
     fn suits(&self, program: &str) -> bool {
         match self.name {
             "stripped" => !CROWDS.contains(&program),
-            "jemalloc" | "mimalloc" => ALLOCATING.contains(&program),
+            name if name.ends_with("malloc") => ALLOCATING.contains(&program),
             _ => true,
         }
     }
@@ -114,43 +122,63 @@ fn cargo(directory: &str, arguments: &[&str], settings: Settings) -> PathBuf {
 fn keep(name: &'static str, built: &Path) -> Variant {
     let program = built.with_file_name(format!("hostile-as-{name}"));
     std::fs::copy(built, &program).expect("a copy of a program");
-    Variant { name, program }
+    Variant {
+        name,
+        program,
+        regions: false,
+    }
+}
+
+/// The same program with regions, under another name.
+fn with_regions(name: &'static str, variant: &Variant) -> Variant {
+    Variant {
+        name,
+        program: variant.program.clone(),
+        regions: true,
+    }
+}
+
+/// Those that differ in the last link alone, so that what everything depends on is built once.
+fn plain() -> Vec<Variant> {
+    let last = [
+        "rustc",
+        "--features",
+        "allocators",
+        "--bin",
+        "hostile",
+        "--",
+        "-Cstrip=symbols",
+    ];
+    let directory = cargo("plain", &last, &[]);
+    let stripped = keep("stripped", &directory.join("hostile"));
+    let all = ["build", "--bins", "--features", "allocators"];
+    let directory = cargo("plain", &all, &[]);
+    let release = keep("release", &directory.join("hostile"));
+    let jemalloc = keep("jemalloc", &directory.join("hostile-jemalloc"));
+    let mimalloc = keep("mimalloc", &directory.join("hostile-mimalloc"));
+    let regions = [
+        with_regions("regions", &release),
+        with_regions("regions-jemalloc", &jemalloc),
+        with_regions("regions-mimalloc", &mimalloc),
+    ];
+    let plain = [stripped, release, jemalloc, mimalloc];
+    plain.into_iter().chain(regions).collect()
 }
 
 fn build(only: &BTreeSet<String>) -> Vec<Variant> {
     let wanted = |name: &str| chosen(only, VARIANTS, name);
     let mut variants = Vec::new();
-    if wanted("debug") && cfg!(debug_assertions) {
-        let program = env!("CARGO_BIN_EXE_hostile").into();
-        variants.push(Variant {
+    if ["debug", "regions-debug"].into_iter().any(wanted) && cfg!(debug_assertions) {
+        let debug = Variant {
             name: "debug",
-            program,
-        });
+            program: env!("CARGO_BIN_EXE_hostile").into(),
+            regions: false,
+        };
+        variants.push(with_regions("regions-debug", &debug));
+        variants.push(debug);
     }
-    if ["release", "stripped", "jemalloc", "mimalloc"]
-        .into_iter()
-        .any(wanted)
-    {
-        // The last link alone differs, so that what everything depends on is built once.
-        let last = [
-            "rustc",
-            "--features",
-            "allocators",
-            "--bin",
-            "hostile",
-            "--",
-            "-Cstrip=symbols",
-        ];
-        let directory = cargo("plain", &last, &[]);
-        variants.push(keep("stripped", &directory.join("hostile")));
-        let directory = cargo(
-            "plain",
-            &["build", "--bins", "--features", "allocators"],
-            &[],
-        );
-        variants.push(keep("release", &directory.join("hostile")));
-        variants.push(keep("jemalloc", &directory.join("hostile-jemalloc")));
-        variants.push(keep("mimalloc", &directory.join("hostile-mimalloc")));
+    if PLAIN.iter().copied().any(wanted) {
+        variants.extend(plain());
     }
     for (name, settings) in [("abort", ABORT), ("fat", FAT)] {
         if wanted(name) {
@@ -162,8 +190,28 @@ fn build(only: &BTreeSet<String>) -> Vec<Variant> {
     variants
 }
 
+const PLAIN: &[&str] = &[
+    "release",
+    "stripped",
+    "jemalloc",
+    "mimalloc",
+    "regions",
+    "regions-jemalloc",
+    "regions-mimalloc",
+];
+
 const VARIANTS: &[&str] = &[
-    "debug", "release", "stripped", "jemalloc", "mimalloc", "abort", "fat",
+    "debug",
+    "release",
+    "stripped",
+    "jemalloc",
+    "mimalloc",
+    "abort",
+    "fat",
+    "regions",
+    "regions-debug",
+    "regions-jemalloc",
+    "regions-mimalloc",
 ];
 
 /// Whether a name is wanted: if none of its kind is named, all are.
@@ -174,6 +222,7 @@ fn chosen(only: &BTreeSet<String>, kind: &[&str], name: &str) -> bool {
 fn programs(variant: &Variant) -> Vec<String> {
     let output = Command::new(&variant.program)
         .arg("--list")
+        .args(variant.regions.then_some("--regions"))
         .output()
         .expect("a list");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -192,6 +241,7 @@ fn run(variant: &Variant, program: &str, seconds: &str) -> Output {
     let mut command = Command::new(&variant.program);
     command
         .args([program, "--warm", "--seconds", seconds])
+        .args(variant.regions.then_some("--regions"))
         .env("RUST_BACKTRACE", "1");
     // With their own settings, not with those of who tests.
     let settings = std::env::vars().filter(|(name, _)| name.starts_with("INDENT_"));

@@ -16,13 +16,15 @@ pub(super) const PROGRAMS: &[Program] = &[
         "allocation",
         "a storm over all size classes, freed out of order and elsewhere",
         allocation,
-    ),
+    )
+    .pure(),
     Program::new(
         "hash-maps",
         "RandomState draws its keys from a thread-local",
         hash_maps,
-    ),
-    Program::new("btree", "many small allocations, many pointers", btree),
+    )
+    .pure(),
+    Program::new("btree", "many small allocations, many pointers", btree).pure(),
     Program::new(
         "rng-held",
         "rand::rng() is a pointer to its thread's generator",

@@ -12,13 +12,15 @@ pub(super) const PROGRAMS: &[Program] = &[
         "arithmetic",
         "whole numbers in registers, endless",
         arithmetic,
-    ),
+    )
+    .pure(),
     Program::new(
         "floats",
         "sums of floats, whose rounding shows every lost bit",
         floats,
-    ),
-    Program::new("avx", "wide registers, full all the time", avx),
+    )
+    .pure(),
+    Program::new("avx", "wide registers, full all the time", avx).pure(),
 ];
 
 const FIBERS: usize = 6;

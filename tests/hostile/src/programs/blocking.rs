@@ -21,14 +21,15 @@ pub(super) const PROGRAMS: &[Program] = &[
         "thread-sleep",
         "std::thread::sleep, far more of it than workers",
         thread_sleep,
-    ),
+    )
+    .pure(),
     Program::new("fifo", "reads what a sibling has yet to write", fifo).needs_preemption(),
     Program::new(
         "flock",
         "a file's lock, held by whoever is interrupted",
         flock,
     ),
-    Program::new("getaddrinfo", "names looked up by libc", getaddrinfo),
+    Program::new("getaddrinfo", "names looked up by libc", getaddrinfo).pure(),
 ];
 
 /// A directory of its own, empty.

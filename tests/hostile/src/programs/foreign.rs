@@ -12,14 +12,14 @@ use crate::noise::{bytes, checksum, compute_for, mix, stir};
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[
-    Program::new("qsort", "C sorts and asks Rust which is less", qsort),
+    Program::new("qsort", "C sorts and asks Rust which is less", qsort).pure(),
     Program::new(
         "loader-lock",
         "a slow callback under the loader's lock while others panic",
         loader_lock,
     )
     .unwinds(),
-    Program::new("compressor", "long calls into zlib", compressor),
+    Program::new("compressor", "long calls into zlib", compressor).pure(),
     Program::new(
         "libc-loops",
         "sixteen fibers hardly ever outside libc and zlib",

@@ -23,6 +23,7 @@ pub(super) const PROGRAMS: &[Program] = &[Program::new(
     "a child without exec knows that it has no runtime, and goes on as a thread",
     fork,
 )
+.pure()
 .apart()];
 
 /// A child that hangs ends by a signal after so many seconds.

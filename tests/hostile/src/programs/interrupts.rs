@@ -21,6 +21,7 @@ pub(super) const PROGRAMS: &[Program] = &[Program::new(
     "raw nanosleep, poll, recv and futex with a limit, after much and little work",
     eintr,
 )
+.pure()
 .apart()];
 
 /// Below what makes a fiber worth interrupting, with some room for what we do not see of it.

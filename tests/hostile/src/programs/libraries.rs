@@ -11,10 +11,11 @@ pub(super) const PROGRAMS: &[Program] = &[
         "sort",
         "the user's comparator runs in the middle of a sort",
         sort,
-    ),
-    Program::new("regex", "caches per thread, handed out from a pool", regex),
-    Program::new("json", "many small strings, there and back", json),
-    Program::new("format", "text by the formatting machinery", format_text),
+    )
+    .pure(),
+    Program::new("regex", "caches per thread, handed out from a pool", regex).pure(),
+    Program::new("json", "many small strings, there and back", json).pure(),
+    Program::new("format", "text by the formatting machinery", format_text).pure(),
 ];
 
 const FIBERS: usize = 6;

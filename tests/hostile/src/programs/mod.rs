@@ -51,6 +51,8 @@ pub(crate) struct Program {
     needs_preemption: bool,
     /// Catches panics.
     unwinds: bool,
+    /// Has parts that run in regions if that is wanted.
+    pub(crate) pure: bool,
     /// Is about regions.
     pub(crate) regions: bool,
     /// Must be switched away from in some.
@@ -70,6 +72,7 @@ impl Program {
             silences: false,
             needs_preemption: false,
             unwinds: false,
+            pure: false,
             regions: false,
             switches: false,
             cpu: None,
@@ -83,6 +86,11 @@ impl Program {
 
     const fn unwinds(mut self) -> Self {
         self.unwinds = true;
+        self
+    }
+
+    const fn pure(mut self) -> Self {
+        self.pure = true;
         self
     }
 

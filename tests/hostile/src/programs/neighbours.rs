@@ -34,7 +34,8 @@ pub(super) const PROGRAMS: &[Program] = &[
         "two-runtimes",
         "two at once, whose fibers wake each other",
         two_runtimes,
-    ),
+    )
+    .pure(),
 ];
 
 const FIBERS: usize = 6;

@@ -19,6 +19,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         "unwinding, interrupted in the middle",
         panic_loop,
     )
+    .pure()
     .unwinds(),
     Program::new(
         "panic-messages",
@@ -32,12 +33,14 @@ pub(super) const PROGRAMS: &[Program] = &[
         "fibers that end by a panic, and those who join them",
         joined,
     )
+    .pure()
     .unwinds(),
     Program::new(
         "park-in-drop",
         "a destructor parks while its fiber unwinds",
         park_in_drop,
     )
+    .pure()
     .unwinds(),
     Program::new(
         "backtrace",

@@ -19,12 +19,13 @@ use crate::region::pure;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[
-    Program::new("println", "lines from everywhere", println),
+    Program::new("println", "lines from everywhere", println).pure(),
     Program::new(
         "stdout-lock",
         "the lock held for 50 ms while siblings print",
         stdout_lock,
-    ),
+    )
+    .pure(),
 ];
 
 const FIBERS: usize = 6;

@@ -15,7 +15,8 @@ pub(super) const PROGRAMS: &[Program] = &[Program::new(
     "command",
     "children and threads started in the middle see the signals and CPUs they should",
     command,
-)];
+)
+.pure()];
 
 /// Lines of a `status` file that are about signals, and the bit of SIGURG in them.
 const ABOUT_SIGNALS: [&str; 3] = ["SigBlk:", "SigIgn:", "SigCgt:"];

@@ -25,9 +25,12 @@ pub(super) const PROGRAMS: &[Program] = &[
         "SIGURG has a handler already, which gets what others raise",
         user_handler,
     )
+    .pure()
     .before(count_urgent)
     .apart(),
-    Program::new("profiler", "SIGPROF a thousand times a second", profiler).apart(),
+    Program::new("profiler", "SIGPROF a thousand times a second", profiler)
+        .pure()
+        .apart(),
     Program::new(
         "region-profiler",
         "a profiler that walks stacks, at any moment",

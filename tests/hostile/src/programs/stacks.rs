@@ -18,7 +18,8 @@ use crate::stage::Stage;
 pub(super) const PROGRAMS: &[Program] = &[
     Program::new("deep", "computes where the stack ends", |stage| {
         deep(stage, |end, seed| pure(|| descend(end, seed)));
-    }),
+    })
+    .pure(),
     Program::new(
         "region-deep",
         "the same in a region, where there is no room to switch",
