@@ -6,10 +6,11 @@
 //! them looks all the time, in a region and outside.
 
 use std::arch::global_asm;
+use std::hint::black_box;
 
 use super::Program;
 use crate::noise::{mix, stir};
-use crate::region::region;
+use crate::region::{Hidden, region};
 use crate::stage::{Kernel, Stage};
 
 pub(super) const PROGRAMS: &[Program] = &[
@@ -39,12 +40,11 @@ global_asm!(
     r#"
     .text
     .balign 16
+    .globl hostile_x87
+    .hidden hostile_x87
     .type hostile_x87, @function
 hostile_x87: # seven numbers, the last of which stays, and room for a control word
     .cfi_startproc
-    fnstcw [rsp - 8]
-    mov word ptr [rsp - 16], 0x087f # all masked, 24 bits, up
-    fldcw [rsp - 16]
     .irp i, 0, 1, 2, 3, 4, 5, 6
     fld qword ptr [rdi + 8 * \i]
     .endr
@@ -61,12 +61,13 @@ hostile_x87: # seven numbers, the last of which stays, and room for a control wo
     .irp i, 0, 1, 2, 3, 4, 5, 6
     fstp qword ptr [rdi + 8 * \i]
     .endr
-    fldcw [rsp - 8]
     ret
     .cfi_endproc
     .size hostile_x87, . - hostile_x87
 
     .balign 16
+    .globl hostile_mmx
+    .hidden hostile_mmx
     .type hostile_mmx, @function
 hostile_mmx:
     .cfi_startproc
@@ -90,12 +91,11 @@ hostile_mmx:
     .size hostile_mmx, . - hostile_mmx
 
     .balign 16
+    .globl hostile_mxcsr
+    .hidden hostile_mxcsr
     .type hostile_mxcsr, @function
 hostile_mxcsr: # a small number, a factor, a sum, what to add to it, and room for a control word
     .cfi_startproc
-    stmxcsr [rsp - 8]
-    mov dword ptr [rsp - 16], 0xbfc0 # all masked, down, flush to zero, denormals are zero
-    ldmxcsr [rsp - 16]
     movsd xmm2, [rdi + 16]
     movsd xmm3, [rdi + 24]
 2:  movsd xmm0, [rdi]
@@ -109,12 +109,27 @@ hostile_mxcsr: # a small number, a factor, a sum, what to add to it, and room fo
     jnz 2b
     movsd [rdi + 16], xmm2
     stmxcsr [rdi + 48]
-    ldmxcsr [rsp - 8]
     ret
     .cfi_endproc
     .size hostile_mxcsr, . - hostile_mxcsr
 
     .balign 16
+    .globl hostile_set_controls
+    .hidden hostile_set_controls
+    .type hostile_set_controls, @function
+hostile_set_controls: # MXCSR and the x87 control word
+    .cfi_startproc
+    mov [rsp - 8], edi
+    ldmxcsr [rsp - 8]
+    mov [rsp - 16], esi
+    fldcw [rsp - 16]
+    ret
+    .cfi_endproc
+    .size hostile_set_controls, . - hostile_set_controls
+
+    .balign 16
+    .globl hostile_watch
+    .hidden hostile_watch
     .type hostile_watch, @function
 hostile_watch: # returns the control bits of MXCSR, the x87 control word and the tags
     .cfi_startproc
@@ -143,7 +158,30 @@ unsafe extern "C" {
     fn hostile_x87(numbers: *mut u64, rounds: u64);
     fn hostile_mmx(numbers: *mut u64, rounds: u64);
     fn hostile_mxcsr(numbers: *mut u64, rounds: u64);
+    fn hostile_set_controls(mxcsr: u32, x87: u32);
     fn hostile_watch(expected: u64, rounds: u64) -> u64;
+}
+
+/// Changes the control words. A function that does is bound to its thread, and so is everybody seen to call
+/// it: nobody would be switched away.
+static SET: Hidden<unsafe extern "C" fn(u32, u32)> = Hidden::new();
+
+/// All masked; to nearest; 64 bits of x87.
+const USUAL: (u32, u32) = (0x1f80, 0x037f);
+/// Down, flushed to zero, the smallest numbers are zeros.
+const DOWN: u32 = 0xbfc0;
+/// Up, to 24 bits.
+const UP: u32 = 0x087f;
+
+/// Calls `f`, which computes with nothing but assembly, under these control words.
+fn under(mxcsr: u32, x87: u32, f: impl FnOnce()) {
+    let set = SET.get();
+    // SAFETY: two valid words, with all exceptions masked; until they are put back no floats of Rust's are
+    // computed with.
+    unsafe { set(mxcsr, x87) };
+    f();
+    // SAFETY: as above, and as they were.
+    unsafe { set(USUAL.0, USUAL.1) };
 }
 
 /// MXCSR, x87 control word and tags of a thread as the ABI wants it.
@@ -160,8 +198,10 @@ fn sum(numbers: &[u64]) -> u64 {
 fn x87(seed: u64) -> u64 {
     let mut numbers = numbers(seed).map(|n| (1.0 + (n % 1000) as f64 / 1000.0).to_bits());
     numbers[7] = 0;
-    // SAFETY: it reads seven numbers and writes eight.
-    unsafe { hostile_x87(numbers.as_mut_ptr(), ROUNDS) };
+    under(USUAL.0, UP, || {
+        // SAFETY: it reads seven numbers and writes eight.
+        unsafe { hostile_x87(numbers.as_mut_ptr(), ROUNDS) }
+    });
     sum(&numbers)
 }
 
@@ -177,8 +217,10 @@ fn mxcsr(seed: u64) -> u64 {
     let third = 1.0 + (seed % 97) as f64 / 97.0;
     let small = f64::MIN_POSITIVE;
     let mut numbers = [small, 0.5, 1.0, third, 3.0, 0.0, 0.0, 0.0].map(number);
-    // SAFETY: it reads and writes the first seven.
-    unsafe { hostile_mxcsr(numbers.as_mut_ptr(), ROUNDS) };
+    under(DOWN, USUAL.1, || {
+        // SAFETY: it reads and writes the first seven.
+        unsafe { hostile_mxcsr(numbers.as_mut_ptr(), ROUNDS) }
+    });
     // What was flushed to zero is none at all, and what says so is sticky.
     numbers[6] &= 0xffc0;
     sum(&numbers)
@@ -191,6 +233,8 @@ fn watch(_: u64) -> u64 {
 
 /// Half of the time a fiber watches, in a region or outside.
 fn beside_watchers(stage: &'static Stage, changes: Kernel) {
+    SET.is(hostile_set_controls);
+    let watch: Kernel = black_box(watch); // it changes the masks, for an instruction
     let kind = move |seed: u64| match seed % 4 {
         0 | 2 => changes(seed),
         _ => watch(seed),

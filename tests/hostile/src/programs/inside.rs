@@ -14,8 +14,8 @@ use indent::{task, time};
 
 use super::{Program, panics};
 use crate::noise::{mix, stir};
-use crate::region::region;
-use crate::stage::Stage;
+use crate::region::{Hidden, region};
+use crate::stage::{Kernel, Stage};
 
 pub(super) const PROGRAMS: &[Program] = &[
     Program::new(
@@ -48,6 +48,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         "region-sections",
         "sections without preemption in a region",
         |stage| {
+            SECTION.is(section);
             stage.repeat_in_region(FIBERS, sections);
         },
     )
@@ -128,13 +129,14 @@ thread_local! {
     static HERE: Cell<u64> = const { Cell::new(0) };
 }
 
+static SECTION: Hidden<Kernel> = Hidden::new();
+
 fn sections(seed: u64) -> u64 {
-    (0..6).fold(seed, |sum, _| section(steps(sum)))
+    (0..6).fold(seed, |sum, _| SECTION.get()(steps(sum)))
 }
 
-/// What is put into a thread-local in a section belongs to this fiber until its end. A function of its
-/// own: while one that touches a thread-local is on the stack nobody is switched away.
-#[inline(never)]
+/// What is put into a thread-local in a section belongs to this fiber until its end. Whoever is seen to
+/// call it is bound to its thread.
 fn section(sum: u64) -> u64 {
     no_preempt(|| {
         let before = HERE.replace(sum);
@@ -179,6 +181,7 @@ const NAMES: [&str; 2] = ["frames_outside_region", "frames_inside_region"];
 /// A trace from a region has the same names of ours as one that nobody disturbed: all, unless they were
 /// removed from the program.
 fn frames(stage: &'static Stage) {
+    TRACE.is(trace);
     stage.repeat(2, frames_outside_region);
     if cfg!(debug_assertions) {
         stage.same("names", frames_outside_region(0), named(0, NAMES.len()));
@@ -194,12 +197,18 @@ fn frames_outside_region(seed: u64) -> u64 {
     black_box(region(|| frames_inside_region(black_box(seed))))
 }
 
-/// Taking a trace and naming it hold locks of std's.
+static TRACE: Hidden<fn() -> usize> = Hidden::new();
+
+/// How many of the names are in a trace; to take and name one needs locks of std's.
+fn trace() -> usize {
+    let trace = no_preempt(|| Backtrace::force_capture().to_string());
+    NAMES.iter().filter(|name| trace.contains(**name)).count()
+}
+
 #[inline(never)]
 fn frames_inside_region(seed: u64) -> u64 {
     let sum = black_box((0..20).fold(seed, |sum, _| steps(stir(sum))));
-    let trace = no_preempt(|| Backtrace::force_capture().to_string());
-    let names = NAMES.iter().filter(|name| trace.contains(**name)).count();
+    let names = TRACE.get()();
     black_box(sum);
     named(seed, names)
 }

@@ -53,6 +53,8 @@ global_asm!(
     r#"
     .text
     .balign 16
+    .globl hostile_general
+    .hidden hostile_general
     .type hostile_general, @function
 hostile_general:
     .cfi_startproc
@@ -130,6 +132,8 @@ hostile_general:
     .size hostile_general, . - hostile_general
 
     .balign 16
+    .globl hostile_flags
+    .hidden hostile_flags
     .type hostile_flags, @function
 hostile_flags:
     .cfi_startproc
@@ -166,6 +170,8 @@ hostile_flags:
     .size hostile_flags, . - hostile_flags
 
     .balign 16
+    .globl hostile_direction
+    .hidden hostile_direction
     .type hostile_direction, @function
 hostile_direction:
     .cfi_startproc
@@ -188,6 +194,8 @@ hostile_direction:
     .size hostile_direction, . - hostile_direction
 
     .balign 16
+    .globl hostile_red_zone
+    .hidden hostile_red_zone
     .type hostile_red_zone, @function
 hostile_red_zone:
     .cfi_startproc

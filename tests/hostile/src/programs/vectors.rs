@@ -58,6 +58,8 @@ global_asm!(
     r#"
     .text
     .balign 16
+    .globl hostile_sse2
+    .hidden hostile_sse2
     .type hostile_sse2, @function
 hostile_sse2:
     .cfi_startproc
@@ -80,6 +82,8 @@ hostile_sse2:
     .size hostile_sse2, . - hostile_sse2
 
     .balign 16
+    .globl hostile_avx
+    .hidden hostile_avx
     .type hostile_avx, @function
 hostile_avx:
     .cfi_startproc
@@ -103,6 +107,8 @@ hostile_avx:
     .size hostile_avx, . - hostile_avx
 
     .balign 16
+    .globl hostile_fma
+    .hidden hostile_fma
     .type hostile_fma, @function
 hostile_fma: # 0 is the number one, 1 to 11 are numbers, 12 to 15 whole ones
     .cfi_startproc
@@ -128,6 +134,8 @@ hostile_fma: # 0 is the number one, 1 to 11 are numbers, 12 to 15 whole ones
     .size hostile_fma, . - hostile_fma
 
     .balign 16
+    .globl hostile_avx512
+    .hidden hostile_avx512
     .type hostile_avx512, @function
 hostile_avx512:
     .cfi_startproc
@@ -164,6 +172,8 @@ hostile_avx512:
     .size hostile_avx512, . - hostile_avx512
 
     .balign 16
+    .globl hostile_amx
+    .hidden hostile_amx
     .type hostile_amx, @function
 hostile_amx: # at the address: 64 bytes that say how large the tiles are, then the tiles
     .cfi_startproc

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Program, allocation, arithmetic, foreign, libraries};
 use crate::noise::{bytes, checksum, mix};
+use crate::region::Hidden;
 use crate::stage::Stage;
 
 pub(super) const PROGRAMS: &[Program] = &[
@@ -43,7 +44,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         },
     )
     .regions()
-    .seldom(), // what touches the thread-local is inlined
+    .seldom(), // everybody here leads to the thread-local
     Program::new("region-json", "text there and back", |stage| {
         stage.repeat_in_region(FIBERS, libraries::parsed);
     })
@@ -55,7 +56,8 @@ pub(super) const PROGRAMS: &[Program] = &[
     Program::new("region-regex", "caches handed out from a pool", |stage| {
         stage.repeat_in_region(FIBERS, libraries::matched);
     })
-    .regions(),
+    .regions()
+    .seldom(), // the pool looks at its thread
     Program::new(
         "region-sha",
         "instructions for hashes, if there are any",
@@ -89,12 +91,15 @@ fn hashed(seed: u64) -> u64 {
 const DRAWS: u32 = 200;
 const SECTIONS: u32 = 100;
 
+static DRAWN: Hidden<fn() -> u32> = Hidden::new();
+
 fn rand(stage: &'static Stage) {
+    DRAWN.is(drawn);
     stage.repeat_in_region(FIBERS, |seed| {
         let mut own = StdRng::seed_from_u64(seed);
         let (mut sum, mut ones) = (seed, 0);
         for _ in 0..SECTIONS {
-            ones += drawn();
+            ones += DRAWN.get()();
             sum = (0..DRAWS).fold(sum, |sum, _| mix(sum, own.next_u64()));
         }
         // Half of the bits, give or take 600; far away is broken.
@@ -103,9 +108,7 @@ fn rand(stage: &'static Stage) {
     });
 }
 
-/// How many bits of some draws are ones; a function of its own, as what touches a thread-local keeps
-/// everybody from being switched away while it is on the stack.
-#[inline(never)]
+/// How many bits of some draws are ones. Whoever is seen to call it is bound to its thread.
 fn drawn() -> u32 {
     no_preempt(|| {
         let mut shared = rand::rng();
