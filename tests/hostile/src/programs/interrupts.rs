@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use super::Program;
 use crate::noise::compute_for;
-use crate::region::pure;
 use crate::say::say;
 use crate::stage::Stage;
 
@@ -21,7 +20,6 @@ pub(super) const PROGRAMS: &[Program] = &[Program::new(
     "raw nanosleep, poll, recv and futex with a limit, after much and little work",
     eintr,
 )
-.pure()
 .apart()];
 
 /// Below what makes a fiber worth interrupting, with some room for what we do not see of it.
@@ -51,7 +49,7 @@ fn eintr(stage: &'static Stage) {
             indent::time::sleep(Duration::from_millis(1)); // what follows is a dispatch of its own
             let before = cpu();
             if busy {
-                pure(|| compute_for(Duration::from_millis(3)));
+                compute_for(Duration::from_millis(3)); // in no region: the clock is the thread's
             }
             let cuts = whole(Duration::from_millis(if busy { 20 } else { 5 }), |rest| {
                 wait(rest, &socket)
