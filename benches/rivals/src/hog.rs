@@ -117,6 +117,13 @@ impl Hogs {
             .sum()
     }
 
+    /// How many have done something.
+    #[must_use]
+    pub fn started(&self) -> usize {
+        let begun = |done: &&Done| done.0.load(Ordering::Relaxed) > 0;
+        self.done.iter().filter(begun).count()
+    }
+
     /// Begins to measure what they do.
     #[must_use]
     pub fn begin(&self) -> Begin {

@@ -1,3 +1,4 @@
+#![expect(unsafe_code, reason = "promises what regions ask for")]
 //! What preemption must show besides the heartbeat, one sub-command each.
 //!
 //! ```text
@@ -9,13 +10,17 @@
 //! - `burst [FIBERS] [MS]`: fibers that each compute for so long, started together beside a heartbeat.
 //!   How late is it, from the first moment on? (`first`: the rings of the first 100 ms.)
 //! - `many [FIBERS] [MS]`: the same with many and short ones. How many threads does it take at most?
+//! - `regions [FIBERS] [SECONDS]`: so many fibers that compute for ever, each in a region, beside a
+//!   heartbeat. How late is it, how many threads does it take, how many fibers have had a turn, and how
+//!   often was one switched in place or frozen? Those before every fiber has a stack are not counted.
 //! - `share [HOGS] [SECONDS]`: what hogs do in fibers, as a share of what 2 plain threads do, with
 //!   nobody woken beside them (`quiet`) and with a heartbeat (`rung`); 5 rounds, alternating.
 //! - `sleepers [SECONDS] [MS]`: a fiber sleeps so long in the kernel, on a runtime of one worker. How
 //!   long until the worker runs another fiber, which was spawned just before?
 //! - `costs [SECONDS]`: nanoseconds of `no_preempt`, of a checkpoint, of a hand-over; of a freeze and a
-//!   thaw, as the work two loops on one worker lose, divided by how often they were frozen; and the CPU
-//!   time of the whole process for a sleep in the kernel, its detach and its return.
+//!   thaw, as the work two loops on one worker lose, divided by how often they were frozen; the same of
+//!   two loops in regions, divided by how often they were switched in place; and the CPU time of the
+//!   whole process for a sleep in the kernel, its detach and its return.
 //! - `calm [ROUNDS]`: nobody overruns. What do the shapes of `run` cost with preemption, against the
 //!   same without it (`on`), and that against itself (`off_again`)? By the clock and by CPU.
 //!
@@ -196,6 +201,66 @@ fn compute_together(runtime: &Runtime, fibers: usize, multiplications: u64) {
     });
 }
 
+/// Runs what computes on its own numbers, in a region.
+fn in_region<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: arithmetic on numbers of its own and a counter, in fibers that do nothing else.
+    unsafe { runtime::preemptible(f) }
+}
+
+/// Starts them all, and waits until each has had a turn or the time is over; how many had one.
+fn start_in_regions(runtime: &Runtime, hogs: &Arc<Hogs>, patience: Duration) -> usize {
+    let shared = hogs.clone();
+    runtime.block_on(move || {
+        for index in 0..shared.count() {
+            let hogs = shared.clone();
+            drop(task::spawn(move || in_region(|| hogs.run(index))));
+        }
+    });
+    let start = Instant::now();
+    while hogs.started() < hogs.count() && start.elapsed() < patience {
+        thread::sleep(Duration::from_millis(10));
+    }
+    hogs.started()
+}
+
+fn regions(fibers: usize, seconds: u64) -> Columns {
+    let heart = Indent::start();
+    let time = Duration::from_secs(seconds);
+    let bell = Arc::new(Bell::new((seconds + 1) as usize * RINGS as usize));
+    let wake = heart.beat(bell.clone());
+    beat::get_to_know(&wake);
+    let hogs = Arc::new(Hogs::new(Kind::Arith, fibers));
+    let began = Instant::now();
+    let started = start_in_regions(&heart.0, &hogs, PATIENCE);
+    let (all_started, before) = (began.elapsed(), heart.0.metrics());
+    let over = AtomicBool::new(false);
+    let (lateness, threads) = thread::scope(|scope| {
+        let ringer = scope.spawn(|| {
+            fifo::claim();
+            bell.ring_until(Instant::now() + time, RINGS, &wake)
+        });
+        let sampler = scope.spawn(|| most_threads(&over));
+        let lateness = ringer.join().expect("the ringer does not panic");
+        over.store(true, Ordering::Relaxed);
+        let threads = sampler.join().expect("the sampler does not panic");
+        (lateness, threads)
+    });
+    let after = heart.0.metrics();
+    hogs.stop();
+    bell.close();
+    wake();
+    heart.end();
+    let mut columns = lateness.columns();
+    columns.whole("fibers", fibers as f64);
+    columns.whole("started", started as f64);
+    columns.whole("all_started_ms", all_started.as_secs_f64() * 1e3);
+    columns.whole("threads", threads as f64);
+    columns.whole("carriers", after.carriers as f64);
+    columns.whole("in_place", (after.in_place - before.in_place) as f64);
+    columns.whole("freezes", (after.freezes - before.freezes) as f64);
+    columns
+}
+
 /// The middle one.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -278,8 +343,16 @@ fn each(runtime: &Runtime, times: u64, operation: impl Fn() + Send + 'static) ->
     })
 }
 
-/// What a freeze and a thaw take from two loops that share one worker, in slices of half a millisecond.
-fn freeze_and_thaw(time: Duration) -> (f64, f64) {
+/// How two loops that share one worker take turns.
+#[derive(Clone, Copy)]
+enum Turns {
+    Frozen,
+    InPlace,
+}
+
+/// What a turn takes from two loops that share one worker, in slices of half a millisecond, as their work
+/// lost against a plain thread's; and how many turns there are a second.
+fn turns(how: Turns, time: Duration) -> (f64, f64) {
     let runtime = runtime::Builder::new()
         .workers(1)
         .preempt_quantum(Duration::from_micros(500))
@@ -288,19 +361,26 @@ fn freeze_and_thaw(time: Duration) -> (f64, f64) {
     let hogs = Arc::new(Hogs::new(Kind::Arith, 2));
     for index in 0..2 {
         let hogs = hogs.clone();
-        drop(runtime.spawn(move || hogs.run(index)));
+        drop(runtime.spawn(move || match how {
+            Turns::Frozen => hogs.run(index),
+            Turns::InPlace => in_region(|| hogs.run(index)),
+        }));
     }
+    let taken = || match how {
+        Turns::Frozen => runtime.metrics().freezes,
+        Turns::InPlace => runtime.metrics().in_place,
+    };
     thread::sleep(time / 4);
-    let (before, begin) = (runtime.metrics().freezes, hogs.begin());
+    let (before, begin) = (taken(), hogs.begin());
     thread::sleep(time);
     let rate = begin.end(&hogs);
-    let freezes = runtime.metrics().freezes - before;
+    let turns = taken() - before;
     hogs.stop();
     runtime.wait_idle();
     let plain = hog::plain(Kind::Arith, 1, time);
     let lost = 1.0 - rate.iterations / plain.iterations;
-    let each = lost * time.as_nanos() as f64 / freezes as f64;
-    (each, freezes as f64 / time.as_secs_f64())
+    let each = lost * time.as_nanos() as f64 / turns as f64;
+    (each, turns as f64 / time.as_secs_f64())
 }
 
 /// CPU time of the process for one sleep of two milliseconds in the kernel and all that follows.
@@ -330,9 +410,13 @@ fn costs(seconds: u64) -> Columns {
     columns.ratio("no_preempt_ns", each(&runtime, 5_000_000, no_preempt));
     columns.ratio("checkpoint_ns", each(&runtime, 5_000_000, task::checkpoint));
     columns.ratio("handover_ns", each(&runtime, 20_000, runtime::handoff));
-    let (freeze, a_second) = freeze_and_thaw(Duration::from_secs(seconds));
+    let time = Duration::from_secs(seconds);
+    let (freeze, a_second) = turns(Turns::Frozen, time);
     columns.ratio("freeze_and_thaw_ns", freeze);
     columns.whole("freezes_a_second", a_second);
+    let (in_place, a_second) = turns(Turns::InPlace, time);
+    columns.ratio("in_place_ns", in_place);
+    columns.whole("in_place_a_second", a_second);
     let (sleep, detached) = sleep_and_return(200);
     columns.ratio("detach_and_return_cpu_ns", sleep);
     columns.ratio("detached", detached);
@@ -403,13 +487,14 @@ fn main() -> ExitCode {
         "crowd" => crowd(words.count(1_000), words.number(10)),
         "burst" => burst(words.count(64), words.number(200)),
         "many" => burst(words.count(1_000), words.number(50)),
+        "regions" => regions(words.count(10_000), words.number(10)),
         "share" => share(words.count(8), words.number(3)),
         "sleepers" => sleepers(words.number(10), words.number(1_000)),
         "costs" => costs(words.number(2)),
         "calm" => calm(words.count(7)),
         _ => {
             eprintln!(
-                "usage: preempt_indent crowd|burst|many|share|sleepers|costs|calm [NUMBER] [NUMBER]"
+                "usage: preempt_indent crowd|burst|many|regions|share|sleepers|costs|calm [NUMBER] [NUMBER]"
             );
             return ExitCode::from(2);
         }
