@@ -37,8 +37,11 @@ use crate::sched::in_place::Region;
 ///   author can know: a thread-bound pointer fetched from a static, a handle that is not `Send` for good
 ///   reason.
 ///
-/// And for the program to get on: no lock is held that blocks its thread, such as `std::sync::Mutex`. A
-/// sibling that waits for it in the kernel occupies the thread that the holder needs.
+/// - no clock or number of the thread is read that is compared with a later one (its CPU time, its id).
+///
+/// And for the program to get on: nobody on this thread waits for the fiber in a way that blocks or occupies
+/// the thread, which the fiber may need to go on. So no lock is held that blocks, such as
+/// `std::sync::Mutex`, and nobody spins or sleeps in the kernel until `f` has done something.
 ///
 /// # Examples
 /// Right: numbers in, numbers out.

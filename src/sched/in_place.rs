@@ -203,6 +203,7 @@ pub(crate) extern "C" fn yield_in_place(saved: &Saved) {
 #[cold]
 pub(crate) fn came_back(token: &Entered, fiber: FiberRef) {
     class::be_batch(&fiber); // it has had its time
+    token.carrier().shared().rung.store(false, Relaxed); // whoever presses next is heard at once
     if !verdict::is_free(fiber) {
         moving::count_bound(token.carrier(), fiber);
     }

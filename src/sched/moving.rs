@@ -147,6 +147,19 @@ impl Carrier {
     /// As I17 says.
     pub(crate) unsafe fn take_runnable(&self) -> List<Record> {
         // SAFETY: by the caller's promise.
+        let mut all = unsafe { self.take_interactive() };
+        // SAFETY: as above.
+        let home = unsafe { &mut *self.home_cell() };
+        all.append(std::mem::replace(&mut home.batch, List::new()));
+        all
+    }
+
+    /// The same without those that others come before, of which there may be very many.
+    ///
+    /// # Safety
+    /// As I17 says.
+    unsafe fn take_interactive(&self) -> List<Record> {
+        // SAFETY: by the caller's promise.
         let home = unsafe { &mut *self.home_cell() };
         let mut all = List::new();
         if let Some(next) = home.next.take() {
@@ -154,10 +167,26 @@ impl Carrier {
             unsafe { all.push(next.pointer()) };
         }
         all.append(std::mem::replace(&mut home.queue, List::new()));
-        all.append(std::mem::replace(&mut home.batch, List::new()));
         self.ice.fresh_mail.store(false, SeqCst);
         all.append(self.inbox.take());
         all
+    }
+
+    /// Some of those.
+    ///
+    /// # Safety
+    /// As I17 says.
+    unsafe fn take_some_batch(&self, most: usize) -> List<Record> {
+        // SAFETY: by the caller's promise.
+        let home = unsafe { &mut *self.home_cell() };
+        let mut some = List::new();
+        for _ in 0..home.batch.len().div_ceil(2).min(most) {
+            if let Some(member) = home.batch.pop() {
+                // SAFETY: just popped.
+                unsafe { some.push(member) };
+            }
+        }
+        some
     }
 }
 
@@ -175,9 +204,27 @@ pub(crate) fn leave_behind(token: &mut Entered, all: bool) {
 /// keep their order.
 fn sift(token: &Entered, most: usize) {
     let carrier = token.carrier();
-    let shared = carrier.shared();
     // SAFETY: I17: our own thread, and the token is the mark.
-    let mut all = unsafe { carrier.take_runnable() };
+    let mut all = unsafe { carrier.take_interactive() };
+    let looked_at = all.len().min(most);
+    let mut moved = sift_list(token, &mut all, most);
+    while let Some(fiber) = all.pop().map(popped) {
+        // SAFETY: just popped.
+        unsafe { carrier.home().push(fiber) };
+    }
+    if looked_at < most && !carrier.home().batch.is_empty() {
+        let mut batch = std::mem::replace(&mut carrier.home().batch, List::new());
+        moved |= sift_list(token, &mut batch, most - looked_at);
+        carrier.home().batch = batch;
+    }
+    if moved {
+        carrier.shared().rouse_from(token.worker());
+    }
+}
+
+/// The same with one list; whether somebody went.
+fn sift_list(token: &Entered, all: &mut List<Record>, most: usize) -> bool {
+    let shared = token.carrier().shared();
     let (mut kept, mut moved) = (List::new(), false);
     for _ in 0..all.len().min(most) {
         let Some(fiber) = all.pop().map(popped) else {
@@ -192,29 +239,24 @@ fn sift(token: &Entered, most: usize) {
             unsafe { kept.push(fiber.pointer()) };
         }
     }
-    kept.append(all);
-    while let Some(fiber) = kept.pop().map(popped) {
-        // SAFETY: just popped.
-        unsafe { carrier.home().push(fiber) };
-    }
-    if moved {
-        shared.rouse_from(token.worker());
-    }
+    kept.append(std::mem::replace(all, List::new()));
+    *all = kept;
+    moved
 }
 
 /// Now and then, on a worker that has fibers of its own waiting: if others have had nothing to do
 /// for some time, lets them have what may move.
 pub(crate) fn share_if_crowded(token: &mut Entered) {
     let carrier = token.carrier();
-    let crowded = carrier.home().queue.len() > 1 && carrier.shared().idle.has_free_hands();
+    let waiting = carrier.home().queue.len() + carrier.home().batch.len();
+    let crowded = waiting > 1 && carrier.shared().idle.has_free_hands();
     let local = token.local();
     local.crowded = if crowded { local.crowded + 1 } else { 0 };
     if local.crowded < CROWDED {
         return;
     }
     local.crowded = 0;
-    let half = token.carrier().home().queue.len() / 2;
-    sift(token, half.min(BATCH));
+    sift(token, (waiting / 2).min(BATCH));
 }
 
 /// On a searching worker: what may move from a carrier whose worker has not got on for some time.
@@ -224,8 +266,16 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
         return None;
     }
     let carrier = victim.carrier()?;
-    // SAFETY: I17: called while the worker is in our hand and the mark is down.
-    let Some(all) = carrier.owner.visit(|| unsafe { carrier.take_runnable() }) else {
+    let take = || {
+        // SAFETY: I17: called while the worker is in our hand and the mark is down.
+        let mut all = unsafe { carrier.take_interactive() };
+        if !has_batch(token) {
+            // SAFETY: as above.
+            all.append(unsafe { carrier.take_some_batch(BATCH) });
+        }
+        all
+    };
+    let Some(all) = carrier.owner.visit(take) else {
         carrier.bell.ring(); // while the worker was in our hand it seemed to have none
         victim.raided.store(0, Relaxed);
         return None;
@@ -238,6 +288,13 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
         }
     });
     first
+}
+
+/// Whether this worker can run somebody whom others come before, without going to look for one.
+fn has_batch(token: &Entered) -> bool {
+    let carrier = token.carrier();
+    let shared = carrier.shared();
+    !carrier.home().batch.is_empty() || shared.batch.len() > 0 || !shared.frozen.is_empty()
 }
 
 /// Runnable fibers of carriers that froze or were detached: what may move should not wait, the others go
