@@ -78,6 +78,7 @@ mod helper;
 mod monitor;
 mod policy;
 mod slot;
+pub mod symbols;
 mod thread;
 mod vigil;
 
