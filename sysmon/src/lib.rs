@@ -86,4 +86,4 @@ pub use helper::{Chores, Helper};
 pub use monitor::{Monitor, Pool, TICK};
 pub use policy::{GRACE, Judgement, Look, Policy, Rest, Waiting};
 pub use slot::{Phase, Slot};
-pub use thread::{Thread, ThreadState};
+pub use thread::{SystemCall, Thread, ThreadState};

@@ -45,7 +45,7 @@ mod verdict;
 mod walk;
 
 pub use sites::resolve;
-pub use snapshot::Snapshot;
+pub use snapshot::{Snapshot, beginnings};
 pub use study::{has_failed, is_asked, judge, study, verdict_of};
 pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};

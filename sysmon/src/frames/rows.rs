@@ -90,6 +90,12 @@ impl Unwinder {
     }
 }
 
+/// Where the function begins that an instruction belongs to, of an object that is mapped meanwhile.
+pub(crate) fn beginning(object: &Object, pc: usize) -> Option<usize> {
+    let function = Tables::of(object)?.function(pc)?;
+    Some(function.initial_address() as usize)
+}
+
 /// The unwind tables of one object.
 struct Tables {
     index: gimli::ParsedEhFrameHdr<Bytes>,

@@ -17,6 +17,10 @@
 //! values that point into the stack are moved first, all of them: a walk reads return addresses,
 //! which never do, and saved values of `rbp`, which must be moved if they do.
 //!
+//! Of a thread that sleeps in the kernel `rbp` is not known. Most of the C library does without; where a
+//! frame needs it, it is guessed from the words of the copy. A wrong guess ends the walk or shows a frame
+//! too few: that is good enough for a report, and for nothing else.
+//!
 //! Rejected: an unwinder in the handler. That of the C library needs 8 KiB of stack and more, and
 //! takes locks in old versions.
 
@@ -27,9 +31,9 @@ use std::sync::atomic::{
 
 use super::Verdict;
 use super::objects::Objects;
-use super::rows::{Unwinder, WORD};
+use super::rows::{Base, Unwinder, WORD, beginning, while_still};
 use super::sites::{Found, find};
-use super::walk::{Climb, Climber, FRAMES, Registers, Stack};
+use super::walk::{BpFrom, Climb, Climber, FRAMES, Registers, Stack};
 
 const EMPTY: u8 = 0;
 const WRITTEN: u8 = 1;
@@ -164,13 +168,57 @@ fn climb(start: Registers, mut words: Vec<usize>) -> Vec<usize> {
     let mut places = Vec::new();
     while places.len() < FRAMES {
         places.push(climber.pc);
-        let found = find(&objects, &mut unwinder, &mut |_| Verdict::Alone, climber.pc);
-        let Found::Site(site) = found else { break };
+        let mut find = |pc| find(&objects, &mut unwinder, &mut |_| Verdict::Alone, pc);
+        let Found::Site(site) = find(climber.pc) else {
+            break;
+        };
+        if start.bp == 0 && site.row().is_some_and(|row| row.base == Base::Bp) {
+            let is_code = |pc| matches!(find(pc), Found::Site(site) if site.row().is_some());
+            guess_bp(&mut climber, &words, is_code);
+        }
         if climber.climb(site) != Climb::Up {
             break;
         }
     }
     places
+}
+
+/// For a frame that is found by an `rbp` nobody knows: it points to a saved one, which lies further up,
+/// and right above that is a return address. The first place that looks so is taken.
+fn guess_bp(climber: &mut Climber<'_>, words: &[usize], mut is_code: impl FnMut(usize) -> bool) {
+    if matches!(climber.bp_from, BpFrom::Slot(_)) && climber.bp > climber.sp {
+        return; // somebody has saved it
+    }
+    let start = words.as_ptr().addr();
+    let end = words.as_ptr_range().end.addr();
+    let first = climber.sp.saturating_sub(start) / WORD;
+    for (i, pair) in words.windows(2).enumerate().skip(first) {
+        let at = start + i * WORD;
+        if pair[0] > at && pair[0] <= end && is_code(pair[1].wrapping_sub(1)) {
+            climber.bp = at;
+            climber.bp_from = BpFrom::Start;
+            return;
+        }
+    }
+}
+
+/// Where the functions begin that these addresses lie in; an address nobody knows stays as it is. Two
+/// interruptions of one function are told from those of two functions by that. Not for handlers.
+///
+/// ```
+/// use indent_sysmon::frames;
+///
+/// let code = drop::<String> as fn(String) as usize;
+/// assert_eq!(frames::beginnings(&[code + 1, 8]), [code, 8]);
+/// ```
+pub fn beginnings(addresses: &[usize]) -> Vec<usize> {
+    let objects = Objects::now();
+    let begin = |&address: &usize| {
+        let object = objects.at(address);
+        let found = object.map(|object| while_still(objects.census, || beginning(object, address)));
+        found.flatten().flatten().unwrap_or(address)
+    };
+    addresses.iter().map(begin).collect()
 }
 
 #[cfg(all(test, not(indent_loom)))]

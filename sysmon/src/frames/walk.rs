@@ -124,6 +124,18 @@ impl Registers {
         Registers::interrupted(ip, sp, bp)
     }
 
+    /// A stack that sleeps in a system call, of which `rbp` is not known: good for a
+    /// [`Snapshot`](super::Snapshot), which guesses it where it is needed.
+    ///
+    /// ```
+    /// use indent_sysmon::frames::Registers;
+    /// assert_eq!(Registers::asleep(0x401000, 0x7ff0), Registers::interrupted(0x401000, 0x7ff0, 0));
+    /// ```
+    #[inline]
+    pub fn asleep(ip: usize, sp: usize) -> Self {
+        Registers::interrupted(ip, sp, 0)
+    }
+
     /// A stack that was interrupted at an instruction.
     #[inline]
     pub fn interrupted(ip: usize, sp: usize, bp: usize) -> Self {
