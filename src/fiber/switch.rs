@@ -22,7 +22,7 @@ use corosensei::{Coroutine, CoroutineResult, Yielder};
 
 use crate::base::arch;
 use crate::base::loom::atomic::Ordering::Relaxed;
-use crate::fiber::record::{FiberRef, Record};
+use crate::fiber::record::{FiberRef, Held, Record};
 use crate::fiber::stack::{Slot, StackHead};
 
 /// Why a fiber came back to its scheduler.
@@ -237,6 +237,21 @@ pub(crate) struct Suspended {
     pub(crate) stack: Range<usize>,
 }
 
+impl Suspended {
+    /// The part of the stack below the root; empty if the stack pointer is on another stack.
+    pub(crate) fn inside(&self) -> Range<usize> {
+        let sp = self.registers[1];
+        let head = ptr::with_exposed_provenance::<StackHead>(self.stack.end);
+        // SAFETY: `at` found it there.
+        let limit = unsafe { StackHead::limit_of(head) };
+        if limit < sp && sp < self.root && self.root <= self.stack.end {
+            sp..self.root
+        } else {
+            0..0
+        }
+    }
+}
+
 /// Where `fiber` stands.
 ///
 /// # Safety
@@ -258,6 +273,35 @@ pub(crate) unsafe fn running(fiber: FiberRef, registers: [usize; 3]) -> Suspende
     unsafe { at(fiber, registers) }
 }
 
+/// Where a fiber stands that is stopped on another thread, or asleep there, with these registers; if none
+/// are given, switched out. What it says may be wrong if the fiber goes on meanwhile: only for who
+/// takes anything for an answer. `None` if it has no stack.
+pub(crate) fn elsewhere(fiber: &Held, registers: Option<[usize; 3]>) -> Option<Suspended> {
+    let stack = fiber.stack.load(Relaxed);
+    // A stack is never unmapped, but its fiber may end at any time, and it become another's.
+    if stack.is_null() || cfg!(indent_sanitize) {
+        return None;
+    }
+    // SAFETY: heads stay where they are.
+    let root = unsafe { &raw const (*stack).resident.root };
+    // SAFETY: in such a head, and aligned.
+    let root = unsafe { root.read_volatile() };
+    // SAFETY: as above.
+    let limit = unsafe { StackHead::limit_of(stack) };
+    let registers = registers.or_else(|| {
+        let top = fiber.stack_pointer.load(Relaxed);
+        let inside = limit < top && top + size_of::<[usize; 3]>() <= stack.addr();
+        let top = ptr::with_exposed_provenance::<[usize; 3]>(top);
+        // SAFETY: aligned and inside the used part of a stack that stays mapped.
+        (inside && top.is_aligned()).then(|| unsafe { top.read_volatile() })
+    })?;
+    Some(Suspended {
+        registers,
+        root,
+        stack: registers[1]..stack.expose_provenance(),
+    })
+}
+
 /// # Safety
 /// The fiber has a stack and is the caller's.
 unsafe fn at(fiber: FiberRef, registers: [usize; 3]) -> Suspended {
@@ -267,6 +311,6 @@ unsafe fn at(fiber: FiberRef, registers: [usize; 3]) -> Suspended {
     Suspended {
         registers,
         root,
-        stack: registers[1]..stack.addr(),
+        stack: registers[1]..stack.expose_provenance(),
     }
 }

@@ -9,6 +9,8 @@ use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::config::{self, Asked, Environment, MOST_WORKERS, Rounding};
 use crate::runtime::{Runtime, cpus};
+use crate::sched::overrun::desk::Listener;
+use crate::sched::overrun::report::Overrun;
 use crate::sched::{Hook, Settings, Shared};
 
 /// Makes a [`Runtime`].
@@ -40,6 +42,8 @@ pub struct Builder {
     preempt: Option<bool>,
     preempt_quantum: Option<Duration>,
     preempt_signal: Option<i32>,
+    log_overruns: Option<bool>,
+    on_overrun: Vec<Listener>,
     idle_spin: Option<Duration>,
     shutdown_timeout: Option<Duration>,
     timer_resolution: Option<Duration>,
@@ -236,6 +240,40 @@ impl Builder {
     /// ```
     pub fn preempt_signal(mut self, signal: i32) -> Self {
         self.preempt_signal = Some(signal);
+        self
+    }
+
+    /// Calls the closure with a report when a fiber has run for longer than the
+    /// [quantum](Self::preempt_quantum) without coming back to the runtime, and again when that time has
+    /// doubled. Said twice, both are called; [`Handle::on_overrun`](crate::runtime::Handle::on_overrun) adds
+    /// one later.
+    ///
+    /// It is called on a thread of its own, one report after the other. If it takes its time it delays
+    /// nobody but later reports; those for which there is no room are counted
+    /// ([`Metrics::reports_lost`](crate::runtime::Metrics::reports_lost)). If it panics that is said
+    /// once, and it is called again. It must not own the runtime. There are no reports where
+    /// [`preempt`](Self::preempt) is off.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new()
+    ///     .on_overrun(|overrun| eprintln!("{overrun}"))
+    ///     .build()?;
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn on_overrun(mut self, tell: impl Fn(&Overrun) + Send + Sync + 'static) -> Self {
+        self.on_overrun.push(Arc::new(tell));
+        self
+    }
+
+    /// Whether fibers that run for longer than the [quantum](Self::preempt_quantum) are named on standard
+    /// error: the first of each spawn site and function at once, then one line a second at most.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().log_overruns(true).build()?;
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn log_overruns(mut self, on: bool) -> Self {
+        self.log_overruns = Some(on);
         self
     }
 
@@ -445,6 +483,8 @@ impl Builder {
             preempt: config::PREEMPT.value(self.preempt, env)?,
             quantum: config::PREEMPT_QUANTUM.value(self.preempt_quantum, env)?,
             preempt_signal: config::PREEMPT_SIGNAL.value(self.preempt_signal, env)?,
+            log_overruns: config::LOG_OVERRUNS.value(self.log_overruns, env)?,
+            on_overrun: self.on_overrun,
             idle_spin: config::IDLE_SPIN.value(self.idle_spin, env)?,
             shutdown_timeout: config::SHUTDOWN_TIMEOUT.value(self.shutdown_timeout, env)?,
             timer_resolution: config::TIMER_RESOLUTION.value(self.timer_resolution, env)?,
@@ -481,6 +521,7 @@ impl fmt::Debug for Builder {
             .field("preempt", &self.preempt)
             .field("preempt_quantum", &self.preempt_quantum)
             .field("preempt_signal", &self.preempt_signal)
+            .field("log_overruns", &self.log_overruns)
             .field("idle_spin", &self.idle_spin)
             .field("shutdown_timeout", &self.shutdown_timeout)
             .field("timer_resolution", &self.timer_resolution)

@@ -171,6 +171,13 @@ settings![
         kind: Kind::Signal,
         meaning: "the signal that interrupts; in a process that of the first runtime that does so",
     },
+    LOG_OVERRUNS = Setting {
+        method: "log_overruns",
+        variable: Some("INDENT_LOG_OVERRUNS"),
+        preset: Preset::Value(false as u64),
+        kind: Kind::Word(&["0", "1"]),
+        meaning: "fibers that run for longer than the quantum are named on standard error",
+    },
     IDLE_SPIN = Setting {
         method: "idle_spin",
         variable: Some("INDENT_IDLE_SPIN_US"),
@@ -220,6 +227,13 @@ settings![
         preset: Preset::Words(PLAIN_NAME),
         kind: Kind::Typed("text without NUL"),
         meaning: "what threads are called; each adds its number",
+    },
+    ON_OVERRUN = Setting {
+        method: "on_overrun",
+        variable: None,
+        preset: Preset::Words("none"),
+        kind: Kind::Typed("a closure"),
+        meaning: "called with each report of a fiber that ran for longer than the quantum",
     },
     ON_THREAD_START = Setting {
         method: "on_thread_start",

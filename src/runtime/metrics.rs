@@ -100,6 +100,9 @@ pub struct Metrics {
     /// Times a fiber was asked to stop by a signal and did not for 5 ms: it blocks the signal, or is in
     /// [`no_preempt`](crate::runtime::no_preempt).
     pub signals_unanswered: u64,
+    /// Reports of fibers that ran for too long for which there was no room: too many at once, or whoever
+    /// [listens](crate::runtime::Builder::on_overrun) takes too long.
+    pub reports_lost: u64,
     /// Times a system call of the runtime's own was interrupted by a signal.
     pub eintr: u64,
     /// Fibers that may not leave their thread and waited for it for 50 ms and more because another
@@ -245,6 +248,7 @@ impl Metrics {
             watchdog_releases: happened.watchdog_releases.load(Relaxed),
             cap_hits: happened.cap_hits.load(Relaxed),
             signals_unanswered: happened.unanswered.load(Relaxed),
+            reports_lost: shared.reports.lost.load(Relaxed),
             eintr: os::interrupted_calls(),
             bound_waiting: shared.bound_waiting.load(Relaxed),
             process_carriers: crate::sched::start::process_carriers(),

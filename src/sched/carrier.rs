@@ -38,6 +38,7 @@ use crate::base::list::List;
 use crate::base::os::{self, Doorbell};
 use crate::fiber::{FiberRef, Record};
 use crate::sched::freeze::Ice;
+use crate::sched::overrun::Stretch;
 use crate::sched::owner::Owner;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, class, context, run};
@@ -55,6 +56,8 @@ pub(crate) struct Carrier {
     pub(crate) current: Cell<Option<FiberRef>>,
     /// Operations left in this dispatch.
     pub(crate) budget: Cell<u32>,
+    /// How long that fiber has run; written by the own thread, and read by the monitor.
+    pub(crate) stretch: Stretch,
     /// Fibers that started here or came here and are not over; those of them that left are in `left`
     /// (I18). Written by the own thread.
     pub(crate) started: AtomicUsize,
@@ -137,6 +140,7 @@ impl Carrier {
             inbox: Inbox::new(),
             current: Cell::new(None),
             budget: Cell::new(0),
+            stretch: Stretch::default(),
             started: AtomicUsize::new(0),
             alone: Cell::new(0),
             home: UnsafeCell::new(Home {

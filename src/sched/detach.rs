@@ -67,6 +67,7 @@ impl Shared {
         let meanwhile = || {
             // SAFETY: I17: called while the worker is in our hand and the mark is down.
             unsafe { carrier.unpack() };
+            carrier.note_sleeper();
             self.detached.set(carrier.index); // before it can ask for another one
         };
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
@@ -108,6 +109,9 @@ impl Shared {
             }
             if state != ThreadState::Running {
                 carrier.note_cpu();
+            }
+            if matches!(state, ThreadState::Sleeping | ThreadState::Locked) {
+                carrier.look_at_sleeper();
             }
         }
         if newly {

@@ -37,6 +37,7 @@ use crate::base::bitmap::Bitmap;
 use crate::base::list::List;
 use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
+use crate::sched::overrun::Occupant;
 use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, verdict};
@@ -89,6 +90,8 @@ pub(crate) struct Ice {
     pub(crate) checkpoints: Cell<u32>,
     pub(crate) known_checkpoints: Cell<u32>,
     pub(crate) known_at: Cell<u64>,
+    /// Who runs here, for whoever reports overruns (`overrun.rs`).
+    pub(crate) occupant: Occupant,
     /// Times the handler put the freeze off, and in which dispatch; own thread.
     pub(crate) tries: Cell<(u64, u32)>,
 }
@@ -151,7 +154,7 @@ enum Thawed {
 impl Carrier {
     /// Own thread, mark up, in the middle of a fiber, holding a worker: gives it away and waits for one.
     /// False if that cannot be now: nobody is there to take it, or somebody has it in hand.
-    pub(crate) fn freeze(&self, worker: &Worker, suspect: bool) -> bool {
+    pub(crate) fn freeze(&self, worker: &Worker, suspect: bool, registers: [usize; 3]) -> bool {
         let shared = self.shared();
         // SAFETY: I17: our own thread with the mark up.
         unsafe { self.unpack() };
@@ -174,25 +177,33 @@ impl Carrier {
         let held = unsafe { worker.as_ref() };
         held.published.set_phase(Phase::Scheduling);
         self.note_slice();
+        let overrun = self.stops(Some(held), suspect, registers);
         self.ice.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.rung.store(false, Relaxed); // whoever presses next is heard at once
         shared.frozen.set(self.index); // I19: from here on it can be given a worker
         shared.hand(worker, receiver);
+        if let Some(facts) = overrun {
+            self.report(facts, registers); // now that nobody waits for it
+        }
         self.stay_frozen();
         true
     }
 
     /// The same without a worker to give: it ran on after its own was taken, or was released.
-    pub(crate) fn freeze_without_worker(&self, suspect: bool) {
+    pub(crate) fn freeze_without_worker(&self, suspect: bool, registers: [usize; 3]) {
         let shared = self.shared();
         shared.detached.claim(self.index);
         self.owner.come_back(); // from here on it can be given a worker
         self.note_slice();
+        let overrun = self.stops(None, suspect, registers);
         self.ice.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.frozen.set(self.index);
         shared.rouse_one(self.index); // an idle worker may have time for it
+        if let Some(facts) = overrun {
+            self.report(facts, registers);
+        }
         self.stay_frozen();
         self.ice.tries.set((0, 0));
     }

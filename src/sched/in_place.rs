@@ -47,6 +47,7 @@ use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered};
 use crate::sched::moving;
+use crate::sched::overrun::Kind;
 use crate::sched::verdict::{self, Verdict};
 
 /// An open region, in a frame of its fiber.
@@ -195,7 +196,11 @@ pub(crate) extern "C" fn yield_in_place(saved: &Saved) {
     let counters = &carrier.shared().preempted;
     counters.in_place.fetch_add(1, Relaxed);
     let registers = saved.registers();
-    drop(context::switch_at(token, fiber, &registers));
+    carrier.note_overrun(Kind::InPlace, registers);
+    let stretch = carrier.stretch.put_aside(); // it has not come back by itself
+    let token = context::switch_at(token, fiber, &registers);
+    token.carrier().stretch.resume(stretch);
+    drop(token);
     os::set_errno(errno);
 }
 

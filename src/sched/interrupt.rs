@@ -39,12 +39,16 @@ use crate::base::signal::{self, Previous, c_int, c_void, siginfo_t};
 use crate::base::{os, program, redirect};
 use crate::sched::carrier::Carrier;
 use crate::sched::freeze::WITHOUT_WORKER;
+use crate::sched::overrun::Kind;
 use crate::sched::roster;
 use crate::sched::worker::Worker;
 
 /// How often a freeze is put off because the code is not the program's, and for how long.
 const TRIES: u32 = 5;
 const TRY_AGAIN: Duration = Duration::from_micros(10);
+
+/// In a request: whoever runs is to look at itself (`overrun.rs`), and go on. No stamp has this bit.
+pub(crate) const LOOK: u64 = 1 << 63;
 
 /// Looks after which a signal was not answered.
 const UNANSWERED: u32 = 5;
@@ -160,9 +164,10 @@ impl Carrier {
             return;
         }
         self.owner.raise();
+        let registers = [at.code, at.stack, at.frame];
         // SAFETY: by the caller's promise; and the mark was down.
         let in_place = || unsafe { self.redirect(context, &at) };
-        if self.follow_request(!program::contains(at.code), in_place) {
+        if self.follow_request(!program::contains(at.code), registers, in_place) {
             return; // the mark stays up: `in_place.rs` takes it over
         }
         self.owner.leave();
@@ -175,7 +180,8 @@ impl Carrier {
         for _ in 0..2 {
             self.owner.raise();
             if self.current.get().is_some() {
-                self.follow_request(false, || false); // S13: it never switches
+                // S13: it never switches.
+                self.follow_request(false, arch::registers(), || false);
             }
             self.owner.leave();
             compiler_fence(SeqCst); // what comes from here on finds the mark down
@@ -185,9 +191,14 @@ impl Carrier {
         }
     }
 
-    /// Mark up, where the mark was down a moment ago: freezes if somebody wants that now. True if it will
-    /// leave its thread instead, because `in_place` said so.
-    fn follow_request(&self, foreign_code: bool, in_place: impl FnOnce() -> bool) -> bool {
+    /// Mark up, where the mark was down a moment ago, in code that stands at these registers: freezes if
+    /// somebody wants that now. True if it will leave its thread instead, because `in_place` said so.
+    fn follow_request(
+        &self,
+        foreign_code: bool,
+        registers: [usize; 3],
+        in_place: impl FnOnce() -> bool,
+    ) -> bool {
         let request = self.ice.request.load(SeqCst);
         if self.shared().is_stopping() {
             self.ice.request.store(0, Relaxed); // nobody would bring it a worker
@@ -196,6 +207,13 @@ impl Carrier {
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
+        if request == stamp | LOOK && request != WITHOUT_WORKER {
+            let looked = (self.ice.request).compare_exchange(request, 0, SeqCst, SeqCst);
+            if looked.is_ok() {
+                self.note_overrun(Kind::Noticed, registers);
+            }
+            return false;
+        }
         if request != stamp
             || self
                 .current
@@ -219,9 +237,9 @@ impl Carrier {
         }
         let frozen = match worker {
             // SAFETY: workers live as long as `Shared`.
-            Some(worker) => self.freeze(unsafe { worker.as_ref() }, foreign_code),
+            Some(worker) => self.freeze(unsafe { worker.as_ref() }, foreign_code, registers),
             None => {
-                self.freeze_without_worker(foreign_code);
+                self.freeze_without_worker(foreign_code, registers);
                 true
             }
         };

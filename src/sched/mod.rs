@@ -20,6 +20,7 @@
 //! | `detach` | carriers asleep in the kernel, or running without a worker; rotation |
 //! | `press` | making room for who should not wait |
 //! | `class` | who computes much |
+//! | `overrun` | who is hogging: stretches, captures, reports |
 //! | `find`, `run` | what runs next; what happens when it comes back |
 //! | `wake` | making a parked fiber runnable |
 //! | `verdict` | what the frames of a fiber allow |
@@ -69,6 +70,7 @@ mod interrupt;
 pub(crate) mod latency;
 pub(crate) mod limit;
 mod moving;
+pub(crate) mod overrun;
 mod owner;
 mod press;
 mod resize;
@@ -131,6 +133,8 @@ pub(crate) struct Settings {
     /// Threads that compute, if not one per worker.
     pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
+    pub(crate) log_overruns: bool,
+    pub(crate) on_overrun: Vec<overrun::desk::Listener>,
     pub(crate) on_start: Option<Hook>,
     pub(crate) on_stop: Option<Hook>,
 }
@@ -188,6 +192,7 @@ pub(crate) struct Shared {
     /// The monitor has been rung since it last took its time.
     rung: AtomicBool,
     pub(crate) preempted: freeze::Counters,
+    pub(crate) reports: overrun::Reports,
     /// On which CPUs our threads may run.
     cpu_mask: Mask,
     /// Carriers that keep fibers which want to be alone, and their number.
@@ -239,7 +244,7 @@ pub(crate) struct Shared {
 impl std::panic::RefUnwindSafe for Shared {}
 
 impl Shared {
-    pub(crate) fn start(settings: Settings) -> Result<Arc<Shared>, StartError> {
+    pub(crate) fn start(mut settings: Settings) -> Result<Arc<Shared>, StartError> {
         crate::base::fork::watch(context::be_plain);
         crate::base::os::prepare_membarrier();
         mark::ask_by(context::is_marked);
@@ -264,6 +269,8 @@ impl Shared {
         let workers = (0..most).map(worker).collect();
         let vacant = Bitmap::new(cap);
         (0..cap).for_each(|i| assert!(vacant.set(i)));
+        let listeners = std::mem::take(&mut settings.on_overrun);
+        let desk = overrun::desk::Desk::new(listeners, settings.log_overruns);
         let shared = Arc::new_cyclic(|this| Shared {
             this: this.clone(),
             workers,
@@ -289,6 +296,7 @@ impl Shared {
             pressed: AtomicBool::new(false),
             rung: AtomicBool::new(false),
             preempted: freeze::Counters::default(),
+            reports: overrun::Reports::new(desk),
             cpu_mask: Mask::new(),
             refused_carriers: AtomicU64::new(0),
             global: Inject::new(),
@@ -384,7 +392,7 @@ impl Shared {
     fn want(&self, carrier: usize) {
         self.wanted.set(carrier);
         if !self.rouse_one(carrier) {
-            self.press();
+            self.press(0);
         }
     }
 
@@ -478,6 +486,7 @@ impl Drop for Shared {
             std::mem::forget(std::mem::take(&mut self.workers));
             let none = service::Services::new();
             std::mem::forget(std::mem::replace(&mut self.services, none));
+            std::mem::forget(self.reports.desk.clone());
             return;
         }
         // By whoever had the last reference, perhaps a fiber of another runtime: slabs and stacks go

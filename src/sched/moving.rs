@@ -41,6 +41,7 @@ use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
 use crate::sched::class::Sites;
 use crate::sched::context::Entered;
+use crate::sched::overrun::MaybeGone;
 use crate::sched::verdict;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, class, wake};
@@ -332,13 +333,13 @@ impl Shared {
     pub(crate) fn send_home(&self, fiber: FiberRef) {
         // SAFETY: a started fiber has a home, which lives as long as `Shared`.
         let carrier = unsafe { &*home(fiber) };
-        let known = verdict::is_bound(fiber);
+        let (known, who) = (verdict::is_bound(fiber), MaybeGone::of(fiber));
         // SAFETY: runnable, in no list, and alive (I3).
         unsafe { carrier.inbox.post(fiber.pointer()) };
         if !known {
             carrier.note_fresh_mail();
         }
-        if !wake::rouse_for_inbox(carrier, known) && !known {
+        if !wake::rouse_for_inbox(carrier, who, known) && !known {
             self.puzzle_over(carrier);
         }
     }
@@ -392,9 +393,10 @@ impl Shared {
         }
         fibers.append(bound); // those nobody has looked at come first the next time
         let posts = !fibers.is_empty();
-        let mut known = true;
+        let (mut known, mut last) = (true, (ptr::null_mut(), 0));
         while let Some(fiber) = fibers.pop() {
             known &= verdict::is_bound(popped(fiber));
+            last = MaybeGone::of(popped(fiber));
             // SAFETY: just popped, and runnable fibers are alive (I3).
             unsafe { carrier.inbox.post(fiber) };
         }
@@ -404,7 +406,7 @@ impl Shared {
             if !known {
                 carrier.note_fresh_mail();
             }
-            let claimed = wake::rouse_for_inbox(carrier, known);
+            let claimed = wake::rouse_for_inbox(carrier, last, known);
             if !known && !claimed {
                 self.puzzle_over(carrier);
             }
@@ -425,9 +427,10 @@ impl Shared {
 
     /// Queues a started fiber that may run anywhere.
     pub(crate) fn submit_started(&self, fiber: FiberRef) {
+        let id = fiber.id(); // from then on it may end
         self.ready.push(fiber);
         if !self.rouse_one(0) {
-            self.press();
+            self.press(id);
         }
     }
 

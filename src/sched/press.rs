@@ -63,18 +63,22 @@ impl Carrier {
 
 impl Shared {
     /// A fiber was posted to this carrier, whose worker is busy.
-    pub(crate) fn press_on(&self, carrier: &Carrier, worker: &Worker) {
+    pub(crate) fn press_on(&self, carrier: &Carrier, worker: &Worker, fiber: u64) {
         if !self.settings.preempt || worker.published.phase() != Phase::Fiber {
             return;
         }
         match carrier.long_stamp(worker) {
-            Some(stamp) if carrier.computes() => carrier.ask_to_freeze(stamp),
+            Some(stamp) if carrier.computes() => {
+                carrier.ice.occupant.pressed(fiber, stamp);
+                carrier.ask_to_freeze(stamp);
+            }
             _ => self.ring_monitor(),
         }
     }
 
-    /// A fiber was queued that anybody may run, or a carrier that wants a worker, and nobody was roused.
-    pub(crate) fn press(&self) {
+    /// A fiber (of this number) was queued that anybody may run, or a carrier that wants a worker (zero),
+    /// and nobody was roused.
+    pub(crate) fn press(&self, fiber: u64) {
         if !self.settings.preempt || self.idle.has_free_hands() {
             return;
         }
@@ -83,6 +87,7 @@ impl Shared {
             if let Some(stamp) = carrier.long_stamp(worker)
                 && carrier.computes()
             {
+                carrier.ice.occupant.pressed(fiber, stamp);
                 return carrier.ask_to_freeze(stamp);
             }
         }

@@ -194,6 +194,7 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     moving::uncount_bound(fiber);
     carrier.current.set(Some(fiber));
     carrier.budget.set(carrier.shared().settings.budget);
+    carrier.stretch.begin();
     latency::runs(&token, fiber);
     let long = (!at_home || class::is_batch(&fiber)) && is_likely_long(carrier, fiber);
     carrier.note_siblings(long);

@@ -305,7 +305,10 @@ impl Shared {
         let mark = context::marked();
         let threads = std::mem::take(&mut *lock(&self.threads));
         drop(mark);
-        join_until(patience, threads.into_iter().map(|(_, thread)| thread))
+        let carriers = threads.into_iter().map(|(_, thread)| thread);
+        let left = join_until(patience, carriers.chain(self.close_reports()));
+        self.forget_listeners();
+        left
     }
 
     /// Calls `see` with every fiber of this runtime that is not off its stack for good.

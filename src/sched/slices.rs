@@ -149,6 +149,7 @@ impl Carrier {
         let now = shared.clock.nanos();
         ice.froze_at.store(now, Relaxed);
         let ran = os::own_cpu_time().saturating_sub(ice.cpu_began.load(Relaxed));
+        self.stretch.add(ran);
         if let Some(fiber) = self.current.get() {
             let (tick, computed) = (TICK.as_nanos() as u64, ice.rest.get().saturating_add(ran));
             class::heat_up(&fiber, computed / tick);
@@ -199,6 +200,9 @@ impl Shared {
         for index in self.awaited.members() {
             let bound = self.carrier(index).count_bound(now);
             self.bound_waiting.fetch_add(bound, Relaxed);
+            if bound > 0 {
+                self.carrier(index).report_bound();
+            }
         }
     }
 

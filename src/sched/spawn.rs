@@ -133,11 +133,12 @@ impl Shared {
         if assigned != ANY_WORKER {
             self.assign(assigned as usize, fiber);
         } else if !self.assign_if_asleep(preferred, fiber) {
+            let id = fiber.id(); // from then on it may end
             self.global.push(fiber);
             let sent = self.rouse_one(0);
             if !sent {
                 self.pressed.store(true, Relaxed);
-                self.press();
+                self.press(id);
             }
             self.count_wake(sent);
         }

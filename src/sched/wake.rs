@@ -25,10 +25,11 @@ use crate::base::fork;
 use crate::base::loom::atomic;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
-use crate::fiber::{FiberRef, Held};
+use crate::fiber::{FiberRef, Held, Record};
 use crate::sched::carrier::Carrier;
 use crate::sched::context::Marked;
 use crate::sched::moving::Whereto;
+use crate::sched::overrun::MaybeGone;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::Roused;
 use crate::sched::{Shared, block, context, latency, verdict};
@@ -189,19 +190,20 @@ fn queue_started(carrier: &Carrier, fiber: FiberRef) {
     if !held && !bound {
         return shared.send_home(fiber);
     }
+    let who = MaybeGone::of(fiber);
     // SAFETY: as above.
     unsafe { carrier.inbox.post(fiber.pointer()) };
     if !bound {
         carrier.note_fresh_mail();
     }
-    if !rouse_for_inbox(carrier, bound) && held {
+    if !rouse_for_inbox(carrier, who, bound) && held {
         shared.free_inbox(carrier); // its worker has left it since we looked
     }
 }
 
 /// The waker's half of I10, after the post of a fiber that is bound to its thread, or perhaps not. False if the carrier holds no worker and cannot be claimed:
 /// it is on its way to rest and will look, or somebody owes it a worker, or a fiber blocks it.
-pub(crate) fn rouse_for_inbox(carrier: &Carrier, bound: bool) -> bool {
+pub(crate) fn rouse_for_inbox(carrier: &Carrier, who: (*mut Record, u64), bound: bool) -> bool {
     let shared = carrier.shared();
     match carrier.owner.peek() {
         None => {
@@ -210,6 +212,7 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier, bound: bool) -> bool {
             if claimed {
                 shared.want(carrier.index);
             } else if bound {
+                carrier.ice.occupant.waits(who);
                 carrier.note_bound();
             }
             claimed
@@ -221,8 +224,9 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier, bound: bool) -> bool {
             if asleep {
                 shared.rouse(worker, Roused::TO_WORK);
             } else if !bound {
-                shared.press_on(carrier, worker);
+                shared.press_on(carrier, worker, who.1);
             } else if worker.is_stuck() {
+                carrier.ice.occupant.waits(who);
                 carrier.note_bound();
             }
             shared.count_wake(asleep);

@@ -11,7 +11,7 @@
 //! finds a thread at once when it must leave its own; asks how many CPUs the process may use, to which
 //! the number of workers follows; tends to services
 //! (`service.rs`); gives back pages of stacks nobody needs; and studies the program's code, to know
-//! which fibers may change threads (`verdict.rs`).
+//! which fibers may change threads (`verdict.rs`); and takes down who was hogging (`overrun.rs`).
 
 use std::io;
 use std::sync::OnceLock;
@@ -37,6 +37,7 @@ const CPUS: u32 = 2;
 const TEND: u32 = 4;
 const TRIM: u32 = 8;
 const STUDY: u32 = 16;
+const REPORTS: u32 = 32;
 
 /// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
 /// programs pay nothing; soon, because until then fibers share threads that should not.
@@ -289,6 +290,18 @@ impl Shared {
         self.watchers.ask(SPARES);
     }
 
+    /// Somebody has been captured, or may be soon. May be called in a signal handler.
+    pub(crate) fn ask_for_reports(&self) {
+        self.watchers.ask(REPORTS);
+    }
+
+    fn report_if(&self, asked: u32) -> Option<Duration> {
+        if asked & REPORTS != 0 {
+            self.collect_reports();
+        }
+        None
+    }
+
     fn study_if(&self, asked: u32) -> Option<Duration> {
         if asked & STUDY != 0 {
             frames::study();
@@ -413,13 +426,13 @@ impl Pool for Shared {
                 carrier.ask_again(stamp);
             }
         }
-        self.overran(index, dispatch);
+        self.note_long_dispatch(index, dispatch);
     }
 
     fn asleep(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
         if !self.settings.preempt {
-            return self.overran(index, dispatch);
+            return self.note_long_dispatch(index, dispatch);
         }
         if !self.detach(worker) {
             self.stuck(index); // perhaps it waits for somebody who is frozen
@@ -453,34 +466,8 @@ impl Pool for Shared {
     }
 
     fn overran(&self, index: usize, dispatch: u64) {
-        let worker = &self.workers[index];
-        if let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) {
-            let began = self.clock.nanos().saturating_sub(nanos(TICK));
-            // S10: it has not computed because time has passed; from here on that is seen.
-            let cpu = carrier.cpu_before(Duration::ZERO);
-            carrier.note_long(worker.stamp_of(dispatch), began, cpu);
-        }
-        let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
-        if let Some(carrier) = worker.carrier() {
-            carrier.look_for_bound();
-        }
-        let looks = if again {
-            worker.overran_for.load(Relaxed) + 1
-        } else {
-            1
-        };
-        worker.overran_for.store(looks, Relaxed);
-        if worker.timers.is_due() {
-            self.miss_timers();
-        }
-        // Its siblings: once, and again for those of whom we knew too little or who came too late.
-        let raid = looks % RAID_AGAIN == 1;
-        if raid {
-            worker.raided.store(0, Relaxed);
-        }
-        if raid || !worker.lifo.is_empty() || !worker.ring.is_empty() {
-            self.rouse_one(index + 1);
-        }
+        self.note_long_dispatch(index, dispatch);
+        self.notice_overrun(&self.workers[index], dispatch);
     }
 
     fn awake(&self, workers: usize) {
@@ -520,6 +507,38 @@ impl Chores for Shared {
 }
 
 impl Shared {
+    /// A worker has been in one dispatch for a tick at least.
+    fn note_long_dispatch(&self, index: usize, dispatch: u64) {
+        let worker = &self.workers[index];
+        if let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) {
+            let began = self.clock.nanos().saturating_sub(nanos(TICK));
+            // S10: it has not computed because time has passed; from here on that is seen.
+            let cpu = carrier.cpu_before(Duration::ZERO);
+            carrier.note_long(worker.stamp_of(dispatch), began, cpu);
+        }
+        let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
+        if let Some(carrier) = worker.carrier() {
+            carrier.look_for_bound();
+        }
+        let looks = if again {
+            worker.overran_for.load(Relaxed) + 1
+        } else {
+            1
+        };
+        worker.overran_for.store(looks, Relaxed);
+        if worker.timers.is_due() {
+            self.miss_timers();
+        }
+        // Its siblings: once, and again for those of whom we knew too little or who came too late.
+        let raid = looks % RAID_AGAIN == 1;
+        if raid {
+            worker.raided.store(0, Relaxed);
+        }
+        if raid || !worker.lifo.is_empty() || !worker.ring.is_empty() {
+            self.rouse_one(index + 1);
+        }
+    }
+
     fn do_chores(&self, asked: u32) -> Option<Duration> {
         // Services first: jobs wait there, and a carrier would take the thread they are refused.
         let refused = self.services.tend();
@@ -532,6 +551,7 @@ impl Shared {
         let again = [
             self.resize_again(asked),
             refused.or_else(|| self.make_spares()),
+            self.report_if(asked), // before the survey, which may take its time
             self.study_if(asked),
             self.trim_stacks(asked),
         ];

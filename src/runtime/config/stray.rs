@@ -13,9 +13,8 @@ use crate::base::os;
 pub(super) const PREFIX: &str = "INDENT_";
 
 /// Names kept for features to come.
-pub(super) const LATER: [&str; 5] = [
+pub(super) const LATER: [&str; 4] = [
     "INDENT_IO",
-    "INDENT_LOG_OVERRUNS",
     "INDENT_DEBUG_ADDR",
     "INDENT_DUMP_SIGNAL",
     "INDENT_SEED",

@@ -30,7 +30,8 @@ use std::sync::atomic::{
 };
 
 use super::Verdict;
-use super::objects::Objects;
+use super::objects::{Object, Objects, Segment};
+use super::peek::word;
 use super::rows::{Base, Unwinder, WORD, beginning, while_still};
 use super::sites::{Found, find};
 use super::walk::{BpFrom, Climb, Climber, FRAMES, Registers, Stack};
@@ -168,13 +169,10 @@ fn climb(start: Registers, mut words: Vec<usize>) -> Vec<usize> {
     let mut places = Vec::new();
     while places.len() < FRAMES {
         places.push(climber.pc);
-        let mut find = |pc| find(&objects, &mut unwinder, &mut |_| Verdict::Alone, pc);
-        let Found::Site(site) = find(climber.pc) else {
-            break;
-        };
+        let found = find(&objects, &mut unwinder, &mut |_| Verdict::Alone, climber.pc);
+        let Found::Site(site) = found else { break };
         if start.bp == 0 && site.row().is_some_and(|row| row.base == Base::Bp) {
-            let is_code = |pc| matches!(find(pc), Found::Site(site) if site.row().is_some());
-            guess_bp(&mut climber, &words, is_code);
+            guess_bp(&mut climber, &words, &objects);
         }
         if climber.climb(site) != Climb::Up {
             break;
@@ -183,22 +181,66 @@ fn climb(start: Registers, mut words: Vec<usize>) -> Vec<usize> {
     places
 }
 
-/// For a frame that is found by an `rbp` nobody knows: it points to a saved one, which lies further up,
-/// and right above that is a return address. The first place that looks so is taken.
-fn guess_bp(climber: &mut Climber<'_>, words: &[usize], mut is_code: impl FnMut(usize) -> bool) {
+/// For a frame that is found by an `rbp` nobody knows, of the program's own code: right above what `rbp`
+/// points to lies the return address, so it is the first word that returns from a call of this very
+/// function, or else the first that returns from a call through a register.
+fn guess_bp(climber: &mut Climber<'_>, words: &[usize], objects: &Objects) {
     if matches!(climber.bp_from, BpFrom::Slot(_)) && climber.bp > climber.sp {
         return; // somebody has saved it
     }
+    let Some(program) = objects.list.first().filter(|o| o.contains(climber.pc)) else {
+        return;
+    };
+    let function = beginning(program, climber.pc);
     let start = words.as_ptr().addr();
-    let end = words.as_ptr_range().end.addr();
-    let first = climber.sp.saturating_sub(start) / WORD;
-    for (i, pair) in words.windows(2).enumerate().skip(first) {
-        let at = start + i * WORD;
-        if pair[0] > at && pair[0] <= end && is_code(pair[1].wrapping_sub(1)) {
-            climber.bp = at;
-            climber.bp_from = BpFrom::Start;
-            return;
+    let first = climber.sp.saturating_sub(start) / WORD + 1;
+    let mut perhaps = None;
+    for (i, word) in words.iter().enumerate().skip(first) {
+        match called_before(program, *word) {
+            Called::Function(at) if Some(at) == function => {
+                perhaps = Some(i);
+                break;
+            }
+            Called::Register => perhaps = perhaps.or(Some(i)),
+            Called::Function(_) | Called::Nothing => {}
         }
+    }
+    if let Some(i) = perhaps {
+        climber.bp = start + (i - 1) * WORD;
+        climber.bp_from = BpFrom::Start;
+    }
+}
+
+/// What the instruction before an address calls.
+enum Called {
+    Function(usize),
+    /// Nobody can tell which.
+    Register,
+    Nothing,
+}
+
+/// The program's code and its slots stay where they are, so they can be read.
+fn called_before(program: &Object, address: usize) -> Called {
+    let code = |s: &&Segment| s.executable && s.range.contains(&address);
+    let from = address.wrapping_sub(WORD);
+    let inside = |s: &Segment| s.range.contains(&from);
+    if !program.segments.iter().find(code).is_some_and(inside) {
+        return Called::Nothing;
+    }
+    // SAFETY: code of the program, which is mapped for ever and written by nobody.
+    let bytes = unsafe { word(from) }.to_le_bytes();
+    let distance = i32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+    let there = address.wrapping_add_signed(distance as isize);
+    match bytes {
+        [_, _, _, 0xe8, ..] => Called::Function(there),
+        [_, _, 0xff, 0x15, ..] if program.contains(there) && program.contains(there + WORD) => {
+            // SAFETY: a slot of the program, which the loader has filled in.
+            Called::Function(unsafe { word(there) })
+        }
+        [.., 0xff, 0xd0..=0xd7] | [.., 0x41, 0xff, _] | [.., 0xff, 0x50..=0x57, _] => {
+            Called::Register
+        }
+        _ => Called::Nothing,
     }
 }
 

@@ -1,0 +1,271 @@
+//! Where reports go: into the table, and to whoever listens.
+//!
+//! The helper takes reports out of their slots and puts them on the *desk*: into the table always, and in
+//! line if somebody listens. Names cost tens of milliseconds the first time, seconds in a large debug
+//! build, and callbacks are the user's: neither is for the helper, whom others wait for to get threads. So
+//! a thread of its own serves the line. It is started when there is something to serve, ends when there
+//! has been nothing for [`LINGER`], and a shutdown waits for it as for any other.
+//!
+//! A callback that blocks delays those after it. The line holds [`LINE`] reports; what does not fit is lost,
+//! and counted. A callback that panics is caught; that is said once in a runtime.
+//!
+//! The lock is held for some instructions, never while a name is looked up or a callback runs. Who takes it
+//! on a fiber has the mark (S6).
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::base::{mark, os};
+use crate::fiber::Held;
+use crate::sched::overrun::log::Log;
+use crate::sched::overrun::outside;
+use crate::sched::overrun::report::{self, Named, Overrun, Told, Waits};
+use crate::sched::overrun::slots::Captured;
+use crate::sched::overrun::summary::Overruns;
+use crate::sched::overrun::table::Table;
+use crate::sched::{Shared, context};
+
+/// Called with every report.
+pub(crate) type Listener = Arc<dyn Fn(&Overrun) + Send + Sync>;
+
+/// Reports that may wait for whoever listens.
+const LINE: usize = 64;
+/// How long the thread waits for more.
+const LINGER: Duration = Duration::from_millis(100);
+
+pub(crate) struct Desk {
+    state: Mutex<State>,
+    bell: Condvar,
+    has_complained: AtomicBool,
+    logs: bool,
+}
+
+#[derive(Default)]
+struct State {
+    table: Table,
+    listeners: Vec<Listener>,
+    line: VecDeque<Told>,
+    log: Log,
+    /// The thread that serves, or did.
+    thread: Option<JoinHandle<()>>,
+    serves: bool,
+    closes: bool,
+}
+
+/// What the thread does next.
+enum Next {
+    Serve(Box<Told>, Vec<Listener>),
+    Print(String),
+    End,
+}
+
+impl Desk {
+    pub(crate) fn new(listeners: Vec<Listener>, logs: bool) -> Self {
+        let state = State {
+            listeners,
+            ..State::default()
+        };
+        Desk {
+            state: Mutex::new(state),
+            bell: Condvar::new(),
+            has_complained: AtomicBool::new(false),
+            logs,
+        }
+    }
+
+    /// Whether somebody does from the start.
+    pub(crate) fn listens(&mut self) -> bool {
+        let state = self.state.get_mut().unwrap_or_else(|e| e.into_inner());
+        self.logs || !state.listeners.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        mark::expect();
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn add_listener(&self, listener: Listener) {
+        let _mark = context::marked();
+        let mut state = self.lock();
+        if !state.closes {
+            state.listeners.push(listener);
+        }
+    }
+
+    /// Adds a report; false if the line is full.
+    fn put(&self, captured: Captured, listens: bool) -> bool {
+        let functions = report::functions(&captured.frames);
+        let told = Told {
+            facts: captured.facts,
+            fiber: named(&captured.fiber),
+            waits: captured.waits.map(|waits| Waits {
+                fiber: named(&waits),
+                binding: outside::binding(&waits),
+            }),
+            frames: captured.frames,
+        };
+        let mut state = self.lock();
+        let location = told.fiber.location;
+        state
+            .table
+            .add(location, functions, &told.frames, &told.facts);
+        if listens && state.line.len() >= LINE {
+            return false;
+        }
+        if listens {
+            state.line.push_back(told);
+            self.bell.notify_one();
+        }
+        true
+    }
+
+    /// What the thread is to do next, or that it may end.
+    fn next(&self) -> Next {
+        let mut lingers_until = Instant::now() + LINGER;
+        let mut state = self.lock();
+        loop {
+            if let Some(told) = state.line.pop_front() {
+                return Next::Serve(Box::new(told), state.listeners.clone());
+            }
+            let now = Instant::now();
+            let text = if state.closes {
+                state.log.rest(now)
+            } else {
+                state.log.due(now)
+            };
+            if !text.is_empty() {
+                return Next::Print(text);
+            }
+            if let Some(next) = state.log.next() {
+                lingers_until = lingers_until.max(next);
+            }
+            if state.closes || now >= lingers_until {
+                state.serves = false;
+                return Next::End;
+            }
+            let waited = self.bell.wait_timeout(state, lingers_until - now);
+            state = waited.unwrap_or_else(|e| e.into_inner()).0;
+        }
+    }
+
+    /// The life of the thread.
+    fn serve(&self) {
+        loop {
+            match self.next() {
+                Next::Serve(told, listeners) => self.tell(&Overrun::new(&told), &listeners),
+                Next::Print(text) => os::complain(&text),
+                Next::End => return,
+            }
+        }
+    }
+
+    fn tell(&self, overrun: &Overrun, listeners: &[Listener]) {
+        for listener in listeners {
+            let told = catch_unwind(AssertUnwindSafe(|| listener(overrun)));
+            if told.is_err() && !self.has_complained.swap(true, Relaxed) {
+                os::complain("indent: a callback for overruns panicked; it is called again\n");
+            }
+        }
+        if self.logs {
+            let text = self.lock().log.add(Instant::now(), overrun);
+            os::complain(&text.unwrap_or_default());
+        }
+    }
+
+    /// Starts the thread if there is need and it does not run.
+    fn start(self: &Arc<Self>, name: &str, runtime: Weak<Shared>) {
+        let mut state = self.lock();
+        if state.serves || state.line.is_empty() {
+            return;
+        }
+        if let Some(former) = state.thread.take() {
+            let _over = former.join(); // it said so before it left
+        }
+        let desk = self.clone();
+        let started = thread::Builder::new()
+            .name(format!("{name}-reports"))
+            .spawn(move || {
+                context::set_served(runtime); // for callbacks
+                desk.serve();
+            });
+        // If it cannot be had: the next report tries again.
+        state.serves = started.is_ok();
+        state.thread = started.ok();
+    }
+
+    /// The runtime ends: the thread serves what is in line and ends.
+    fn close(&self) -> Option<JoinHandle<()>> {
+        let mut state = self.lock();
+        state.closes = true;
+        self.bell.notify_one();
+        state.thread.take()
+    }
+}
+
+fn named(fiber: &Held) -> Named {
+    Named {
+        id: fiber.id(),
+        name: fiber.name().map(str::to_owned),
+        location: fiber.location(),
+    }
+}
+
+impl Shared {
+    /// On the helper's thread, or at the end: what has been captured.
+    pub(crate) fn collect_reports(&self) {
+        self.reports.make_slots();
+        let listens = self.reports.listens();
+        let slots = self.reports.slots.get();
+        while let Some(captured) = slots.and_then(|slots| slots.take()) {
+            if !self.reports.desk.put(captured, listens) {
+                self.reports.lost.fetch_add(1, Relaxed);
+            }
+        }
+        if listens {
+            self.start_reporter();
+        }
+    }
+
+    fn start_reporter(&self) {
+        let name = &self.settings.thread_name;
+        self.reports.desk.start(name, self.this.clone());
+    }
+
+    pub(crate) fn listen(&self, listener: Listener) {
+        self.reports.desk.add_listener(listener);
+        self.reports.begin_to_listen();
+    }
+
+    /// The helper has ended, and nobody is stopped any more: the thread that is to be waited for.
+    pub(crate) fn close_reports(&self) -> Option<JoinHandle<()>> {
+        let _mark = context::marked();
+        if self.reports.slots.get().is_some() {
+            self.collect_reports();
+        }
+        let thread = self.reports.desk.close();
+        // Who shuts a runtime down in a callback does not wait for himself.
+        thread.filter(|handle| handle.thread().id() != thread::current().id())
+    }
+
+    /// What the callbacks hold may hold the runtime.
+    pub(crate) fn forget_listeners(&self) {
+        let mark = context::marked();
+        let listeners = std::mem::take(&mut self.reports.desk.lock().listeners);
+        drop(mark);
+        drop(listeners); // the user's
+    }
+
+    /// The table so far, without names.
+    pub(crate) fn overruns(&self) -> impl FnOnce() -> Overruns + Send + use<> {
+        let mark = context::marked();
+        let entries = self.reports.desk.lock().table.entries();
+        drop(mark);
+        let unseen = self.reports.unseen.load(Relaxed);
+        let lost = self.reports.lost.load(Relaxed);
+        move || Overruns::new(&entries, unseen, lost)
+    }
+}

@@ -1,0 +1,176 @@
+#![expect(unsafe_code, reason = "looks at stacks of other threads")]
+//! What the monitor sees of overruns: whoever sleeps, whoever computes while nobody waits, and whoever
+//! occupies the thread of a fiber that may not leave it.
+//!
+//! All of this runs on the monitor's thread and keeps its law.
+//!
+//! A thread that sleeps is not disturbed (S10): the kernel says in which call it sleeps and where its stack
+//! is, the monitor copies that, and asks again. If the answer is the same it slept all the time, and the
+//! copy is good. A frozen one has left its registers where they can be read, and is frozen before and
+//! after. Whoever runs is asked to look at itself.
+//!
+//! The copy is read while the thread could wake at any moment. Stacks are never unmapped, words are read by
+//! single instructions, and whoever climbs the copy takes nothing in it for granted: a torn one is thrown
+//! away, or makes a short stack in a report.
+
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+use indent_sysmon::frames::{self, Registers, Stack};
+use indent_sysmon::{SystemCall, TICK};
+
+use crate::fiber::{Held, switch};
+use crate::sched::Shared;
+use crate::sched::carrier::Carrier;
+use crate::sched::interrupt::LOOK;
+use crate::sched::overrun::slots::Facts;
+use crate::sched::overrun::{Kind, MaybeGone};
+use crate::sched::timers::nanos;
+use crate::sched::worker::Worker;
+
+impl Carrier {
+    /// While its worker is in the monitor's hand and the mark is down: who sleeps here, from now on.
+    pub(crate) fn note_sleeper(&self) {
+        let occupant = &self.ice.occupant;
+        // I17 says why the cell may be read: its thread is in the middle of this fiber.
+        if let Some(fiber) = self.current.get() {
+            occupant.who.set(MaybeGone::of(fiber));
+        }
+        let now = self.shared().clock.nanos();
+        // It was seen to stand still since the look before.
+        let since = now.saturating_sub(TICK.as_nanos() as u64);
+        occupant.slept_at.store(since, Relaxed);
+    }
+
+    /// At a tick, of one that is detached and asleep.
+    pub(crate) fn look_at_sleeper(&self) {
+        let slept = self.has_slept();
+        let ran = self.stretch.ran.load(Relaxed).saturating_add(slept);
+        if let Some(facts) = self.overrun(Kind::Detach, None, ran) {
+            self.capture_sleeper(facts);
+        }
+    }
+
+    fn has_slept(&self) -> u64 {
+        let since = self.ice.occupant.slept_at.load(Relaxed);
+        self.shared().clock.nanos().saturating_sub(since)
+    }
+
+    fn capture_sleeper(&self, facts: Facts) {
+        let Some(call) = self.thread.sleeps_in() else {
+            return self.capture(facts, None); // the kernel does not tell where
+        };
+        self.capture(facts, Some(call));
+    }
+
+    fn capture(&self, mut facts: Facts, call: Option<SystemCall>) {
+        let occupant = &self.ice.occupant;
+        let Some(fiber) = occupant.who.hold() else {
+            return;
+        };
+        let registers = match call {
+            Some(call) => {
+                facts.call = call.number;
+                [call.code, call.stack_pointer, 0]
+            }
+            None if facts.kind == Kind::Detach => [0; 3],
+            None => [0, 1, 2].map(|i| occupant.registers[i].load(Relaxed)),
+        };
+        let range = switch::elsewhere(&fiber, Some(registers)).map_or(0..0, |at| at.inside());
+        // SAFETY: part of a stack, or empty; stacks stay mapped. See the header for who writes to it.
+        let stack = unsafe { Stack::new(range) };
+        let [code, sp, bp] = registers;
+        let start = Registers::interrupted(code, sp, bp);
+        let waits = (facts.kind == Kind::BoundWait)
+            .then(|| occupant.waits.hold())
+            .flatten();
+        let still = || match call {
+            Some(_) => self.thread.sleeps_in() == call,
+            None => self.shared().frozen.contains(self.index),
+        };
+        self.file(facts, fiber, waits, (&start, &stack, code), still);
+    }
+
+    /// A fiber that may not leave has waited for this carrier for long: who is it that runs here?
+    pub(crate) fn report_bound(&self) {
+        let (shared, occupant) = (self.shared(), &self.ice.occupant);
+        if occupant.waits.hold().is_none()
+            && let Some(first) = self.inbox.peek()
+        {
+            // SAFETY: a record: memory of slabs is never unmapped.
+            let id = unsafe { first.as_ref() }.id();
+            occupant.waits((first.as_ptr(), id));
+        }
+        if shared.frozen.contains(self.index) {
+            let ran = self.stretch.ran.load(Relaxed);
+            self.capture(self.facts(Kind::BoundWait, None, ran), None);
+        } else if shared.detached.contains(self.index) {
+            let ran = self.stretch.ran.load(Relaxed) + self.has_slept();
+            self.capture_sleeper(self.facts(Kind::BoundWait, None, ran));
+        } else if shared.reports.listens() {
+            occupant.bound.store(true, Relaxed);
+            // SAFETY: workers live as long as `Shared`.
+            let worker = self.owner.peek().map(|worker| unsafe { worker.as_ref() });
+            if let Some(worker) = worker {
+                self.ask_to_look(worker.stamp());
+            }
+        } else {
+            shared.reports.unseen.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Asks the fiber that runs to look at itself, unless somebody wants more of it.
+    fn ask_to_look(&self, stamp: u64) {
+        let request = &self.ice.request;
+        let asked = request.compare_exchange(0, stamp | LOOK, SeqCst, SeqCst);
+        if asked.is_ok() && self.computes() {
+            self.send();
+        } else if asked.is_ok() {
+            let _ = request.compare_exchange(stamp | LOOK, 0, SeqCst, SeqCst);
+        }
+    }
+}
+
+impl Shared {
+    /// This worker has been in one dispatch for some time, and need not be interrupted.
+    pub(crate) fn notice_overrun(&self, worker: &Worker, dispatch: u64) {
+        let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) else {
+            return;
+        };
+        if self.reports.slots.get().is_none() {
+            self.ask_for_reports(); // there may be one soon
+        }
+        let (ice, quantum) = (&carrier.ice, nanos(self.settings.quantum));
+        let stamp = worker.stamp_of(dispatch);
+        let age = (self.clock.nanos()).saturating_sub(ice.began.load(Relaxed));
+        let before = carrier.stretch.ran.load(Relaxed);
+        if ice.long.load(SeqCst) != stamp || age.saturating_add(before) < quantum {
+            return;
+        }
+        let cpu = carrier.thread.cpu_time().map_or(0, nanos);
+        let ran = before + cpu.saturating_sub(ice.cpu_began.load(Relaxed));
+        if !carrier.stretch.is_due(ran, quantum) {
+            return;
+        }
+        if self.reports.listens() {
+            carrier.ask_to_look(stamp);
+        } else {
+            // Not as a report: what comes when it is stopped is the first one.
+            if ice.occupant.unseen_in.swap(stamp, Relaxed) != stamp {
+                self.reports.unseen.fetch_add(1, Relaxed);
+            }
+        }
+    }
+}
+
+/// What binds a fiber that waits to its thread, as far as that can be seen: a place in the code.
+pub(crate) fn binding(fiber: &Held) -> Option<usize> {
+    let at = switch::elsewhere(fiber, None)?;
+    let range = at.inside();
+    if range.is_empty() {
+        return None;
+    }
+    let [code, sp, bp] = at.registers;
+    // SAFETY: part of a stack; stacks stay mapped. See the header for who writes to it.
+    let stack = unsafe { Stack::new(range) };
+    frames::judge_stack(&Registers::interrupted(code, sp, bp), &stack, at.root).binding
+}

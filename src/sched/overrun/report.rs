@@ -1,0 +1,357 @@
+//! What is said of overruns, to whoever asks or listens.
+
+use std::fmt;
+use std::panic::Location;
+use std::time::Duration;
+
+use indent_sysmon::frames;
+use indent_sysmon::symbols::{self, Place};
+
+use crate::base::{calls, program};
+use crate::sched::overrun::Kind;
+use crate::sched::overrun::slots::Facts;
+
+/// A fiber has run for longer than the [quantum](crate::runtime::Builder::preempt_quantum) without coming
+/// back to the runtime by itself. Reported again when that time has doubled.
+///
+/// ```
+/// use std::sync::mpsc;
+/// use std::time::{Duration, Instant};
+///
+/// let (tell, told) = mpsc::channel();
+/// let rt = indent::runtime::Builder::new()
+///     .workers(1)
+///     .on_overrun(move |overrun| drop(tell.send(overrun.clone())))
+///     .build()?;
+/// let hog = rt.spawn(|| {
+///     let begun = Instant::now();
+///     while begun.elapsed() < Duration::from_millis(100) {}
+/// });
+/// let overrun = told.recv().unwrap();
+/// assert_eq!(overrun.fiber, hog.id());
+/// assert!(overrun.ran >= Duration::from_millis(10));
+/// println!("{overrun}");
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Overrun {
+    /// The fiber's id.
+    pub fiber: u64,
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Where it was spawned.
+    pub location: &'static Location<'static>,
+    /// How long it has computed since it last parked, yielded or began; if it blocked its thread, how long
+    /// it has slept there as well.
+    pub ran: Duration,
+    /// What was done about it.
+    pub action: OverrunAction,
+    /// Who waited meanwhile.
+    pub waited: Waited,
+    /// Where it was, innermost function first, inlined ones included. Ends early if its stack is
+    /// deep; has one place or none if it was on a stack of its own making.
+    pub stack: Vec<Place>,
+}
+
+/// What was done about an [`Overrun`].
+///
+/// ```
+/// use indent::runtime::OverrunAction;
+///
+/// let blocked = OverrunAction::Detached { call: 0, name: Some("read") };
+/// assert_eq!(blocked.to_string(), "it blocks its thread in read; its worker went on without it");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OverrunAction {
+    /// Nothing: nobody waited, or not for long enough.
+    Noticed,
+    /// It was stopped, with its thread, until it is its turn again.
+    Frozen,
+    /// The same in the middle of a library's code: it may hold a lock there, the allocator's say.
+    FrozenInLibrary,
+    /// It blocks its thread in the kernel, and its worker went on with another thread.
+    Detached {
+        /// The number of the system call, or -1.
+        call: i64,
+        /// Its name, of the usual ones.
+        name: Option<&'static str>,
+    },
+    /// It was switched out in place: other fibers run on its thread.
+    InPlace,
+    /// Nothing can be done: it occupies the thread of a fiber that cannot go on elsewhere.
+    BoundWait {
+        /// The id of the fiber that waits.
+        fiber: u64,
+        /// The name of that fiber.
+        name: Option<String>,
+        /// Where that fiber was spawned.
+        location: &'static Location<'static>,
+        /// The function of that fiber that binds it to its thread, if it is known.
+        binding: Option<Place>,
+    },
+}
+
+impl fmt::Display for OverrunAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OverrunAction::Noticed => f.write_str("it was left alone"),
+            OverrunAction::Frozen => f.write_str("it was stopped with its thread"),
+            OverrunAction::FrozenInLibrary => {
+                f.write_str("it was stopped with its thread, in the code of a library")
+            }
+            OverrunAction::Detached { call, name } => {
+                f.write_str("it blocks its thread in ")?;
+                match name {
+                    Some(name) => f.write_str(name)?,
+                    None if *call >= 0 => write!(f, "system call {call}")?,
+                    None => f.write_str("the kernel")?,
+                }
+                f.write_str("; its worker went on without it")
+            }
+            OverrunAction::InPlace => f.write_str("it was switched out in place"),
+            OverrunAction::BoundWait {
+                fiber,
+                name,
+                location,
+                binding,
+            } => {
+                write!(f, "it keeps fiber {fiber}")?;
+                if let Some(name) = name {
+                    write!(f, " '{name}'")?;
+                }
+                let (file, line) = (location.file(), location.line());
+                write!(f, ", spawned at {file}:{line}, from its thread")?;
+                match binding {
+                    Some(place) => write!(f, ", which that one cannot leave because of {place}"),
+                    None => f.write_str(", which that one cannot leave"),
+                }
+            }
+        }
+    }
+}
+
+/// Who waited while a fiber overran, as far as could be seen at a glance: at least so many.
+///
+/// ```
+/// use indent::runtime::Waited;
+///
+/// assert_eq!(Waited::default().to_string(), "nobody waited");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waited {
+    /// Fibers that compute little, or of which nothing is known.
+    pub interactive: usize,
+    /// Fibers that compute much, those that were stopped before included.
+    pub batch: usize,
+    /// The fiber for whose sake it was stopped at once, if that one was woken meanwhile.
+    pub pressed_for: Option<u64>,
+}
+
+impl fmt::Display for Waited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.interactive, self.batch) {
+            (0, 0) if self.pressed_for.is_none() => return f.write_str("nobody waited"),
+            (interactive, 0) => write!(f, "{interactive} waited")?,
+            (interactive, batch) => write!(f, "{interactive} and {batch} that compute waited")?,
+        }
+        match self.pressed_for {
+            Some(fiber) => write!(f, ", of them fiber {fiber} was woken just now"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Overrun {
+    /// Names everything. Takes its time.
+    pub(crate) fn new(told: &Told) -> Self {
+        let facts = &told.facts;
+        let name_of = |address: usize| symbols::name(&[address]).into_iter().next_back();
+        let action = match (facts.kind, &told.waits) {
+            (Kind::Noticed, _) => OverrunAction::Noticed,
+            (Kind::Freeze, _) => OverrunAction::Frozen,
+            (Kind::SuspectFreeze, _) => OverrunAction::FrozenInLibrary,
+            (Kind::InPlace, _) => OverrunAction::InPlace,
+            (Kind::BoundWait, Some(waits)) => OverrunAction::BoundWait {
+                fiber: waits.fiber.id,
+                name: waits.fiber.name.clone(),
+                location: waits.fiber.location,
+                binding: waits.binding.and_then(name_of),
+            },
+            (Kind::BoundWait, None) => OverrunAction::Noticed, // it waits no more
+            (Kind::Detach, _) => OverrunAction::Detached {
+                call: facts.call,
+                name: calls::name(facts.call),
+            },
+        };
+        Overrun {
+            fiber: told.fiber.id,
+            name: told.fiber.name.clone(),
+            location: told.fiber.location,
+            ran: Duration::from_nanos(facts.ran),
+            action,
+            waited: Waited {
+                interactive: facts.interactive,
+                batch: facts.batch,
+                pressed_for: (facts.pressed_for != 0).then_some(facts.pressed_for),
+            },
+            stack: symbols::name(&told.frames),
+        }
+    }
+
+    /// The function that most likely is the reason: the innermost one of the program that is neither the
+    /// runtime's nor the standard library's. Closures count as the function they are written in.
+    ///
+    /// ```
+    /// # let (tell, told) = std::sync::mpsc::channel();
+    /// # let rt = indent::runtime::Builder::new()
+    /// #     .workers(1)
+    /// #     .on_overrun(move |overrun| drop(tell.send(overrun.function())))
+    /// #     .build()?;
+    /// #[inline(never)]
+    /// fn crunch() {
+    ///     let begun = std::time::Instant::now();
+    ///     while begun.elapsed().as_millis() < 100 {}
+    /// }
+    ///
+    /// let hog = rt.spawn(crunch);
+    /// # let function = told.recv().unwrap().unwrap(); // from a callback: `overrun.function()`
+    /// assert!(function.ends_with("crunch"), "{function}");
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn function(&self) -> Option<String> {
+        culprit(&self.stack)
+    }
+}
+
+impl fmt::Display for Overrun {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "fiber {}", self.fiber)?;
+        if let Some(name) = &self.name {
+            write!(f, " '{name}'")?;
+        }
+        let (file, line) = (self.location.file(), self.location.line());
+        write!(
+            f,
+            ", spawned at {file}:{line}, has run for {:.1?}",
+            self.ran
+        )?;
+        write!(f, ": {}; {}", self.action, self.waited)?;
+        let ours = |place: &&Place| is_of(place, &["indent"]);
+        for place in self.stack.iter().skip_while(ours) {
+            write!(f, "\n    {place}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A fiber as it was when it was captured.
+pub(crate) struct Named {
+    pub(crate) id: u64,
+    pub(crate) name: Option<String>,
+    pub(crate) location: &'static Location<'static>,
+}
+
+/// A report without names of functions.
+pub(crate) struct Told {
+    pub(crate) facts: Facts,
+    pub(crate) fiber: Named,
+    pub(crate) waits: Option<Waits>,
+    pub(crate) frames: Vec<usize>,
+}
+
+pub(crate) struct Waits {
+    pub(crate) fiber: Named,
+    pub(crate) binding: Option<usize>,
+}
+
+/// The name of the function that most likely is the reason.
+pub(crate) fn culprit(stack: &[Place]) -> Option<String> {
+    const LIBRARIES: [&str; 8] = [
+        "indent",
+        "indent_sysmon",
+        "std",
+        "core",
+        "alloc",
+        "compiler_builtins",
+        "hashbrown",
+        "corosensei",
+    ];
+    let ours = |place: &&Place| program::contains(place.address);
+    let inside = || stack.iter().filter(ours);
+    let found = inside()
+        .find(|place| place.function.is_some() && !is_of(place, &LIBRARIES))
+        .or_else(|| inside().find(|place| !is_of(place, &LIBRARIES[..2])))
+        .or_else(|| stack.first())?;
+    let name = found.function.as_deref()?;
+    let mut name = name;
+    loop {
+        let shorter = name
+            .strip_suffix("::{{closure}}")
+            .or_else(|| Some(name.strip_suffix('}')?.rsplit_once("::{closure#")?.0));
+        match shorter {
+            Some(shorter) => name = shorter,
+            None => return Some(name.to_owned()),
+        }
+    }
+}
+
+/// Whether a function is of one of these crates, or an implementation for one of their types.
+fn is_of(place: &Place, crates: &[&str]) -> bool {
+    let Some(name) = &place.function else {
+        return false;
+    };
+    let name = name.trim_start_matches(['<', '&', '*']);
+    let name = ["dyn ", "mut ", "const "]
+        .iter()
+        .fold(name, |name, word| name.strip_prefix(word).unwrap_or(name));
+    let first = name.split("::").next().unwrap_or_default();
+    crates.contains(&first) || !name.contains("::") && crates.contains(&"std")
+}
+
+/// The beginnings of the innermost functions of the program.
+pub(crate) fn functions<const N: usize>(frames: &[usize]) -> [usize; N] {
+    let ours = frames.iter().copied().filter(|at| program::contains(*at));
+    let ours: Vec<_> = ours.take(N).collect();
+    let mut found = [0; N];
+    for (place, begin) in found.iter_mut().zip(frames::beginnings(&ours)) {
+        *place = begin;
+    }
+    found
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::*;
+
+    fn place(function: &str) -> Place {
+        Place {
+            address: place as fn(&str) -> Place as usize,
+            function: Some(function.to_owned()),
+            file: None,
+            line: None,
+        }
+    }
+
+    #[test]
+    fn the_culprit_is_the_innermost_function_that_is_the_programs_own() {
+        program::find();
+        let stack = [
+            "indent::sched::carrier::Carrier::leave",
+            "core::slice::sort::quick",
+            "<alloc::vec::Vec<T> as core::iter::Extend<T>>::extend",
+            "__rust_alloc",
+            "shop::pay::{{closure}}",
+            "shop::serve",
+        ];
+        assert_eq!(culprit(&stack.map(place)).as_deref(), Some("shop::pay"));
+        let closures = [place("shop::pay::{closure#0}::{closure#12}")];
+        assert_eq!(culprit(&closures).as_deref(), Some("shop::pay"));
+        let library = [place("core::slice::sort::quick"), place("std::rt::x")];
+        let sorted = culprit(&library);
+        assert_eq!(sorted.as_deref(), Some("core::slice::sort::quick"));
+        assert_eq!(culprit(&[]), None);
+    }
+}
