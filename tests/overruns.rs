@@ -95,11 +95,11 @@ fn a_hogs_report_names_its_function_its_name_and_where_it_was_spawned() {
         assert!(overrun.location.line() >= line, "{overrun}");
         assert!(overrun.ran >= QUANTUM);
         assert!(
-            stack_names(&overrun, "::spin_in_a_named_function"),
+            stack_names(&overrun, "spin_in_a_named_function"),
             "{overrun}"
         );
         let function = overrun.function().unwrap();
-        assert_eq!(function, "overruns::spin_in_a_named_function");
+        assert!(function.ends_with("spin_in_a_named_function"), "{function}");
         let text = overrun.to_string();
         assert!(text.contains("'greedy'") && text.contains("spin_in_a_named_function"));
         stop.store(true, SeqCst);
@@ -167,7 +167,7 @@ fn a_sleepers_report_names_the_system_call() {
         assert_eq!((*name, *call), (Some("read"), libc::SYS_read));
         assert!(overrun.to_string().contains("blocks its thread in read"));
         assert!(
-            stack_names(&overrun, "::read_in_a_named_function"),
+            stack_names(&overrun, "read_in_a_named_function"),
             "{overrun}"
         );
         drop(write);
@@ -196,10 +196,8 @@ fn ten_hogs_of_one_site_are_one_row() {
         let overruns = rt.overruns();
         assert_eq!(overruns.rows.len(), 1, "{overruns}");
         let row = &overruns.rows[0];
-        assert_eq!(
-            row.function.as_deref(),
-            Some("overruns::spin_in_a_named_function")
-        );
+        let function = row.function.as_deref().unwrap();
+        assert!(function.ends_with("spin_in_a_named_function"), "{overruns}");
         assert_eq!(row.overruns, 10, "{overruns}");
         assert!(row.longest >= QUANTUM && row.total >= 10 * QUANTUM);
         assert!(row.frozen + row.frozen_in_library >= 10);
@@ -356,7 +354,7 @@ fn occupant_is_reported(rt: &Runtime, told: &Told) -> bool {
         assert!(hogs.iter().any(|hog| hog.id() == overrun.fiber));
         assert!(overrun.to_string().contains("it keeps fiber"), "{overrun}");
         assert!(
-            stack_names(&overrun, "::spin_in_a_named_function"),
+            stack_names(&overrun, "spin_in_a_named_function"),
             "{overrun}"
         );
     }
@@ -386,7 +384,7 @@ fn a_fiber_that_gives_way_in_place_is_one_stretch_until_it_comes_back_by_itself(
         let long = |overrun: &Overrun| in_place(overrun) && overrun.ran >= 8 * QUANTUM;
         let overrun = told.wait_for("a long stretch in place", long);
         assert!(
-            stack_names(&overrun, "::spin_in_a_named_function"),
+            stack_names(&overrun, "spin_in_a_named_function"),
             "{overrun}"
         );
         stop.store(true, SeqCst);

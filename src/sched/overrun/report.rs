@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::panic::Location;
+use std::path::Path;
 use std::time::Duration;
 
 use indent_sysmon::frames;
@@ -239,9 +240,14 @@ impl fmt::Display for Overrun {
             self.ran
         )?;
         write!(f, ": {}; {}", self.action, self.waited)?;
-        let ours = |place: &&Place| is_of(place, &["indent"]);
-        for place in self.stack.iter().skip_while(ours) {
-            write!(f, "\n    {place}")?;
+        // Without what the runtime was doing before it noticed, and below the closure.
+        let ours = |place: &Place| Whose::of(place) == Whose::Runtimes;
+        let first = self.stack.iter().position(|place| !ours(place));
+        let last = self.stack.iter().rposition(|place| !ours(place));
+        if let (Some(first), Some(last)) = (first, last) {
+            for place in &self.stack[first..=last] {
+                write!(f, "\n    {place}")?;
+            }
         }
         Ok(())
     }
@@ -267,48 +273,87 @@ pub(crate) struct Waits {
     pub(crate) binding: Option<usize>,
 }
 
-/// The name of the function that most likely is the reason.
+/// The name of the function that most likely is the reason. Line tables name functions without their path,
+/// so files decide as well.
 pub(crate) fn culprit(stack: &[Place]) -> Option<String> {
-    const LIBRARIES: [&str; 8] = [
-        "indent",
-        "indent_sysmon",
-        "std",
-        "core",
-        "alloc",
-        "compiler_builtins",
-        "hashbrown",
-        "corosensei",
-    ];
-    let ours = |place: &&Place| program::contains(place.address);
-    let inside = || stack.iter().filter(ours);
-    let found = inside()
-        .find(|place| place.function.is_some() && !is_of(place, &LIBRARIES))
-        .or_else(|| inside().find(|place| !is_of(place, &LIBRARIES[..2])))
-        .or_else(|| stack.first())?;
-    let name = found.function.as_deref()?;
-    let mut name = name;
+    let inside = || {
+        stack
+            .iter()
+            .filter(|place| program::contains(place.address))
+    };
+    let of = |whose: Whose| inside().filter(move |place| Whose::of(place) == whose);
+    let has_name = |place: &&Place| place.function.as_deref().is_some_and(is_name);
+    let own = of(Whose::Programs);
+    if let Some(found) = own.clone().find(has_name) {
+        return found
+            .function
+            .as_deref()
+            .map(|name| outside_closures(name).to_owned());
+    }
+    if let Some(closure) = own.clone().find(|place| place.function.is_some()) {
+        let file = closure.file.as_deref().and_then(Path::file_name);
+        return Some(match file {
+            Some(file) => format!("a closure in {}", file.display()),
+            None => "a closure".to_owned(),
+        });
+    }
+    let other = of(Whose::Librarys).next().or_else(|| stack.first())?;
+    other.function.clone()
+}
+
+/// Not a closure of a function whose name is not said.
+fn is_name(function: &str) -> bool {
+    !outside_closures(function).starts_with('{')
+}
+
+/// The function a closure is written in; all others are as they are.
+fn outside_closures(mut name: &str) -> &str {
     loop {
         let shorter = name
             .strip_suffix("::{{closure}}")
             .or_else(|| Some(name.strip_suffix('}')?.rsplit_once("::{closure#")?.0));
         match shorter {
             Some(shorter) => name = shorter,
-            None => return Some(name.to_owned()),
+            None => return name,
         }
     }
 }
 
-/// Whether a function is of one of these crates, or an implementation for one of their types.
-fn is_of(place: &Place, crates: &[&str]) -> bool {
-    let Some(name) = &place.function else {
-        return false;
-    };
-    let name = name.trim_start_matches(['<', '&', '*']);
+/// Who wrote a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    Programs,
+    /// The standard library's, or what stands in for it.
+    Librarys,
+    Runtimes,
+}
+
+impl Whose {
+    pub(crate) fn of(place: &Place) -> Whose {
+        const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
+        let file = place.file.as_deref().and_then(Path::to_str);
+        let of_std = ["/rustc/", "/rustlib/src/rust/", "/hashbrown-"];
+        match (file, place.function.as_deref().map(crate_of)) {
+            (Some(file), _) if file.starts_with(OURS) => Whose::Runtimes,
+            (Some(file), _) if of_std.iter().any(|part| file.contains(part)) => Whose::Librarys,
+            (_, Some("indent" | "indent_sysmon" | "corosensei")) => Whose::Runtimes,
+            (_, Some("std" | "core" | "alloc" | "hashbrown" | "compiler_builtins")) => {
+                Whose::Librarys
+            }
+            (None, Some("")) | (None, None) => Whose::Librarys, // not of Rust, or nobody knows
+            _ => Whose::Programs,
+        }
+    }
+}
+
+/// The first part of a function's path, or of the type it is implemented for; nothing if it has no path.
+fn crate_of(function: &str) -> &str {
+    let name = function.trim_start_matches(['<', '&', '*']);
     let name = ["dyn ", "mut ", "const "]
         .iter()
         .fold(name, |name, word| name.strip_prefix(word).unwrap_or(name));
-    let first = name.split("::").next().unwrap_or_default();
-    crates.contains(&first) || !name.contains("::") && crates.contains(&"std")
+    let end = name.find(['<', '(', '{', ' ']).unwrap_or(name.len());
+    name[..end].split_once("::").map_or("", |(first, _)| first)
 }
 
 /// The beginnings of the innermost functions of the program.
@@ -335,6 +380,13 @@ mod tests {
         }
     }
 
+    fn at(function: &str, file: &str) -> Place {
+        Place {
+            file: Some(file.into()),
+            ..place(function)
+        }
+    }
+
     #[test]
     fn the_culprit_is_the_innermost_function_that_is_the_programs_own() {
         program::find();
@@ -353,5 +405,26 @@ mod tests {
         let sorted = culprit(&library);
         assert_eq!(sorted.as_deref(), Some("core::slice::sort::quick"));
         assert_eq!(culprit(&[]), None);
+    }
+
+    #[test]
+    fn where_names_have_no_path_files_tell_whose_they_are() {
+        program::find();
+        let ours = concat!(env!("CARGO_MANIFEST_DIR"), "/src/fiber/job.rs");
+        let stack = [
+            at("leave", ours),
+            at(
+                "quicksort<u64, fn(&u64, &u64) -> bool>",
+                "/rustc/1/library/core/sort.rs",
+            ),
+            at("{closure#0}", "/home/shop/src/main.rs"),
+            at("pay", "/home/shop/src/main.rs"),
+            at("run<shop::serve::{closure_env#0}, ()>", ours),
+        ];
+        assert_eq!(culprit(&stack).as_deref(), Some("pay"));
+        let closure = [stack[2].clone(), stack[4].clone()];
+        assert_eq!(culprit(&closure).as_deref(), Some("a closure in main.rs"));
+        let library = culprit(&stack[..2]).unwrap();
+        assert!(library.starts_with("quicksort<"), "{library}");
     }
 }

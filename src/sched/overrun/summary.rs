@@ -49,7 +49,7 @@ pub struct OverrunRow {
     pub location: Option<&'static Location<'static>>,
     /// What they ran: see [`Overrun::function`]. `None` if it is not known.
     pub function: Option<String>,
-    /// Stretches that passed the quantum.
+    /// Stretches that were in this function when they passed the quantum.
     pub overruns: u64,
     /// The longest of them.
     pub longest: Duration,

@@ -67,7 +67,7 @@ impl Table {
             total: 0,
             by_kind: [0; Kind::COUNT],
         });
-        entry.overruns += u64::from(facts.reported == 0 || entry.overruns == 0);
+        entry.overruns += u64::from(facts.reported == 0);
         entry.longest = entry.longest.max(facts.ran);
         entry.total += facts.ran.saturating_sub(facts.reported);
         entry.by_kind[facts.kind as usize] += 1;
