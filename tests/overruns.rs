@@ -4,9 +4,10 @@
 //! Times are those of the quantum and wide multiples of it; nothing is asserted about how long anything
 //! took, but what was named, how often, and by whom.
 
+use std::io::{PipeReader, Read};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent::runtime::{Builder, Overrun, OverrunAction, Runtime};
 use indent::task::{self, JoinHandle, Phase};
@@ -65,7 +66,7 @@ fn spin_in_a_named_function(stop: &AtomicBool) {
 
 /// Blocks its thread until somebody closes the pipe.
 #[inline(never)]
-fn read_in_a_named_function(pipe: &mut impl std::io::Read) {
+fn read_in_a_named_function(pipe: &mut PipeReader) {
     let _ = std::hint::black_box(pipe.read(&mut [0; 1]));
 }
 
@@ -477,5 +478,50 @@ mod child {
             drop(rt);
             assert_eq!(common::threads_named("abc-"), 0);
         });
+    }
+
+    /// Fibers that each compute for some quanta, all at once: the time until the last has ended, and how
+    /// many reports were heard.
+    fn crowd(listens: bool) -> (Duration, usize) {
+        let heard = Arc::new(AtomicUsize::new(0));
+        let hears = heard.clone();
+        let builder = Builder::new().workers(2);
+        let mut builder = builder.preempt_quantum(Duration::from_millis(1));
+        if listens {
+            builder = builder.on_overrun(move |_| drop(hears.fetch_add(1, SeqCst)));
+        }
+        let rt = builder.build().unwrap();
+        let begun = Instant::now();
+        let work = || {
+            let fold = |x: u64, i| x.wrapping_mul(i | 1) ^ std::hint::black_box(i);
+            drop(std::hint::black_box((0..4_000_000_u64).fold(1, fold)));
+        };
+        let fibers: Vec<_> = (0..300).map(|_| rt.spawn(work)).collect();
+        fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+        let took = begun.elapsed();
+        drop(rt);
+        (took, heard.load(SeqCst))
+    }
+
+    #[test]
+    #[ignore = "prints figures"]
+    fn overhead() {
+        crowd(true); // names are looked up for the first time
+        let mut took = [Vec::new(), Vec::new()];
+        let mut reports = 0;
+        for _ in 0..7 {
+            for listens in [false, true] {
+                let (time, heard) = crowd(listens);
+                took[usize::from(listens)].push(time);
+                reports += heard;
+            }
+        }
+        took.iter_mut().for_each(|times| times.sort());
+        let [without, with] = took.map(|times| times[times.len() / 2].as_secs_f64());
+        let each = reports / 7;
+        println!(
+            "{with:.3} s with {each} reports, {without:.3} without: {:.3}",
+            with / without
+        );
     }
 }

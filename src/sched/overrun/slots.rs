@@ -227,3 +227,94 @@ mod models {
         });
     }
 }
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::fiber::switch;
+    use crate::sched::context;
+
+    fn facts(ran: u64) -> Facts {
+        Facts {
+            kind: Kind::Freeze,
+            ran,
+            reported: 0,
+            call: 0,
+            interactive: 1,
+            batch: 2,
+            pressed_for: 3,
+        }
+    }
+
+    /// Files a report of the calling fiber, as a handler would.
+    #[inline(never)]
+    fn put(slots: &Slots, ran: u64) -> bool {
+        let fiber = context::current_fiber().expect("on a fiber");
+        let registers = crate::base::arch::registers();
+        // SAFETY: the caller's own fiber, and we do not leave this function meanwhile.
+        let at = unsafe { switch::running(fiber, registers) };
+        // SAFETY: as above.
+        let stack = unsafe { Stack::new(at.inside()) };
+        let [code, sp, bp] = registers;
+        let start = Registers::interrupted(code, sp, bp);
+        slots.put(
+            facts(ran),
+            fiber.hold(),
+            None,
+            (&start, &stack, code),
+            || true,
+        )
+    }
+
+    #[test]
+    fn slots_hold_so_many_reports_and_give_each_out_once() {
+        crate::runtime::block_on(|| {
+            let slots = Slots::new();
+            let _mark = context::marked();
+            let filed = (0..2 * SLOTS as u64)
+                .filter(|ran| put(&slots, *ran))
+                .count();
+            assert_eq!(filed, SLOTS);
+            let id = context::current_fiber().map(|fiber| fiber.id());
+            let mut taken: Vec<_> = std::iter::from_fn(|| slots.take()).collect();
+            taken.sort_by_key(|captured| captured.facts.ran);
+            for (i, captured) in taken.iter().enumerate() {
+                assert_eq!((captured.facts.ran, captured.facts.batch), (i as u64, 2));
+                assert_eq!(Some(captured.fiber.id()), id);
+                assert!(captured.frames.len() > 1, "{:?}", captured.frames);
+            }
+            assert_eq!(taken.len(), SLOTS);
+            assert!(put(&slots, 0), "there is room again");
+            drop(slots.take());
+        });
+    }
+
+    /// A stack that fills a slot.
+    #[inline(never)]
+    fn deep(room: &mut [u64; 2 * WORDS], f: impl FnOnce()) {
+        f();
+        std::hint::black_box(room);
+    }
+
+    #[test]
+    #[ignore = "prints a figure"]
+    fn what_a_capture_costs() {
+        crate::runtime::block_on(|| {
+            let slots = Slots::new();
+            let mut took: Vec<Duration> = Vec::new();
+            deep(&mut [1; 2 * WORDS], || {
+                let _mark = context::marked();
+                for _ in 0..1_000 {
+                    let begun = Instant::now();
+                    assert!(put(&slots, 0));
+                    took.push(begun.elapsed());
+                    drop(slots.take());
+                }
+            });
+            took.sort();
+            println!("a capture takes {:?}, at most {:?}", took[500], took[999]);
+        });
+    }
+}
