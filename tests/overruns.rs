@@ -488,13 +488,15 @@ mod child {
         let builder = Builder::new().workers(2);
         let mut builder = builder.preempt_quantum(Duration::from_millis(1));
         if listens {
-            builder = builder.on_overrun(move |_| drop(hears.fetch_add(1, SeqCst)));
+            builder = builder.on_overrun(move |_| {
+                hears.fetch_add(1, SeqCst);
+            });
         }
         let rt = builder.build().unwrap();
         let begun = Instant::now();
         let work = || {
             let fold = |x: u64, i| x.wrapping_mul(i | 1) ^ std::hint::black_box(i);
-            drop(std::hint::black_box((0..4_000_000_u64).fold(1, fold)));
+            let _ = std::hint::black_box((0..4_000_000_u64).fold(1, fold));
         };
         let fibers: Vec<_> = (0..300).map(|_| rt.spawn(work)).collect();
         fibers.into_iter().for_each(|fiber| fiber.join().unwrap());

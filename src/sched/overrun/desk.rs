@@ -19,7 +19,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::base::{mark, os};
+use crate::base::{fork, mark, os};
 use crate::fiber::Held;
 use crate::sched::overrun::log::Log;
 use crate::sched::overrun::outside;
@@ -236,6 +236,9 @@ impl Shared {
     }
 
     pub(crate) fn listen(&self, listener: Listener) {
+        if fork::in_child() {
+            return; // F1
+        }
         self.reports.desk.add_listener(listener);
         self.reports.begin_to_listen();
     }
@@ -261,9 +264,12 @@ impl Shared {
 
     /// The table so far, without names.
     pub(crate) fn overruns(&self) -> impl FnOnce() -> Overruns + Send + use<> {
-        let mark = context::marked();
-        let entries = self.reports.desk.lock().table.entries();
-        drop(mark);
+        let entries = if fork::in_child() {
+            Vec::new() // F1: somebody may have held the lock
+        } else {
+            let _mark = context::marked();
+            self.reports.desk.lock().table.entries()
+        };
         let unseen = self.reports.unseen.load(Relaxed);
         let lost = self.reports.lost.load(Relaxed);
         move || Overruns::new(&entries, unseen, lost)
