@@ -369,6 +369,7 @@ fn occupant_is_reported(rt: &Runtime, told: &Told) -> bool {
 #[test]
 fn a_fiber_that_gives_way_in_place_is_one_stretch_until_it_comes_back_by_itself() {
     common::within(PATIENCE, || {
+        common::wait_for_the_survey(); // before that it freezes
         let (rt, told) = listening(1);
         let stop = Arc::new(AtomicBool::new(false));
         let hogs: Vec<_> = (0..2)

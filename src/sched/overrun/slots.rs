@@ -188,8 +188,7 @@ impl Slots {
     }
 }
 
-#[cfg(indent_loom)]
-#[cfg(test)]
+#[cfg(all(test, indent_loom))]
 mod models {
     use crate::base::bitmap::Bitmap;
     use loom::sync::Arc;
