@@ -23,7 +23,7 @@ use crate::base::{fork, mark, os};
 use crate::fiber::Held;
 use crate::sched::overrun::log::Log;
 use crate::sched::overrun::outside;
-use crate::sched::overrun::report::{self, Named, Overrun, Told, Waits};
+use crate::sched::overrun::report::{self, Named, Names, Overrun, Told, Waits};
 use crate::sched::overrun::slots::Captured;
 use crate::sched::overrun::summary::Overruns;
 use crate::sched::overrun::table::Table;
@@ -154,9 +154,12 @@ impl Desk {
 
     /// The life of the thread.
     fn serve(&self) {
+        let mut names = Names::default();
         loop {
             match self.next() {
-                Next::Serve(told, listeners) => self.tell(&Overrun::new(&told), &listeners),
+                Next::Serve(told, listeners) => {
+                    self.tell(&Overrun::new(&told, &mut names), &listeners);
+                }
                 Next::Print(text) => os::complain(&text),
                 Next::End => return,
             }

@@ -1,5 +1,6 @@
 //! What is said of overruns, to whoever asks or listens.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 use std::path::Path;
@@ -167,9 +168,10 @@ impl fmt::Display for Waited {
 
 impl Overrun {
     /// Names everything. Takes its time.
-    pub(crate) fn new(told: &Told) -> Self {
+    pub(crate) fn new(told: &Told, names: &mut Names) -> Self {
         let facts = &told.facts;
-        let name_of = |address: usize| symbols::name(&[address]).into_iter().next_back();
+        let stack = names.of(&told.frames);
+        let mut name_of = |address: usize| names.of(&[address]).pop();
         let action = match (facts.kind, &told.waits) {
             (Kind::Noticed, _) => OverrunAction::Noticed,
             (Kind::Freeze, _) => OverrunAction::Frozen,
@@ -179,7 +181,7 @@ impl Overrun {
                 fiber: waits.fiber.id,
                 name: waits.fiber.name.clone(),
                 location: waits.fiber.location,
-                binding: waits.binding.and_then(name_of),
+                binding: waits.binding.and_then(&mut name_of),
             },
             (Kind::BoundWait, None) => OverrunAction::Noticed, // it waits no more
             (Kind::Detach, _) => OverrunAction::Detached {
@@ -198,7 +200,7 @@ impl Overrun {
                 batch: facts.batch,
                 pressed_for: (facts.pressed_for != 0).then_some(facts.pressed_for),
             },
-            stack: symbols::name(&told.frames),
+            stack,
         }
     }
 
@@ -250,6 +252,27 @@ impl fmt::Display for Overrun {
             }
         }
         Ok(())
+    }
+}
+
+/// Names that were looked up before: most frames of a report were in the last one, too.
+#[derive(Default)]
+pub(crate) struct Names(HashMap<usize, Vec<Place>>);
+
+impl Names {
+    const MOST: usize = 4096;
+
+    fn of(&mut self, addresses: &[usize]) -> Vec<Place> {
+        if self.0.len() + addresses.len() > Self::MOST {
+            self.0.clear();
+        }
+        let mut places = Vec::with_capacity(addresses.len());
+        for &address in addresses {
+            let known = self.0.entry(address);
+            let named = known.or_insert_with(|| symbols::name(&[address]));
+            places.extend_from_slice(named);
+        }
+        places
     }
 }
 
