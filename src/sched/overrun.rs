@@ -164,7 +164,7 @@ pub(crate) struct Occupant {
     pressed_in: AtomicU64,
     /// Who waits for this thread and may not leave it.
     waits: MaybeGone,
-    /// The next look is because of that.
+    /// That is still to be reported.
     bound: AtomicBool,
     /// The dispatch that was last counted as one nobody looked at; the monitor's own.
     unseen_in: AtomicU64,
@@ -175,6 +175,11 @@ impl Occupant {
     pub(crate) fn pressed(&self, fiber: u64, stamp: u64) {
         self.pressed_for.store(fiber, Relaxed);
         self.pressed_in.store(stamp, Relaxed);
+    }
+
+    /// Nobody waits any more.
+    pub(crate) fn forget_bound(&self) {
+        self.bound.store(false, Relaxed);
     }
 
     /// This fiber may not leave, and waits for the occupant.
@@ -235,6 +240,10 @@ impl Carrier {
         occupant.who.set(who.unwrap_or((ptr::null_mut(), 0)));
         for (place, value) in occupant.registers.iter().zip(registers) {
             place.store(value, Relaxed);
+        }
+        if occupant.bound.swap(false, Relaxed) {
+            let ran = self.stretch.ran.load(Relaxed);
+            return Some(self.facts(Kind::BoundWait, worker, ran));
         }
         let kind = if suspect {
             Kind::SuspectFreeze

@@ -104,6 +104,7 @@ impl Carrier {
             self.shared().awaited.claim(self.index);
             self.ice.bound.store(0, Relaxed);
             self.ice.hurries.store(false, Relaxed);
+            self.ice.occupant.forget_bound();
         }
     }
 
@@ -200,9 +201,7 @@ impl Shared {
         for index in self.awaited.members() {
             let bound = self.carrier(index).count_bound(now);
             self.bound_waiting.fetch_add(bound, Relaxed);
-            if bound > 0 {
-                self.carrier(index).report_bound();
-            }
+            self.carrier(index).report_bound(bound > 0);
         }
     }
 

@@ -90,9 +90,16 @@ impl Carrier {
         self.file(facts, fiber, waits, (&start, &stack, code), still);
     }
 
-    /// A fiber that may not leave has waited for this carrier for long: who is it that runs here?
-    pub(crate) fn report_bound(&self) {
+    /// At a tick, of a carrier for which a fiber waits that may not leave it, `now` for long: who is it that
+    /// runs here? Until somebody has told.
+    pub(crate) fn report_bound(&self, now: bool) {
         let (shared, occupant) = (self.shared(), &self.ice.occupant);
+        if now {
+            occupant.bound.store(true, Relaxed);
+        }
+        if !occupant.bound.load(Relaxed) {
+            return;
+        }
         if occupant.waits.hold().is_none()
             && let Some(first) = self.inbox.peek()
         {
@@ -101,19 +108,21 @@ impl Carrier {
             occupant.waits((first.as_ptr(), id));
         }
         if shared.frozen.contains(self.index) {
+            occupant.forget_bound();
             let ran = self.stretch.ran.load(Relaxed);
             self.capture(self.facts(Kind::BoundWait, None, ran), None);
         } else if shared.detached.contains(self.index) {
+            occupant.forget_bound();
             let ran = self.stretch.ran.load(Relaxed) + self.has_slept();
             self.capture_sleeper(self.facts(Kind::BoundWait, None, ran));
         } else if shared.reports.listens() {
-            occupant.bound.store(true, Relaxed);
             // SAFETY: workers live as long as `Shared`.
             let worker = self.owner.peek().map(|worker| unsafe { worker.as_ref() });
             if let Some(worker) = worker {
                 self.ask_to_look(worker.stamp());
             }
         } else {
+            occupant.forget_bound();
             shared.reports.unseen.fetch_add(1, Relaxed);
         }
     }
