@@ -85,6 +85,7 @@ impl Carrier {
     pub(crate) fn look_for_bound(&self) {
         let waits = !self.inbox.is_empty() && !self.has_fresh_mail();
         if waits && !self.shared().awaited.contains(self.index) {
+            self.note_first_waiter();
             self.note_bound();
         }
     }

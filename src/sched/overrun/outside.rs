@@ -100,12 +100,8 @@ impl Carrier {
         if !occupant.bound.load(Relaxed) {
             return;
         }
-        if occupant.waits.hold().is_none()
-            && let Some(first) = self.inbox.peek()
-        {
-            // SAFETY: a record: memory of slabs is never unmapped.
-            let id = unsafe { first.as_ref() }.id();
-            occupant.waits((first.as_ptr(), id));
+        if occupant.waits.hold().is_none() {
+            self.note_first_waiter();
         }
         if shared.frozen.contains(self.index) {
             occupant.forget_bound();
@@ -124,6 +120,15 @@ impl Carrier {
         } else {
             occupant.forget_bound();
             shared.reports.unseen.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Somebody in its inbox waits for it.
+    pub(crate) fn note_first_waiter(&self) {
+        if let Some(first) = self.inbox.peek() {
+            // SAFETY: a record: memory of slabs is never unmapped.
+            let id = unsafe { first.as_ref() }.id();
+            self.ice.occupant.waits((first.as_ptr(), id));
         }
     }
 
@@ -181,5 +186,6 @@ pub(crate) fn binding(fiber: &Held) -> Option<usize> {
     let [code, sp, bp] = at.registers;
     // SAFETY: part of a stack; stacks stay mapped. See the header for who writes to it.
     let stack = unsafe { Stack::new(range) };
-    frames::judge_stack(&Registers::interrupted(code, sp, bp), &stack, at.root).binding
+    let judgement = frames::judge_stack(&Registers::interrupted(code, sp, bp), &stack, at.root);
+    judgement.binding.filter(|_| judgement.complete)
 }
