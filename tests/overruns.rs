@@ -371,26 +371,29 @@ fn a_fiber_that_gives_way_in_place_is_one_stretch_until_it_comes_back_by_itself(
     common::within(PATIENCE, || {
         common::wait_for_the_survey(); // before that it freezes
         let (rt, told) = listening(1);
-        let stop = Arc::new(AtomicBool::new(false));
-        let hogs: Vec<_> = (0..2)
-            .map(|_| {
-                let stop = stop.clone();
+        let hog_for_a_while = || {
+            let stop = Arc::new(AtomicBool::new(false));
+            let spin = |stop: Arc<AtomicBool>| {
                 // SAFETY: neither around nor inside the region is anything of the thread's.
-                let spin = move || unsafe {
-                    indent::runtime::preemptible(|| spin_in_a_named_function(&stop))
-                };
-                rt.spawn(spin)
-            })
-            .collect();
+                move || unsafe { indent::runtime::preemptible(|| spin_in_a_named_function(&stop)) }
+            };
+            let hogs = [1, 2].map(|_| rt.spawn(spin(stop.clone())));
+            std::thread::sleep(20 * QUANTUM);
+            stop.store(true, SeqCst);
+            hogs.into_iter().for_each(|hog| hog.join().unwrap());
+        };
+        // Now and then one of them is stopped in another way when its report is due.
         let in_place = |overrun: &Overrun| overrun.action == OverrunAction::InPlace;
-        let long = |overrun: &Overrun| in_place(overrun) && overrun.ran >= 8 * QUANTUM;
-        let overrun = told.wait_for("a long stretch in place", long);
+        let long = |overrun: &Overrun| in_place(overrun) && overrun.ran >= 2 * QUANTUM;
+        common::wait_for("a long stretch in place", || {
+            hog_for_a_while();
+            told.all().iter().any(long)
+        });
+        let overrun = told.wait_for("the same", long);
         assert!(
             stack_names(&overrun, "spin_in_a_named_function"),
             "{overrun}"
         );
-        stop.store(true, SeqCst);
-        hogs.into_iter().for_each(|hog| hog.join().unwrap());
     });
 }
 
