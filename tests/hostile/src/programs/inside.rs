@@ -25,12 +25,14 @@ pub(super) const PROGRAMS: &[Program] = &[
             stage.repeat_in_region(FIBERS, failing);
         },
     )
-    .regions(),
+    .regions()
+    .seldom(), // optimized, it asks where errno is itself
     Program::new("region-catches", "panics caught in a region", |stage| {
         stage.repeat_in_region(FIBERS, panics::caught);
     })
     .unwinds()
-    .regions(),
+    .regions()
+    .seldom(),
     Program::new("region-panics", "panics that leave a region", |stage| {
         stage.repeat(FIBERS, thrown);
     })
@@ -60,11 +62,13 @@ pub(super) const PROGRAMS: &[Program] = &[
             stage.repeat_in_region(FIBERS, waits);
         },
     )
-    .regions(),
+    .regions()
+    .seldom(), // it gives way by itself
     Program::new("region-spawns", "spawns and joins in a region", |stage| {
         stage.compare(3, family, |seed| region(|| spawned(seed)));
     })
-    .regions(),
+    .regions()
+    .seldom(),
     Program::new(
         "region-frames",
         "frames have their names after a switch",
