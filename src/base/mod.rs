@@ -4,7 +4,6 @@ pub(crate) mod affinity;
 pub(crate) mod alarm;
 pub(crate) mod arch;
 pub(crate) mod bitmap;
-pub(crate) mod calls;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod list;

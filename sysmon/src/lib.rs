@@ -31,8 +31,9 @@
 //!
 //! What a pool may do about a worker that overran: count it; set a flag that its work looks at; give
 //! its other work to somebody else; or signal its thread ([`Thread::signal`]) and have the handler copy
-//! the stack ([`frames::Snapshot`]), so that the helper can tell where it was. `examples/watch.rs` does
-//! the last, for plain threads. What a *suspended* stack may do is the other half of [`frames`].
+//! the stack ([`frames::Snapshot`]), so that the helper can tell where it was. [`stalls`] does the
+//! last, ready to use in any program: who only wants to know what holds its threads up starts there.
+//! What a *suspended* stack may do is the other half of [`frames`].
 //!
 //! For Linux on x86_64.
 //!
@@ -72,18 +73,21 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
+mod call;
 mod companion;
 pub mod frames;
 mod helper;
 mod monitor;
 mod policy;
 mod slot;
+pub mod stalls;
 pub mod symbols;
 mod thread;
 mod vigil;
 
+pub use call::SystemCall;
 pub use helper::{Chores, Helper};
 pub use monitor::{Monitor, Pool, TICK};
 pub use policy::{GRACE, Judgement, Look, Policy, Rest, Waiting};
 pub use slot::{Phase, Slot};
-pub use thread::{SystemCall, Thread, ThreadState};
+pub use thread::{Thread, ThreadState};

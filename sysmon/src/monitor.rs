@@ -55,7 +55,7 @@ pub const TICK: Duration = Duration::from_millis(1);
 /// the dispatch that was meant: the worker may be in another one by now, and whoever acts on it must
 /// compare.
 ///
-/// Only three functions have to be written; this one has them all. `examples/watch.rs` is a whole one.
+/// Only three functions have to be written; this one has them all. [`stalls`](crate::stalls) is a whole one.
 ///
 /// ```
 /// use indent_sysmon::{Pool, Slot, TICK, Thread, Waiting};

@@ -17,8 +17,12 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
+use crate::call::SystemCall;
+
 /// No thread, or no file.
 const NONE: i32 = -1;
+/// Room for a line of the file: nine numbers at most.
+const LINE: usize = 192;
 
 /// What a thread is doing, as far as the kernel knows.
 ///
@@ -48,38 +52,6 @@ pub enum ThreadState {
     Locked,
     /// No thread, or no way to know.
     Unknown,
-}
-
-/// A system call that a thread sleeps in, and where it was called.
-///
-/// ```
-/// use indent_sysmon::{Thread, ThreadState};
-/// use std::time::Duration;
-///
-/// let thread = Thread::new();
-/// std::thread::scope(|scope| {
-///     scope.spawn(|| {
-///         thread.enlist();
-///         std::thread::sleep(Duration::from_millis(50));
-///     });
-///     while thread.state() == ThreadState::Running || thread.number().is_none() {
-///         std::thread::yield_now();
-///     }
-///     if let Some(call) = thread.sleeps_in() {
-///         assert!(call.number > 0);
-///         assert_ne!(call.stack_pointer, 0);
-///     }
-/// });
-/// thread.leave();
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SystemCall {
-    /// Its number; -1 if it sleeps in the kernel for another reason (a page fault, say).
-    pub number: i64,
-    /// What the stack pointer was.
-    pub stack_pointer: usize,
-    /// The instruction it will go on with.
-    pub code: usize,
 }
 
 /// A thread, for whoever watches it.
@@ -176,33 +148,42 @@ impl Thread {
     ///
     /// See [`ThreadState`] for an example.
     pub fn state(&self) -> ThreadState {
-        let file = self.file.load(Relaxed);
-        let mut text = [0u8; 128];
-        if file == NONE {
-            return ThreadState::Unknown;
-        }
-        // SAFETY: writes at most that many bytes to `text`.
-        let read = unsafe { libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0) };
-        usize::try_from(read).map_or(ThreadState::Unknown, |read| parse_state(&text[..read]))
+        self.line(&mut [0; LINE])
+            .map_or(ThreadState::Unknown, parse_state)
     }
 
-    /// The system call it sleeps in, if it does and the kernel tells. Keeps the monitor's law.
+    /// The system call it sleeps in, if it does. Keeps the monitor's law, as [`state`](Self::state) does.
     ///
     /// ```
     /// use indent_sysmon::Thread;
+    /// use std::time::Duration;
     ///
-    /// let thread = Thread::new();
-    /// assert_eq!(thread.sleeps_in(), None, "nobody has enlisted");
+    /// static SLEEPER: Thread = Thread::new();
+    /// let sleeper = std::thread::spawn(|| {
+    ///     SLEEPER.enlist();
+    ///     std::thread::sleep(Duration::from_millis(100));
+    ///     SLEEPER.leave();
+    /// });
+    /// while !sleeper.is_finished() {
+    ///     if let Some(call) = SLEEPER.system_call() {
+    ///         println!("it sleeps in {call}, called at {:#x}", call.pc);
+    ///     }
+    /// #   std::thread::yield_now();
+    /// }
     /// ```
-    pub fn sleeps_in(&self) -> Option<SystemCall> {
+    pub fn system_call(&self) -> Option<SystemCall> {
+        SystemCall::parse(self.line(&mut [0; LINE])?)
+    }
+
+    /// What the kernel says.
+    fn line<'a>(&self, text: &'a mut [u8; LINE]) -> Option<&'a [u8]> {
         let file = self.file.load(Relaxed);
         if file == NONE {
             return None;
         }
-        let mut text = [0u8; 256];
         // SAFETY: writes at most that many bytes to `text`.
         let read = unsafe { libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0) };
-        parse_call(text.get(..usize::try_from(read).ok()?)?)
+        text.get(..usize::try_from(read).ok()?)
     }
 
     /// Sends it a signal; false if it is gone. Keeps the monitor's law.
@@ -340,50 +321,10 @@ fn parse_state(line: &[u8]) -> ThreadState {
     }
 }
 
-/// The call in a line of the first form: its number comes first, stack pointer and instruction last.
-fn parse_call(line: &[u8]) -> Option<SystemCall> {
-    let line = std::str::from_utf8(line).ok()?;
-    let mut words = line.split_ascii_whitespace();
-    let number = words.next()?.parse().ok()?;
-    let hex = |word: &str| usize::from_str_radix(word.strip_prefix("0x")?, 16).ok();
-    let code = hex(words.next_back()?)?;
-    let stack_pointer = hex(words.next_back()?)?;
-    Some(SystemCall {
-        number,
-        stack_pointer,
-        code,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::sync::mpsc;
-
-    #[test]
-    fn the_call_is_found_in_lines_of_the_first_kind_only() {
-        let call = |number, stack_pointer, code| {
-            Some(SystemCall {
-                number,
-                stack_pointer,
-                code,
-            })
-        };
-        let table: [(&[u8], _); 6] = [
-            (
-                b"230 0x0 0x0 0x7f 0x7f 0x0 0x0 0x7ff0 0x4010\n",
-                call(230, 0x7ff0, 0x4010),
-            ),
-            (b"-1 0x7ff0 0x4010\n", call(-1, 0x7ff0, 0x4010)),
-            (b"running\n", None),
-            (b"12 (worker) S 1 2 3", None),
-            (b"230 0x", None),
-            (b"", None),
-        ];
-        for (line, expected) in table {
-            assert_eq!(parse_call(line), expected, "{}", line.escape_ascii());
-        }
-    }
 
     #[test]
     fn the_state_is_found_in_both_kinds_of_lines() {

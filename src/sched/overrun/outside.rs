@@ -56,7 +56,7 @@ impl Carrier {
     }
 
     fn capture_sleeper(&self, facts: Facts) {
-        let Some(call) = self.thread.sleeps_in() else {
+        let Some(call) = self.thread.system_call() else {
             return self.capture(facts, None); // the kernel does not tell where
         };
         self.capture(facts, Some(call));
@@ -70,7 +70,7 @@ impl Carrier {
         let registers = match call {
             Some(call) => {
                 facts.call = call.number;
-                [call.code, call.stack_pointer, 0]
+                [call.pc, call.sp, 0]
             }
             None if facts.kind == Kind::Detach => [0; 3],
             None => [0, 1, 2].map(|i| occupant.registers[i].load(Relaxed)),
@@ -79,12 +79,15 @@ impl Carrier {
         // SAFETY: part of a stack, or empty; stacks stay mapped. See the header for who writes to it.
         let stack = unsafe { Stack::new(range) };
         let [code, sp, bp] = registers;
-        let start = Registers::interrupted(code, sp, bp);
+        let start = match &call {
+            Some(call) => Registers::asleep(call),
+            None => Registers::interrupted(code, sp, bp),
+        };
         let waits = (facts.kind == Kind::BoundWait)
             .then(|| occupant.waits.hold())
             .flatten();
         let still = || match call {
-            Some(_) => self.thread.sleeps_in() == call,
+            Some(_) => self.thread.system_call() == call,
             None => self.shared().frozen.contains(self.index),
         };
         self.file(facts, fiber, waits, (&start, &stack, code), still);

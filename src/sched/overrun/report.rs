@@ -6,10 +6,10 @@ use std::panic::Location;
 use std::path::Path;
 use std::time::Duration;
 
-use indent_sysmon::frames;
 use indent_sysmon::symbols::{self, Place};
+use indent_sysmon::{SystemCall, frames};
 
-use crate::base::{calls, program};
+use crate::base::program;
 use crate::sched::overrun::Kind;
 use crate::sched::overrun::slots::Facts;
 
@@ -186,7 +186,7 @@ impl Overrun {
             (Kind::BoundWait, None) => OverrunAction::Noticed, // it waits no more
             (Kind::Detach, _) => OverrunAction::Detached {
                 call: facts.call,
-                name: calls::name(facts.call),
+                name: SystemCall::name_of(facts.call),
             },
         };
         Overrun {

@@ -17,9 +17,11 @@
 //! values that point into the stack are moved first, all of them: a walk reads return addresses,
 //! which never do, and saved values of `rbp`, which must be moved if they do.
 //!
-//! Of a thread that sleeps in the kernel `rbp` is not known. Most of the C library does without; where a
-//! frame needs it, it is guessed from the words of the copy. A wrong guess ends the walk or shows a frame
-//! too few: that is good enough for a report, and for nothing else.
+//! A thread that sleeps in the kernel need not be woken for that: the monitor copies its stack from
+//! where the kernel says that it called ([`Snapshot::take_asleep`]), by a system call that fails where
+//! a load would end the process, since a sleeper may wake and end at any time. The kernel does not
+//! tell its `rbp`. Where a frame's size depends on it, it is guessed: of all words that have a
+//! return address above them, the one from which the climb goes on for longest.
 //!
 //! Rejected: an unwinder in the handler. That of the C library needs 8 KiB of stack and more, and
 //! takes locks in old versions.
@@ -30,16 +32,19 @@ use std::sync::atomic::{
 };
 
 use super::Verdict;
-use super::objects::{Object, Objects, Segment};
-use super::peek::word;
+use super::objects::Objects;
 use super::rows::{Base, Unwinder, WORD, beginning, while_still};
 use super::sites::{Found, find};
-use super::walk::{BpFrom, Climb, Climber, FRAMES, Registers, Stack};
+use super::walk::{BpFrom, Climb, Climber, FRAMES, Registers, Stack, UNKNOWN};
+use crate::call::SystemCall;
 
 const EMPTY: u8 = 0;
 const WRITTEN: u8 = 1;
 const FULL: u8 = 2;
 const READ: u8 = 3;
+
+/// Words that are tried in place of an `rbp` nobody knows.
+const GUESSES: usize = 64;
 
 /// Room for the innermost `WORDS` words of one stack.
 ///
@@ -66,7 +71,7 @@ const READ: u8 = 3;
 /// assert_eq!(SEEN.frames(), None, "it was handed out");
 /// ```
 ///
-/// `examples/watch.rs` does this in a handler, with the registers that the kernel hands it.
+/// [`stalls`](crate::stalls) does this in a handler, with the registers that the kernel hands it.
 #[derive(Debug)]
 pub struct Snapshot<const WORDS: usize> {
     state: AtomicU8,
@@ -122,6 +127,51 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         taken
     }
 
+    /// Copies the stack of another thread, up to `high`, while it sleeps in this call; false if the last
+    /// one has not been looked at, or the kernel does not allow it. Keeps the monitor's law.
+    ///
+    /// Whether it still sleeps is for the caller to find out, afterwards. If it does not, the copy is
+    /// of no use, but does no harm: see [`clear`](Self::clear).
+    ///
+    /// ```
+    /// use indent_sysmon::{SystemCall, frames::Snapshot};
+    ///
+    /// let snapshot = Snapshot::<16>::new();
+    /// let stack = [0usize; 8]; // instead of a sleeper's
+    /// let range = stack.as_ptr_range();
+    /// let code = drop::<u8> as fn(u8) as usize;
+    /// let call = SystemCall { number: libc::SYS_read, sp: range.start.addr(), pc: code + 1 };
+    /// if snapshot.take_asleep(&call, range.end.addr()) {
+    ///     assert_eq!(snapshot.frames().unwrap()[0], code);
+    /// }
+    /// ```
+    pub fn take_asleep(&self, call: &SystemCall, high: usize) -> bool {
+        if !call.sp.is_multiple_of(WORD) || !self.go(EMPTY, WRITTEN) {
+            return false;
+        }
+        let start = Registers::asleep(call);
+        for (place, value) in self.start.iter().zip([start.pc, start.sp, start.bp]) {
+            place.store(value, Relaxed);
+        }
+        let most = high.saturating_sub(call.sp) / WORD;
+        let count = copy_from(call.sp, &self.words[..most.min(WORDS)]);
+        self.count.store(count, Relaxed);
+        let taken = count > 0;
+        self.state.store(if taken { FULL } else { EMPTY }, Release);
+        taken
+    }
+
+    /// Forgets what was taken, if something was; keeps the monitor's law.
+    ///
+    /// ```
+    /// let snapshot = indent_sysmon::frames::Snapshot::<16>::new();
+    /// snapshot.clear();
+    /// assert_eq!(snapshot.frames(), None);
+    /// ```
+    pub fn clear(&self) {
+        self.go(FULL, EMPTY);
+    }
+
     /// The frames of the stack that was taken, if one was, and room for the next. Innermost first; of
     /// each an address inside the instruction it stands at (one more is what
     /// `backtrace::resolve` expects). Ends early where the code has no unwind row that could be used.
@@ -147,6 +197,24 @@ impl<const WORDS: usize> Snapshot<WORDS> {
     }
 }
 
+/// Copies words of this process from an address on; how many. Where they are not mapped it is none.
+fn copy_from(address: usize, words: &[AtomicUsize]) -> usize {
+    let size = size_of_val(words);
+    let here = libc::iovec {
+        iov_base: words.as_ptr().cast_mut().cast(),
+        iov_len: size,
+    };
+    let there = libc::iovec {
+        iov_base: std::ptr::without_provenance_mut(address),
+        iov_len: size,
+    };
+    // SAFETY: takes nothing and cannot fail.
+    let process = unsafe { libc::getpid() };
+    // SAFETY: the kernel writes to words that are atomic, and of which the caller is the one user.
+    let copied = unsafe { libc::process_vm_readv(process, &here, 1, &there, 1, 0) };
+    usize::try_from(copied).map_or(0, |bytes| bytes / WORD)
+}
+
 /// The places of all frames of a stack whose words begin at the stack pointer.
 fn climb(start: Registers, mut words: Vec<usize>) -> Vec<usize> {
     let was = start.sp..=start.sp.wrapping_add(words.len() * WORD);
@@ -160,87 +228,81 @@ fn climb(start: Registers, mut words: Vec<usize>) -> Vec<usize> {
     }
     let [sp, bp] = [start.sp, start.bp].map(moved);
     let range = words.as_ptr_range();
-    let root = range.end.addr();
     // SAFETY: the copy, which stays as it is until the end of this function.
-    let stack = unsafe { Stack::new(range.start.addr()..root) };
-    let mut climber = Climber::new(&Registers { sp, bp, ..start }, &stack, root);
-    let objects = Objects::now();
-    let mut unwinder = Unwinder::new();
+    let stack = unsafe { Stack::new(range.start.addr()..range.end.addr()) };
+    let mut copy = Copied {
+        root: range.end.addr(),
+        objects: Objects::now(),
+        unwinder: Unwinder::new(),
+        stack,
+    };
     let mut places = Vec::new();
-    while places.len() < FRAMES {
-        places.push(climber.pc);
-        let found = find(&objects, &mut unwinder, &mut |_| Verdict::Alone, climber.pc);
-        let Found::Site(site) = found else { break };
-        if start.bp == 0 && site.row().is_some_and(|row| row.base == Base::Bp) {
-            guess_bp(&mut climber, &words, &objects);
-        }
-        if climber.climb(site) != Climb::Up {
-            break;
-        }
+    let stopped = copy.climb(Registers { sp, bp, ..start }, &mut places);
+    if let Some(stopped) = stopped.filter(|_| bp == UNKNOWN) {
+        places.pop(); // begins the rest
+        places.extend(copy.guess(stopped));
     }
     places
 }
 
-/// For a frame that is found by an `rbp` nobody knows, of the program's own code: right above what `rbp`
-/// points to lies the return address, so it is the first word that returns from a call of this very
-/// function, or else the first that returns from a call through a register.
-fn guess_bp(climber: &mut Climber<'_>, words: &[usize], objects: &Objects) {
-    if matches!(climber.bp_from, BpFrom::Slot(_)) && climber.bp > climber.sp {
-        return; // somebody has saved it
-    }
-    let Some(program) = objects.list.first().filter(|o| o.contains(climber.pc)) else {
-        return;
-    };
-    let function = beginning(program, climber.pc);
-    let start = words.as_ptr().addr();
-    let first = climber.sp.saturating_sub(start) / WORD + 1;
-    let mut perhaps = None;
-    for (i, word) in words.iter().enumerate().skip(first) {
-        match called_before(program, *word) {
-            Called::Function(at) if Some(at) == function => {
-                perhaps = Some(i);
-                break;
+/// A copy of a stack, and what is needed to climb it.
+struct Copied {
+    stack: Stack,
+    root: usize,
+    objects: Objects,
+    unwinder: Unwinder,
+}
+
+impl Copied {
+    /// Notes the places from these registers on; where it did not get on for want of the `rbp` it was
+    /// given.
+    fn climb(&mut self, start: Registers, places: &mut Vec<usize>) -> Option<Registers> {
+        let mut climber = Climber::new(&start, &self.stack, self.root);
+        while places.len() < FRAMES {
+            places.push(climber.pc);
+            let alone = &mut |_| Verdict::Alone;
+            let found = find(&self.objects, &mut self.unwinder, alone, climber.pc);
+            let Found::Site(site) = found else { break };
+            let at = Registers {
+                pc: climber.pc,
+                sp: climber.sp,
+                bp: climber.bp,
+            };
+            let given = climber.bp_from == BpFrom::Start;
+            match climber.climb(site) {
+                Climb::Up => {}
+                Climb::Broken if given && site.row().is_some_and(|row| row.base == Base::Bp) => {
+                    return Some(at);
+                }
+                Climb::Root | Climb::Broken => break,
             }
-            Called::Register => perhaps = perhaps.or(Some(i)),
-            Called::Function(_) | Called::Nothing => {}
         }
+        None
     }
-    if let Some(i) = perhaps {
-        climber.bp = start + (i - 1) * WORD;
-        climber.bp_from = BpFrom::Start;
-    }
-}
 
-/// What the instruction before an address calls.
-enum Called {
-    Function(usize),
-    /// Nobody can tell which.
-    Register,
-    Nothing,
-}
-
-/// The program's code and its slots stay where they are, so they can be read.
-fn called_before(program: &Object, address: usize) -> Called {
-    let code = |s: &&Segment| s.executable && s.range.contains(&address);
-    let from = address.wrapping_sub(WORD);
-    let inside = |s: &Segment| s.range.contains(&from);
-    if !program.segments.iter().find(code).is_some_and(inside) {
-        return Called::Nothing;
-    }
-    // SAFETY: code of the program, which is mapped for ever and written by nobody.
-    let bytes = unsafe { word(from) }.to_le_bytes();
-    let distance = i32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
-    let there = address.wrapping_add_signed(distance as isize);
-    match bytes {
-        [_, _, _, 0xe8, ..] => Called::Function(there),
-        [_, _, 0xff, 0x15, ..] if program.contains(there) && program.contains(there + WORD) => {
-            // SAFETY: a slot of the program, which the loader has filled in.
-            Called::Function(unsafe { word(there) })
+    /// The longest climb from there on, whatever `rbp` was.
+    fn guess(&mut self, from: Registers) -> Vec<usize> {
+        let mut best = vec![from.pc];
+        let slots = (from.sp..self.root).step_by(WORD);
+        let is_code = |address| {
+            let segments = self.objects.at(address).map(|object| &object.segments);
+            let mut segments = segments.into_iter().flatten();
+            segments.any(|segment| segment.executable && segment.range.contains(&address))
+        };
+        let above = |slot: usize| {
+            self.stack
+                .read(slot + WORD)
+                .map(|word| word.wrapping_sub(1))
+        };
+        let likely = slots.filter(|slot| above(*slot).is_some_and(is_code));
+        for bp in likely.take(GUESSES).collect::<Vec<_>>() {
+            let mut places = Vec::new();
+            self.climb(Registers { bp, ..from }, &mut places);
+            if places.len() > best.len() {
+                best = places;
+            }
         }
-        [.., 0xff, 0xd0..=0xd7] | [.., 0x41, 0xff, _] | [.., 0xff, 0x50..=0x57, _] => {
-            Called::Register
-        }
-        _ => Called::Nothing,
+        best
     }
 }
 

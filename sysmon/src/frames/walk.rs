@@ -27,9 +27,13 @@ use super::Verdict;
 use super::ahead::ask_ahead;
 use super::rows::{Base, CallersBp, WORD};
 use super::sites::{Site, Sites, sites};
+use crate::call::SystemCall;
 
 /// Frames of one walk at most; what is deeper counts as broken.
 pub(crate) const FRAMES: usize = 4096;
+
+/// For an `rbp` that nobody knows: no stack is there.
+pub(crate) const UNKNOWN: usize = usize::MAX;
 
 /// The memory of a suspended stack.
 ///
@@ -124,16 +128,17 @@ impl Registers {
         Registers::interrupted(ip, sp, bp)
     }
 
-    /// A stack that sleeps in a system call, of which `rbp` is not known: good for a
+    /// A thread that sleeps in this call: its `rbp` is not known. For
     /// [`Snapshot`](super::Snapshot), which guesses it where it is needed.
     ///
     /// ```
-    /// use indent_sysmon::frames::Registers;
-    /// assert_eq!(Registers::asleep(0x401000, 0x7ff0), Registers::interrupted(0x401000, 0x7ff0, 0));
+    /// use indent_sysmon::{SystemCall, frames::Registers};
+    /// let call = SystemCall { number: 0, sp: 0x7ff0, pc: 0x4010_05 };
+    /// assert_ne!(Registers::asleep(&call), Registers::after_call(call.pc, call.sp, 0));
     /// ```
     #[inline]
-    pub fn asleep(ip: usize, sp: usize) -> Self {
-        Registers::interrupted(ip, sp, 0)
+    pub fn asleep(call: &SystemCall) -> Self {
+        Registers::after_call(call.pc, call.sp, UNKNOWN)
     }
 
     /// A stack that was interrupted at an instruction.

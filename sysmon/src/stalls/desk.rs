@@ -1,0 +1,386 @@
+#![expect(unsafe_code, reason = "the two ends of a queue")]
+//! What the monitor and the helper do.
+//!
+//! The monitor's part (`impl Pool`) keeps its law: no allocation, no lock, no file. At each look it
+//! first *settles*: which pieces of work have ended, which have begun. Then it is told who is late, and
+//! if that one is due to be told of, it *opens the case*: it notes the label. Then it needs the stack. Of
+//! a sleeper it copies it; of one that runs it asks for it by a signal, and looks for the answer next
+//! time. When it has it, or has waited long enough, it hands the helper a [`Ticket`].
+
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::record::{self, Record};
+use super::ring::Ring;
+use super::{EnlistError, Stage, Stall, handler};
+use crate::{Chores, Helper, Phase, Pool, Slot, SystemCall, TICK, Thread, ThreadState, symbols};
+
+/// Looks within the limit.
+const LOOKS: u32 = 10;
+/// And the longest time between two.
+const SELDOM: Duration = Duration::from_millis(100);
+/// Looks after which a stack that was asked for will not come.
+const PATIENCE: u32 = 5;
+/// How many times as long a piece of work must have lasted to be told of again.
+const AGAIN: u64 = 10;
+/// Room for what was not told yet.
+const TICKETS: usize = 256;
+
+pub(super) type Tell = Box<dyn Fn(&Stall) + Send + Sync>;
+
+pub(super) struct Desk {
+    limit: u64,
+    pause: Duration,
+    signal: i32,
+    tell: Tell,
+    /// Nanoseconds since then are what the monitor counts.
+    began: Instant,
+    now: AtomicU64,
+    seats: Box<[OnceLock<&'static Record>]>,
+    /// How many of them were ever used.
+    used: AtomicUsize,
+    seating: Mutex<()>,
+    helper: OnceLock<Helper>,
+    tickets: Ring<Ticket>,
+    missed: AtomicU64,
+}
+
+/// What the helper needs to know.
+#[derive(Clone, Copy)]
+struct Ticket {
+    record: &'static Record,
+    label: &'static str,
+    lasted: u64,
+    stage: Stage,
+    state: ThreadState,
+    call: Option<SystemCall>,
+    /// Its stack is in the record.
+    stack: bool,
+}
+
+/// What is known about a late thread.
+struct Seen {
+    state: ThreadState,
+    call: Option<SystemCall>,
+    stack: bool,
+}
+
+impl Seen {
+    const fn running(stack: bool) -> Self {
+        Seen {
+            state: ThreadState::Running,
+            call: None,
+            stack,
+        }
+    }
+}
+
+impl Desk {
+    pub(super) fn new(limit: Duration, signal: i32, seats: usize, tell: Tell) -> Self {
+        Desk {
+            limit: nanos(limit),
+            pause: (limit / LOOKS).clamp(TICK, SELDOM),
+            signal,
+            tell,
+            began: Instant::now(),
+            now: AtomicU64::new(0),
+            seats: (0..seats).map(|_| OnceLock::new()).collect(),
+            used: AtomicUsize::new(0),
+            seating: Mutex::new(()),
+            helper: OnceLock::new(),
+            tickets: Ring::new(TICKETS),
+            missed: AtomicU64::new(0),
+        }
+    }
+
+    /// Starts the helper.
+    pub(super) fn open(self: &Arc<Self>) -> io::Result<()> {
+        let helper = Helper::start("stalls-helper", self.clone())?;
+        let _ = self.helper.set(helper);
+        Ok(())
+    }
+
+    /// After the monitor ended: ends the helper, and tells what is left.
+    pub(super) fn close(&self) {
+        self.tick(Instant::now()); // what has ended since the last look
+        self.helper.get().inspect(|helper| helper.stop());
+        self.tell_all();
+    }
+
+    pub(super) fn missed(&self) -> u64 {
+        self.missed.load(Relaxed)
+    }
+
+    /// A seat for the calling thread.
+    pub(super) fn seat_here(&self) -> Result<&'static Record, EnlistError> {
+        let ours = |record: &Record| self.records().any(|own| std::ptr::eq(own, record));
+        if handler::sits_in(ours) {
+            return Err(EnlistError::Twice);
+        }
+        let record = self.free_seat()?;
+        let settled = handler::settle_here(record, self.signal);
+        settled.map(|()| record).map_err(|error| {
+            record.leave();
+            EnlistError::Stack(error)
+        })
+    }
+
+    /// One that nobody has, and of whose last thread nothing is left to tell.
+    fn free_seat(&self) -> Result<&'static Record, EnlistError> {
+        let _one_at_a_time = self.seating.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(record) = self.records().find(|record| record.take()) {
+            return Ok(record);
+        }
+        let (used, seats) = (self.used.load(SeqCst), self.seats.len());
+        let seat = self.seats.get(used).ok_or(EnlistError::Full { seats })?;
+        let record = *seat.get_or_init(Record::hire);
+        record.take(); // nobody else knows it
+        self.used.store(used + 1, SeqCst);
+        Ok(record)
+    }
+
+    fn records(&self) -> impl Iterator<Item = &'static Record> {
+        let used = self.used.load(SeqCst);
+        (0..used).filter_map(|seat| self.seats[seat].get().copied())
+    }
+
+    fn record(&self, seat: usize) -> &'static Record {
+        self.seats[seat].get().expect("below `used`")
+    }
+}
+
+/// The monitor's part.
+impl Desk {
+    /// Notes what has ended and what has begun.
+    fn settle(&self, record: &'static Record, now: u64) {
+        let case = &record.case;
+        let dispatch = record.slot.dispatches();
+        let works = record.slot.phase() == Phase::Fiber;
+        let other = dispatch != case.dispatch.load(Relaxed);
+        if case.open.load(Relaxed) && (other || !works) {
+            self.close_case(record, now);
+        }
+        if works && other {
+            case.dispatch.store(dispatch, Relaxed);
+            case.since.store(now, Relaxed);
+            case.due.store(self.limit, Relaxed);
+            case.told.store(false, Relaxed);
+            case.asked.store(0, Relaxed);
+        }
+    }
+
+    /// It was late, and is over.
+    fn close_case(&self, record: &'static Record, now: u64) {
+        let case = &record.case;
+        // Its stack may have come just before.
+        let stack = case.asked.load(Relaxed) > 0 && has_answered(record);
+        let seen = Seen::running(stack);
+        self.hand_over(record, now, Stage::Ended, &seen);
+        case.open.store(false, Relaxed);
+        record.disengage();
+    }
+
+    /// It is in this piece of work, and has been for a tick at least.
+    fn late(&self, record: &'static Record, dispatch: u64, asleep: bool) {
+        let (case, now) = (&record.case, self.now.load(Relaxed));
+        let lasted = now.saturating_sub(case.since.load(Relaxed));
+        if case.dispatch.load(Relaxed) != dispatch || lasted < case.due.load(Relaxed) {
+            return;
+        }
+        if !case.open.load(Relaxed) {
+            let Some(label) = record.engage(dispatch) else {
+                return;
+            };
+            let [start, length] = label;
+            case.label[0].store(start, Relaxed);
+            case.label[1].store(length, Relaxed);
+            case.open.store(true, Relaxed);
+        }
+        let seen = match asleep {
+            true => look_at_sleeper(record),
+            false => self.look_at_runner(record, dispatch),
+        };
+        let Some(seen) = seen else { return };
+        let stage = match case.told.swap(true, Relaxed) {
+            false => Stage::Found,
+            true => Stage::GoesOn,
+        };
+        self.hand_over(record, now, stage, &seen);
+        let due = lasted.max(self.limit).max(1);
+        case.due.store(due.saturating_mul(AGAIN), Relaxed);
+        case.asked.store(0, Relaxed);
+        record.request.store(0, SeqCst);
+        record.answer.store(0, SeqCst);
+    }
+
+    /// Asks for the stack, or finds that it came, or that it will not; none: not yet.
+    fn look_at_runner(&self, record: &'static Record, dispatch: u64) -> Option<Seen> {
+        let looks = record.case.asked.load(Relaxed);
+        if looks > 0 && has_answered(record) {
+            return Some(Seen::running(true));
+        }
+        if looks > PATIENCE {
+            return Some(Seen::running(false));
+        }
+        if record.lent.load(SeqCst) {
+            return None; // the helper has not come to the last one
+        }
+        record.case.asked.store(looks + 1, Relaxed);
+        if looks == 0 {
+            record.snapshot.clear();
+            record.answer.store(0, SeqCst);
+            record.request.store(dispatch, SeqCst);
+        }
+        record.thread.signal_with(self.signal, record.address());
+        None
+    }
+
+    fn hand_over(&self, record: &'static Record, now: u64, stage: Stage, seen: &Seen) {
+        let case = &record.case;
+        let words = [0, 1].map(|word: usize| case.label[word].load(Relaxed));
+        let ticket = Ticket {
+            record,
+            // SAFETY: noted when the case was opened, from `engage`.
+            label: unsafe { record::label(words) },
+            lasted: now.saturating_sub(case.since.load(Relaxed)),
+            stage,
+            state: seen.state,
+            call: seen.call,
+            stack: seen.stack,
+        };
+        record.engaged.fetch_add(1, SeqCst);
+        record.lent.fetch_or(seen.stack, SeqCst);
+        // SAFETY: the monitor's thread, or that of `close` when there is no monitor.
+        if unsafe { self.tickets.push(ticket) } {
+            self.helper.get().inspect(|helper| helper.ask(1));
+            return;
+        }
+        self.missed.fetch_add(1, Relaxed);
+        record.disengage();
+        if seen.stack {
+            record.snapshot.clear();
+            record.lent.store(false, SeqCst);
+        }
+    }
+}
+
+/// Whether the handler has copied the stack in the piece of work that is the case.
+fn has_answered(record: &Record) -> bool {
+    record.answer.load(SeqCst) == record.case.dispatch.load(Relaxed) && !record.lent.load(SeqCst)
+}
+
+/// Copies the stack of a thread that does not run; none if it does.
+fn look_at_sleeper(record: &Record) -> Option<Seen> {
+    let state = record.thread.state();
+    if state == ThreadState::Running {
+        return None;
+    }
+    let call = record.thread.system_call();
+    let Some(from) = call.filter(|_| !record.lent.load(SeqCst)) else {
+        let stack = false;
+        return Some(Seen { state, call, stack });
+    };
+    record.snapshot.clear();
+    record.request.store(0, SeqCst);
+    let stack = (record.snapshot).take_asleep(&from, record.stack[1].load(SeqCst));
+    if record.thread.system_call() != call {
+        record.snapshot.clear(); // it woke meanwhile
+        return None;
+    }
+    Some(Seen { state, call, stack })
+}
+
+impl Pool for Desk {
+    fn workers(&self) -> usize {
+        self.used.load(SeqCst)
+    }
+
+    fn slot(&self, worker: usize) -> &Slot {
+        &self.record(worker).slot
+    }
+
+    fn thread(&self, worker: usize) -> Option<&Thread> {
+        Some(&self.record(worker).thread)
+    }
+
+    fn tick(&self, now: Instant) {
+        let now = nanos(now.saturating_duration_since(self.began));
+        self.now.store(now, Relaxed);
+        self.records().for_each(|record| self.settle(record, now));
+    }
+
+    fn overran(&self, worker: usize, dispatch: u64) {
+        self.late(self.record(worker), dispatch, false);
+    }
+
+    fn asleep(&self, worker: usize, dispatch: u64) {
+        self.late(self.record(worker), dispatch, true);
+    }
+
+    fn pause(&self) -> Duration {
+        self.pause
+    }
+}
+
+/// The helper's part.
+impl Desk {
+    fn tell_all(&self) {
+        // SAFETY: the helper's thread, or that of `close` when there is no helper.
+        while let Some(ticket) = unsafe { self.tickets.pop() } {
+            let stall = stall(&ticket);
+            // It has been printed; the next one is told all the same.
+            let _ = catch_unwind(AssertUnwindSafe(|| (self.tell)(&stall)));
+        }
+    }
+}
+
+fn stall(ticket: &Ticket) -> Stall {
+    let record = ticket.record;
+    let mut frames = Vec::new();
+    if ticket.stack {
+        frames = record.snapshot.frames().unwrap_or_default();
+        record.lent.store(false, SeqCst);
+    }
+    let thread = record.name().clone();
+    record.disengage();
+    Stall {
+        label: ticket.label,
+        thread,
+        lasted: Duration::from_nanos(ticket.lasted),
+        stage: ticket.stage,
+        state: ticket.state,
+        call: ticket.call,
+        stack: symbols::name(&frames),
+    }
+}
+
+impl Chores for Desk {
+    fn help(&self, _asked: u32) -> Option<Duration> {
+        self.tell_all();
+        None
+    }
+}
+
+/// No seat is taken any more, and both threads have ended.
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.records().for_each(Record::give_back);
+    }
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Desk {{ seats: {} }}", self.used.load(Relaxed))
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

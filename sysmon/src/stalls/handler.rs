@@ -1,0 +1,311 @@
+#![expect(unsafe_code, reason = "a signal handler, and the stack it runs on")]
+//! The signal that makes a thread copy its own stack: who it is for, and what its handler does.
+//!
+//! The handler runs between any two instructions, perhaps inside the allocator: no allocation, no lock,
+//! no thread-local, and `errno` stays as it was. A signal of ours carries the address of a record; the
+//! handler goes through the list of all of them, so what it follows is a record and nothing else. If
+//! it is not the one of the thread it runs on (the thread has left, and its number is another one's),
+//! nothing happens. Any other signal goes to the handler that was there before.
+//!
+//! Room: the kernel pushes all registers (11 KiB where there are tile registers), and std's signal stack
+//! has 8 KiB or just what the kernel needs. So a thread that enlists gets one of [`ROOM`] bytes,
+//! unless it has such a one already, and keeps it until it ends.
+//!
+//! Handlers are never removed: a signal that is under way would end the process.
+
+use std::cell::RefCell;
+use std::io;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Mutex, OnceLock};
+
+use libc::{c_int, c_void, siginfo_t};
+
+use super::record::Record;
+use crate::frames::{Registers, Stack};
+
+/// Bytes of a signal stack, and of the guard below it.
+const ROOM: usize = 64 * 1024;
+const GUARD: usize = 4096;
+/// One more than the last signal.
+const SIGNALS: usize = 65;
+
+const NAMED: [c_int; 5] = [
+    libc::SIGURG,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGIO,
+    libc::SIGWINCH,
+];
+
+type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
+
+/// What was installed for each signal before us.
+static BEFORE: [OnceLock<libc::sigaction>; SIGNALS] = [const { OnceLock::new() }; SIGNALS];
+
+/// The last real-time signal but one.
+pub(super) fn usual_signal() -> c_int {
+    libc::SIGRTMAX() - 1
+}
+
+/// Installs the handler for a signal, once in a process.
+pub(super) fn prepare(signal: c_int) -> io::Result<()> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+    let real_time = libc::SIGRTMIN() + 1..=libc::SIGRTMAX();
+    if !NAMED.contains(&signal) && !real_time.contains(&signal) {
+        let last = libc::SIGRTMAX() - libc::SIGRTMIN();
+        let allowed = format!("URG, USR1, USR2, IO, WINCH or RTMIN+1 to RTMIN+{last}");
+        let message = format!("signal {signal}: allowed is {allowed}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    let before = &BEFORE[signal as usize];
+    if before.get().is_none() {
+        let _ = before.set(action(signal, None)?); // before the first one can come
+        // SAFETY: zeros are a valid action; what matters is set below.
+        let mut ours: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
+        ours.sa_sigaction = on_signal as Handler as *const () as usize;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+        action(signal, Some(&ours))?;
+    }
+    Ok(())
+}
+
+/// What is installed, and perhaps something new.
+fn action(signal: c_int, new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
+    let mut old = MaybeUninit::uninit();
+    let new = new.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: reads `new`, and fills in `old`; a new handler is ours, of the type its flags ask for.
+    match unsafe { libc::sigaction(signal, new, old.as_mut_ptr()) } {
+        // SAFETY: filled in.
+        0 => Ok(unsafe { old.assume_init() }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    // SAFETY: takes nothing and cannot fail.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own.
+    let kept = unsafe { *errno };
+    // SAFETY: the argument of a running handler.
+    match unsafe { record_in(info) } {
+        // SAFETY: as above.
+        Some(record) => unsafe { interrupted(record, context) },
+        None => pass_on(signal, info, context),
+    }
+    // SAFETY: the thread's own.
+    unsafe { *errno = kept };
+}
+
+/// The record whose address the signal carries.
+///
+/// # Safety
+/// The argument of a running handler.
+unsafe fn record_in(info: *mut siginfo_t) -> Option<&'static Record> {
+    // SAFETY: by the caller's promise it points to a siginfo.
+    let info = unsafe { &*info };
+    if info.si_code != libc::SI_QUEUE {
+        return None;
+    }
+    // SAFETY: for this code the field is filled in.
+    Record::at(unsafe { info.si_value() }.sival_ptr.addr())
+}
+
+/// Copies the stack if that is still wanted.
+///
+/// # Safety
+/// The argument of a running handler.
+unsafe fn interrupted(record: &Record, context: *mut c_void) {
+    // SAFETY: takes nothing and cannot fail.
+    let own = unsafe { libc::gettid() };
+    let request = record.request.load(SeqCst);
+    if record.thread.number() != Some(own) || request == 0 || !record.is_in(request) {
+        return;
+    }
+    // SAFETY: the kernel's, for the time of the handler.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    let register = |which: i32| context.uc_mcontext.gregs[which as usize] as usize;
+    let [ip, sp, bp] = [libc::REG_RIP, libc::REG_RSP, libc::REG_RBP].map(register);
+    let [low, high] = [0, 1].map(|end: usize| record.stack[end].load(SeqCst));
+    // SAFETY: this thread's own stack, which is there as long as it runs.
+    let stack = unsafe { Stack::new(low..high) };
+    if record
+        .snapshot
+        .take(&Registers::interrupted(ip, sp, bp), &stack)
+    {
+        record.request.store(0, SeqCst);
+        record.answer.store(request, SeqCst);
+    }
+}
+
+/// Does what would have happened without us.
+fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
+    let before = BEFORE.get(signal as usize).and_then(OnceLock::get);
+    let Some(before) = before else { return };
+    let ignored = [libc::SIGURG, libc::SIGWINCH];
+    match before.sa_sigaction {
+        libc::SIG_IGN => {}
+        libc::SIG_DFL if ignored.contains(&signal) => {}
+        libc::SIG_DFL => {
+            // The default is to end the process: it is reinstated, and meets a signal of ours
+            // when we have returned.
+            // SAFETY: a value the kernel gave us.
+            unsafe { libc::sigaction(signal, before, ptr::null_mut()) };
+            // SAFETY: takes a number only.
+            unsafe { libc::raise(signal) };
+        }
+        address if before.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: SA_SIGINFO says that the address is a function of this type.
+            let handler = unsafe { std::mem::transmute::<usize, Handler>(address) };
+            handler(signal, info, context);
+        }
+        address => {
+            // SAFETY: without SA_SIGINFO it is a function of one argument.
+            let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(address) };
+            handler(signal);
+        }
+    }
+}
+
+/// What the calling thread has for the time it lives.
+struct Own {
+    records: Vec<&'static Record>,
+    stack: Option<SignalStack>,
+}
+
+thread_local! {
+    /// Not for the handler.
+    static OWN: RefCell<Own> = const {
+        RefCell::new(Own { records: Vec::new(), stack: None })
+    };
+}
+
+/// A thread that ends without leaving leaves here.
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.records.iter().for_each(|record| record.stand_up());
+    }
+}
+
+/// Whether the calling thread sits in one of these.
+pub(super) fn sits_in(mut is: impl FnMut(&Record) -> bool) -> bool {
+    let found = OWN.try_with(|own| own.borrow().records.iter().any(|record| is(record)));
+    found.unwrap_or(false)
+}
+
+/// The calling thread, which took the record, can be signalled: it has a stack for it, and hears it.
+pub(super) fn settle_here(record: &'static Record, signal: c_int) -> io::Result<()> {
+    OWN.with(|own| {
+        let mut own = own.borrow_mut();
+        if own.stack.is_none() {
+            own.stack = SignalStack::install()?;
+        }
+        unblock(signal);
+        record.sit_down(own_stack());
+        own.records.push(record);
+        Ok(())
+    })
+}
+
+/// The calling thread does not sit there any more.
+pub(super) fn forget_here(record: &Record) {
+    let forget = |own: &RefCell<Own>| own.borrow_mut().records.retain(|r| !ptr::eq(*r, record));
+    let _ends = OWN.try_with(forget);
+}
+
+fn unblock(signal: c_int) {
+    let mut set = MaybeUninit::uninit();
+    // SAFETY: makes an empty set of it.
+    unsafe { libc::sigemptyset(set.as_mut_ptr()) };
+    // SAFETY: initialized above.
+    let mut set = unsafe { set.assume_init() };
+    // SAFETY: a valid set and a valid signal.
+    unsafe { libc::sigaddset(&mut set, signal) };
+    // SAFETY: reads the set.
+    unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut()) };
+}
+
+/// Where the stack of the calling thread begins and ends; nowhere if that is not known.
+fn own_stack() -> [usize; 2] {
+    let (mut low, mut size) = (ptr::null_mut(), 0);
+    let mut attributes = MaybeUninit::uninit();
+    // SAFETY: takes nothing and cannot fail.
+    let own = unsafe { libc::pthread_self() };
+    // SAFETY: a thread that runs, and memory for the answer.
+    if unsafe { libc::pthread_getattr_np(own, attributes.as_mut_ptr()) } != 0 {
+        return [0, 0]; // then no stack is ever shown
+    }
+    // SAFETY: filled in above.
+    let mut attributes = unsafe { attributes.assume_init() };
+    // SAFETY: filled in above.
+    unsafe { libc::pthread_attr_getstack(&attributes, &mut low, &mut size) };
+    // SAFETY: filled in above, and not used any more.
+    unsafe { libc::pthread_attr_destroy(&mut attributes) };
+    [low.addr(), low.addr() + size]
+}
+
+/// A signal stack of our own, with a guard below it.
+struct SignalStack {
+    /// Of the mapping: the guard.
+    at: *mut c_void,
+    before: libc::stack_t,
+}
+
+impl SignalStack {
+    /// For the calling thread; none if its own is large enough.
+    fn install() -> io::Result<Option<Self>> {
+        let before = signal_stack(None)?;
+        if before.ss_flags & libc::SS_DISABLE == 0 && before.ss_size >= ROOM {
+            return Ok(None);
+        }
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: new memory, wherever there is room.
+        let at = unsafe { libc::mmap(ptr::null_mut(), GUARD + ROOM, access, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let stack = SignalStack { at, before };
+        // SAFETY: nobody has seen the mapping yet. Without a guard it would do as well.
+        unsafe { libc::mprotect(at, GUARD, libc::PROT_NONE) };
+        let usable = libc::stack_t {
+            ss_sp: stack.usable(),
+            ss_flags: 0,
+            ss_size: ROOM,
+        };
+        signal_stack(Some(&usable))?;
+        Ok(Some(stack))
+    }
+
+    fn usable(&self) -> *mut c_void {
+        self.at.wrapping_byte_add(GUARD)
+    }
+}
+
+/// The calling thread's signal stack, and perhaps another one from here on.
+fn signal_stack(new: Option<&libc::stack_t>) -> io::Result<libc::stack_t> {
+    let mut old = MaybeUninit::uninit();
+    let new = new.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: reads `new`, whose memory stays until another one is installed, and fills in `old`.
+    match unsafe { libc::sigaltstack(new, old.as_mut_ptr()) } {
+        // SAFETY: filled in.
+        0 => Ok(unsafe { old.assume_init() }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Drop for SignalStack {
+    fn drop(&mut self) {
+        let now = signal_stack(None);
+        let is_ours = now.as_ref().is_ok_and(|now| now.ss_sp == self.usable());
+        let is_off = now.is_ok_and(|now| now.ss_flags & libc::SS_DISABLE != 0);
+        // std frees its own when a thread ends, and switches off whatever there is.
+        if is_ours && signal_stack(Some(&self.before)).is_ok() || is_off {
+            // SAFETY: in use no longer.
+            unsafe { libc::munmap(self.at, GUARD + ROOM) };
+        }
+        // Else somebody has put another one in front of it, and may put it back: it stays.
+    }
+}

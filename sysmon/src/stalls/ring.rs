@@ -1,0 +1,108 @@
+#![expect(unsafe_code, reason = "a queue without a lock")]
+//! A queue with room for so many, from one thread to another; it never allocates nor waits.
+//!
+//! Places are counted for ever and used in turn. `written` is moved on by the writer alone, after it
+//! has filled a place, and `read` by the reader alone, after it has emptied one: so the places from
+//! `read` to `written` are the reader's, the others the writer's.
+
+use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+/// For values that need no dropping.
+pub(super) struct Ring<T> {
+    places: Box<[UnsafeCell<MaybeUninit<T>>]>,
+    written: AtomicUsize,
+    read: AtomicUsize,
+}
+
+// SAFETY: values go from one thread to another, and each place has one user at a time, see above.
+unsafe impl<T: Copy + Send> Sync for Ring<T> {}
+
+impl<T: Copy + Send> Ring<T> {
+    pub(super) fn new(room: usize) -> Self {
+        let empty = || UnsafeCell::new(MaybeUninit::uninit());
+        Ring {
+            places: std::iter::repeat_with(empty).take(room).collect(),
+            written: AtomicUsize::new(0),
+            read: AtomicUsize::new(0),
+        }
+    }
+
+    fn place(&self, count: usize) -> *mut MaybeUninit<T> {
+        self.places[count % self.places.len()].get()
+    }
+
+    /// Adds a value; false if there is no room.
+    ///
+    /// # Safety
+    /// One thread at a time.
+    pub(super) unsafe fn push(&self, value: T) -> bool {
+        let written = self.written.load(Relaxed);
+        if written - self.read.load(Acquire) == self.places.len() {
+            return false;
+        }
+        // SAFETY: beyond what the reader may look at, and there is one writer by the caller's promise.
+        unsafe { self.place(written).write(MaybeUninit::new(value)) };
+        self.written.store(written + 1, Release);
+        true
+    }
+
+    /// Takes the oldest value.
+    ///
+    /// # Safety
+    /// One thread at a time.
+    pub(super) unsafe fn pop(&self) -> Option<T> {
+        let read = self.read.load(Relaxed);
+        if read == self.written.load(Acquire) {
+            return None;
+        }
+        // SAFETY: the writer is past it until `read` goes on, and there is one reader.
+        let value = unsafe { self.place(read).read() };
+        self.read.store(read + 1, Release);
+        // SAFETY: written, as `written` says.
+        Some(unsafe { value.assume_init() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_out_in_order_and_what_finds_no_room_is_refused() {
+        let ring = Ring::new(3);
+        let mut next = 0..;
+        for round in 0..5 {
+            // SAFETY: one thread.
+            let pushed = (0..4).map(|i| unsafe { ring.push(round * 3 + i) });
+            assert_eq!(pushed.collect::<Vec<_>>(), [true, true, true, false]);
+            // SAFETY: one thread.
+            let popped = std::iter::from_fn(|| unsafe { ring.pop() });
+            assert!(popped.eq(next.by_ref().take(3)));
+        }
+    }
+
+    #[test]
+    fn what_one_thread_writes_another_reads() {
+        let ring = &Ring::new(4);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for value in 0..10_000u64 {
+                    // SAFETY: the one writer.
+                    while !unsafe { ring.push([value; 4]) } {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            for value in 0..10_000 {
+                // SAFETY: the one reader.
+                let popped = std::iter::repeat_with(|| unsafe { ring.pop() });
+                assert_eq!(popped.flatten().next(), Some([value; 4]));
+            }
+        });
+    }
+}

@@ -1,0 +1,408 @@
+#![expect(unsafe_code, reason = "signals, and calls that they would interrupt")]
+//! The stall detector, on plain threads.
+//!
+//! The machine may be busy with anything: a job that should take no time may take long. So jobs that
+//! must not be told of have a limit a hundred times their length.
+
+use std::cell::OnceCell;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indent_sysmon::ThreadState;
+use indent_sysmon::stalls::{Builder, EnlistError, Seat, Stage, Stall, Stalls};
+
+const LIMIT: Duration = Duration::from_millis(10);
+const LONG: Duration = Duration::from_millis(200);
+
+/// What was told.
+#[derive(Clone, Default)]
+struct Told(Arc<Mutex<Vec<Stall>>>);
+
+impl Told {
+    fn tell(&self) -> impl Fn(&Stall) + Send + Sync + 'static {
+        let told = self.0.clone();
+        move |stall| told.lock().unwrap().push(stall.clone())
+    }
+
+    fn all(&self) -> Vec<Stall> {
+        self.0.lock().unwrap().clone()
+    }
+
+    /// The first report of a label, and how many there are of it.
+    fn first(&self, label: &str) -> (Stall, usize) {
+        let all = self.all();
+        let of_it: Vec<_> = all.iter().filter(|stall| stall.label == label).collect();
+        let first = of_it.first().unwrap_or_else(|| panic!("{label}: {all:#?}"));
+        ((*first).clone(), of_it.len())
+    }
+}
+
+/// Runs this on a thread of its own, watched.
+fn watched(name: &str, stalls: &Stalls, work: impl FnOnce(&Seat) + Send) {
+    thread::scope(|scope| {
+        let body = || work(&stalls.enlist().unwrap());
+        let thread = thread::Builder::new().name(name.to_owned());
+        thread.spawn_scoped(scope, body).unwrap();
+    });
+}
+
+fn shows(stall: &Stall, function: &str) -> bool {
+    let is = |name: &String| name.ends_with(function);
+    (stall.stack.iter()).any(|place| place.function.as_ref().is_some_and(is))
+}
+
+/// Computes, in a function of this very name.
+macro_rules! computes {
+    ($name:ident) => {
+        #[inline(never)]
+        fn $name(time: Duration) {
+            let began = Instant::now();
+            while began.elapsed() < time {
+                let mut rounds = black_box(10_000);
+                while rounds > 0 {
+                    rounds = black_box(rounds) - 1;
+                }
+            }
+            black_box(time); // no tail call: the frame stays
+        }
+    };
+}
+computes!(crunches);
+computes!(mixes_paint);
+computes!(weighs_flour);
+
+#[test]
+fn a_job_that_computes_is_found_with_its_function_and_again_when_it_ends() {
+    let told = Told::default();
+    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    watched("cruncher", &stalls, |seat| {
+        let _job = seat.begin("sums");
+        crunches(LONG);
+    });
+    drop(stalls);
+    let (first, count) = told.first("sums");
+    assert_eq!(first.thread, "cruncher");
+    assert_eq!(
+        (first.stage, first.state),
+        (Stage::Found, ThreadState::Running)
+    );
+    assert!(first.lasted >= LIMIT && first.lasted < LONG, "{first}");
+    assert!(shows(&first, "::crunches"), "{first:#}");
+    let all = told.all();
+    let last = all.last().unwrap();
+    assert_eq!(last.stage, Stage::Ended);
+    assert!(last.lasted >= LONG / 2, "{last}");
+    assert!(
+        (2..=3).contains(&count),
+        "once more at ten times the limit: {all:#?}"
+    );
+}
+
+#[test]
+fn one_that_sleeps_is_found_with_its_call_and_its_sleep_is_not_disturbed() {
+    #[inline(never)]
+    fn waits_for_nothing(time: Duration) -> i32 {
+        // SAFETY: no files, so nothing is read or written.
+        let ready = unsafe { libc::poll(std::ptr::null_mut(), 0, time.as_millis() as i32) };
+        black_box(ready)
+    }
+    let told = Told::default();
+    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    watched("sleeper", &stalls, |seat| {
+        let _job = seat.begin("waits");
+        for _ in 0..3 {
+            assert_eq!(
+                waits_for_nothing(LONG),
+                0,
+                "{}",
+                std::io::Error::last_os_error()
+            );
+        }
+    });
+    drop(stalls);
+    let (first, _) = told.first("waits");
+    assert_eq!(first.state, ThreadState::Sleeping, "{first}");
+    assert_eq!(first.call.unwrap().to_string(), "poll");
+    assert!(shows(&first, "::waits_for_nothing"), "{first:#}");
+}
+
+#[test]
+fn frames_of_a_sleeper_are_seen_up_to_its_job() {
+    #[inline(never)]
+    fn naps(time: Duration) {
+        thread::sleep(time);
+        black_box(time);
+    }
+    #[inline(never)]
+    fn has_a_job(time: Duration) {
+        let kept = black_box([1u64; 100]);
+        naps(time);
+        black_box(kept);
+    }
+    let told = Told::default();
+    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    watched("napper", &stalls, |seat| {
+        let _job = seat.begin("naps");
+        has_a_job(LONG);
+    });
+    drop(stalls);
+    let (first, _) = told.first("naps");
+    for function in ["::naps", "::has_a_job"] {
+        assert!(shows(&first, function), "{function}: {first:#}");
+    }
+}
+
+#[test]
+fn one_that_waits_for_a_lock_is_found_with_who_waits() {
+    #[inline(never)]
+    fn wants(lock: &Mutex<()>) {
+        let held = lock.lock().unwrap();
+        black_box(&held); // no tail call: the frame stays
+    }
+    let (told, lock) = (Told::default(), Mutex::new(()));
+    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    let held = lock.lock().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let seat = stalls.enlist().unwrap();
+            let _job = seat.begin("wants");
+            wants(&lock);
+        });
+        thread::sleep(LONG);
+        drop(held);
+    });
+    drop(stalls);
+    let (first, _) = told.first("wants");
+    assert_eq!(first.state, ThreadState::Locked, "{first}");
+    assert_eq!(first.call.unwrap().number, libc::SYS_futex);
+    assert!(shows(&first, "::wants"), "{first:#}");
+    assert!(
+        first.thread.starts_with("thread "),
+        "it has no name: {first}"
+    );
+}
+
+#[test]
+fn jobs_below_the_limit_are_never_told_of_however_many() {
+    let told = Told::default();
+    let stalls = Stalls::start(Duration::from_secs(2), told.tell()).unwrap();
+    watched("quick", &stalls, |seat| {
+        let began = Instant::now();
+        while began.elapsed() < LONG {
+            let _job = seat.begin("quick");
+            crunches(Duration::from_millis(1));
+        }
+    });
+    drop(stalls);
+    assert!(told.all().is_empty(), "{:#?}", told.all());
+}
+
+#[test]
+fn labels_threads_and_functions_belong_together() {
+    let told = Told::default();
+    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    let time = 5 * LIMIT;
+    let paint = |seat: &Seat| {
+        for _ in 0..5 {
+            drop(seat.begin("a pause"));
+            let _job = seat.begin("paint");
+            mixes_paint(time);
+        }
+    };
+    let flour = |seat: &Seat| {
+        for _ in 0..5 {
+            let _job = seat.begin("flour of another length");
+            weighs_flour(time);
+        }
+    };
+    thread::scope(|scope| {
+        let stalls = &stalls;
+        scope.spawn(move || watched("painter", stalls, paint));
+        scope.spawn(move || watched("painter", stalls, paint));
+        scope.spawn(move || watched("baker", stalls, flour));
+    });
+    drop(stalls);
+    let all = told.all();
+    for (label, thread, function, others) in [
+        ("paint", "painter", "::mixes_paint", "::weighs_flour"),
+        (
+            "flour of another length",
+            "baker",
+            "::weighs_flour",
+            "::mixes_paint",
+        ),
+    ] {
+        let of_it: Vec<_> = all.iter().filter(|stall| stall.label == label).collect();
+        let with_stack = of_it.iter().filter(|stall| shows(stall, function)).count();
+        assert!(with_stack > 0, "{label}: {all:#?}");
+        for stall in of_it {
+            assert_eq!(stall.thread, thread, "{stall}");
+            assert!(!shows(stall, others), "{stall:#}");
+        }
+    }
+    assert!(all.iter().all(|stall| stall.label != "a pause"), "{all:#?}");
+}
+
+#[test]
+fn a_piece_inside_another_is_part_of_it() {
+    let told = Told::default();
+    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    watched("nested", &stalls, |seat| {
+        let _outer = seat.begin("outer");
+        let began = Instant::now();
+        while began.elapsed() < LONG {
+            let _inner = seat.begin("inner");
+            crunches(Duration::from_millis(1));
+        }
+    });
+    drop(stalls);
+    assert_eq!(told.first("outer").0.stage, Stage::Found);
+    assert!(told.all().iter().all(|stall| stall.label == "outer"));
+}
+
+#[test]
+fn two_detectors_on_one_thread_both_find_it() {
+    let told = [Told::default(), Told::default()];
+    let [one, other] = told
+        .each_ref()
+        .map(|told| Stalls::start(LIMIT, told.tell()).unwrap());
+    watched("twice", &one, |seat| {
+        let second = other.enlist().unwrap();
+        let _jobs = (seat.begin("of one"), second.begin("of the other"));
+        crunches(LONG);
+    });
+    drop((one, other));
+    for (told, label) in told.iter().zip(["of one", "of the other"]) {
+        let (first, _) = told.first(label);
+        assert!(shows(&first, "::crunches"), "{first:#}");
+        assert!(told.all().iter().all(|stall| stall.label == label));
+    }
+}
+
+#[test]
+fn the_handler_that_was_there_before_gets_its_signals() {
+    static HEARD: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn hears(_: i32) {
+        HEARD.fetch_add(1, SeqCst);
+    }
+    let signal = libc::SIGUSR1;
+    // SAFETY: the handler adds to a counter.
+    unsafe { libc::signal(signal, hears as extern "C" fn(i32) as usize) };
+    let told = Told::default();
+    let stalls = Builder::new(LIMIT)
+        .signal(signal)
+        .start(told.tell())
+        .unwrap();
+    let raised = 50;
+    watched("raiser", &stalls, |seat| {
+        let _job = seat.begin("raises");
+        for _ in 0..raised {
+            // SAFETY: takes a number only; to the calling thread, and heard before it returns.
+            unsafe { libc::raise(signal) };
+            crunches(LONG / raised as u32);
+        }
+    });
+    drop(stalls);
+    assert_eq!(HEARD.load(SeqCst), raised, "each once, and none of ours");
+    assert!(shows(&told.first("raises").0, "::crunches"));
+}
+
+#[test]
+fn errno_stays_as_it_was() {
+    let told = Told::default();
+    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    watched("careful", &stalls, |seat| {
+        let _job = seat.begin("careful");
+        // SAFETY: takes nothing and cannot fail.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: the thread's own.
+        unsafe { *errno = 12345 };
+        let mut rounds = black_box(1u64 << 27); // calls nothing
+        while rounds > 0 {
+            rounds = black_box(rounds) - 1;
+        }
+        let error = std::io::Error::last_os_error();
+        assert_eq!(error.raw_os_error(), Some(12345));
+    });
+    drop(stalls);
+    assert!(!told.all().is_empty());
+}
+
+#[test]
+fn a_thread_may_end_without_leaving_and_its_seat_is_free() {
+    thread_local! {
+        static SEAT: OnceCell<Seat> = const { OnceCell::new() };
+    }
+    let told = Told::default();
+    let stalls = Builder::new(LIMIT).seats(1).start(told.tell()).unwrap();
+    let stalls = &stalls;
+    for _ in 0..20 {
+        thread::scope(|scope| {
+            let kept = scope.spawn(|| SEAT.with(|seat| seat.set(stalls.enlist().unwrap()).is_ok()));
+            kept.join().unwrap()
+        });
+    }
+    thread::scope(|scope| {
+        let forgets = || {
+            let seat = stalls.enlist().unwrap();
+            std::mem::forget(seat.begin("forgotten"));
+            std::mem::forget(seat);
+        };
+        scope.spawn(forgets).join().unwrap();
+    });
+    thread::sleep(5 * LIMIT);
+    assert!(told.all().is_empty(), "{:#?}", told.all());
+    assert!(
+        matches!(stalls.enlist(), Err(EnlistError::Full { seats: 1 })),
+        "lost"
+    );
+}
+
+#[test]
+fn a_thread_has_one_seat_and_may_leave_and_come_back() {
+    let stalls = Stalls::start(LIMIT, |_| ()).unwrap();
+    for _ in 0..3 {
+        let _seat = stalls.enlist().unwrap();
+        assert!(matches!(stalls.enlist(), Err(EnlistError::Twice)));
+    }
+}
+
+#[test]
+fn dropping_it_ends_its_threads_even_while_a_job_goes_on() {
+    let told = Told::default();
+    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    let seat = stalls.enlist().unwrap();
+    let job = seat.begin("goes on");
+    crunches(3 * LIMIT);
+    drop(stalls);
+    let count = told.all().len();
+    crunches(3 * LIMIT);
+    assert_eq!(told.all().len(), count, "nobody looks");
+    drop(job);
+    drop(seat);
+    assert_eq!(Arc::strong_count(&told.0), 1, "nobody could tell any more");
+}
+
+#[test]
+fn a_panic_of_whoever_is_told_does_not_end_the_telling() {
+    let told = Told::default();
+    let tell = told.tell();
+    let first = AtomicUsize::new(0);
+    let stalls = Stalls::start(LIMIT, move |stall| {
+        tell(stall);
+        assert!(first.fetch_add(1, SeqCst) > 0, "the first one is too much");
+    });
+    let stalls = stalls.unwrap();
+    watched("two jobs", &stalls, |seat| {
+        for label in ["one", "two"] {
+            let _job = seat.begin(label);
+            crunches(5 * LIMIT);
+        }
+    });
+    drop(stalls);
+    told.first("one");
+    told.first("two");
+}
