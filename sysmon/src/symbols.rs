@@ -14,8 +14,8 @@ use std::path::PathBuf;
 
 /// A function at an address.
 ///
-/// Written as `function (file:line)`, with the file's name only, or its whole path by `{:#}`; without
-/// a name it is the address.
+/// Written as `function (file:line)`, with the file's name only and without generic arguments that would
+/// fill a line; by `{:#}` with all of it. Without a name it is the address.
 ///
 /// ```
 /// use indent_sysmon::symbols::Place;
@@ -48,6 +48,7 @@ pub struct Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.function {
+            Some(function) if !f.alternate() => write_short(function, f)?,
             Some(function) => f.write_str(function)?,
             None => write!(f, "{:#x}", self.address)?,
         }
@@ -58,6 +59,17 @@ impl fmt::Display for Place {
         write!(f, " ({}", name.unwrap_or(path.as_os_str()).display())?;
         self.line.map_or(Ok(()), |line| write!(f, ":{line}"))?;
         f.write_str(")")
+    }
+}
+
+/// Debug information spells out what a function is generic over, which may be a page of text.
+fn write_short(function: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    const LONG: usize = 60;
+    match function.find('<') {
+        Some(at) if at > 0 && function.ends_with('>') && function.len() > LONG => {
+            write!(f, "{}<…>", &function[..at])
+        }
+        _ => f.write_str(function),
     }
 }
 
@@ -159,6 +171,23 @@ mod tests {
         let places = name(&[inlines as fn() -> usize as usize]);
         let function = places.last().unwrap().function.as_deref().unwrap();
         assert!(function.ends_with("::inlines"), "{places:#?}");
+    }
+
+    #[test]
+    fn long_generic_arguments_are_left_out_unless_all_is_asked_for() {
+        let place = |function: String| Place {
+            address: 1,
+            function: Some(function),
+            file: None,
+            line: None,
+        };
+        let long = "Very".repeat(20);
+        let generic = place(format!("poll<{long}, B<C>>"));
+        assert_eq!(generic.to_string(), "poll<…>");
+        assert!(format!("{generic:#}").contains(&long));
+        for whole in [format!("<{long} as Future>::poll"), "poll<A>".to_owned()] {
+            assert_eq!(place(whole.clone()).to_string(), whole);
+        }
     }
 
     #[test]

@@ -26,8 +26,8 @@ use crate::{Chores, Helper, Phase, Pool, Slot, SystemCall, TICK, Thread, ThreadS
 const LOOKS: u32 = 10;
 /// And the longest time between two.
 const SELDOM: Duration = Duration::from_millis(100);
-/// Looks after which a stack that was asked for will not come.
-const PATIENCE: u32 = 5;
+/// How long a thread runs without showing its stack until it is clear that it will not.
+const PATIENCE: Duration = Duration::from_millis(5);
 /// How many times as long a piece of work must have lasted to be told of again.
 const AGAIN: u64 = 10;
 /// Room for what was not told yet.
@@ -222,23 +222,28 @@ impl Desk {
 
     /// Asks for the stack, or finds that it came, or that it will not; none: not yet.
     fn look_at_runner(&self, record: &'static Record, dispatch: u64) -> Option<Seen> {
-        let looks = record.case.asked.load(Relaxed);
-        if looks > 0 && has_answered(record) {
+        let asked = record.case.asked.load(Relaxed);
+        if asked > 0 && has_answered(record) {
             return Some(Seen::running(true));
         }
-        if looks > PATIENCE {
+        // Of its own time: as long as it waits for a CPU it can answer nobody.
+        let ran = record.thread.cpu_time().map_or(u64::MAX, nanos).max(1);
+        if asked > 0 && ran.saturating_sub(asked) >= nanos(PATIENCE) {
             return Some(Seen::running(false));
         }
         if record.lent.load(SeqCst) {
             return None; // the helper has not come to the last one
         }
-        record.case.asked.store(looks + 1, Relaxed);
-        if looks == 0 {
+        if asked == 0 {
             record.snapshot.clear();
             record.answer.store(0, SeqCst);
             record.request.store(dispatch, SeqCst);
+            record.case.asked.store(ran, Relaxed);
         }
-        record.thread.signal_with(self.signal, record.address());
+        // Again if it ran and did not answer: it may have been inside another handler.
+        if asked == 0 || ran.saturating_sub(asked) >= nanos(TICK) {
+            record.thread.signal_with(self.signal, record.address());
+        }
         None
     }
 

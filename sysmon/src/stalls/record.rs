@@ -63,8 +63,8 @@ pub(super) struct Case {
     pub(super) since: AtomicU64,
     /// How long it has lasted when it is to be told of.
     pub(super) due: AtomicU64,
-    /// Looks since its stack was asked for; zero if it was not.
-    pub(super) asked: AtomicU32,
+    /// How long its thread had run when its stack was asked for; zero if it was not.
+    pub(super) asked: AtomicU64,
     /// It is late: the thread is meant, and its label is known.
     pub(super) open: AtomicBool,
     pub(super) told: AtomicBool,
@@ -77,7 +77,7 @@ impl Case {
             dispatch: AtomicU64::new(0),
             since: AtomicU64::new(0),
             due: AtomicU64::new(0),
-            asked: AtomicU32::new(0),
+            asked: AtomicU64::new(0),
             open: AtomicBool::new(false),
             told: AtomicBool::new(false),
             label: [const { AtomicUsize::new(0) }; 2],
