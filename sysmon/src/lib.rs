@@ -91,3 +91,8 @@ pub use monitor::{Monitor, Pool, TICK};
 pub use policy::{GRACE, Judgement, Look, Policy, Rest, Waiting};
 pub use slot::{Phase, Slot};
 pub use thread::{Thread, ThreadState};
+
+/// So that the README's example is tried.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
