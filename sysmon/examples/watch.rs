@@ -13,7 +13,7 @@ use indent_sysmon::stalls::{Stall, Stalls};
 
 const WORKERS: usize = 2;
 /// A job that takes longer is told about.
-const LIMIT: Duration = Duration::from_millis(20);
+pub(crate) const LIMIT: Duration = Duration::from_millis(20);
 
 type Job = (&'static str, Box<dyn FnOnce() + Send>);
 

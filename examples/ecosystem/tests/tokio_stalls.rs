@@ -1,8 +1,8 @@
 //! The example that watches a Tokio runtime finds the poll that was planted, and accuses nobody else.
 //!
 //! On a busy machine a poll of no length may last for long because its thread gets no CPU. So what is
-//! asserted of the others is that they are few beside what was planted, and that their stacks do not
-//! say otherwise.
+//! asserted of the others is that they hardly ever computed for so long, and that their stacks do
+//! not say otherwise.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,24 +24,26 @@ fn the_planted_poll_is_found_by_name_and_function_and_others_are_not() {
     };
     tokio_stalls::demonstrate(Duration::from_millis(1500), tell).unwrap();
     let told = told.lock().unwrap();
-    let found = |stall: &&Stall| stall.stage == Stage::Found;
-    let (planted, others): (Vec<_>, Vec<_>) =
-        (told.iter().filter(found)).partition(|stall| stall.label == "images");
-    assert!(planted.len() >= 3, "{told:#?}");
-    let shown = |stall: &Stall| {
+    let (planted, others): (Vec<_>, Vec<_>) = told
+        .iter()
+        .partition(|stall: &&Stall| stall.label == "images");
+    let shown = |stall: &&&Stall| {
         let mut top = stall.stack.iter().take(TOP);
         top.any(|place| place.to_string().contains("resizes_a_large_one"))
     };
-    let named = planted.iter().filter(|stall| shown(stall)).count();
-    assert!(named * 3 >= planted.len() * 2, "{planted:#?}");
-    assert!(others.len() * 2 <= planted.len(), "{others:#?}");
-    assert!(!others.iter().any(|stall| shown(stall)), "{others:#?}");
-    let ended = told
-        .iter()
-        .find(|stall| stall.label == "images" && stall.stage == Stage::Ended);
-    let ended = ended.unwrap_or_else(|| panic!("{told:#?}"));
+    let named = planted.iter().filter(shown).count();
+    assert!(named > 0, "{planted:#?}");
+    let with_stack = planted.iter().filter(|stall| !stall.stack.is_empty());
+    assert!(named * 3 >= with_stack.count() * 2, "{planted:#?}");
+    let ended = |stall: &&&Stall| stall.stage == Stage::Ended;
+    let longest = planted.iter().filter(ended).map(|stall| stall.lasted).max();
     assert!(
-        ended.lasted >= Duration::from_millis(25),
-        "half of it at least: {ended}"
+        longest >= Some(Duration::from_millis(25)),
+        "half at least: {planted:#?}"
     );
+    // Others may have been denied a CPU, but did not compute.
+    let computed = |stall: &&&Stall| stall.ran.is_none_or(|ran| ran >= tokio_stalls::LIMIT);
+    let computed = others.iter().filter(computed).count();
+    assert!(computed * 3 <= planted.len(), "{others:#?}");
+    assert!(!others.iter().any(|stall| shown(&stall)), "{others:#?}");
 }

@@ -58,11 +58,12 @@ struct Ticket {
     record: &'static Record,
     label: &'static str,
     lasted: u64,
+    ran: Option<u64>,
     stage: Stage,
     state: ThreadState,
     call: Option<SystemCall>,
-    /// Its stack is in the record.
-    stack: bool,
+    /// Which of the record's snapshots has its stack.
+    stack: Option<usize>,
 }
 
 /// What is known about a late thread.
@@ -170,6 +171,8 @@ impl Desk {
         if works && other {
             case.dispatch.store(dispatch, Relaxed);
             case.since.store(now, Relaxed);
+            let ran = record.thread.cpu_time().map_or(u64::MAX, nanos);
+            case.ran.store(ran, Relaxed);
             case.due.store(self.limit, Relaxed);
             case.told.store(false, Relaxed);
             case.asked.store(0, Relaxed);
@@ -231,11 +234,10 @@ impl Desk {
         if asked > 0 && ran.saturating_sub(asked) >= nanos(PATIENCE) {
             return Some(Seen::running(false));
         }
-        if record.lent.load(SeqCst) {
-            return None; // the helper has not come to the last one
-        }
         if asked == 0 {
-            record.snapshot.clear();
+            if !record.make_room() {
+                return None; // the helper has not come to the last ones
+            }
             record.answer.store(0, SeqCst);
             record.request.store(dispatch, SeqCst);
             record.case.asked.store(ran, Relaxed);
@@ -250,18 +252,21 @@ impl Desk {
     fn hand_over(&self, record: &'static Record, now: u64, stage: Stage, seen: &Seen) {
         let case = &record.case;
         let words = [0, 1].map(|word: usize| case.label[word].load(Relaxed));
+        let lasted = now.saturating_sub(case.since.load(Relaxed));
+        let ran = record.thread.cpu_time().map(nanos);
+        let ran = ran.and_then(|ran| ran.checked_sub(case.ran.load(Relaxed)));
         let ticket = Ticket {
             record,
             // SAFETY: noted when the case was opened, from `engage`.
             label: unsafe { record::label(words) },
-            lasted: now.saturating_sub(case.since.load(Relaxed)),
+            lasted,
+            ran: ran.map(|ran| ran.min(lasted)),
             stage,
             state: seen.state,
             call: seen.call,
-            stack: seen.stack,
+            stack: seen.stack.then(|| record.lend()),
         };
         record.engaged.fetch_add(1, SeqCst);
-        record.lent.fetch_or(seen.stack, SeqCst);
         // SAFETY: the monitor's thread, or that of `close` when there is no monitor.
         if unsafe { self.tickets.push(ticket) } {
             self.helper.get().inspect(|helper| helper.ask(1));
@@ -269,16 +274,13 @@ impl Desk {
         }
         self.missed.fetch_add(1, Relaxed);
         record.disengage();
-        if seen.stack {
-            record.snapshot.clear();
-            record.lent.store(false, SeqCst);
-        }
+        ticket.stack.inspect(|place| record.give_up(*place));
     }
 }
 
 /// Whether the handler has copied the stack in the piece of work that is the case.
 fn has_answered(record: &Record) -> bool {
-    record.answer.load(SeqCst) == record.case.dispatch.load(Relaxed) && !record.lent.load(SeqCst)
+    record.answer.load(SeqCst) == record.case.dispatch.load(Relaxed)
 }
 
 /// Copies the stack of a thread that does not run; none if it does.
@@ -288,15 +290,15 @@ fn look_at_sleeper(record: &Record) -> Option<Seen> {
         return None;
     }
     let call = record.thread.system_call();
-    let Some(from) = call.filter(|_| !record.lent.load(SeqCst)) else {
+    record.request.store(0, SeqCst); // it may have been asked while it ran
+    let Some(from) = call.filter(|_| record.make_room()) else {
         let stack = false;
         return Some(Seen { state, call, stack });
     };
-    record.snapshot.clear();
-    record.request.store(0, SeqCst);
-    let stack = (record.snapshot).take_asleep(&from, record.stack[1].load(SeqCst));
+    let stack = (record.snapshot()).take_asleep(&from, record.stack[1].load(SeqCst));
     if record.thread.system_call() != call {
-        record.snapshot.clear(); // it woke meanwhile
+        record.snapshot().clear(); // it woke meanwhile
+        record.case.asked.store(0, Relaxed);
         return None;
     }
     Some(Seen { state, call, stack })
@@ -348,21 +350,18 @@ impl Desk {
 
 fn stall(ticket: &Ticket) -> Stall {
     let record = ticket.record;
-    let mut frames = Vec::new();
-    if ticket.stack {
-        frames = record.snapshot.frames().unwrap_or_default();
-        record.lent.store(false, SeqCst);
-    }
+    let frames = ticket.stack.map(|place| record.frames(place));
     let thread = record.name().clone();
     record.disengage();
     Stall {
         label: ticket.label,
         thread,
         lasted: Duration::from_nanos(ticket.lasted),
+        ran: ticket.ran.map(Duration::from_nanos),
         stage: ticket.stage,
         state: ticket.state,
         call: ticket.call,
-        stack: symbols::name(&frames),
+        stack: symbols::name(&frames.unwrap_or_default()),
     }
 }
 

@@ -132,7 +132,7 @@ unsafe fn interrupted(record: &Record, context: *mut c_void) {
     // SAFETY: this thread's own stack, which is there as long as it runs.
     let stack = unsafe { Stack::new(low..high) };
     if record
-        .snapshot
+        .snapshot()
         .take(&Registers::interrupted(ip, sp, bp), &stack)
     {
         record.request.store(0, SeqCst);

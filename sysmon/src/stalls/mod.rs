@@ -210,7 +210,8 @@ impl Builder {
         self
     }
 
-    /// How many threads can be watched at once. One that is used takes some 33 KiB, for its stack.
+    /// How many threads can be watched at once. One that is used takes some 65 KiB, for copies of
+    /// its stack.
     ///
     /// See [`Builder`] for an example.
     pub fn seats(mut self, seats: usize) -> Self {

@@ -2,7 +2,7 @@
 //! All that is known about one seat.
 //!
 //! Who writes what: the thread that has the seat its slot, label and stack; the monitor the case and
-//! the request; the handler the snapshot and the answer; the helper takes the snapshot. So a word has
+//! the request; the handler a snapshot and the answer; the helper takes snapshots. So a word has
 //! one writer at a time, and none of them waits.
 //!
 //! **A label belongs to its dispatch.** The thread, at a beginning: 1 label, 2 count, 3 phase "work"; at
@@ -31,7 +31,9 @@ use crate::frames::Snapshot;
 use crate::{Phase, Slot, Thread};
 
 /// Words of a stack that are kept.
-const WORDS: usize = 4096;
+const WORDS: usize = 2048;
+/// Stacks that are kept until the helper has come to them.
+const SNAPSHOTS: usize = 4;
 
 pub(super) struct Record {
     pub(super) slot: Slot,
@@ -44,9 +46,11 @@ pub(super) struct Record {
     pub(super) request: AtomicU64,
     /// In which it has.
     pub(super) answer: AtomicU64,
-    pub(super) snapshot: Snapshot<WORDS>,
-    /// The snapshot is the helper's, or will be.
-    pub(super) lent: AtomicBool,
+    snapshots: [Snapshot<WORDS>; SNAPSHOTS],
+    /// The one that is written next.
+    place: AtomicUsize,
+    /// A bit for each snapshot that is the helper's, or will be.
+    lent: AtomicU32,
     pub(super) case: Case,
     /// How many mean the thread that has it, or had it last.
     pub(super) engaged: AtomicU32,
@@ -61,6 +65,8 @@ pub(super) struct Case {
     /// The piece of work that was last seen, and since when.
     pub(super) dispatch: AtomicU64,
     pub(super) since: AtomicU64,
+    /// How long its thread had run then.
+    pub(super) ran: AtomicU64,
     /// How long it has lasted when it is to be told of.
     pub(super) due: AtomicU64,
     /// How long its thread had run when its stack was asked for; zero if it was not.
@@ -76,6 +82,7 @@ impl Case {
         Case {
             dispatch: AtomicU64::new(0),
             since: AtomicU64::new(0),
+            ran: AtomicU64::new(0),
             due: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             open: AtomicBool::new(false),
@@ -104,8 +111,9 @@ impl Record {
             stack: [const { AtomicUsize::new(0) }; 2],
             request: AtomicU64::new(0),
             answer: AtomicU64::new(0),
-            snapshot: Snapshot::new(),
-            lent: AtomicBool::new(false),
+            snapshots: [const { Snapshot::new() }; SNAPSHOTS],
+            place: AtomicUsize::new(0),
+            lent: AtomicU32::new(0),
             case: Case::new(),
             engaged: AtomicU32::new(0),
             taken: AtomicBool::new(false),
@@ -129,8 +137,8 @@ impl Record {
 
     /// No detector's any more: no thread has it, and neither monitor nor helper know it.
     pub(super) fn give_back(&'static self) {
-        self.snapshot.clear();
-        self.lent.store(false, SeqCst);
+        self.snapshots.iter().for_each(Snapshot::clear);
+        self.lent.store(0, SeqCst);
         self.engaged.store(0, SeqCst);
         self.request.store(0, SeqCst);
         self.case.open.store(false, SeqCst);
@@ -229,6 +237,43 @@ impl Record {
 
     pub(super) fn disengage(&self) {
         self.engaged.fetch_sub(1, SeqCst);
+    }
+
+    /// The monitor: chooses an empty snapshot for the next stack; false if the helper has them all.
+    pub(super) fn make_room(&self) -> bool {
+        let lent = self.lent.load(SeqCst);
+        let free = (0..SNAPSHOTS).find(|place| lent & 1 << place == 0);
+        if let Some(place) = free {
+            self.place.store(place, SeqCst);
+            self.snapshots[place].clear();
+        }
+        free.is_some()
+    }
+
+    /// Where the next stack goes.
+    pub(super) fn snapshot(&self) -> &Snapshot<WORDS> {
+        // In bounds without a check that could panic: this is for the handler too.
+        &self.snapshots[self.place.load(SeqCst) % SNAPSHOTS]
+    }
+
+    /// The monitor: the stack that was taken is the helper's, under this number.
+    pub(super) fn lend(&self) -> usize {
+        let place = self.place.load(SeqCst);
+        self.lent.fetch_or(1 << place, SeqCst);
+        place
+    }
+
+    /// The frames of a stack that was lent, which is given back.
+    pub(super) fn frames(&self, place: usize) -> Vec<usize> {
+        let frames = self.snapshots[place].frames();
+        self.give_up(place);
+        frames.unwrap_or_default()
+    }
+
+    /// Nobody wants the stack that was lent.
+    pub(super) fn give_up(&self, place: usize) {
+        self.snapshots[place].clear();
+        self.lent.fetch_and(!(1 << place), SeqCst);
     }
 
     /// The name of the thread that sits here; as long as somebody is engaged it stays.

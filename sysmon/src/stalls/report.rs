@@ -32,6 +32,9 @@ pub struct Stall {
     pub thread: String,
     /// How long it has lasted.
     pub lasted: Duration,
+    /// How much of that its thread was on a CPU, if that is known. Little of it, in a piece of work that
+    /// does not sleep, says that others had the CPUs, and not that the work is slow.
+    pub ran: Option<Duration>,
     /// Whether it goes on.
     pub stage: Stage,
     /// What its thread was doing when it was looked at.
@@ -60,9 +63,13 @@ impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (label, thread, lasted) = (self.label, &self.thread, self.lasted.as_millis());
         if self.stage == Stage::Ended {
-            writeln!(f, "{label} on {thread} ended after {lasted} ms")?;
+            write!(f, "{label} on {thread} ended after {lasted} ms")?;
+            self.fmt_ran(f)?;
+            writeln!(f)?;
         } else {
-            write!(f, "{label} on {thread} has taken {lasted} ms so far; it ")?;
+            write!(f, "{label} on {thread} has taken {lasted} ms so far")?;
+            self.fmt_ran(f)?;
+            f.write_str("; it ")?;
             self.fmt_state(f)?;
         }
         let shown = if f.alternate() { usize::MAX } else { SHOWN };
@@ -77,6 +84,13 @@ impl fmt::Display for Stall {
 }
 
 impl Stall {
+    fn fmt_ran(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ran {
+            Some(ran) => write!(f, " ({} on a CPU)", ran.as_millis()),
+            None => Ok(()),
+        }
+    }
+
     fn fmt_state(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.state {
             ThreadState::Running => return writeln!(f, "runs"),
@@ -107,6 +121,7 @@ mod tests {
             label: "GET /",
             thread: "worker".to_owned(),
             lasted: Duration::from_millis(12),
+            ran: None,
             stage: Stage::Found,
             state: ThreadState::Sleeping,
             call: SystemCall::parse(b"0 0x0 0x0"),
@@ -123,5 +138,8 @@ mod tests {
         stall.stage = Stage::Ended;
         stall.stack.clear();
         assert_eq!(stall.to_string(), "GET / on worker ended after 12 ms\n");
+        stall.ran = Some(Duration::from_millis(3));
+        let ended = "GET / on worker ended after 12 ms (3 on a CPU)\n";
+        assert_eq!(stall.to_string(), ended);
     }
 }

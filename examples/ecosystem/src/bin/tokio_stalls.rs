@@ -22,7 +22,7 @@ use indent_sysmon::stalls::{Seat, Stall, Stalls};
 use tokio::time::sleep;
 
 /// A poll that takes longer is told about.
-const LIMIT: Duration = Duration::from_millis(10);
+pub(crate) const LIMIT: Duration = Duration::from_millis(10);
 /// And so long takes the one that was planted.
 const PLANTED: Duration = Duration::from_millis(50);
 
