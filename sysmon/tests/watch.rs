@@ -33,7 +33,10 @@ fn whoever_holds_its_thread_up_is_named_running_or_asleep() {
     let text = sleeper.to_string();
     assert!(text.contains("watch.rs:"), "with the line: {text}");
     // Unless it was denied a CPU.
-    let ran = |report: &Stall| report.ran.is_some_and(|ran| ran >= watch::LIMIT);
+    let ran = |report: &Stall| {
+        let ran = report.ran.is_some_and(|ran| ran >= watch::LIMIT);
+        ran && report.stage != Stage::Ended
+    };
     assert!(
         !told
             .iter()

@@ -41,8 +41,12 @@ fn the_planted_poll_is_found_by_name_and_function_and_others_are_not() {
         longest >= Some(Duration::from_millis(25)),
         "half at least: {planted:#?}"
     );
-    // Others may have been denied a CPU, but did not compute.
-    let computed = |stall: &&&Stall| stall.ran.is_none_or(|ran| ran >= tokio_stalls::LIMIT);
+    // Others may have been denied a CPU, but did not compute. (Of one that is over this is not known so
+    // well: the thread goes on with others before the monitor, without a CPU itself, sees the end.)
+    let computed = |stall: &&&Stall| {
+        let ran = stall.ran.is_some_and(|ran| ran >= tokio_stalls::LIMIT);
+        ran && stall.stage != Stage::Ended
+    };
     let computed = others.iter().filter(computed).count();
     assert!(computed * 3 <= planted.len(), "{others:#?}");
     assert!(!others.iter().any(|stall| shown(&stall)), "{others:#?}");

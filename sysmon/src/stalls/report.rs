@@ -33,7 +33,8 @@ pub struct Stall {
     /// How long it has lasted.
     pub lasted: Duration,
     /// How much of that its thread was on a CPU, if that is known. Little of it, in a piece of work that
-    /// does not sleep, says that others had the CPUs, and not that the work is slow.
+    /// does not sleep, says that others had the CPUs, and not that the work is slow. At the end of one
+    /// what the thread did after it, until the monitor looked, counts too.
     pub ran: Option<Duration>,
     /// Whether it goes on.
     pub stage: Stage,
