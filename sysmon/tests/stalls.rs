@@ -197,7 +197,8 @@ fn one_that_waits_for_a_lock_is_found_with_who_waits() {
 #[test]
 fn jobs_below_the_limit_are_never_told_of_however_many() {
     let told = Told::default();
-    let stalls = Stalls::start(Duration::from_secs(2), told.tell()).unwrap();
+    let limit = Duration::from_secs(2);
+    let stalls = Stalls::start(limit, told.tell()).unwrap();
     watched("quick", &stalls, |seat| {
         let began = Instant::now();
         while began.elapsed() < LONG {
@@ -206,7 +207,9 @@ fn jobs_below_the_limit_are_never_told_of_however_many() {
         }
     });
     drop(stalls);
-    assert!(told.all().is_empty(), "{:#?}", told.all());
+    // Unless the whole process was stopped.
+    let slow = |stall: &Stall| stall.ran.is_some_and(|ran| ran >= limit);
+    assert!(!told.all().iter().any(slow), "{:#?}", told.all());
 }
 
 #[test]
@@ -261,8 +264,8 @@ fn a_piece_inside_another_is_part_of_it() {
     let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
     watched("nested", &stalls, |seat| {
         let _outer = seat.begin("outer");
-        let began = Instant::now();
-        while began.elapsed() < LONG {
+        let ends = own_time() + LONG;
+        while own_time() < ends {
             let _inner = seat.begin("inner");
             crunches(Duration::from_millis(1));
         }

@@ -28,6 +28,8 @@ const LOOKS: u32 = 10;
 const SELDOM: Duration = Duration::from_millis(100);
 /// How long a thread runs without showing its stack until it is clear that it will not.
 const PATIENCE: Duration = Duration::from_millis(5);
+/// A thread that ran for so long between two looks is on a CPU.
+const RUNS: Duration = Duration::from_micros(125);
 /// How many times as long a piece of work must have lasted to be told of again.
 const AGAIN: u64 = 10;
 /// Room for what was not told yet.
@@ -194,6 +196,8 @@ impl Desk {
     fn late(&self, record: &'static Record, dispatch: u64, asleep: bool) {
         let (case, now) = (&record.case, self.now.load(Relaxed));
         let lasted = now.saturating_sub(case.since.load(Relaxed));
+        let ran = record.thread.cpu_time().map_or(u64::MAX, nanos).max(1);
+        let before = case.clock.swap(ran, Relaxed);
         if case.dispatch.load(Relaxed) != dispatch || lasted < case.due.load(Relaxed) {
             return;
         }
@@ -208,7 +212,7 @@ impl Desk {
         }
         let seen = match asleep {
             true => look_at_sleeper(record),
-            false => self.look_at_runner(record, dispatch),
+            false => self.look_at_runner(record, dispatch, ran, ran.saturating_sub(before)),
         };
         let Some(seen) = seen else { return };
         let stage = match case.told.swap(true, Relaxed) {
@@ -223,16 +227,28 @@ impl Desk {
         record.answer.store(0, SeqCst);
     }
 
-    /// Asks for the stack, or finds that it came, or that it will not; none: not yet.
-    fn look_at_runner(&self, record: &'static Record, dispatch: u64) -> Option<Seen> {
+    /// Asks for the stack, or finds that it came, or that it will not; none: not yet. The thread has run
+    /// for so long in all, and so long since the last look.
+    ///
+    /// One that did not run since then waits for a CPU, perhaps at the end of a system call, which would
+    /// be ended by a signal: it is asked when it runs.
+    fn look_at_runner(
+        &self,
+        record: &'static Record,
+        dispatch: u64,
+        ran: u64,
+        lately: u64,
+    ) -> Option<Seen> {
         let asked = record.case.asked.load(Relaxed);
         if asked > 0 && has_answered(record) {
             return Some(Seen::running(true));
         }
         // Of its own time: as long as it waits for a CPU it can answer nobody.
-        let ran = record.thread.cpu_time().map_or(u64::MAX, nanos).max(1);
         if asked > 0 && ran.saturating_sub(asked) >= nanos(PATIENCE) {
             return Some(Seen::running(false));
+        }
+        if lately < nanos(RUNS) {
+            return None;
         }
         if asked == 0 {
             if !record.make_room() {

@@ -67,6 +67,8 @@ pub(super) struct Case {
     pub(super) since: AtomicU64,
     /// How long its thread had run then.
     pub(super) ran: AtomicU64,
+    /// How long its thread had run at the last look that found it late.
+    pub(super) clock: AtomicU64,
     /// How long it has lasted when it is to be told of.
     pub(super) due: AtomicU64,
     /// How long its thread had run when its stack was asked for; zero if it was not.
@@ -83,6 +85,7 @@ impl Case {
             dispatch: AtomicU64::new(0),
             since: AtomicU64::new(0),
             ran: AtomicU64::new(0),
+            clock: AtomicU64::new(0),
             due: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             open: AtomicBool::new(false),
