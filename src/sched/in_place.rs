@@ -16,7 +16,7 @@
 //! The mark that the handler puts up stays up until `yield_in_place` has passed it to the scheduler: in
 //! between nobody takes the worker, and another signal finds the mark. Afterwards the fiber is runnable, on
 //! its home's queue, with what its whole stack allows noted as the handler found it. It is Free, and may go
-//! on on another thread, only if all its frames are and the interrupted function does not itself lead to the
+//! on on another thread, only if all its frames are and no function inside the region itself leads to the
 //! runtime: code of the runtime that was inlined into it may just have asked which thread it is on.
 //!
 //! Nobody drops a fiber in this state, or unwinds it: it is resumed, goes on with the interrupted

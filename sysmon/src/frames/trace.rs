@@ -268,7 +268,7 @@ impl TraceCache {
     ) -> Option<Verdict> {
         let mut climber = Climber::new(start, stack, root);
         let mut whole = Verdict::Free;
-        for number in 0..FRAMES {
+        for _ in 0..FRAMES {
             let outside = climber.sp >= region;
             if outside && whole > Verdict::Free {
                 return Some(Verdict::Home);
@@ -280,7 +280,7 @@ impl TraceCache {
             if !outside && (site.verdict() > Verdict::Free || nearness == Nearness::Within) {
                 return None;
             }
-            if number == 0 && nearness == Nearness::Leads {
+            if !outside && nearness == Nearness::Leads {
                 whole = Verdict::Home; // it may hold what it was told about its thread
             }
             whole = whole.max(site.verdict());
