@@ -37,6 +37,7 @@ use crate::sched::in_place::Region;
 ///   author can know: a thread-bound pointer fetched from a static, a handle that is not `Send` for good
 ///   reason.
 ///
+/// - `f` is not left for another stack of your own (a coroutine's, a generator's) and entered again;
 /// - no clock or number of the thread is read that is compared with a later one (its CPU time, its id).
 ///
 /// And for the program to get on: nobody on this thread waits for the fiber in a way that blocks or occupies

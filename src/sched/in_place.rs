@@ -89,6 +89,7 @@ impl Region {
     pub(crate) fn open(&self) -> Inside {
         let head = context::current_fiber().map_or(ptr::null(), head);
         if !head.is_null() {
+            // Should it be on another stack, of the program's own, the handler does not believe it.
             // SAFETY: the caller's own fiber, which runs here.
             unsafe { StackHead::set_region(head, ptr::from_ref(self).cast()) };
         }
@@ -135,10 +136,12 @@ impl Carrier {
         let head = head(fiber);
         // SAFETY: a fiber that runs has a stack, and it is interrupted on this thread.
         let region = unsafe { StackHead::region(head) }.cast::<Region>();
-        // SAFETY: null, or in a frame of the fiber that is still there: `Inside` takes it out before.
-        let Some(region) = (unsafe { region.as_ref() }) else {
+        // Around the interrupted frame: not one on another stack of the program's own, or left by one.
+        if region.addr() <= at.stack || region.addr() >= head.addr() {
             return false;
-        };
+        }
+        // SAFETY: in a frame of the fiber above the interrupted one, so it is still there.
+        let region = unsafe { &*region };
         // SAFETY: as above.
         let lowest = unsafe { StackHead::lowest_of(head) };
         if !has_room(at.stack, lowest, head.addr()) || std::thread::panicking() {

@@ -47,7 +47,7 @@ pub struct Overruns {
 pub struct OverrunRow {
     /// Where the fibers were spawned; `None` for what did not fit into the table.
     pub location: Option<&'static Location<'static>>,
-    /// What they ran: see [`Overrun::function`]. `None` if it is not known.
+    /// What they ran: see [`Overrun::function`](crate::runtime::Overrun::function). `None` if it is not known.
     pub function: Option<String>,
     /// Stretches that were in this function when they passed the quantum.
     pub overruns: u64,

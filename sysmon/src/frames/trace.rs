@@ -266,6 +266,9 @@ impl TraceCache {
         region: usize,
         root: usize,
     ) -> Option<Verdict> {
+        if start.sp >= region {
+            return None;
+        }
         let mut climber = Climber::new(start, stack, root);
         let mut whole = Verdict::Free;
         for _ in 0..FRAMES {
