@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use corosensei::{Coroutine, CoroutineResult, Yielder};
 use indent::runtime::{Builder, Runtime, no_preempt, preemptible};
 use indent::task;
 
@@ -147,6 +148,23 @@ fn a_panic_goes_through_a_region_and_ends_it() {
             let panic = catch_unwind(AssertUnwindSafe(region));
             let payload = panic.map(|()| 0).unwrap_err();
             assert_eq!(payload.downcast_ref(), Some(&7));
+            spin_for_another(spin_until);
+        });
+    });
+}
+
+#[test]
+fn a_region_on_another_stack_of_the_programs_own_means_nothing() {
+    common::within(PATIENCE, || {
+        let rt = runtime(1);
+        frozen_only(&rt, || {
+            let mut inside = Coroutine::new(|door: &Yielder<(), ()>, ()| {
+                // SAFETY: it is not: it is left for another stack. That must not harm anybody else.
+                unsafe { preemptible(|| door.suspend(())) };
+            });
+            assert!(matches!(inside.resume(()), CoroutineResult::Yield(())));
+            spin_for_another(spin_until); // on the fiber's own stack, in no region
+            assert!(matches!(inside.resume(()), CoroutineResult::Return(())));
             spin_for_another(spin_until);
         });
     });

@@ -96,6 +96,12 @@ const RED_ZONE: usize = 128;
 /// What the function may use of the stack, and those it calls.
 const ROOM: usize = 16 * 1024;
 
+/// Flags that calls are not made with.
+const AC: i64 = 1 << 18;
+const NT: i64 = 1 << 14;
+const DF: i64 = 1 << 10;
+const TF: i64 = 1 << 8;
+
 /// Size of the XSAVE area, zero where there is none, and which parts of it are saved.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
 static PARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
@@ -167,6 +173,8 @@ pub(crate) unsafe fn redirect(context: *mut libc::c_void, target: Target, contro
     };
     // SAFETY: below what the interrupted code uses, and inside its stack, by the caller's promise.
     unsafe { std::ptr::with_exposed_provenance_mut::<Saved>(at).write(saved) };
+    // Alignment checks, the direction of strings, single steps: the interrupted code's own.
+    registers[libc::REG_EFL as usize] &= !(AC | NT | DF | TF);
     registers[libc::REG_RSP as usize] = at as i64;
     registers[libc::REG_RBP as usize] = at as i64;
     registers[libc::REG_RBX as usize] = target as usize as i64;
@@ -209,7 +217,6 @@ std::arch::global_asm!(
     ".cfi_offset r13, -248",
     ".cfi_offset r14, -256",
     ".cfi_offset r15, -264",
-    "cld",
     "sub rsp, [rip + {size}]",
     "and rsp, -64",
     // The header of the area must be zero where XSAVE does not write.

@@ -243,8 +243,8 @@ impl Suspended {
         let sp = self.registers[1];
         let head = ptr::with_exposed_provenance::<StackHead>(self.stack.end);
         // SAFETY: `at` found it there.
-        let limit = unsafe { StackHead::limit_of(head) };
-        if limit < sp && sp < self.root && self.root <= self.stack.end {
+        let lowest = unsafe { StackHead::lowest_of(head) };
+        if lowest <= sp && sp < self.root && self.root <= self.stack.end {
             sp..self.root
         } else {
             0..0

@@ -107,7 +107,9 @@ impl Shared {
                 ThreadState::Locked => locked = true,
                 ThreadState::Sleeping | ThreadState::Unknown => {}
             }
-            if state != ThreadState::Running {
+            if state == ThreadState::Running {
+                carrier.note_awake();
+            } else {
                 carrier.note_cpu();
             }
             if matches!(state, ThreadState::Sleeping | ThreadState::Locked) {

@@ -163,10 +163,14 @@ fn batch(token: &mut Entered) -> Next {
         let turn = local.batch_turn;
         let carrier = token.carrier();
         let shared = carrier.shared();
+        let roaming = || shared.roaming.pop(1).pop().map(|f| Next::Run(popped(f)));
+        let unstarted = || {
+            let may = shared.batch.len() > 0 && shared.may_start_batch();
+            may.then(|| shared.batch.pop(1).pop().map(|f| Next::Start(popped(f))))?
+        };
         let found = match turn % KINDS {
-            0 if shared.may_start_batch() => {
-                shared.batch.pop(1).pop().map(|f| Next::Start(popped(f)))
-            }
+            0 if turn % (2 * KINDS) == 0 => roaming().or_else(unstarted),
+            0 => unstarted().or_else(roaming),
             1 => carrier.home().batch.pop().map(|f| Next::Run(popped(f))),
             2 => (shared.claim_frozen(Which::Batch))
                 .or_else(|| shared.claim_frozen(Which::Any))

@@ -214,7 +214,7 @@ impl Carrier {
     /// As I17 says.
     pub(crate) unsafe fn unpack(&self) {
         // SAFETY: by the caller's promise.
-        let mut fibers = unsafe { self.take_runnable() };
+        let mut fibers = unsafe { self.take_some_runnable() };
         let mut bound = List::new();
         while let Some(member) = fibers.pop() {
             if verdict::is_bound(popped(member)) {
@@ -227,7 +227,10 @@ impl Carrier {
         }
         // SAFETY: by the caller's promise.
         let home = unsafe { &mut *self.home_cell() };
-        home.queue.append(bound);
+        while let Some(member) = bound.pop() {
+            // SAFETY: just popped, and runnable fibers are alive (I3).
+            unsafe { home.push(popped(member)) };
+        }
         if !self.shared().unsorted.is_empty() {
             self.shared().rouse_one(self.index); // an idle worker may have time for them
         }
@@ -245,6 +248,7 @@ impl Carrier {
             // SAFETY: workers live as long as `Shared`.
             Thawed::WithWorker(worker) => self.go_on(unsafe { worker.as_ref() }),
             Thawed::Released => {
+                self.note_awake();
                 shared.detached.set(self.index); // it is watched
                 shared.watchers.notice();
             }
@@ -328,7 +332,7 @@ impl Shared {
             || worker.timers.is_due()
             || worker.has_own.load(Relaxed)
             || self.count.is_excess(worker.index)
-            || self.batch.len() > 0
+            || self.has_batch()
             || self.ready.len() > 0
             || self.global.len() > 0
             || !self.unsorted.is_empty()

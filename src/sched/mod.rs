@@ -208,6 +208,8 @@ pub(crate) struct Shared {
     owed: AtomicUsize,
     /// Fibers that anybody may run and that should not wait: woken by others, or spawned from outside.
     ready: Inject,
+    /// Started fibers that others come before, and that may go on anywhere.
+    roaming: Inject,
     idle: Idle,
     /// Records for spawns from threads that hold no worker.
     outside: Mutex<Option<Slab>>,
@@ -303,6 +305,7 @@ impl Shared {
             batch: Inject::new(),
             owed: AtomicUsize::new(0),
             ready: Inject::new(),
+            roaming: Inject::new(),
             idle: Idle::new(most),
             count: count::Count::new(most, n),
             resizing: std::sync::Mutex::new(()),
@@ -471,7 +474,7 @@ impl Shared {
     }
 
     pub(crate) fn queued_for_all(&self) -> usize {
-        self.global.len() + self.ready.len() + self.batch.len()
+        self.global.len() + self.ready.len() + self.batch.len() + self.roaming.len()
     }
 
     pub(crate) fn starved(&self) -> usize {

@@ -173,8 +173,18 @@ impl Carrier {
         all
     }
 
-    /// Some of those.
+    /// And some of those.
     ///
+    /// # Safety
+    /// As I17 says.
+    pub(crate) unsafe fn take_some_runnable(&self) -> List<Record> {
+        // SAFETY: by the caller's promise.
+        let mut some = unsafe { self.take_interactive() };
+        // SAFETY: as above.
+        some.append(unsafe { self.take_some_batch(BATCH) });
+        some
+    }
+
     /// # Safety
     /// As I17 says.
     unsafe fn take_some_batch(&self, most: usize) -> List<Record> {
@@ -295,7 +305,7 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
 fn has_batch(token: &Entered) -> bool {
     let carrier = token.carrier();
     let shared = carrier.shared();
-    !carrier.home().batch.is_empty() || shared.batch.len() > 0 || !shared.frozen.is_empty()
+    !carrier.home().batch.is_empty() || shared.has_batch() || !shared.frozen.is_empty()
 }
 
 /// Runnable fibers of carriers that froze or were detached: what may move should not wait, the others go
@@ -319,11 +329,16 @@ pub(crate) fn sort_unsorted(token: &Entered) {
 }
 
 impl Shared {
+    /// Fibers wait that others come before, and anybody may run.
+    pub(crate) fn has_batch(&self) -> bool {
+        self.batch.len() > 0 || self.roaming.len() > 0
+    }
+
     /// A runnable started fiber that may move: any worker may run it. Not in a ring, where it would wait
     /// behind fibers of which nothing is known yet.
     fn be_anybodys(&self, fiber: FiberRef) {
         if class::is_batch(&fiber) {
-            self.batch.push(fiber);
+            self.roaming.push(fiber);
         } else {
             self.ready.push(fiber);
         }

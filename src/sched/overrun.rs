@@ -327,12 +327,15 @@ impl Carrier {
         fiber: Held,
         waits: Option<Held>,
         (start, stack, code): (&Registers, &Stack, usize),
-        still: impl FnOnce() -> bool,
+        still: impl Fn() -> bool,
     ) {
         let shared = self.shared();
         let Some(slots) = shared.reports.slots.get() else {
             return shared.ask_for_reports(); // too early; it comes again
         };
+        if !still() {
+            return; // it has gone on, and another fiber may be here
+        }
         self.stretch.reported.store(facts.ran, Relaxed);
         if slots.put(facts, fiber, waits, (start, stack, code), still) {
             shared.ask_for_reports();

@@ -118,7 +118,7 @@ impl Shared {
         let queued = !worker.ring.is_empty() || !worker.lifo.is_empty() || self.global.len() > 0;
         let assigned = !worker.assigned.is_empty() || worker.has_own.load(Relaxed);
         let excess = self.count.is_excess(worker.index);
-        let batch = !self.frozen.is_empty() || self.batch.len() > 0;
+        let batch = !self.frozen.is_empty() || self.has_batch();
         if mail || others || queued || assigned || excess || batch {
             return Waiting::ForTurn;
         }

@@ -146,7 +146,7 @@ impl Shared {
             || !token.worker().assigned.is_empty()
             || self.global.len() > 0
             || self.ready.len() > 0
-            || self.batch.len() > 0
+            || self.has_batch()
             || !self.unsorted.is_empty()
             || self.missed_timers.load(Relaxed)
             || !self.frozen.is_empty()

@@ -257,7 +257,7 @@ impl Shared {
             carrier.is_some_and(|carrier| carrier.has_siblings(BATCH))
         };
         let wait =
-            !self.frozen.is_empty() || self.batch.len() > 0 || self.present().iter().any(siblings);
+            !self.frozen.is_empty() || self.has_batch() || self.present().iter().any(siblings);
         let owed = self.count.allowed().saturating_sub(self.running_long());
         self.owed.store(if wait { owed } else { 0 }, Relaxed);
     }

@@ -108,6 +108,7 @@ impl Desk {
             }),
             frames: captured.frames,
         };
+        let _mark = context::marked();
         let mut state = self.lock();
         let location = told.fiber.location;
         state
@@ -181,13 +182,16 @@ impl Desk {
 
     /// Starts the thread if there is need and it does not run.
     fn start(self: &Arc<Self>, name: &str, runtime: Weak<Shared>) {
+        let mark = context::marked();
         let mut state = self.lock();
         if state.serves || state.line.is_empty() {
             return;
         }
-        if let Some(former) = state.thread.take() {
-            let _over = former.join(); // it said so before it left
-        }
+        state.serves = true; // nobody else starts one
+        let former = state.thread.take();
+        drop(state);
+        drop(mark);
+        drop(former); // it has said that it is over; what it still does is its own affair
         let desk = self.clone();
         let started = thread::Builder::new()
             .name(format!("{name}-reports"))
@@ -196,6 +200,8 @@ impl Desk {
                 desk.serve();
             });
         // If it cannot be had: the next report tries again.
+        let _mark = context::marked();
+        let mut state = self.lock();
         state.serves = started.is_ok();
         state.thread = started.ok();
     }
@@ -248,11 +254,12 @@ impl Shared {
 
     /// The helper has ended, and nobody is stopped any more: the thread that is to be waited for.
     pub(crate) fn close_reports(&self) -> Option<JoinHandle<()>> {
-        let _mark = context::marked();
         if self.reports.slots.get().is_some() {
             self.collect_reports();
         }
+        let mark = context::marked();
         let thread = self.reports.desk.close();
+        drop(mark);
         // Who shuts a runtime down in a callback does not wait for himself.
         thread.filter(|handle| handle.thread().id() != thread::current().id())
     }

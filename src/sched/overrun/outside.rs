@@ -35,10 +35,19 @@ impl Carrier {
         if let Some(fiber) = self.current.get() {
             occupant.who.set(MaybeGone::of(fiber));
         }
-        let now = self.shared().clock.nanos();
+        self.note_awake();
         // It was seen to stand still since the look before.
-        let since = now.saturating_sub(TICK.as_nanos() as u64);
-        occupant.slept_at.store(since, Relaxed);
+        let since = &occupant.slept_at;
+        since.store(
+            since.load(Relaxed).saturating_sub(TICK.as_nanos() as u64),
+            Relaxed,
+        );
+    }
+
+    /// It has no worker, and does not sleep now.
+    pub(crate) fn note_awake(&self) {
+        let now = self.shared().clock.nanos();
+        self.ice.occupant.slept_at.store(now, Relaxed);
     }
 
     /// At a tick, of one that is detached and asleep.
