@@ -45,6 +45,13 @@ pub(crate) fn futex_wake_all(word: &AtomicU32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), op, libc::c_int::MAX) };
 }
 
+/// Writes a one to an eventfd. May be called in a signal handler.
+pub(crate) fn ring_eventfd(fd: i32) {
+    let one = 1_u64;
+    // SAFETY: reads eight bytes of `one`. At the most a full counter refuses it: then somebody has rung.
+    unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
+}
+
 /// A word a single thread sleeps on. A rouse is never lost: one that comes first makes the next
 /// wait return at once. Waits also return for no reason, so callers look again at what they wait
 /// for.
@@ -54,6 +61,9 @@ impl Doorbell {
     const QUIET: u32 = 0;
     const ASLEEP: u32 = 1;
     const RUNG: u32 = 2;
+    /// Its thread sleeps elsewhere, and an eventfd wakes it, whose number stands above these bits.
+    const ELSEWHERE: u32 = 3;
+    const STATES: u32 = 2;
 
     pub(crate) const fn new() -> Self {
         Doorbell(AtomicU32::new(Self::QUIET))
@@ -71,11 +81,29 @@ impl Doorbell {
         self.0.swap(Self::QUIET, SeqCst) == Self::RUNG
     }
 
+    /// The same, where `sleep` does not return for long unless something else happens there, or somebody
+    /// writes to the eventfd, which is never closed.
+    pub(crate) fn wait_elsewhere(&self, eventfd: i32, sleep: impl FnOnce()) -> bool {
+        let elsewhere = (eventfd as u32) << Self::STATES | Self::ELSEWHERE;
+        if self
+            .0
+            .compare_exchange(Self::QUIET, elsewhere, SeqCst, SeqCst)
+            .is_ok()
+        {
+            sleep();
+        }
+        self.0.swap(Self::QUIET, SeqCst) == Self::RUNG
+    }
+
     pub(crate) fn ring(&self) {
         let address = self.0.as_ptr();
         // The owner may be gone as soon as the swap is done: after it only the address is used.
-        if self.0.swap(Self::RUNG, SeqCst) == Self::ASLEEP {
-            futex_wake(address);
+        match self.0.swap(Self::RUNG, SeqCst) {
+            Self::ASLEEP => futex_wake(address),
+            word if word & Self::ELSEWHERE == Self::ELSEWHERE => {
+                ring_eventfd((word >> Self::STATES) as i32);
+            }
+            _ => {}
         }
     }
 }

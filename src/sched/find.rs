@@ -8,6 +8,7 @@
 //! owed, whatever the others hold. A worker in excess looks no further: it retires.
 
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use crate::base::arch;
 use crate::fiber::{FiberRef, switch};
@@ -120,6 +121,7 @@ fn in_order(token: &mut Entered) -> Next {
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
         token.local().put_off = false;
+        looks_at_io(token);
         moving::share_if_crowded(token);
         let local = token.local();
         local.batch_round = !local.batch_round;
@@ -137,6 +139,11 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
         return Next::Run(fiber);
     }
+    if looks_at_io(token)
+        && let Some(fiber) = lifo(token).or_else(|| in_turn(token))
+    {
+        return Next::Run(fiber);
+    }
     token.local().ready_turns = 1; // whose turn it is does not matter here
     match from_ready(token) {
         Next::Nothing => {}
@@ -151,6 +158,18 @@ fn in_order(token: &mut Entered) -> Next {
     }
     // Nobody else waits: those that were stopped go on.
     batch(token)
+}
+
+/// Wakes who waits for what has become ready. False if there is nobody who could wait.
+fn looks_at_io(token: &mut Entered) -> bool {
+    let (shared, worker) = (token.carrier().shared(), token.worker());
+    if !worker.has_sources() {
+        return false;
+    }
+    shared.disarm_io(worker);
+    shared.poll_io(worker, Some(Duration::ZERO));
+    collect(token);
+    true
 }
 
 /// Fibers that others come before: those of this carrier, frozen ones, unstarted ones in turn. While many

@@ -67,6 +67,7 @@ mod gate;
 mod idle;
 pub(crate) mod in_place;
 mod interrupt;
+pub(crate) mod io;
 pub(crate) mod latency;
 pub(crate) mod limit;
 mod moving;
@@ -235,6 +236,8 @@ pub(crate) struct Shared {
     observers: AtomicUsize,
     ended: AtomicU32,
     clock: timers::Clock,
+    /// Looks for I/O while workers compute.
+    io_watch: io::watch::Watch,
     missed_timers: AtomicBool,
     /// How many CPUs there were when somebody last looked.
     pub(crate) cpus: AtomicUsize,
@@ -326,6 +329,7 @@ impl Shared {
             observers: AtomicUsize::new(0),
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
+            io_watch: io::watch::Watch::default(),
             missed_timers: AtomicBool::new(false),
             cpus: AtomicUsize::new(settings.cpus),
             watchers: watch::Watchers::new(),

@@ -61,6 +61,14 @@ impl Carrier {
     }
 }
 
+impl Worker {
+    /// Whether it is in a dispatch that is known to be long.
+    pub(crate) fn is_in_long_dispatch(&self) -> bool {
+        let long = |carrier: &Carrier| carrier.ice.long.load(SeqCst) == self.stamp();
+        self.carrier().is_some_and(long)
+    }
+}
+
 impl Shared {
     /// A fiber was posted to this carrier, whose worker is busy.
     pub(crate) fn press_on(&self, carrier: &Carrier, worker: &Worker, fiber: u64) {

@@ -298,6 +298,8 @@ impl Shared {
         for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
             carrier.bell.ring();
         }
+        self.io_watch.stop();
+        self.leave_io();
         self.watchers.stop();
         for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
             carrier.bell.ring();

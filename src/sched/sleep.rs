@@ -1,7 +1,7 @@
 //! One worker's way into sleep and back.
 //!
-//! Search a little; announce sleep; look at everything once more; sleep on the carrier's doorbell, at
-//! most until the next deadline.
+//! Search a little; announce sleep; look at everything once more; sleep on the carrier's doorbell, or among the
+//! descriptors of the worker if there are any, at most until the next deadline.
 //! Whoever claims the sleeping bit says why ([`Roused`]) and rings the bell. A worker that wakes by
 //! itself, or by an old ring, takes its bit back; if it finds the bit claimed it waits for the
 //! reason, because a searcher has been counted in its name.
@@ -133,7 +133,12 @@ fn doze(token: &Entered, time: Option<Duration>) -> bool {
     let (carrier, worker) = (token.carrier(), token.worker());
     worker.counters.sleeps.add(1);
     worker.published.set_phase(Phase::Idle);
-    let roused = carrier.bell.wait(time);
+    let roused = match worker.io.get() {
+        Some(set) if !set.is_empty() => carrier
+            .bell
+            .wait_elsewhere(set.bell(), || carrier.shared().poll_io(worker, time)),
+        _ => carrier.bell.wait(time),
+    };
     carrier.shared().awake(worker);
     !roused && time.is_some()
 }

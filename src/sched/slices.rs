@@ -46,6 +46,7 @@ impl Carrier {
     pub(crate) fn begin_slice(&self, worker: &Worker) {
         let now = self.shared().clock.nanos();
         self.note_long(worker.stamp(), now, os::own_cpu_time());
+        self.shared().arm_io(worker);
     }
 
     /// This dispatch is a long one, and runs since then at least.

@@ -515,6 +515,7 @@ impl Shared {
             // S10: it has not computed because time has passed; from here on that is seen.
             let cpu = carrier.cpu_before(Duration::ZERO);
             carrier.note_long(worker.stamp_of(dispatch), began, cpu);
+            self.arm_io(worker);
         }
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         if let Some(carrier) = worker.carrier() {

@@ -2,6 +2,7 @@
 
 use std::cell::UnsafeCell;
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
     Ordering::SeqCst,
@@ -13,6 +14,7 @@ use indent_sysmon::{Phase, Slot as Published};
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
 use crate::base::rng::Rng;
+use crate::driver::epoll::Epoll;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
 use crate::fiber::{Record, stack::Guard};
@@ -49,6 +51,9 @@ pub(crate) struct Worker {
     pub(crate) has_own: AtomicBool,
     /// Why this worker was roused, by whoever claimed its sleep.
     pub(crate) roused: AtomicU8,
+    /// The descriptors that fibers wait for, once there are any; and the watch looks there in our place.
+    pub(crate) io: OnceLock<Epoll>,
+    pub(crate) io_armed: AtomicBool,
     pub(crate) counters: Counters,
     /// How long fibers it ran had waited for that.
     pub(crate) wake_to_run: Recorder,
@@ -183,6 +188,8 @@ impl Worker {
             carrier: AtomicPtr::new(ptr::null_mut()),
             has_own: AtomicBool::new(false),
             roused: AtomicU8::new(Roused::NO),
+            io: OnceLock::new(),
+            io_armed: AtomicBool::new(false),
             counters: Counters::default(),
             wake_to_run: Recorder::new(),
             local: UnsafeCell::new(Local {

@@ -263,7 +263,14 @@ impl Default for Thread {
 /// Makes the calling thread wake on time, and soon get a CPU when it does: its timers are not put
 /// together with others, and it asks for short slices (Linux 6.12; nothing changes where that is
 /// refused). What it starts inherits none of it.
-pub(crate) fn be_prompt() {
+///
+/// ```
+/// std::thread::spawn(|| {
+///     indent_sysmon::be_prompt();
+///     // wait for something, and react
+/// });
+/// ```
+pub fn be_prompt() {
     const SLICE_NANOS: u64 = 100_000;
     const RESET_ON_FORK: u64 = 1;
     /// `struct sched_attr`, its first version.

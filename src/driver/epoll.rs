@@ -1,0 +1,245 @@
+#![expect(unsafe_code, reason = "system calls")]
+//! A set of descriptors, and which of them may have become ready: epoll, edge-triggered.
+//!
+//! A descriptor is added once and stays until it is closed; the kernel says each time it may have become
+//! readable or writable, whether anybody waits or not. So a wait costs no system call of its own beside the
+//! sleep, and whoever asks first hears it. Any thread may ask, several at once: an event is told to one of
+//! them.
+//!
+//! Whoever sleeps in [`Epoll::wait`] can be woken through a *bell*, an eventfd that is in the set. Bells are
+//! never closed but used again: whoever rings one late, when the sleeper and its runtime are gone, wakes a
+//! stranger for nothing and writes to nobody's file.
+//!
+//! Rejected: the `polling` crate. It takes a lock and needs a vector for each wait, which the thread that
+//! watches for busy workers may not; and its bell is closed with it.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Events that are taken at once.
+const EVENTS: usize = 64;
+/// In place of a key: the bell.
+const BELL: u64 = u64::MAX;
+
+/// What may be ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ready {
+    pub(crate) key: u64,
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+}
+
+pub(crate) struct Epoll {
+    set: OwnedFd,
+    bell: RawFd,
+    /// Descriptors in it, the bell not counted.
+    len: AtomicUsize,
+}
+
+static BELLS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+
+/// An eventfd nobody uses.
+fn take_bell() -> io::Result<RawFd> {
+    let used = BELLS.lock().unwrap_or_else(|e| e.into_inner()).pop();
+    if let Some(bell) = used {
+        return Ok(bell);
+    }
+    // SAFETY: takes numbers only.
+    checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+impl Epoll {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: takes a number only.
+        let set = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        let epoll = Epoll {
+            // SAFETY: just made, and nobody else's.
+            set: unsafe { OwnedFd::from_raw_fd(set) },
+            bell: take_bell()?,
+            len: AtomicUsize::new(0),
+        };
+        epoll.control(
+            libc::EPOLL_CTL_ADD,
+            epoll.bell,
+            libc::EPOLLIN | libc::EPOLLET,
+            BELL,
+        )?;
+        Ok(epoll)
+    }
+
+    /// What wakes whoever sleeps in it, by `os::ring_eventfd`.
+    pub(crate) fn bell(&self) -> RawFd {
+        self.bell
+    }
+
+    /// The set itself, which is readable when something in it is ready.
+    pub(crate) fn raw(&self) -> RawFd {
+        self.set.as_raw_fd()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len.load(Relaxed) == 0
+    }
+
+    /// From here on everything that happens to it is told under this key, beginning with what it is ready
+    /// for now.
+    pub(crate) fn add(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
+        let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        self.control(libc::EPOLL_CTL_ADD, fd.as_raw_fd(), all, key)?;
+        self.len.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, fd: BorrowedFd<'_>) {
+        if self
+            .control(libc::EPOLL_CTL_DEL, fd.as_raw_fd(), 0, 0)
+            .is_ok()
+        {
+            self.len.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// A descriptor that is told once, when it is readable, and then has to be [armed](Self::arm).
+    pub(crate) fn add_once(&self, fd: RawFd, key: u64) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLONESHOT, key)
+    }
+
+    /// May be called in a signal handler.
+    pub(crate) fn arm(&self, fd: RawFd, key: u64, on: bool) {
+        let readable = if on { libc::EPOLLIN } else { 0 };
+        let _ = self.control(
+            libc::EPOLL_CTL_MOD,
+            fd,
+            readable | libc::EPOLLONESHOT,
+            key,
+        );
+    }
+
+    fn control(&self, what: i32, fd: RawFd, events: i32, key: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event {
+            events: events as u32,
+            u64: key,
+        };
+        // SAFETY: the kernel reads `event`.
+        checked(unsafe { libc::epoll_ctl(self.raw(), what, fd, &mut event) }).map(drop)
+    }
+
+    /// Tells what may be ready, and first waits until something is, for so long at most; `None`: for ever.
+    /// Also returns early when the bell was rung, and for no reason.
+    pub(crate) fn wait(&self, time: Option<Duration>, mut tell: impl FnMut(Ready)) {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+        // A millisecond that has begun is waited for.
+        let limit = time.map_or(-1, |time| {
+            i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
+        });
+        let room = EVENTS as i32;
+        // SAFETY: the kernel writes at most `EVENTS` of them.
+        let found = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), room, limit) };
+        for event in events.iter().take(usize::try_from(found).unwrap_or(0)) {
+            let (key, flags) = (event.u64, event.events as i32);
+            if key == BELL {
+                continue;
+            }
+            let over = flags & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
+            tell(Ready {
+                key,
+                read: over || flags & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI) != 0,
+                write: over || flags & libc::EPOLLOUT != 0,
+            });
+        }
+    }
+}
+
+impl Drop for Epoll {
+    fn drop(&mut self) {
+        let _ = self.control(libc::EPOLL_CTL_DEL, self.bell, 0, 0);
+        BELLS
+            .lock()
+            .unwrap_or_else(|e| e.into_inner())
+            .push(self.bell);
+    }
+}
+
+fn checked(result: i32) -> io::Result<i32> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::*;
+    use crate::base::os;
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    fn all(epoll: &Epoll) -> Vec<Ready> {
+        let mut all = Vec::new();
+        epoll.wait(Some(Duration::ZERO), |ready| all.push(ready));
+        all
+    }
+
+    #[test]
+    fn what_happens_is_told_once_each_time() {
+        let (mut one, mut other) = UnixStream::pair().unwrap();
+        let epoll = Epoll::new().unwrap();
+        assert!(epoll.is_empty());
+        epoll.add(one.as_fd(), 7).unwrap();
+        let writable = Ready {
+            key: 7,
+            read: false,
+            write: true,
+        };
+        assert_eq!(all(&epoll), [writable], "what it is ready for at first");
+        assert_eq!(all(&epoll), []);
+        for _ in 0..2 {
+            other.write_all(b"a").unwrap();
+            assert!(all(&epoll)[0].read, "new data, though there was some left");
+            assert_eq!(all(&epoll), []);
+        }
+        assert_eq!(one.read(&mut [0; 9]).unwrap(), 2);
+        drop(other);
+        assert!(all(&epoll)[0].read, "the end is readable");
+        epoll.remove(one.as_fd());
+        assert!(epoll.is_empty());
+    }
+
+    #[test]
+    fn a_bell_ends_a_wait_and_the_next_one_it_comes_before() {
+        let epoll = Epoll::new().unwrap();
+        for _ in 0..3 {
+            os::ring_eventfd(epoll.bell());
+            epoll.wait(None, |ready| panic!("{ready:?}"));
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| epoll.wait(None, |_| ()));
+            std::thread::sleep(Duration::from_millis(5));
+            os::ring_eventfd(epoll.bell());
+        });
+        let before = Instant::now();
+        epoll.wait(Some(Duration::from_millis(2)), |_| ());
+        assert!(before.elapsed() >= Duration::from_millis(2), "nobody rang");
+    }
+
+    #[test]
+    fn a_set_in_a_set_is_told_once_after_it_was_armed() {
+        let (outer, inner) = (Epoll::new().unwrap(), Epoll::new().unwrap());
+        let (one, mut other) = UnixStream::pair().unwrap();
+        inner.add(one.as_fd(), 1).unwrap();
+        assert_eq!(all(&inner).len(), 1);
+        outer.add_once(inner.raw(), 5).unwrap();
+        other.write_all(b"a").unwrap();
+        assert_eq!(all(&outer), [], "not armed");
+        outer.arm(inner.raw(), 5, true);
+        assert_eq!(all(&outer)[0].key, 5);
+        other.write_all(b"a").unwrap();
+        assert_eq!(all(&outer), [], "once");
+    }
+}

@@ -1,0 +1,110 @@
+//! Watches the sets of workers that compute.
+//!
+//! A worker in a long dispatch does not look into its set. So when such a dispatch begins, or the monitor
+//! finds one, the set is *armed*: it becomes part of one in which a thread of its own sleeps. That one is told once,
+//! looks in the worker's place, and arms it again if the dispatch goes on. A worker that comes to its scheduler
+//! disarms its set.
+//!
+//! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything when it
+//! wakes. It asks the kernel to be prompt, as the monitor does.
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use indent_sysmon::Phase;
+
+use crate::base::loom::{Mutex, lock};
+use crate::base::os;
+use crate::driver::epoll::Epoll;
+use crate::sched::Shared;
+use crate::sched::worker::Worker;
+
+#[derive(Default)]
+pub(crate) struct Watch {
+    sets: OnceLock<Epoll>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    stops: AtomicBool,
+}
+
+impl Watch {
+    /// The set of a worker is there: it can be armed. Starts the thread if this is the first.
+    pub(crate) fn include(&self, shared: &Shared, set: &Epoll, worker: usize) -> io::Result<()> {
+        let mut thread = lock(&self.thread);
+        if self.sets.get().is_none() {
+            let _ = self.sets.set(Epoll::new()?);
+        }
+        let sets = self.sets.get().expect("just set");
+        if thread.is_none() && !self.stops.load(SeqCst) {
+            let runtime = std::sync::Arc::downgrade(&shared.arc());
+            let name = format!("{}-io", shared.settings.thread_name);
+            let builder = std::thread::Builder::new().name(name);
+            *thread = Some(builder.spawn(move || watch(&runtime))?);
+        }
+        sets.add_once(set.raw(), worker as u64)
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stops.store(true, SeqCst);
+        if let Some(sets) = self.sets.get() {
+            os::ring_eventfd(sets.bell());
+        }
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread {
+            drop(thread.join());
+        }
+    }
+}
+
+/// What the thread does.
+fn watch(runtime: &Weak<Shared>) {
+    indent_sysmon::be_prompt();
+    // It is joined before the runtime goes.
+    let Some(shared) = runtime.upgrade() else {
+        return;
+    };
+    let Some(sets) = shared.io_watch.sets.get() else {
+        return;
+    };
+    while !shared.io_watch.stops.load(SeqCst) {
+        sets.wait(None, |ready| {
+            let worker = &shared.workers[ready.key as usize];
+            worker.io_armed.store(false, SeqCst);
+            shared.poll_io(worker, Some(Duration::ZERO));
+            if worker.published.phase() == Phase::Fiber && worker.is_in_long_dispatch() {
+                shared.arm_io(worker);
+            }
+        });
+    }
+}
+
+impl Shared {
+    /// This worker computes from here on. May be called in a signal handler.
+    #[inline]
+    pub(crate) fn arm_io(&self, worker: &Worker) {
+        if worker.has_sources() {
+            self.set_armed(worker, true);
+        }
+    }
+
+    /// This worker looks itself from here on.
+    #[inline]
+    pub(crate) fn disarm_io(&self, worker: &Worker) {
+        if worker.io_armed.load(SeqCst) {
+            self.set_armed(worker, false);
+        }
+    }
+
+    #[cold]
+    fn set_armed(&self, worker: &Worker, on: bool) {
+        if worker.io_armed.swap(on, SeqCst) == on {
+            return;
+        }
+        if let (Some(sets), Some(set)) = (self.io_watch.sets.get(), worker.io.get()) {
+            sets.arm(set.raw(), worker.index as u64, on);
+        }
+    }
+}
