@@ -24,6 +24,8 @@ pub enum ParkReason {
     Compute = 5,
     /// Waits for time to pass.
     Sleep = 6,
+    /// Waits for a socket, a pipe or another descriptor.
+    Io = 7,
 }
 
 impl ParkReason {
@@ -35,6 +37,7 @@ impl ParkReason {
             4 => ParkReason::Blocking,
             5 => ParkReason::Compute,
             6 => ParkReason::Sleep,
+            7 => ParkReason::Io,
             _ => ParkReason::None,
         }
     }
@@ -50,6 +53,7 @@ impl std::fmt::Display for ParkReason {
             ParkReason::Blocking => "blocking",
             ParkReason::Compute => "compute",
             ParkReason::Sleep => "sleep",
+            ParkReason::Io => "io",
         })
     }
 }
