@@ -6,6 +6,8 @@ mod compute; // L5
 mod driver; // L2
 mod error; // L0
 mod fiber; // L1
+pub mod io; // L5
+pub mod net; // L5
 pub mod park; // L4
 mod queue; // L2
 pub mod runtime; // L6

@@ -13,16 +13,20 @@ const LAYERS: [&[&str]; 7] = [
     &["queue", "driver"],
     &["sched"],
     &["park"],
-    &["chan", "sync", "time", "net", "fs", "blocking", "compute"],
+    &[
+        "chan", "sync", "time", "io", "net", "fs", "blocking", "compute",
+    ],
     &["runtime", "task"],
 ];
 
 /// Who may import a neighbour of its own layer.
-const NEIGHBOURS: [(&str, &str); 6] = [
+const NEIGHBOURS: [(&str, &str); 8] = [
     ("error", "base"),
     ("base", "error"),
     ("compute", "blocking"),
     ("fs", "blocking"),
+    ("net", "blocking"),
+    ("net", "io"),
     ("runtime", "task"),
     ("task", "runtime"),
 ];

@@ -1,9 +1,11 @@
 //! L0: what everything else stands on, and nothing that knows of fibers.
 
+pub(crate) mod address;
 pub(crate) mod affinity;
 pub(crate) mod alarm;
 pub(crate) mod arch;
 pub(crate) mod bitmap;
+pub(crate) mod descriptor;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod list;
@@ -15,3 +17,4 @@ pub(crate) mod redirect;
 pub(crate) mod rng;
 pub(crate) mod signal;
 pub(crate) mod signal_names;
+pub(crate) mod socket;

@@ -34,7 +34,7 @@ use crate::fiber::{FiberRef, Held};
 pub(crate) use crate::sched::limit::within;
 use crate::sched::thread::ThreadParker;
 use crate::sched::wake;
-use crate::sched::{block, context};
+use crate::sched::{block, context, limit};
 
 /// Blocks the calling fiber, or the calling thread, until somebody unparks it or the deadline
 /// passes. Charged to the fiber's budget.
@@ -143,6 +143,20 @@ fn wait(deadline: Option<Instant>, reason: ParkReason, signal: Signal) -> Woken 
 /// Charges an operation that could have blocked but did not.
 pub(crate) fn charge() {
     block::charge();
+}
+
+/// Charges an operation before it is tried. A fiber whose budget is used up gives way and, if it was asked
+/// to end, unwinds: nothing is lost yet, and one whose operations all succeed at once hears of it, too.
+pub(crate) fn charge_ahead() {
+    if block::charge() {
+        block::unwind_if_cancelled();
+    }
+}
+
+/// The time limit that ends a call with this deadline, if the calling plain thread has one that comes
+/// first: whoever blocks in the kernel has to unwind then.
+pub(crate) fn limit_of_thread(deadline: Option<Instant>) -> Option<Instant> {
+    limit::bounding(None, deadline, Hearing::Open)
 }
 
 /// The fiber the caller runs on.

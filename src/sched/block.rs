@@ -181,20 +181,25 @@ fn leave(here: &Here, back: Back) {
 }
 
 /// The one place where operations that could block are charged: a fiber whose operations all
-/// succeed at once gives way when its budget is used up.
+/// succeed at once gives way when its budget is used up; true if it did.
 #[inline]
-pub(crate) fn charge() {
-    let Some(here) = context::here() else { return };
-    let Some(token) = here.enter() else { return };
+pub(crate) fn charge() -> bool {
+    let Some(here) = context::here() else {
+        return false;
+    };
+    let Some(token) = here.enter() else {
+        return false;
+    };
     let budget = &token.carrier().budget;
     let left = budget.get();
     if left > 0 {
         budget.set(left - 1);
-    } else {
-        token.worker().counters.budget_exhausted.add(1);
-        drop(token);
-        leave(&here, Back::Yielded); // the next dispatch brings a new budget
+        return false;
     }
+    token.worker().counters.budget_exhausted.add(1);
+    drop(token);
+    leave(&here, Back::Yielded); // the next dispatch brings a new budget
+    true
 }
 
 /// A fiber says that it can give way here: it is charged, and yields if somebody wants that.

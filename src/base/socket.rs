@@ -1,0 +1,141 @@
+#![expect(unsafe_code, reason = "system calls")]
+//! Sockets: transfers that never wait, connections, options that std does not read for us.
+//!
+//! Whether a call waits is said with each call (`MSG_DONTWAIT`), not by a mode of the socket: the mode
+//! belongs to all duplicates of a descriptor, and others may rely on it. Only a connection that is being
+//! made has no such flag.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::{self, MaybeUninit};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::time::Duration;
+
+use super::address::Address;
+use super::descriptor::{Interest, count, done, parts};
+
+/// Whether what is received stays there to be received again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Take {
+    Take,
+    Peek,
+}
+
+impl Take {
+    fn flags(self) -> libc::c_int {
+        match self {
+            Take::Take => libc::MSG_DONTWAIT,
+            Take::Peek => libc::MSG_DONTWAIT | libc::MSG_PEEK,
+        }
+    }
+}
+
+/// No signal if the other side is gone: the error says so.
+const SEND: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], take: Take) -> io::Result<usize> {
+    let (start, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+    // SAFETY: writes to the buffer, as far as its length says.
+    count(unsafe { libc::recv(fd.as_raw_fd(), start, length, take.flags()) })
+}
+
+pub(crate) fn send(fd: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: reads from `bytes`, as far as its length says.
+    count(unsafe { libc::send(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), SEND) })
+}
+
+pub(crate) fn receive_vectored(
+    fd: BorrowedFd<'_>,
+    buffers: &mut [IoSliceMut<'_>],
+) -> io::Result<usize> {
+    let mut message = message(buffers.as_mut_ptr().cast(), buffers.len());
+    // SAFETY: `message` names buffers that are ours to write to; std promises their layout.
+    count(unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) })
+}
+
+pub(crate) fn send_vectored(fd: BorrowedFd<'_>, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+    let message = message(buffers.as_ptr().cast_mut().cast(), buffers.len());
+    // SAFETY: `message` names buffers that are only read; std promises their layout.
+    count(unsafe { libc::sendmsg(fd.as_raw_fd(), &message, SEND) })
+}
+
+/// A message of these parts, without address and control data.
+fn message(parts_of: *mut libc::iovec, number: usize) -> libc::msghdr {
+    // SAFETY: numbers and pointers, for which zero means none.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = parts_of;
+    message.msg_iovlen = parts(number);
+    message
+}
+
+pub(crate) fn receive_from(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    take: Take,
+) -> io::Result<(usize, Address)> {
+    let mut from = Address::room();
+    let (address, room) = from.parts_mut();
+    let (start, length) = (buffer.as_mut_ptr().cast(), buffer.len());
+    // SAFETY: writes to the buffer as far as its length says, and to the address as far as `room` says.
+    let result =
+        unsafe { libc::recvfrom(fd.as_raw_fd(), start, length, take.flags(), address, room) };
+    Ok((count(result)?, from))
+}
+
+pub(crate) fn send_to(fd: BorrowedFd<'_>, bytes: &[u8], to: &Address) -> io::Result<usize> {
+    let (start, length) = (bytes.as_ptr().cast(), bytes.len());
+    let (address, size) = to.parts();
+    // SAFETY: reads from `bytes` and from the address, as far as their lengths say.
+    count(unsafe { libc::sendto(fd.as_raw_fd(), start, length, SEND, address, size) })
+}
+
+/// A new socket for a stream to this address, which does not wait.
+pub(crate) fn stream_for(address: &Address) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: takes numbers only.
+    let socket = done(unsafe { libc::socket(address.family(), kind, 0) })?;
+    // SAFETY: just made, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(socket) })
+}
+
+/// Connects, or asks how that goes: `WouldBlock` while it goes on.
+pub(crate) fn connect(fd: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
+    let (address, size) = to.parts();
+    // SAFETY: reads from the address, as far as its length says.
+    let Err(error) = done(unsafe { libc::connect(fd.as_raw_fd(), address, size) }) else {
+        return Ok(());
+    };
+    match error.raw_os_error() {
+        Some(libc::EISCONN) => Ok(()),
+        Some(libc::EINPROGRESS | libc::EALREADY | libc::EINTR) => {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+        _ => Err(error),
+    }
+}
+
+/// How long a transfer may wait, as set by `SO_RCVTIMEO` or `SO_SNDTIMEO`; that is, by std.
+pub(crate) fn time_limit(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Duration>> {
+    let option = match interest {
+        Interest::Read => libc::SO_RCVTIMEO,
+        Interest::Write => libc::SO_SNDTIMEO,
+    };
+    let mut value = MaybeUninit::<libc::timeval>::zeroed();
+    let mut size = mem::size_of::<libc::timeval>() as libc::socklen_t;
+    let (socket, at) = (fd.as_raw_fd(), value.as_mut_ptr().cast());
+    // SAFETY: writes to `value`, as far as `size` says.
+    let result = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::SOL_SOCKET,
+            option,
+            at,
+            ptr::from_mut(&mut size),
+        )
+    };
+    done(result)?;
+    // SAFETY: zero at first, and written since.
+    let value = unsafe { value.assume_init() };
+    let limit = Duration::new(value.tv_sec as u64, value.tv_usec as u32 * 1_000);
+    Ok(Some(limit).filter(|limit| !limit.is_zero()))
+}

@@ -1,0 +1,203 @@
+//! Pipes whose ends do not hold up others.
+//!
+//! A pipe has no call that says "do not wait this once", so our ends are in non-blocking mode, and get
+//! back to the usual one when they leave us: to std, to a child process, as a bare descriptor. The mode
+//! belongs to the open end, not to the descriptor. So a clone of an end of which another clone has left
+//! us works on, but keeps its thread while it waits (the runtime then goes on with another one).
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::process::Stdio;
+
+use super::registration::Interest;
+use super::watched::{Patience, Watched};
+use crate::base::descriptor;
+
+/// A new pipe: what is written to the one end comes out of the other.
+///
+/// As [`std::io::pipe`], but whoever waits, for data or for room, blocks its fiber and nobody else.
+///
+/// ```
+/// use std::io::{BufRead, BufReader, Write};
+///
+/// let (reader, mut writer) = indent::io::pipe()?;
+/// let lines = indent::spawn(move || BufReader::new(reader).lines().count());
+/// for i in 0..1_000 {
+///     writeln!(writer, "line {i}")?;
+/// }
+/// drop(writer);
+/// assert_eq!(lines.join().unwrap(), 1_000);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
+    let (reader, writer) = descriptor::pipe()?;
+    Ok((
+        PipeReader(Watched::new(reader.into())),
+        PipeWriter(Watched::new(writer.into())),
+    ))
+}
+
+/// The end of a [`pipe`] that is read from. When all writers are gone, it says so by a read of nothing.
+///
+/// ```
+/// use std::io::{Read, Write};
+///
+/// let (mut reader, writer) = indent::io::pipe()?;
+/// (&writer).write_all(b"ab")?;
+/// let mut one = [0];
+/// reader.read_exact(&mut one)?;
+/// assert_eq!(&one, b"a");
+/// drop(writer);
+/// assert_eq!(reader.read(&mut [0; 8])?, 1);
+/// assert_eq!(reader.read(&mut [0; 8])?, 0);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct PipeReader(Watched<io::PipeReader>);
+
+/// The end of a [`pipe`] that is written to. Without a reader, writing is an error
+/// ([`BrokenPipe`](io::ErrorKind::BrokenPipe)).
+///
+/// ```
+/// use std::io::{ErrorKind, Write};
+///
+/// let (reader, mut writer) = indent::io::pipe()?;
+/// writer.write_all(b"nobody reads this")?; // there is room for it
+/// drop(reader);
+/// assert_eq!(writer.write(b"nor this").unwrap_err().kind(), ErrorKind::BrokenPipe);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct PipeWriter(Watched<io::PipeWriter>);
+
+impl Read for &PipeReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let attempt = |end: &io::PipeReader| descriptor::read(end.as_fd(), buffer);
+        self.0.run(Interest::Read, |_| Patience::Forever, attempt)
+    }
+
+    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let attempt = |end: &io::PipeReader| descriptor::read_vectored(end.as_fd(), buffers);
+        self.0.run(Interest::Read, |_| Patience::Forever, attempt)
+    }
+}
+
+impl Read for PipeReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        (&*self).read(buffer)
+    }
+
+    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        (&*self).read_vectored(buffers)
+    }
+}
+
+impl Write for &PipeWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let attempt = |end: &io::PipeWriter| descriptor::write(end.as_fd(), bytes);
+        self.0.run(Interest::Write, |_| Patience::Forever, attempt)
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        let attempt = |end: &io::PipeWriter| descriptor::write_vectored(end.as_fd(), buffers);
+        self.0.run(Interest::Write, |_| Patience::Forever, attempt)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Write for PipeWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        (&*self).write(bytes)
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        (&*self).write_vectored(buffers)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What both ends have.
+macro_rules! pipe_end {
+    ($ours:ident, $std:ty) => {
+        impl $ours {
+            /// Another handle of the same end.
+            pub fn try_clone(&self) -> io::Result<Self> {
+                Ok($ours(Watched::new(self.0.get().try_clone()?)))
+            }
+
+            /// The end as std knows it: whoever waits there blocks the thread.
+            ///
+            /// It gets back to blocking mode; clones of it that stay here keep their thread when they
+            /// wait from now on.
+            pub fn into_std(self) -> $std {
+                let end = self.0.into_inner();
+                let _valid = descriptor::set_nonblocking(end.as_fd(), false);
+                end
+            }
+        }
+
+        impl From<$std> for $ours {
+            /// Puts the end, with all clones of it, into non-blocking mode.
+            fn from(end: $std) -> Self {
+                let _valid = descriptor::set_nonblocking(end.as_fd(), true);
+                $ours(Watched::new(end))
+            }
+        }
+
+        impl From<OwnedFd> for $ours {
+            fn from(fd: OwnedFd) -> Self {
+                <$std>::from(fd).into()
+            }
+        }
+
+        impl From<$ours> for $std {
+            fn from(end: $ours) -> Self {
+                end.into_std()
+            }
+        }
+
+        impl From<$ours> for OwnedFd {
+            fn from(end: $ours) -> Self {
+                end.into_std().into()
+            }
+        }
+
+        impl From<$ours> for Stdio {
+            fn from(end: $ours) -> Self {
+                end.into_std().into()
+            }
+        }
+
+        impl AsFd for $ours {
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.0.get().as_fd()
+            }
+        }
+
+        impl AsRawFd for $ours {
+            fn as_raw_fd(&self) -> RawFd {
+                self.0.get().as_raw_fd()
+            }
+        }
+
+        impl IntoRawFd for $ours {
+            fn into_raw_fd(self) -> RawFd {
+                self.into_std().into_raw_fd()
+            }
+        }
+
+        impl fmt::Debug for $ours {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.get().fmt(f)
+            }
+        }
+    };
+}
+
+pipe_end!(PipeReader, io::PipeReader);
+pipe_end!(PipeWriter, io::PipeWriter);

@@ -1,0 +1,200 @@
+//! Any descriptor the kernel can watch: eventfd, timerfd, inotify, a terminal, a library's socket.
+//!
+//! Whoever waits here is told what the kernel says at that moment: a wait looks first, and again after it
+//! was woken. What is read or written is the caller's affair, and so is the descriptor's mode.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use super::registration::Interest;
+use super::watched::{Patience, Watched};
+use crate::base::descriptor;
+
+/// Anything with a descriptor that can be waited for.
+///
+/// A wait blocks the calling fiber and nobody else; on a plain thread, the thread. Regular files, and what else
+/// is always ready, are refused: waiting for them tells nothing. Read them inside
+/// [`runtime::blocking`](crate::runtime::blocking).
+///
+/// ```
+/// use indent::io::Source;
+/// use std::io::{ErrorKind, Read, Write};
+/// use std::os::unix::net::UnixStream;
+///
+/// // Somebody else's type, in non-blocking mode:
+/// let (ours, mut theirs) = UnixStream::pair()?;
+/// ours.set_nonblocking(true)?;
+///
+/// let source = Source::new(ours)?;
+/// let fiber = indent::spawn(move || {
+///     let mut buffer = [0; 16];
+///     let length = source.read_with(|mut stream| stream.read(&mut buffer))?;
+///     Ok::<_, std::io::Error>(buffer[..length].to_vec())
+/// });
+/// theirs.write_all(b"news")?;
+/// assert_eq!(fiber.join().unwrap()?, b"news");
+///
+/// let file = std::fs::File::open("Cargo.toml")?;
+/// assert_eq!(Source::new(file).unwrap_err().kind(), ErrorKind::Unsupported);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct Source<T: AsFd>(Watched<T>);
+
+impl<T: AsFd> Source<T> {
+    /// Takes what has the descriptor. An error ([`Unsupported`](io::ErrorKind::Unsupported)) if the kernel
+    /// cannot tell when it becomes ready.
+    pub fn new(inner: T) -> io::Result<Self> {
+        if !descriptor::is_pollable(inner.as_fd())? {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a regular file, or a device like one, is always ready: there is nothing to wait for; \
+                 read and write it inside runtime::blocking",
+            ));
+        }
+        Ok(Source(Watched::new(inner)))
+    }
+
+    /// Blocks until there is something to read, or an end or an error to be told.
+    ///
+    /// ```
+    /// use indent::io::{self, Source};
+    /// use std::io::Write;
+    ///
+    /// let (reader, mut writer) = io::pipe()?;
+    /// let source = Source::new(reader)?;
+    /// writer.write_all(b"!")?;
+    /// source.wait_readable()?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn wait_readable(&self) -> io::Result<()> {
+        self.wait(Interest::Read, Patience::Forever)
+    }
+
+    /// The same until this time at most; then the error is [`TimedOut`](io::ErrorKind::TimedOut).
+    ///
+    /// ```
+    /// use indent::io::{self, Source};
+    /// use std::time::{Duration, Instant};
+    ///
+    /// let (reader, _writer) = io::pipe()?;
+    /// let source = Source::new(reader)?;
+    /// let soon = Instant::now() + Duration::from_millis(1);
+    /// let error = source.wait_readable_until(soon).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn wait_readable_until(&self, deadline: Instant) -> io::Result<()> {
+        self.wait(Interest::Read, Patience::Until(deadline))
+    }
+
+    /// Blocks until there is room to write, or an error to be told.
+    ///
+    /// ```
+    /// use indent::io::{self, Source};
+    ///
+    /// let (_reader, writer) = io::pipe()?;
+    /// Source::new(writer)?.wait_writable()?; // an empty pipe has room
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn wait_writable(&self) -> io::Result<()> {
+        self.wait(Interest::Write, Patience::Forever)
+    }
+
+    /// The same until this time at most; then the error is [`TimedOut`](io::ErrorKind::TimedOut).
+    ///
+    /// ```
+    /// use indent::io::{self, Source};
+    /// use std::time::Instant;
+    ///
+    /// let (_reader, writer) = io::pipe()?;
+    /// Source::new(writer)?.wait_writable_until(Instant::now())?; // it is ready now
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn wait_writable_until(&self, deadline: Instant) -> io::Result<()> {
+        self.wait(Interest::Write, Patience::Until(deadline))
+    }
+
+    /// Calls `f`, again and again for as long as it says [`WouldBlock`](io::ErrorKind::WouldBlock), with
+    /// waits for something to read in between. `f` should not wait itself: the descriptor is in
+    /// non-blocking mode, or the call is one that does not wait.
+    ///
+    /// There is an example at [`Source`].
+    pub fn read_with<R>(&self, f: impl FnMut(&T) -> io::Result<R>) -> io::Result<R> {
+        self.0.run(Interest::Read, |_| Patience::Forever, f)
+    }
+
+    /// As [`read_with`](Source::read_with), with waits for room to write.
+    ///
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::Write;
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// let (ours, _theirs) = UnixStream::pair()?;
+    /// ours.set_nonblocking(true)?;
+    /// let source = Source::new(ours)?;
+    /// assert_eq!(source.write_with(|mut stream| stream.write(b"out"))?, 3);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn write_with<R>(&self, f: impl FnMut(&T) -> io::Result<R>) -> io::Result<R> {
+        self.0.run(Interest::Write, |_| Patience::Forever, f)
+    }
+
+    /// What has the descriptor.
+    pub fn get_ref(&self) -> &T {
+        self.0.get()
+    }
+
+    /// The same, to be changed. Another descriptor may be put there, which is not checked again.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut()
+    }
+
+    /// Gives it back.
+    ///
+    /// ```
+    /// use indent::io::{self, Source};
+    ///
+    /// let (reader, _writer) = io::pipe()?;
+    /// let reader = Source::new(reader)?.into_inner();
+    /// # drop(reader);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn into_inner(self) -> T {
+        self.0.into_inner()
+    }
+
+    fn wait(&self, interest: Interest, patience: Patience) -> io::Result<()> {
+        let look = |inner: &T| match descriptor::poll(inner.as_fd(), interest, Some(Duration::ZERO))
+        {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(error) => Err(error),
+        };
+        let late = |error: io::Error| match error.kind() {
+            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+            _ => error,
+        };
+        self.0.run(interest, |_| patience, look).map_err(late)
+    }
+}
+
+impl<T: AsFd> AsFd for Source<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get().as_fd()
+    }
+}
+
+impl<T: AsFd> AsRawFd for Source<T> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl<T: AsFd + fmt::Debug> fmt::Debug for Source<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Source").field(self.get_ref()).finish()
+    }
+}

@@ -1,0 +1,122 @@
+//! What listeners have in common: their mode, and what they do when there are no descriptors.
+//!
+//! A listener of ours is in non-blocking mode, whatever its user wants; what the user wants is kept by all
+//! our clones of it together. When one of several leaves us, the mode is the user's again; the others then
+//! look whether there is a connection before they accept it.
+//!
+//! *Shortage.* A connection that cannot be accepted for want of a descriptor or memory stays in the
+//! kernel's queue, and the next call fails again at once: a loop that goes on after errors, as `incoming`
+//! invites to, would spin. So a call that fails like this pauses, for longer with each failure in a row, and
+//! tries once more; if that fails as well, it says so. Rejected: to retry for ever, which hides from the user what
+//! only he can mend; to return at once, as std, Go and Tokio do, where each user has to find out.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
+
+use crate::base::descriptor;
+use crate::io::backoff::Backoff;
+use crate::io::registration::Interest;
+use crate::io::watched::{Patience, Watched};
+
+/// One of our handles of a listener.
+pub(super) struct Listening<T: AsFd> {
+    socket: Watched<T>,
+    mode: Arc<Mode>,
+}
+
+/// What all our handles of a listener have in common.
+#[derive(Default)]
+struct Mode {
+    /// What the user wants to be told instead of waiting.
+    is_nonblocking: AtomicBool,
+    /// A clone has left us with the kernel's mode as the user wants it.
+    is_given_away: AtomicBool,
+    /// Failures in a row for want of something.
+    shortages: AtomicU32,
+}
+
+impl<T: AsFd> Listening<T> {
+    pub(super) fn new(socket: T) -> Self {
+        let mode = Mode::default();
+        // Neither fails for an open descriptor.
+        let before = descriptor::is_nonblocking(socket.as_fd()).unwrap_or(false);
+        mode.is_nonblocking.store(before, Relaxed);
+        let _valid = descriptor::set_nonblocking(socket.as_fd(), true);
+        Listening {
+            socket: Watched::new(socket),
+            mode: Arc::new(mode),
+        }
+    }
+
+    pub(super) fn get(&self) -> &T {
+        self.socket.get()
+    }
+
+    /// Another handle, for a duplicate of the descriptor.
+    pub(super) fn clone_as(&self, duplicate: T) -> Self {
+        Listening {
+            socket: Watched::new(duplicate),
+            mode: self.mode.clone(),
+        }
+    }
+
+    pub(super) fn into_std(self) -> T {
+        let socket = self.socket.into_inner();
+        let wanted = self.mode.is_nonblocking.load(Relaxed);
+        // First the others are told, then the mode changes. One that is about to accept may miss it, and then
+        // waits on its thread.
+        self.mode.is_given_away.store(true, Relaxed);
+        let _valid = descriptor::set_nonblocking(socket.as_fd(), wanted);
+        socket
+    }
+
+    pub(super) fn set_nonblocking(&self, wanted: bool) -> io::Result<()> {
+        self.mode.is_nonblocking.store(wanted, Relaxed);
+        if self.mode.is_given_away.load(Relaxed) {
+            descriptor::set_nonblocking(self.get().as_fd(), wanted)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn accept<R>(&self, accept: impl Fn(&T) -> io::Result<R>) -> io::Result<R> {
+        let mode = &*self.mode;
+        let result = self.accept_once(&accept);
+        let is_short = |result: &io::Result<R>| {
+            let error = result.as_ref().err();
+            error.is_some_and(descriptor::is_shortage)
+        };
+        if !is_short(&result) {
+            if mode.shortages.load(Relaxed) != 0 {
+                mode.shortages.store(0, Relaxed);
+            }
+            return result;
+        }
+        if mode.is_nonblocking.load(Relaxed) {
+            return result;
+        }
+        let failures = mode.shortages.fetch_add(1, Relaxed);
+        Backoff::after(failures).wait(None)?;
+        self.accept_once(&accept)
+    }
+
+    fn accept_once<R>(&self, accept: &impl Fn(&T) -> io::Result<R>) -> io::Result<R> {
+        let mode = &*self.mode;
+        let attempt = |socket: &T| {
+            let fd = socket.as_fd();
+            if mode.is_given_away.load(Relaxed)
+                && !descriptor::poll(fd, Interest::Read, Some(Duration::ZERO))?
+            {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            accept(socket)
+        };
+        let patience = |_: std::os::fd::BorrowedFd<'_>| match mode.is_nonblocking.load(Relaxed) {
+            true => Patience::Never,
+            false => Patience::Forever,
+        };
+        self.socket.run(Interest::Read, patience, attempt)
+    }
+}

@@ -1,0 +1,128 @@
+//! From names to addresses.
+//!
+//! A look-up blocks its thread in the C library, for seconds if need be, so it is lent to the pool of
+//! blocking calls. Addresses need no look-up and do not leave the fiber. Std's trait does not tell the
+//! two apart, nor may what implements it go to another thread; hence a trait of our own.
+
+use std::io;
+use std::net::{self, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::{iter, option, slice, vec};
+
+use crate::blocking::blocking;
+
+/// What names one address or several: as [`std::net::ToSocketAddrs`], for the same types.
+///
+/// ```
+/// use indent::net::ToSocketAddrs;
+///
+/// let local: Vec<_> = "localhost:80".to_socket_addrs()?.collect(); // asks the system
+/// assert!(local.iter().all(|address| address.ip().is_loopback()));
+/// let literal: Vec<_> = ("::1", 80).to_socket_addrs()?.collect(); // asks nobody
+/// assert_eq!(literal, ["[::1]:80".parse().unwrap()]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// What implements std's trait only is given as a list: `&addresses.collect::<Vec<_>>()[..]`.
+pub trait ToSocketAddrs {
+    /// The addresses, one after the other.
+    type Iter: Iterator<Item = SocketAddr>;
+
+    /// The addresses. If a name has to be looked up, this blocks, and cannot be cancelled meanwhile.
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter>;
+}
+
+/// Types that are one address.
+macro_rules! one_address {
+    ($($type:ty),*) => { $(
+        impl ToSocketAddrs for $type {
+            type Iter = option::IntoIter<SocketAddr>;
+
+            fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+                net::ToSocketAddrs::to_socket_addrs(self)
+            }
+        }
+    )* };
+}
+
+one_address!(
+    SocketAddr,
+    SocketAddrV4,
+    SocketAddrV6,
+    (IpAddr, u16),
+    (Ipv4Addr, u16),
+    (Ipv6Addr, u16)
+);
+
+impl ToSocketAddrs for (&str, u16) {
+    type Iter = vec::IntoIter<SocketAddr>;
+
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+        let (host, port) = *self;
+        match host.parse::<IpAddr>() {
+            Ok(ip) => Ok(vec![SocketAddr::new(ip, port)].into_iter()),
+            Err(_) => blocking(|| net::ToSocketAddrs::to_socket_addrs(&(host, port))),
+        }
+    }
+}
+
+impl ToSocketAddrs for (String, u16) {
+    type Iter = vec::IntoIter<SocketAddr>;
+
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+        (self.0.as_str(), self.1).to_socket_addrs()
+    }
+}
+
+impl ToSocketAddrs for str {
+    type Iter = vec::IntoIter<SocketAddr>;
+
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+        match self.parse() {
+            Ok(address) => Ok(vec![address].into_iter()),
+            Err(_) => blocking(|| net::ToSocketAddrs::to_socket_addrs(self)),
+        }
+    }
+}
+
+impl ToSocketAddrs for String {
+    type Iter = vec::IntoIter<SocketAddr>;
+
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+        self.as_str().to_socket_addrs()
+    }
+}
+
+impl<'a> ToSocketAddrs for &'a [SocketAddr] {
+    type Iter = iter::Cloned<slice::Iter<'a, SocketAddr>>;
+
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+        Ok(self.iter().cloned())
+    }
+}
+
+impl<T: ToSocketAddrs + ?Sized> ToSocketAddrs for &T {
+    type Iter = T::Iter;
+
+    fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
+        (**self).to_socket_addrs()
+    }
+}
+
+/// Tries one address after the other: the first success, or the last error.
+pub(super) fn first_of<A: ToSocketAddrs, R>(
+    addresses: A,
+    mut attempt: impl FnMut(SocketAddr) -> io::Result<R>,
+) -> io::Result<R> {
+    let mut failure = None;
+    for address in addresses.to_socket_addrs()? {
+        match attempt(address) {
+            Ok(done) => return Ok(done),
+            Err(error) => failure = Some(error),
+        }
+    }
+    Err(failure.unwrap_or_else(|| no_address("there is no address to try")))
+}
+
+pub(super) fn no_address(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}

@@ -1,0 +1,253 @@
+//! What all sockets have in common.
+//!
+//! Time limits and the non-blocking mode of a socket are kept by the kernel, where std keeps them, and
+//! asked for when somebody would have to wait, and only then. Rejected: a copy of them in the socket
+//! of ours, which saves two short system calls a wait, but of which clones and sockets that std has had
+//! before know nothing.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::base::address::Address;
+use crate::base::descriptor;
+use crate::base::socket::{self, Take};
+use crate::io::registration::Interest;
+use crate::io::watched::{Patience, Watched};
+
+/// How long std would wait with this socket.
+pub(super) fn patience(fd: BorrowedFd<'_>, interest: Interest) -> Patience {
+    // Either fails for what is no socket; then the transfer says so.
+    if descriptor::is_nonblocking(fd).unwrap_or(false) {
+        return Patience::Never;
+    }
+    match socket::time_limit(fd, interest) {
+        Ok(Some(limit)) => Patience::of(limit),
+        _ => Patience::Forever,
+    }
+}
+
+fn to_read(fd: BorrowedFd<'_>) -> Patience {
+    patience(fd, Interest::Read)
+}
+
+pub(super) fn to_write(fd: BorrowedFd<'_>) -> Patience {
+    patience(fd, Interest::Write)
+}
+
+pub(super) fn receive<T: AsFd>(
+    socket: &Watched<T>,
+    buffer: &mut [u8],
+    take: Take,
+) -> io::Result<usize> {
+    let attempt = |socket: &T| socket::receive(socket.as_fd(), buffer, take);
+    socket.run(Interest::Read, to_read, attempt)
+}
+
+pub(super) fn receive_vectored<T: AsFd>(
+    socket: &Watched<T>,
+    buffers: &mut [IoSliceMut<'_>],
+) -> io::Result<usize> {
+    let attempt = |socket: &T| socket::receive_vectored(socket.as_fd(), buffers);
+    socket.run(Interest::Read, to_read, attempt)
+}
+
+pub(super) fn receive_from<T: AsFd>(
+    socket: &Watched<T>,
+    buffer: &mut [u8],
+    take: Take,
+) -> io::Result<(usize, Address)> {
+    let attempt = |socket: &T| socket::receive_from(socket.as_fd(), buffer, take);
+    socket.run(Interest::Read, to_read, attempt)
+}
+
+pub(super) fn send<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
+    let attempt = |socket: &T| socket::send(socket.as_fd(), bytes);
+    socket.run(Interest::Write, to_write, attempt)
+}
+
+pub(super) fn send_vectored<T: AsFd>(
+    socket: &Watched<T>,
+    buffers: &[IoSlice<'_>],
+) -> io::Result<usize> {
+    let attempt = |socket: &T| socket::send_vectored(socket.as_fd(), buffers);
+    socket.run(Interest::Write, to_write, attempt)
+}
+
+/// A stream that is being connected, which does not wait so far.
+pub(super) fn unconnected(to: &Address) -> io::Result<Watched<OwnedFd>> {
+    socket::stream_for(to).map(Watched::new)
+}
+
+/// Conversions from and to std's type, and to descriptors.
+macro_rules! in_company {
+    ($ours:ident, $std:ty) => {
+        impl From<$ours> for $std {
+            fn from(socket: $ours) -> Self {
+                socket.into_std()
+            }
+        }
+
+        impl From<OwnedFd> for $ours {
+            fn from(fd: OwnedFd) -> Self {
+                <$std>::from(fd).into()
+            }
+        }
+
+        impl From<$ours> for OwnedFd {
+            fn from(socket: $ours) -> Self {
+                socket.into_std().into()
+            }
+        }
+
+        impl AsFd for $ours {
+            fn as_fd(&self) -> BorrowedFd<'_> {
+                self.std().as_fd()
+            }
+        }
+
+        impl AsRawFd for $ours {
+            fn as_raw_fd(&self) -> RawFd {
+                self.std().as_raw_fd()
+            }
+        }
+
+        impl IntoRawFd for $ours {
+            fn into_raw_fd(self) -> RawFd {
+                self.into_std().into_raw_fd()
+            }
+        }
+
+        impl fmt::Debug for $ours {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.std().fmt(f)
+            }
+        }
+    };
+}
+
+/// What sockets have that transfer data: not listeners.
+macro_rules! transfers {
+    ($ours:ident, $std:ty) => {
+        impl $ours {
+            fn std(&self) -> &$std {
+                self.0.get()
+            }
+
+            /// The socket as std knows it: whoever waits there blocks the thread.
+            pub fn into_std(self) -> $std {
+                self.0.into_inner()
+            }
+
+            /// Another handle of the same socket: all that one does or sets is done and set for both.
+            pub fn try_clone(&self) -> io::Result<Self> {
+                self.std().try_clone().map(Self::from)
+            }
+
+            /// How long those may wait who read from here on; then they get
+            /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
+            /// an error.
+            pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+                self.std().set_read_timeout(timeout)
+            }
+
+            /// How long those may wait who write from here on; then they get
+            /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
+            /// an error.
+            pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+                self.std().set_write_timeout(timeout)
+            }
+
+            /// What was set by [`set_read_timeout`](Self::set_read_timeout), rounded up by the kernel.
+            pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+                self.std().read_timeout()
+            }
+
+            /// What was set by [`set_write_timeout`](Self::set_write_timeout), rounded up by the kernel.
+            pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
+                self.std().write_timeout()
+            }
+
+            /// Whether operations return [`WouldBlock`](io::ErrorKind::WouldBlock) where they would have
+            /// to wait. They are charged to the fiber's budget all the same.
+            pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+                self.std().set_nonblocking(nonblocking)
+            }
+
+            /// The error that is waiting to be told, which is then told.
+            pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+                self.std().take_error()
+            }
+        }
+
+        impl From<$std> for $ours {
+            fn from(socket: $std) -> Self {
+                $ours(Watched::new(socket))
+            }
+        }
+
+        in_company!($ours, $std);
+    };
+}
+
+/// Streams are read and written, by reference too.
+macro_rules! streams {
+    ($ours:ident) => {
+        impl Read for &$ours {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                shared::receive(&self.0, buffer, Take::Take)
+            }
+
+            fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                shared::receive_vectored(&self.0, buffers)
+            }
+        }
+
+        impl Read for $ours {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                (&*self).read(buffer)
+            }
+
+            fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                (&*self).read_vectored(buffers)
+            }
+        }
+
+        impl Write for &$ours {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                shared::send(&self.0, bytes)
+            }
+
+            fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+                shared::send_vectored(&self.0, buffers)
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+
+        impl Write for $ours {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                (&*self).write(bytes)
+            }
+
+            fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+                (&*self).write_vectored(buffers)
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+    };
+}
+
+/// What is asked of std's type in the same words.
+macro_rules! as_in_std {
+    ($($(#[$about:meta])* fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => { $(
+        $(#[$about])*
+        pub fn $name(&self $(, $argument: $type)*) -> $result {
+            self.std().$name($($argument),*)
+        }
+    )* };
+}

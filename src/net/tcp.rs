@@ -1,0 +1,254 @@
+//! TCP: std's sockets, with waits of our own.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::iter::FusedIterator;
+use std::net::{self, Shutdown, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use super::ToSocketAddrs;
+use super::listener::Listening;
+use super::lookup;
+use super::shared;
+use crate::base::socket::{self, Take};
+use crate::io::registration::Interest;
+use crate::io::watched::{Patience, Watched};
+
+/// A TCP connection. [`std::net::TcpStream`] in all but what its waits block.
+///
+/// Several fibers may use one at once, by reference or through clones: say, one that reads and one
+/// that writes.
+///
+/// ```
+/// use indent::net::{Shutdown, TcpListener, TcpStream};
+/// use std::io::{Read, Write};
+///
+/// let listener = TcpListener::bind("127.0.0.1:0")?;
+/// let address = listener.local_addr()?;
+/// let server = indent::spawn(move || -> std::io::Result<String> {
+///     let (mut stream, _from) = listener.accept()?;
+///     let mut question = String::new();
+///     stream.read_to_string(&mut question)?; // until the other side has shut down
+///     stream.write_all(b"42")?;
+///     Ok(question)
+/// });
+///
+/// let mut stream = TcpStream::connect(address)?;
+/// stream.write_all(b"6 times 7?")?;
+/// stream.shutdown(Shutdown::Write)?;
+/// let mut answer = String::new();
+/// stream.read_to_string(&mut answer)?;
+/// assert_eq!((answer.as_str(), server.join().unwrap()?.as_str()), ("42", "6 times 7?"));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct TcpStream(Watched<net::TcpStream>);
+
+impl TcpStream {
+    /// Connects to the first address that answers. A name is looked up on a thread that may block.
+    ///
+    /// ```
+    /// use indent::net::{TcpListener, TcpStream};
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// let stream = TcpStream::connect(("localhost", listener.local_addr()?.port()))?;
+    /// assert_eq!(stream.peer_addr()?, listener.local_addr()?);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn connect<A: ToSocketAddrs>(addr: A) -> io::Result<TcpStream> {
+        lookup::first_of(addr, |address| connect(address, Patience::Forever))
+    }
+
+    /// Connects to one address; after this time the error is [`TimedOut`](io::ErrorKind::TimedOut). A time of
+    /// zero is an error.
+    ///
+    /// ```
+    /// use indent::net::{TcpListener, TcpStream};
+    /// use std::time::Duration;
+    ///
+    /// let listener = TcpListener::bind("[::1]:0").or_else(|_| TcpListener::bind("127.0.0.1:0"))?;
+    /// TcpStream::connect_timeout(&listener.local_addr()?, Duration::from_secs(60))?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn connect_timeout(addr: &SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+        if timeout.is_zero() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a timeout of zero: nothing connects in no time",
+            ));
+        }
+        let late = |error: io::Error| match error.kind() {
+            io::ErrorKind::WouldBlock => io::Error::new(
+                io::ErrorKind::TimedOut,
+                "there was no connection in the given time",
+            ),
+            _ => error,
+        };
+        connect(*addr, Patience::of(timeout)).map_err(late)
+    }
+
+    /// Reads without taking: the next read finds the same bytes.
+    ///
+    /// ```
+    /// use indent::net::{TcpListener, TcpStream};
+    /// use std::io::{Read, Write};
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// let mut client = TcpStream::connect(listener.local_addr()?)?;
+    /// let (mut server, _) = listener.accept()?;
+    /// client.write_all(b"x")?;
+    /// let mut byte = [0];
+    /// assert_eq!((server.peek(&mut byte)?, byte), (1, *b"x"));
+    /// assert_eq!((server.read(&mut byte)?, byte), (1, *b"x"));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        shared::receive(&self.0, buf, Take::Peek)
+    }
+
+    as_in_std! {
+        /// Whom it is connected to.
+        fn peer_addr(&self) -> io::Result<SocketAddr>;
+        /// The address on this side.
+        fn local_addr(&self) -> io::Result<SocketAddr>;
+        /// Ends one direction of the connection or both, for all clones. Whoever waits to read is told that this
+        /// is the end.
+        fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+        /// Whether small writes are sent at once, instead of being gathered for a while.
+        fn set_nodelay(&self, nodelay: bool) -> io::Result<()>;
+        /// What was set by [`set_nodelay`](Self::set_nodelay).
+        fn nodelay(&self) -> io::Result<bool>;
+        /// Over how many hops a packet may go.
+        fn set_ttl(&self, ttl: u32) -> io::Result<()>;
+        /// What was set by [`set_ttl`](Self::set_ttl).
+        fn ttl(&self) -> io::Result<u32>;
+    }
+}
+
+transfers!(TcpStream, net::TcpStream);
+streams!(TcpStream);
+
+/// The socket does not wait while it connects, and is as std's from then on.
+fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
+    let address = address.into();
+    let socket = shared::unconnected(&address)?;
+    let attempt = |socket: &OwnedFd| socket::connect(socket.as_fd(), &address);
+    socket.run(Interest::Write, |_| patience, attempt)?;
+    let stream = TcpStream(socket.map(net::TcpStream::from));
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
+/// Waits for TCP connections. [`std::net::TcpListener`] in all but what its waits block; and while it is ours,
+/// a clone of std's [does not wait](crate::net#in-company-with-std).
+///
+/// ```
+/// use indent::net::{TcpListener, TcpStream};
+///
+/// let listener = TcpListener::bind("127.0.0.1:0")?;
+/// let address = listener.local_addr()?;
+/// let guest = indent::spawn(move || TcpStream::connect(address)?.local_addr());
+/// let (_stream, from) = listener.accept()?;
+/// assert_eq!(from, guest.join().unwrap()?);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct TcpListener(Listening<net::TcpListener>);
+
+impl TcpListener {
+    /// Listens at the first address that is to be had. A name is looked up on a thread that may block.
+    pub fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<TcpListener> {
+        lookup::first_of(addr, net::TcpListener::bind).map(TcpListener::from)
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// If there is one, but no descriptor or memory for it (`EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM`), this pauses
+    /// for 1 ms, and twice as long after each such failure in a row, up to 100 ms, and tries once more before it
+    /// returns the error: a loop that simply goes on does not spin. Not so in non-blocking mode.
+    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, from) = self.0.accept(net::TcpListener::accept)?;
+        Ok((stream.into(), from))
+    }
+
+    /// One connection after the other, for ever; errors are handed out and do not end it.
+    ///
+    /// There is an example at [`net`](crate::net).
+    pub fn incoming(&self) -> Incoming<'_> {
+        Incoming { listener: self }
+    }
+
+    /// Another handle of the same listener; each connection goes to one of them.
+    pub fn try_clone(&self) -> io::Result<TcpListener> {
+        Ok(TcpListener(self.0.clone_as(self.std().try_clone()?)))
+    }
+
+    /// The listener as std knows it: whoever waits there blocks the thread, as long as
+    /// [`set_nonblocking`](Self::set_nonblocking) has not said otherwise.
+    pub fn into_std(self) -> net::TcpListener {
+        self.0.into_std()
+    }
+
+    /// Whether [`accept`](Self::accept), of this and of clones of ours, returns
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) instead of waiting.
+    ///
+    /// ```
+    /// use indent::net::TcpListener;
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// listener.set_nonblocking(true)?;
+    /// assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.0.set_nonblocking(nonblocking)
+    }
+
+    as_in_std! {
+        /// Where it listens.
+        fn local_addr(&self) -> io::Result<SocketAddr>;
+        /// Over how many hops a packet may go.
+        fn set_ttl(&self, ttl: u32) -> io::Result<()>;
+        /// What was set by [`set_ttl`](Self::set_ttl).
+        fn ttl(&self) -> io::Result<u32>;
+        /// The error that is waiting to be told, which is then told.
+        fn take_error(&self) -> io::Result<Option<io::Error>>;
+    }
+
+    fn std(&self) -> &net::TcpListener {
+        self.0.get()
+    }
+}
+
+impl From<net::TcpListener> for TcpListener {
+    fn from(listener: net::TcpListener) -> Self {
+        TcpListener(Listening::new(listener))
+    }
+}
+
+in_company!(TcpListener, net::TcpListener);
+
+/// The connections of a [`TcpListener`]; see [`incoming`](TcpListener::incoming).
+///
+/// ```
+/// use indent::net::{TcpListener, TcpStream};
+///
+/// let listener = TcpListener::bind("127.0.0.1:0")?;
+/// let _guests = [(); 3].map(|()| TcpStream::connect(listener.local_addr().unwrap()));
+/// assert!(listener.incoming().take(3).all(|stream| stream.is_ok()));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[must_use = "an iterator does nothing until somebody asks it"]
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    listener: &'a TcpListener,
+}
+
+impl Iterator for Incoming<'_> {
+    type Item = io::Result<TcpStream>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Some(self.listener.accept().map(|(stream, _)| stream))
+    }
+}
+
+impl FusedIterator for Incoming<'_> {}

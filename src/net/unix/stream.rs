@@ -1,0 +1,189 @@
+//! Unix streams and their listeners.
+
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::iter::FusedIterator;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{self, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::base::socket::{self, Take};
+use crate::io::watched::{Patience, Watched};
+use crate::net::listener::Listening;
+use crate::net::shared;
+
+/// A connection on this machine. [`std::os::unix::net::UnixStream`] in all but what its waits block.
+///
+/// ```
+/// use indent::net::UnixStream;
+/// use std::io::{Read, Write};
+///
+/// let (mut here, mut there) = UnixStream::pair()?;
+/// let answer = indent::spawn(move || {
+///     let mut word = [0; 4];
+///     there.read_exact(&mut word)?;
+///     there.write_all(b"pong")
+/// });
+/// here.write_all(b"ping")?;
+/// let mut text = String::new();
+/// here.read_to_string(&mut text)?;
+/// assert_eq!(text, "pong");
+/// answer.join().unwrap()?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct UnixStream(Watched<net::UnixStream>);
+
+impl UnixStream {
+    /// Connects to the listener with this path.
+    pub fn connect<P: AsRef<Path>>(path: P) -> io::Result<UnixStream> {
+        Self::connect_addr(&SocketAddr::from_pathname(path)?)
+    }
+
+    /// Connects to the listener with this address.
+    pub fn connect_addr(socket_addr: &SocketAddr) -> io::Result<UnixStream> {
+        let address = socket_addr.into();
+        let socket = shared::unconnected(&address)?;
+        let attempt = |socket: &OwnedFd| socket::connect(socket.as_fd(), &address);
+        socket.run_guessing(|_| Patience::Forever, attempt)?;
+        let stream = UnixStream(socket.map(net::UnixStream::from));
+        stream.set_nonblocking(false)?;
+        Ok(stream)
+    }
+
+    /// Two streams that are connected to each other.
+    pub fn pair() -> io::Result<(UnixStream, UnixStream)> {
+        let (one, other) = net::UnixStream::pair()?;
+        Ok((one.into(), other.into()))
+    }
+
+    as_in_std! {
+        /// Whom it is connected to.
+        fn peer_addr(&self) -> io::Result<SocketAddr>;
+        /// The address on this side.
+        fn local_addr(&self) -> io::Result<SocketAddr>;
+        /// Ends one direction of the connection or both, for all clones. Whoever waits to read is told that this
+        /// is the end.
+        fn shutdown(&self, how: Shutdown) -> io::Result<()>;
+    }
+}
+
+transfers!(UnixStream, net::UnixStream);
+streams!(UnixStream);
+
+/// Waits for connections on this machine. [`std::os::unix::net::UnixListener`] in all but what its waits block;
+/// and while it is ours, a clone of std's [does not wait](crate::net#in-company-with-std).
+///
+/// ```
+/// use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
+/// use std::os::linux::net::SocketAddrExt;
+///
+/// let name = format!("an example of {}", std::process::id());
+/// let address = SocketAddr::from_abstract_name(name)?;
+/// let listener = UnixListener::bind_addr(&address)?;
+/// let guest = indent::spawn(move || UnixStream::connect_addr(&address).map(drop));
+/// let (_stream, from) = listener.accept()?;
+/// assert!(from.is_unnamed());
+/// guest.join().unwrap()?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub struct UnixListener(Listening<net::UnixListener>);
+
+impl UnixListener {
+    /// Listens at this path, where nothing may be so far.
+    pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<UnixListener> {
+        net::UnixListener::bind(path).map(UnixListener::from)
+    }
+
+    /// Listens at this address.
+    pub fn bind_addr(socket_addr: &SocketAddr) -> io::Result<UnixListener> {
+        net::UnixListener::bind_addr(socket_addr).map(UnixListener::from)
+    }
+
+    /// Waits for the next connection. What happens if there is no descriptor for it is said at
+    /// [`TcpListener::accept`](crate::net::TcpListener::accept).
+    pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
+        let (stream, from) = self.0.accept(net::UnixListener::accept)?;
+        Ok((stream.into(), from))
+    }
+
+    /// One connection after the other, for ever; errors are handed out and do not end it.
+    pub fn incoming(&self) -> Incoming<'_> {
+        Incoming { listener: self }
+    }
+
+    /// Another handle of the same listener; each connection goes to one of them.
+    pub fn try_clone(&self) -> io::Result<UnixListener> {
+        Ok(UnixListener(self.0.clone_as(self.std().try_clone()?)))
+    }
+
+    /// The listener as std knows it: whoever waits there blocks the thread, as long as
+    /// [`set_nonblocking`](Self::set_nonblocking) has not said otherwise.
+    pub fn into_std(self) -> net::UnixListener {
+        self.0.into_std()
+    }
+
+    /// Whether [`accept`](Self::accept), of this and of clones of ours, returns
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) instead of waiting.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.0.set_nonblocking(nonblocking)
+    }
+
+    as_in_std! {
+        /// Where it listens.
+        fn local_addr(&self) -> io::Result<SocketAddr>;
+        /// The error that is waiting to be told, which is then told.
+        fn take_error(&self) -> io::Result<Option<io::Error>>;
+    }
+
+    fn std(&self) -> &net::UnixListener {
+        self.0.get()
+    }
+}
+
+impl From<net::UnixListener> for UnixListener {
+    fn from(listener: net::UnixListener) -> Self {
+        UnixListener(Listening::new(listener))
+    }
+}
+
+in_company!(UnixListener, net::UnixListener);
+
+impl<'a> IntoIterator for &'a UnixListener {
+    type Item = io::Result<UnixStream>;
+    type IntoIter = Incoming<'a>;
+
+    fn into_iter(self) -> Incoming<'a> {
+        self.incoming()
+    }
+}
+
+/// The connections of a [`UnixListener`]; see [`incoming`](UnixListener::incoming).
+///
+/// ```
+/// use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
+/// use std::os::linux::net::SocketAddrExt;
+///
+/// let name = format!("another example of {}", std::process::id());
+/// let address = SocketAddr::from_abstract_name(name)?;
+/// let listener = UnixListener::bind_addr(&address)?;
+/// let _guests = [(); 3].map(|()| UnixStream::connect_addr(&address));
+/// assert!(listener.incoming().take(3).all(|stream| stream.is_ok()));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[must_use = "an iterator does nothing until somebody asks it"]
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    listener: &'a UnixListener,
+}
+
+impl Iterator for Incoming<'_> {
+    type Item = io::Result<UnixStream>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Some(self.listener.accept().map(|(stream, _)| stream))
+    }
+}
+
+impl FusedIterator for Incoming<'_> {}
