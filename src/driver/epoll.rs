@@ -110,12 +110,7 @@ impl Epoll {
     /// May be called in a signal handler.
     pub(crate) fn arm(&self, fd: RawFd, key: u64, on: bool) {
         let readable = if on { libc::EPOLLIN } else { 0 };
-        let _ = self.control(
-            libc::EPOLL_CTL_MOD,
-            fd,
-            readable | libc::EPOLLONESHOT,
-            key,
-        );
+        let _ = self.control(libc::EPOLL_CTL_MOD, fd, readable | libc::EPOLLONESHOT, key);
     }
 
     fn control(&self, what: i32, fd: RawFd, events: i32, key: u64) -> io::Result<()> {

@@ -5,8 +5,8 @@
 //! end, or its time limit has passed: it unwinds. But whoever finds the descriptor ready at that moment is
 //! told so; what came in time is not lost (**R1**).
 //!
-//! Plain threads wait in the kernel, for this one descriptor. Fibers, for the time being, look once a
-//! tick of their timer and are parked in between.
+//! Plain threads wait in the kernel, for this one descriptor. Fibers park, and somebody who looks at all
+//! descriptors wakes them (`sched/io.rs`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,19 +14,17 @@ use std::time::{Duration, Instant};
 
 use crate::base::descriptor;
 pub(crate) use crate::base::descriptor::Interest;
-use crate::park::{self, ParkReason, Woken};
-
-/// How often a fiber looks.
-const NAP: Duration = Duration::from_millis(1);
+use crate::park;
+use crate::sched::io::{self as sched, Ended};
 
 /// What the reactor knows of one descriptor. It belongs to whoever owns the descriptor.
 #[derive(Debug)]
-pub(crate) struct Registration(());
+pub(crate) struct Registration(sched::Registration);
 
 impl Registration {
     /// Registers nothing; that is done by the first wait.
     pub(crate) const fn new() -> Self {
-        Registration(())
+        Registration(sched::Registration::new())
     }
 
     /// Returns when the descriptor may be ready, or with `TimedOut` at the deadline.
@@ -37,13 +35,15 @@ impl Registration {
         deadline: Option<Instant>,
     ) -> io::Result<()> {
         match park::current_fiber() {
-            Some(_) => wait_on_fiber(fd, interest, deadline),
+            Some(_) => wait_on_fiber(&self.0, fd, interest, deadline),
             None => wait_on_thread(fd, interest, deadline),
         }
     }
 
     /// To be called before the descriptor is closed, or leaves whoever owns this.
-    pub(crate) fn forget(&self, _fd: BorrowedFd<'_>) {}
+    pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
+        self.0.forget(fd);
+    }
 }
 
 fn wait_on_thread(
@@ -69,24 +69,17 @@ fn wait_on_thread(
 }
 
 fn wait_on_fiber(
+    known: &sched::Registration,
     fd: BorrowedFd<'_>,
     interest: Interest,
     deadline: Option<Instant>,
 ) -> io::Result<()> {
-    let mut is_to_end = false;
-    loop {
-        let now = Instant::now();
-        if descriptor::poll(fd, interest, Some(Duration::ZERO))? {
-            return Ok(());
-        }
-        if is_to_end {
-            park::unwind_cancelled(); // after the look (R1)
-        }
-        if deadline.is_some_and(|at| at <= now) {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        let nap = now + NAP;
-        let until = deadline.map_or(nap, |at| at.min(nap));
-        is_to_end = park::rest(Some(until), ParkReason::Io) == Woken::ByCancel;
+    let ended = known.wait(fd, interest, deadline)?;
+    if ended == Ended::Ready || descriptor::poll(fd, interest, Some(Duration::ZERO))? {
+        return Ok(()); // R1
+    }
+    match ended {
+        Ended::Cancelled => park::unwind_cancelled(),
+        _ => Err(io::ErrorKind::TimedOut.into()),
     }
 }

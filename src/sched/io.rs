@@ -24,10 +24,11 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, OnceLock, Weak};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use crate::base::descriptor::Interest;
 use crate::base::loom::{Mutex, lock};
 use crate::driver::epoll::{Epoll, Ready};
 use crate::fiber::reason::ParkReason;
@@ -39,11 +40,15 @@ use crate::sched::{Shared, block};
 
 pub(crate) mod watch;
 
-/// What is waited for.
+/// How a wait ended.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Interest {
-    Read = 0,
-    Write = 1,
+pub(crate) enum Ended {
+    /// It may be ready.
+    Ready,
+    TimedOut,
+    /// The fiber is to end.
+    Cancelled,
 }
 
 /// One way of a descriptor.
@@ -148,27 +153,23 @@ impl Registration {
         }
     }
 
-    /// Parks the calling fiber until the descriptor may be ready: an error when the deadline passes. `None` on
-    /// a plain thread. It may return for no reason.
+    /// Parks the calling fiber until the descriptor may be ready. It may return for no reason.
     pub(crate) fn wait(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
         deadline: Option<Instant>,
-    ) -> Option<io::Result<()>> {
-        context::current_fiber()?;
-        let source = match self.register(fd) {
-            Ok(source) => source,
-            Err(error) => return Some(Err(error)),
-        };
+    ) -> io::Result<Ended> {
+        let source = self.register(fd)?;
         let way = &source.ways[interest as usize];
         let waiter = Waiter::caller();
         let mark = context::marked();
         let mut state = lock(way);
         if std::mem::take(&mut state.happened) {
-            drop((state, mark));
+            drop(state);
+            drop(mark);
             block::charge();
-            return Some(Ok(()));
+            return Ok(Ended::Ready);
         }
         state.push(waiter.address());
         drop(state);
@@ -178,15 +179,15 @@ impl Registration {
         loop {
             let woken = waiter.park(deadline, ParkReason::Io, hearing);
             if waiter.was_called() {
-                return Some(Ok(()));
+                return Ok(Ended::Ready);
             }
             if woken != Woken::ByWake {
                 let mark = context::marked();
                 let withdrawn = lock(way).withdraw(waiter.address());
                 drop(mark);
                 match woken {
-                    Woken::ByCancel if withdrawn => block::unwind(),
-                    _ if withdrawn => return Some(Err(io::ErrorKind::TimedOut.into())),
+                    Woken::ByCancel if withdrawn => return Ok(Ended::Cancelled),
+                    _ if withdrawn => return Ok(Ended::TimedOut),
                     _ => (deadline, hearing) = (None, Hearing::Deaf), // the call is on its way
                 }
             }
@@ -209,7 +210,10 @@ impl Registration {
         }
         let source = source((key - 1) as u32);
         let mut place = lock(&source.place);
-        if place.as_ref().is_none_or(|place| place.runtime.strong_count() == 0) {
+        if place
+            .as_ref()
+            .is_none_or(|place| place.runtime.strong_count() == 0)
+        {
             let shared = mark.shared().expect("a fiber has a runtime");
             let worker = context::enter().map_or(0, |token| token.worker().index);
             shared.set_of(worker)?.add(fd, key - 1)?;
@@ -309,7 +313,10 @@ impl Shared {
         for index in 0..used {
             let source = source(index);
             let mut place = lock(&source.place);
-            if place.as_ref().is_some_and(|p| std::ptr::eq(p.runtime.as_ptr(), self)) {
+            if place
+                .as_ref()
+                .is_some_and(|p| std::ptr::eq(p.runtime.as_ptr(), self))
+            {
                 left.push((source, source.generation.load(SeqCst)));
                 *place = None;
             }
