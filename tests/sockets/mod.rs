@@ -1,0 +1,50 @@
+//! What tests of sockets share.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses a part of it"
+)]
+
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// A path where nothing is, in a folder of its own, which is removed with it.
+pub struct FreshPath(PathBuf);
+
+/// A path where nothing is.
+pub fn fresh_path() -> FreshPath {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Relaxed));
+    let folder = std::env::temp_dir().join(format!("indent-net-{process}-{number}"));
+    std::fs::create_dir(&folder).expect("a new folder");
+    FreshPath(folder.join("socket"))
+}
+
+impl Deref for FreshPath {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for FreshPath {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for FreshPath {
+    fn drop(&mut self) {
+        drop(std::fs::remove_dir_all(
+            self.0.parent().expect("its folder"),
+        ));
+    }
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    let byte = |i: usize| (i.wrapping_mul(31) >> 3) as u8 ^ i as u8 ^ seed;
+    (0..length).map(byte).collect()
+}
