@@ -549,7 +549,10 @@ mod child {
         let address = listener.local_addr().unwrap();
         let _guests = [(); 2].map(|()| TcpStream::connect(address).unwrap());
         drop(listener.accept().unwrap());
-        limit_descriptors(0);
+        let quiet = TcpListener::bind("127.0.0.1:0").unwrap();
+        limit_descriptors(3); // all of which are taken
+        let nobody = time::timeout(5 * MS, || quiet.accept());
+        assert!(nobody.is_err(), "without a connection nothing is lacking");
         let start = Instant::now();
         for connection in listener.incoming().take(8) {
             let error = connection.unwrap_err();
