@@ -427,21 +427,31 @@ fn a_unix_stream_waits_until_there_is_room_in_the_queue_of_its_listener() {
     everywhere(|| {
         let path = fresh_path();
         let listener = UnixListener::bind(&path).unwrap();
-        let mut guests = Vec::new();
-        // Until one has to wait.
-        while let Ok(guest) = time::timeout(20 * MS, || UnixStream::connect(&path)) {
-            guests.push(guest.unwrap());
-            if guests.len() > 8_000 {
-                return common::skip("the queue of connections has no end");
+        let connected = Arc::new(AtomicUsize::new(0));
+        let is_enough = Arc::new(AtomicBool::new(false));
+        let (count, enough) = (connected.clone(), is_enough.clone());
+        let crowd = indent::spawn(move || {
+            let mut guests = Vec::new();
+            while !enough.load(SeqCst) && guests.len() < 8_000 {
+                guests.push(UnixStream::connect(&path).unwrap());
+                count.store(guests.len(), SeqCst);
             }
+        });
+        let fiber = crowd.fiber();
+        wait_for("a queue that is full", || {
+            is_waiting(&fiber) || crowd.is_finished()
+        });
+        if crowd.is_finished() {
+            return common::skip("the queue of connections has no end");
         }
-        let path = Arc::new(path);
-        let shared = path.clone();
-        let fiber = indent::spawn(move || UnixStream::connect(&**shared).map(drop));
-        let seen = fiber.fiber();
-        wait_for("a waiting fiber", || is_waiting(&seen));
+        let waiting = connected.load(SeqCst);
         drop(listener.accept().unwrap());
-        fiber.join().unwrap().unwrap();
+        wait_for("one more", || connected.load(SeqCst) > waiting);
+        is_enough.store(true, SeqCst);
+        while !crowd.is_finished() {
+            drop(listener.accept().unwrap());
+        }
+        crowd.join().unwrap();
     });
 }
 
