@@ -7,7 +7,7 @@
 //! *Shortage.* A connection that cannot be accepted for want of a descriptor or memory stays in the
 //! kernel's queue, and the next call fails again at once: a loop that goes on after errors, as `incoming`
 //! invites to, would spin. So a call that fails like this pauses, for longer with each failure in a row, and
-//! tries once more; if that fails as well, it says so. Rejected: to retry for ever, which hides from the user what
+//! tries once more; if that fails as well, it says so. While there is no connection it simply waits. Rejected: to retry for ever, which hides from the user what
 //! only he can mend; to return at once, as std, Go and Tokio do, where each user has to find out.
 
 use std::io;
@@ -82,36 +82,44 @@ impl<T: AsFd> Listening<T> {
     }
 
     pub(super) fn accept<R>(&self, accept: impl Fn(&T) -> io::Result<R>) -> io::Result<R> {
-        let mode = &*self.mode;
         let result = self.accept_once(&accept);
-        let is_short = |result: &io::Result<R>| {
-            let error = result.as_ref().err();
-            error.is_some_and(descriptor::is_shortage)
-        };
-        if !is_short(&result) {
-            if mode.shortages.load(Relaxed) != 0 {
-                mode.shortages.store(0, Relaxed);
-            }
+        if !self.note_shortage(&result) || self.mode.is_nonblocking.load(Relaxed) {
             return result;
         }
-        if mode.is_nonblocking.load(Relaxed) {
-            return result;
-        }
-        let failures = mode.shortages.fetch_add(1, Relaxed);
+        let failures = self.mode.shortages.fetch_add(1, Relaxed);
         Backoff::after(failures).wait(None)?;
-        self.accept_once(&accept)
+        let result = self.accept_once(&accept);
+        self.note_shortage(&result);
+        result
+    }
+
+    /// Whether something was lacking; if not, the next pause is a short one again.
+    fn note_shortage<R>(&self, result: &io::Result<R>) -> bool {
+        let is_short = result.as_ref().err().is_some_and(descriptor::is_shortage);
+        if !is_short && self.mode.shortages.load(Relaxed) != 0 {
+            self.mode.shortages.store(0, Relaxed);
+        }
+        is_short
     }
 
     fn accept_once<R>(&self, accept: &impl Fn(&T) -> io::Result<R>) -> io::Result<R> {
         let mode = &*self.mode;
+        let has_guest = |socket: &T| {
+            let now = Some(Duration::ZERO);
+            descriptor::poll(socket.as_fd(), Interest::Read, now)
+        };
         let attempt = |socket: &T| {
-            let fd = socket.as_fd();
-            if mode.is_given_away.load(Relaxed)
-                && !descriptor::poll(fd, Interest::Read, Some(Duration::ZERO))?
-            {
-                return Err(io::ErrorKind::WouldBlock.into());
+            let would_block = || Err(io::ErrorKind::WouldBlock.into());
+            if mode.is_given_away.load(Relaxed) && !has_guest(socket)? {
+                return would_block();
             }
-            accept(socket)
+            match accept(socket) {
+                // The kernel takes a descriptor before it looks whether there is a connection.
+                Err(error) if descriptor::is_shortage(&error) && !has_guest(socket)? => {
+                    would_block()
+                }
+                result => result,
+            }
         };
         let patience = |_: std::os::fd::BorrowedFd<'_>| match mode.is_nonblocking.load(Relaxed) {
             true => Patience::Never,

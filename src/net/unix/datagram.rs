@@ -78,7 +78,8 @@ impl UnixDatagram {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn send_to<P: AsRef<Path>>(&self, buf: &[u8], path: P) -> io::Result<usize> {
-        self.send_to_addr(buf, &SocketAddr::from_pathname(path)?)
+        // By reference: what is at the path may go with whoever holds the path.
+        self.send_to_addr(buf, &SocketAddr::from_pathname(path.as_ref())?)
     }
 
     /// Sends a datagram to this address, and [looks again](crate::net::unix) for as long as there is no room.

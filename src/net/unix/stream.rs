@@ -38,7 +38,8 @@ pub struct UnixStream(Watched<net::UnixStream>);
 impl UnixStream {
     /// Connects to the listener with this path.
     pub fn connect<P: AsRef<Path>>(path: P) -> io::Result<UnixStream> {
-        Self::connect_addr(&SocketAddr::from_pathname(path)?)
+        // By reference: what is at the path may go with whoever holds the path.
+        Self::connect_addr(&SocketAddr::from_pathname(path.as_ref())?)
     }
 
     /// Connects to the listener with this address.
