@@ -187,7 +187,9 @@ mod tests {
         let mut address = Address::from(&UnixAddr::from_pathname("z".repeat(107)).unwrap());
         let at = ptr::from_mut(&mut address.storage).cast::<u8>();
         // SAFETY: the last byte of the path lies within the address.
-        unsafe { at.add(NAME + 107).write(b'z') };
+        let last = unsafe { at.add(NAME + 107) };
+        // SAFETY: as above, and nobody else has the address.
+        unsafe { last.write(b'z') };
         assert!(address.to_unix().unwrap().is_unnamed());
     }
 }
