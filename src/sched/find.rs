@@ -188,7 +188,7 @@ fn batch(token: &mut Entered) -> Next {
             may.then(|| shared.batch.pop(1).pop().map(|f| Next::Start(popped(f))))?
         };
         let found = match turn % KINDS {
-            0 if turn % (2 * KINDS) == 0 => roaming().or_else(unstarted),
+            0 if turn.is_multiple_of(2 * KINDS) => roaming().or_else(unstarted),
             0 => unstarted().or_else(roaming),
             1 => carrier.home().batch.pop().map(|f| Next::Run(popped(f))),
             2 => (shared.claim_frozen(Which::Batch))
