@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use indent::runtime::{Builder, Overrun, OverrunAction, Runtime};
+use indent::runtime::{Builder, Overrun, OverrunAction, Overruns, Runtime};
 use indent::task::{self, JoinHandle, Phase};
 
 mod burn;
@@ -62,6 +62,21 @@ fn spin_in_a_named_function(stop: &AtomicBool) {
         std::hint::spin_loop();
     }
     std::hint::black_box(stop);
+}
+
+/// Ten fibers of one site, until ten overruns are counted.
+fn ten_hogs_overrun(rt: &Runtime) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let hogs: Vec<_> = (0..10)
+        .map(|_| {
+            let stop = stop.clone();
+            rt.spawn(move || spin_in_a_named_function(&stop))
+        })
+        .collect();
+    let overran = |overruns: Overruns| overruns.rows.iter().map(|row| row.overruns).sum::<u64>();
+    common::wait_for("ten overruns", || overran(rt.overruns()) >= 10);
+    stop.store(true, SeqCst);
+    hogs.into_iter().for_each(|hog| hog.join().unwrap());
 }
 
 /// Blocks its thread until somebody closes the pipe.
@@ -180,20 +195,7 @@ fn a_sleepers_report_names_the_system_call() {
 fn ten_hogs_of_one_site_are_one_row() {
     common::within(PATIENCE, || {
         let rt = builder(1).build().unwrap();
-        let stop = Arc::new(AtomicBool::new(false));
-        let hogs: Vec<_> = (0..10)
-            .map(|_| {
-                let stop = stop.clone();
-                rt.spawn(move || spin_in_a_named_function(&stop))
-            })
-            .collect();
-        let enough = || {
-            let overruns = rt.overruns();
-            overruns.rows.iter().map(|row| row.overruns).sum::<u64>() >= 10
-        };
-        common::wait_for("ten overruns", enough);
-        stop.store(true, SeqCst);
-        hogs.into_iter().for_each(|hog| hog.join().unwrap());
+        ten_hogs_overrun(&rt);
         let overruns = rt.overruns();
         assert_eq!(overruns.rows.len(), 1, "{overruns}");
         let row = &overruns.rows[0];
@@ -447,23 +449,7 @@ mod child {
     fn many_overruns() {
         common::within(PATIENCE, || {
             let rt = builder(1).build().unwrap();
-            let stop = Arc::new(AtomicBool::new(false));
-            let hogs: Vec<_> = (0..10)
-                .map(|_| {
-                    let stop = stop.clone();
-                    rt.spawn(move || spin_in_a_named_function(&stop))
-                })
-                .collect();
-            let overran = || {
-                rt.overruns()
-                    .rows
-                    .iter()
-                    .map(|row| row.overruns)
-                    .sum::<u64>()
-            };
-            common::wait_for("ten overruns", || overran() >= 10);
-            stop.store(true, SeqCst);
-            hogs.into_iter().for_each(|hog| hog.join().unwrap());
+            ten_hogs_overrun(&rt);
         });
     }
 

@@ -106,25 +106,17 @@ impl<const WORDS: usize> Snapshot<WORDS> {
     ///
     /// See [`Snapshot`] for an example.
     pub fn take(&self, start: &Registers, stack: &Stack) -> bool {
-        if !self.go(EMPTY, WRITTEN) {
-            return false;
-        }
-        let &Registers { pc, sp, bp } = start;
-        for (place, value) in self.start.iter().zip([pc, sp, bp]) {
-            place.store(value, Relaxed);
-        }
-        let mut count = 0;
-        for place in &self.words {
-            let Some(word) = stack.read(sp.wrapping_add(count * WORD)) else {
-                break;
-            };
-            place.store(word, Relaxed);
-            count += 1;
-        }
-        self.count.store(count, Relaxed);
-        let taken = count > 0;
-        self.state.store(if taken { FULL } else { EMPTY }, Release);
-        taken
+        self.fill(start, |words| {
+            let mut count = 0;
+            for place in words {
+                let Some(word) = stack.read(start.sp.wrapping_add(count * WORD)) else {
+                    break;
+                };
+                place.store(word, Relaxed);
+                count += 1;
+            }
+            count
+        })
     }
 
     /// Copies the stack of another thread, up to `high`, while it sleeps in this call; false if the last
@@ -146,15 +138,23 @@ impl<const WORDS: usize> Snapshot<WORDS> {
     /// }
     /// ```
     pub fn take_asleep(&self, call: &SystemCall, high: usize) -> bool {
-        if !call.sp.is_multiple_of(WORD) || !self.go(EMPTY, WRITTEN) {
+        let most = high.saturating_sub(call.sp) / WORD;
+        call.sp.is_multiple_of(WORD)
+            && self.fill(&Registers::asleep(call), |words| {
+                copy_from(call.sp, &words[..most.min(WORDS)])
+            })
+    }
+
+    /// From empty to full, if `copy` says that it has copied words; false if it is not empty.
+    fn fill(&self, start: &Registers, copy: impl FnOnce(&[AtomicUsize]) -> usize) -> bool {
+        if !self.go(EMPTY, WRITTEN) {
             return false;
         }
-        let start = Registers::asleep(call);
-        for (place, value) in self.start.iter().zip([start.pc, start.sp, start.bp]) {
+        let &Registers { pc, sp, bp } = start;
+        for (place, value) in self.start.iter().zip([pc, sp, bp]) {
             place.store(value, Relaxed);
         }
-        let most = high.saturating_sub(call.sp) / WORD;
-        let count = copy_from(call.sp, &self.words[..most.min(WORDS)]);
+        let count = copy(&self.words);
         self.count.store(count, Relaxed);
         let taken = count > 0;
         self.state.store(if taken { FULL } else { EMPTY }, Release);
