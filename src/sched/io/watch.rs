@@ -3,7 +3,7 @@
 //! A worker in a long dispatch does not look into its set. So when such a dispatch begins, or the monitor
 //! finds one, the set is *armed*: it becomes part of one in which a thread of its own sleeps. That one is told once,
 //! looks in the worker's place, and arms it again if the dispatch goes on. A worker that comes to its scheduler
-//! disarms its set.
+//! disarms its set. The set of a worker that retires is armed until it is in service again.
 //!
 //! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything when it
 //! wakes. It asks the kernel to be prompt, as the monitor does.
@@ -72,9 +72,9 @@ fn watch(runtime: &Weak<Shared>) {
     while !shared.io_watch.stops.load(SeqCst) {
         sets.wait(None, |ready| {
             let worker = &shared.workers[ready.key as usize];
-            worker.io_armed.store(false, SeqCst);
+            worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
             shared.poll_io(worker, Some(Duration::ZERO));
-            if worker.published.phase() == Phase::Fiber && worker.is_in_long_dispatch() {
+            if shared.needs_watch(worker) {
                 shared.arm_io(worker);
             }
         });
@@ -82,7 +82,13 @@ fn watch(runtime: &Weak<Shared>) {
 }
 
 impl Shared {
-    /// This worker computes from here on. May be called in a signal handler.
+    /// Whether nobody else looks into its set before long.
+    fn needs_watch(&self, worker: &Worker) -> bool {
+        let computes = worker.published.phase() == Phase::Fiber && worker.is_in_long_dispatch();
+        computes || self.count.is_retired(worker.index)
+    }
+
+    /// This worker computes from here on, or has retired. May be called in a signal handler.
     #[inline]
     pub(crate) fn arm_io(&self, worker: &Worker) {
         if worker.has_sources() {
@@ -103,8 +109,18 @@ impl Shared {
         if worker.io_armed.swap(on, SeqCst) == on {
             return;
         }
-        if let (Some(sets), Some(set)) = (self.io_watch.sets.get(), worker.io.get()) {
-            sets.arm(set.raw(), worker.index as u64, on);
+        let (Some(sets), Some(set)) = (self.io_watch.sets.get(), worker.io.get()) else {
+            return;
+        };
+        // Whoever changes the word tells the kernel after that, and again if it was changed meanwhile: what
+        // the kernel hears last is what the word says last.
+        let mut told = on;
+        loop {
+            sets.arm(set.raw(), worker.index as u64, told);
+            match worker.io_armed.load(SeqCst) {
+                now if now == told => return,
+                now => told = now,
+            }
         }
     }
 }
