@@ -8,31 +8,22 @@ use std::time::{Duration, Instant};
 
 use indent::io::pipe;
 use indent::net::TcpListener;
-use indent::park::ParkReason;
 use indent::runtime::{Builder, Runtime};
-use indent::task::{self, Phase};
+use indent::task;
 
 mod common;
+mod sockets;
 #[allow(unsafe_code, reason = "system calls of a thread that is stuck")]
 mod stuck;
 
 use common::{wait_for, within};
+use sockets::wait_for_waiters;
 
 const CONNECTIONS: usize = 64;
 const STUCK: Duration = Duration::from_secs(1);
 
 fn start(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().unwrap()
-}
-
-/// Waits until so many fibers wait for descriptors.
-fn wait_for_waiters(rt: &Runtime, expected: usize) {
-    wait_for("fibers that wait for descriptors", || {
-        let fibers = rt.handle().fibers();
-        let waits =
-            |f: &&task::Fiber| f.phase() == Phase::Parked && f.park_reason() == ParkReason::Io;
-        fibers.iter().filter(waits).count() >= expected
-    });
 }
 
 /// A fiber for each connection, which sends back what it gets.

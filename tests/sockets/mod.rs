@@ -9,6 +9,10 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use indent::park::ParkReason;
+use indent::runtime::Runtime;
+use indent::task::{self, Phase};
+
 /// A path where nothing is, in a folder of its own, which is removed with it.
 pub struct FreshPath(PathBuf);
 
@@ -47,4 +51,15 @@ impl Drop for FreshPath {
 pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
     let byte = |i: usize| (i.wrapping_mul(31) >> 3) as u8 ^ i as u8 ^ seed;
     (0..length).map(byte).collect()
+}
+
+/// Waits until so many fibers wait for descriptors.
+pub fn wait_for_waiters(rt: &Runtime, expected: usize) {
+    super::common::wait_for("fibers that wait for descriptors", || {
+        let fibers = rt.handle().fibers();
+        let waits = |fiber: &&task::Fiber| {
+            fiber.phase() == Phase::Parked && fiber.park_reason() == ParkReason::Io
+        };
+        fibers.iter().filter(waits).count() >= expected
+    });
 }

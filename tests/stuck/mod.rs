@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 /// Waits as whoever calls `vfork` waits for the child, which sleeps so long: no signal ends that.
-pub fn in_vfork(time: Duration) {
+pub(super) fn in_vfork(time: Duration) {
     extern "C" fn child(time: *mut c_void) -> libc::c_int {
         // SAFETY: the parent does not go on before the child has ended, so its variable is there.
         let time = unsafe { *time.cast::<libc::timespec>() };
@@ -28,7 +28,7 @@ pub fn in_vfork(time: Duration) {
 }
 
 /// Sleeps in an epoll of its own. How the call ended: 0 if by itself.
-pub fn in_epoll(time: Duration) -> Result<i32, std::io::Error> {
+pub(super) fn in_epoll(time: Duration) -> Result<i32, std::io::Error> {
     // SAFETY: takes a number only.
     let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     let mut event = libc::epoll_event { events: 0, u64: 0 };
