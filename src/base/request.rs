@@ -14,7 +14,10 @@ use super::socket::{self, Take};
 #[derive(Debug)]
 pub(crate) enum Request<'a, 'parts> {
     Receive(&'a mut [u8], Take),
+    /// To a stream, which may take a part of it.
     Send(&'a [u8]),
+    /// As one datagram, to whom the socket is connected to.
+    SendWhole(&'a [u8]),
     ReceiveFrom(&'a mut [u8], Take, &'a mut Address),
     SendTo(&'a [u8], &'a Address),
     ReceiveParts(&'a mut [IoSliceMut<'parts>]),
@@ -40,6 +43,7 @@ impl Request<'_, '_> {
             | Request::Accept(..)
             | Request::ReadAt(..) => Interest::Read,
             Request::Send(..)
+            | Request::SendWhole(..)
             | Request::SendTo(..)
             | Request::SendParts(..)
             | Request::WriteAt(..) => Interest::Write,
@@ -52,7 +56,7 @@ impl Request<'_, '_> {
     pub(crate) fn attempt(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         match self {
             Request::Receive(buffer, take) => socket::receive(fd, buffer, *take),
-            Request::Send(bytes) => socket::send(fd, bytes),
+            Request::Send(bytes) | Request::SendWhole(bytes) => socket::send(fd, bytes),
             Request::ReceiveFrom(buffer, take, from) => {
                 socket::receive_from(fd, buffer, *take, from)
             }

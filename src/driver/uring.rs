@@ -37,7 +37,8 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
-use io_uring::{IoUring, Probe, cqueue, opcode, squeue::Entry, types};
+pub(crate) use io_uring::squeue::Entry;
+use io_uring::{IoUring, Probe, cqueue, opcode, types};
 
 use super::epoll::{give_bell_back, take_bell};
 use crate::base::loom::{Mutex, lock};

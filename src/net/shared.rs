@@ -64,6 +64,11 @@ pub(super) fn send<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usi
     socket.perform(to_write, Request::Send(bytes))
 }
 
+/// As one datagram.
+pub(super) fn send_whole<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
+    socket.perform(to_write, Request::SendWhole(bytes))
+}
+
 pub(super) fn send_to<T: AsFd>(
     socket: &Watched<T>,
     bytes: &[u8],

@@ -80,7 +80,7 @@ impl UdpSocket {
 
     /// Sends a datagram to the [connected](Self::connect) address.
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
-        shared::send(&self.0, buf)
+        shared::send_whole(&self.0, buf)
     }
 
     as_in_std! {

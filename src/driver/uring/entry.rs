@@ -5,6 +5,12 @@
 //!
 //! Flags say what a call that waits would say: the kernel tries at once, and again when it is worth it. Only
 //! what is in non-blocking mode by itself (a pipe of ours) is refused instead (`EAGAIN`), and has to be polled.
+//!
+//! Datagrams are not sent by a ring. When there is no room for one the kernel may have copied it out of the
+//! caller's buffer before it noticed, and when it tries again goes on where it stopped: Linux 6.18 then sends empty
+//! datagrams, to Unix sockets nearly always. A stream that has taken something says how much and is not
+//! tried again.
+//!
 //! Files are read and written by threads of the kernel (`ASYNC`): they complete whatever the submitter does.
 
 use std::mem;
@@ -35,15 +41,15 @@ impl Room {
         }
     }
 
-    /// A message of one part.
-    fn message(&mut self, start: *mut u8, length: usize, address: *mut libc::sockaddr, size: u32) {
+    /// A message of one part, with room for the address of the sender.
+    fn message(&mut self, buffer: &mut [u8], from: &mut Address) {
         self.part = libc::iovec {
-            iov_base: start.cast(),
-            iov_len: length,
+            iov_base: buffer.as_mut_ptr().cast(),
+            iov_len: buffer.len(),
         };
         self.header = socket::message(&raw mut self.part, 1);
-        self.header.msg_name = address.cast();
-        self.header.msg_namelen = size;
+        self.header.msg_name = from.parts_mut().0.cast();
+        self.header.msg_namelen = mem::size_of::<libc::sockaddr_storage>() as libc::socklen_t;
     }
 }
 
@@ -53,10 +59,15 @@ fn length(bytes: &[u8]) -> u32 {
     bytes.len().min(MOST) as u32
 }
 
-/// The entry of a request. Its pointers are good for as long as the request is borrowed and the room stays.
-pub(crate) fn entry(fd: BorrowedFd<'_>, request: &mut Request<'_, '_>, room: &mut Room) -> Entry {
+/// The entry of a request, if there can be one. Its pointers are good for as long as the request is borrowed and the room stays.
+pub(crate) fn entry(
+    fd: BorrowedFd<'_>,
+    request: &mut Request<'_, '_>,
+    room: &mut Room,
+) -> Option<Entry> {
     let fd = types::Fd(fd.as_raw_fd());
-    match request {
+    let entry = match request {
+        Request::SendWhole(..) | Request::SendTo(..) => return None, // see above
         Request::Receive(buffer, take) => {
             opcode::Recv::new(fd, buffer.as_mut_ptr(), length(buffer))
                 .flags(take.patient_flags())
@@ -66,18 +77,10 @@ pub(crate) fn entry(fd: BorrowedFd<'_>, request: &mut Request<'_, '_>, room: &mu
             .flags(PATIENT_SEND)
             .build(),
         Request::ReceiveFrom(buffer, take, from) => {
-            let (address, _) = from.parts_mut();
-            let size = mem::size_of::<libc::sockaddr_storage>() as u32;
-            room.message(buffer.as_mut_ptr(), buffer.len(), address, size);
+            room.message(buffer, from);
             opcode::RecvMsg::new(fd, &raw mut room.header)
                 .flags(take.patient_flags() as u32)
                 .build()
-        }
-        Request::SendTo(bytes, to) => {
-            let (address, size) = to.parts();
-            let start = bytes.as_ptr().cast_mut(); // it is only read
-            room.message(start, bytes.len(), address.cast_mut(), size);
-            send_message(fd, room)
         }
         Request::ReceiveParts(buffers) => {
             room.header = socket::message(buffers.as_mut_ptr().cast(), buffers.len());
@@ -85,7 +88,9 @@ pub(crate) fn entry(fd: BorrowedFd<'_>, request: &mut Request<'_, '_>, room: &mu
         }
         Request::SendParts(buffers) => {
             room.header = socket::message(buffers.as_ptr().cast_mut().cast(), buffers.len());
-            send_message(fd, room)
+            opcode::SendMsg::new(fd, &raw const room.header)
+                .flags(PATIENT_SEND as u32)
+                .build()
         }
         Request::Accept(from) => {
             **from = Address::room();
@@ -111,13 +116,8 @@ pub(crate) fn entry(fd: BorrowedFd<'_>, request: &mut Request<'_, '_>, room: &mu
             .offset(*place)
             .build()
             .flags(Flags::ASYNC),
-    }
-}
-
-fn send_message(fd: types::Fd, room: &mut Room) -> Entry {
-    opcode::SendMsg::new(fd, &raw const room.header)
-        .flags(PATIENT_SEND as u32)
-        .build()
+    };
+    Some(entry)
 }
 
 /// After its completion: puts what the kernel wrote to where it belongs.

@@ -39,7 +39,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::descriptor;
 use crate::base::request::Request;
-use crate::driver::uring::{self, Answer, BATCH, Completion, Room, Uring};
+use crate::driver::uring::{self, Answer, BATCH, Completion, Entry, Room, Uring};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::io::Ended;
@@ -122,8 +122,11 @@ pub(crate) fn perform(
     request: &mut Request<'_, '_>,
     deadline: Option<Instant>,
 ) -> io::Result<Outcome> {
-    let operation = Operation::new();
-    let worker = begin(fd, request, &operation)?;
+    let mut operation = Operation::new();
+    let Some(entry) = uring::entry(fd, request, operation.room.get_mut()) else {
+        return Ok(Outcome::NotByRing);
+    };
+    let worker = begin(&entry, &operation)?;
     let flight = Flight;
     let asked = operation.wait(worker, deadline);
     std::mem::forget(flight);
@@ -135,19 +138,12 @@ pub(crate) fn perform(
 }
 
 /// Pushes it to the ring of the caller's worker; which one that is.
-fn begin(
-    fd: BorrowedFd<'_>,
-    request: &mut Request<'_, '_>,
-    operation: &Operation,
-) -> io::Result<usize> {
+fn begin(entry: &Entry, operation: &Operation) -> io::Result<usize> {
     let token = context::here().expect("on a fiber").enter_with_worker();
     let (shared, worker) = (token.carrier().shared(), token.worker());
     let ring = shared.ring_of(worker)?;
-    // SAFETY: nobody else knows of the operation so far.
-    let room = unsafe { &mut *operation.room.get() };
-    let entry = uring::entry(fd, request, room);
     loop {
-        // SAFETY: I25; the request is borrowed by the caller until then.
+        // SAFETY: I25; the caller borrows what the entry names, until then.
         if unsafe { ring.push(entry.clone(), operation.address()) } {
             return Ok(worker.index);
         }
