@@ -38,6 +38,14 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// Somebody asked for [io_uring](crate::runtime::Io::Uring), and it cannot be used here.
+    NoUring {
+        /// The name by which it was asked for: a method of [`Builder`](crate::runtime::Builder) or an
+        /// environment variable.
+        setting: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
     /// This process was forked from one that had started a runtime.
     Forked,
 }
@@ -65,6 +73,12 @@ impl fmt::Display for StartError {
                     "the handler for stack overflows cannot be installed: {source}"
                 )
             }
+            StartError::NoUring { setting, source } => write!(
+                f,
+                "{setting} = uring: io_uring cannot be used here: {source}; {}, or set {setting} to auto or \
+                 epoll",
+                uring_remedy(source)
+            ),
             StartError::Forked => write!(
                 f,
                 "this process was forked from one that had started a runtime, whose threads are \
@@ -75,11 +89,24 @@ impl fmt::Display for StartError {
     }
 }
 
+/// What can be done about a refusal of io_uring.
+fn uring_remedy(refusal: &io::Error) -> &'static str {
+    match refusal.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "allow it (the sysctl kernel.io_uring_disabled, the container's seccomp profile)"
+        }
+        io::ErrorKind::OutOfMemory => "raise the limit on locked memory (ulimit -l)",
+        _ => "use a kernel that has it (Linux 5.10 or later)",
+    }
+}
+
 impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             StartError::BadSetting { .. } | StartError::Forked => None,
-            StartError::SpawnCarrier { source, .. } | StartError::Signal { source } => Some(source),
+            StartError::SpawnCarrier { source, .. }
+            | StartError::NoUring { source, .. }
+            | StartError::Signal { source } => Some(source),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! own, right after the call (`failed`): no frame that could move keeps its address.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -128,6 +128,13 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     // SAFETY: as above.
     let writer = unsafe { OwnedFd::from_raw_fd(ends[1]) };
     Ok((reader, writer))
+}
+
+/// What a ring has accepted for us.
+pub(crate) fn accepted(answer: usize) -> OwnedFd {
+    let fd = RawFd::try_from(answer).expect("a descriptor");
+    // SAFETY: the answer of an ACCEPT: new, and told to us alone.
+    unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
 pub(crate) fn read(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {

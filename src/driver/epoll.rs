@@ -42,13 +42,19 @@ pub(crate) struct Epoll {
 static BELLS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
 
 /// An eventfd nobody uses.
-fn take_bell() -> io::Result<RawFd> {
+pub(super) fn take_bell() -> io::Result<RawFd> {
     let used = BELLS.lock().unwrap_or_else(|e| e.into_inner()).pop();
     if let Some(bell) = used {
         return Ok(bell);
     }
     // SAFETY: takes numbers only.
     checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Nobody waits for it any more.
+pub(super) fn give_bell_back(bell: RawFd) {
+    let mut bells = BELLS.lock().unwrap_or_else(|e| e.into_inner());
+    bells.push(bell);
 }
 
 impl Epoll {
@@ -151,10 +157,7 @@ impl Epoll {
 impl Drop for Epoll {
     fn drop(&mut self) {
         let _ = self.control(libc::EPOLL_CTL_DEL, self.bell, 0, 0);
-        BELLS
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .push(self.bell);
+        give_bell_back(self.bell);
     }
 }
 

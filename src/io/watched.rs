@@ -5,19 +5,23 @@
 //! 2. It is tried, by a call that does not wait.
 //! 3. If that would have had to wait, it is asked how patient the descriptor is; only now, as that may cost
 //!    system calls.
-//! 4. It waits and tries again, until it is done, or the deadline has passed and one more try failed.
+//! 4. It waits and tries again, until it is done, or the deadline has passed and one more try failed. Where
+//!    there is somebody who does what is asked when the time has come (a ring), the wait brings the answer.
 //!
-//! **R2** A try that transferred something is the last one: its result is returned, whatever happened
+//! **R2** A try, or a wait, that transferred something is the last one: its result is returned, whatever happened
 //! meanwhile. Requests to end and time limits are heard in step 1 and in the wait of step 4 only. So no
 //! byte is lost and none is sent twice.
 //!
 //! The registration is told before the descriptor is closed or given away.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::registration::{Interest, Registration};
+use crate::base::address::Address;
+use crate::base::descriptor;
+use crate::base::request::Request;
 use crate::park;
 
 /// How long an operation may wait.
@@ -83,8 +87,43 @@ impl<T: AsFd> Watched<T> {
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         attempt: impl FnMut(&T) -> io::Result<R>,
     ) -> io::Result<R> {
-        let wait = |fd: BorrowedFd<'_>, deadline| self.registration.wait(fd, interest, deadline);
-        self.run_with(patience, attempt, wait)
+        let mut attempt = attempt;
+        let wait = |_: &mut (), fd: BorrowedFd<'_>, deadline| {
+            self.registration.wait(fd, interest, deadline)?;
+            Ok(None)
+        };
+        self.run_with(&mut (), patience, |(), inner| attempt(inner), wait)
+    }
+
+    /// Does what the request says, or somebody does it for us.
+    pub(crate) fn perform(
+        &self,
+        patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        mut request: Request<'_, '_>,
+    ) -> io::Result<usize> {
+        let attempt = |request: &mut Request<'_, '_>, inner: &T| request.attempt(inner.as_fd());
+        let wait = |request: &mut Request<'_, '_>, fd: BorrowedFd<'_>, deadline| {
+            self.registration.perform(fd, request, deadline)
+        };
+        self.run_with(&mut request, patience, attempt, wait)
+    }
+
+    /// Accepts a connection by `attempt`, or somebody does it for us: then it is made of what was accepted.
+    pub(crate) fn accept<R>(
+        &self,
+        patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        attempt: impl Fn(&T) -> io::Result<R>,
+        make: impl Fn(OwnedFd, Address) -> io::Result<R>,
+    ) -> io::Result<R> {
+        let wait = |_: &mut (), fd: BorrowedFd<'_>, deadline| {
+            let mut from = Address::room();
+            let request = &mut Request::Accept(&mut from);
+            match self.registration.perform(fd, request, deadline)? {
+                Some(accepted) => make(descriptor::accepted(accepted), from).map(Some),
+                None => Ok(None),
+            }
+        };
+        self.run_with(&mut (), patience, |(), inner| attempt(inner), wait)
     }
 
     /// The same for what the kernel does not tell us about: looks again and again.
@@ -93,19 +132,23 @@ impl<T: AsFd> Watched<T> {
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         attempt: impl FnMut(&T) -> io::Result<R>,
     ) -> io::Result<R> {
+        let mut attempt = attempt;
         let mut backoff = super::backoff::Backoff::new();
-        self.run_with(patience, attempt, |_, deadline| backoff.wait(deadline))
+        let wait = |_: &mut (), _: BorrowedFd<'_>, deadline| backoff.wait(deadline).map(|()| None);
+        self.run_with(&mut (), patience, |(), inner| attempt(inner), wait)
     }
 
-    fn run_with<R>(
+    /// `wait` says `None` if it is to be tried again, or the answer.
+    fn run_with<S, R>(
         &self,
+        state: &mut S,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
-        mut attempt: impl FnMut(&T) -> io::Result<R>,
-        mut wait: impl FnMut(BorrowedFd<'_>, Option<Instant>) -> io::Result<()>,
+        mut attempt: impl FnMut(&mut S, &T) -> io::Result<R>,
+        mut wait: impl FnMut(&mut S, BorrowedFd<'_>, Option<Instant>) -> io::Result<Option<R>>,
     ) -> io::Result<R> {
         park::charge_ahead();
         let inner = self.get();
-        let refused = match attempt(inner) {
+        let refused = match attempt(state, inner) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => error,
             done => return done,
         };
@@ -116,12 +159,13 @@ impl<T: AsFd> Watched<T> {
             Patience::Forever => None,
         };
         loop {
-            let is_late = match wait(fd, deadline) {
-                Ok(()) => false,
+            let is_late = match wait(state, fd, deadline) {
+                Ok(Some(done)) => return Ok(done),
+                Ok(None) => false,
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => true,
                 Err(error) => return Err(error),
             };
-            match attempt(inner) {
+            match attempt(state, inner) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_late => {}
                 done => return done,
             }

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::base::address::Address;
 use crate::base::descriptor;
+use crate::base::request::Request;
 use crate::base::socket::{self, Take};
 use crate::io::registration::Interest;
 use crate::io::watched::{Patience, Watched};
@@ -39,16 +40,14 @@ pub(super) fn receive<T: AsFd>(
     buffer: &mut [u8],
     take: Take,
 ) -> io::Result<usize> {
-    let attempt = |socket: &T| socket::receive(socket.as_fd(), buffer, take);
-    socket.run(Interest::Read, to_read, attempt)
+    socket.perform(to_read, Request::Receive(buffer, take))
 }
 
 pub(super) fn receive_vectored<T: AsFd>(
     socket: &Watched<T>,
     buffers: &mut [IoSliceMut<'_>],
 ) -> io::Result<usize> {
-    let attempt = |socket: &T| socket::receive_vectored(socket.as_fd(), buffers);
-    socket.run(Interest::Read, to_read, attempt)
+    socket.perform(to_read, Request::ReceiveParts(buffers))
 }
 
 pub(super) fn receive_from<T: AsFd>(
@@ -56,21 +55,33 @@ pub(super) fn receive_from<T: AsFd>(
     buffer: &mut [u8],
     take: Take,
 ) -> io::Result<(usize, Address)> {
-    let attempt = |socket: &T| socket::receive_from(socket.as_fd(), buffer, take);
-    socket.run(Interest::Read, to_read, attempt)
+    let mut from = Address::room();
+    let length = socket.perform(to_read, Request::ReceiveFrom(buffer, take, &mut from))?;
+    Ok((length, from))
 }
 
 pub(super) fn send<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
-    let attempt = |socket: &T| socket::send(socket.as_fd(), bytes);
-    socket.run(Interest::Write, to_write, attempt)
+    socket.perform(to_write, Request::Send(bytes))
+}
+
+/// As one datagram.
+pub(super) fn send_whole<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
+    socket.perform(to_write, Request::SendWhole(bytes))
+}
+
+pub(super) fn send_to<T: AsFd>(
+    socket: &Watched<T>,
+    bytes: &[u8],
+    to: &Address,
+) -> io::Result<usize> {
+    socket.perform(to_write, Request::SendTo(bytes, to))
 }
 
 pub(super) fn send_vectored<T: AsFd>(
     socket: &Watched<T>,
     buffers: &[IoSlice<'_>],
 ) -> io::Result<usize> {
-    let attempt = |socket: &T| socket::send_vectored(socket.as_fd(), buffers);
-    socket.run(Interest::Write, to_write, attempt)
+    socket.perform(to_write, Request::SendParts(buffers))
 }
 
 /// A stream that is being connected, which does not wait so far.

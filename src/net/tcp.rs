@@ -11,6 +11,7 @@ use super::ToSocketAddrs;
 use super::listener::Listening;
 use super::lookup;
 use super::shared;
+use crate::base::address::Address;
 use crate::base::socket::{self, Take};
 use crate::io::registration::Interest;
 use crate::io::watched::{Patience, Watched};
@@ -166,7 +167,8 @@ impl TcpListener {
     /// for 1 ms, and twice as long after each such failure in a row, up to 100 ms, and tries once more before it
     /// returns the error: a loop that simply goes on does not spin. Not so in non-blocking mode.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let (stream, from) = self.0.accept(net::TcpListener::accept)?;
+        let make = |fd, from: Address| Ok((net::TcpStream::from(fd), from.to_inet()?));
+        let (stream, from) = self.0.accept(net::TcpListener::accept, make)?;
         Ok((stream.into(), from))
     }
 

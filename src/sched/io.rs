@@ -19,11 +19,13 @@
 //! comes after finds him on the list. **I24** *A waiter is called once, or withdraws.* Both take it off the
 //! list under the lock; who takes it off to call it has the mark up until it is called (S6).
 //!
+//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below), and has no sets.
+//!
 //! Sources are never freed, and used again under another *generation*: events of a descriptor that was closed
 //! meanwhile mean nobody.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -31,6 +33,7 @@ use std::time::{Duration, Instant};
 use crate::base::descriptor::Interest;
 use crate::base::loom::{Mutex, lock};
 use crate::driver::epoll::{Epoll, Ready};
+use crate::driver::uring::Uring;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::context;
@@ -38,6 +41,7 @@ use crate::sched::wake::Waiter;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, block};
 
+pub(crate) mod ring;
 pub(crate) mod watch;
 
 /// How a wait ended.
@@ -308,7 +312,7 @@ impl Shared {
         let place = &self.workers[worker].io;
         if place.get().is_none() {
             let set = Epoll::new()?;
-            self.io_watch.include(self, &set, worker)?;
+            self.io_watch.include(self, set.raw(), worker)?;
             let _ = place.set(set); // or another fiber was faster
         }
         Ok(place.get().expect("just set"))
@@ -318,6 +322,8 @@ impl Shared {
     pub(crate) fn poll_io(&self, worker: &Worker, time: Option<Duration>) {
         if let Some(set) = worker.io.get() {
             set.wait(time, tell);
+        } else if let Some(ring) = worker.uring.get() {
+            self.poll_ring(worker, ring, time);
         }
     }
 
@@ -346,9 +352,22 @@ impl Shared {
 }
 
 impl Worker {
-    /// Whether somebody may wait for a descriptor in its set.
+    /// Whether somebody may wait for a descriptor in its set, or for an operation in its ring.
     #[inline]
     pub(crate) fn has_sources(&self) -> bool {
-        self.io.get().is_some_and(|set| !set.is_empty())
+        match self.io.get() {
+            Some(set) => !set.is_empty(),
+            None => self.uring.get().is_some_and(|ring| ring.in_flight() > 0),
+        }
+    }
+
+    /// What wakes whoever sleeps among them, if there are any.
+    #[inline]
+    pub(crate) fn io_bell(&self) -> Option<RawFd> {
+        if !self.has_sources() {
+            return None;
+        }
+        let ring = || self.uring.get().map(Uring::bell);
+        self.io.get().map(Epoll::bell).or_else(ring)
     }
 }

@@ -133,11 +133,11 @@ fn doze(token: &Entered, time: Option<Duration>) -> bool {
     let (carrier, worker) = (token.carrier(), token.worker());
     worker.counters.sleeps.add(1);
     worker.published.set_phase(Phase::Idle);
-    let roused = match worker.io.get() {
-        Some(set) if !set.is_empty() => carrier
+    let roused = match worker.io_bell() {
+        Some(bell) => carrier
             .bell
-            .wait_elsewhere(set.bell(), || carrier.shared().poll_io(worker, time)),
-        _ => carrier.bell.wait(time),
+            .wait_elsewhere(bell, || carrier.shared().poll_io(worker, time)),
+        None => carrier.bell.wait(time),
     };
     carrier.shared().awake(worker);
     !roused && time.is_some()

@@ -15,6 +15,7 @@ use crate::base::inbox::Inbox;
 use crate::base::list::List;
 use crate::base::rng::Rng;
 use crate::driver::epoll::Epoll;
+use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
 use crate::fiber::{Record, stack::Guard};
@@ -53,6 +54,8 @@ pub(crate) struct Worker {
     pub(crate) roused: AtomicU8,
     /// The descriptors that fibers wait for, once there are any; and the watch looks there in our place.
     pub(crate) io: OnceLock<Epoll>,
+    /// Instead of that, if the runtime was told to use rings.
+    pub(crate) uring: OnceLock<Uring>,
     pub(crate) io_armed: AtomicBool,
     pub(crate) counters: Counters,
     /// How long fibers it ran had waited for that.
@@ -190,6 +193,7 @@ impl Worker {
             has_own: AtomicBool::new(false),
             roused: AtomicU8::new(Roused::NO),
             io: OnceLock::new(),
+            uring: OnceLock::new(),
             io_armed: AtomicBool::new(false),
             counters: Counters::default(),
             wake_to_run: Recorder::new(),

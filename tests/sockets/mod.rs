@@ -5,6 +5,7 @@
     reason = "each test binary uses a part of it"
 )]
 
+use indent::runtime::{Builder, Io};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -12,6 +13,24 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use indent::park::ParkReason;
 use indent::runtime::Runtime;
 use indent::task::{self, Phase};
+
+/// For runtimes with the driver that a module is named after, as far as it can be used here.
+pub fn builder(module: &str) -> Builder {
+    let name = module.rsplit("::").next();
+    let io = match name {
+        Some("epoll") => Io::Epoll,
+        Some("uring") => Io::Uring,
+        other => panic!("no driver is called {other:?}"),
+    };
+    let builder = Builder::new().io(io);
+    if io == Io::Uring
+        && let Err(error) = builder.clone().build()
+    {
+        crate::common::skip(&error.to_string());
+        return Builder::new();
+    }
+    builder
+}
 
 /// A path where nothing is, in a folder of its own, which is removed with it.
 pub struct FreshPath(PathBuf);

@@ -9,6 +9,7 @@ use std::os::unix::net::{self, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::base::address::Address;
 use crate::base::socket::{self, Take};
 use crate::io::watched::{Patience, Watched};
 use crate::net::listener::Listening;
@@ -105,7 +106,8 @@ impl UnixListener {
     /// Waits for the next connection. What happens if there is no descriptor for it is said at
     /// [`TcpListener::accept`](crate::net::TcpListener::accept).
     pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
-        let (stream, from) = self.0.accept(net::UnixListener::accept)?;
+        let make = |fd, from: Address| Ok((net::UnixStream::from(fd), from.to_unix()?));
+        let (stream, from) = self.0.accept(net::UnixListener::accept, make)?;
         Ok((stream.into(), from))
     }
 

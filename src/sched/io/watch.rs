@@ -3,12 +3,14 @@
 //! A worker in a long dispatch does not look into its set. So when such a dispatch begins, or the monitor
 //! finds one, the set is *armed*: it becomes part of one in which a thread of its own sleeps. That one is told once,
 //! looks in the worker's place, and arms it again if the dispatch goes on. A worker that comes to its scheduler
-//! disarms its set. The set of a worker that retires is armed until it is in service again.
+//! disarms its set. The set of a worker that is retired stays armed. A ring is armed like a set, and what waits there
+//! to be submitted is submitted.
 //!
 //! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything when it
 //! wakes. It asks the kernel to be prompt, as the monitor does.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -20,6 +22,7 @@ use indent_sysmon::Phase;
 use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::driver::epoll::Epoll;
+use crate::driver::uring::Uring;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
 
@@ -32,7 +35,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// The set of a worker is there: it can be armed. Starts the thread if this is the first.
-    pub(crate) fn include(&self, shared: &Shared, set: &Epoll, worker: usize) -> io::Result<()> {
+    pub(crate) fn include(&self, shared: &Shared, set: RawFd, worker: usize) -> io::Result<()> {
         let mut thread = lock(&self.thread);
         if self.sets.get().is_none() {
             let _ = self.sets.set(Epoll::new()?);
@@ -44,7 +47,7 @@ impl Watch {
             let builder = std::thread::Builder::new().name(name);
             *thread = Some(builder.spawn(move || watch(&runtime))?);
         }
-        sets.add_once(set.raw(), worker as u64)
+        sets.add_once(set, worker as u64)
     }
 
     pub(crate) fn stop(&self) {
@@ -78,6 +81,7 @@ fn watch(runtime: &Weak<Shared>) {
                 shared.arm_io(worker);
             }
         });
+        shared.submit_for_others();
     }
 }
 
@@ -93,6 +97,23 @@ impl Shared {
     pub(crate) fn arm_io(&self, worker: &Worker) {
         if worker.has_sources() {
             self.set_armed(worker, true);
+            if worker.uring.get().is_some_and(Uring::is_pending)
+                && let Some(sets) = self.io_watch.sets.get()
+            {
+                os::ring_eventfd(sets.bell()); // nobody's request waits behind a computation
+            }
+        }
+    }
+
+    /// The watch: what workers that compute have not come to.
+    fn submit_for_others(&self) {
+        for worker in self.present() {
+            if let Some(ring) = worker.uring.get()
+                && ring.is_pending()
+                && worker.io_armed.load(SeqCst)
+            {
+                self.poll_ring(worker, ring, Some(Duration::ZERO));
+            }
         }
     }
 
@@ -109,14 +130,16 @@ impl Shared {
         if worker.io_armed.swap(on, SeqCst) == on {
             return;
         }
-        let (Some(sets), Some(set)) = (self.io_watch.sets.get(), worker.io.get()) else {
+        let ring = || worker.uring.get().map(Uring::raw);
+        let set = worker.io.get().map(Epoll::raw).or_else(ring);
+        let (Some(sets), Some(set)) = (self.io_watch.sets.get(), set) else {
             return;
         };
         // Whoever changes the word tells the kernel after that, and again if it was changed meanwhile: what
         // the kernel hears last is what the word says last.
         let mut told = on;
         loop {
-            sets.arm(set.raw(), worker.index as u64, told);
+            sets.arm(set, worker.index as u64, told);
             match worker.io_armed.load(SeqCst) {
                 now if now == told => return,
                 now => told = now,
