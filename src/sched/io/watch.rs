@@ -24,6 +24,7 @@ use crate::base::os;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
 use crate::sched::Shared;
+use crate::sched::context;
 use crate::sched::worker::Worker;
 
 #[derive(Default)]
@@ -55,7 +56,9 @@ impl Watch {
         if let Some(sets) = self.sets.get() {
             os::ring_eventfd(sets.bell());
         }
+        let mark = context::marked();
         let thread = lock(&self.thread).take();
+        drop(mark);
         if let Some(thread) = thread {
             drop(thread.join());
         }
@@ -88,8 +91,16 @@ fn watch(runtime: &Weak<Shared>) {
 impl Shared {
     /// Whether nobody else looks into its set before long.
     fn needs_watch(&self, worker: &Worker) -> bool {
-        let computes = worker.published.phase() == Phase::Fiber && worker.is_in_long_dispatch();
-        computes || self.count.is_retired(worker.index)
+        let overran = || worker.io_away.load(SeqCst) == worker.published.dispatches();
+        let is_away =
+            worker.published.phase() == Phase::Fiber && (worker.is_in_long_dispatch() || overran());
+        is_away || self.count.is_retired(worker.index)
+    }
+
+    /// The monitor has found that this worker does not get on.
+    pub(crate) fn watch_io(&self, worker: &Worker, dispatch: u64) {
+        worker.io_away.store(dispatch, SeqCst);
+        self.arm_io(worker);
     }
 
     /// This worker computes from here on, or has retired. May be called in a signal handler.
