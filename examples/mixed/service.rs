@@ -8,7 +8,7 @@
 //! others get their answer, which says that it is the last. Requests of which a part is still to come have a few
 //! seconds for that. Whether a connection is idle is told by its fiber: it first says so and then looks
 //! whether this is the end; `stop` first says that it is and then looks who is idle. So one of the two
-//! sees the other. What had arrived before the connection was closed is still read, and answered.
+//! sees the other. What had arrived before the connection was closed is still read, and answered if it is whole.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
