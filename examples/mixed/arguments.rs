@@ -21,7 +21,7 @@ mixed serve [options]    the service alone, until SIGTERM or SIGINT; then reques
   --preempt on|off       whether crunches are interrupted for others (on)
 
   GET /ping              answers at once
-  GET /crunch            answers after some CPU time; /crunch?percent=N takes a part of it
+  GET /crunch            answers after some CPU time
 
 mixed --help             prints this
 ";

@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
@@ -21,6 +22,9 @@ const LINES: u64 = 200;
 /// Rounds that are timed together, and how often: the median counts.
 const BATCH: u32 = 50;
 const BATCHES: usize = 15;
+
+/// Rounds so far: requests that take turns all end late, but work is done from the beginning.
+static DONE: AtomicU64 = AtomicU64::new(0);
 
 type FixedKeys = BuildHasherDefault<DefaultHasher>;
 
@@ -48,10 +52,17 @@ impl Crunch {
         }
     }
 
-    /// Computes for a part of the time; the result is of no use, but it has to be computed.
-    pub(crate) fn run(self, percent: u32) -> u64 {
-        let rounds = (u64::from(self.rounds) * u64::from(percent)).div_ceil(100);
-        (0..rounds).fold(0, |sum, seed| sum ^ round(black_box(seed)))
+    /// Computes; the result is of no use, but it has to be computed.
+    pub(crate) fn run(self) -> u64 {
+        (0..self.rounds).fold(0, |sum, seed| {
+            DONE.fetch_add(1, Relaxed);
+            sum ^ round(black_box(seed.into()))
+        })
+    }
+
+    /// How many requests' worth of work has been done so far, in the whole process.
+    pub(crate) fn done(self) -> f64 {
+        DONE.load(Relaxed) as f64 / f64::from(self.rounds)
     }
 }
 

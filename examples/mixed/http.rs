@@ -15,9 +15,8 @@ const MOST_BODY: u64 = 64 * 1024;
 /// What the server needs to know of a request.
 pub(crate) struct Request {
     pub(crate) method: Method,
-    /// Without the query.
+    /// Without a query.
     pub(crate) path: String,
-    pub(crate) query: Option<String>,
     /// The bytes of its head, and of its body.
     pub(crate) head: usize,
     pub(crate) body: usize,
@@ -65,15 +64,13 @@ pub(crate) fn parse(input: &[u8]) -> Result<Option<Request>, Status> {
     let is_old = request.version == Some(0);
     let headers = &*request.headers;
     check_host(headers, is_old)?;
-    let (path, query) = split_target(request.path.unwrap_or_default());
     Ok(Some(Request {
         method: match request.method {
             Some("GET") => Method::Get,
             Some("HEAD") => Method::Head,
             _ => Method::Other,
         },
-        path,
-        query,
+        path: path(request.path.unwrap_or_default()).to_owned(),
         head,
         body: body_length(headers)?,
         expects_continue: !is_old && has_word(headers, "expect", "100-continue"),
@@ -128,16 +125,13 @@ fn body_length(headers: &[httparse::Header<'_>]) -> Result<usize, Status> {
     }
 }
 
-/// Path and query of a target; one that names the server (`http://host/path`) as well.
-fn split_target(target: &str) -> (String, Option<String>) {
+/// Where a target leads on this server; it may name the server (`http://host/path`).
+fn path(target: &str) -> &str {
     let local = match target.strip_prefix("http://") {
         Some(rest) => rest.find('/').map_or("/", |at| &rest[at..]),
         None => target,
     };
-    match local.split_once('?') {
-        Some((path, query)) => (path.to_owned(), Some(query.to_owned())),
-        None => (local.to_owned(), None),
-    }
+    local.split('?').next().unwrap_or(local)
 }
 
 /// Appends an answer. To a `HEAD` the body is not sent, but its length is told.

@@ -6,8 +6,8 @@
 //! none counts less because one before it was slow. One that is not answered at the end counts as long as
 //! it has waited, at least.
 //!
-//! *Crunches* are kept in flight, each on a connection of its own, a new one after each answer. The first on each
-//! asks for a part only, one more than the other: otherwise they would all end at the same time.
+//! *Crunches* are kept in flight, each on a connection of its own, a new one after each answer. How much of them
+//! is done is counted in the service: those that take turns all end late.
 //!
 //! *Phases*: warm up with pings alone, begin the crunches and let them settle, measure, wait a little for the
 //! rest. What is measured goes to standard output, line by line (`Told`).
@@ -46,8 +46,10 @@ pub(crate) enum Told {
     Progress(f64),
     /// How long a ping took, in nanoseconds, and whether it was answered.
     Ping { time: u64, is_answered: bool },
-    /// Crunches answered per second, whole ones and parts.
-    Crunches(f64),
+    /// From here on it is measured.
+    Begins,
+    /// No longer.
+    Ends,
 }
 
 impl Told {
@@ -60,7 +62,8 @@ impl Told {
                 true => writeln!(to, "ping {time}"),
                 false => writeln!(to, "noping {time}"),
             },
-            Told::Crunches(rate) => writeln!(to, "crunches {rate}"),
+            Told::Begins => writeln!(to, "begins"),
+            Told::Ends => writeln!(to, "ends"),
         }
     }
 }
@@ -71,7 +74,6 @@ impl FromStr for Told {
     fn from_str(line: &str) -> io::Result<Told> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let strange = || io::Error::other(format!("the load generator said {line:?}"));
-        let number = || rest.parse::<f64>().map_err(|_| strange());
         let ping = |is_answered| {
             let time = rest.parse().map_err(|_| strange())?;
             Ok(Told::Ping { time, is_answered })
@@ -79,10 +81,11 @@ impl FromStr for Told {
         match word {
             "fifo" => Ok(Told::Fifo(Ok(()))),
             "nofifo" => Ok(Told::Fifo(Err(rest.to_owned()))),
-            "progress" => number().map(Told::Progress),
+            "progress" => rest.parse().map(Told::Progress).map_err(|_| strange()),
             "ping" => ping(true),
             "noping" => ping(false),
-            "crunches" => number().map(Told::Crunches),
+            "begins" => Ok(Told::Begins),
+            "ends" => Ok(Told::Ends),
             _ => Err(strange()),
         }
     }
@@ -115,15 +118,12 @@ struct Generator {
     measured: std::ops::Range<Duration>,
     epoll: Epoll,
     timer: TimerFd,
+    /// First those for pings, then those for crunches.
     connections: Vec<Connection>,
-    /// Connections for crunches; they are the last ones.
-    crunches: usize,
     schedule: Schedule,
     due: VecDeque<Duration>,
     idle: VecDeque<usize>,
     pings: Vec<(Duration, bool)>,
-    /// Percents of crunches answered while it was measured.
-    crunched: u64,
 }
 
 struct Connection {
@@ -137,7 +137,7 @@ struct Connection {
 enum Doing {
     Nothing,
     Ping { due: Duration },
-    Crunch { percent: u64 },
+    Crunch,
 }
 
 impl Generator {
@@ -164,27 +164,28 @@ impl Generator {
             epoll,
             timer,
             connections: connections?,
-            crunches: load.crunches,
             schedule: Schedule::new(load.rate),
             due: VecDeque::new(),
             idle: (0..PINGERS).collect(),
             pings: Vec::new(),
-            crunched: 0,
         })
     }
 
     fn run(&mut self, out: &mut impl Write) -> io::Result<()> {
+        let mut phases = self.phases().into_iter().peekable();
         let mut told = Duration::ZERO;
-        let mut is_crunching = false;
         let mut events = [EpollEvent::empty(); 64];
         loop {
             let now = self.start.elapsed();
+            if let Some((_, phase)) = phases.next_if(|(begins, _)| now >= *begins) {
+                match phase {
+                    Some(phase) => phase.tell(out)?,
+                    None => self.begin_crunches()?,
+                }
+                out.flush()?;
+            }
             if now >= self.ends || (now >= self.measured.end && self.is_all_answered()) {
                 return Ok(());
-            }
-            if !is_crunching && now >= WARM {
-                is_crunching = true;
-                self.begin_crunches()?;
             }
             self.send_due(now)?;
             if now >= told {
@@ -192,8 +193,18 @@ impl Generator {
                 Told::Progress(now.as_secs_f64() / self.ends.as_secs_f64()).tell(out)?;
                 out.flush()?;
             }
-            self.wait(now, told, &mut events)?;
+            let next = phases.peek().map_or(told, |(begins, _)| told.min(*begins));
+            self.wait(now, next, &mut events)?;
         }
+    }
+
+    /// When what begins: the crunches, and what the other process is told.
+    fn phases(&self) -> [(Duration, Option<Told>); 3] {
+        [
+            (WARM, None),
+            (self.measured.start, Some(Told::Begins)),
+            (self.measured.end, Some(Told::Ends)),
+        ]
     }
 
     /// All that was to be measured, that is.
@@ -202,11 +213,8 @@ impl Generator {
     }
 
     fn begin_crunches(&mut self) -> io::Result<()> {
-        for number in 0..self.crunches {
-            let percent = (number + 1) * 100 / self.crunches;
-            self.connections[PINGERS + number].send_crunch(percent as u64)?;
-        }
-        Ok(())
+        let mut crunchers = self.connections[PINGERS..].iter_mut();
+        crunchers.try_for_each(Connection::send_crunch)
     }
 
     /// Sends what is due, as long as there are idle connections.
@@ -223,13 +231,18 @@ impl Generator {
         Ok(())
     }
 
-    /// For answers, the next ping that is due, or the next time to tell something.
-    fn wait(&mut self, now: Duration, told: Duration, events: &mut [EpollEvent]) -> io::Result<()> {
+    /// For answers, the next ping that is due, or what else comes next.
+    fn wait(
+        &mut self,
+        now: Duration,
+        other: Duration,
+        events: &mut [EpollEvent],
+    ) -> io::Result<()> {
         let is_over = self.schedule.next >= self.measured.end;
         let next = if is_over {
-            told
+            other
         } else {
-            told.min(self.schedule.next)
+            other.min(self.schedule.next)
         };
         let next = next.saturating_sub(now);
         let next = next.max(Duration::from_nanos(1)); // zero would be never
@@ -260,12 +273,7 @@ impl Generator {
                 self.note_ping(due, now, true);
                 self.idle.push_back(number);
             }
-            Doing::Crunch { percent } => {
-                if self.measured.contains(&now) {
-                    self.crunched += percent;
-                }
-                connection.send_crunch(100)?;
-            }
+            Doing::Crunch => connection.send_crunch()?,
         }
         Ok(())
     }
@@ -290,8 +298,7 @@ impl Generator {
             let time = time.as_nanos() as u64;
             Told::Ping { time, is_answered }.tell(out)?;
         }
-        let time = self.measured.end - self.measured.start;
-        Told::Crunches(self.crunched as f64 / 100.0 / time.as_secs_f64()).tell(out)
+        Ok(())
     }
 }
 
@@ -312,9 +319,9 @@ impl Connection {
         self.send("/ping")
     }
 
-    fn send_crunch(&mut self, percent: u64) -> io::Result<()> {
-        self.doing = Doing::Crunch { percent };
-        self.send(&format!("/crunch?percent={percent}"))
+    fn send_crunch(&mut self) -> io::Result<()> {
+        self.doing = Doing::Crunch;
+        self.send("/crunch")
     }
 
     /// There is room for it, as nothing else is on its way.

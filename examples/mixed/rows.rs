@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent::runtime::{Builder, Runtime};
 
@@ -66,7 +66,7 @@ pub(crate) fn demonstrate(wanted: &Demonstration) -> io::Result<()> {
     for preempt in [true, false] {
         for crunches in CRUNCHES {
             progress.begin(preempt, crunches);
-            let row = measure(wanted, crunch, preempt, crunches, &mut progress)?;
+            let row = measure(wanted, crunch, preempt, crunches, &progress)?;
             if wanted.json {
                 println!("{}", report::json(&row, wanted));
             }
@@ -89,7 +89,7 @@ fn measure(
     crunch: Crunch,
     preempt: bool,
     crunches: usize,
-    progress: &mut Progress,
+    progress: &Progress,
 ) -> io::Result<Row> {
     let builder = Builder::new().preempt(preempt);
     let runtime = builder.build().map_err(io::Error::other)?;
@@ -111,7 +111,7 @@ fn measure(
         workers: workers(&runtime),
         fifo: Ok(()),
     };
-    let row = collect(row, load, progress);
+    let row = collect(row, load, crunch, progress);
     service.stop()?; // what is in flight is finished
     runtime.wait_idle();
     row
@@ -122,13 +122,20 @@ fn workers(runtime: &Runtime) -> usize {
 }
 
 /// Listens to the load generator until its end.
-fn collect(mut row: Row, mut load: Child, progress: &mut Progress) -> io::Result<Row> {
+fn collect(mut row: Row, mut load: Child, crunch: Crunch, progress: &Progress) -> io::Result<Row> {
+    let now = || (Instant::now(), crunch.done());
+    let mut begun = now();
     let lines = BufReader::new(load.stdout.take().expect("it is a pipe")).lines();
     let heard = lines.map(|line| line?.parse()).try_for_each(|told| {
         match told? {
             Told::Fifo(fifo) => row.fifo = fifo,
             Told::Progress(part) => progress.at(part),
-            Told::Crunches(rate) => row.crunched_per_second = rate,
+            Told::Begins => begun = now(),
+            Told::Ends => {
+                let (time, done) = now();
+                let seconds = (time - begun.0).as_secs_f64();
+                row.crunched_per_second = (done - begun.1) / seconds.max(1e-3);
+            }
             Told::Ping { time, is_answered } => row.pings.push(Ping {
                 time: Duration::from_nanos(time),
                 is_answered,

@@ -284,14 +284,11 @@ impl Connection<'_> {
                 (http::NOT_ALLOWED, "only GET and HEAD\n".into())
             }
             ("/ping", _) => (http::OK, "pong\n".to_owned()),
-            ("/crunch", _) => match percent(request.query.as_deref()) {
-                Some(percent) => {
-                    self.send()?; // the answers before are not to wait for this one
-                    let result = self.desk.crunch.run(percent);
-                    (http::OK, format!("{result:016x}\n"))
-                }
-                None => (http::BAD_REQUEST, "percent=N is from 0 to 100\n".into()),
-            },
+            ("/crunch", _) => {
+                self.send()?; // the answers before are not to wait for this one
+                let result = self.desk.crunch.run();
+                (http::OK, format!("{result:016x}\n"))
+            }
             _ => (http::NOT_FOUND, "there are /ping and /crunch\n".into()),
         };
         let goes_on = request.keep_alive && !self.desk.is_ending.load(SeqCst);
@@ -326,11 +323,4 @@ impl Connection<'_> {
         let mut rest = Read::take(&self.guest.stream, MOST_IGNORED);
         io::copy(&mut rest, &mut io::sink()).map(drop)
     }
-}
-
-/// How much of a crunch is wanted.
-fn percent(query: Option<&str>) -> Option<u32> {
-    let Some(query) = query else { return Some(100) };
-    let percent = query.strip_prefix("percent=")?.parse().ok()?;
-    (percent <= 100).then_some(percent)
 }
