@@ -8,7 +8,7 @@ pub(crate) const HELP: &str = "\
 A service that answers small requests while it computes large ones, and a measurement of that.
 
 mixed [options]          measures /ping beside 0, 8 and 64 /crunch, with preemption and without
-  --seconds N            how long each of the six measurements takes, besides warming up (5)
+  --seconds N            how long each of the six measurements takes, besides warming up (4)
   --rate N               pings a second, by a schedule that does not wait for answers (2000)
   --crunch-ms N          CPU time of one /crunch in milliseconds (200)
   --json                 a line of JSON for each row instead of the table
@@ -74,7 +74,7 @@ pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Command, 
 
 fn demonstration(mut arguments: impl Iterator<Item = String>) -> Result<Command, String> {
     let mut wanted = Demonstration {
-        seconds: 5.0,
+        seconds: 4.0,
         rate: 2_000.0,
         crunch: CRUNCH,
         json: false,

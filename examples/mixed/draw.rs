@@ -11,7 +11,7 @@ use crate::arguments::Demonstration;
 use crate::report::on_or_off;
 use crate::rows::Row;
 
-const WIDTH: f64 = 860.0;
+const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 480.0;
 /// The field of the curves.
 const LEFT: f64 = 74.0;
