@@ -78,8 +78,7 @@ impl Service {
         let door = net::TcpStream::from(OwnedFd::from(self.listener));
         door.shutdown(Shutdown::Both)?;
         drop(door);
-        let accepted = self.acceptor.join();
-        accepted.map_err(|error| io::Error::other(error.to_string()))?;
+        self.acceptor.join().map_err(io::Error::other)?;
 
         self.desk.hang_up(|guest| guest.is_idle.load(SeqCst));
         self.desk.wait_until_empty(PATIENCE);
