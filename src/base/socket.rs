@@ -117,6 +117,11 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
         Some(libc::EINPROGRESS | libc::EALREADY | libc::EINTR) => {
             Err(io::ErrorKind::WouldBlock.into())
         }
+        // It says so of addresses and routes that have run out, and nobody tells when there are some again.
+        Some(libc::EAGAIN) if to.family() != libc::AF_UNIX => Err(io::Error::new(
+            io::ErrorKind::AddrNotAvailable,
+            error.to_string(),
+        )),
         _ => Err(error),
     }
 }

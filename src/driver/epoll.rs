@@ -15,8 +15,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicI32, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::time::Duration;
 
 /// Events that are taken at once.
@@ -41,22 +43,28 @@ pub(crate) struct Epoll {
     len: AtomicUsize,
 }
 
-static BELLS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+/// Bells that nobody uses, and places for some. Without a lock: a set may go where nobody may wait.
+static BELLS: [AtomicI32; 256] = [const { AtomicI32::new(NO_BELL) }; 256];
+const NO_BELL: RawFd = -1;
 
 /// An eventfd nobody uses.
 pub(super) fn take_bell() -> io::Result<RawFd> {
-    let used = BELLS.lock().unwrap_or_else(|e| e.into_inner()).pop();
-    if let Some(bell) = used {
+    let used = BELLS.iter().map(|place| place.swap(NO_BELL, SeqCst));
+    if let Some(bell) = used.into_iter().find(|bell| *bell != NO_BELL) {
         return Ok(bell);
     }
     // SAFETY: takes numbers only.
     checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Nobody waits for it any more.
+/// Nobody waits for it any more. If there is no place left it stays open for nothing.
 pub(super) fn give_bell_back(bell: RawFd) {
-    let mut bells = BELLS.lock().unwrap_or_else(|e| e.into_inner());
-    bells.push(bell);
+    let put = |place: &AtomicI32| {
+        place
+            .compare_exchange(NO_BELL, bell, SeqCst, SeqCst)
+            .is_ok()
+    };
+    let _found = BELLS.iter().any(put);
 }
 
 impl Epoll {
@@ -131,9 +139,9 @@ impl Epoll {
         checked(unsafe { libc::epoll_ctl(self.raw(), what, fd, &mut event) }).map(drop)
     }
 
-    /// Tells what may be ready, and first waits until something is, for so long at most; `None`: for ever.
-    /// Also returns early when the bell was rung, and for no reason.
-    pub(crate) fn wait(&self, time: Option<Duration>, mut tell: impl FnMut(Ready)) {
+    /// Waits until something may be ready, for so long at most; `None`: for ever. Also returns early when the
+    /// bell was rung, and for no reason.
+    pub(crate) fn wait(&self, time: Option<Duration>) -> Events {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         // A millisecond that has begun is waited for.
         let limit = time.map_or(-1, |time| {
@@ -142,7 +150,20 @@ impl Epoll {
         let room = EVENTS as i32;
         // SAFETY: the kernel writes at most `EVENTS` of them.
         let found = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), room, limit) };
-        for event in events.iter().take(usize::try_from(found).unwrap_or(0)) {
+        let number = usize::try_from(found).unwrap_or(0);
+        Events { events, number }
+    }
+}
+
+/// What was found ready.
+pub(crate) struct Events {
+    events: [libc::epoll_event; EVENTS],
+    number: usize,
+}
+
+impl Events {
+    pub(crate) fn tell(&self, mut tell: impl FnMut(Ready)) {
+        for event in &self.events[..self.number] {
             let (key, flags) = (event.u64, event.events as i32);
             if key == BELL {
                 continue;
@@ -185,7 +206,9 @@ mod tests {
 
     fn all(epoll: &Epoll) -> Vec<Ready> {
         let mut all = Vec::new();
-        epoll.wait(Some(Duration::ZERO), |ready| all.push(ready));
+        epoll
+            .wait(Some(Duration::ZERO))
+            .tell(|ready| all.push(ready));
         all
     }
 
@@ -220,15 +243,15 @@ mod tests {
         let epoll = Epoll::new().unwrap();
         for _ in 0..3 {
             os::ring_eventfd(epoll.bell());
-            epoll.wait(None, |ready| panic!("{ready:?}"));
+            epoll.wait(None).tell(|ready| panic!("{ready:?}"));
         }
         std::thread::scope(|scope| {
-            scope.spawn(|| epoll.wait(None, |_| ()));
+            scope.spawn(|| drop(epoll.wait(None)));
             std::thread::sleep(Duration::from_millis(5));
             os::ring_eventfd(epoll.bell());
         });
         let before = Instant::now();
-        epoll.wait(Some(Duration::from_millis(2)), |_| ());
+        drop(epoll.wait(Some(Duration::from_millis(2))));
         assert!(before.elapsed() >= Duration::from_millis(2), "nobody rang");
     }
 

@@ -22,6 +22,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
@@ -54,14 +55,58 @@ impl Patience {
 pub(crate) struct Watched<T: AsFd> {
     inner: Option<T>,
     registration: Registration,
+    /// What is known of how long it may wait: a bit for each way that does so for as long as it takes, or
+    /// [`LENT`].
+    patience: AtomicU8,
 }
+
+/// Others may have a handle of the same open file, and change its mode or its limits: nothing is known for good.
+const LENT: u8 = 1 << 7;
 
 impl<T: AsFd> Watched<T> {
     pub(crate) const fn new(inner: T) -> Self {
         Watched {
             inner: Some(inner),
             registration: Registration::new(),
+            patience: AtomicU8::new(LENT),
         }
+    }
+
+    /// Of a descriptor that nobody else has had so far.
+    pub(crate) const fn sole(inner: T) -> Self {
+        Watched {
+            inner: Some(inner),
+            registration: Registration::new(),
+            patience: AtomicU8::new(0),
+        }
+    }
+
+    /// For whoever may do with it what we do not see.
+    pub(crate) fn lend(&self) -> &T {
+        self.patience.store(LENT, Relaxed);
+        self.get()
+    }
+
+    /// How long it may wait, if that need not be asked each time.
+    fn known_patience(
+        &self,
+        interest: Interest,
+        ask: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        fd: BorrowedFd<'_>,
+    ) -> Patience {
+        let bit = 1 << interest as u8;
+        let known = self.patience.load(Relaxed);
+        if known & (bit | LENT) == bit {
+            return Patience::Forever;
+        }
+        let answer = ask(fd);
+        if answer == Patience::Forever && known & LENT == 0 {
+            // If it is lent in this moment it stays lent.
+            let _ = self
+                .patience
+                .compare_exchange(known, known | bit, Relaxed, Relaxed);
+        }
+        answer
     }
 
     pub(crate) fn get(&self) -> &T {
@@ -70,7 +115,7 @@ impl<T: AsFd> Watched<T> {
 
     /// Whoever gets this may put another descriptor there, so the old one is forgotten.
     pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.registration.forget(self.get().as_fd());
+        self.registration.forget(self.lend().as_fd());
         self.inner.as_mut().expect("it is taken out by value only")
     }
 
@@ -85,6 +130,7 @@ impl<T: AsFd> Watched<T> {
         Watched {
             inner: Some(f(inner)),
             registration: std::mem::replace(&mut self.registration, Registration::new()),
+            patience: AtomicU8::new(*self.patience.get_mut()),
         }
     }
 
@@ -144,6 +190,8 @@ impl<T: AsFd> Watched<T> {
         mut request: Request<'a, 'parts>,
         attempt: impl FnMut(&mut Request<'a, 'parts>, &T) -> io::Result<usize>,
     ) -> io::Result<usize> {
+        let interest = request.interest();
+        let patience = |fd: BorrowedFd<'_>| self.known_patience(interest, patience, fd);
         let wait = |request: &mut Request<'a, 'parts>, fd: BorrowedFd<'_>, seen, deadline| {
             self.registration.perform(fd, request, seen, deadline)
         };

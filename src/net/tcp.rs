@@ -127,7 +127,7 @@ impl TcpStream {
 }
 
 transfers!(TcpStream, net::TcpStream);
-streams!(TcpStream, shared::read_told);
+streams!(TcpStream, net::TcpStream, shared::read_told);
 
 /// The socket does not wait while it connects, and is as std's from then on.
 fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
@@ -136,7 +136,7 @@ fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
     let attempt = |socket: &OwnedFd| socket::connect(socket.as_fd(), &address);
     socket.run(Interest::Write, |_| patience, attempt)?;
     let stream = TcpStream(socket.map(net::TcpStream::from));
-    stream.set_nonblocking(false)?;
+    stream.std().set_nonblocking(false)?;
     Ok(stream)
 }
 
@@ -169,7 +169,7 @@ impl TcpListener {
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let make = |fd, from: Address| Ok((net::TcpStream::from(fd), from.to_inet()?));
         let (stream, from) = self.0.accept(net::TcpListener::accept, make)?;
-        Ok((stream.into(), from))
+        Ok((TcpStream::sole(stream), from))
     }
 
     /// One connection after the other, for ever; errors are handed out and do not end it.
@@ -227,7 +227,7 @@ impl From<net::TcpListener> for TcpListener {
     }
 }
 
-in_company!(TcpListener, net::TcpListener);
+in_company!(TcpListener, net::TcpListener, std);
 
 /// The connections of a [`TcpListener`]; see [`incoming`](TcpListener::incoming).
 ///

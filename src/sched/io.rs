@@ -26,14 +26,18 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::ptr;
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::descriptor::Interest;
 use crate::base::fork;
 use crate::base::loom::{Mutex, lock};
-use crate::driver::epoll::{Epoll, Ready};
+use crate::driver::epoll::{Epoll, Events, Ready};
 use crate::driver::uring::Uring;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
@@ -111,7 +115,12 @@ struct Place {
     /// Another number for the same open file, if the descriptor itself is there under another key: somebody
     /// else waits for it, too, with a registration of its own.
     twin: Option<OwnedFd>,
+    /// How often in a row it was waited for from another worker.
+    strangers: u32,
 }
+
+/// So often, and the descriptor goes where it is waited for: else two workers wake for each event.
+const STRANGERS: u32 = 8;
 
 impl Place {
     fn new(shared: &Shared, worker: usize, fd: BorrowedFd<'_>, key: u64) -> io::Result<Self> {
@@ -128,11 +137,16 @@ impl Place {
             runtime: Arc::downgrade(&shared.arc()),
             worker,
             twin,
+            strangers: 0,
         })
     }
 
-    fn is_there(&self) -> bool {
-        self.runtime.strong_count() > 0
+    /// Whether it is a good place for whoever waits on this worker. One of another runtime is not: that may
+    /// come to an end, or have something else to do.
+    fn suits(&mut self, shared: &Shared, worker: usize) -> bool {
+        let is_here = self.worker == worker;
+        self.strangers = if is_here { 0 } else { self.strangers + 1 };
+        ptr::eq(self.runtime.as_ptr(), shared) && self.strangers < STRANGERS
     }
 
     fn remove(self, fd: BorrowedFd<'_>) -> Option<Arc<Shared>> {
@@ -144,9 +158,8 @@ impl Place {
     }
 }
 
-const CHUNKS: usize = 26;
-const FIRST: usize = 64;
-/// Chunk n holds `FIRST << n` of them.
+const CHUNKS: usize = 4096;
+const CHUNK: usize = 1024;
 static SOURCES: [OnceLock<Box<[Source]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
 static FREE: Mutex<Free> = Mutex::new(Free {
     list: Vec::new(),
@@ -159,12 +172,13 @@ struct Free {
 }
 
 fn source(index: u32) -> &'static Source {
-    let at = index as usize + FIRST;
-    let chunk = at.ilog2() - FIRST.ilog2();
-    let size = FIRST << chunk;
-    let sources = SOURCES[chunk as usize]
-        .get_or_init(|| std::iter::repeat_with(Source::default).take(size).collect());
-    &sources[at - size]
+    let index = index as usize;
+    let make = || {
+        std::iter::repeat_with(Source::default)
+            .take(CHUNK)
+            .collect()
+    };
+    &SOURCES[index / CHUNK].get_or_init(make)[index % CHUNK]
 }
 
 /// The key of a source nobody used yet, or not any more. With the mark up.
@@ -251,26 +265,29 @@ impl Registration {
         }
     }
 
-    /// Puts it into the set of the caller's worker, if it is in none. Then the kernel tells first what it is
-    /// ready for, and this is what had been told before that.
+    /// Puts it into the set of the caller's worker, if it is in none that will do. Then the kernel tells first
+    /// what it is ready for, and this is what had been told before that.
     fn register(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Seen>> {
-        let mark = context::marked();
-        let key = self.key();
-        let source = source((key - 1) as u32);
-        if lock(&source.place).as_ref().is_some_and(Place::is_there) {
-            return Ok(None);
-        }
-        drop(mark);
         // With a worker: its holder is awake, and looks into the set from here on.
         let token = context::here().expect("on a fiber").enter_with_worker();
+        let (shared, worker) = (token.carrier().shared(), token.worker().index);
+        let key = self.key();
+        let source = source((key - 1) as u32);
         let mut place = lock(&source.place);
-        if place.as_ref().is_some_and(Place::is_there) {
+        if place
+            .as_mut()
+            .is_some_and(|place| place.suits(shared, worker))
+        {
             return Ok(None);
         }
+        let left = place.take().and_then(|place| place.remove(fd));
         let told = source.told[interest as usize].load(SeqCst);
-        let shared = token.carrier().shared();
-        *place = Some(Place::new(shared, token.worker().index, fd, key - 1)?);
-        Ok(Some(Seen { key, told }))
+        let made = Place::new(shared, worker, fd, key - 1);
+        let made = made.map(|made| *place = Some(made));
+        drop(place);
+        drop(token);
+        drop(left); // perhaps the last
+        made.map(|()| Some(Seen { key, told }))
     }
 
     /// The key, of a new source if there was none. With the mark up.
@@ -385,12 +402,32 @@ impl Shared {
         Ok(place.get().expect("just set"))
     }
 
-    /// Wakes who waits for what has become ready, and first waits for that, for so long at most.
-    pub(crate) fn poll_io(&self, worker: &Worker, time: Option<Duration>) {
+    /// Wakes who waits for what has become ready.
+    pub(crate) fn poll_io(&self, worker: &Worker) {
+        self.tell_io(worker, self.sleep_io(worker, Some(Duration::ZERO)));
+    }
+
+    /// Waits until something has become ready, for so long at most. Nobody is woken so far: whoever slept takes
+    /// back first that it sleeps, or it would be roused by what it does itself.
+    pub(crate) fn sleep_io(&self, worker: &Worker, time: Option<Duration>) -> Option<Events> {
         if let Some(set) = worker.io.get() {
-            set.wait(time, tell);
+            return Some(set.wait(time));
+        }
+        if let Some(ring) = worker.uring.get() {
+            self.sleep_ring(worker, ring, time);
+        }
+        None
+    }
+
+    /// Wakes who waits for that.
+    pub(crate) fn tell_io(&self, worker: &Worker, found: Option<Events>) {
+        worker
+            .io_looks
+            .store(worker.io_looks.load(Relaxed).wrapping_add(1), Relaxed);
+        if let Some(events) = found {
+            events.tell(tell);
         } else if let Some(ring) = worker.uring.get() {
-            self.poll_ring(worker, ring, time);
+            self.reap(ring);
         }
     }
 
@@ -431,9 +468,11 @@ impl Worker {
     /// What wakes whoever sleeps among them, if there are any.
     #[inline]
     pub(crate) fn io_bell(&self) -> Option<RawFd> {
-        if !self.has_sources() {
-            return None;
-        }
+        self.has_sources().then(|| self.set_bell())?
+    }
+
+    /// The bell of its set, or of its ring.
+    pub(crate) fn set_bell(&self) -> Option<RawFd> {
         let ring = || self.uring.get().map(Uring::bell);
         self.io.get().map(Epoll::bell).or_else(ring)
     }

@@ -40,6 +40,7 @@ pub(crate) fn run_fibers() -> Left {
     if local.until_shared < 2 && !local.put_off {
         (local.until_shared, local.put_off) = (2, true);
     }
+    local.looked = false;
     if waits {
         local.lifo_turns = find::LIFO_TURNS; // whom it came for is first, in turn with unstarted ones
     }
@@ -47,7 +48,7 @@ pub(crate) fn run_fibers() -> Left {
     let left = loop {
         match find::next(&mut token) {
             next @ (Next::Run(fiber) | Next::Start(fiber)) => {
-                search.found(&token);
+                search.found(&mut token);
                 let its_turn = matches!(next, Next::Start(_));
                 let at_home = ptr::eq(moving::home(fiber), token.carrier());
                 if !(at_home && stays(&token, fiber)) {
@@ -64,19 +65,19 @@ pub(crate) fn run_fibers() -> Left {
                 }
             }
             Next::MoveTo(index) => {
-                search.found(&token);
+                search.found(&mut token);
                 if move_to(&mut token, index) {
                     break Left::GaveWorkerAway;
                 }
             }
             Next::Thaw(index) => {
-                search.found(&token);
+                search.found(&mut token);
                 if thaw(&mut token, index) {
                     break Left::GaveWorkerAway;
                 }
             }
             Next::Retire => {
-                search.found(&token);
+                search.found(&mut token);
                 if resize::retire(&mut token) {
                     break Left::GaveWorkerAway;
                 }

@@ -477,6 +477,7 @@ impl Pool for Shared {
             self.watchers.ask(SPARES);
         }
         self.end_spares();
+        self.mind_sets();
         self.study_now_and_then(workers > 0);
         if workers == 0 && stack::has_grown() {
             self.watchers.ask(TRIM); // before everybody sleeps

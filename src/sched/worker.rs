@@ -44,6 +44,9 @@ pub(crate) struct Worker {
     pub(crate) overran: AtomicU64,
     /// The dispatch in which it was found away, if it was: the watch looks into its set.
     pub(crate) io_away: AtomicU64,
+    /// How often somebody has looked into its set, and what the monitor knows of that.
+    pub(crate) io_looks: AtomicU64,
+    pub(crate) io_looks_known: AtomicU64,
     /// The dispatch in which it was raided last.
     pub(crate) raided: AtomicU64,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
@@ -152,6 +155,8 @@ pub(crate) struct Local {
     pub(crate) batch_round: bool,
     /// Whose turn it is of those that others come before.
     pub(crate) batch_turn: u32,
+    /// It has looked into its set since it last found something to do.
+    pub(crate) looked: bool,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
     /// How often in a row it had too much to do while others had nothing.
@@ -190,6 +195,8 @@ impl Worker {
             stacks_cached: AtomicUsize::new(0),
             overran: AtomicU64::new(0),
             io_away: AtomicU64::new(0),
+            io_looks: AtomicU64::new(0),
+            io_looks_known: AtomicU64::new(0),
             raided: AtomicU64::new(0),
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
@@ -214,6 +221,7 @@ impl Worker {
                 ready_turns: 0,
                 batch_round: false,
                 batch_turn: 0,
+                looked: false,
                 own: List::new(),
                 crowded: 0,
                 traces: TraceCache::new(),

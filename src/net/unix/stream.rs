@@ -50,7 +50,7 @@ impl UnixStream {
         let attempt = |socket: &OwnedFd| socket::connect(socket.as_fd(), &address);
         socket.run_guessing(|_| Patience::Forever, attempt)?;
         let stream = UnixStream(socket.map(net::UnixStream::from));
-        stream.set_nonblocking(false)?;
+        stream.std().set_nonblocking(false)?;
         Ok(stream)
     }
 
@@ -72,7 +72,7 @@ impl UnixStream {
 }
 
 transfers!(UnixStream, net::UnixStream);
-streams!(UnixStream, shared::read);
+streams!(UnixStream, net::UnixStream, shared::read);
 
 /// Waits for connections on this machine. [`std::os::unix::net::UnixListener`] in all but what its waits block;
 /// and while it is ours, a clone of std's [does not wait](crate::net#in-company-with-std).
@@ -108,7 +108,7 @@ impl UnixListener {
     pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
         let make = |fd, from: Address| Ok((net::UnixStream::from(fd), from.to_unix()?));
         let (stream, from) = self.0.accept(net::UnixListener::accept, make)?;
-        Ok((stream.into(), from))
+        Ok((UnixStream::sole(stream), from))
     }
 
     /// One connection after the other, for ever; errors are handed out and do not end it.
@@ -151,7 +151,7 @@ impl From<net::UnixListener> for UnixListener {
     }
 }
 
-in_company!(UnixListener, net::UnixListener);
+in_company!(UnixListener, net::UnixListener, std);
 
 impl<'a> IntoIterator for &'a UnixListener {
     type Item = io::Result<UnixStream>;

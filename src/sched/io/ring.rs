@@ -194,18 +194,17 @@ impl Shared {
         Ok(worker.uring.get().expect("just set"))
     }
 
-    /// Submits what was pushed, and wakes whose operations are complete; first waits for that, for so long
-    /// at most.
-    pub(crate) fn poll_ring(&self, worker: &Worker, ring: &Uring, time: Option<Duration>) {
+    /// Submits what was pushed, and waits until an operation is complete, for so long at most.
+    pub(crate) fn sleep_ring(&self, worker: &Worker, ring: &Uring, time: Option<Duration>) {
         match (time, worker.carrier()) {
             (None, Some(carrier)) => ring.sleep(carrier.index, None),
             (Some(time), Some(carrier)) if !time.is_zero() => ring.sleep(carrier.index, Some(time)),
             _ => drop(ring.submit()),
         }
-        self.reap(ring);
     }
 
-    fn reap(&self, ring: &Uring) {
+    /// Wakes whose operations are complete.
+    pub(crate) fn reap(&self, ring: &Uring) {
         loop {
             let mut batch = [Completion::default(); BATCH];
             let mut kept = [const { None::<Kept> }; BATCH];

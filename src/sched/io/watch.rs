@@ -13,9 +13,12 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+    fence,
+};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use indent_sysmon::Phase;
 
@@ -76,10 +79,11 @@ fn watch(runtime: &Weak<Shared>) {
         return;
     };
     while !shared.io_watch.stops.load(SeqCst) {
-        sets.wait(None, |ready| {
+        sets.wait(None).tell(|ready| {
             let worker = &shared.workers[ready.key as usize];
             worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
-            shared.poll_io(worker, Some(Duration::ZERO));
+            shared.poll_io(worker);
+            shared.pass_on_bell(worker);
             if shared.needs_watch(worker) {
                 shared.arm_io(worker);
             }
@@ -103,6 +107,28 @@ impl Shared {
         self.arm_io(worker);
     }
 
+    /// The watch has looked into its set, and may have heard its bell instead of whoever sleeps there: then it
+    /// is rung again. Whoever rang it did so after the sleeper said that it sleeps.
+    fn pass_on_bell(&self, worker: &Worker) {
+        fence(SeqCst);
+        let sleeps =
+            worker.published.phase() == Phase::Idle && !self.count.is_retired(worker.index);
+        if let Some(bell) = worker.set_bell().filter(|_| sleeps) {
+            os::ring_eventfd(bell);
+        }
+    }
+
+    /// At each look of the monitor: a worker that always finds something short to do looks into its set rarely.
+    pub(crate) fn mind_sets(&self) {
+        for worker in self.present().iter().filter(|worker| worker.has_sources()) {
+            let looks = worker.io_looks.load(Relaxed);
+            let looked = worker.io_looks_known.swap(looks, Relaxed) != looks;
+            if !looked && worker.published.phase() != Phase::Idle {
+                self.arm_io(worker);
+            }
+        }
+    }
+
     /// This worker computes from here on, or has retired. May be called in a signal handler.
     #[inline]
     pub(crate) fn arm_io(&self, worker: &Worker) {
@@ -123,7 +149,7 @@ impl Shared {
                 && ring.is_pending()
                 && worker.io_armed.load(SeqCst)
             {
-                self.poll_ring(worker, ring, Some(Duration::ZERO));
+                self.poll_io(worker);
             }
         }
     }
