@@ -341,7 +341,7 @@ fn stress_no_byte_is_lost_or_sent_twice_and_nothing_stays_in_flight() {
                 rt.spawn(move || {
                     while !stop.load(SeqCst) {
                         std::hint::black_box(
-                            vec![0_u8; 100].iter().map(|b| u64::from(*b)).sum::<u64>(),
+                            [0_u8; 100].iter().map(|b| u64::from(*b)).sum::<u64>(),
                         );
                     }
                 })
