@@ -202,6 +202,8 @@ pub struct WorkerMetrics {
     pub moves: u64,
     /// Started fibers that came to it from another thread.
     pub adopted: u64,
+    /// Those of them that came because they and a fiber of its kept waking each other.
+    pub pulled: u64,
     /// Times one of its fibers parked or yielded that shares its thread with nobody.
     pub alone_parks: u64,
     /// Times its queue was full and half went to the shared one.
@@ -229,6 +231,7 @@ impl WorkerMetrics {
             sleeps: counters.sleeps.get(),
             moves: counters.moves.get(),
             adopted: counters.adopted.get(),
+            pulled: counters.pulled.get(),
             alone_parks: counters.alone_parks.get(),
             overflows: counters.overflows.get(),
         }

@@ -181,7 +181,8 @@ fn leave(here: &Here, back: Back) {
 }
 
 /// The one place where operations that could block are charged: a fiber whose operations all
-/// succeed at once gives way when its budget is used up; true if it did.
+/// succeed at once gives way when its budget is used up, or somebody wants it to; true if it did. Better here
+/// than where it is frozen a moment later.
 #[inline]
 pub(crate) fn charge() -> bool {
     let Some(here) = context::here() else {
@@ -192,11 +193,15 @@ pub(crate) fn charge() -> bool {
     };
     let budget = &token.carrier().budget;
     let left = budget.get();
-    if left > 0 {
+    if left == 0 {
+        token.worker().counters.budget_exhausted.add(1);
+    } else if !token.carrier().is_asked()
+        || here.fiber.is_unstoppable()
+        || !token.carrier().takes_request()
+    {
         budget.set(left - 1);
         return false;
     }
-    token.worker().counters.budget_exhausted.add(1);
     drop(token);
     leave(&here, Back::Yielded); // the next dispatch brings a new budget
     true

@@ -25,7 +25,7 @@
 //! meanwhile mean nobody.
 
 use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -97,13 +97,33 @@ struct Source {
 struct Place {
     runtime: Weak<Shared>,
     worker: usize,
+    /// Another number for the same open file, if the descriptor itself is there under another key: somebody
+    /// else waits for it, too, with a registration of its own.
+    twin: Option<OwnedFd>,
 }
 
 impl Place {
+    fn new(shared: &Shared, worker: usize, fd: BorrowedFd<'_>, key: u64) -> io::Result<Self> {
+        let set = shared.set_of(worker)?;
+        let twin = match set.add(fd, key) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let twin = fd.try_clone_to_owned()?;
+                set.add(twin.as_fd(), key)?;
+                Some(twin)
+            }
+            added => added.map(|()| None)?,
+        };
+        Ok(Place {
+            runtime: Arc::downgrade(&shared.arc()),
+            worker,
+            twin,
+        })
+    }
+
     fn remove(self, fd: BorrowedFd<'_>) -> Option<Arc<Shared>> {
         let runtime = self.runtime.upgrade()?;
         if let Some(io) = runtime.workers[self.worker].io.get() {
-            io.remove(fd);
+            io.remove(self.twin.as_ref().map_or(fd, |twin| twin.as_fd()));
         }
         Some(runtime)
     }
@@ -220,11 +240,7 @@ impl Registration {
         {
             let shared = mark.shared().expect("a fiber has a runtime");
             let worker = context::enter().map_or(0, |token| token.worker().index);
-            shared.set_of(worker)?.add(fd, key - 1)?;
-            *place = Some(Place {
-                runtime: Arc::downgrade(&shared.arc()),
-                worker,
-            });
+            *place = Some(Place::new(shared, worker, fd, key - 1)?);
         }
         drop(place);
         Ok(source)

@@ -58,6 +58,7 @@ use crate::queue::inject::Inject;
 pub(crate) mod block;
 pub(crate) mod carrier;
 mod class;
+mod company;
 pub(crate) mod context;
 mod count;
 mod detach;

@@ -21,7 +21,7 @@ use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, carrier::Carrier, class, in_place, latency, resize};
+use crate::sched::{Shared, carrier::Carrier, class, company, in_place, latency, resize};
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
 pub(crate) enum Left {
@@ -279,6 +279,7 @@ fn assess(token: &mut Entered, fiber: FiberRef) {
 fn take_in(token: &mut Entered, fiber: FiberRef) -> bool {
     if !fiber.stack.load(atomic::Ordering::Relaxed).is_null() {
         moving::settle(token.carrier(), fiber);
+        company::forget(fiber);
         token.worker().counters.adopted.add(1);
         return true;
     }
@@ -296,6 +297,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     let carrier = token.carrier();
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
+    company::forget(fiber);
     // Whoever wakes the fiber reads both; the park it ends has released them.
     moving::settle(carrier, fiber);
     token.worker().counters.started.add(1);

@@ -91,6 +91,7 @@ pub(crate) struct Counters {
     pub(crate) sleeps: Count,
     pub(crate) moves: Count,
     pub(crate) adopted: Count,
+    pub(crate) pulled: Count,
     pub(crate) alone_parks: Count,
     pub(crate) overflows: Count,
 }

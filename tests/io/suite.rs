@@ -15,7 +15,7 @@ use indent::task::{self, Phase};
 use indent::time;
 
 use crate::common::{wait_for, within};
-use crate::sockets::{self, pattern};
+use crate::sockets::{self, pattern, wait_for_waiters};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -295,5 +295,26 @@ fn a_fiber_whose_reads_all_succeed_gives_way_and_hears_that_it_is_to_end() {
         assert!(report.is_clean(), "{report:?}");
         let end: Result<(), _> = busy.join();
         assert!(end.unwrap_err().is_cancelled());
+    });
+}
+
+#[test]
+fn two_sources_of_one_descriptor_are_both_told() {
+    within(60, || {
+        let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mine = Arc::new(mine);
+        let rt = start(1);
+        for _ in 0..3 {
+            let waiters: Vec<_> = (0..3)
+                .map(|_| {
+                    let mine = mine.clone();
+                    rt.spawn(move || Source::new(&*mine).unwrap().wait_readable().unwrap())
+                })
+                .collect();
+            wait_for_waiters(&rt, waiters.len());
+            (&theirs).write_all(&[1]).unwrap();
+            waiters.into_iter().for_each(|fiber| fiber.join().unwrap());
+            (&*mine).read_exact(&mut [0]).unwrap();
+        }
     });
 }

@@ -3,8 +3,8 @@
 //! A worker in a long dispatch does not look into its set. So when such a dispatch begins, or the monitor
 //! finds one, the set is *armed*: it becomes part of one in which a thread of its own sleeps. That one is told once,
 //! looks in the worker's place, and arms it again if the dispatch goes on. A worker that comes to its scheduler
-//! disarms its set. The set of a worker that is retired stays armed. A ring is armed like a set, and what waits there
-//! to be submitted is submitted.
+//! disarms its set. The set of a worker that retires is armed until it is in service again. A ring is armed like a set,
+//! and what waits there to be submitted is submitted.
 //!
 //! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything when it
 //! wakes. It asks the kernel to be prompt, as the monitor does.
@@ -23,8 +23,8 @@ use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
-use crate::sched::Shared;
 use crate::sched::worker::Worker;
+use crate::sched::{Shared, context};
 
 #[derive(Default)]
 pub(crate) struct Watch {
@@ -55,7 +55,9 @@ impl Watch {
         if let Some(sets) = self.sets.get() {
             os::ring_eventfd(sets.bell());
         }
+        let mark = context::marked(); // on a fiber of another runtime
         let thread = lock(&self.thread).take();
+        drop(mark);
         if let Some(thread) = thread {
             drop(thread.join());
         }
@@ -75,10 +77,9 @@ fn watch(runtime: &Weak<Shared>) {
     while !shared.io_watch.stops.load(SeqCst) {
         sets.wait(None, |ready| {
             let worker = &shared.workers[ready.key as usize];
-            worker.io_armed.store(false, SeqCst);
+            worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
             shared.poll_io(worker, Some(Duration::ZERO));
-            let computes = worker.published.phase() == Phase::Fiber && worker.is_in_long_dispatch();
-            if computes || shared.count.is_retired(worker.index) {
+            if shared.needs_watch(worker) {
                 shared.arm_io(worker);
             }
         });
@@ -87,7 +88,13 @@ fn watch(runtime: &Weak<Shared>) {
 }
 
 impl Shared {
-    /// This worker computes from here on, or is retired. May be called in a signal handler.
+    /// Whether nobody else looks into its set before long.
+    fn needs_watch(&self, worker: &Worker) -> bool {
+        let computes = worker.published.phase() == Phase::Fiber && worker.is_in_long_dispatch();
+        computes || self.count.is_retired(worker.index)
+    }
+
+    /// This worker computes from here on, or has retired. May be called in a signal handler.
     #[inline]
     pub(crate) fn arm_io(&self, worker: &Worker) {
         if worker.has_sources() {
@@ -127,8 +134,18 @@ impl Shared {
         }
         let ring = || worker.uring.get().map(Uring::raw);
         let set = worker.io.get().map(Epoll::raw).or_else(ring);
-        if let (Some(sets), Some(set)) = (self.io_watch.sets.get(), set) {
-            sets.arm(set, worker.index as u64, on);
+        let (Some(sets), Some(set)) = (self.io_watch.sets.get(), set) else {
+            return;
+        };
+        // Whoever changes the word tells the kernel after that, and again if it was changed meanwhile: what
+        // the kernel hears last is what the word says last.
+        let mut told = on;
+        loop {
+            sets.arm(set, worker.index as u64, told);
+            match worker.io_armed.load(SeqCst) {
+                now if now == told => return,
+                now => told = now,
+            }
         }
     }
 }
