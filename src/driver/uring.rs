@@ -25,6 +25,11 @@
 //! Which operations there are is asked, not guessed from versions. Where a wait cannot be given a limit by an
 //! argument it gets one by a request of its own.
 //!
+//! A transfer that has just been tried in vain is told to poll before it tries again, where the kernel knows how:
+//! 13 % less CPU for an echo (median of four alternating runs, 64 and 1,000 connections; 5.5 µs a request, epoll 5.1).
+//! Not tried: multishot accept, registered files, provided buffers, wake-ups by messages between rings. A registered
+//! ring belongs to one thread, which a worker does not.
+//!
 //! Rejected, from what completions depend on: rings of one issuer and deferred task work (a worker changes
 //! threads), a kernel thread that submits (it competes with computing fibers: p99 4.5 ms), cooperative task work
 //! (2 ms beside a thread that computes).
@@ -32,7 +37,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{
-    AtomicUsize,
+    AtomicBool, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
@@ -138,6 +143,13 @@ struct Limit {
     time: u64,
 }
 
+/// Transfers can be told to poll before they try. Known when somebody has asked for a [`refusal`].
+static POLLS_FIRST: AtomicBool = AtomicBool::new(false);
+
+fn polls_first() -> bool {
+    POLLS_FIRST.load(Relaxed)
+}
+
 /// Why rings cannot be used here, if so.
 pub(crate) fn refusal() -> Option<io::Error> {
     let check = || {
@@ -148,6 +160,8 @@ pub(crate) fn refusal() -> Option<io::Error> {
             let what = format!("this kernel's io_uring has no {name}");
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
+        // There is no other sign of it: it came with this operation.
+        POLLS_FIRST.store(probe.is_supported(opcode::Socket::CODE), Relaxed);
         if !ring.params().is_feature_nodrop() {
             let what = "this kernel's io_uring loses completions when there are many";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
