@@ -5,8 +5,9 @@
 //! the *completion queue*. Here the numbers are addresses of operations (`sched/io/ring.rs`), which know who
 //! waits; nothing here follows them. Entries are pushed one by one and *submitted* many at a time.
 //!
-//! *Who may do what.* Anybody may push, submit, and take completions, on any thread, with the mark up (S6): each
-//! end has a lock of its own, held for a few words. `pending` counts entries that are in the queue and that
+//! *Who may do what.* Anybody may push, and take completions, on any thread, with the mark up (S6): each end has a
+//! lock of its own, held for a few words. The holder of the worker submits, and the watch (`sched/io/watch.rs`), which
+//! runs nobody's code; others ask it to. `pending` counts entries that are in the queue and that
 //! nobody has begun to submit. Who submits takes the count and tells the kernel that number, without a lock: the
 //! kernel takes entries in order, and one system call after the other. What it did not take is counted again.
 //! So an entry is never forgotten, and a number never too large.
@@ -15,7 +16,8 @@
 //! by the ring. Completions of polls are brought about by the thread that submitted them, whatever it does
 //! meanwhile; if it sleeps in the kernel, uninterruptibly, they are not. Sockets have to live with that here
 //! (hence epoll is what is used unless somebody says otherwise), but wake-ups must not. So whoever sleeps has
-//! the bell polled in its own name, and gives up the poll of the one before. That is told and done under the
+//! the bell polled in its own name, and gives up the poll of the one before; it is submitted by the sleeper, or by
+//! the watch, which is never stuck. That is told and done under the
 //! lock of the completions: either the old poll's completion is still in the queue, and ends the sleep at once, or
 //! it was taken, and the poll is known to be over.
 //!
@@ -118,6 +120,8 @@ pub(crate) struct Uring {
     submissions: Mutex<()>,
     completions: Mutex<Bell>,
     pending: AtomicUsize,
+    /// Somebody who may not submit wants it to be done.
+    is_urgent: AtomicBool,
     /// Operations that have been pushed, and not been taken.
     in_flight: AtomicUsize,
     bell: RawFd,
@@ -192,6 +196,7 @@ impl Uring {
                 for_good: true,
             }),
             pending: AtomicUsize::new(0),
+            is_urgent: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             bell: take_bell()?,
             has_limits,
@@ -218,7 +223,7 @@ impl Uring {
         self.pending.load(SeqCst) > 0
     }
 
-    /// Writes an operation down; the kernel knows of it when it is submitted. False if there is no room, since
+    /// By the holder of the worker: writes an operation down; the kernel knows of it when it is submitted. False if there is no room, since
     /// the kernel does not take any: take completions first.
     ///
     /// # Safety
@@ -238,26 +243,32 @@ impl Uring {
     }
 
     /// Asks for the operation at this address to be over, if it is not; its completion comes all the same.
+    /// False if there is no room. By anybody; to be submitted.
     #[must_use]
     pub(crate) fn cancel(&self, address: usize) -> bool {
         let entry = opcode::AsyncCancel::new(address as u64).build();
         // SAFETY: names a number only.
-        unsafe { self.write(&entry.user_data(NOBODY)) }
+        unsafe { self.try_write(&entry.user_data(NOBODY)) }
     }
 
+    /// Somebody else than the holder of the worker wants what was pushed to be submitted.
+    pub(crate) fn urge(&self) {
+        self.is_urgent.store(true, SeqCst);
+    }
+
+    /// Whether that was so.
+    pub(crate) fn was_urged(&self) -> bool {
+        self.is_urgent.load(SeqCst) && self.is_urgent.swap(false, SeqCst)
+    }
+
+    /// By the holder of the worker.
+    ///
     /// # Safety
     /// As for [`push`](Self::push).
     unsafe fn write(&self, entry: &Entry) -> bool {
         loop {
-            let turn = lock(&self.submissions);
-            // SAFETY: it is our turn, so there is no other.
-            let mut queue = unsafe { self.ring.submission_shared() };
             // SAFETY: by the caller's promise.
-            let pushed = unsafe { queue.push(entry) }.is_ok();
-            drop(queue); // tells the kernel
-            drop(turn);
-            if pushed {
-                self.pending.fetch_add(1, SeqCst);
+            if unsafe { self.try_write(entry) } {
                 return true;
             }
             if self.submit() == 0 {
@@ -266,7 +277,23 @@ impl Uring {
         }
     }
 
-    /// Tells the kernel what was pushed; how much of it it took.
+    /// # Safety
+    /// As for [`push`](Self::push).
+    unsafe fn try_write(&self, entry: &Entry) -> bool {
+        let turn = lock(&self.submissions);
+        // SAFETY: it is our turn, so there is no other.
+        let mut queue = unsafe { self.ring.submission_shared() };
+        // SAFETY: by the caller's promise.
+        let pushed = unsafe { queue.push(entry) }.is_ok();
+        drop(queue); // tells the kernel
+        drop(turn);
+        if pushed {
+            self.pending.fetch_add(1, SeqCst);
+        }
+        pushed
+    }
+
+    /// Tells the kernel what was pushed; how much of it it took. By the holder of the worker, or the watch.
     pub(crate) fn submit(&self) -> usize {
         match self.pending.load(SeqCst) {
             0 => 0,
@@ -343,7 +370,7 @@ impl Uring {
         pushed
     }
 
-    /// Takes what is complete, as far as there is room. If that is full there may be more. Whom it belongs to
+    /// Takes what is complete, as far as there is room. By the same. If that is full there may be more. Whom it belongs to
     /// waits for it: the mark is up until he is told.
     pub(crate) fn take(&self, batch: &mut [Completion; BATCH]) -> usize {
         let mut bell = lock(&self.completions);
