@@ -30,6 +30,8 @@ pub(crate) struct Ready {
     pub(crate) key: u64,
     pub(crate) read: bool,
     pub(crate) write: bool,
+    /// Something that data alone does not explain: an end, an error, an urgent byte.
+    pub(crate) odd: bool,
 }
 
 pub(crate) struct Epoll {
@@ -93,7 +95,8 @@ impl Epoll {
     /// From here on everything that happens to it is told under this key, beginning with what it is ready
     /// for now.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
-        let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let all =
+            libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
         self.control(libc::EPOLL_CTL_ADD, fd.as_raw_fd(), all, key)?;
         self.len.fetch_add(1, Relaxed);
         Ok(())
@@ -145,10 +148,12 @@ impl Epoll {
                 continue;
             }
             let over = flags & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
+            let odd = over || flags & (libc::EPOLLRDHUP | libc::EPOLLPRI) != 0;
             tell(Ready {
                 key,
-                read: over || flags & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI) != 0,
+                read: odd || flags & libc::EPOLLIN != 0,
                 write: over || flags & libc::EPOLLOUT != 0,
+                odd,
             });
         }
     }
@@ -194,6 +199,7 @@ mod tests {
             key: 7,
             read: false,
             write: true,
+            odd: false,
         };
         assert_eq!(all(&epoll), [writable], "what it is ready for at first");
         assert_eq!(all(&epoll), []);

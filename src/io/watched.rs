@@ -12,16 +12,24 @@
 //! meanwhile. Requests to end and time limits are heard in step 1 and in the wait of step 4 only. So no
 //! byte is lost and none is sent twice.
 //!
+//! **R3** Of a TCP stream the kernel tells whatever comes after a read that found less than there was room for.
+//! So the next read can wait without a try that would be in vain, which is most of them where requests and
+//! answers alternate. An end, an error or an urgent byte may have been told before that read: then it is
+//! tried. Not for Unix streams, where a read ends at descriptors that were sent, nor for pipes, where it may
+//! end at a packet.
+//!
 //! The registration is told before the descriptor is closed or given away.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use super::registration::{Interest, Registration};
+use super::backoff::Backoff;
+use super::registration::{Ended, Interest, Outcome, Registration, Seen};
 use crate::base::address::Address;
 use crate::base::descriptor;
 use crate::base::request::Request;
+use crate::base::socket::Take;
 use crate::park;
 
 /// How long an operation may wait.
@@ -88,24 +96,58 @@ impl<T: AsFd> Watched<T> {
         attempt: impl FnMut(&T) -> io::Result<R>,
     ) -> io::Result<R> {
         let mut attempt = attempt;
-        let wait = |_: &mut (), fd: BorrowedFd<'_>, deadline| {
-            self.registration.wait(fd, interest, deadline)?;
-            Ok(None)
+        let wait = |_: &mut (), fd: BorrowedFd<'_>, seen, deadline| {
+            let ended = self.registration.wait(fd, interest, seen, deadline)?;
+            Ok(Outcome::Ended(ended))
         };
-        self.run_with(&mut (), patience, |(), inner| attempt(inner), wait)
+        let way = Way::Tried(interest);
+        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
     }
 
     /// Does what the request says, or somebody does it for us.
     pub(crate) fn perform(
         &self,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
-        mut request: Request<'_, '_>,
+        request: Request<'_, '_>,
     ) -> io::Result<usize> {
         let attempt = |request: &mut Request<'_, '_>, inner: &T| request.attempt(inner.as_fd());
-        let wait = |request: &mut Request<'_, '_>, fd: BorrowedFd<'_>, deadline| {
-            self.registration.perform(fd, request, deadline)
+        self.perform_by(Way::Tried(request.interest()), patience, request, attempt)
+    }
+
+    /// Reads from a stream of which all is told (R3).
+    pub(crate) fn read_stream(
+        &self,
+        patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        buffer: &mut [u8],
+    ) -> io::Result<usize> {
+        let (room, mut before) = (buffer.len(), None);
+        let attempt = |request: &mut Request<'_, '_>, inner: &T| {
+            before = Some(self.registration.seen(Interest::Read));
+            request.attempt(inner.as_fd())
         };
-        self.run_with(&mut request, patience, attempt, wait)
+        let way = match self.registration.drained() {
+            Some(seen) => Way::Drained(seen),
+            None => Way::Tried(Interest::Read),
+        };
+        let request = Request::Receive(buffer, Take::Take);
+        let answer = self.perform_by(way, patience, request, attempt);
+        let is_drained = matches!(answer, Ok(length) if 0 < length && length < room);
+        self.registration
+            .note_drained(before.filter(|_| is_drained));
+        answer
+    }
+
+    fn perform_by<'a, 'parts>(
+        &self,
+        way: Way,
+        patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        mut request: Request<'a, 'parts>,
+        attempt: impl FnMut(&mut Request<'a, 'parts>, &T) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let wait = |request: &mut Request<'a, 'parts>, fd: BorrowedFd<'_>, seen, deadline| {
+            self.registration.perform(fd, request, seen, deadline)
+        };
+        self.run_with(way, &mut request, patience, attempt, wait)
     }
 
     /// Accepts a connection by `attempt`, or somebody does it for us: then it is made of what was accepted.
@@ -115,15 +157,18 @@ impl<T: AsFd> Watched<T> {
         attempt: impl Fn(&T) -> io::Result<R>,
         make: impl Fn(OwnedFd, Address) -> io::Result<R>,
     ) -> io::Result<R> {
-        let wait = |_: &mut (), fd: BorrowedFd<'_>, deadline| {
+        let wait = |_: &mut (), fd: BorrowedFd<'_>, seen, deadline| {
             let mut from = Address::room();
             let request = &mut Request::Accept(&mut from);
-            match self.registration.perform(fd, request, deadline)? {
-                Some(accepted) => make(descriptor::accepted(accepted), from).map(Some),
-                None => Ok(None),
+            match self.registration.perform(fd, request, seen, deadline)? {
+                Outcome::Done(accepted) => {
+                    make(descriptor::accepted(accepted), from).map(Outcome::Done)
+                }
+                Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
             }
         };
-        self.run_with(&mut (), patience, |(), inner| attempt(inner), wait)
+        let way = Way::Tried(Interest::Read);
+        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
     }
 
     /// The same for what the kernel does not tell us about: looks again and again.
@@ -133,43 +178,102 @@ impl<T: AsFd> Watched<T> {
         attempt: impl FnMut(&T) -> io::Result<R>,
     ) -> io::Result<R> {
         let mut attempt = attempt;
-        let mut backoff = super::backoff::Backoff::new();
-        let wait = |_: &mut (), _: BorrowedFd<'_>, deadline| backoff.wait(deadline).map(|()| None);
-        self.run_with(&mut (), patience, |(), inner| attempt(inner), wait)
+        let mut backoff = Backoff::new();
+        let wait = |_: &mut (), _: BorrowedFd<'_>, _, deadline| {
+            let ended = pause(&mut backoff, deadline)?;
+            Ok(Outcome::Ended(ended))
+        };
+        let way = Way::Tried(Interest::Write);
+        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
     }
 
-    /// `wait` says `None` if it is to be tried again, or the answer.
     fn run_with<S, R>(
         &self,
+        way: Way,
         state: &mut S,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         mut attempt: impl FnMut(&mut S, &T) -> io::Result<R>,
-        mut wait: impl FnMut(&mut S, BorrowedFd<'_>, Option<Instant>) -> io::Result<Option<R>>,
+        mut wait: impl FnMut(&mut S, BorrowedFd<'_>, Seen, Option<Instant>) -> io::Result<Outcome<R>>,
     ) -> io::Result<R> {
         park::charge_ahead();
         let inner = self.get();
-        let refused = match attempt(state, inner) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => error,
-            done => return done,
+        let (interest, mut seen) = match way {
+            Way::Drained(seen) => (Interest::Read, seen),
+            Way::Tried(interest) => {
+                let seen = self.registration.seen(interest);
+                match attempt(state, inner) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => (interest, seen),
+                    done => return done,
+                }
+            }
         };
         let fd = inner.as_fd();
         let deadline = match patience(fd) {
-            Patience::Never => return Err(refused),
+            Patience::Never => return attempt(state, inner),
             Patience::Until(at) => Some(at),
             Patience::Forever => None,
         };
+        let mut vain = Vain::new();
         loop {
-            let is_late = match wait(state, fd, deadline) {
-                Ok(Some(done)) => return Ok(done),
-                Ok(None) => false,
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => true,
-                Err(error) => return Err(error),
+            let ended = match wait(state, fd, seen, deadline)? {
+                Outcome::Done(answer) => return Ok(answer),
+                Outcome::Ended(ended) => ended,
             };
-            match attempt(state, inner) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_late => {}
-                done => return done,
+            seen = self.registration.seen(interest);
+            match (attempt(state, inner), ended) {
+                (Err(error), _) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                (Err(error), Ended::Ready) if vain.again(deadline)? == Ended::TimedOut => {
+                    return Err(error);
+                }
+                (Err(_), Ended::Ready) => {}
+                (Err(error), Ended::TimedOut) => return Err(error),
+                (Err(_), Ended::Cancelled) => park::unwind_cancelled(),
+                (Ok(answer), _) => return Ok(answer),
             }
         }
+    }
+}
+
+/// What comes before the first wait.
+#[derive(Clone, Copy)]
+enum Way {
+    /// A try.
+    Tried(Interest),
+    /// Nothing: nothing has been told since a read that got all there was.
+    Drained(Seen),
+}
+
+pub(super) fn pause(backoff: &mut Backoff, deadline: Option<Instant>) -> io::Result<Ended> {
+    match backoff.wait(deadline) {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(Ended::TimedOut),
+        paused => paused.map(|()| Ended::Ready),
+    }
+}
+
+/// Waits that ended at once and for nothing, on a plain thread: the kernel has something to tell that this
+/// operation does not take, say, an error queue. Whoever tries again at once would do so for ever.
+struct Vain {
+    times: u32,
+    backoff: Backoff,
+}
+
+impl Vain {
+    /// So many may be chance: others were faster.
+    const FEW: u32 = 16;
+
+    fn new() -> Self {
+        Vain {
+            times: 0,
+            backoff: Backoff::new(),
+        }
+    }
+
+    fn again(&mut self, deadline: Option<Instant>) -> io::Result<Ended> {
+        self.times += 1;
+        if self.times > Self::FEW && park::current_fiber().is_none() {
+            return pause(&mut self.backoff, deadline);
+        }
+        Ok(Ended::Ready)
     }
 }
 

@@ -43,6 +43,16 @@ pub(super) fn receive<T: AsFd>(
     socket.perform(to_read, Request::Receive(buffer, take))
 }
 
+/// From a stream.
+pub(super) fn read<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
+    receive(socket, buffer, Take::Take)
+}
+
+/// From a stream of which the kernel tells all (R3).
+pub(super) fn read_told<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
+    socket.read_stream(to_read, buffer)
+}
+
 pub(super) fn receive_vectored<T: AsFd>(
     socket: &Watched<T>,
     buffers: &mut [IoSliceMut<'_>],
@@ -202,10 +212,10 @@ macro_rules! transfers {
 
 /// Streams are read and written, by reference too.
 macro_rules! streams {
-    ($ours:ident) => {
+    ($ours:ident, $read:path) => {
         impl Read for &$ours {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-                shared::receive(&self.0, buffer, Take::Take)
+                $read(&self.0, buffer)
             }
 
             fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {

@@ -127,7 +127,7 @@ impl TcpStream {
 }
 
 transfers!(TcpStream, net::TcpStream);
-streams!(TcpStream);
+streams!(TcpStream, shared::read_told);
 
 /// The socket does not wait while it connects, and is as std's from then on.
 fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {

@@ -137,6 +137,9 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
             }
             if !gone {
                 carrier.shared().fire_all(); // perhaps nobody else is there to do it
+                if let Some(worker) = token.holds() {
+                    carrier.shared().poll_io(worker, Some(Duration::ZERO));
+                }
             }
         }
     }

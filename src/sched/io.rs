@@ -10,13 +10,13 @@
 //! Whoever finds something ready wakes who waits for it, by the same ways as any other waker: so a fiber that
 //! should not have to wait presses (`press.rs`).
 //!
-//! A *source* is what is known of one descriptor: for each way, reading and writing, whether something has
-//! happened that nobody has used yet, and who waits.
+//! A *source* is what is known of one descriptor: for each way, reading and writing, how often something was
+//! told of it, and who waits.
 //!
-//! **I23** *No event is lost.* The kernel tells each change once, after the call that found it. Whoever waits
-//! has made a call that would have blocked, then, under the lock of the way, either uses up an event or puts
-//! himself on the list. An event that came before that is noted (and at worst ends one wait for nothing); one that
-//! comes after finds him on the list. **I24** *A waiter is called once, or withdraws.* Both take it off the
+//! **I23** *No event is lost.* The kernel tells each change once. Whoever waits has looked at the count, then made
+//! a call that would have blocked, then, under the lock of the way, looked again: if it is the same he puts
+//! himself on the list, else he tries again. What came after the first look has changed the count, or finds him on
+//! the list. That holds for each of several who wait: nobody uses up what another one needs. **I24** *A waiter is called once, or withdraws.* Both take it off the
 //! list under the lock; who takes it off to call it has the mark up until it is called (S6).
 //!
 //! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below), and has no sets.
@@ -26,11 +26,12 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::descriptor::Interest;
+use crate::base::fork;
 use crate::base::loom::{Mutex, lock};
 use crate::driver::epoll::{Epoll, Ready};
 use crate::driver::uring::Uring;
@@ -55,12 +56,18 @@ pub(crate) enum Ended {
     Cancelled,
 }
 
-/// One way of a descriptor.
+/// What had been told of one way of a descriptor at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// As in [`Registration`].
+    key: u64,
+    pub(crate) told: u32,
+}
+
+/// Who waits for one way of a descriptor.
 #[derive(Default)]
 struct Way {
-    /// Something has happened since somebody last waited.
-    happened: bool,
-    /// Who waits: mostly one.
+    /// Mostly one.
     first: Option<usize>,
     others: Vec<usize>,
 }
@@ -91,6 +98,10 @@ struct Source {
     /// In whose set it is, while it is in one.
     place: Mutex<Option<Place>>,
     ways: [Mutex<Way>; 2],
+    /// How often something was told of each way. Counted under its lock.
+    told: [AtomicU32; 2],
+    /// It has an end, an error or an urgent byte to tell, or had.
+    odd: AtomicBool,
 }
 
 /// The set of a worker.
@@ -118,6 +129,10 @@ impl Place {
             worker,
             twin,
         })
+    }
+
+    fn is_there(&self) -> bool {
+        self.runtime.strong_count() > 0
     }
 
     fn remove(self, fd: BorrowedFd<'_>) -> Option<Arc<Shared>> {
@@ -177,27 +192,45 @@ impl Registration {
         }
     }
 
-    /// Parks the calling fiber until the descriptor may be ready. It may return for no reason.
+    /// What has been told so far. To be asked before a try whose failure leads to a wait.
+    #[inline]
+    pub(crate) fn seen(&self, interest: Interest) -> Seen {
+        let key = self.key.load(SeqCst);
+        let told = match key {
+            0 => 0,
+            key => source((key - 1) as u32).told[interest as usize].load(SeqCst),
+        };
+        Seen { key, told }
+    }
+
+    /// Parks the calling fiber until something is told that it had not seen before its try. It may return for
+    /// no reason.
     pub(crate) fn wait(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
+        seen: Seen,
         deadline: Option<Instant>,
     ) -> io::Result<Ended> {
-        let source = self.register(fd)?;
+        let seen = self.register(fd, interest)?.unwrap_or(seen);
+        if seen.key == 0 || self.key.load(SeqCst) != seen.key {
+            return Ok(Ended::Ready); // somebody else registered it after the try
+        }
+        let source = source((seen.key - 1) as u32);
         let way = &source.ways[interest as usize];
         let waiter = Waiter::caller();
         let mark = context::marked();
         let mut state = lock(way);
-        if std::mem::take(&mut state.happened) {
-            drop(state);
-            drop(mark);
+        let is_news = source.told[interest as usize].load(SeqCst) != seen.told;
+        if !is_news {
+            state.push(waiter.address());
+        }
+        drop(state);
+        drop(mark);
+        if is_news {
             block::charge();
             return Ok(Ended::Ready);
         }
-        state.push(waiter.address());
-        drop(state);
-        drop(mark);
         // From here on the waiter's address is known: it stays until it was called or withdrawn.
         let (mut deadline, mut hearing) = (deadline, Hearing::Open);
         loop {
@@ -218,39 +251,59 @@ impl Registration {
         }
     }
 
-    /// Its source, in some worker's set.
-    fn register(&self, fd: BorrowedFd<'_>) -> io::Result<&'static Source> {
+    /// Puts it into the set of the caller's worker, if it is in none. Then the kernel tells first what it is
+    /// ready for, and this is what had been told before that.
+    fn register(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Seen>> {
         let mark = context::marked();
-        let mut key = self.key.load(SeqCst);
-        if key == 0 {
-            let new = take_source() + 1;
-            match self.key.compare_exchange(0, new, SeqCst, SeqCst) {
-                Ok(_) => key = new,
-                Err(other) => {
-                    give_back(new - 1);
-                    key = other;
-                }
+        let key = self.key();
+        let source = source((key - 1) as u32);
+        if lock(&source.place).as_ref().is_some_and(Place::is_there) {
+            return Ok(None);
+        }
+        drop(mark);
+        // With a worker: its holder is awake, and looks into the set from here on.
+        let token = context::here().expect("on a fiber").enter_with_worker();
+        let mut place = lock(&source.place);
+        if place.as_ref().is_some_and(Place::is_there) {
+            return Ok(None);
+        }
+        let told = source.told[interest as usize].load(SeqCst);
+        let shared = token.carrier().shared();
+        *place = Some(Place::new(shared, token.worker().index, fd, key - 1)?);
+        Ok(Some(Seen { key, told }))
+    }
+
+    /// The key, of a new source if there was none. With the mark up.
+    fn key(&self) -> u64 {
+        let key = self.key.load(SeqCst);
+        if key != 0 {
+            return key;
+        }
+        let new = take_source() + 1;
+        match self.key.compare_exchange(0, new, SeqCst, SeqCst) {
+            Ok(_) => new,
+            Err(other) => {
+                give_back(new - 1);
+                other
             }
         }
-        let source = source((key - 1) as u32);
-        let mut place = lock(&source.place);
-        if place
-            .as_ref()
-            .is_none_or(|place| place.runtime.strong_count() == 0)
-        {
-            let shared = mark.shared().expect("a fiber has a runtime");
-            let worker = context::enter().map_or(0, |token| token.worker().index);
-            *place = Some(Place::new(shared, worker, fd, key - 1)?);
-        }
-        drop(place);
-        Ok(source)
+    }
+
+    /// Whether nothing was told since then, and all that was told before is explained by data: then whoever has
+    /// read all there was can wait without another try. What ends a stream may have been told before, and is
+    /// not told again.
+    pub(crate) fn is_quiet_since(&self, told: u32) -> Option<Seen> {
+        let seen = self.seen(Interest::Read);
+        let is_quiet =
+            seen.key != 0 && seen.told == told && !source((seen.key - 1) as u32).odd.load(SeqCst);
+        is_quiet.then_some(seen)
     }
 
     /// The descriptor is about to be closed, or to be somebody else's. Nobody waits for it.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
         let key = self.key.swap(0, SeqCst);
-        if key == 0 {
-            return;
+        if key == 0 || fork::in_child() {
+            return; // F1: the set is the parent's, too
         }
         let mark = context::marked();
         let place = lock(&source((key - 1) as u32).place).take();
@@ -268,10 +321,21 @@ fn give_back(key: u64) {
     for way in &source.ways {
         *lock(way) = Way::default();
     }
+    source.odd.store(false, SeqCst);
     lock(&FREE).list.push(key as u32);
 }
 
 impl Source {
+    fn be_odd(&self, generation: u32) {
+        let mark = context::marked();
+        let way = lock(&self.ways[Interest::Read as usize]); // as `tell` does: the generation stays
+        if self.generation.load(SeqCst) == generation {
+            self.odd.store(true, SeqCst);
+        }
+        drop(way);
+        drop(mark);
+    }
+
     /// Something has happened: whoever waits is called.
     fn tell(&self, interest: Interest, generation: u32) {
         let mark = context::marked();
@@ -279,7 +343,7 @@ impl Source {
         if self.generation.load(SeqCst) != generation {
             return; // of a descriptor that is closed
         }
-        way.happened = way.first.is_none();
+        self.told[interest as usize].fetch_add(1, SeqCst);
         let (first, others) = (way.first.take(), std::mem::take(&mut way.others));
         drop(way);
         let call = |address: usize| {
@@ -298,6 +362,9 @@ impl Source {
 
 fn tell(ready: Ready) {
     let (source, generation) = (source(ready.key as u32), (ready.key >> 32) as u32);
+    if ready.odd {
+        source.be_odd(generation); // before anybody hears of it
+    }
     if ready.read {
         source.tell(Interest::Read, generation);
     }

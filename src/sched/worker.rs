@@ -42,6 +42,8 @@ pub(crate) struct Worker {
     pub(crate) stacks_cached: AtomicUsize,
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
+    /// The dispatch in which it was found away, if it was: the watch looks into its set.
+    pub(crate) io_away: AtomicU64,
     /// The dispatch in which it was raided last.
     pub(crate) raided: AtomicU64,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
@@ -187,6 +189,7 @@ impl Worker {
             timers: Timers::new(),
             stacks_cached: AtomicUsize::new(0),
             overran: AtomicU64::new(0),
+            io_away: AtomicU64::new(0),
             raided: AtomicU64::new(0),
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::base::address::Address;
-use crate::base::socket::{self, Take};
+use crate::base::socket;
 use crate::io::watched::{Patience, Watched};
 use crate::net::listener::Listening;
 use crate::net::shared;
@@ -72,7 +72,7 @@ impl UnixStream {
 }
 
 transfers!(UnixStream, net::UnixStream);
-streams!(UnixStream);
+streams!(UnixStream, shared::read);
 
 /// Waits for connections on this machine. [`std::os::unix::net::UnixListener`] in all but what its waits block;
 /// and while it is ours, a clone of std's [does not wait](crate::net#in-company-with-std).

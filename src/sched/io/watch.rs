@@ -3,8 +3,8 @@
 //! A worker in a long dispatch does not look into its set. So when such a dispatch begins, or the monitor
 //! finds one, the set is *armed*: it becomes part of one in which a thread of its own sleeps. That one is told once,
 //! looks in the worker's place, and arms it again if the dispatch goes on. A worker that comes to its scheduler
-//! disarms its set. The set of a worker that retires is armed until it is in service again. A ring is armed like a set,
-//! and what waits there to be submitted is submitted.
+//! disarms its set. The set of a worker that is retired stays armed. A ring is armed like a set, and what waits there
+//! to be submitted is submitted.
 //!
 //! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything when it
 //! wakes. It asks the kernel to be prompt, as the monitor does.
@@ -55,7 +55,7 @@ impl Watch {
         if let Some(sets) = self.sets.get() {
             os::ring_eventfd(sets.bell());
         }
-        let mark = context::marked(); // on a fiber of another runtime
+        let mark = context::marked();
         let thread = lock(&self.thread).take();
         drop(mark);
         if let Some(thread) = thread {
@@ -90,8 +90,16 @@ fn watch(runtime: &Weak<Shared>) {
 impl Shared {
     /// Whether nobody else looks into its set before long.
     fn needs_watch(&self, worker: &Worker) -> bool {
-        let computes = worker.published.phase() == Phase::Fiber && worker.is_in_long_dispatch();
-        computes || self.count.is_retired(worker.index)
+        let overran = || worker.io_away.load(SeqCst) == worker.published.dispatches();
+        let is_away =
+            worker.published.phase() == Phase::Fiber && (worker.is_in_long_dispatch() || overran());
+        is_away || self.count.is_retired(worker.index)
+    }
+
+    /// The monitor has found that this worker does not get on.
+    pub(crate) fn watch_io(&self, worker: &Worker, dispatch: u64) {
+        worker.io_away.store(dispatch, SeqCst);
+        self.arm_io(worker);
     }
 
     /// This worker computes from here on, or has retired. May be called in a signal handler.
