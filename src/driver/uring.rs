@@ -28,9 +28,11 @@
 //! argument it gets one by a request of its own.
 //!
 //! A transfer that has just been tried in vain is told to poll before it tries again, where the kernel knows how:
-//! 13 % less CPU for an echo (median of four alternating runs, 64 and 1,000 connections; 5.5 µs a request, epoll 5.1).
-//! Rejected: a stream that was just emptied goes to the ring without a try, as it waits without one by epoll; an echo
-//! needed 1 to 1.3 times the CPU (three alternating runs, noisy).
+//! 13 % less CPU for an echo (median of four alternating runs, 64 and 1,000 connections; 5.5 µs a request, epoll 5.1;
+//! single runs differ by more).
+//! Rejected: a stream that was just emptied goes to the ring without a try, as it waits without one by epoll; no gain
+//! was seen: 0.9 times the CPU for an echo with 64 connections, 1.2 with 1,000 (medians of three noisy runs, against a
+//! somewhat older build).
 //! Not tried: multishot accept, registered files, provided buffers, wake-ups by messages between rings. A registered
 //! ring belongs to one thread, which a worker does not.
 //!
