@@ -171,3 +171,10 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
         .raw_os_error()
         .is_some_and(|number| SHORTAGES.contains(&number))
 }
+
+/// Whether the kernel refuses to tell of one more: there are limits for a process, for a user, and for one open
+/// file that is known by hundreds of numbers.
+pub(crate) fn is_one_too_many(error: &io::Error) -> bool {
+    let refused = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSPC));
+    refused || is_shortage(error)
+}

@@ -5,8 +5,9 @@
 //! the *completion queue*. Here the numbers are addresses of operations (`sched/io/ring.rs`), which know who
 //! waits; nothing here follows them. Entries are pushed one by one and *submitted* many at a time.
 //!
-//! *Who may do what.* Anybody may push, submit, and take completions, on any thread, with the mark up (S6): each
-//! end has a lock of its own, held for a few words. `pending` counts entries that are in the queue and that
+//! *Who may do what.* Anybody may push, and take completions, on any thread, with the mark up (S6): each end has a
+//! lock of its own, held for a few words. The holder of the worker submits, and the watch (`sched/io/watch.rs`), which
+//! runs nobody's code; others ask it to. `pending` counts entries that are in the queue and that
 //! nobody has begun to submit. Who submits takes the count and tells the kernel that number, without a lock: the
 //! kernel takes entries in order, and one system call after the other. What it did not take is counted again.
 //! So an entry is never forgotten, and a number never too large.
@@ -15,7 +16,8 @@
 //! by the ring. Completions of polls are brought about by the thread that submitted them, whatever it does
 //! meanwhile; if it sleeps in the kernel, uninterruptibly, they are not. Sockets have to live with that here
 //! (hence epoll is what is used unless somebody says otherwise), but wake-ups must not. So whoever sleeps has
-//! the bell polled in its own name, and gives up the poll of the one before. That is told and done under the
+//! the bell polled in its own name, and gives up the poll of the one before; it is submitted by the sleeper, or by
+//! the watch, which is never stuck. That is told and done under the
 //! lock of the completions: either the old poll's completion is still in the queue, and ends the sleep at once, or
 //! it was taken, and the poll is known to be over.
 //!
@@ -25,6 +27,15 @@
 //! Which operations there are is asked, not guessed from versions. Where a wait cannot be given a limit by an
 //! argument it gets one by a request of its own.
 //!
+//! A transfer that has just been tried in vain is told to poll before it tries again, where the kernel knows how:
+//! 13 % less CPU for an echo (median of four alternating runs, 64 and 1,000 connections; 5.5 µs a request, epoll 5.1;
+//! single runs differ by more).
+//! Rejected: a stream that was just emptied goes to the ring without a try, as it waits without one by epoll; no gain
+//! was seen: 0.9 times the CPU for an echo with 64 connections, 1.2 with 1,000 (medians of three noisy runs, against a
+//! somewhat older build).
+//! Not tried: multishot accept, registered files, provided buffers, wake-ups by messages between rings. A registered
+//! ring belongs to one thread, which a worker does not.
+//!
 //! Rejected, from what completions depend on: rings of one issuer and deferred task work (a worker changes
 //! threads), a kernel thread that submits (it competes with computing fibers: p99 4.5 ms), cooperative task work
 //! (2 ms beside a thread that computes).
@@ -32,7 +43,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{
-    AtomicUsize,
+    AtomicBool, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
@@ -113,6 +124,8 @@ pub(crate) struct Uring {
     submissions: Mutex<()>,
     completions: Mutex<Bell>,
     pending: AtomicUsize,
+    /// Somebody who may not submit wants it to be done.
+    is_urgent: AtomicBool,
     /// Operations that have been pushed, and not been taken.
     in_flight: AtomicUsize,
     bell: RawFd,
@@ -138,6 +151,13 @@ struct Limit {
     time: u64,
 }
 
+/// Transfers can be told to poll before they try. Known when somebody has asked for a [`refusal`].
+static POLLS_FIRST: AtomicBool = AtomicBool::new(false);
+
+fn polls_first() -> bool {
+    POLLS_FIRST.load(Relaxed)
+}
+
 /// Why rings cannot be used here, if so.
 pub(crate) fn refusal() -> Option<io::Error> {
     let check = || {
@@ -148,6 +168,8 @@ pub(crate) fn refusal() -> Option<io::Error> {
             let what = format!("this kernel's io_uring has no {name}");
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
+        // There is no other sign of it: it came with this operation.
+        POLLS_FIRST.store(probe.is_supported(opcode::Socket::CODE), Relaxed);
         if !ring.params().is_feature_nodrop() {
             let what = "this kernel's io_uring loses completions when there are many";
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
@@ -178,6 +200,7 @@ impl Uring {
                 for_good: true,
             }),
             pending: AtomicUsize::new(0),
+            is_urgent: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             bell: take_bell()?,
             has_limits,
@@ -204,7 +227,7 @@ impl Uring {
         self.pending.load(SeqCst) > 0
     }
 
-    /// Writes an operation down; the kernel knows of it when it is submitted. False if there is no room, since
+    /// By the holder of the worker: writes an operation down; the kernel knows of it when it is submitted. False if there is no room, since
     /// the kernel does not take any: take completions first.
     ///
     /// # Safety
@@ -224,26 +247,32 @@ impl Uring {
     }
 
     /// Asks for the operation at this address to be over, if it is not; its completion comes all the same.
+    /// False if there is no room. By anybody; to be submitted.
     #[must_use]
     pub(crate) fn cancel(&self, address: usize) -> bool {
         let entry = opcode::AsyncCancel::new(address as u64).build();
         // SAFETY: names a number only.
-        unsafe { self.write(&entry.user_data(NOBODY)) }
+        unsafe { self.try_write(&entry.user_data(NOBODY)) }
     }
 
+    /// Somebody else than the holder of the worker wants what was pushed to be submitted.
+    pub(crate) fn urge(&self) {
+        self.is_urgent.store(true, SeqCst);
+    }
+
+    /// Whether that was so.
+    pub(crate) fn was_urged(&self) -> bool {
+        self.is_urgent.load(SeqCst) && self.is_urgent.swap(false, SeqCst)
+    }
+
+    /// By the holder of the worker.
+    ///
     /// # Safety
     /// As for [`push`](Self::push).
     unsafe fn write(&self, entry: &Entry) -> bool {
         loop {
-            let turn = lock(&self.submissions);
-            // SAFETY: it is our turn, so there is no other.
-            let mut queue = unsafe { self.ring.submission_shared() };
             // SAFETY: by the caller's promise.
-            let pushed = unsafe { queue.push(entry) }.is_ok();
-            drop(queue); // tells the kernel
-            drop(turn);
-            if pushed {
-                self.pending.fetch_add(1, SeqCst);
+            if unsafe { self.try_write(entry) } {
                 return true;
             }
             if self.submit() == 0 {
@@ -252,7 +281,23 @@ impl Uring {
         }
     }
 
-    /// Tells the kernel what was pushed; how much of it it took.
+    /// # Safety
+    /// As for [`push`](Self::push).
+    unsafe fn try_write(&self, entry: &Entry) -> bool {
+        let turn = lock(&self.submissions);
+        // SAFETY: it is our turn, so there is no other.
+        let mut queue = unsafe { self.ring.submission_shared() };
+        // SAFETY: by the caller's promise.
+        let pushed = unsafe { queue.push(entry) }.is_ok();
+        drop(queue); // tells the kernel
+        drop(turn);
+        if pushed {
+            self.pending.fetch_add(1, SeqCst);
+        }
+        pushed
+    }
+
+    /// Tells the kernel what was pushed; how much of it it took. By the holder of the worker, or the watch.
     pub(crate) fn submit(&self) -> usize {
         match self.pending.load(SeqCst) {
             0 => 0,
@@ -329,7 +374,7 @@ impl Uring {
         pushed
     }
 
-    /// Takes what is complete, as far as there is room. If that is full there may be more. Whom it belongs to
+    /// Takes what is complete, as far as there is room. By the same. If that is full there may be more. Whom it belongs to
     /// waits for it: the mark is up until he is told.
     pub(crate) fn take(&self, batch: &mut [Completion; BATCH]) -> usize {
         let mut bell = lock(&self.completions);

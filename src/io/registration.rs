@@ -66,8 +66,11 @@ impl Registration {
     ) -> io::Result<Ended> {
         match park::current_fiber() {
             Some(_) if ring::is_used() => wait_by_ring(fd, interest, deadline),
+            // Then whoever waits looks again and again.
             Some(_) => match self.known.wait(fd, interest, seen, deadline) {
-                Err(error) if is_too_many(&error) => pause(&mut Backoff::after(SOME), deadline),
+                Err(error) if descriptor::is_one_too_many(&error) => {
+                    pause(&mut Backoff::after(SOME), deadline)
+                }
                 ended => ended,
             },
             None => wait_on_thread(fd, interest, deadline),
@@ -116,13 +119,6 @@ impl Registration {
 
 /// Failures in a row that a pause is as long as after (`backoff.rs`).
 const SOME: u32 = 3;
-
-/// Whether the kernel refuses to tell of one more: there are limits for a process, for a user, and for one open
-/// file that is known by hundreds of numbers. Then whoever waits looks again and again.
-fn is_too_many(error: &io::Error) -> bool {
-    let refused = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSPC));
-    refused || descriptor::is_shortage(error)
-}
 
 fn wait_on_thread(
     fd: BorrowedFd<'_>,

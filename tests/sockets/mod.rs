@@ -5,13 +5,12 @@
     reason = "each test binary uses a part of it"
 )]
 
-use indent::runtime::{Builder, Io};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use indent::park::ParkReason;
-use indent::runtime::Runtime;
+use indent::runtime::{Builder, Io, Runtime};
 use indent::task::{self, Phase};
 
 /// For runtimes with the driver that a module is named after, as far as it can be used here.

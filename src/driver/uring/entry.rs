@@ -23,6 +23,7 @@ use crate::base::address::Address;
 use crate::base::descriptor::Interest;
 use crate::base::request::Request;
 use crate::base::socket::{self, PATIENT_SEND};
+use crate::driver::uring::polls_first;
 
 /// What a request needs beside itself.
 pub(crate) struct Room {
@@ -53,6 +54,9 @@ impl Room {
     }
 }
 
+/// The transfer has just been tried: it is worth it again when the socket says so.
+const POLL_FIRST: u16 = 1;
+
 /// More in one go is not transferred anyway.
 fn length(bytes: &[u8]) -> u32 {
     const MOST: usize = i32::MAX as usize & !4095;
@@ -66,30 +70,37 @@ pub(crate) fn entry(
     room: &mut Room,
 ) -> Option<Entry> {
     let fd = types::Fd(fd.as_raw_fd());
+    let first = if polls_first() { POLL_FIRST } else { 0 };
     let entry = match request {
         Request::SendWhole(..) | Request::SendTo(..) => return None, // see above
         Request::Receive(buffer, take) => {
             opcode::Recv::new(fd, buffer.as_mut_ptr(), length(buffer))
                 .flags(take.patient_flags())
+                .ioprio(first)
                 .build()
         }
         Request::Send(bytes) => opcode::Send::new(fd, bytes.as_ptr(), length(bytes))
             .flags(PATIENT_SEND)
+            .ioprio(first)
             .build(),
         Request::ReceiveFrom(buffer, take, from) => {
             room.message(buffer, from);
             opcode::RecvMsg::new(fd, &raw mut room.header)
                 .flags(take.patient_flags() as u32)
+                .ioprio(first)
                 .build()
         }
         Request::ReceiveParts(buffers) => {
             room.header = socket::message(buffers.as_mut_ptr().cast(), buffers.len());
-            opcode::RecvMsg::new(fd, &raw mut room.header).build()
+            opcode::RecvMsg::new(fd, &raw mut room.header)
+                .ioprio(first)
+                .build()
         }
         Request::SendParts(buffers) => {
             room.header = socket::message(buffers.as_ptr().cast_mut().cast(), buffers.len());
             opcode::SendMsg::new(fd, &raw const room.header)
                 .flags(PATIENT_SEND as u32)
+                .ioprio(first)
                 .build()
         }
         Request::Accept(from) => {

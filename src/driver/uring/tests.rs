@@ -5,14 +5,15 @@ use crate::base::os;
 use crate::base::request::Request;
 use crate::base::socket::Take;
 use crate::driver::epoll::Epoll;
-use std::ffi::CString;
 use std::fs::File;
 use std::io::Write;
-use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
+
+#[path = "../../../tests/stuck/mod.rs"]
+#[allow(dead_code, reason = "for other tests")]
+mod stuck;
 
 /// A ring, unless there are none here.
 fn ring() -> Option<Uring> {
@@ -108,6 +109,35 @@ fn messages_have_addresses_and_parts() {
         4
     );
     assert_eq!((&first, &second[..3]), (b"a", &b"bcd"[..]));
+}
+
+#[test]
+fn connections_are_accepted_whatever_the_mode_of_the_listener() {
+    let Some(ring) = ring() else { return };
+    for nonblocking in [false, true] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(nonblocking).unwrap();
+        let (mut from, mut room) = (Address::room(), Room::new());
+        push(
+            &ring,
+            &listener,
+            &mut Request::Accept(&mut from),
+            &mut room,
+            8,
+        );
+        ring.submit();
+        assert_eq!(all(&ring), [], "it waits");
+        let guest = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = loop {
+            ring.sleep(1, None);
+            if let Some((8, fd)) = all(&ring).pop() {
+                break usize::try_from(fd).expect("a descriptor");
+            }
+        };
+        let stream = std::net::TcpStream::from(crate::base::descriptor::accepted(fd));
+        assert_eq!(from.to_inet().unwrap(), guest.local_addr().unwrap());
+        assert_eq!(stream.peer_addr().unwrap(), guest.local_addr().unwrap());
+    }
 }
 
 #[test]
@@ -210,59 +240,30 @@ fn a_bell_ends_a_sleep_and_the_next_one_it_comes_before_in_whatever_name() {
     }
 }
 
-/// Sleeps in the kernel, uninterruptibly: whoever starts a program waits until that has begun, and this one
-/// first opens a pipe that nobody else opens for so long.
-fn get_stuck(time: Duration) {
-    let path = std::env::temp_dir().join(format!("indent-stuck-{}", std::process::id()));
-    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
-    // SAFETY: reads a path.
-    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    let mut actions = MaybeUninit::<libc::posix_spawn_file_actions_t>::uninit();
-    // SAFETY: initializes them.
-    unsafe { libc::posix_spawn_file_actions_init(actions.as_mut_ptr()) };
-    let at = actions.as_mut_ptr();
-    // SAFETY: initialized; the path is copied.
-    unsafe { libc::posix_spawn_file_actions_addopen(at, 0, name.as_ptr(), libc::O_RDONLY, 0) };
-    let arguments = [c"true".as_ptr().cast_mut(), std::ptr::null_mut()];
-    let mut child = 0;
-    std::thread::scope(|scope| {
-        let to_open = path.clone();
-        scope.spawn(move || {
-            std::thread::sleep(time);
-            drop(File::options().write(true).open(&to_open).unwrap());
-        });
-        let none = [std::ptr::null_mut()];
-        let (program, list) = (c"/bin/true".as_ptr(), arguments.as_ptr());
-        let plain = std::ptr::null();
-        // SAFETY: all is there until it returns, and ends as it should.
-        unsafe { libc::posix_spawn(&mut child, program, at, plain, list, none.as_ptr()) };
-    });
-    // SAFETY: waits for a child of ours.
-    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-    std::fs::remove_file(path).unwrap();
-}
-
 #[test]
 fn a_bell_that_was_polled_in_the_name_of_a_stuck_thread_wakes_another() {
     const STUCK: Duration = Duration::from_millis(600);
     let Some(ring) = ring() else { return };
+    let rung = std::sync::atomic::AtomicBool::new(false);
     let (stuck, is_stuck) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let ring = &ring;
         scope.spawn(move || {
             ring.sleep(1, Some(Duration::from_millis(1)));
             stuck.send(()).unwrap();
-            get_stuck(STUCK);
+            stuck::in_vfork(STUCK);
         });
         is_stuck.recv().unwrap();
         std::thread::sleep(STUCK / 10);
         let before = Instant::now();
-        let ringer = scope.spawn(move || {
+        let rung = &rung;
+        scope.spawn(move || {
             std::thread::sleep(STUCK / 10);
+            rung.store(true, SeqCst);
             os::ring_eventfd(ring.bell());
         });
         // The first wake may be that of the old poll's end.
-        while !ringer.is_finished() {
+        while !rung.load(SeqCst) {
             ring.sleep(2, None);
             all(ring);
         }
@@ -304,4 +305,44 @@ fn a_ring_in_a_set_is_told_once_after_it_was_armed() {
     other.write_all(b"a").unwrap();
     assert_eq!((count(), count()), (1, 0), "once");
     assert_eq!(all(&ring), [(8, 1)]);
+}
+
+#[test]
+#[ignore = "shows what the kernel does"]
+fn how_late_a_completion_is_whose_submitter_is_stuck() {
+    const STUCK: Duration = Duration::from_millis(900);
+    for submitted in [true, false] {
+        let Some(ring) = ring() else { return };
+        let (one, mut other) = UnixStream::pair().unwrap();
+        let (mut buffer, mut room) = ([0; 8], Room::new());
+        push(
+            &ring,
+            &one,
+            &mut Request::Receive(&mut buffer, Take::Take),
+            &mut room,
+            8,
+        );
+        let (stuck, is_stuck) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let ring = &ring;
+            scope.spawn(move || {
+                if submitted {
+                    ring.submit();
+                }
+                stuck.send(()).unwrap();
+                stuck::in_vfork(STUCK);
+            });
+            is_stuck.recv().unwrap();
+            std::thread::sleep(STUCK / 10);
+            let before = Instant::now();
+            other.write_all(b"x").unwrap();
+            while all(ring).is_empty() {
+                ring.sleep(2, Some(Duration::from_millis(1)));
+            }
+            println!(
+                "submitted by the stuck one: {submitted}: {:?}",
+                before.elapsed()
+            );
+        });
+    }
 }

@@ -26,7 +26,8 @@
 //! *Who submits.* Entries are pushed to the ring of the fiber's worker, which waits for one if it has none: its
 //! holder is awake, and submits and looks when it looks for other work, or sleeps in it. In a dispatch that is
 //! known to be long the watch does both in its place (`watch.rs`), and so it does for a retired worker. A cancel
-//! is submitted at once.
+//! is submitted at once, by the worker's holder or the watch: nobody else submits, since completions, and
+//! the bell, depend on whoever did.
 //!
 //! In the child of a fork nobody is a fiber, so nothing comes here (F1).
 
@@ -157,10 +158,21 @@ fn cancel(worker: usize, address: usize) {
     let mark = context::marked();
     let shared = mark.shared().expect("a fiber has a runtime");
     let ring = shared.workers[worker].uring.get().expect("it is in there");
-    while !ring.cancel(address) {
-        shared.reap(ring);
+    let token = context::enter();
+    if token.is_some_and(|token| token.worker().index == worker) {
+        while !ring.cancel(address) {
+            ring.submit();
+            shared.reap(ring);
+        }
+        ring.submit();
+        return;
     }
-    ring.submit();
+    // We hold another worker, or none: what we submit would depend on what we do next.
+    while !ring.cancel(address) {
+        shared.urge_watch(ring);
+        std::thread::yield_now();
+    }
+    shared.urge_watch(ring);
 }
 
 fn conclude(request: &Request<'_, '_>, answer: Answer, asked: Option<Ended>) -> Outcome {

@@ -26,9 +26,8 @@ use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
-use crate::sched::Shared;
-use crate::sched::context;
 use crate::sched::worker::Worker;
+use crate::sched::{Shared, context};
 
 #[derive(Default)]
 pub(crate) struct Watch {
@@ -142,12 +141,20 @@ impl Shared {
         }
     }
 
-    /// The watch: what workers that compute have not come to.
+    /// What was pushed there is to be submitted now, and not by us.
+    pub(crate) fn urge_watch(&self, ring: &Uring) {
+        ring.urge();
+        if let Some(sets) = self.io_watch.sets.get() {
+            os::ring_eventfd(sets.bell());
+        }
+    }
+
+    /// The watch: what workers that compute have not come to, and what is urgent.
     fn submit_for_others(&self) {
-        for worker in self.present() {
+        for worker in &self.workers {
             if let Some(ring) = worker.uring.get()
+                && (ring.was_urged() || worker.io_armed.load(SeqCst))
                 && ring.is_pending()
-                && worker.io_armed.load(SeqCst)
             {
                 self.poll_io(worker);
             }
