@@ -291,7 +291,7 @@ fn a_ring_in_a_set_is_told_once_after_it_was_armed() {
     let outer = Epoll::new().unwrap();
     let count = || {
         let mut count = 0;
-        outer.wait(Some(Duration::ZERO), |_| count += 1);
+        outer.wait(Some(Duration::ZERO)).tell(|_| count += 1);
         count
     };
     outer.add_once(ring.raw(), 5).unwrap();
