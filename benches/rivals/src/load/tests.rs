@@ -16,6 +16,7 @@ fn server(spoils: Option<usize>) -> u16 {
 }
 
 fn echo(mut stream: TcpStream, spoils: Option<usize>) {
+    stream.set_nodelay(true).unwrap(); // or the second part waits until the first is acknowledged
     let (mut buffer, mut passed) = ([0; 7], 0); // parts, not whole messages
     while let Ok(got @ 1..) = stream.read(&mut buffer) {
         if spoils.is_some_and(|at| (passed..passed + got).contains(&at)) {
