@@ -184,9 +184,23 @@ fn leave(here: &Here, back: Back) {
 /// succeed at once gives way when its budget is used up; true if it did.
 #[inline]
 pub(crate) fn charge() -> bool {
-    let Some(here) = context::here() else {
-        return false;
-    };
+    context::here().is_some_and(|here| charge_here(&here))
+}
+
+/// Charges an operation before it is tried: a fiber that gave way and was asked to end unwinds. Who the
+/// caller is, since that had to be found out.
+#[inline]
+pub(crate) fn charge_caller() -> Option<FiberRef> {
+    let here = context::here()?;
+    let fiber = here.fiber;
+    if charge_here(&here) {
+        unwind_if_cancelled();
+    }
+    Some(fiber)
+}
+
+#[inline]
+fn charge_here(here: &Here) -> bool {
     let Some(token) = here.enter() else {
         return false;
     };
@@ -198,7 +212,7 @@ pub(crate) fn charge() -> bool {
     }
     token.worker().counters.budget_exhausted.add(1);
     drop(token);
-    leave(&here, Back::Yielded); // the next dispatch brings a new budget
+    leave(here, Back::Yielded); // the next dispatch brings a new budget
     true
 }
 
@@ -275,6 +289,16 @@ fn unwind_if_allowed(here: &Here) {
 
 fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
     token.carrier().shared().gate.enter(&fiber.gate_pass) != Entry::Full
+}
+
+/// Whether the caller, which is unwinding, does so because it was told to end, or because its time is
+/// over: it has a place at the gate then (a plain thread has no gate). It left at a call that blocks, in
+/// between two steps of its own, not in the middle of one.
+pub(crate) fn unwinds_as_told() -> bool {
+    match context::current_fiber() {
+        Some(fiber) => fiber.gate_pass.load(Relaxed),
+        None => limit::has_passed(None),
+    }
 }
 
 /// Leaves the fiber by unwinding: destructors run, no message is printed.
