@@ -15,6 +15,7 @@ use crate::park;
 use crate::sched::wake::Waiter;
 use crate::sync::mutex::MutexGuard;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
+use crate::sync::raw_mutex::RawMutex;
 
 /// Lets who holds a [`Mutex`](crate::sync::Mutex) wait, without it, until somebody says that something has changed.
 ///
@@ -72,9 +73,9 @@ impl WaitTimeoutResult {
 }
 
 /// Waiting: with a ticket, and without the mutex.
-struct Wait<F>(Option<F>);
+struct Wait<'a>(&'a RawMutex);
 
-impl<F: FnOnce()> Plan<u64, u64, Waiter> for Wait<F> {
+impl Plan<u64, u64, Waiter> for Wait<'_> {
     type Answer = ();
 
     fn look(&mut self, queue: &mut Locked<'_, u64, u64, Waiter>, ticket: &mut u64) -> Look<()> {
@@ -84,9 +85,7 @@ impl<F: FnOnce()> Plan<u64, u64, Waiter> for Wait<F> {
     }
 
     fn queued(&mut self) {
-        if let Some(unlock) = self.0.take() {
-            unlock();
-        }
+        self.0.unlock();
     }
 }
 
@@ -243,11 +242,9 @@ impl Condvar {
         guard: MutexGuard<'a, T>,
         deadline: Option<Instant>,
     ) -> (LockResult<MutexGuard<'a, T>>, WaitTimeoutResult) {
-        let mutex = guard.mutex();
+        let mutex = guard.leave();
         let until = Until::open(deadline, ParkReason::Condvar);
-        let waited = self
-            .queue
-            .wait(0, &until, &mut Wait(Some(move || drop(guard))));
+        let waited = self.queue.wait(0, &until, &mut Wait(mutex.raw()));
         let guard = mutex.lock_again();
         match waited {
             Waited::Cancelled => {

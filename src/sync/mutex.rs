@@ -3,6 +3,7 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
@@ -196,6 +197,10 @@ impl<T: ?Sized> Mutex<T> {
         result(guard, self.is_poisoned())
     }
 
+    pub(crate) fn raw(&self) -> &RawMutex {
+        &self.raw
+    }
+
     /// The lock again, for who gave it up for a while: nothing keeps him from it.
     pub(crate) fn lock_again(&self) -> LockResult<MutexGuard<'_, T>> {
         let me = name_of(park::current_fiber());
@@ -250,9 +255,9 @@ unsafe impl<T: ?Sized + Send> Send for MutexGuard<'_, T> {}
 unsafe impl<T: ?Sized + Sync> Sync for MutexGuard<'_, T> {}
 
 impl<'a, T: ?Sized> MutexGuard<'a, T> {
-    /// Lets the lock go for a while; [`Mutex::lock_again`] brings it back.
-    pub(crate) fn mutex(&self) -> &'a Mutex<T> {
-        self.mutex
+    /// Leaves the lock locked, to be let go by [`raw`](Mutex::raw); [`Mutex::lock_again`] brings a guard back.
+    pub(crate) fn leave(self) -> &'a Mutex<T> {
+        ManuallyDrop::new(self).mutex
     }
 }
 

@@ -27,9 +27,10 @@
 //! strangers who wait for each other's buckets.
 
 use std::cell::UnsafeCell;
+use std::hint::spin_loop;
 use std::marker::PhantomData;
 use std::ptr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::base::loom::{Mutex, MutexGuard, const_fn, lock};
 use crate::error::AbortOnDrop;
@@ -41,6 +42,9 @@ use crate::sched::wake::{Kept, Waiter};
 /// How many are called in one breath.
 const BATCH: usize = 8;
 
+/// How long one waits before he is served by name where others may overtake.
+const PATIENCE: Duration = Duration::from_millis(1);
+
 /// Somebody who waits for one call: [`Waiter`], or what stands for it in a model.
 ///
 /// # Safety
@@ -48,12 +52,27 @@ const BATCH: usize = 8;
 pub(crate) unsafe trait Waits {
     /// What a call relied on, to be dropped when the mark is down.
     type Kept;
+    /// How often to look at a lock that is held before the wait begins, each time after twice as many pauses as the
+    /// time before: for one that is held for some instructions by a thread beside us. Longer is dearer than a park.
+    const SPINS: u32 = 5;
     fn caller() -> Self;
     fn park(&self, until: &Until) -> Woken;
     fn was_called(&self) -> bool;
     /// # Safety
     /// The waiter is alive until this call, and this is the one call it waits for.
     unsafe fn call(mark: &Marked, waiter: *const Self) -> Self::Kept;
+    /// Whether somebody has waited for long enough to be served by name.
+    fn starves(since: Instant) -> bool {
+        since.elapsed() >= PATIENCE
+    }
+}
+
+/// Waits until something looks free, for a moment: true as soon as `free` says so.
+pub(crate) fn spin<W: Waits>(mut free: impl FnMut() -> bool) -> bool {
+    (0..W::SPINS).any(|round| {
+        (0..1 << round).for_each(|_| spin_loop());
+        free()
+    })
 }
 
 // SAFETY: a waiter that was called is woken; the flag is set with release and read with acquire.
@@ -411,4 +430,4 @@ impl<S, N, W: Waits> Drop for Locked<'_, S, N, W> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -11,7 +11,7 @@
 //! *Barging.* Whoever comes while the word is free takes it, though others wait: a lock that goes to a sleeper by name
 //! stands still until he is awake, and everybody else with it. So who lets go wakes the first and lets him compete.
 //! WOKEN says that one is on his way; until he has taken the lock, or lies down again, nobody else is woken.
-//! *Starving.* Who has waited for longer than `PATIENCE` and loses again says so, in front of the queue. The next one to let
+//! *Starving.* Who has waited for longer than his patience lasts (`queue.rs`) and loses again says so, in front of the queue. The next one to let
 //! go hands the lock over by name: LOCKED stays, with nobody as its owner until the new one wakes up and signs. Nobody
 //! looks at a clock before he has slept.
 //!
@@ -25,8 +25,7 @@
 //! go (all of them awake, fighting); a bit that says that the queue starves (PARKED without WOKEN makes whoever
 //! lets go look anyway).
 
-use std::hint::spin_loop;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::base::loom::atomic::{
     AtomicUsize,
@@ -37,7 +36,7 @@ use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sched::wake::Waiter;
-use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited, Waits};
+use crate::sync::queue::{self, Locked, Look, Plan, Queue, Until, Waited, Waits};
 
 const LOCKED: usize = 1;
 const PARKED: usize = 2;
@@ -45,13 +44,6 @@ const WOKEN: usize = 4;
 const POISON: usize = 8;
 /// Of whoever has it.
 const OWNER: usize = !15;
-
-/// How long one waits before he is handed the lock.
-const PATIENCE: Duration = Duration::from_millis(1);
-
-/// Looks at a lock that is held, each after twice as many pauses as the one before: for one that is held for
-/// some instructions by a thread beside us. Longer is dearer than a park.
-const SPINS: u32 = 5;
 
 /// The deadline passed, or the fiber is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,21 +168,14 @@ impl<W: Waits> RawMutex<W> {
             if self.try_lock_among_others(me, less) || self.spin(me, less) {
                 return Ok(());
             }
-            turn.starves = since.elapsed() >= PATIENCE;
+            turn.starves = W::starves(since);
         }
     }
 
     /// Looks again for a moment.
     fn spin(&self, me: usize, less: usize) -> bool {
-        for round in 0..SPINS {
-            for _ in 0..1 << round {
-                spin_loop();
-            }
-            if self.word.load(Relaxed) & LOCKED == 0 && self.try_lock_among_others(me, less) {
-                return true;
-            }
-        }
-        false
+        let is_free = || self.word.load(Relaxed) & LOCKED == 0;
+        queue::spin::<W>(|| is_free() && self.try_lock_among_others(me, less))
     }
 
     /// By whoever has it.

@@ -15,23 +15,18 @@
 //! Rejected: letting readers in beside a waiting writer while others read (with enough readers he waits for ever), and
 //! letting whoever comes take it, as a mutex does: here a reader who overtakes makes the next one overtake as well.
 
-use std::hint::spin_loop;
-
 use crate::base::loom::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use crate::base::loom::const_fn;
 use crate::sched::wake::Waiter;
-use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited, Waits};
+use crate::sync::queue::{self, Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::sync::raw_mutex::Failed;
 
 const WRITER: usize = 1;
 const PARKED: usize = 2;
 const READER: usize = 4;
-
-/// Looks at a lock that is held, before a wait: see `raw_mutex.rs`.
-const SPINS: u32 = 4;
 
 /// What somebody wants of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,13 +87,8 @@ impl<W: Waits> RawRwLock<W> {
     #[cold]
     #[inline(never)]
     fn lock_slowly(&self, way: Way, until: &Until) -> Result<(), Failed> {
-        for round in 0..SPINS {
-            for _ in 0..1 << round {
-                spin_loop();
-            }
-            if self.try_lock(way) {
-                return Ok(());
-            }
+        if queue::spin::<W>(|| self.try_lock(way)) {
+            return Ok(());
         }
         match self.queue.wait(way, until, &mut LineUp(self)) {
             Waited::Done(()) | Waited::Called(_) => Ok(()),
