@@ -210,10 +210,17 @@ fn charge_here(here: &Here) -> bool {
         budget.set(left - 1);
         return false;
     }
+    give_way(here, token);
+    true
+}
+
+/// The budget is used up; the next dispatch brings a new one. Apart, so that what is charged stays short.
+#[cold]
+#[inline(never)]
+fn give_way(here: &Here, token: Entered) {
     token.worker().counters.budget_exhausted.add(1);
     drop(token);
-    leave(here, Back::Yielded); // the next dispatch brings a new budget
-    true
+    leave(here, Back::Yielded);
 }
 
 /// A fiber says that it can give way here: it is charged, and yields if somebody wants that.

@@ -25,7 +25,7 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::descriptor::Interest;
@@ -109,9 +109,12 @@ const CHUNKS: usize = 26;
 const FIRST: usize = 64;
 /// Chunk n holds `FIRST << n` of them.
 static SOURCES: [OnceLock<Box<[Source]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
-static FREE: Mutex<Free> = Mutex::new(Free {
-    list: Vec::new(),
-    used: 0,
+/// Made when it is first used: a model's mutex has no constant constructor.
+static FREE: LazyLock<Mutex<Free>> = LazyLock::new(|| {
+    Mutex::new(Free {
+        list: Vec::new(),
+        used: 0,
+    })
 });
 
 struct Free {

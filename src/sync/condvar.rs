@@ -73,7 +73,7 @@ impl WaitTimeoutResult {
 }
 
 /// Waiting: with a ticket, and without the mutex.
-struct Wait<'a>(&'a RawMutex);
+struct Wait<'a>(&'a RawMutex, usize);
 
 impl Plan<u64, u64, Waiter> for Wait<'_> {
     type Answer = ();
@@ -85,7 +85,7 @@ impl Plan<u64, u64, Waiter> for Wait<'_> {
     }
 
     fn queued(&mut self) {
-        self.0.unlock();
+        self.0.unlock(self.1);
     }
 }
 
@@ -242,9 +242,9 @@ impl Condvar {
         guard: MutexGuard<'a, T>,
         deadline: Option<Instant>,
     ) -> (LockResult<MutexGuard<'a, T>>, WaitTimeoutResult) {
-        let mutex = guard.leave();
+        let (mutex, owner) = guard.leave();
         let until = Until::open(deadline, ParkReason::Condvar);
-        let waited = self.queue.wait(0, &until, &mut Wait(mutex.raw()));
+        let waited = self.queue.wait(0, &until, &mut Wait(mutex.raw(), owner));
         let guard = mutex.lock_again();
         match waited {
             Waited::Cancelled => {

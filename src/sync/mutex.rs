@@ -92,11 +92,11 @@ impl<T: ?Sized> Mutex<T> {
     /// ```
     #[inline]
     pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
-        let got = self.raw.lock(raw_mutex::pay(), || raw_mutex::open(None));
-        if let Err(why) = got {
-            give_up(why);
+        let me = raw_mutex::pay();
+        match self.raw.lock(me, || raw_mutex::open(None)) {
+            Ok(poisoned) => self.guard(me, poisoned),
+            Err(why) => give_up(why),
         }
-        self.guard()
     }
 
     /// Takes it if it is free.
@@ -111,8 +111,9 @@ impl<T: ?Sized> Mutex<T> {
     /// # drop(guard);
     /// ```
     pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
-        if self.raw.try_lock(name_of(park::current_fiber())) {
-            Ok(self.guard()?)
+        let me = name_of(park::current_fiber());
+        if self.raw.try_lock(me) {
+            Ok(self.guard(me, self.is_poisoned())?)
         } else {
             Err(TryLockError::WouldBlock)
         }
@@ -138,8 +139,9 @@ impl<T: ?Sized> Mutex<T> {
     /// ```
     pub fn lock_timeout(&self, timeout: Duration) -> TryLockResult<MutexGuard<'_, T>> {
         let until = || raw_mutex::open(Instant::now().checked_add(timeout));
-        match self.raw.lock(raw_mutex::pay(), until) {
-            Ok(()) => Ok(self.guard()?),
+        let me = raw_mutex::pay();
+        match self.raw.lock(me, until) {
+            Ok(poisoned) => Ok(self.guard(me, poisoned)?),
             Err(Failed::TimedOut) => Err(TryLockError::WouldBlock),
             Err(why) => give_up(why),
         }
@@ -189,12 +191,13 @@ impl<T: ?Sized> Mutex<T> {
 
     /// The guard of who has just got the lock.
     #[inline]
-    fn guard(&self) -> LockResult<MutexGuard<'_, T>> {
+    fn guard(&self, owner: usize, poisoned: bool) -> LockResult<MutexGuard<'_, T>> {
         let guard = MutexGuard {
             mutex: self,
+            owner,
             panicking: std::thread::panicking(),
         };
-        result(guard, self.is_poisoned())
+        result(guard, poisoned)
     }
 
     pub(crate) fn raw(&self) -> &RawMutex {
@@ -205,8 +208,7 @@ impl<T: ?Sized> Mutex<T> {
     pub(crate) fn lock_again(&self) -> LockResult<MutexGuard<'_, T>> {
         let me = name_of(park::current_fiber());
         let got = self.raw.lock(me, || Until::deaf(ParkReason::Lock));
-        assert!(got.is_ok(), "nothing but the lock ends such a wait");
-        self.guard()
+        self.guard(me, got.expect("nothing but the lock ends such a wait"))
     }
 }
 
@@ -245,6 +247,8 @@ fn give_up(why: Failed) -> ! {
 #[must_use = "the lock is let go at once"]
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
+    /// The name of who took it.
+    owner: usize,
     /// When it was taken.
     panicking: bool,
 }
@@ -255,9 +259,11 @@ unsafe impl<T: ?Sized + Send> Send for MutexGuard<'_, T> {}
 unsafe impl<T: ?Sized + Sync> Sync for MutexGuard<'_, T> {}
 
 impl<'a, T: ?Sized> MutexGuard<'a, T> {
-    /// Leaves the lock locked, to be let go by [`raw`](Mutex::raw); [`Mutex::lock_again`] brings a guard back.
-    pub(crate) fn leave(self) -> &'a Mutex<T> {
-        ManuallyDrop::new(self).mutex
+    /// Leaves the lock locked, by this owner, to be let go by [`raw`](Mutex::raw); [`Mutex::lock_again`] brings a guard
+    /// back.
+    pub(crate) fn leave(self) -> (&'a Mutex<T>, usize) {
+        let this = ManuallyDrop::new(self);
+        (this.mutex, this.owner)
     }
 }
 
@@ -283,7 +289,7 @@ impl<T: ?Sized> Drop for MutexGuard<'_, T> {
         if !self.panicking && std::thread::panicking() && !park::unwinds_as_told() {
             self.mutex.raw.poison();
         }
-        self.mutex.raw.unlock();
+        self.mutex.raw.unlock(self.owner);
     }
 }
 

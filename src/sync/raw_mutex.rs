@@ -119,14 +119,16 @@ impl<W> RawMutex<W> {
 }
 
 impl<W: Waits> RawMutex<W> {
-    /// The lock, or why not.
+    /// The lock, and whether it is poisoned; or why not. Looking at the word again right after the exchange would be as
+    /// dear as the exchange.
     #[inline]
-    pub(crate) fn lock(&self, me: usize, until: impl FnOnce() -> Until) -> Result<(), Failed> {
+    pub(crate) fn lock(&self, me: usize, until: impl FnOnce() -> Until) -> Result<bool, Failed> {
         let free = self.word.compare_exchange(0, me | LOCKED, Acquire, Relaxed);
         if free.is_ok() {
-            return Ok(());
+            return Ok(false);
         }
-        self.lock_slowly(me, &until())
+        self.lock_slowly(me, &until())?;
+        Ok(self.is_poisoned())
     }
 
     #[cold]
@@ -178,16 +180,13 @@ impl<W: Waits> RawMutex<W> {
         queue::spin::<W>(|| is_free() && self.try_lock_among_others(me, less))
     }
 
-    /// By whoever has it.
+    /// By whoever has it; `owner` is who took it.
     #[inline]
-    pub(crate) fn unlock(&self) {
-        let word = self.word.load(Relaxed);
-        let free = word & (PARKED | WOKEN | POISON) == 0
-            && self
-                .word
-                .compare_exchange(word, 0, Release, Relaxed)
-                .is_ok();
-        if !free {
+    pub(crate) fn unlock(&self, owner: usize) {
+        let alone = self
+            .word
+            .compare_exchange(owner | LOCKED, 0, Release, Relaxed);
+        if alone.is_err() {
             self.unlock_slowly();
         }
     }

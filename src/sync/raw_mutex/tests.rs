@@ -31,7 +31,7 @@ mod models {
         fn add_with_lock(&self) {
             // SAFETY: checked by loom's cell.
             self.count.with_mut(|n| unsafe { *n += 1 });
-            self.mutex.unlock();
+            self.mutex.unlock(0);
         }
 
         fn add(&self) {
@@ -89,7 +89,7 @@ mod models {
             let hasty = thread::spawn({
                 let counter = counter.clone();
                 move || match counter.mutex.lock(0, hasty) {
-                    Ok(()) => {
+                    Ok(_) => {
                         counter.add_with_lock();
                         1
                     }
