@@ -16,7 +16,10 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
 }
 
-/// `n` operations by so many fibers.
+/// Operations of one iteration: few of them would measure how fibers are spawned.
+const EACH: u64 = 1_000;
+
+/// `n` times `EACH` operations by so many fibers; the time of `n`.
 fn crowd(
     runtime: &Runtime,
     fibers: u64,
@@ -29,11 +32,11 @@ fn crowd(
         let crowd: Vec<_> = (0..fibers)
             .map(|_| {
                 let operation = operation.clone();
-                indent::spawn(move || (0..n / fibers).for_each(|_| operation()))
+                indent::spawn(move || (0..n * EACH / fibers).for_each(|_| operation()))
             })
             .collect();
         crowd.into_iter().for_each(|f| f.join().expect("no panic"));
-        start.elapsed()
+        start.elapsed() / EACH as u32
     })
 }
 
@@ -41,10 +44,10 @@ fn threads(n: u64, operation: impl Fn() + Send + Sync) -> Duration {
     let start = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..2 {
-            scope.spawn(|| (0..n / 2).for_each(|_| operation()));
+            scope.spawn(|| (0..n * EACH / 2).for_each(|_| operation()));
         }
     });
-    start.elapsed()
+    start.elapsed() / EACH as u32
 }
 
 fn ours() -> impl Fn() + Send + Sync + 'static {
@@ -108,10 +111,10 @@ fn pair(runtime: &Runtime, n: u64, turn: impl Fn(usize) + Send + Sync + 'static)
     runtime.block_on(move || {
         let start = Instant::now();
         let theirs = turn.clone();
-        let other = indent::spawn(move || (0..n / 2).for_each(|_| theirs(1)));
-        (0..n / 2).for_each(|_| turn(0));
+        let other = indent::spawn(move || (0..n * EACH / 2).for_each(|_| theirs(1)));
+        (0..n * EACH / 2).for_each(|_| turn(0));
         other.join().expect("no panic");
-        start.elapsed()
+        start.elapsed() / EACH as u32
     })
 }
 

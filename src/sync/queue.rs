@@ -54,7 +54,7 @@ pub(crate) unsafe trait Waits {
     type Kept;
     /// How often to look at a lock that is held before the wait begins, each time after twice as many pauses as the
     /// time before: for one that is held for some instructions by a thread beside us. Longer is dearer than a park.
-    const SPINS: u32 = 5;
+    const SPINS: u32 = 3;
     fn caller() -> Self;
     fn park(&self, until: &Until) -> Woken;
     fn was_called(&self) -> bool;
