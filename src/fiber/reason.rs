@@ -26,6 +26,20 @@ pub enum ParkReason {
     Sleep = 6,
     /// Waits for a socket, a pipe or another descriptor.
     Io = 7,
+    /// Waits for a [`Mutex`](crate::sync::Mutex) or an [`RwLock`](crate::sync::RwLock).
+    Lock = 16,
+    /// Waits for a [`Condvar`](crate::sync::Condvar) to be notified.
+    Condvar = 17,
+    /// Waits for permits of a [`Semaphore`](crate::sync::Semaphore).
+    Semaphore = 18,
+    /// Waits for an [`Event`](crate::sync::Event) or a [`Notify`](crate::sync::Notify).
+    Event = 19,
+    /// Waits for the others at a [`Barrier`](crate::sync::Barrier).
+    Barrier = 20,
+    /// Waits for somebody else's [initialization](crate::sync::Once).
+    Once = 21,
+    /// Waits for a [`WaitGroup`](crate::sync::WaitGroup).
+    WaitGroup = 22,
 }
 
 impl ParkReason {
@@ -38,6 +52,13 @@ impl ParkReason {
             5 => ParkReason::Compute,
             6 => ParkReason::Sleep,
             7 => ParkReason::Io,
+            16 => ParkReason::Lock,
+            17 => ParkReason::Condvar,
+            18 => ParkReason::Semaphore,
+            19 => ParkReason::Event,
+            20 => ParkReason::Barrier,
+            21 => ParkReason::Once,
+            22 => ParkReason::WaitGroup,
             _ => ParkReason::None,
         }
     }
@@ -54,6 +75,13 @@ impl std::fmt::Display for ParkReason {
             ParkReason::Compute => "compute",
             ParkReason::Sleep => "sleep",
             ParkReason::Io => "io",
+            ParkReason::Lock => "lock",
+            ParkReason::Condvar => "condvar",
+            ParkReason::Semaphore => "semaphore",
+            ParkReason::Event => "event",
+            ParkReason::Barrier => "barrier",
+            ParkReason::Once => "once",
+            ParkReason::WaitGroup => "wait_group",
         })
     }
 }

@@ -171,6 +171,7 @@ impl Record {
         unsafe { &*self.owner.load(Relaxed) }
     }
 
+    #[inline]
     pub(crate) fn id(&self) -> u64 {
         self.id.load(Relaxed)
     }

@@ -334,6 +334,7 @@ impl Entered {
 }
 
 impl Drop for Entered {
+    #[inline]
     fn drop(&mut self) {
         self.carrier().leave();
     }

@@ -31,7 +31,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::descriptor::Interest;
@@ -161,9 +161,12 @@ impl Place {
 const CHUNKS: usize = 4096;
 const CHUNK: usize = 1024;
 static SOURCES: [OnceLock<Box<[Source]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
-static FREE: Mutex<Free> = Mutex::new(Free {
-    list: Vec::new(),
-    used: 0,
+/// Made when it is first used: a model's mutex has no constant constructor.
+static FREE: LazyLock<Mutex<Free>> = LazyLock::new(|| {
+    Mutex::new(Free {
+        list: Vec::new(),
+        used: 0,
+    })
 });
 
 struct Free {
