@@ -24,7 +24,7 @@ const MOST_PARTS: usize = 1024;
 /// What the call that just failed left in errno.
 #[cold]
 #[inline(never)]
-pub(super) fn failed() -> io::Error {
+pub(crate) fn failed() -> io::Error {
     io::Error::from_raw_os_error(os::errno())
 }
 

@@ -21,6 +21,8 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
+use crate::base::descriptor;
+
 /// Events that are taken at once.
 const EVENTS: usize = 64;
 /// In place of a key: the bell.
@@ -189,7 +191,7 @@ impl Drop for Epoll {
 
 fn checked(result: i32) -> io::Result<i32> {
     if result < 0 {
-        Err(io::Error::last_os_error())
+        Err(descriptor::failed())
     } else {
         Ok(result)
     }

@@ -270,6 +270,7 @@ impl Registration {
 
     /// Puts it into the set of the caller's worker, if it is in none that will do. Then the kernel tells first
     /// what it is ready for, and this is what had been told before that.
+    #[inline(never)] // not part of a frame that waits: what system calls touch would bind it
     fn register(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Seen>> {
         // With a worker: its holder is awake, and looks into the set from here on.
         let token = context::here().expect("on a fiber").enter_with_worker();
