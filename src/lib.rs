@@ -2,6 +2,7 @@
 
 mod base; // L0
 mod blocking; // L5
+pub mod chan; // L5
 mod compute; // L5
 mod driver; // L2
 mod error; // L0

@@ -27,6 +27,20 @@ pub(crate) fn spin() {
     loom::thread::yield_now();
 }
 
+/// A pause before the next look at something that will not take long, after so many of them: processors
+/// first, then others who may run, then a sleep, for whoever must run but cannot while we do.
+#[cold]
+pub(crate) fn pause(failures: u32) {
+    #[cfg(indent_loom)]
+    let _ = (failures, spin());
+    #[cfg(not(indent_loom))]
+    match failures {
+        0..64 => std::hint::spin_loop(),
+        64..128 => spin(),
+        _ => std::thread::sleep(std::time::Duration::from_micros(50)),
+    }
+}
+
 /// The cheap half of an asymmetric barrier: orders this thread's earlier stores before its later
 /// loads *provided* the other side calls [`heavy_barrier`].
 #[inline(always)]

@@ -9,6 +9,7 @@ pub(crate) mod descriptor;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod list;
+pub(crate) mod lock;
 pub(crate) mod loom;
 pub(crate) mod mark;
 pub(crate) mod os;
