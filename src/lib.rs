@@ -13,6 +13,7 @@ pub mod park; // L4
 mod queue; // L2
 pub mod runtime; // L6
 mod sched; // L3
+pub mod select; // L6
 pub mod task; // L6
 pub mod time; // L5
 

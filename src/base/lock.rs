@@ -1,4 +1,3 @@
-#![allow(dead_code, reason = "select is to come")]
 #![expect(unsafe_code, reason = "a lock over a cell")]
 //! A lock for sections of some instructions, all of them ours.
 //!

@@ -6,6 +6,7 @@ pub(crate) mod alarm;
 pub(crate) mod arch;
 pub(crate) mod bitmap;
 pub(crate) mod descriptor;
+pub(crate) mod few;
 pub(crate) mod fork;
 pub(crate) mod inbox;
 pub(crate) mod list;

@@ -43,6 +43,8 @@
 //! # workers.into_iter().for_each(|worker| worker.join().unwrap());
 //! ```
 
+#[doc(hidden)]
+pub mod arms;
 mod buffer;
 pub(crate) mod core;
 mod error;

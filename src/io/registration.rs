@@ -16,6 +16,7 @@ use crate::base::descriptor;
 pub(crate) use crate::base::descriptor::Interest;
 use crate::park;
 use crate::sched::io::{self as sched, Ended};
+use crate::sched::wake::Waiter;
 
 /// What the reactor knows of one descriptor. It belongs to whoever owns the descriptor.
 #[derive(Debug)]
@@ -38,6 +39,21 @@ impl Registration {
             Some(_) => wait_on_fiber(&self.0, fd, interest, deadline),
             None => wait_on_thread(fd, interest, deadline),
         }
+    }
+
+    /// Has the waiter of the calling fiber called; false if something has happened already.
+    pub(crate) fn enlist(
+        &self,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        waiter: &Waiter,
+    ) -> io::Result<bool> {
+        self.0.enlist(fd, interest, waiter)
+    }
+
+    /// Takes a waiter back; false if it was called, or is about to be.
+    pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
+        self.0.withdraw(interest, waiter)
     }
 
     /// To be called before the descriptor is closed, or leaves whoever owns this.

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use super::registration::Interest;
 use super::watched::{Patience, Watched};
 use crate::base::descriptor;
+use crate::park;
+use crate::sched::wake::Waiter;
 
 /// Anything with a descriptor that can be waited for.
 ///
@@ -166,6 +168,37 @@ impl<T: AsFd> Source<T> {
         self.0.into_inner()
     }
 
+    /// What the kernel says now.
+    pub(crate) fn is_ready(&self, to_write: bool) -> io::Result<bool> {
+        descriptor::poll(self.as_fd(), way(to_write), Some(Duration::ZERO))
+    }
+
+    /// Has the waiter called when it may be ready; false if it is. Nobody calls a plain thread: see `ask_again`.
+    pub(crate) fn enlist(&self, to_write: bool, waiter: &Waiter) -> io::Result<bool> {
+        if park::current_fiber().is_none() {
+            return Ok(!self.is_ready(to_write)?);
+        }
+        let registration = self.0.registration();
+        while !registration.enlist(self.as_fd(), way(to_write), waiter)? {
+            // Something has happened, but perhaps not now.
+            if self.is_ready(to_write)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes a waiter back; false if it was called, or is about to be.
+    pub(crate) fn withdraw(&self, to_write: bool, waiter: &Waiter) -> bool {
+        park::current_fiber().is_none() || self.0.registration().withdraw(way(to_write), waiter)
+    }
+
+    /// The first pause after which a plain thread asks again.
+    pub(crate) fn ask_again(&self) -> Option<Duration> {
+        let alone = park::current_fiber().is_none();
+        alone.then_some(Duration::from_millis(1))
+    }
+
     fn wait(&self, interest: Interest, patience: Patience) -> io::Result<()> {
         let look = |inner: &T| match descriptor::poll(inner.as_fd(), interest, Some(Duration::ZERO))
         {
@@ -178,6 +211,13 @@ impl<T: AsFd> Source<T> {
             _ => error,
         };
         self.0.run(interest, |_| patience, look).map_err(late)
+    }
+}
+
+fn way(to_write: bool) -> Interest {
+    match to_write {
+        true => Interest::Write,
+        false => Interest::Read,
     }
 }
 

@@ -26,6 +26,7 @@ use std::time::Instant;
 
 pub(crate) mod lend;
 pub(crate) mod queue;
+pub(crate) mod select;
 
 pub use crate::fiber::reason::ParkReason;
 pub use crate::fiber::state::Woken;

@@ -1,4 +1,3 @@
-#![allow(dead_code, reason = "select is to come")]
 #![expect(
     unsafe_code,
     reason = "intrusive links through entries on the stacks of those who wait"
@@ -102,16 +101,28 @@ impl Operation {
             .is_ok()
     }
 
-    pub(crate) fn is_open(&self) -> bool {
-        self.winner.load(Acquire) == OPEN
+    /// False if an arm has won: its call is on its way.
+    pub(crate) fn withdraw(&self) -> bool {
+        self.decide(WITHDRAWN)
     }
 
-    /// The address by which others call.
-    pub(crate) fn waiter(&self) -> usize {
-        self.waiter.address()
+    /// Parks whoever waits.
+    pub(crate) fn park(
+        &self,
+        deadline: Option<Instant>,
+        reason: ParkReason,
+        hearing: Hearing,
+    ) -> Woken {
+        self.waiter.park(deadline, reason, hearing)
     }
 
-    fn won(&self) -> Won {
+    /// Whether an arm has won by another's hand, who does not touch the operation any more.
+    pub(crate) fn was_called(&self) -> bool {
+        self.waiter.was_called()
+    }
+
+    /// The arm that has won.
+    pub(crate) fn won(&self) -> Won {
         let winner = self.winner.load(Acquire);
         Won {
             arm: winner / ARM - 1,
@@ -128,25 +139,17 @@ impl Operation {
     pub(crate) fn wait(&self, deadline: Option<Instant>, reason: ParkReason) -> Result<Won, Woken> {
         let (mut deadline, mut hearing) = (deadline, Hearing::Open);
         loop {
-            let woken = self.waiter.park(deadline, reason, hearing);
-            if self.waiter.was_called() {
+            let woken = self.park(deadline, reason, hearing);
+            if self.was_called() {
                 return Ok(self.won());
             }
             if woken != Woken::ByWake {
-                if self.decide(WITHDRAWN) {
+                if self.withdraw() {
                     return Err(woken);
                 }
                 (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
             }
         }
-    }
-
-    /// Waits for the call of the arm that has won.
-    pub(crate) fn await_call(&self, reason: ParkReason) -> Won {
-        while !self.waiter.was_called() {
-            let _ = self.waiter.park(None, reason, Hearing::Deaf);
-        }
-        self.won()
     }
 }
 
@@ -312,7 +315,7 @@ impl Taken {
     #[inline]
     pub(crate) fn call(self, mark: &Marked) -> Kept {
         // SAFETY: I28: it waits for our call.
-        let waiter = unsafe { self.0.as_ref() }.operation().waiter();
+        let waiter = unsafe { self.0.as_ref() }.operation().waiter.address();
         // SAFETY: the winner calls, and we are the winner, once.
         unsafe { Waiter::call(mark, waiter) }
     }

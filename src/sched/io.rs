@@ -160,20 +160,11 @@ impl Registration {
         interest: Interest,
         deadline: Option<Instant>,
     ) -> io::Result<Ended> {
-        let source = self.register(fd)?;
-        let way = &source.ways[interest as usize];
         let waiter = Waiter::caller();
-        let mark = context::marked();
-        let mut state = lock(way);
-        if std::mem::take(&mut state.happened) {
-            drop(state);
-            drop(mark);
+        if !self.enlist(fd, interest, &waiter)? {
             block::charge();
             return Ok(Ended::Ready);
         }
-        state.push(waiter.address());
-        drop(state);
-        drop(mark);
         // From here on the waiter's address is known: it stays until it was called or withdrawn.
         let (mut deadline, mut hearing) = (deadline, Hearing::Open);
         loop {
@@ -182,16 +173,40 @@ impl Registration {
                 return Ok(Ended::Ready);
             }
             if woken != Woken::ByWake {
-                let mark = context::marked();
-                let withdrawn = lock(way).withdraw(waiter.address());
-                drop(mark);
                 match woken {
-                    Woken::ByCancel if withdrawn => return Ok(Ended::Cancelled),
-                    _ if withdrawn => return Ok(Ended::TimedOut),
-                    _ => (deadline, hearing) = (None, Hearing::Deaf), // the call is on its way
+                    _ if !self.withdraw(interest, &waiter) => {
+                        (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
+                    }
+                    Woken::ByCancel => return Ok(Ended::Cancelled),
+                    _ => return Ok(Ended::TimedOut),
                 }
             }
         }
+    }
+
+    /// Has the waiter, one of a fiber, called when something happens. False if something has happened
+    /// already: then nobody will call.
+    pub(crate) fn enlist(
+        &self,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        waiter: &Waiter,
+    ) -> io::Result<bool> {
+        let source = self.register(fd)?;
+        let _mark = context::marked();
+        let mut way = lock(&source.ways[interest as usize]);
+        if std::mem::take(&mut way.happened) {
+            return Ok(false);
+        }
+        way.push(waiter.address());
+        Ok(true)
+    }
+
+    /// Takes a waiter back that was enlisted. False if it was called, or is about to be.
+    pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
+        let source = source((self.key.load(SeqCst) - 1) as u32);
+        let _mark = context::marked();
+        lock(&source.ways[interest as usize]).withdraw(waiter.address())
     }
 
     /// Its source, in some worker's set.

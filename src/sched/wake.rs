@@ -113,6 +113,17 @@ impl Waiter {
         }
     }
 
+    /// Nobody knows this waiter, nor will anybody call it: as if it had been called.
+    pub(crate) fn call_off(&self) {
+        self.called.store(CALLED, Release);
+    }
+
+    /// It was called, and waits for another call.
+    pub(crate) fn reset(&self) {
+        debug_assert!(self.was_called());
+        self.called.store(NOT_CALLED, Release);
+    }
+
     /// Calls the waiter at `address`.
     ///
     /// # Safety
