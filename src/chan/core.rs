@@ -328,3 +328,6 @@ fn count_up(handles: &AtomicUsize) {
         "a channel has {before} handles on one side: they were forgotten, not dropped"
     );
 }
+
+#[cfg(all(test, indent_loom))]
+mod models;

@@ -4,9 +4,9 @@
 //! |---|---|---|---|---|
 //! | [`bounded`] | many | many | one | senders wait |
 //! | [`unbounded`] | many | many | one | memory grows |
-//! | [`oneshot`] | one, once | one | it | the value waits |
-//! | [`broadcast`] | many | many | all | the oldest are dropped |
-//! | [`watch`] | many | many | all, the latest only | it is replaced |
+//! | [`oneshot`](oneshot()) | one, once | one | it | the value waits |
+//! | [`broadcast`](broadcast()) | many | many | all | the oldest are dropped |
+//! | [`watch`](watch()) | many | many | all, the latest only | it is replaced |
 //!
 //! Take [`bounded`]: a sender that is faster than its receiver waits, and so do those who wait for the sender.
 //! `bounded(0)` has no room at all: a send ends when somebody receives. [`unbounded`] is the exception, for
@@ -45,12 +45,24 @@
 
 #[doc(hidden)]
 pub mod arms;
+
+mod broadcast;
 mod buffer;
 pub(crate) mod core;
 mod error;
 mod mpmc;
+mod oneshot;
+mod told;
+mod watch;
 
+#[doc(hidden)]
+pub use broadcast::Hearing;
+pub use broadcast::{BroadcastError, BroadcastReceiver, BroadcastSender, broadcast};
 pub use error::{
     RecvError, RecvTimeoutError, SendError, SendTimeoutError, TryRecvError, TrySendError,
 };
 pub use mpmc::{IntoIter, Iter, Receiver, Sender, TryIter, bounded, unbounded};
+pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
+#[doc(hidden)]
+pub use watch::Watching;
+pub use watch::{Seen, WatchReceiver, WatchSender, watch};

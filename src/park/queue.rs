@@ -106,14 +106,14 @@ impl Operation {
         self.decide(WITHDRAWN)
     }
 
-    /// Parks whoever waits.
+    /// Parks whoever waits, and was charged ahead.
     pub(crate) fn park(
         &self,
         deadline: Option<Instant>,
         reason: ParkReason,
         hearing: Hearing,
     ) -> Woken {
-        self.waiter.park(deadline, reason, hearing)
+        self.waiter.park_charged(deadline, reason, hearing)
     }
 
     /// Whether an arm has won by another's hand, who does not touch the operation any more.
@@ -406,3 +406,6 @@ impl<T> DerefMut for Locked<'_, T> {
         &mut self.guard
     }
 }
+
+#[cfg(all(test, indent_loom))]
+mod models;

@@ -38,6 +38,16 @@ pub(crate) fn park(
     signal: Signal,
 ) -> Option<Woken> {
     charge();
+    park_charged(deadline, reason, hearing, signal)
+}
+
+/// The same for whoever has paid for it already.
+pub(crate) fn park_charged(
+    deadline: Option<Instant>,
+    reason: ParkReason,
+    hearing: Hearing,
+    signal: Signal,
+) -> Option<Woken> {
     let fiber = context::current_fiber()?;
     match limit::bounding(Some(fiber), deadline, hearing) {
         None => park_once(deadline, reason, hearing, signal),

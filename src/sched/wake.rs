@@ -96,6 +96,22 @@ impl Waiter {
         }
     }
 
+    /// The same for an operation that was charged ahead.
+    pub(crate) fn park_charged(
+        &self,
+        deadline: Option<Instant>,
+        reason: ParkReason,
+        hearing: Hearing,
+    ) -> Woken {
+        match &self.who {
+            Who::Fiber(_) => {
+                let woken = block::park_charged(deadline, reason, hearing, Signal::Call);
+                woken.expect("on the same fiber")
+            }
+            Who::Thread(parker) => parker.park(deadline, hearing, Signal::Call),
+        }
+    }
+
     /// The address other threads know this waiter by.
     pub(crate) fn address(&self) -> usize {
         ptr::from_ref(self).expose_provenance()

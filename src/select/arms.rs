@@ -7,7 +7,9 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use crate::chan::arms::{Receiving, Sending};
-use crate::chan::{Receiver, Sender};
+use crate::chan::{
+    BroadcastReceiver, Hearing, OneshotReceiver, Receiver, Sender, WatchReceiver, Watching,
+};
 use crate::io::Source;
 use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience};
 use crate::sched::wake::Waiter;
@@ -84,6 +86,36 @@ impl<'a, T> Receive for Option<&'a Receiver<T>> {
 
     fn into_arm(self) -> Receiving<'a, T> {
         Receiving::new(self.map(|receiver| &*receiver.0))
+    }
+}
+
+impl<T> Sealed for &mut OneshotReceiver<T> {}
+impl<'a, T> Receive for &'a mut OneshotReceiver<T> {
+    type Output = <Receiving<'a, T> as Fires>::Output;
+    type Arm = Receiving<'a, T>;
+
+    fn into_arm(self) -> Receiving<'a, T> {
+        self.arm()
+    }
+}
+
+impl<T> Sealed for &mut WatchReceiver<T> {}
+impl<'a, T> Receive for &'a mut WatchReceiver<T> {
+    type Output = <Watching<'a, T> as Fires>::Output;
+    type Arm = Watching<'a, T>;
+
+    fn into_arm(self) -> Watching<'a, T> {
+        self.arm()
+    }
+}
+
+impl<T> Sealed for &mut BroadcastReceiver<T> {}
+impl<'a, T: Clone> Receive for &'a mut BroadcastReceiver<T> {
+    type Output = <Hearing<'a, T> as Fires>::Output;
+    type Arm = Hearing<'a, T>;
+
+    fn into_arm(self) -> Hearing<'a, T> {
+        self.arm()
     }
 }
 
