@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use super::error::SendError;
 use super::mpmc::after;
 use super::told::{self, News, Tells};
-use crate::park;
 use crate::park::queue::{Guarded, Queue};
 use crate::park::select::{ArmRef, Fires};
 
@@ -316,7 +315,6 @@ impl<T: Clone> BroadcastReceiver<T> {
     }
 
     fn receive(&mut self, deadline: impl FnOnce() -> Option<Instant>) -> Result<T, BroadcastError> {
-        park::charge_ahead();
         let waited = told::wait(&self.shared.state, self.next, deadline);
         waited.map_err(|_| BroadcastError::Timeout)?;
         self.try_recv()

@@ -26,7 +26,7 @@ use std::time::Instant;
 
 use super::buffer::{Block, Buffer};
 use super::error::{RecvTimeoutError, SendTimeoutError, TryRecvError, TrySendError};
-use crate::park::queue::{Entry, Guarded, How, Locked, Operation, Queue, Taken};
+use crate::park::queue::{Entry, Guarded, How, Locked, Queue, Taken};
 use crate::park::{self, ParkReason, Woken};
 
 pub(crate) struct Channel<T> {
@@ -134,8 +134,12 @@ impl<T> Channel<T> {
 
     /// The lock, and a block for the next value if the buffer is a chain that has none left.
     #[inline]
-    pub(crate) fn lock_to_send(&self) -> Locked<'_, State<T>> {
-        let state = self.state.lock();
+    fn lock_to_send(&self) -> Locked<'_, State<T>> {
+        self.with_room(self.state.lock())
+    }
+
+    #[inline]
+    fn with_room<'a>(&'a self, state: Locked<'a, State<T>>) -> Locked<'a, State<T>> {
         if self.capacity.is_some() || state.is_closed || state.buffer.has_room() {
             return state;
         }
@@ -189,9 +193,9 @@ impl<T> Channel<T> {
         value: T,
         deadline: impl FnOnce() -> Option<Instant>,
     ) -> Result<(), SendTimeoutError<T>> {
-        park::charge_ahead();
+        // This may unwind: the value is not forgotten before.
+        let mut state = self.with_room(self.state.lock_charged());
         let mut value = ManuallyDrop::new(value);
-        let mut state = self.lock_to_send();
         // SAFETY: the value is there.
         match unsafe { state.send(&raw const *value) } {
             Attempt::Done(taken) => {
@@ -204,7 +208,7 @@ impl<T> Channel<T> {
             }
             Attempt::Wait => {}
         }
-        let operation = Operation::caller();
+        let operation = state.operation();
         let entry = Entry::new(&operation, 0, (&raw mut value).cast());
         // SAFETY: it stays here until the operation is over: see below.
         unsafe { state.sending.push(&entry) };
@@ -249,9 +253,8 @@ impl<T> Channel<T> {
         &self,
         deadline: impl FnOnce() -> Option<Instant>,
     ) -> Result<T, RecvTimeoutError> {
-        park::charge_ahead();
         let mut value = MaybeUninit::<T>::uninit();
-        let mut state = self.state.lock();
+        let mut state = self.state.lock_charged();
         // SAFETY: the slot is empty.
         match unsafe { state.receive(value.as_mut_ptr()) } {
             Attempt::Done(taken) => {
@@ -264,7 +267,7 @@ impl<T> Channel<T> {
             Attempt::Closed => return Err(RecvTimeoutError::Closed),
             Attempt::Wait => {}
         }
-        let operation = Operation::caller();
+        let operation = state.operation();
         let entry = Entry::new(&operation, 0, value.as_mut_ptr().cast());
         // SAFETY: it stays here until the operation is over: see below.
         unsafe { state.receiving.push(&entry) };
@@ -330,4 +333,4 @@ fn count_up(handles: &AtomicUsize) {
 }
 
 #[cfg(all(test, indent_loom))]
-mod models;
+mod tests;

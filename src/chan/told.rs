@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use crate::base::lock::RawLock;
-use crate::park::queue::{Entry, Guarded, How, Operation, Queue, Taken};
+use crate::park::queue::{Entry, Guarded, How, Queue, Taken};
 use crate::park::select::{Arm, ArmRef, Queued};
 use crate::park::{self, ParkReason, Woken};
 
@@ -23,17 +23,17 @@ pub(crate) trait Tells {
 /// The time is over.
 pub(crate) struct TimedOut;
 
-/// Waits until there are news for this position. The caller was charged.
+/// Waits until there are news for this position.
 pub(crate) fn wait<S: Tells>(
     state: &Guarded<S>,
     position: u64,
     deadline: impl FnOnce() -> Option<Instant>,
 ) -> Result<(), TimedOut> {
-    let mut inside = state.lock();
+    let mut inside = state.lock_charged();
     if inside.has_news(position) {
         return Ok(());
     }
-    let operation = Operation::caller();
+    let operation = inside.operation();
     let entry = Entry::new(&operation, 0, std::ptr::null_mut());
     // SAFETY: it stays here until the operation is over: see below.
     unsafe { inside.waiting().push(&entry) };

@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use super::error::{RecvError, RecvTimeoutError, SendError};
 use super::mpmc::after;
 use super::told::{self, News, Tells};
-use crate::park;
 use crate::park::queue::{Guarded, Queue};
 use crate::park::select::{ArmRef, Fires};
 
@@ -268,7 +267,6 @@ impl<T> WatchReceiver<T> {
         &mut self,
         deadline: impl FnOnce() -> Option<Instant>,
     ) -> Result<Seen<T>, RecvTimeoutError> {
-        park::charge_ahead();
         let waited = told::wait(&self.shared.state, self.seen, deadline);
         waited.map_err(|_| RecvTimeoutError::Timeout)?;
         let looked = self.shared.look(&mut self.seen);

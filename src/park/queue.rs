@@ -357,6 +357,22 @@ impl<T> Guarded<T> {
         }
     }
 
+    /// For an operation that could block: it is charged first, and a fiber whose budget is used up gives way and,
+    /// if it was asked to end, unwinds.
+    #[inline]
+    pub(crate) fn lock_charged(&self) -> Locked<'_, T> {
+        let mut mark = context::marked();
+        if !mark.pays() {
+            drop(mark);
+            super::charge_ahead();
+            mark = context::marked();
+        }
+        Locked {
+            guard: self.0.lock(),
+            mark,
+        }
+    }
+
     pub(crate) fn raw(&self) -> &RawLock {
         self.0.raw()
     }
@@ -380,6 +396,12 @@ pub(crate) struct Locked<'a, T> {
 }
 
 impl<T> Locked<'_, T> {
+    /// An operation of whoever holds the lock.
+    #[inline]
+    pub(crate) fn operation(&self) -> Operation {
+        Operation::of(Waiter::of(&self.mark))
+    }
+
     /// Unlocks, and calls whoever was taken meanwhile.
     #[inline]
     pub(crate) fn finish(self, taken: Option<Taken>) {
@@ -408,4 +430,4 @@ impl<T> DerefMut for Locked<'_, T> {
 }
 
 #[cfg(all(test, indent_loom))]
-mod models;
+mod tests;

@@ -67,6 +67,15 @@ impl Waiter {
         })
     }
 
+    /// The same, by its mark.
+    #[inline]
+    pub(crate) fn of(mark: &Marked) -> Self {
+        Self::new(match mark.fiber() {
+            Some(fiber) => Who::Fiber(fiber),
+            None => Who::Thread(context::thread_parker()),
+        })
+    }
+
     fn new(who: Who) -> Self {
         Waiter {
             who,
