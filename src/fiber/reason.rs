@@ -30,7 +30,7 @@ pub enum ParkReason {
     Send = 8,
     /// Waits for a value of a [channel](crate::chan).
     Receive = 9,
-    /// Waits for one of [several things](crate::select).
+    /// Waits for one of [several things](mod@crate::select).
     Select = 10,
 }
 
