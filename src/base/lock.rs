@@ -17,7 +17,7 @@ use crate::base::loom::atomic::{
     AtomicBool,
     Ordering::{Acquire, Relaxed, Release},
 };
-use crate::base::loom::pause;
+use crate::base::loom::{self, pause};
 use crate::base::mark;
 
 /// The lock alone, for whoever has to take several.
@@ -67,9 +67,9 @@ impl RawLock {
     }
 }
 
-/// A lock and what it protects.
+/// A lock and what it protects. In models the raw lock is another.
 pub(crate) struct Lock<T> {
-    raw: RawLock,
+    raw: loom::RawLock,
     inside: UnsafeCell<T>,
 }
 
@@ -79,7 +79,7 @@ unsafe impl<T: Send> Sync for Lock<T> {}
 impl<T> Lock<T> {
     pub(crate) fn new(inside: T) -> Self {
         Lock {
-            raw: RawLock::new(),
+            raw: loom::RawLock::new(),
             inside: UnsafeCell::new(inside),
         }
     }
@@ -91,7 +91,7 @@ impl<T> Lock<T> {
         Guard(self)
     }
 
-    pub(crate) fn raw(&self) -> &RawLock {
+    pub(crate) fn raw(&self) -> &loom::RawLock {
         &self.raw
     }
 

@@ -62,3 +62,49 @@ pub(crate) fn heavy_barrier() {
     crate::base::os::membarrier();
     atomic::fence(atomic::Ordering::SeqCst);
 }
+
+#[cfg(not(indent_loom))]
+pub(crate) use crate::base::lock::RawLock;
+
+/// In models a lock that is waited for by the checker's means: it cannot see that a spin ends.
+#[cfg(indent_loom)]
+pub(crate) struct RawLock {
+    mutex: Mutex<()>,
+    held: std::cell::RefCell<Option<MutexGuard<'static, ()>>>,
+}
+
+#[cfg(indent_loom)]
+#[expect(unsafe_code, reason = "keeps a guard beside its lock")]
+mod raw {
+    use super::*;
+
+    // SAFETY: `held` is touched by whoever has the lock.
+    unsafe impl Sync for RawLock {}
+    // SAFETY: as above; a model's threads are one thread.
+    unsafe impl Send for RawLock {}
+
+    impl RawLock {
+        pub(crate) fn new() -> Self {
+            RawLock {
+                mutex: Mutex::new(()),
+                held: Default::default(),
+            }
+        }
+
+        pub(crate) fn acquire(&self) {
+            let guard = self.mutex.lock().expect("no panic in a model");
+            // SAFETY: it is dropped by `release`, while the lock is there.
+            let guard = unsafe {
+                std::mem::transmute::<MutexGuard<'_, ()>, MutexGuard<'static, ()>>(guard)
+            };
+            *self.held.borrow_mut() = Some(guard);
+        }
+
+        /// # Safety
+        /// As for the real one.
+        pub(crate) unsafe fn release(&self) {
+            let guard = self.held.borrow_mut().take();
+            drop(guard);
+        }
+    }
+}

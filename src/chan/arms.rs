@@ -11,7 +11,7 @@ use std::ptr;
 
 use super::core::{Attempt, Channel};
 use super::error::{RecvError, SendError, TryRecvError, TrySendError};
-use crate::base::lock::RawLock;
+use crate::base::loom::RawLock;
 use crate::park::queue::{Entry, How, Taken};
 use crate::park::select::{Arm, ArmRef, Fires, Queued};
 
@@ -109,7 +109,7 @@ unsafe impl<T> Queued for Receiving<'_, T> {
         // SAFETY: the lock is held, by the caller's promise.
         let state = unsafe { self.channel().state.inside() };
         // SAFETY: by the caller's promise.
-        unsafe { state.receiving.remove(entry) };
+        let _or_taken = unsafe { state.receiving.remove(entry) };
     }
 
     fn won(&self, how: How) {
@@ -246,7 +246,7 @@ unsafe impl<T> Queued for Sending<'_, T> {
         // SAFETY: the lock is held, by the caller's promise.
         let state = unsafe { self.channel().state.inside() };
         // SAFETY: by the caller's promise.
-        unsafe { state.sending.remove(entry) };
+        let _or_taken = unsafe { state.sending.remove(entry) };
     }
 
     fn won(&self, how: How) {

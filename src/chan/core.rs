@@ -209,24 +209,21 @@ impl<T> Channel<T> {
             Attempt::Wait => {}
         }
         let operation = state.operation();
-        let entry = Entry::new(&operation, 0, (&raw mut value).cast());
+        let entry = Entry::only(&operation, (&raw mut value).cast());
         // SAFETY: it stays here until the operation is over: see below.
         unsafe { state.sending.push(&entry) };
         drop(state);
-        let ended = operation.wait(deadline(), ParkReason::Send);
-        let woken = match ended.map(|won| won.how) {
-            Ok(How::Done) => return Ok(()),
-            Ok(How::Over) => {
-                return Err(SendTimeoutError::Closed(ManuallyDrop::into_inner(value)));
-            }
-            Err(woken) => woken,
-        };
         // SAFETY: it was put into this queue.
-        unsafe { self.state.lock().sending.remove(&entry) };
+        let withdraw = || unsafe { self.state.lock().sending.remove(&entry) };
+        let ended = operation.wait(deadline(), ParkReason::Send, &withdraw);
+        if ended == Ok(How::Done) {
+            return Ok(());
+        }
         let value = ManuallyDrop::into_inner(value);
-        match woken {
-            Woken::ByCancel => park::unwind_cancelled(),
-            _ => Err(SendTimeoutError::Timeout(value)),
+        match ended {
+            Ok(_) => Err(SendTimeoutError::Closed(value)),
+            Err(Woken::ByCancel) => park::unwind_cancelled(),
+            Err(_) => Err(SendTimeoutError::Timeout(value)),
         }
     }
 
@@ -268,22 +265,18 @@ impl<T> Channel<T> {
             Attempt::Wait => {}
         }
         let operation = state.operation();
-        let entry = Entry::new(&operation, 0, value.as_mut_ptr().cast());
+        let entry = Entry::only(&operation, value.as_mut_ptr().cast());
         // SAFETY: it stays here until the operation is over: see below.
         unsafe { state.receiving.push(&entry) };
         drop(state);
-        let ended = operation.wait(deadline(), ParkReason::Receive);
-        let woken = match ended.map(|won| won.how) {
-            // SAFETY: moved there by whoever has called.
-            Ok(How::Done) => return Ok(unsafe { value.assume_init() }),
-            Ok(How::Over) => return Err(RecvTimeoutError::Closed),
-            Err(woken) => woken,
-        };
         // SAFETY: it was put into this queue.
-        unsafe { self.state.lock().receiving.remove(&entry) };
-        match woken {
-            Woken::ByCancel => park::unwind_cancelled(),
-            _ => Err(RecvTimeoutError::Timeout),
+        let withdraw = || unsafe { self.state.lock().receiving.remove(&entry) };
+        match operation.wait(deadline(), ParkReason::Receive, &withdraw) {
+            // SAFETY: moved there by whoever has called.
+            Ok(How::Done) => Ok(unsafe { value.assume_init() }),
+            Ok(How::Over) => Err(RecvTimeoutError::Closed),
+            Err(Woken::ByCancel) => park::unwind_cancelled(),
+            Err(_) => Err(RecvTimeoutError::Timeout),
         }
     }
 

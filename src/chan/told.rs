@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use crate::base::lock::RawLock;
+use crate::base::loom::RawLock;
 use crate::park::queue::{Entry, Guarded, How, Queue, Taken};
 use crate::park::select::{Arm, ArmRef, Queued};
 use crate::park::{self, ParkReason, Woken};
@@ -34,18 +34,16 @@ pub(crate) fn wait<S: Tells>(
         return Ok(());
     }
     let operation = inside.operation();
-    let entry = Entry::new(&operation, 0, std::ptr::null_mut());
+    let entry = Entry::only(&operation, std::ptr::null_mut());
     // SAFETY: it stays here until the operation is over: see below.
     unsafe { inside.waiting().push(&entry) };
     drop(inside);
-    let Err(woken) = operation.wait(deadline(), ParkReason::Receive) else {
-        return Ok(());
-    };
     // SAFETY: it was put into this queue.
-    unsafe { state.lock().waiting().remove(&entry) };
-    match woken {
-        Woken::ByCancel => park::unwind_cancelled(),
-        _ => Err(TimedOut),
+    let withdraw = || unsafe { state.lock().waiting().remove(&entry) };
+    match operation.wait(deadline(), ParkReason::Receive, &withdraw) {
+        Ok(_) => Ok(()),
+        Err(Woken::ByCancel) => park::unwind_cancelled(),
+        Err(_) => Err(TimedOut),
     }
 }
 
@@ -111,7 +109,7 @@ unsafe impl<S: Tells> Queued for News<'_, S> {
         // SAFETY: the lock is held, by the caller's promise.
         let inside = unsafe { self.state.inside() };
         // SAFETY: by the caller's promise.
-        unsafe { inside.waiting().remove(entry) };
+        let _or_taken = unsafe { inside.waiting().remove(entry) };
     }
 
     fn won(&self, _: How) {

@@ -18,10 +18,12 @@
 //!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter.
 //! - **Withdraw**: at the deadline, or because it is to end, whoever waits exchanges open for withdrawn. If that
 //!   fails an arm has won: what was moved was moved. The call is on its way; it waits for that, deaf.
+//!   An operation with one arm withdraws by taking its entry out under the lock: there the lock decides, and the
+//!   exchange is saved.
 //! - **Leave**: in any case it takes the entries of the other arms out, each under its lock. Then nobody knows
 //!   them any more.
 //!
-//! **I27** *One arm wins, or none.* All who decide exchange the one word. **I28** *Whoever knows an entry keeps
+//! **I27** *One arm wins, or none.* All who decide exchange the one word, or hold the one lock. **I28** *Whoever knows an entry keeps
 //! it there.* An entry is in a queue, or was taken by somebody whom the waiter waits for: the winner calls,
 //! and who took off a losing entry did not touch it after the lock, which the waiter takes to leave. **I29**
 //! *Nobody waits for what is there.* Entries are put in under the locks under which nothing was found to do, and
@@ -36,10 +38,11 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
-use crate::base::lock::{Guard, Lock, RawLock};
+use crate::base::lock::{Guard, Lock};
+use crate::base::loom::RawLock;
 use crate::base::loom::atomic::{
     AtomicUsize,
-    Ordering::{AcqRel, Acquire},
+    Ordering::{AcqRel, Acquire, Relaxed},
 };
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
@@ -68,6 +71,14 @@ pub(crate) struct Won {
     pub(crate) how: How,
 }
 
+impl Won {
+    #[inline]
+    fn number(self) -> usize {
+        let over = if self.how == How::Over { OVER } else { 0 };
+        ((self.arm + 1) * ARM) | over
+    }
+}
+
 /// What one fiber or thread waits for.
 pub(crate) struct Operation {
     winner: AtomicUsize,
@@ -91,8 +102,7 @@ impl Operation {
     /// False if another arm has won, or nobody waits any more.
     #[inline]
     pub(crate) fn commit(&self, won: Won) -> bool {
-        let over = if won.how == How::Over { OVER } else { 0 };
-        self.decide(((won.arm + 1) * ARM) | over)
+        self.decide(won.number())
     }
 
     fn decide(&self, winner: usize) -> bool {
@@ -134,17 +144,22 @@ impl Operation {
         }
     }
 
-    /// Parks until an arm has won, or else the operation is withdrawn: the deadline has passed, or the
-    /// fiber is to end. The caller takes out of the queues what is left there.
-    pub(crate) fn wait(&self, deadline: Option<Instant>, reason: ParkReason) -> Result<Won, Woken> {
+    /// Parks until the one arm there is has won, or else it is withdrawn: the deadline has passed, or the fiber is to
+    /// end. `withdraw` takes the entry out under the lock, and says whether it was there.
+    pub(crate) fn wait(
+        &self,
+        deadline: Option<Instant>,
+        reason: ParkReason,
+        withdraw: &dyn Fn() -> bool,
+    ) -> Result<How, Woken> {
         let (mut deadline, mut hearing) = (deadline, Hearing::Open);
         loop {
             let woken = self.park(deadline, reason, hearing);
             if self.was_called() {
-                return Ok(self.won());
+                return Ok(self.won().how);
             }
             if woken != Woken::ByWake {
-                if self.withdraw() {
+                if withdraw() {
                     return Err(woken);
                 }
                 (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
@@ -157,6 +172,8 @@ impl Operation {
 pub(crate) struct Entry {
     operation: *const Operation,
     arm: usize,
+    /// The operation has no other arm.
+    is_only: bool,
     /// Where the value lies, or is to be put.
     slot: *mut (),
     links: UnsafeCell<Links>,
@@ -175,11 +192,24 @@ unsafe impl Send for Entry {}
 unsafe impl Sync for Entry {}
 
 impl Entry {
+    /// One of several arms.
     #[inline]
     pub(crate) fn new(operation: &Operation, arm: usize, slot: *mut ()) -> Self {
+        Self::with(operation, arm, slot, false)
+    }
+
+    /// The only arm.
+    #[inline]
+    pub(crate) fn only(operation: &Operation, slot: *mut ()) -> Self {
+        Self::with(operation, 0, slot, true)
+    }
+
+    #[inline]
+    fn with(operation: &Operation, arm: usize, slot: *mut (), is_only: bool) -> Self {
         Entry {
             operation,
             arm,
+            is_only,
             slot,
             links: UnsafeCell::new(Links {
                 next: ptr::null(),
@@ -199,6 +229,18 @@ impl Entry {
     unsafe fn links(&self) -> &mut Links {
         // SAFETY: by the caller's promise.
         unsafe { &mut *self.links.get() }
+    }
+
+    /// Commits its operation to this arm, under the lock. If there is no other the lock decides: it is withdrawn
+    /// under the same one.
+    #[inline]
+    fn commit(&self, how: How) -> bool {
+        let won = Won { arm: self.arm, how };
+        if !self.is_only {
+            return self.operation().commit(won);
+        }
+        self.operation().winner.store(won.number(), Relaxed); // the call releases it
+        true
     }
 
     fn operation(&self) -> &Operation {
@@ -243,16 +285,16 @@ impl Queue {
         self.tail = entry;
     }
 
-    /// Takes an entry out, unless somebody has.
+    /// Takes an entry out, unless somebody has: then it is false.
     ///
     /// # Safety
     /// It was put into this queue or none.
     #[inline]
-    pub(crate) unsafe fn remove(&mut self, entry: &Entry) {
+    pub(crate) unsafe fn remove(&mut self, entry: &Entry) -> bool {
         // SAFETY: we hold the lock.
         let links = unsafe { entry.links() };
         if !std::mem::take(&mut links.is_in) {
-            return;
+            return false;
         }
         let (next, prev) = (links.next, links.prev);
         // SAFETY: a neighbour is a member (I28).
@@ -267,6 +309,7 @@ impl Queue {
             // SAFETY: as above.
             Some(next) => unsafe { next.links() }.prev = prev,
         }
+        true
     }
 
     /// Takes the first out that can be committed to this.
@@ -276,10 +319,7 @@ impl Queue {
         while let Some(entry) = unsafe { self.head.as_ref() } {
             // SAFETY: it is the first of this queue.
             unsafe { self.remove(entry) };
-            if entry.operation().commit(Won {
-                arm: entry.arm,
-                how,
-            }) {
+            if entry.commit(how) {
                 return Some(Taken(NonNull::from(entry)));
             }
         }

@@ -22,8 +22,8 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use crate::base::few::Few;
-use crate::base::lock::RawLock;
-use crate::base::{loom, rng};
+use crate::base::loom::{self, RawLock};
+use crate::base::rng;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::park::queue::{Entry, How, Operation, Taken, Won};

@@ -241,6 +241,23 @@ impl Marked {
         self.carrier().and_then(|carrier| carrier.current.get())
     }
 
+    /// Enters the runtime if the carrier holds a worker.
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<Entered> {
+        let carrier = self.carrier()?;
+        match carrier.owner.enter() {
+            Some(worker) => Some(Entered {
+                carrier: NonNull::from(carrier),
+                worker,
+                _not_send: PhantomData,
+            }),
+            None => {
+                carrier.leave();
+                None
+            }
+        }
+    }
+
     /// Pays for an operation that could block. False if the budget is used up: then the caller takes the mark
     /// down and is charged in the ordinary way.
     #[inline]

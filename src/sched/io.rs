@@ -29,7 +29,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::descriptor::Interest;
-use crate::base::loom::{Mutex, lock};
+use crate::base::loom::{Mutex, MutexGuard, lock};
 use crate::driver::epoll::{Epoll, Ready};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
@@ -109,14 +109,17 @@ const CHUNKS: usize = 26;
 const FIRST: usize = 64;
 /// Chunk n holds `FIRST << n` of them.
 static SOURCES: [OnceLock<Box<[Source]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
-static FREE: Mutex<Free> = Mutex::new(Free {
-    list: Vec::new(),
-    used: 0,
-});
+static FREE: OnceLock<Mutex<Free>> = OnceLock::new();
 
+#[derive(Default)]
 struct Free {
     list: Vec<u32>,
     used: u32,
+}
+
+/// With the mark up.
+fn free() -> MutexGuard<'static, Free> {
+    lock(FREE.get_or_init(Mutex::default))
 }
 
 fn source(index: u32) -> &'static Source {
@@ -130,7 +133,7 @@ fn source(index: u32) -> &'static Source {
 
 /// The key of a source nobody used yet, or not any more. With the mark up.
 fn take_source() -> u64 {
-    let mut free = lock(&FREE);
+    let mut free = free();
     let index = free.list.pop().unwrap_or_else(|| {
         free.used += 1;
         free.used - 1
@@ -263,7 +266,7 @@ fn give_back(key: u64) {
     for way in &source.ways {
         *lock(way) = Way::default();
     }
-    lock(&FREE).list.push(key as u32);
+    free().list.push(key as u32);
 }
 
 impl Source {
@@ -323,7 +326,7 @@ impl Shared {
     /// At the end, when the sets go: whoever else waits there looks for another.
     pub(crate) fn leave_io(&self) {
         let mark = context::marked();
-        let used = lock(&FREE).used;
+        let used = free().used;
         let mut left = Vec::new();
         for index in 0..used {
             let source = source(index);

@@ -230,15 +230,15 @@ pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
         return keep;
     }
     latency::woken(fiber, &shared.clock);
-    if !here.is_some_and(|here| ptr::eq(here, carrier)) || !queue_sibling(carrier, fiber) {
+    if !here.is_some_and(|here| ptr::eq(here, carrier)) || !queue_sibling(mark, carrier, fiber) {
         queue_started(carrier, fiber);
     }
     keep
 }
 
 /// On the thread of the fiber's home: it runs next. False if the carrier has lost its worker.
-fn queue_sibling(carrier: &Carrier, fiber: FiberRef) -> bool {
-    let token = context::enter();
+fn queue_sibling(mark: &Marked, carrier: &Carrier, fiber: FiberRef) -> bool {
+    let token = mark.enter();
     if token.is_some() {
         // What was next before it goes behind the others.
         if let Some(before) = carrier.home().next.replace(fiber) {

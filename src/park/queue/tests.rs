@@ -44,9 +44,9 @@ impl Thing {
         false
     }
 
-    fn remove(&self, entry: &Entry) {
+    fn remove(&self, entry: &Entry) -> bool {
         // SAFETY: put into this queue or none.
-        unsafe { self.0.lock().queue.remove(entry) };
+        unsafe { self.0.lock().queue.remove(entry) }
     }
 }
 
@@ -54,10 +54,9 @@ fn operation() -> Operation {
     Operation::of(Waiter::of_model())
 }
 
-fn await_call(operation: &Operation) -> Won {
-    while !operation.was_called() {
-        thread::yield_now();
-    }
+/// After all who could call have ended: nobody has to be waited for.
+fn called(operation: &Operation) -> Won {
+    assert!(operation.was_called());
     operation.won()
 }
 
@@ -68,12 +67,13 @@ fn loom_who_waits_is_called_and_finds_what_was_brought() {
         let other = thing.clone();
         let brings = thread::spawn(move || other.bring());
         let (operation, mut slot) = (operation(), 0usize);
-        let entry = Entry::new(&operation, 0, (&raw mut slot).cast());
-        if !thing.take_or_enlist(&entry) {
-            assert_eq!(await_call(&operation).how, How::Done);
+        let entry = Entry::only(&operation, (&raw mut slot).cast());
+        let waits = !thing.take_or_enlist(&entry);
+        brings.join().unwrap();
+        if waits {
+            assert_eq!(called(&operation).how, How::Done);
             assert_eq!(slot, 1);
         }
-        brings.join().unwrap();
         assert_eq!(thing.0.lock().there, 0, "it was not brought twice");
     });
 }
@@ -85,17 +85,36 @@ fn loom_who_withdraws_gets_nothing_or_all() {
         let other = thing.clone();
         let brings = thread::spawn(move || other.bring());
         let (operation, mut slot) = (operation(), 0usize);
-        let entry = Entry::new(&operation, 0, (&raw mut slot).cast());
+        let entry = Entry::only(&operation, (&raw mut slot).cast());
         let mut got = usize::from(thing.take_or_enlist(&entry));
-        if got == 0 {
-            if operation.withdraw() {
-                thing.remove(&entry);
-            } else {
-                await_call(&operation);
-                got = slot;
-            }
+        let withdrawn = got == 0 && thing.remove(&entry);
+        brings.join().unwrap();
+        if got == 0 && !withdrawn {
+            called(&operation);
+            got = slot;
+        }
+        assert_eq!(thing.0.lock().there + got, 1, "neither lost nor doubled");
+    });
+}
+
+#[test]
+fn loom_one_of_several_arms_withdraws_or_has_won() {
+    loom::model(|| {
+        let thing = Arc::new(Thing::new());
+        let other = thing.clone();
+        let brings = thread::spawn(move || other.bring());
+        let (operation, mut slot) = (operation(), 0usize);
+        let entry = Entry::new(&operation, 3, (&raw mut slot).cast());
+        let mut got = usize::from(thing.take_or_enlist(&entry));
+        let withdrawn = got == 0 && operation.withdraw();
+        if withdrawn {
+            thing.remove(&entry);
         }
         brings.join().unwrap();
+        if got == 0 && !withdrawn {
+            assert_eq!(called(&operation).arm, 3);
+            got = slot;
+        }
         assert_eq!(thing.0.lock().there + got, 1, "neither lost nor doubled");
     });
 }
@@ -114,10 +133,15 @@ fn loom_of_two_arms_one_wins_and_the_other_leaves() {
         let entry = |n: usize, slot: *mut usize| Entry::new(&operation, n, slot.cast());
         let [one, other] = &mut slots;
         let entries = [entry(0, one), entry(1, other)];
-        let got = select(&things, &operation, &entries);
+        let ready = look_or_enlist(&things, &entries);
         for brings in brings {
             brings.join().unwrap();
         }
+        let got = ready.unwrap_or_else(|| {
+            let won = called(&operation).arm;
+            things[1 - won].remove(&entries[1 - won]);
+            won
+        });
         let there = things.each_ref().map(|thing| thing.0.lock().there);
         assert_eq!(there.iter().sum::<usize>(), 1, "one is left");
         assert_eq!(there[got], 0);
@@ -126,7 +150,7 @@ fn loom_of_two_arms_one_wins_and_the_other_leaves() {
 }
 
 /// As `park/select.rs` does it: both locks, look, put both in.
-fn select(things: &[Thing; 2], operation: &Operation, entries: &[Entry; 2]) -> usize {
+fn look_or_enlist(things: &[Thing; 2], entries: &[Entry; 2]) -> Option<usize> {
     let mut locks = things.each_ref();
     locks.sort_by_key(|thing| ptr::from_ref(thing.0.raw()));
     locks.iter().for_each(|thing| thing.0.raw().acquire());
@@ -145,10 +169,5 @@ fn select(things: &[Thing; 2], operation: &Operation, entries: &[Entry; 2]) -> u
         // SAFETY: acquired above.
         unsafe { thing.0.raw().release() };
     }
-    if let Some(ready) = ready {
-        return ready;
-    }
-    let won = await_call(operation).arm;
-    things[1 - won].remove(&entries[1 - won]);
-    won
+    ready
 }
