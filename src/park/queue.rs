@@ -231,6 +231,10 @@ impl Entry {
         unsafe { &mut *self.links.get() }
     }
 
+    pub(crate) fn is_arm(&self, arm: usize) -> bool {
+        self.arm == arm
+    }
+
     /// Commits its operation to this arm, under the lock. If there is no other the lock decides: it is withdrawn
     /// under the same one.
     #[inline]

@@ -151,7 +151,7 @@ pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
     set.enlist();
     locks.release(None);
     let ended = set.wait(deadline);
-    set.leave();
+    set.leave(ended.ok());
     match ended {
         Ok(Won { arm, how }) => {
             if let Arm::Queued(queued) = arms[arm].0 {
@@ -352,8 +352,11 @@ impl Set<'_> {
     }
 
     /// Takes back all that others know. The operation is decided, and called if another has decided.
-    fn leave(&self) {
+    fn leave(&self, won: Option<Won>) {
         for (queued, entry) in self.queued() {
+            if won.is_some_and(|won| entry.is_arm(won.arm)) {
+                continue; // it was taken out by whoever has called
+            }
             let mark = context::marked();
             queued.lock().acquire();
             // SAFETY: the lock is held.
