@@ -4,6 +4,7 @@ use std::any::Any;
 use std::error::Error;
 use std::fmt;
 use std::io;
+use std::sync::{Mutex, PoisonError};
 
 use crate::base::{fork, os};
 
@@ -38,6 +39,14 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
+    /// Somebody asked for [io_uring](crate::runtime::Io::Uring), and it cannot be used here.
+    NoUring {
+        /// The name by which it was asked for: a method of [`Builder`](crate::runtime::Builder) or an
+        /// environment variable.
+        setting: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
     /// This process was forked from one that had started a runtime.
     Forked,
 }
@@ -65,6 +74,12 @@ impl fmt::Display for StartError {
                     "the handler for stack overflows cannot be installed: {source}"
                 )
             }
+            StartError::NoUring { setting, source } => write!(
+                f,
+                "{setting} = uring: io_uring cannot be used here: {source}; {}, or set {setting} to auto or \
+                 epoll",
+                uring_remedy(source)
+            ),
             StartError::Forked => write!(
                 f,
                 "this process was forked from one that had started a runtime, whose threads are \
@@ -75,11 +90,24 @@ impl fmt::Display for StartError {
     }
 }
 
+/// What can be done about a refusal of io_uring.
+fn uring_remedy(refusal: &io::Error) -> &'static str {
+    match refusal.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "allow it (the sysctl kernel.io_uring_disabled, the container's seccomp profile)"
+        }
+        io::ErrorKind::OutOfMemory => "raise the limit on locked memory (ulimit -l)",
+        _ => "use a kernel that has it (Linux 5.10 or later)",
+    }
+}
+
 impl Error for StartError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             StartError::BadSetting { .. } | StartError::Forked => None,
-            StartError::SpawnCarrier { source, .. } | StartError::Signal { source } => Some(source),
+            StartError::SpawnCarrier { source, .. }
+            | StartError::NoUring { source, .. }
+            | StartError::Signal { source } => Some(source),
         }
     }
 }
@@ -186,13 +214,27 @@ impl Error for NoRuntime {}
 /// assert_eq!(error.to_string(), format!("fiber {} panicked: no luck", error.id()));
 /// assert_eq!(error.into_panic().downcast_ref::<&str>(), Some(&"no luck"));
 /// ```
+///
+/// It goes wherever errors go, by `?` too:
+///
+/// ```
+/// fn seven() -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {
+///     Ok(indent::spawn(|| 7).join()?)
+/// }
+/// assert_eq!(seven().unwrap(), 7);
+/// ```
 pub struct JoinError {
     cause: Cause,
     fiber: u64,
 }
 
 enum Cause {
-    Panic(Box<dyn Any + Send>),
+    Panic {
+        /// Never locked: whoever has the error alone may take it out. With the lock around it the error is
+        /// `Sync`, which the payload need not be.
+        payload: Mutex<Box<dyn Any + Send>>,
+        text: Option<Box<str>>,
+    },
     Cancelled,
     NoStack,
     Forked,
@@ -201,7 +243,10 @@ enum Cause {
 impl JoinError {
     pub(crate) fn panicked(fiber: u64, payload: Box<dyn Any + Send>) -> Self {
         JoinError {
-            cause: Cause::Panic(payload),
+            cause: Cause::Panic {
+                text: panic_text(&*payload).map(Box::from),
+                payload: Mutex::new(payload),
+            },
             fiber,
         }
     }
@@ -229,7 +274,7 @@ impl JoinError {
 
     /// The fiber panicked.
     pub fn is_panic(&self) -> bool {
-        matches!(self.cause, Cause::Panic(_))
+        matches!(self.cause, Cause::Panic { .. })
     }
 
     /// The fiber was cancelled: its runtime shut down before it was done, or it never started.
@@ -274,7 +319,9 @@ impl JoinError {
     /// If the cause was no panic.
     pub fn into_panic(self) -> Box<dyn Any + Send> {
         match self.cause {
-            Cause::Panic(payload) => payload,
+            Cause::Panic { payload, .. } => {
+                payload.into_inner().unwrap_or_else(PoisonError::into_inner)
+            }
             _ => panic!("into_panic on a JoinError that is no panic: {self}"),
         }
     }
@@ -288,7 +335,7 @@ impl JoinError {
 impl fmt::Display for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.cause {
-            Cause::Panic(payload) => match panic_text(&**payload) {
+            Cause::Panic { text, .. } => match text {
                 Some(text) => write!(f, "fiber {} panicked: {text}", self.fiber),
                 None => write!(f, "fiber {} panicked", self.fiber),
             },

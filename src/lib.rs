@@ -14,6 +14,7 @@ mod queue; // L2
 pub mod runtime; // L6
 mod sched; // L3
 pub mod select; // L6
+pub mod sync; // L5
 pub mod task; // L6
 pub mod time; // L5
 

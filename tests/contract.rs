@@ -63,13 +63,13 @@ assert_has! {
     StartError: Send, Sync, Error;
     SpawnError: Send, Sync, Error, Clone, Eq;
     NoRuntime: Send, Sync, Error, Copy, Eq;
-    JoinError: Send, Error;
+    JoinError: Send, Sync, Error;
 }
 
 // It stays on its fiber's thread.
 assert_not!(PinGuard: Send, Sync, Clone);
-// The payload of a panic is `Send` alone.
-assert_not!(JoinError: Sync, Clone);
+// The payload of a panic is there once.
+assert_not!(JoinError: Clone);
 // There is one right to a result, and one owner of a runtime.
 assert_not!(JoinHandle<u32>: Clone);
 assert_not!(Runtime: Clone);

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use indent::sync;
 use indent::task::{self, Verdict};
 use indent_sysmon::frames::Judge;
 
@@ -110,31 +111,32 @@ fn a_trait_of_a_user_for_a_type_of_the_runtime_is_judged_like_any_code() {
     }
 }
 
+/// What is noted of a fiber that waits in this way, once it is known.
+fn verdicts(wait: fn()) -> Verdict {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    let fiber = indent::spawn(move || {
+        while !stopped.load(Relaxed) {
+            wait();
+        }
+    });
+    let noted = || fiber.fiber().binding().verdict();
+    for _ in 0..10_000 {
+        if noted() != Verdict::Home {
+            break; // until then it may be that it is not known
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let verdict = noted();
+    stop.store(true, Relaxed);
+    fiber.join().unwrap();
+    verdict
+}
+
 #[test]
 fn a_fiber_that_holds_nothing_of_its_thread_may_move_wherever_it_waits() {
     if common::sanitizer_forbids("its code touches thread-locals everywhere") {
         return;
-    }
-    /// What is noted of a fiber that waits in this way, once it is known.
-    fn verdicts(wait: fn()) -> Verdict {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let fiber = indent::spawn(move || {
-            while !stopped.load(Relaxed) {
-                wait();
-            }
-        });
-        let noted = || fiber.fiber().binding().verdict();
-        for _ in 0..10_000 {
-            if noted() != Verdict::Home {
-                break; // until then it may be that it is not known
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let verdict = noted();
-        stop.store(true, Relaxed);
-        fiber.join().unwrap();
-        verdict
     }
     assert_eq!(verdicts(task::yield_now), Verdict::Free);
     assert_eq!(
@@ -213,4 +215,46 @@ fn a_fiber_that_waits_at_a_channel_or_in_a_select_may_move() {
         }
     };
     assert_eq!(verdict(selects), Verdict::Free);
+}
+
+/// Held, or not to be had, for as long as the test runs.
+static MUTEX: sync::Mutex<u32> = sync::Mutex::new(0);
+static OTHER: sync::Mutex<u32> = sync::Mutex::new(0);
+static LOCK: sync::RwLock<u32> = sync::RwLock::new(0);
+static NONE: sync::Semaphore = sync::Semaphore::new(0);
+static NEVER: sync::Event = sync::Event::new();
+static NOBODY: sync::Notify = sync::Notify::new();
+static CHANGE: sync::Condvar = sync::Condvar::new();
+static BARRIER: sync::Barrier = sync::Barrier::new(2);
+static GROUP: sync::LazyLock<sync::WaitGroup> = sync::LazyLock::new(|| {
+    let group = sync::WaitGroup::new();
+    group.add(1);
+    group
+});
+
+#[test]
+fn a_fiber_that_waits_for_a_lock_may_move() {
+    if common::sanitizer_forbids("its code touches thread-locals everywhere") {
+        return;
+    }
+    const SHORT: Duration = Duration::from_micros(50);
+    let held = (MUTEX.lock().unwrap(), LOCK.write().unwrap(), &*GROUP);
+    let waits: [(&str, fn()); 9] = [
+        ("mutex", || drop(MUTEX.lock_timeout(SHORT))),
+        ("read", || drop(LOCK.read_timeout(SHORT))),
+        ("write", || drop(LOCK.write_timeout(SHORT))),
+        ("semaphore", || drop(NONE.acquire_timeout(SHORT))),
+        ("event", || assert!(!NEVER.wait_timeout(SHORT))),
+        ("notify", || assert!(!NOBODY.notified_timeout(SHORT))),
+        ("barrier", || assert!(BARRIER.wait_timeout(SHORT).is_none())),
+        ("group", || assert!(!GROUP.wait_timeout(SHORT))),
+        ("condvar", || {
+            let guard = OTHER.lock().unwrap();
+            drop(CHANGE.wait_timeout(guard, SHORT));
+        }),
+    ];
+    for (name, wait) in waits {
+        assert_eq!(verdicts(wait), Verdict::Free, "{name}");
+    }
+    drop(held);
 }

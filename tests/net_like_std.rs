@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "takes ownership of a raw descriptor")]
 //! Sockets behave as std's do: one body of tests, for std's types on threads, for ours on threads, and for
-//! ours on fibers. That it compiles three times says that names and signatures agree.
+//! ours on fibers, with each driver. That it compiles for all says that names and signatures agree.
 
 use std::time::Duration;
 
@@ -26,6 +26,8 @@ mod $place {
     use $spawn as spawn;
 
     use super::{MS, MUCH, fresh_path, pattern};
+    #[allow(unused_imports, reason = "for the driver of fibers")]
+    use super::sockets;
     use crate::common::within;
 
     /// Runs the body where this module's sockets are to be used.
@@ -547,4 +549,11 @@ promises!(
     indent::net::unix,
     indent::spawn,
     |body| indent::block_on(body)
+);
+promises!(
+    of_ours_on_fibers_by_uring,
+    indent::net,
+    indent::net::unix,
+    indent::spawn,
+    |body| sockets::builder("uring").build().unwrap().block_on(body)
 );

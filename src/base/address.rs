@@ -6,6 +6,7 @@
 //! that uses std can bind) becomes the address without a name.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::io;
 use std::mem;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -26,7 +27,7 @@ const NAME: usize = mem::offset_of!(libc::sockaddr_un, sun_path);
 
 impl Address {
     /// Room for an address that the kernel is to write.
-    pub(super) fn room() -> Self {
+    pub(crate) fn room() -> Self {
         Address {
             // SAFETY: numbers, for which zero is a value: family zero, "unspecified".
             storage: unsafe { mem::zeroed() },
@@ -44,13 +45,18 @@ impl Address {
         address
     }
 
-    pub(super) fn parts(&self) -> (*const libc::sockaddr, libc::socklen_t) {
+    pub(crate) fn parts(&self) -> (*const libc::sockaddr, libc::socklen_t) {
         (ptr::from_ref(&self.storage).cast(), self.length)
     }
 
-    pub(super) fn parts_mut(&mut self) -> (*mut libc::sockaddr, *mut libc::socklen_t) {
+    pub(crate) fn parts_mut(&mut self) -> (*mut libc::sockaddr, *mut libc::socklen_t) {
         let length = ptr::from_mut(&mut self.length);
         (ptr::from_mut(&mut self.storage).cast(), length)
+    }
+
+    /// As much of it as the kernel says it has written.
+    pub(crate) fn set_length(&mut self, length: libc::socklen_t) {
+        self.length = length;
     }
 
     pub(crate) fn family(&self) -> libc::c_int {
@@ -96,6 +102,12 @@ impl Address {
             }
         };
         named.or_else(|_| UnixAddr::from_pathname(""))
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address(family {})", self.family())
     }
 }
 

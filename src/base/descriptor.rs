@@ -5,7 +5,7 @@
 //! own, right after the call (`failed`): no frame that could move keeps its address.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
@@ -130,6 +130,13 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((reader, writer))
 }
 
+/// What a ring has accepted for us.
+pub(crate) fn accepted(answer: usize) -> OwnedFd {
+    let fd = RawFd::try_from(answer).expect("a descriptor");
+    // SAFETY: the answer of an ACCEPT: new, and told to us alone.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
 pub(crate) fn read(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
     // SAFETY: writes to the buffer, as far as its length says.
     count(unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) })
@@ -163,4 +170,11 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
     error
         .raw_os_error()
         .is_some_and(|number| SHORTAGES.contains(&number))
+}
+
+/// Whether the kernel refuses to tell of one more: there are limits for a process, for a user, and for one open
+/// file that is known by hundreds of numbers.
+pub(crate) fn is_one_too_many(error: &io::Error) -> bool {
+    let refused = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSPC));
+    refused || is_shortage(error)
 }

@@ -108,3 +108,14 @@ mod raw {
         }
     }
 }
+
+/// A constructor that is `const`, but for models: loom's atomics have none.
+macro_rules! const_fn {
+    ($(#[$about:meta])* $seen:vis const fn $($rest:tt)*) => {
+        #[cfg(not(indent_loom))]
+        $(#[$about])* $seen const fn $($rest)*
+        #[cfg(indent_loom)]
+        $(#[$about])* $seen fn $($rest)*
+    };
+}
+pub(crate) use const_fn;

@@ -16,6 +16,7 @@ pub(crate) mod mark;
 pub(crate) mod os;
 pub(crate) mod program;
 pub(crate) mod redirect;
+pub(crate) mod request;
 pub(crate) mod rng;
 pub(crate) mod signal;
 pub(crate) mod signal_names;

@@ -23,15 +23,21 @@ pub(crate) enum Take {
 
 impl Take {
     fn flags(self) -> libc::c_int {
+        libc::MSG_DONTWAIT | self.patient_flags()
+    }
+
+    /// The same for somebody who waits.
+    pub(crate) fn patient_flags(self) -> libc::c_int {
         match self {
-            Take::Take => libc::MSG_DONTWAIT,
-            Take::Peek => libc::MSG_DONTWAIT | libc::MSG_PEEK,
+            Take::Take => 0,
+            Take::Peek => libc::MSG_PEEK,
         }
     }
 }
 
 /// No signal if the other side is gone: the error says so.
-const SEND: libc::c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+pub(crate) const PATIENT_SEND: libc::c_int = libc::MSG_NOSIGNAL;
+const SEND: libc::c_int = libc::MSG_DONTWAIT | PATIENT_SEND;
 
 pub(crate) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8], take: Take) -> io::Result<usize> {
     let (start, length) = (buffer.as_mut_ptr().cast(), buffer.len());
@@ -60,7 +66,7 @@ pub(crate) fn send_vectored(fd: BorrowedFd<'_>, buffers: &[IoSlice<'_>]) -> io::
 }
 
 /// A message of these parts, without address and control data.
-fn message(parts_of: *mut libc::iovec, number: usize) -> libc::msghdr {
+pub(crate) fn message(parts_of: *mut libc::iovec, number: usize) -> libc::msghdr {
     // SAFETY: numbers and pointers, for which zero means none.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = parts_of;
@@ -68,18 +74,19 @@ fn message(parts_of: *mut libc::iovec, number: usize) -> libc::msghdr {
     message
 }
 
+/// The address is that of the sender, if there is one; there was room for it.
 pub(crate) fn receive_from(
     fd: BorrowedFd<'_>,
     buffer: &mut [u8],
     take: Take,
-) -> io::Result<(usize, Address)> {
-    let mut from = Address::room();
+    from: &mut Address,
+) -> io::Result<usize> {
     let (address, room) = from.parts_mut();
     let (start, length) = (buffer.as_mut_ptr().cast(), buffer.len());
     // SAFETY: writes to the buffer as far as its length says, and to the address as far as `room` says.
     let result =
         unsafe { libc::recvfrom(fd.as_raw_fd(), start, length, take.flags(), address, room) };
-    Ok((count(result)?, from))
+    count(result)
 }
 
 pub(crate) fn send_to(fd: BorrowedFd<'_>, bytes: &[u8], to: &Address) -> io::Result<usize> {
@@ -110,6 +117,11 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
         Some(libc::EINPROGRESS | libc::EALREADY | libc::EINTR) => {
             Err(io::ErrorKind::WouldBlock.into())
         }
+        // It says so of addresses and routes that have run out, and nobody tells when there are some again.
+        Some(libc::EAGAIN) if to.family() != libc::AF_UNIX => Err(io::Error::new(
+            io::ErrorKind::AddrNotAvailable,
+            error.to_string(),
+        )),
         _ => Err(error),
     }
 }

@@ -15,8 +15,10 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicI32, AtomicUsize,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::time::Duration;
 
 /// Events that are taken at once.
@@ -30,6 +32,8 @@ pub(crate) struct Ready {
     pub(crate) key: u64,
     pub(crate) read: bool,
     pub(crate) write: bool,
+    /// Something that data alone does not explain: an end, an error, an urgent byte.
+    pub(crate) odd: bool,
 }
 
 pub(crate) struct Epoll {
@@ -39,16 +43,28 @@ pub(crate) struct Epoll {
     len: AtomicUsize,
 }
 
-static BELLS: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+/// Bells that nobody uses, and places for some. Without a lock: a set may go where nobody may wait.
+static BELLS: [AtomicI32; 256] = [const { AtomicI32::new(NO_BELL) }; 256];
+const NO_BELL: RawFd = -1;
 
 /// An eventfd nobody uses.
-fn take_bell() -> io::Result<RawFd> {
-    let used = BELLS.lock().unwrap_or_else(|e| e.into_inner()).pop();
-    if let Some(bell) = used {
+pub(super) fn take_bell() -> io::Result<RawFd> {
+    let used = BELLS.iter().map(|place| place.swap(NO_BELL, SeqCst));
+    if let Some(bell) = used.into_iter().find(|bell| *bell != NO_BELL) {
         return Ok(bell);
     }
     // SAFETY: takes numbers only.
     checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Nobody waits for it any more. If there is no place left it stays open for nothing.
+pub(super) fn give_bell_back(bell: RawFd) {
+    let put = |place: &AtomicI32| {
+        place
+            .compare_exchange(NO_BELL, bell, SeqCst, SeqCst)
+            .is_ok()
+    };
+    let _found = BELLS.iter().any(put);
 }
 
 impl Epoll {
@@ -87,7 +103,8 @@ impl Epoll {
     /// From here on everything that happens to it is told under this key, beginning with what it is ready
     /// for now.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
-        let all = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
+        let all =
+            libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
         self.control(libc::EPOLL_CTL_ADD, fd.as_raw_fd(), all, key)?;
         self.len.fetch_add(1, Relaxed);
         Ok(())
@@ -122,9 +139,9 @@ impl Epoll {
         checked(unsafe { libc::epoll_ctl(self.raw(), what, fd, &mut event) }).map(drop)
     }
 
-    /// Tells what may be ready, and first waits until something is, for so long at most; `None`: for ever.
-    /// Also returns early when the bell was rung, and for no reason.
-    pub(crate) fn wait(&self, time: Option<Duration>, mut tell: impl FnMut(Ready)) {
+    /// Waits until something may be ready, for so long at most; `None`: for ever. Also returns early when the
+    /// bell was rung, and for no reason.
+    pub(crate) fn wait(&self, time: Option<Duration>) -> Events {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         // A millisecond that has begun is waited for.
         let limit = time.map_or(-1, |time| {
@@ -133,16 +150,31 @@ impl Epoll {
         let room = EVENTS as i32;
         // SAFETY: the kernel writes at most `EVENTS` of them.
         let found = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), room, limit) };
-        for event in events.iter().take(usize::try_from(found).unwrap_or(0)) {
+        let number = usize::try_from(found).unwrap_or(0);
+        Events { events, number }
+    }
+}
+
+/// What was found ready.
+pub(crate) struct Events {
+    events: [libc::epoll_event; EVENTS],
+    number: usize,
+}
+
+impl Events {
+    pub(crate) fn tell(&self, mut tell: impl FnMut(Ready)) {
+        for event in &self.events[..self.number] {
             let (key, flags) = (event.u64, event.events as i32);
             if key == BELL {
                 continue;
             }
             let over = flags & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
+            let odd = over || flags & (libc::EPOLLRDHUP | libc::EPOLLPRI) != 0;
             tell(Ready {
                 key,
-                read: over || flags & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI) != 0,
+                read: odd || flags & libc::EPOLLIN != 0,
                 write: over || flags & libc::EPOLLOUT != 0,
+                odd,
             });
         }
     }
@@ -151,10 +183,7 @@ impl Epoll {
 impl Drop for Epoll {
     fn drop(&mut self) {
         let _ = self.control(libc::EPOLL_CTL_DEL, self.bell, 0, 0);
-        BELLS
-            .lock()
-            .unwrap_or_else(|e| e.into_inner())
-            .push(self.bell);
+        give_bell_back(self.bell);
     }
 }
 
@@ -177,7 +206,9 @@ mod tests {
 
     fn all(epoll: &Epoll) -> Vec<Ready> {
         let mut all = Vec::new();
-        epoll.wait(Some(Duration::ZERO), |ready| all.push(ready));
+        epoll
+            .wait(Some(Duration::ZERO))
+            .tell(|ready| all.push(ready));
         all
     }
 
@@ -191,6 +222,7 @@ mod tests {
             key: 7,
             read: false,
             write: true,
+            odd: false,
         };
         assert_eq!(all(&epoll), [writable], "what it is ready for at first");
         assert_eq!(all(&epoll), []);
@@ -211,15 +243,15 @@ mod tests {
         let epoll = Epoll::new().unwrap();
         for _ in 0..3 {
             os::ring_eventfd(epoll.bell());
-            epoll.wait(None, |ready| panic!("{ready:?}"));
+            epoll.wait(None).tell(|ready| panic!("{ready:?}"));
         }
         std::thread::scope(|scope| {
-            scope.spawn(|| epoll.wait(None, |_| ()));
+            scope.spawn(|| epoll.wait(None).tell(|_| ()));
             std::thread::sleep(Duration::from_millis(5));
             os::ring_eventfd(epoll.bell());
         });
         let before = Instant::now();
-        epoll.wait(Some(Duration::from_millis(2)), |_| ());
+        epoll.wait(Some(Duration::from_millis(2))).tell(|_| ());
         assert!(before.elapsed() >= Duration::from_millis(2), "nobody rang");
     }
 

@@ -32,6 +32,20 @@ pub enum ParkReason {
     Receive = 9,
     /// Waits for one of [several things](mod@crate::select).
     Select = 10,
+    /// Waits for a [`Mutex`](crate::sync::Mutex) or an [`RwLock`](crate::sync::RwLock).
+    Lock = 16,
+    /// Waits for a [`Condvar`](crate::sync::Condvar) to be notified.
+    Condvar = 17,
+    /// Waits for permits of a [`Semaphore`](crate::sync::Semaphore).
+    Semaphore = 18,
+    /// Waits for an [`Event`](crate::sync::Event) or a [`Notify`](crate::sync::Notify).
+    Event = 19,
+    /// Waits for the others at a [`Barrier`](crate::sync::Barrier).
+    Barrier = 20,
+    /// Waits for somebody else's [initialization](crate::sync::Once).
+    Once = 21,
+    /// Waits for a [`WaitGroup`](crate::sync::WaitGroup).
+    WaitGroup = 22,
 }
 
 impl ParkReason {
@@ -47,6 +61,13 @@ impl ParkReason {
             8 => ParkReason::Send,
             9 => ParkReason::Receive,
             10 => ParkReason::Select,
+            16 => ParkReason::Lock,
+            17 => ParkReason::Condvar,
+            18 => ParkReason::Semaphore,
+            19 => ParkReason::Event,
+            20 => ParkReason::Barrier,
+            21 => ParkReason::Once,
+            22 => ParkReason::WaitGroup,
             _ => ParkReason::None,
         }
     }
@@ -66,6 +87,13 @@ impl std::fmt::Display for ParkReason {
             ParkReason::Send => "send",
             ParkReason::Receive => "receive",
             ParkReason::Select => "select",
+            ParkReason::Lock => "lock",
+            ParkReason::Condvar => "condvar",
+            ParkReason::Semaphore => "semaphore",
+            ParkReason::Event => "event",
+            ParkReason::Barrier => "barrier",
+            ParkReason::Once => "once",
+            ParkReason::WaitGroup => "wait_group",
         })
     }
 }

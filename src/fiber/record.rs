@@ -55,7 +55,8 @@ pub(crate) struct Record {
     pub(crate) join: AtomicUsize,
     /// References; zero while the record is free.
     refs: AtomicU32,
-    /// Must be run first by this worker.
+    /// Until it starts: the worker that must run it first. Then: who woke it last from another thread
+    /// (`sched/company.rs`).
     pub(crate) worker: AtomicU16,
     /// How much it computes between two parks; see `sched/class.rs`.
     pub(crate) heat: AtomicU8,
@@ -170,6 +171,7 @@ impl Record {
         unsafe { &*self.owner.load(Relaxed) }
     }
 
+    #[inline]
     pub(crate) fn id(&self) -> u64 {
         self.id.load(Relaxed)
     }

@@ -1,101 +1,174 @@
 //! What the reactor knows of one descriptor, and the one way to wait for it.
 //!
 //! A wait ends when the descriptor *may* be ready: whoever waits tries again and comes back if it was
-//! not. It ends with `TimedOut` at its deadline, and it does not return at all if the fiber was asked to
-//! end, or its time limit has passed: it unwinds. But whoever finds the descriptor ready at that moment is
-//! told so; what came in time is not lost (**R1**).
+//! not. It also ends at its deadline, and if the fiber was asked to end or its time limit has passed. Then, too,
+//! there is one more try: what came in time is not lost (**R1**).
 //!
 //! Plain threads wait in the kernel, for this one descriptor. Fibers park, and somebody who looks at all
-//! descriptors wakes them (`sched/io.rs`).
+//! descriptors wakes them (`sched/io.rs`); or they give what they want to do to a ring, and park until it is
+//! done (`sched/io/ring.rs`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
+use super::backoff::Backoff;
+use super::watched::pause;
 use crate::base::descriptor;
 pub(crate) use crate::base::descriptor::Interest;
+use crate::base::request::Request;
 use crate::park;
-use crate::sched::io::{self as sched, Ended};
+use crate::sched::io as sched;
+use crate::sched::io::ring;
+pub(crate) use crate::sched::io::{Ended, Seen};
 use crate::sched::wake::Waiter;
 
 /// What the reactor knows of one descriptor. It belongs to whoever owns the descriptor.
 #[derive(Debug)]
-pub(crate) struct Registration(sched::Registration);
+pub(crate) struct Registration {
+    known: sched::Registration,
+    /// What had been told before the last read, and one, if that has got all there was; or zero.
+    drained: AtomicU64,
+}
+
+/// How a wait for a request came to an end.
+#[must_use]
+#[derive(Debug)]
+pub(crate) enum Outcome<R> {
+    /// It was done; its answer.
+    Done(R),
+    /// It is to be tried, perhaps for the last time.
+    Ended(Ended),
+}
 
 impl Registration {
     /// Registers nothing; that is done by the first wait.
     pub(crate) const fn new() -> Self {
-        Registration(sched::Registration::new())
+        Registration {
+            known: sched::Registration::new(),
+            drained: AtomicU64::new(0),
+        }
     }
 
-    /// Returns when the descriptor may be ready, or with `TimedOut` at the deadline.
+    /// To be asked before a try.
+    #[inline]
+    pub(crate) fn seen(&self, interest: Interest) -> Seen {
+        self.known.seen(interest)
+    }
+
+    /// After a try that would have had to wait.
     pub(crate) fn wait(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
+        seen: Seen,
         deadline: Option<Instant>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Ended> {
         match park::current_fiber() {
-            Some(_) => wait_on_fiber(&self.0, fd, interest, deadline),
+            Some(_) if ring::is_used() => wait_by_ring(fd, interest, deadline),
+            // Then whoever waits looks again and again.
+            Some(_) => match self.known.wait(fd, interest, seen, deadline) {
+                Err(error) if descriptor::is_one_too_many(&error) => {
+                    pause(&mut Backoff::after(SOME), deadline)
+                }
+                ended => ended,
+            },
             None => wait_on_thread(fd, interest, deadline),
         }
     }
 
-    /// Has the waiter of the calling fiber called; false if something has happened already.
+    /// The same for a request, which may be done instead of only waited for.
+    pub(crate) fn perform(
+        &self,
+        fd: BorrowedFd<'_>,
+        request: &mut Request<'_, '_>,
+        seen: Seen,
+        deadline: Option<Instant>,
+    ) -> io::Result<Outcome<usize>> {
+        let interest = request.interest();
+        if park::current_fiber().is_some() && ring::is_used() {
+            return match ring::perform(fd, request, deadline)? {
+                ring::Outcome::Done(answer) => answer.map(Outcome::Done),
+                ring::Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
+                ring::Outcome::NotByRing => {
+                    wait_by_ring(fd, interest, deadline).map(Outcome::Ended)
+                }
+            };
+        }
+        self.wait(fd, interest, seen, deadline).map(Outcome::Ended)
+    }
+
+    /// Whether somebody calls who waits here: a fiber, and not one of a runtime that uses rings.
+    pub(crate) fn calls(&self) -> bool {
+        park::current_fiber().is_some() && !ring::is_used()
+    }
+
+    /// Has the waiter of the calling fiber called; false if something was told that it had not seen.
     pub(crate) fn enlist(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
+        seen: Seen,
         waiter: &Waiter,
     ) -> io::Result<bool> {
-        self.0.enlist(fd, interest, waiter)
+        self.known.enlist(fd, interest, seen, waiter)
     }
 
     /// Takes a waiter back; false if it was called, or is about to be.
     pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
-        self.0.withdraw(interest, waiter)
+        self.known.withdraw(interest, waiter)
     }
 
     /// To be called before the descriptor is closed, or leaves whoever owns this.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
-        self.0.forget(fd);
+        self.note_drained(None);
+        self.known.forget(fd);
+    }
+
+    /// Whoever has just read from a stream has got all there was, after this had been told; or perhaps not.
+    pub(crate) fn note_drained(&self, before: Option<Seen>) {
+        let told = before.map_or(0, |seen| u64::from(seen.told) + 1);
+        self.drained.store(told, Relaxed);
+    }
+
+    /// Whether a stream has nothing to read until something is told of it: then to try would be in vain.
+    pub(crate) fn drained(&self) -> Option<Seen> {
+        let told = self.drained.load(Relaxed).checked_sub(1)?;
+        self.known.is_quiet_since(told as u32)
     }
 }
+
+/// Failures in a row that a pause is as long as after (`backoff.rs`).
+const SOME: u32 = 3;
 
 fn wait_on_thread(
     fd: BorrowedFd<'_>,
     interest: Interest,
     deadline: Option<Instant>,
-) -> io::Result<()> {
+) -> io::Result<Ended> {
     let limit = park::limit_of_thread(deadline);
     let until = limit.or(deadline);
     loop {
         let left = until.map(|at| at.saturating_duration_since(Instant::now()));
         if descriptor::poll(fd, interest, left)? {
-            return Ok(());
+            return Ok(Ended::Ready);
         }
-        // Not before the look above, which did not wait (R1).
         if left.is_some_and(|left| left.is_zero()) {
-            if limit.is_some() {
-                park::unwind_cancelled();
-            }
-            return Err(io::ErrorKind::TimedOut.into());
+            let late = limit.map_or(Ended::TimedOut, |_| Ended::Cancelled);
+            return Ok(late);
         }
     }
 }
 
-fn wait_on_fiber(
-    known: &sched::Registration,
+fn wait_by_ring(
     fd: BorrowedFd<'_>,
     interest: Interest,
     deadline: Option<Instant>,
-) -> io::Result<()> {
-    let ended = known.wait(fd, interest, deadline)?;
-    if ended == Ended::Ready || descriptor::poll(fd, interest, Some(Duration::ZERO))? {
-        return Ok(()); // R1
-    }
-    match ended {
-        Ended::Cancelled => park::unwind_cancelled(),
-        _ => Err(io::ErrorKind::TimedOut.into()),
+) -> io::Result<Ended> {
+    match ring::perform(fd, &mut Request::Ready(interest), deadline)? {
+        ring::Outcome::Done(answer) => answer.map(|_| Ended::Ready),
+        ring::Outcome::Ended(ended) => Ok(ended),
+        ring::Outcome::NotByRing => Ok(Ended::Ready), // it never says so of a poll
     }
 }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use super::registration::Interest;
 use super::watched::{Patience, Watched};
 use crate::base::descriptor;
-use crate::park;
 use crate::sched::wake::Waiter;
 
 /// Anything with a descriptor that can be waited for.
@@ -173,30 +172,29 @@ impl<T: AsFd> Source<T> {
         descriptor::poll(self.as_fd(), way(to_write), Some(Duration::ZERO))
     }
 
-    /// Has the waiter called when it may be ready; false if it is. Nobody calls a plain thread: see `ask_again`.
+    /// Has the waiter called when it may be ready; false if it is. If nobody calls: see `ask_again`.
     pub(crate) fn enlist(&self, to_write: bool, waiter: &Waiter) -> io::Result<bool> {
-        if park::current_fiber().is_none() {
-            return Ok(!self.is_ready(to_write)?);
-        }
-        let registration = self.0.registration();
-        while !registration.enlist(self.as_fd(), way(to_write), waiter)? {
-            // Something has happened, but perhaps not now.
+        let (registration, way) = (self.0.registration(), way(to_write));
+        loop {
+            let seen = registration.seen(way);
             if self.is_ready(to_write)? {
                 return Ok(false);
             }
+            if !registration.calls() || registration.enlist(self.as_fd(), way, seen, waiter)? {
+                return Ok(true);
+            }
         }
-        Ok(true)
     }
 
     /// Takes a waiter back; false if it was called, or is about to be.
     pub(crate) fn withdraw(&self, to_write: bool, waiter: &Waiter) -> bool {
-        park::current_fiber().is_none() || self.0.registration().withdraw(way(to_write), waiter)
+        let registration = self.0.registration();
+        !registration.calls() || registration.withdraw(way(to_write), waiter)
     }
 
-    /// The first pause after which a plain thread asks again.
+    /// The first pause after which to ask again, where nobody calls.
     pub(crate) fn ask_again(&self) -> Option<Duration> {
-        let alone = park::current_fiber().is_none();
-        alone.then_some(Duration::from_millis(1))
+        (!self.0.registration().calls()).then_some(Duration::from_millis(1))
     }
 
     fn wait(&self, interest: Interest, patience: Patience) -> io::Result<()> {

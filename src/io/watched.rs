@@ -5,19 +5,32 @@
 //! 2. It is tried, by a call that does not wait.
 //! 3. If that would have had to wait, it is asked how patient the descriptor is; only now, as that may cost
 //!    system calls.
-//! 4. It waits and tries again, until it is done, or the deadline has passed and one more try failed.
+//! 4. It waits and tries again, until it is done, or the deadline has passed and one more try failed. Where
+//!    there is somebody who does what is asked when the time has come (a ring), the wait brings the answer.
 //!
-//! **R2** A try that transferred something is the last one: its result is returned, whatever happened
+//! **R2** A try, or a wait, that transferred something is the last one: its result is returned, whatever happened
 //! meanwhile. Requests to end and time limits are heard in step 1 and in the wait of step 4 only. So no
 //! byte is lost and none is sent twice.
+//!
+//! **R3** Of a TCP stream the kernel tells whatever comes after a read that found less than there was room for.
+//! So the next read can wait without a try that would be in vain, which is most of them where requests and
+//! answers alternate. An end, an error or an urgent byte may have been told before that read: then it is
+//! tried. Not for Unix streams, where a read ends at descriptors that were sent, nor for pipes, where it may
+//! end at a packet.
 //!
 //! The registration is told before the descriptor is closed or given away.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::registration::{Interest, Registration};
+use super::backoff::Backoff;
+use super::registration::{Ended, Interest, Outcome, Registration, Seen};
+use crate::base::address::Address;
+use crate::base::descriptor;
+use crate::base::request::Request;
+use crate::base::socket::Take;
 use crate::park;
 
 /// How long an operation may wait.
@@ -42,14 +55,58 @@ impl Patience {
 pub(crate) struct Watched<T: AsFd> {
     inner: Option<T>,
     registration: Registration,
+    /// What is known of how long it may wait: a bit for each way that does so for as long as it takes, or
+    /// [`LENT`].
+    patience: AtomicU8,
 }
+
+/// Others may have a handle of the same open file, and change its mode or its limits: nothing is known for good.
+const LENT: u8 = 1 << 7;
 
 impl<T: AsFd> Watched<T> {
     pub(crate) const fn new(inner: T) -> Self {
         Watched {
             inner: Some(inner),
             registration: Registration::new(),
+            patience: AtomicU8::new(LENT),
         }
+    }
+
+    /// Of a descriptor that nobody else has had so far.
+    pub(crate) const fn sole(inner: T) -> Self {
+        Watched {
+            inner: Some(inner),
+            registration: Registration::new(),
+            patience: AtomicU8::new(0),
+        }
+    }
+
+    /// For whoever may do with it what we do not see.
+    pub(crate) fn lend(&self) -> &T {
+        self.patience.store(LENT, Relaxed);
+        self.get()
+    }
+
+    /// How long it may wait, if that need not be asked each time.
+    fn known_patience(
+        &self,
+        interest: Interest,
+        ask: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        fd: BorrowedFd<'_>,
+    ) -> Patience {
+        let bit = 1 << interest as u8;
+        let known = self.patience.load(Relaxed);
+        if known & (bit | LENT) == bit {
+            return Patience::Forever;
+        }
+        let answer = ask(fd);
+        if answer == Patience::Forever && known & LENT == 0 {
+            // If it is lent in this moment it stays lent.
+            let _ = self
+                .patience
+                .compare_exchange(known, known | bit, Relaxed, Relaxed);
+        }
+        answer
     }
 
     pub(crate) fn get(&self) -> &T {
@@ -62,7 +119,7 @@ impl<T: AsFd> Watched<T> {
 
     /// Whoever gets this may put another descriptor there, so the old one is forgotten.
     pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.registration.forget(self.get().as_fd());
+        self.registration.forget(self.lend().as_fd());
         self.inner.as_mut().expect("it is taken out by value only")
     }
 
@@ -77,6 +134,7 @@ impl<T: AsFd> Watched<T> {
         Watched {
             inner: Some(f(inner)),
             registration: std::mem::replace(&mut self.registration, Registration::new()),
+            patience: AtomicU8::new(*self.patience.get_mut()),
         }
     }
 
@@ -87,8 +145,82 @@ impl<T: AsFd> Watched<T> {
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         attempt: impl FnMut(&T) -> io::Result<R>,
     ) -> io::Result<R> {
-        let wait = |fd: BorrowedFd<'_>, deadline| self.registration.wait(fd, interest, deadline);
-        self.run_with(patience, attempt, wait)
+        let mut attempt = attempt;
+        let wait = |_: &mut (), fd: BorrowedFd<'_>, seen, deadline| {
+            let ended = self.registration.wait(fd, interest, seen, deadline)?;
+            Ok(Outcome::Ended(ended))
+        };
+        let way = Way::Tried(interest);
+        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
+    }
+
+    /// Does what the request says, or somebody does it for us.
+    pub(crate) fn perform(
+        &self,
+        patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        request: Request<'_, '_>,
+    ) -> io::Result<usize> {
+        let attempt = |request: &mut Request<'_, '_>, inner: &T| request.attempt(inner.as_fd());
+        self.perform_by(Way::Tried(request.interest()), patience, request, attempt)
+    }
+
+    /// Reads from a stream of which all is told (R3).
+    pub(crate) fn read_stream(
+        &self,
+        patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        buffer: &mut [u8],
+    ) -> io::Result<usize> {
+        let (room, mut before) = (buffer.len(), None);
+        let attempt = |request: &mut Request<'_, '_>, inner: &T| {
+            before = Some(self.registration.seen(Interest::Read));
+            request.attempt(inner.as_fd())
+        };
+        let way = match self.registration.drained() {
+            Some(seen) => Way::Drained(seen),
+            None => Way::Tried(Interest::Read),
+        };
+        let request = Request::Receive(buffer, Take::Take);
+        let answer = self.perform_by(way, patience, request, attempt);
+        let is_drained = matches!(answer, Ok(length) if 0 < length && length < room);
+        self.registration
+            .note_drained(before.filter(|_| is_drained));
+        answer
+    }
+
+    fn perform_by<'a, 'parts>(
+        &self,
+        way: Way,
+        patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        mut request: Request<'a, 'parts>,
+        attempt: impl FnMut(&mut Request<'a, 'parts>, &T) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let interest = request.interest();
+        let patience = |fd: BorrowedFd<'_>| self.known_patience(interest, patience, fd);
+        let wait = |request: &mut Request<'a, 'parts>, fd: BorrowedFd<'_>, seen, deadline| {
+            self.registration.perform(fd, request, seen, deadline)
+        };
+        self.run_with(way, &mut request, patience, attempt, wait)
+    }
+
+    /// Accepts a connection by `attempt`, or somebody does it for us: then it is made of what was accepted.
+    pub(crate) fn accept<R>(
+        &self,
+        patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
+        attempt: impl Fn(&T) -> io::Result<R>,
+        make: impl Fn(OwnedFd, Address) -> io::Result<R>,
+    ) -> io::Result<R> {
+        let wait = |_: &mut (), fd: BorrowedFd<'_>, seen, deadline| {
+            let mut from = Address::room();
+            let request = &mut Request::Accept(&mut from);
+            match self.registration.perform(fd, request, seen, deadline)? {
+                Outcome::Done(accepted) => {
+                    make(descriptor::accepted(accepted), from).map(Outcome::Done)
+                }
+                Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
+            }
+        };
+        let way = Way::Tried(Interest::Read);
+        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
     }
 
     /// The same for what the kernel does not tell us about: looks again and again.
@@ -97,39 +229,103 @@ impl<T: AsFd> Watched<T> {
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         attempt: impl FnMut(&T) -> io::Result<R>,
     ) -> io::Result<R> {
-        let mut backoff = super::backoff::Backoff::new();
-        self.run_with(patience, attempt, |_, deadline| backoff.wait(deadline))
+        let mut attempt = attempt;
+        let mut backoff = Backoff::new();
+        let wait = |_: &mut (), _: BorrowedFd<'_>, _, deadline| {
+            let ended = pause(&mut backoff, deadline)?;
+            Ok(Outcome::Ended(ended))
+        };
+        let way = Way::Tried(Interest::Write);
+        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
     }
 
-    fn run_with<R>(
+    fn run_with<S, R>(
         &self,
+        way: Way,
+        state: &mut S,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
-        mut attempt: impl FnMut(&T) -> io::Result<R>,
-        mut wait: impl FnMut(BorrowedFd<'_>, Option<Instant>) -> io::Result<()>,
+        mut attempt: impl FnMut(&mut S, &T) -> io::Result<R>,
+        mut wait: impl FnMut(&mut S, BorrowedFd<'_>, Seen, Option<Instant>) -> io::Result<Outcome<R>>,
     ) -> io::Result<R> {
         park::charge_ahead();
         let inner = self.get();
-        let refused = match attempt(inner) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => error,
-            done => return done,
+        let (interest, mut seen) = match way {
+            Way::Drained(seen) => (Interest::Read, seen),
+            Way::Tried(interest) => {
+                let seen = self.registration.seen(interest);
+                match attempt(state, inner) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => (interest, seen),
+                    done => return done,
+                }
+            }
         };
         let fd = inner.as_fd();
         let deadline = match patience(fd) {
-            Patience::Never => return Err(refused),
+            Patience::Never => return attempt(state, inner),
             Patience::Until(at) => Some(at),
             Patience::Forever => None,
         };
+        let mut vain = Vain::new();
         loop {
-            let is_late = match wait(fd, deadline) {
-                Ok(()) => false,
-                Err(error) if error.kind() == io::ErrorKind::TimedOut => true,
-                Err(error) => return Err(error),
+            let ended = match wait(state, fd, seen, deadline)? {
+                Outcome::Done(answer) => return Ok(answer),
+                Outcome::Ended(ended) => ended,
             };
-            match attempt(inner) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !is_late => {}
-                done => return done,
+            seen = self.registration.seen(interest);
+            match (attempt(state, inner), ended) {
+                (Err(error), _) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+                (Err(error), Ended::Ready) if vain.again(deadline)? == Ended::TimedOut => {
+                    return Err(error);
+                }
+                (Err(_), Ended::Ready) => {}
+                (Err(error), Ended::TimedOut) => return Err(error),
+                (Err(_), Ended::Cancelled) => park::unwind_cancelled(),
+                (Ok(answer), _) => return Ok(answer),
             }
         }
+    }
+}
+
+/// What comes before the first wait.
+#[derive(Clone, Copy)]
+enum Way {
+    /// A try.
+    Tried(Interest),
+    /// Nothing: nothing has been told since a read that got all there was.
+    Drained(Seen),
+}
+
+pub(super) fn pause(backoff: &mut Backoff, deadline: Option<Instant>) -> io::Result<Ended> {
+    match backoff.wait(deadline) {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(Ended::TimedOut),
+        paused => paused.map(|()| Ended::Ready),
+    }
+}
+
+/// Waits that ended at once and for nothing, on a plain thread: the kernel has something to tell that this
+/// operation does not take, say, an error queue. Whoever tries again at once would do so for ever.
+struct Vain {
+    times: u32,
+    backoff: Backoff,
+}
+
+impl Vain {
+    /// So many may be chance: others were faster.
+    const FEW: u32 = 16;
+
+    fn new() -> Self {
+        Vain {
+            times: 0,
+            backoff: Backoff::new(),
+        }
+    }
+
+    fn again(&mut self, deadline: Option<Instant>) -> io::Result<Ended> {
+        self.times += 1;
+        if self.times > Self::FEW && park::current_fiber().is_none() {
+            return pause(&mut self.backoff, deadline);
+        }
+        Ok(Ended::Ready)
     }
 }
 

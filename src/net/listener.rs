@@ -11,11 +11,12 @@
 //! only he can mend; to return at once, as std, Go and Tokio do, where each user has to find out.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::base::address::Address;
 use crate::base::descriptor;
 use crate::io::backoff::Backoff;
 use crate::io::registration::Interest;
@@ -81,14 +82,19 @@ impl<T: AsFd> Listening<T> {
         Ok(())
     }
 
-    pub(super) fn accept<R>(&self, accept: impl Fn(&T) -> io::Result<R>) -> io::Result<R> {
-        let result = self.accept_once(&accept);
+    /// Accepts by this call, or makes what it returns of a descriptor that was accepted.
+    pub(super) fn accept<R>(
+        &self,
+        accept: impl Fn(&T) -> io::Result<R>,
+        make: impl Fn(OwnedFd, Address) -> io::Result<R>,
+    ) -> io::Result<R> {
+        let result = self.accept_once(&accept, &make);
         if !self.note_shortage(&result) || self.mode.is_nonblocking.load(Relaxed) {
             return result;
         }
         let failures = self.mode.shortages.fetch_add(1, Relaxed);
         Backoff::after(failures).wait(None)?;
-        let result = self.accept_once(&accept);
+        let result = self.accept_once(&accept, &make);
         self.note_shortage(&result);
         result
     }
@@ -102,7 +108,11 @@ impl<T: AsFd> Listening<T> {
         is_short
     }
 
-    fn accept_once<R>(&self, accept: &impl Fn(&T) -> io::Result<R>) -> io::Result<R> {
+    fn accept_once<R>(
+        &self,
+        accept: &impl Fn(&T) -> io::Result<R>,
+        make: &impl Fn(OwnedFd, Address) -> io::Result<R>,
+    ) -> io::Result<R> {
         let mode = &*self.mode;
         let has_guest = |socket: &T| {
             let now = Some(Duration::ZERO);
@@ -125,6 +135,6 @@ impl<T: AsFd> Listening<T> {
             true => Patience::Never,
             false => Patience::Forever,
         };
-        self.socket.run(Interest::Read, patience, attempt)
+        self.socket.accept(patience, attempt, make)
     }
 }

@@ -1,15 +1,17 @@
 //! What all sockets have in common.
 //!
 //! Time limits and the non-blocking mode of a socket are kept by the kernel, where std keeps them, and
-//! asked for when somebody would have to wait, and only then. Rejected: a copy of them in the socket
-//! of ours, which saves two short system calls a wait (0.13 and 0.25 µs, measured), but of which clones and
-//! sockets that std has had before know nothing.
+//! asked for when somebody would have to wait, and only then. That takes two short system calls (0.13 and
+//! 0.25 µs, measured); the answer is remembered for sockets that we made and of which nobody else has
+//! had a handle: no clone, no descriptor, no setting of a limit. Clones and sockets that std has had are asked
+//! about each time, since others may set what they like.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::base::address::Address;
 use crate::base::descriptor;
+use crate::base::request::Request;
 use crate::base::socket::{self, Take};
 use crate::io::registration::Interest;
 use crate::io::watched::{Patience, Watched};
@@ -39,16 +41,24 @@ pub(super) fn receive<T: AsFd>(
     buffer: &mut [u8],
     take: Take,
 ) -> io::Result<usize> {
-    let attempt = |socket: &T| socket::receive(socket.as_fd(), buffer, take);
-    socket.run(Interest::Read, to_read, attempt)
+    socket.perform(to_read, Request::Receive(buffer, take))
+}
+
+/// From a stream.
+pub(super) fn read<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
+    receive(socket, buffer, Take::Take)
+}
+
+/// From a stream of which the kernel tells all (R3).
+pub(super) fn read_told<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
+    socket.read_stream(to_read, buffer)
 }
 
 pub(super) fn receive_vectored<T: AsFd>(
     socket: &Watched<T>,
     buffers: &mut [IoSliceMut<'_>],
 ) -> io::Result<usize> {
-    let attempt = |socket: &T| socket::receive_vectored(socket.as_fd(), buffers);
-    socket.run(Interest::Read, to_read, attempt)
+    socket.perform(to_read, Request::ReceiveParts(buffers))
 }
 
 pub(super) fn receive_from<T: AsFd>(
@@ -56,31 +66,43 @@ pub(super) fn receive_from<T: AsFd>(
     buffer: &mut [u8],
     take: Take,
 ) -> io::Result<(usize, Address)> {
-    let attempt = |socket: &T| socket::receive_from(socket.as_fd(), buffer, take);
-    socket.run(Interest::Read, to_read, attempt)
+    let mut from = Address::room();
+    let length = socket.perform(to_read, Request::ReceiveFrom(buffer, take, &mut from))?;
+    Ok((length, from))
 }
 
 pub(super) fn send<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
-    let attempt = |socket: &T| socket::send(socket.as_fd(), bytes);
-    socket.run(Interest::Write, to_write, attempt)
+    socket.perform(to_write, Request::Send(bytes))
+}
+
+/// As one datagram.
+pub(super) fn send_whole<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
+    socket.perform(to_write, Request::SendWhole(bytes))
+}
+
+pub(super) fn send_to<T: AsFd>(
+    socket: &Watched<T>,
+    bytes: &[u8],
+    to: &Address,
+) -> io::Result<usize> {
+    socket.perform(to_write, Request::SendTo(bytes, to))
 }
 
 pub(super) fn send_vectored<T: AsFd>(
     socket: &Watched<T>,
     buffers: &[IoSlice<'_>],
 ) -> io::Result<usize> {
-    let attempt = |socket: &T| socket::send_vectored(socket.as_fd(), buffers);
-    socket.run(Interest::Write, to_write, attempt)
+    socket.perform(to_write, Request::SendParts(buffers))
 }
 
 /// A stream that is being connected, which does not wait so far.
 pub(super) fn unconnected(to: &Address) -> io::Result<Watched<OwnedFd>> {
-    socket::stream_for(to).map(Watched::new)
+    socket::stream_for(to).map(Watched::sole)
 }
 
-/// Conversions from and to std's type, and to descriptors.
+/// Conversions from and to std's type, and to descriptors, which `$lent` lends.
 macro_rules! in_company {
-    ($ours:ident, $std:ty) => {
+    ($ours:ident, $std:ty, $lent:ident) => {
         impl From<$ours> for $std {
             fn from(socket: $ours) -> Self {
                 socket.into_std()
@@ -101,13 +123,13 @@ macro_rules! in_company {
 
         impl AsFd for $ours {
             fn as_fd(&self) -> BorrowedFd<'_> {
-                self.std().as_fd()
+                self.$lent().as_fd()
             }
         }
 
         impl AsRawFd for $ours {
             fn as_raw_fd(&self) -> RawFd {
-                self.std().as_raw_fd()
+                self.$lent().as_raw_fd()
             }
         }
 
@@ -133,6 +155,10 @@ macro_rules! transfers {
                 self.0.get()
             }
 
+            fn lent(&self) -> &$std {
+                self.0.lend()
+            }
+
             /// The socket as std knows it: whoever waits there blocks the thread.
             pub fn into_std(self) -> $std {
                 self.0.into_inner()
@@ -140,21 +166,21 @@ macro_rules! transfers {
 
             /// Another handle of the same socket: all that one does or sets is done and set for both.
             pub fn try_clone(&self) -> io::Result<Self> {
-                self.std().try_clone().map(Self::from)
+                self.0.lend().try_clone().map(Self::from)
             }
 
             /// How long those may wait who read from here on; then they get
             /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
             /// an error.
             pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-                self.std().set_read_timeout(timeout)
+                self.0.lend().set_read_timeout(timeout)
             }
 
             /// How long those may wait who write from here on; then they get
             /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
             /// an error.
             pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-                self.std().set_write_timeout(timeout)
+                self.0.lend().set_write_timeout(timeout)
             }
 
             /// What was set by [`set_read_timeout`](Self::set_read_timeout), rounded up by the kernel.
@@ -170,7 +196,7 @@ macro_rules! transfers {
             /// Whether operations return [`WouldBlock`](io::ErrorKind::WouldBlock) where they would have
             /// to wait. They are charged to the fiber's budget all the same.
             pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-                self.std().set_nonblocking(nonblocking)
+                self.0.lend().set_nonblocking(nonblocking)
             }
 
             /// The error that is waiting to be told, which is then told.
@@ -185,16 +211,23 @@ macro_rules! transfers {
             }
         }
 
-        in_company!($ours, $std);
+        in_company!($ours, $std, lent);
     };
 }
 
 /// Streams are read and written, by reference too.
 macro_rules! streams {
-    ($ours:ident) => {
+    ($ours:ident, $std:ty, $read:path) => {
+        impl $ours {
+            /// Of a socket that nobody else has had so far.
+            fn sole(socket: $std) -> Self {
+                $ours(Watched::sole(socket))
+            }
+        }
+
         impl Read for &$ours {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-                shared::receive(&self.0, buffer, Take::Take)
+                $read(&self.0, buffer)
             }
 
             fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {

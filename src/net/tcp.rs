@@ -11,6 +11,7 @@ use super::ToSocketAddrs;
 use super::listener::Listening;
 use super::lookup;
 use super::shared;
+use crate::base::address::Address;
 use crate::base::socket::{self, Take};
 use crate::io::registration::Interest;
 use crate::io::watched::{Patience, Watched};
@@ -126,7 +127,7 @@ impl TcpStream {
 }
 
 transfers!(TcpStream, net::TcpStream);
-streams!(TcpStream);
+streams!(TcpStream, net::TcpStream, shared::read_told);
 
 /// The socket does not wait while it connects, and is as std's from then on.
 fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
@@ -135,7 +136,7 @@ fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
     let attempt = |socket: &OwnedFd| socket::connect(socket.as_fd(), &address);
     socket.run(Interest::Write, |_| patience, attempt)?;
     let stream = TcpStream(socket.map(net::TcpStream::from));
-    stream.set_nonblocking(false)?;
+    stream.std().set_nonblocking(false)?;
     Ok(stream)
 }
 
@@ -166,8 +167,9 @@ impl TcpListener {
     /// for 1 ms, and twice as long after each such failure in a row, up to 100 ms, and tries once more before it
     /// returns the error: a loop that simply goes on does not spin. Not so in non-blocking mode.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let (stream, from) = self.0.accept(net::TcpListener::accept)?;
-        Ok((stream.into(), from))
+        let make = |fd, from: Address| Ok((net::TcpStream::from(fd), from.to_inet()?));
+        let (stream, from) = self.0.accept(net::TcpListener::accept, make)?;
+        Ok((TcpStream::sole(stream), from))
     }
 
     /// One connection after the other, for ever; errors are handed out and do not end it.
@@ -225,7 +227,7 @@ impl From<net::TcpListener> for TcpListener {
     }
 }
 
-in_company!(TcpListener, net::TcpListener);
+in_company!(TcpListener, net::TcpListener, std);
 
 /// The connections of a [`TcpListener`]; see [`incoming`](TcpListener::incoming).
 ///

@@ -9,8 +9,7 @@ use std::time::Duration;
 use super::ToSocketAddrs;
 use super::lookup;
 use super::shared;
-use crate::base::socket::{self, Take};
-use crate::io::registration::Interest;
+use crate::base::socket::Take;
 use crate::io::watched::Watched;
 
 /// A UDP socket. [`std::net::UdpSocket`] in all but what its waits block.
@@ -65,8 +64,7 @@ impl UdpSocket {
         let first = addr.to_socket_addrs()?.next();
         let none = || lookup::no_address("there is no address to send to");
         let address = first.ok_or_else(none)?.into();
-        let attempt = |socket: &net::UdpSocket| socket::send_to(socket.as_fd(), buf, &address);
-        self.0.run(Interest::Write, shared::to_write, attempt)
+        shared::send_to(&self.0, buf, &address)
     }
 
     /// Waits for a datagram from the [connected](Self::connect) address. What does not fit into the buffer is
@@ -82,7 +80,7 @@ impl UdpSocket {
 
     /// Sends a datagram to the [connected](Self::connect) address.
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
-        shared::send(&self.0, buf)
+        shared::send_whole(&self.0, buf)
     }
 
     as_in_std! {

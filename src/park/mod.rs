@@ -155,6 +155,17 @@ pub(crate) fn charge_ahead() {
     }
 }
 
+/// The same, for whoever wants to know who pays.
+#[inline]
+pub(crate) fn charge_caller() -> Option<FiberRef> {
+    block::charge_caller()
+}
+
+/// Whether the caller, which is unwinding, was told to end, or its time is over.
+pub(crate) fn unwinds_as_told() -> bool {
+    block::unwinds_as_told()
+}
+
 /// The time limit that ends a call with this deadline, if the calling plain thread has one that comes
 /// first: whoever blocks in the kernel has to unwind then.
 pub(crate) fn limit_of_thread(deadline: Option<Instant>) -> Option<Instant> {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::fork;
+use crate::driver::uring;
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
-use crate::runtime::config::{self, Asked, Environment, MOST_WORKERS, Rounding};
+use crate::runtime::config::{self, Asked, Environment, Io, MOST_WORKERS, Rounding};
 use crate::runtime::{Runtime, cpus};
 use crate::sched::overrun::desk::Listener;
 use crate::sched::overrun::report::Overrun;
@@ -44,6 +45,7 @@ pub struct Builder {
     preempt_signal: Option<i32>,
     log_overruns: Option<bool>,
     on_overrun: Vec<Listener>,
+    io: Option<Io>,
     idle_spin: Option<Duration>,
     shutdown_timeout: Option<Duration>,
     timer_resolution: Option<Duration>,
@@ -277,6 +279,24 @@ impl Builder {
         self
     }
 
+    /// How fibers wait for descriptors: see [`Io`]. Variable: `INDENT_IO`.
+    ///
+    /// ```
+    /// use indent::runtime::{Builder, Io};
+    /// use indent::StartError;
+    ///
+    /// match Builder::new().io(Io::Uring).build() {
+    ///     Ok(rt) => assert_eq!(rt.metrics().io_sockets.to_string(), "uring"),
+    ///     Err(StartError::NoUring { source, .. }) => println!("not here: {source}"),
+    ///     Err(other) => return Err(other),
+    /// }
+    /// # Ok::<(), StartError>(())
+    /// ```
+    pub fn io(mut self, io: Io) -> Self {
+        self.io = Some(io);
+        self
+    }
+
     /// How long a worker without work looks on before it sleeps. Waking a sleeping one takes some
     /// microseconds and a system call; spinning takes a CPU from everybody else.
     ///
@@ -458,6 +478,7 @@ impl Builder {
             (Some(threads), _) => threads.value,
             (None, _) => config::MAX_CARRIERS.preset::<usize>().max(2 * most_workers),
         };
+        let asked_io = config::IO.asked(self.io, env)?;
         let compute_threads = config::COMPUTE_THREADS.asked(self.compute_threads, env)?;
         let stack_size = config::STACK_SIZE.value(self.stack_size, env)?;
         let plain = || config::PLAIN_NAME.to_owned();
@@ -485,6 +506,8 @@ impl Builder {
             preempt_signal: config::PREEMPT_SIGNAL.value(self.preempt_signal, env)?,
             log_overruns: config::LOG_OVERRUNS.value(self.log_overruns, env)?,
             on_overrun: self.on_overrun,
+            ring: uses_ring(asked_io.as_ref())?,
+            may_ring: asked_io.is_none_or(|asked| asked.value != Io::Epoll),
             idle_spin: config::IDLE_SPIN.value(self.idle_spin, env)?,
             shutdown_timeout: config::SHUTDOWN_TIMEOUT.value(self.shutdown_timeout, env)?,
             timer_resolution: config::TIMER_RESOLUTION.value(self.timer_resolution, env)?,
@@ -494,6 +517,20 @@ impl Builder {
             on_start: self.on_start,
             on_stop: self.on_stop,
         })
+    }
+}
+
+/// Whether fibers wait by rings. An error if somebody asked for that, and it cannot be.
+fn uses_ring(asked: Option<&Asked<Io>>) -> Result<bool, StartError> {
+    let Some(asked) = asked.filter(|asked| asked.value == Io::Uring) else {
+        return Ok(false);
+    };
+    match uring::refusal() {
+        None => Ok(true),
+        Some(source) => Err(StartError::NoUring {
+            setting: asked.name,
+            source,
+        }),
     }
 }
 
@@ -522,6 +559,7 @@ impl fmt::Debug for Builder {
             .field("preempt_quantum", &self.preempt_quantum)
             .field("preempt_signal", &self.preempt_signal)
             .field("log_overruns", &self.log_overruns)
+            .field("io", &self.io)
             .field("idle_spin", &self.idle_spin)
             .field("shutdown_timeout", &self.shutdown_timeout)
             .field("timer_resolution", &self.timer_resolution)

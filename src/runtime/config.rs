@@ -61,6 +61,28 @@ pub enum Rounding {
     Down,
 }
 
+/// How fibers wait for descriptors.
+///
+/// ```
+/// use indent::runtime::{Builder, Io, IoDriver};
+///
+/// let rt = Builder::new().io(Io::Epoll).build()?;
+/// assert_eq!(rt.metrics().io_sockets, IoDriver::Epoll);
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Io {
+    /// Sockets, pipes and whatever else can be polled by epoll, whose wake-ups depend on no thread of ours;
+    /// files by io_uring where the system allows it, else by threads that may block.
+    #[default]
+    Auto,
+    /// All by io_uring. An error at start where the system does not allow it. What a thread has submitted is
+    /// completed by that thread: while it sleeps in the kernel uninterruptibly, others may wait for it.
+    Uring,
+    /// All that can be polled by epoll, files by threads that may block; io_uring is not touched.
+    Epoll,
+}
+
 /// One setting.
 pub(super) struct Setting {
     /// The method of `Builder`.
@@ -177,6 +199,14 @@ settings![
         preset: Preset::Value(false as u64),
         kind: Kind::Word(&["0", "1"]),
         meaning: "fibers that run for longer than the quantum are named on standard error",
+    },
+    IO = Setting {
+        method: "io",
+        variable: Some("INDENT_IO"),
+        preset: Preset::Value(Io::Auto as u64),
+        kind: Kind::Word(&["auto", "uring", "epoll"]),
+        meaning: "how fibers wait for descriptors: auto is epoll for sockets, and io_uring for files \
+                  where that is allowed; uring is an error where it is not",
     },
     IDLE_SPIN = Setting {
         method: "idle_spin",

@@ -1,5 +1,6 @@
 //! What a runtime has done, in numbers.
 
+use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -108,11 +109,50 @@ pub struct Metrics {
     /// Fibers that may not leave their thread and waited for it for 50 ms and more because another
     /// fiber ran there.
     pub bound_waiting: u64,
+    /// What fibers wait by for sockets, pipes, and whatever else can be polled.
+    pub io_sockets: IoDriver,
+    /// What file operations would be done by. There are none in this crate so far: files are read and written
+    /// inside [`blocking`](crate::runtime::blocking).
+    pub io_files: IoDriver,
+    /// Operations that were given to io_uring and are not over.
+    pub io_operations: usize,
     /// Threads of all runtimes of the process that run fibers.
     pub process_carriers: usize,
     /// How long parked fibers waited from the moment they were made runnable until they ran, of one
     /// wake in 64 of each fiber.
     pub wake_to_run: Histogram,
+}
+
+/// What brings about an end of a wait for a descriptor.
+///
+/// ```
+/// use indent::runtime::{Builder, Io};
+///
+/// let rt = Builder::new().io(Io::Epoll).build()?;
+/// let metrics = rt.metrics();
+/// assert_eq!(metrics.io_sockets.to_string(), "epoll");
+/// assert_eq!(metrics.io_files.to_string(), "blocking pool");
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IoDriver {
+    /// io_uring: the kernel does what is asked, and says when it is done.
+    Uring,
+    /// epoll: the kernel says when something can be done.
+    Epoll,
+    /// Threads that may block, those of [`blocking`](crate::runtime::blocking).
+    BlockingPool,
+}
+
+impl fmt::Display for IoDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            IoDriver::Uring => "uring",
+            IoDriver::Epoll => "epoll",
+            IoDriver::BlockingPool => "blocking pool",
+        })
+    }
 }
 
 /// Numbers of one worker.
@@ -162,6 +202,8 @@ pub struct WorkerMetrics {
     pub moves: u64,
     /// Started fibers that came to it from another thread.
     pub adopted: u64,
+    /// Those of them that came because they and a fiber of its kept waking each other.
+    pub pulled: u64,
     /// Times one of its fibers parked or yielded that shares its thread with nobody.
     pub alone_parks: u64,
     /// Times its queue was full and half went to the shared one.
@@ -189,6 +231,7 @@ impl WorkerMetrics {
             sleeps: counters.sleeps.get(),
             moves: counters.moves.get(),
             adopted: counters.adopted.get(),
+            pulled: counters.pulled.get(),
             alone_parks: counters.alone_parks.get(),
             overflows: counters.overflows.get(),
         }
@@ -251,6 +294,15 @@ impl Metrics {
             reports_lost: shared.reports.lost.load(Relaxed),
             eintr: os::interrupted_calls(),
             bound_waiting: shared.bound_waiting.load(Relaxed),
+            io_sockets: match shared.settings.ring {
+                true => IoDriver::Uring,
+                false => IoDriver::Epoll,
+            },
+            io_files: match shared.may_ring() {
+                true => IoDriver::Uring,
+                false => IoDriver::BlockingPool,
+            },
+            io_operations: shared.operations(),
             process_carriers: crate::sched::start::process_carriers(),
             wake_to_run: Histogram::wake_to_run(shared),
         }

@@ -40,9 +40,9 @@ mod preemptible;
 mod unstoppable;
 
 pub use builder::Builder;
-pub use config::Rounding;
+pub use config::{Io, Rounding};
 pub use histogram::Histogram;
-pub use metrics::{Metrics, WorkerMetrics};
+pub use metrics::{IoDriver, Metrics, WorkerMetrics};
 
 pub use self::preemptible::preemptible;
 pub use self::unstoppable::no_preempt;

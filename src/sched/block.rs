@@ -149,6 +149,9 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
             }
             if !gone {
                 carrier.shared().fire_all(); // perhaps nobody else is there to do it
+                if let Some(worker) = token.holds() {
+                    carrier.shared().poll_io(worker);
+                }
             }
         }
     }
@@ -193,24 +196,53 @@ fn leave(here: &Here, back: Back) {
 }
 
 /// The one place where operations that could block are charged: a fiber whose operations all
-/// succeed at once gives way when its budget is used up; true if it did.
+/// succeed at once gives way when its budget is used up, or somebody wants it to; true if it did. Better here
+/// than where it is frozen a moment later.
 #[inline]
 pub(crate) fn charge() -> bool {
-    let Some(here) = context::here() else {
-        return false;
-    };
+    context::here().is_some_and(|here| charge_here(&here))
+}
+
+/// Charges an operation before it is tried: a fiber that gave way and was asked to end unwinds. Who the
+/// caller is, since that had to be found out.
+#[inline]
+pub(crate) fn charge_caller() -> Option<FiberRef> {
+    let here = context::here()?;
+    let fiber = here.fiber;
+    if charge_here(&here) {
+        unwind_if_cancelled();
+    }
+    Some(fiber)
+}
+
+#[inline]
+fn charge_here(here: &Here) -> bool {
     let Some(token) = here.enter() else {
         return false;
     };
     let budget = &token.carrier().budget;
     let left = budget.get();
-    if left > 0 {
+    if left > 0 && !token.carrier().is_asked() {
         budget.set(left - 1);
         return false;
     }
-    token.worker().counters.budget_exhausted.add(1);
+    gives_way(here, token, left)
+}
+
+/// The budget is used up, or somebody asks for something; the next dispatch brings a new budget. Apart, so that
+/// what is charged stays short.
+#[cold]
+#[inline(never)]
+fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
+    let carrier = token.carrier();
+    if left == 0 {
+        token.worker().counters.budget_exhausted.add(1);
+    } else if here.fiber.is_unstoppable() || !carrier.takes_request() {
+        carrier.budget.set(left - 1);
+        return false;
+    }
     drop(token);
-    leave(&here, Back::Yielded); // the next dispatch brings a new budget
+    leave(here, Back::Yielded);
     true
 }
 
@@ -287,6 +319,16 @@ fn unwind_if_allowed(here: &Here) {
 
 fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
     token.carrier().shared().gate.enter(&fiber.gate_pass) != Entry::Full
+}
+
+/// Whether the caller, which is unwinding, does so because it was told to end, or because its time is
+/// over: it has a place at the gate then (a plain thread has no gate). It left at a call that blocks, in
+/// between two steps of its own, not in the middle of one.
+pub(crate) fn unwinds_as_told() -> bool {
+    match context::current_fiber() {
+        Some(fiber) => fiber.gate_pass.load(Relaxed),
+        None => limit::has_passed(None),
+    }
 }
 
 /// Leaves the fiber by unwinding: destructors run, no message is printed.

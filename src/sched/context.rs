@@ -186,7 +186,7 @@ impl Here {
     pub(crate) fn passes_checkpoint(&self) -> bool {
         let ice = &self.carrier().ice;
         ice.checkpoints.set(ice.checkpoints.get().wrapping_add(1));
-        ice.request.load(Relaxed) != 0 && self.carrier().takes_request()
+        self.carrier().is_asked() && self.carrier().takes_request()
     }
 
     /// Enters the runtime and, if the carrier's worker was taken, waits for another.
@@ -371,6 +371,7 @@ impl Entered {
 }
 
 impl Drop for Entered {
+    #[inline]
     fn drop(&mut self) {
         self.carrier().leave();
     }

@@ -8,7 +8,6 @@
 //! owed, whatever the others hold. A worker in excess looks no further: it retires.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use crate::base::arch;
 use crate::fiber::{FiberRef, switch};
@@ -139,7 +138,8 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
         return Next::Run(fiber);
     }
-    if looks_at_io(token)
+    if !token.local().looked
+        && looks_at_io(token)
         && let Some(fiber) = lifo(token).or_else(|| in_turn(token))
     {
         return Next::Run(fiber);
@@ -167,7 +167,7 @@ fn looks_at_io(token: &mut Entered) -> bool {
         return false;
     }
     shared.disarm_io(worker);
-    shared.poll_io(worker, Some(Duration::ZERO));
+    shared.poll_io(worker);
     collect(token);
     true
 }

@@ -261,14 +261,20 @@ impl Carrier {
         now.saturating_sub(ice.known_at.get()) < TICK.as_nanos() as u64
     }
 
-    /// Own thread, in a fiber that may yield: takes a request for this dispatch.
+    /// Own thread: somebody wants something of this carrier, or wanted it of an earlier dispatch.
+    #[inline]
+    pub(crate) fn is_asked(&self) -> bool {
+        self.ice.request.load(Relaxed) != 0
+    }
+
+    /// Own thread, in a fiber that may yield: takes a request that it does so in this dispatch. Others stay.
     #[cold]
     pub(crate) fn takes_request(&self) -> bool {
-        let request = self.ice.request.swap(0, SeqCst);
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
-        stamp == request
+        let taken = (self.ice.request).compare_exchange(stamp, 0, SeqCst, SeqCst);
+        taken.is_ok()
     }
 
     /// Whether the freeze is put off once more: a lock of the allocator may be held.

@@ -10,27 +10,35 @@
 //! Whoever finds something ready wakes who waits for it, by the same ways as any other waker: so a fiber that
 //! should not have to wait presses (`press.rs`).
 //!
-//! A *source* is what is known of one descriptor: for each way, reading and writing, whether something has
-//! happened that nobody has used yet, and who waits.
+//! A *source* is what is known of one descriptor: for each way, reading and writing, how often something was
+//! told of it, and who waits.
 //!
-//! **I23** *No event is lost.* The kernel tells each change once, after the call that found it. Whoever waits
-//! has made a call that would have blocked, then, under the lock of the way, either uses up an event or puts
-//! himself on the list. An event that came before that is noted (and at worst ends one wait for nothing); one that
-//! comes after finds him on the list. **I24** *A waiter is called once, or withdraws.* Both take it off the
+//! **I23** *No event is lost.* The kernel tells each change once. Whoever waits has looked at the count, then made
+//! a call that would have blocked, then, under the lock of the way, looked again: if it is the same he puts
+//! himself on the list, else he tries again. What came after the first look has changed the count, or finds him on
+//! the list. That holds for each of several who wait: nobody uses up what another one needs. **I24** *A waiter is called once, or withdraws.* Both take it off the
 //! list under the lock; who takes it off to call it has the mark up until it is called (S6).
+//!
+//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below), and has no sets.
 //!
 //! Sources are never freed, and used again under another *generation*: events of a descriptor that was closed
 //! meanwhile mean nobody.
 
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, OnceLock, Weak};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use crate::base::descriptor::Interest;
-use crate::base::loom::{Mutex, MutexGuard, lock};
-use crate::driver::epoll::{Epoll, Ready};
+use crate::base::fork;
+use crate::base::loom::{Mutex, lock};
+use crate::driver::epoll::{Epoll, Events, Ready};
+use crate::driver::uring::Uring;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::context;
@@ -38,6 +46,7 @@ use crate::sched::wake::Waiter;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, block};
 
+pub(crate) mod ring;
 pub(crate) mod watch;
 
 /// How a wait ended.
@@ -51,12 +60,18 @@ pub(crate) enum Ended {
     Cancelled,
 }
 
-/// One way of a descriptor.
+/// What had been told of one way of a descriptor at some moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// As in [`Registration`].
+    key: u64,
+    pub(crate) told: u32,
+}
+
+/// Who waits for one way of a descriptor.
 #[derive(Default)]
 struct Way {
-    /// Something has happened since somebody last waited.
-    happened: bool,
-    /// Who waits: mostly one.
+    /// Mostly one.
     first: Option<usize>,
     others: Vec<usize>,
 }
@@ -87,53 +102,91 @@ struct Source {
     /// In whose set it is, while it is in one.
     place: Mutex<Option<Place>>,
     ways: [Mutex<Way>; 2],
+    /// How often something was told of each way. Counted under its lock.
+    told: [AtomicU32; 2],
+    /// It has an end, an error or an urgent byte to tell, or had.
+    odd: AtomicBool,
 }
 
 /// The set of a worker.
 struct Place {
     runtime: Weak<Shared>,
     worker: usize,
+    /// Another number for the same open file, if the descriptor itself is there under another key: somebody
+    /// else waits for it, too, with a registration of its own.
+    twin: Option<OwnedFd>,
+    /// How often in a row it was waited for from another worker.
+    strangers: u32,
 }
 
+/// So often, and the descriptor goes where it is waited for: else two workers wake for each event.
+const STRANGERS: u32 = 8;
+
 impl Place {
+    fn new(shared: &Shared, worker: usize, fd: BorrowedFd<'_>, key: u64) -> io::Result<Self> {
+        let set = shared.set_of(worker)?;
+        let twin = match set.add(fd, key) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                let twin = fd.try_clone_to_owned()?;
+                set.add(twin.as_fd(), key)?;
+                Some(twin)
+            }
+            added => added.map(|()| None)?,
+        };
+        Ok(Place {
+            runtime: Arc::downgrade(&shared.arc()),
+            worker,
+            twin,
+            strangers: 0,
+        })
+    }
+
+    /// Whether it is a good place for whoever waits on this worker. One of another runtime is not: that may
+    /// come to an end, or have something else to do.
+    fn suits(&mut self, shared: &Shared, worker: usize) -> bool {
+        let is_here = self.worker == worker;
+        self.strangers = if is_here { 0 } else { self.strangers + 1 };
+        ptr::eq(self.runtime.as_ptr(), shared) && self.strangers < STRANGERS
+    }
+
     fn remove(self, fd: BorrowedFd<'_>) -> Option<Arc<Shared>> {
         let runtime = self.runtime.upgrade()?;
         if let Some(io) = runtime.workers[self.worker].io.get() {
-            io.remove(fd);
+            io.remove(self.twin.as_ref().map_or(fd, |twin| twin.as_fd()));
         }
         Some(runtime)
     }
 }
 
-const CHUNKS: usize = 26;
-const FIRST: usize = 64;
-/// Chunk n holds `FIRST << n` of them.
+const CHUNKS: usize = 4096;
+const CHUNK: usize = 1024;
 static SOURCES: [OnceLock<Box<[Source]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
-static FREE: OnceLock<Mutex<Free>> = OnceLock::new();
+/// Made when it is first used: a model's mutex has no constant constructor.
+static FREE: LazyLock<Mutex<Free>> = LazyLock::new(|| {
+    Mutex::new(Free {
+        list: Vec::new(),
+        used: 0,
+    })
+});
 
-#[derive(Default)]
 struct Free {
     list: Vec<u32>,
     used: u32,
 }
 
-/// With the mark up.
-fn free() -> MutexGuard<'static, Free> {
-    lock(FREE.get_or_init(Mutex::default))
-}
-
 fn source(index: u32) -> &'static Source {
-    let at = index as usize + FIRST;
-    let chunk = at.ilog2() - FIRST.ilog2();
-    let size = FIRST << chunk;
-    let sources = SOURCES[chunk as usize]
-        .get_or_init(|| std::iter::repeat_with(Source::default).take(size).collect());
-    &sources[at - size]
+    let index = index as usize;
+    let make = || {
+        std::iter::repeat_with(Source::default)
+            .take(CHUNK)
+            .collect()
+    };
+    &SOURCES[index / CHUNK].get_or_init(make)[index % CHUNK]
 }
 
 /// The key of a source nobody used yet, or not any more. With the mark up.
 fn take_source() -> u64 {
-    let mut free = free();
+    let mut free = lock(&FREE);
     let index = free.list.pop().unwrap_or_else(|| {
         free.used += 1;
         free.used - 1
@@ -156,15 +209,28 @@ impl Registration {
         }
     }
 
-    /// Parks the calling fiber until the descriptor may be ready. It may return for no reason.
+    /// What has been told so far. To be asked before a try whose failure leads to a wait.
+    #[inline]
+    pub(crate) fn seen(&self, interest: Interest) -> Seen {
+        let key = self.key.load(SeqCst);
+        let told = match key {
+            0 => 0,
+            key => source((key - 1) as u32).told[interest as usize].load(SeqCst),
+        };
+        Seen { key, told }
+    }
+
+    /// Parks the calling fiber until something is told that it had not seen before its try. It may return for
+    /// no reason.
     pub(crate) fn wait(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
+        seen: Seen,
         deadline: Option<Instant>,
     ) -> io::Result<Ended> {
         let waiter = Waiter::caller();
-        if !self.enlist(fd, interest, &waiter)? {
+        if !self.enlist(fd, interest, seen, &waiter)? {
             block::charge();
             return Ok(Ended::Ready);
         }
@@ -187,18 +253,23 @@ impl Registration {
         }
     }
 
-    /// Has the waiter, one of a fiber, called when something happens. False if something has happened
+    /// Has the waiter, one of a fiber, called when something is told that it had not seen. False if that is so
     /// already: then nobody will call.
     pub(crate) fn enlist(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
+        seen: Seen,
         waiter: &Waiter,
     ) -> io::Result<bool> {
-        let source = self.register(fd)?;
+        let seen = self.register(fd, interest)?.unwrap_or(seen);
+        if seen.key == 0 || self.key.load(SeqCst) != seen.key {
+            return Ok(false); // somebody else registered it after the try
+        }
+        let source = source((seen.key - 1) as u32);
         let _mark = context::marked();
         let mut way = lock(&source.ways[interest as usize]);
-        if std::mem::take(&mut way.happened) {
+        if source.told[interest as usize].load(SeqCst) != seen.told {
             return Ok(false);
         }
         way.push(waiter.address());
@@ -212,43 +283,62 @@ impl Registration {
         lock(&source.ways[interest as usize]).withdraw(waiter.address())
     }
 
-    /// Its source, in some worker's set.
-    fn register(&self, fd: BorrowedFd<'_>) -> io::Result<&'static Source> {
-        let mark = context::marked();
-        let mut key = self.key.load(SeqCst);
-        if key == 0 {
-            let new = take_source() + 1;
-            match self.key.compare_exchange(0, new, SeqCst, SeqCst) {
-                Ok(_) => key = new,
-                Err(other) => {
-                    give_back(new - 1);
-                    key = other;
-                }
-            }
-        }
+    /// Puts it into the set of the caller's worker, if it is in none that will do. Then the kernel tells first
+    /// what it is ready for, and this is what had been told before that.
+    fn register(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Seen>> {
+        // With a worker: its holder is awake, and looks into the set from here on.
+        let token = context::here().expect("on a fiber").enter_with_worker();
+        let (shared, worker) = (token.carrier().shared(), token.worker().index);
+        let key = self.key();
         let source = source((key - 1) as u32);
         let mut place = lock(&source.place);
         if place
-            .as_ref()
-            .is_none_or(|place| place.runtime.strong_count() == 0)
+            .as_mut()
+            .is_some_and(|place| place.suits(shared, worker))
         {
-            let shared = mark.shared().expect("a fiber has a runtime");
-            let worker = context::enter().map_or(0, |token| token.worker().index);
-            shared.set_of(worker)?.add(fd, key - 1)?;
-            *place = Some(Place {
-                runtime: Arc::downgrade(&shared.arc()),
-                worker,
-            });
+            return Ok(None);
         }
+        let left = place.take().and_then(|place| place.remove(fd));
+        let told = source.told[interest as usize].load(SeqCst);
+        let made = Place::new(shared, worker, fd, key - 1);
+        let made = made.map(|made| *place = Some(made));
         drop(place);
-        Ok(source)
+        drop(token);
+        drop(left); // perhaps the last
+        made.map(|()| Some(Seen { key, told }))
+    }
+
+    /// The key, of a new source if there was none. With the mark up.
+    fn key(&self) -> u64 {
+        let key = self.key.load(SeqCst);
+        if key != 0 {
+            return key;
+        }
+        let new = take_source() + 1;
+        match self.key.compare_exchange(0, new, SeqCst, SeqCst) {
+            Ok(_) => new,
+            Err(other) => {
+                give_back(new - 1);
+                other
+            }
+        }
+    }
+
+    /// Whether nothing was told since then, and all that was told before is explained by data: then whoever has
+    /// read all there was can wait without another try. What ends a stream may have been told before, and is
+    /// not told again.
+    pub(crate) fn is_quiet_since(&self, told: u32) -> Option<Seen> {
+        let seen = self.seen(Interest::Read);
+        let is_quiet =
+            seen.key != 0 && seen.told == told && !source((seen.key - 1) as u32).odd.load(SeqCst);
+        is_quiet.then_some(seen)
     }
 
     /// The descriptor is about to be closed, or to be somebody else's. Nobody waits for it.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
         let key = self.key.swap(0, SeqCst);
-        if key == 0 {
-            return;
+        if key == 0 || fork::in_child() {
+            return; // F1: the set is the parent's, too
         }
         let mark = context::marked();
         let place = lock(&source((key - 1) as u32).place).take();
@@ -266,10 +356,21 @@ fn give_back(key: u64) {
     for way in &source.ways {
         *lock(way) = Way::default();
     }
-    free().list.push(key as u32);
+    source.odd.store(false, SeqCst);
+    lock(&FREE).list.push(key as u32);
 }
 
 impl Source {
+    fn be_odd(&self, generation: u32) {
+        let mark = context::marked();
+        let way = lock(&self.ways[Interest::Read as usize]); // as `tell` does: the generation stays
+        if self.generation.load(SeqCst) == generation {
+            self.odd.store(true, SeqCst);
+        }
+        drop(way);
+        drop(mark);
+    }
+
     /// Something has happened: whoever waits is called.
     fn tell(&self, interest: Interest, generation: u32) {
         let mark = context::marked();
@@ -277,7 +378,7 @@ impl Source {
         if self.generation.load(SeqCst) != generation {
             return; // of a descriptor that is closed
         }
-        way.happened = way.first.is_none();
+        self.told[interest as usize].fetch_add(1, SeqCst);
         let (first, others) = (way.first.take(), std::mem::take(&mut way.others));
         drop(way);
         let call = |address: usize| {
@@ -296,6 +397,9 @@ impl Source {
 
 fn tell(ready: Ready) {
     let (source, generation) = (source(ready.key as u32), (ready.key >> 32) as u32);
+    if ready.odd {
+        source.be_odd(generation); // before anybody hears of it
+    }
     if ready.read {
         source.tell(Interest::Read, generation);
     }
@@ -310,23 +414,45 @@ impl Shared {
         let place = &self.workers[worker].io;
         if place.get().is_none() {
             let set = Epoll::new()?;
-            self.io_watch.include(self, &set, worker)?;
+            self.io_watch.include(self, set.raw(), worker)?;
             let _ = place.set(set); // or another fiber was faster
         }
         Ok(place.get().expect("just set"))
     }
 
-    /// Wakes who waits for what has become ready, and first waits for that, for so long at most.
-    pub(crate) fn poll_io(&self, worker: &Worker, time: Option<Duration>) {
+    /// Wakes who waits for what has become ready.
+    pub(crate) fn poll_io(&self, worker: &Worker) {
+        self.tell_io(worker, self.sleep_io(worker, Some(Duration::ZERO)));
+    }
+
+    /// Waits until something has become ready, for so long at most. Nobody is woken so far: whoever slept takes
+    /// back first that it sleeps, or it would be roused by what it does itself.
+    pub(crate) fn sleep_io(&self, worker: &Worker, time: Option<Duration>) -> Option<Events> {
         if let Some(set) = worker.io.get() {
-            set.wait(time, tell);
+            return Some(set.wait(time));
+        }
+        if let Some(ring) = worker.uring.get() {
+            self.sleep_ring(worker, ring, time);
+        }
+        None
+    }
+
+    /// Wakes who waits for that.
+    pub(crate) fn tell_io(&self, worker: &Worker, found: Option<Events>) {
+        worker
+            .io_looks
+            .store(worker.io_looks.load(Relaxed).wrapping_add(1), Relaxed);
+        if let Some(events) = found {
+            events.tell(tell);
+        } else if let Some(ring) = worker.uring.get() {
+            self.reap(ring);
         }
     }
 
     /// At the end, when the sets go: whoever else waits there looks for another.
     pub(crate) fn leave_io(&self) {
         let mark = context::marked();
-        let used = free().used;
+        let used = lock(&FREE).used;
         let mut left = Vec::new();
         for index in 0..used {
             let source = source(index);
@@ -348,9 +474,24 @@ impl Shared {
 }
 
 impl Worker {
-    /// Whether somebody may wait for a descriptor in its set.
+    /// Whether somebody may wait for a descriptor in its set, or for an operation in its ring.
     #[inline]
     pub(crate) fn has_sources(&self) -> bool {
-        self.io.get().is_some_and(|set| !set.is_empty())
+        match self.io.get() {
+            Some(set) => !set.is_empty(),
+            None => self.uring.get().is_some_and(|ring| ring.in_flight() > 0),
+        }
+    }
+
+    /// What wakes whoever sleeps among them, if there are any.
+    #[inline]
+    pub(crate) fn io_bell(&self) -> Option<RawFd> {
+        self.has_sources().then(|| self.set_bell())?
+    }
+
+    /// The bell of its set, or of its ring.
+    pub(crate) fn set_bell(&self) -> Option<RawFd> {
+        let ring = || self.uring.get().map(Uring::bell);
+        self.io.get().map(Epoll::bell).or_else(ring)
     }
 }

@@ -58,6 +58,7 @@ use crate::queue::inject::Inject;
 pub(crate) mod block;
 pub(crate) mod carrier;
 mod class;
+mod company;
 pub(crate) mod context;
 mod count;
 mod detach;
@@ -135,6 +136,10 @@ pub(crate) struct Settings {
     pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
     pub(crate) log_overruns: bool,
+    /// Fibers wait for descriptors by rings.
+    pub(crate) ring: bool,
+    /// Rings may be used for files.
+    pub(crate) may_ring: bool,
     pub(crate) on_overrun: Vec<overrun::desk::Listener>,
     pub(crate) on_start: Option<Hook>,
     pub(crate) on_stop: Option<Hook>,
@@ -238,6 +243,7 @@ pub(crate) struct Shared {
     clock: timers::Clock,
     /// Looks for I/O while workers compute.
     io_watch: io::watch::Watch,
+    may_ring: OnceLock<bool>,
     missed_timers: AtomicBool,
     /// How many CPUs there were when somebody last looked.
     pub(crate) cpus: AtomicUsize,
@@ -330,6 +336,7 @@ impl Shared {
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
             io_watch: io::watch::Watch::default(),
+            may_ring: OnceLock::new(),
             missed_timers: AtomicBool::new(false),
             cpus: AtomicUsize::new(settings.cpus),
             watchers: watch::Watchers::new(),

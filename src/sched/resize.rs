@@ -38,6 +38,7 @@ impl Shared {
     fn after_retirement(&self, worker: &Worker) {
         // Whoever sends from here on sees that it is retired.
         self.release_assigned(worker);
+        self.arm_io(worker); // who waits there is told by the watch
         if worker.timers.active() > 0 && self.idle.claim(0) {
             self.rouse(&self.workers[0], Roused::TO_WORK); // it minds them now: until when to sleep
         }

@@ -21,7 +21,7 @@ use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, carrier::Carrier, class, in_place, latency, resize};
+use crate::sched::{Shared, carrier::Carrier, class, company, in_place, latency, resize};
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
 pub(crate) enum Left {
@@ -40,6 +40,7 @@ pub(crate) fn run_fibers() -> Left {
     if local.until_shared < 2 && !local.put_off {
         (local.until_shared, local.put_off) = (2, true);
     }
+    local.looked = false;
     if waits {
         local.lifo_turns = find::LIFO_TURNS; // whom it came for is first, in turn with unstarted ones
     }
@@ -47,7 +48,7 @@ pub(crate) fn run_fibers() -> Left {
     let left = loop {
         match find::next(&mut token) {
             next @ (Next::Run(fiber) | Next::Start(fiber)) => {
-                search.found(&token);
+                search.found(&mut token);
                 let its_turn = matches!(next, Next::Start(_));
                 let at_home = ptr::eq(moving::home(fiber), token.carrier());
                 if !(at_home && stays(&token, fiber)) {
@@ -64,19 +65,19 @@ pub(crate) fn run_fibers() -> Left {
                 }
             }
             Next::MoveTo(index) => {
-                search.found(&token);
+                search.found(&mut token);
                 if move_to(&mut token, index) {
                     break Left::GaveWorkerAway;
                 }
             }
             Next::Thaw(index) => {
-                search.found(&token);
+                search.found(&mut token);
                 if thaw(&mut token, index) {
                     break Left::GaveWorkerAway;
                 }
             }
             Next::Retire => {
-                search.found(&token);
+                search.found(&mut token);
                 if resize::retire(&mut token) {
                     break Left::GaveWorkerAway;
                 }
@@ -279,6 +280,7 @@ fn assess(token: &mut Entered, fiber: FiberRef) {
 fn take_in(token: &mut Entered, fiber: FiberRef) -> bool {
     if !fiber.stack.load(atomic::Ordering::Relaxed).is_null() {
         moving::settle(token.carrier(), fiber);
+        company::forget(fiber);
         token.worker().counters.adopted.add(1);
         return true;
     }
@@ -296,6 +298,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     let carrier = token.carrier();
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
+    company::forget(fiber);
     // Whoever wakes the fiber reads both; the park it ends has released them.
     moving::settle(carrier, fiber);
     token.worker().counters.started.add(1);

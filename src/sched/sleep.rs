@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use indent_sysmon::Phase;
 
+use crate::driver::epoll::Events;
 use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::timers::Sleep;
@@ -44,8 +45,9 @@ impl Search {
 
     /// Work was found: the last searcher rouses its successor.
     #[inline]
-    pub(crate) fn found(&mut self, token: &Entered) {
+    pub(crate) fn found(&mut self, token: &mut Entered) {
         if self.idle {
+            token.local().looked = false;
             self.stop(token.carrier().shared(), token.worker().index);
         }
     }
@@ -63,6 +65,7 @@ impl Search {
     /// Nothing was found: one step towards sleep, or the sleep itself.
     pub(crate) fn rest(&mut self, token: &mut Entered) {
         self.idle = true;
+        token.local().looked = true; // once; then the sleep looks
         let shared = token.carrier().shared();
         if !self.searching && self.rounds == 0 {
             self.searching = shared.idle.begin_search(shared.count.allowed());
@@ -105,11 +108,11 @@ impl Search {
             .idle
             .announce_sleep(me, std::mem::take(&mut self.searching));
         let is_needed = keeps_stacks && shared.starved() > 0;
-        let mut overslept = false;
+        let (mut overslept, mut found) = (false, None);
         if !is_needed && !shared.has_work_for(token) {
             overslept = match shared.time_to_sleep(worker) {
-                Sleep::ForGood => doze(token, None),
-                Sleep::For(time) => doze(token, Some(time)),
+                Sleep::ForGood => doze(token, None, &mut found),
+                Sleep::For(time) => doze(token, Some(time), &mut found),
                 Sleep::NotNow => false,
             };
         }
@@ -122,22 +125,27 @@ impl Search {
                 }
             };
         }
+        if let Some(found) = found {
+            shared.tell_io(worker, found);
+        }
         if overslept {
             let _fired = shared.time_to_sleep(worker);
         }
     }
 }
 
-/// The sleep itself; true if it ended by itself.
-fn doze(token: &Entered, time: Option<Duration>) -> bool {
+/// The sleep itself, and what has become ready meanwhile, if it slept among descriptors; true if it ended by
+/// itself.
+fn doze(token: &Entered, time: Option<Duration>, found: &mut Option<Option<Events>>) -> bool {
     let (carrier, worker) = (token.carrier(), token.worker());
     worker.counters.sleeps.add(1);
+    carrier.shared().disarm_io(worker);
     worker.published.set_phase(Phase::Idle);
-    let roused = match worker.io.get() {
-        Some(set) if !set.is_empty() => carrier
-            .bell
-            .wait_elsewhere(set.bell(), || carrier.shared().poll_io(worker, time)),
-        _ => carrier.bell.wait(time),
+    let roused = match worker.io_bell() {
+        Some(bell) => carrier.bell.wait_elsewhere(bell, || {
+            *found = Some(carrier.shared().sleep_io(worker, time))
+        }),
+        None => carrier.bell.wait(time),
     };
     carrier.shared().awake(worker);
     !roused && time.is_some()

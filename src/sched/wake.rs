@@ -32,7 +32,7 @@ use crate::sched::moving::Whereto;
 use crate::sched::overrun::MaybeGone;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::Roused;
-use crate::sched::{Shared, block, context, latency, verdict};
+use crate::sched::{Shared, block, company, context, latency, verdict};
 
 /// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
 /// so the waiter stays until it was called, or has made sure that nobody will call.
@@ -230,7 +230,12 @@ pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
         return keep;
     }
     latency::woken(fiber, &shared.clock);
-    if !here.is_some_and(|here| ptr::eq(here, carrier)) || !queue_sibling(mark, carrier, fiber) {
+    let queued = match here {
+        Some(here) if ptr::eq(here, carrier) => queue_sibling(mark, carrier, fiber),
+        Some(here) if own_thread => company::pulls(here, fiber),
+        _ => false,
+    };
+    if !queued {
         queue_started(carrier, fiber);
     }
     keep

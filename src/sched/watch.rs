@@ -435,6 +435,7 @@ impl Pool for Shared {
             return self.note_long_dispatch(index, dispatch);
         }
         if !self.detach(worker) {
+            self.watch_io(worker, dispatch);
             self.stuck(index); // perhaps it waits for somebody who is frozen
         }
     }
@@ -476,6 +477,7 @@ impl Pool for Shared {
             self.watchers.ask(SPARES);
         }
         self.end_spares();
+        self.mind_sets();
         self.study_now_and_then(workers > 0);
         if workers == 0 && stack::has_grown() {
             self.watchers.ask(TRIM); // before everybody sleeps
@@ -515,8 +517,8 @@ impl Shared {
             // S10: it has not computed because time has passed; from here on that is seen.
             let cpu = carrier.cpu_before(Duration::ZERO);
             carrier.note_long(worker.stamp_of(dispatch), began, cpu);
-            self.arm_io(worker);
         }
+        self.watch_io(worker, dispatch);
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         if let Some(carrier) = worker.carrier() {
             carrier.look_for_bound();

@@ -15,6 +15,7 @@ use crate::base::inbox::Inbox;
 use crate::base::list::List;
 use crate::base::rng::Rng;
 use crate::driver::epoll::Epoll;
+use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
 use crate::fiber::{Record, stack::Guard};
@@ -41,6 +42,11 @@ pub(crate) struct Worker {
     pub(crate) stacks_cached: AtomicUsize,
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
+    /// The dispatch in which it was found away, if it was: the watch looks into its set.
+    pub(crate) io_away: AtomicU64,
+    /// How often somebody has looked into its set, and what the monitor knows of that.
+    pub(crate) io_looks: AtomicU64,
+    pub(crate) io_looks_known: AtomicU64,
     /// The dispatch in which it was raided last.
     pub(crate) raided: AtomicU64,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
@@ -53,6 +59,8 @@ pub(crate) struct Worker {
     pub(crate) roused: AtomicU8,
     /// The descriptors that fibers wait for, once there are any; and the watch looks there in our place.
     pub(crate) io: OnceLock<Epoll>,
+    /// Instead of that, if the runtime was told to use rings.
+    pub(crate) uring: OnceLock<Uring>,
     pub(crate) io_armed: AtomicBool,
     pub(crate) counters: Counters,
     /// How long fibers it ran had waited for that.
@@ -88,6 +96,7 @@ pub(crate) struct Counters {
     pub(crate) sleeps: Count,
     pub(crate) moves: Count,
     pub(crate) adopted: Count,
+    pub(crate) pulled: Count,
     pub(crate) alone_parks: Count,
     pub(crate) overflows: Count,
 }
@@ -146,6 +155,8 @@ pub(crate) struct Local {
     pub(crate) batch_round: bool,
     /// Whose turn it is of those that others come before.
     pub(crate) batch_turn: u32,
+    /// It has looked into its set since it last found something to do.
+    pub(crate) looked: bool,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
     /// How often in a row it had too much to do while others had nothing.
@@ -183,12 +194,16 @@ impl Worker {
             timers: Timers::new(),
             stacks_cached: AtomicUsize::new(0),
             overran: AtomicU64::new(0),
+            io_away: AtomicU64::new(0),
+            io_looks: AtomicU64::new(0),
+            io_looks_known: AtomicU64::new(0),
             raided: AtomicU64::new(0),
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             has_own: AtomicBool::new(false),
             roused: AtomicU8::new(Roused::NO),
             io: OnceLock::new(),
+            uring: OnceLock::new(),
             io_armed: AtomicBool::new(false),
             counters: Counters::default(),
             wake_to_run: Recorder::new(),
@@ -206,6 +221,7 @@ impl Worker {
                 ready_turns: 0,
                 batch_round: false,
                 batch_turn: 0,
+                looked: false,
                 own: List::new(),
                 crowded: 0,
                 traces: TraceCache::new(),

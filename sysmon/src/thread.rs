@@ -74,6 +74,12 @@ pub struct Thread {
     file: AtomicI32,
 }
 
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.leave(); // its thread may have ended without
+    }
+}
+
 impl Thread {
     /// Of no thread yet.
     ///

@@ -55,7 +55,16 @@ fn skip_like(child: &Output) {
 
 /// Runs a test of the binary's module `child` in a process of its own, which must not fail.
 pub fn alone(test: &str) -> String {
-    let output = in_child(&format!("child::{test}"), &[]);
+    alone_in("", test)
+}
+
+/// The same for the module `child` of a module, given by its path with that of the crate.
+pub fn alone_in(module: &str, test: &str) -> String {
+    let module = module
+        .split_once("::")
+        .map_or("", |(_crate, module)| module);
+    let path = format!("{module}::child::{test}");
+    let output = in_child(path.trim_start_matches(':'), &[]);
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("1 passed"), "no such test: {text}");

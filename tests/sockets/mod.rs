@@ -9,6 +9,28 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use indent::park::ParkReason;
+use indent::runtime::{Builder, Io, Runtime};
+use indent::task::{self, Phase};
+
+/// For runtimes with the driver that a module is named after, as far as it can be used here.
+pub fn builder(module: &str) -> Builder {
+    let name = module.rsplit("::").next();
+    let io = match name {
+        Some("epoll") => Io::Epoll,
+        Some("uring") => Io::Uring,
+        other => panic!("no driver is called {other:?}"),
+    };
+    let builder = Builder::new().io(io);
+    if io == Io::Uring
+        && let Err(error) = builder.clone().build()
+    {
+        crate::common::skip(&error.to_string());
+        return Builder::new();
+    }
+    builder
+}
+
 /// A path where nothing is, in a folder of its own, which is removed with it.
 pub struct FreshPath(PathBuf);
 
@@ -47,4 +69,15 @@ impl Drop for FreshPath {
 pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
     let byte = |i: usize| (i.wrapping_mul(31) >> 3) as u8 ^ i as u8 ^ seed;
     (0..length).map(byte).collect()
+}
+
+/// Waits until so many fibers wait for descriptors.
+pub fn wait_for_waiters(rt: &Runtime, expected: usize) {
+    super::common::wait_for("fibers that wait for descriptors", || {
+        let fibers = rt.handle().fibers();
+        let waits = |fiber: &&task::Fiber| {
+            fiber.phase() == Phase::Parked && fiber.park_reason() == ParkReason::Io
+        };
+        fibers.iter().filter(waits).count() >= expected
+    });
 }

@@ -8,12 +8,14 @@
 //! `go/shapes.go` mirrors this file for Go: a change of a shape belongs in both.
 //!
 //! Apart from these stand the programs of the [`beat`]: how late somebody is who is woken beside
-//! loops that never end.
+//! loops that never end; and those of the [`echo`]: servers, of which the program `load` asks much.
 
 pub mod beat;
+pub mod echo;
 pub mod fifo;
 pub mod hog;
 pub mod indent_heart;
+pub mod load;
 pub mod tokio_heart;
 
 use std::fmt;

@@ -91,7 +91,7 @@ impl UnixDatagram {
 
     /// Sends a datagram to the [connected](Self::connect) socket.
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
-        shared::send(&self.0, buf)
+        shared::send_whole(&self.0, buf)
     }
 
     as_in_std! {

@@ -9,7 +9,8 @@ use std::os::unix::net::{self, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::base::socket::{self, Take};
+use crate::base::address::Address;
+use crate::base::socket;
 use crate::io::watched::{Patience, Watched};
 use crate::net::listener::Listening;
 use crate::net::shared;
@@ -49,7 +50,7 @@ impl UnixStream {
         let attempt = |socket: &OwnedFd| socket::connect(socket.as_fd(), &address);
         socket.run_guessing(|_| Patience::Forever, attempt)?;
         let stream = UnixStream(socket.map(net::UnixStream::from));
-        stream.set_nonblocking(false)?;
+        stream.std().set_nonblocking(false)?;
         Ok(stream)
     }
 
@@ -71,7 +72,7 @@ impl UnixStream {
 }
 
 transfers!(UnixStream, net::UnixStream);
-streams!(UnixStream);
+streams!(UnixStream, net::UnixStream, shared::read);
 
 /// Waits for connections on this machine. [`std::os::unix::net::UnixListener`] in all but what its waits block;
 /// and while it is ours, a clone of std's [does not wait](crate::net#in-company-with-std).
@@ -105,8 +106,9 @@ impl UnixListener {
     /// Waits for the next connection. What happens if there is no descriptor for it is said at
     /// [`TcpListener::accept`](crate::net::TcpListener::accept).
     pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
-        let (stream, from) = self.0.accept(net::UnixListener::accept)?;
-        Ok((stream.into(), from))
+        let make = |fd, from: Address| Ok((net::UnixStream::from(fd), from.to_unix()?));
+        let (stream, from) = self.0.accept(net::UnixListener::accept, make)?;
+        Ok((UnixStream::sole(stream), from))
     }
 
     /// One connection after the other, for ever; errors are handed out and do not end it.
@@ -149,7 +151,7 @@ impl From<net::UnixListener> for UnixListener {
     }
 }
 
-in_company!(UnixListener, net::UnixListener);
+in_company!(UnixListener, net::UnixListener, std);
 
 impl<'a> IntoIterator for &'a UnixListener {
     type Item = io::Result<UnixStream>;

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::Rounding;
+use super::{Io, Rounding};
 use crate::base::signal_names;
 
 pub(super) const MILLISECOND: u64 = 1_000_000;
@@ -213,6 +213,20 @@ impl Value for Duration {
 
     fn from_raw(raw: u64) -> Self {
         Duration::from_nanos(raw)
+    }
+}
+
+impl Value for Io {
+    fn to_raw(self) -> u64 {
+        self as u64
+    }
+
+    fn from_raw(raw: u64) -> Self {
+        match raw {
+            0 => Io::Auto,
+            1 => Io::Uring,
+            _ => Io::Epoll,
+        }
     }
 }
 

@@ -13,12 +13,7 @@ use crate::base::os;
 pub(super) const PREFIX: &str = "INDENT_";
 
 /// Names kept for features to come.
-pub(super) const LATER: [&str; 4] = [
-    "INDENT_IO",
-    "INDENT_DEBUG_ADDR",
-    "INDENT_DUMP_SIGNAL",
-    "INDENT_SEED",
-];
+pub(super) const LATER: [&str; 3] = ["INDENT_DEBUG_ADDR", "INDENT_DUMP_SIGNAL", "INDENT_SEED"];
 
 /// Says, once in a process, which variables look like ours and do nothing.
 pub(crate) fn report() {

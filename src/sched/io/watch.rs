@@ -3,25 +3,31 @@
 //! A worker in a long dispatch does not look into its set. So when such a dispatch begins, or the monitor
 //! finds one, the set is *armed*: it becomes part of one in which a thread of its own sleeps. That one is told once,
 //! looks in the worker's place, and arms it again if the dispatch goes on. A worker that comes to its scheduler
-//! disarms its set.
+//! disarms its set. The set of a worker that is retired stays armed. A ring is armed like a set, and what waits there
+//! to be submitted is submitted.
 //!
 //! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything when it
 //! wakes. It asks the kernel to be prompt, as the monitor does.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+    fence,
+};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use indent_sysmon::Phase;
 
 use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::driver::epoll::Epoll;
-use crate::sched::Shared;
+use crate::driver::uring::Uring;
 use crate::sched::worker::Worker;
+use crate::sched::{Shared, context};
 
 #[derive(Default)]
 pub(crate) struct Watch {
@@ -32,7 +38,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// The set of a worker is there: it can be armed. Starts the thread if this is the first.
-    pub(crate) fn include(&self, shared: &Shared, set: &Epoll, worker: usize) -> io::Result<()> {
+    pub(crate) fn include(&self, shared: &Shared, set: RawFd, worker: usize) -> io::Result<()> {
         let mut thread = lock(&self.thread);
         if self.sets.get().is_none() {
             let _ = self.sets.set(Epoll::new()?);
@@ -44,7 +50,7 @@ impl Watch {
             let builder = std::thread::Builder::new().name(name);
             *thread = Some(builder.spawn(move || watch(&runtime))?);
         }
-        sets.add_once(set.raw(), worker as u64)
+        sets.add_once(set, worker as u64)
     }
 
     pub(crate) fn stop(&self) {
@@ -52,7 +58,9 @@ impl Watch {
         if let Some(sets) = self.sets.get() {
             os::ring_eventfd(sets.bell());
         }
+        let mark = context::marked();
         let thread = lock(&self.thread).take();
+        drop(mark);
         if let Some(thread) = thread {
             drop(thread.join());
         }
@@ -70,23 +78,86 @@ fn watch(runtime: &Weak<Shared>) {
         return;
     };
     while !shared.io_watch.stops.load(SeqCst) {
-        sets.wait(None, |ready| {
+        sets.wait(None).tell(|ready| {
             let worker = &shared.workers[ready.key as usize];
-            worker.io_armed.store(false, SeqCst);
-            shared.poll_io(worker, Some(Duration::ZERO));
-            if worker.published.phase() == Phase::Fiber && worker.is_in_long_dispatch() {
+            worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
+            shared.poll_io(worker);
+            shared.pass_on_bell(worker);
+            if shared.needs_watch(worker) {
                 shared.arm_io(worker);
             }
         });
+        shared.submit_for_others();
     }
 }
 
 impl Shared {
-    /// This worker computes from here on. May be called in a signal handler.
+    /// Whether nobody else looks into its set before long.
+    fn needs_watch(&self, worker: &Worker) -> bool {
+        let overran = || worker.io_away.load(SeqCst) == worker.published.dispatches();
+        let is_away =
+            worker.published.phase() == Phase::Fiber && (worker.is_in_long_dispatch() || overran());
+        is_away || self.count.is_retired(worker.index)
+    }
+
+    /// The monitor has found that this worker does not get on.
+    pub(crate) fn watch_io(&self, worker: &Worker, dispatch: u64) {
+        worker.io_away.store(dispatch, SeqCst);
+        self.arm_io(worker);
+    }
+
+    /// The watch has looked into its set, and may have heard its bell instead of whoever sleeps there: then it
+    /// is rung again. Whoever rang it did so after the sleeper said that it sleeps.
+    fn pass_on_bell(&self, worker: &Worker) {
+        fence(SeqCst);
+        let sleeps =
+            worker.published.phase() == Phase::Idle && !self.count.is_retired(worker.index);
+        if let Some(bell) = worker.set_bell().filter(|_| sleeps) {
+            os::ring_eventfd(bell);
+        }
+    }
+
+    /// At each look of the monitor: a worker that always finds something short to do looks into its set rarely.
+    pub(crate) fn mind_sets(&self) {
+        for worker in self.present().iter().filter(|worker| worker.has_sources()) {
+            let looks = worker.io_looks.load(Relaxed);
+            let looked = worker.io_looks_known.swap(looks, Relaxed) != looks;
+            if !looked && worker.published.phase() != Phase::Idle {
+                self.arm_io(worker);
+            }
+        }
+    }
+
+    /// This worker computes from here on, or has retired. May be called in a signal handler.
     #[inline]
     pub(crate) fn arm_io(&self, worker: &Worker) {
         if worker.has_sources() {
             self.set_armed(worker, true);
+            if worker.uring.get().is_some_and(Uring::is_pending)
+                && let Some(sets) = self.io_watch.sets.get()
+            {
+                os::ring_eventfd(sets.bell()); // nobody's request waits behind a computation
+            }
+        }
+    }
+
+    /// What was pushed there is to be submitted now, and not by us.
+    pub(crate) fn urge_watch(&self, ring: &Uring) {
+        ring.urge();
+        if let Some(sets) = self.io_watch.sets.get() {
+            os::ring_eventfd(sets.bell());
+        }
+    }
+
+    /// The watch: what workers that compute have not come to, and what is urgent.
+    fn submit_for_others(&self) {
+        for worker in &self.workers {
+            if let Some(ring) = worker.uring.get()
+                && (ring.was_urged() || worker.io_armed.load(SeqCst))
+                && ring.is_pending()
+            {
+                self.poll_io(worker);
+            }
         }
     }
 
@@ -103,8 +174,20 @@ impl Shared {
         if worker.io_armed.swap(on, SeqCst) == on {
             return;
         }
-        if let (Some(sets), Some(set)) = (self.io_watch.sets.get(), worker.io.get()) {
-            sets.arm(set.raw(), worker.index as u64, on);
+        let ring = || worker.uring.get().map(Uring::raw);
+        let set = worker.io.get().map(Epoll::raw).or_else(ring);
+        let (Some(sets), Some(set)) = (self.io_watch.sets.get(), set) else {
+            return;
+        };
+        // Whoever changes the word tells the kernel after that, and again if it was changed meanwhile: what
+        // the kernel hears last is what the word says last.
+        let mut told = on;
+        loop {
+            sets.arm(set, worker.index as u64, told);
+            match worker.io_armed.load(SeqCst) {
+                now if now == told => return,
+                now => told = now,
+            }
         }
     }
 }

@@ -1,0 +1,33 @@
+//! SIGTERM and SIGINT as something to wait for.
+//!
+//! The handler writes a byte into a socket, and whoever waits reads it: the usual way out of a
+//! signal handler, where next to nothing is allowed.
+
+#![expect(unsafe_code, reason = "a signal handler is registered")]
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+
+/// Tells when the process was asked to end.
+pub(crate) struct Termination(UnixStream);
+
+impl Termination {
+    /// Blocks the calling thread until then.
+    pub(crate) fn wait(mut self) -> io::Result<()> {
+        self.0.read_exact(&mut [0])
+    }
+}
+
+/// From here on the signals do not end the process by themselves.
+pub(crate) fn termination() -> io::Result<Termination> {
+    let (reader, writer) = UnixStream::pair()?;
+    writer.set_nonblocking(true)?; // a handler must not wait; if it is full, somebody has been told
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let writer = writer.try_clone()?;
+        let tell = move || drop((&writer).write(b"!"));
+        // SAFETY: what the closure does is allowed in a handler: it calls `send` and looks at errno, which is
+        // restored for it, and neither allocates, locks nor panics.
+        unsafe { signal_hook_registry::register(signal, tell) }?;
+    }
+    Ok(Termination(reader))
+}

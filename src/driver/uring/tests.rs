@@ -1,0 +1,348 @@
+use super::*;
+use crate::base::address::Address;
+use crate::base::descriptor::Interest;
+use crate::base::os;
+use crate::base::request::Request;
+use crate::base::socket::Take;
+use crate::driver::epoll::Epoll;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+#[path = "../../../tests/stuck/mod.rs"]
+#[allow(dead_code, reason = "for other tests")]
+mod stuck;
+
+/// A ring, unless there are none here.
+fn ring() -> Option<Uring> {
+    ring_with(ENTRIES, COMPLETIONS)
+}
+
+fn ring_with(entries: u32, completions: u32) -> Option<Uring> {
+    if let Some(error) = refusal() {
+        eprintln!("SKIPPED rings: {error}");
+        return None;
+    }
+    Some(Uring::with(entries, completions).unwrap())
+}
+
+/// All that is complete.
+fn all(ring: &Uring) -> Vec<(u64, i32)> {
+    let mut all = Vec::new();
+    loop {
+        let mut batch = [Completion::default(); BATCH];
+        let taken = ring.take(&mut batch);
+        all.extend(batch[..taken].iter().map(|c| (c.operation, c.result)));
+        if taken < BATCH {
+            return all;
+        }
+    }
+}
+
+fn push(
+    ring: &Uring,
+    fd: impl AsFd,
+    request: &mut Request<'_, '_>,
+    room: &mut Room,
+    number: usize,
+) {
+    let entry = entry(fd.as_fd(), request, room).expect("a request for rings");
+    // SAFETY: each test waits for what it pushed.
+    assert!(unsafe { ring.push(entry, number) });
+}
+
+/// Pushes one and waits until it is over.
+fn perform(ring: &Uring, fd: impl AsFd, request: &mut Request<'_, '_>) -> i32 {
+    let mut room = Room::new();
+    push(ring, fd, request, &mut room, 8);
+    loop {
+        ring.sleep(1, None);
+        if let Some((number, result)) = all(ring).pop() {
+            assert_eq!(number, 8);
+            finish(request, &room);
+            return result;
+        }
+    }
+}
+
+#[test]
+fn an_operation_is_told_once_when_it_is_submitted_and_can_be_done() {
+    let Some(ring) = ring() else { return };
+    let (one, mut other) = UnixStream::pair().unwrap();
+    let (mut buffer, mut room) = ([0; 8], Room::new());
+    other.write_all(b"abc").unwrap();
+    let request = &mut Request::Receive(&mut buffer, Take::Peek);
+    push(&ring, &one, request, &mut room, 16);
+    assert!(ring.is_pending());
+    assert_eq!((all(&ring), ring.in_flight()), (vec![], 1), "not submitted");
+    assert_eq!(ring.submit(), 1);
+    assert_eq!((all(&ring), ring.in_flight()), (vec![(16, 3)], 0));
+    assert_eq!(&buffer[..3], b"abc");
+    let taken = perform(&ring, &one, &mut Request::Receive(&mut buffer, Take::Take));
+    assert_eq!((taken, all(&ring)), (3, vec![]));
+}
+
+#[test]
+fn messages_have_addresses_and_parts() {
+    let Some(ring) = ring() else { return };
+    let sockets = [(); 2].map(|()| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
+    let addresses = sockets
+        .each_ref()
+        .map(|socket| socket.local_addr().unwrap());
+    let to = Address::from(addresses[1]);
+    let mut whole = Request::SendTo(b"hello", &to);
+    assert!(entry(sockets[0].as_fd(), &mut whole, &mut Room::new()).is_none());
+    assert_eq!(whole.attempt(sockets[0].as_fd()).unwrap(), 5);
+    let (mut buffer, mut from) = ([0; 8], Address::room());
+    let request = &mut Request::ReceiveFrom(&mut buffer, Take::Take, &mut from);
+    assert_eq!(perform(&ring, &sockets[1], request), 5);
+    assert_eq!(from.to_inet().unwrap(), addresses[0]);
+    let (one, other) = UnixStream::pair().unwrap();
+    let parts = [io::IoSlice::new(b"ab"), io::IoSlice::new(b"cd")];
+    assert_eq!(perform(&ring, &one, &mut Request::SendParts(&parts)), 4);
+    let (mut first, mut second) = ([0; 1], [0; 9]);
+    let mut parts = [&mut first[..], &mut second[..]].map(io::IoSliceMut::new);
+    assert_eq!(
+        perform(&ring, &other, &mut Request::ReceiveParts(&mut parts)),
+        4
+    );
+    assert_eq!((&first, &second[..3]), (b"a", &b"bcd"[..]));
+}
+
+#[test]
+fn connections_are_accepted_whatever_the_mode_of_the_listener() {
+    let Some(ring) = ring() else { return };
+    for nonblocking in [false, true] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(nonblocking).unwrap();
+        let (mut from, mut room) = (Address::room(), Room::new());
+        push(
+            &ring,
+            &listener,
+            &mut Request::Accept(&mut from),
+            &mut room,
+            8,
+        );
+        ring.submit();
+        assert_eq!(all(&ring), [], "it waits");
+        let guest = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = loop {
+            ring.sleep(1, None);
+            if let Some((8, fd)) = all(&ring).pop() {
+                break usize::try_from(fd).expect("a descriptor");
+            }
+        };
+        let stream = std::net::TcpStream::from(crate::base::descriptor::accepted(fd));
+        assert_eq!(from.to_inet().unwrap(), guest.local_addr().unwrap());
+        assert_eq!(stream.peer_addr().unwrap(), guest.local_addr().unwrap());
+    }
+}
+
+#[test]
+fn files_are_written_and_read_at_places() {
+    let Some(ring) = ring() else { return };
+    let path = std::env::temp_dir().join(format!("indent-uring-{}", std::process::id()));
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(
+        perform(&ring, &file, &mut Request::WriteAt(b"hello", 1 << 20)),
+        5
+    );
+    let mut buffer = [0; 16];
+    let request = &mut Request::ReadAt(&mut buffer, (1 << 20) + 1);
+    assert_eq!(perform(&ring, &file, request), 4);
+    assert_eq!(&buffer[..4], b"ello");
+}
+
+#[test]
+fn a_cancelled_operation_says_so_and_one_that_is_over_does_not_mind() {
+    let Some(ring) = ring() else { return };
+    let (one, mut other) = UnixStream::pair().unwrap();
+    let (mut buffer, mut room) = ([0; 8], Room::new());
+    for is_done in [false, true] {
+        let request = &mut Request::Receive(&mut buffer, Take::Take);
+        push(&ring, &one, request, &mut room, 64);
+        if is_done {
+            ring.submit();
+            other.write_all(b"x").unwrap();
+        }
+        assert!(ring.cancel(64));
+        let answer = loop {
+            ring.sleep(1, None);
+            if let Some((64, result)) = all(&ring).pop() {
+                break Answer::of(result);
+            }
+        };
+        match answer {
+            Answer::Cancelled if !is_done => {}
+            Answer::Count(1) if is_done => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn neither_a_full_queue_nor_more_completions_than_there_is_room_for_lose_any() {
+    const MANY: usize = 1_000;
+    let Some(ring) = ring_with(8, 16) else { return };
+    let (one, _other) = UnixStream::pair().unwrap();
+    let mut room = Room::new();
+    for i in 1..=MANY {
+        push(
+            &ring,
+            &one,
+            &mut Request::Ready(Interest::Write),
+            &mut room,
+            i * 8,
+        );
+    }
+    let mut seen = Vec::new();
+    while seen.len() < MANY {
+        ring.submit();
+        seen.extend(all(&ring));
+    }
+    seen.sort_unstable();
+    let expected = (1..=MANY).map(|i| (i as u64 * 8, libc::POLLOUT as i32));
+    assert!(seen.into_iter().eq(expected));
+    assert_eq!(ring.in_flight(), 0);
+}
+
+#[test]
+fn a_bell_ends_a_sleep_and_the_next_one_it_comes_before_in_whatever_name() {
+    for for_good in [true, false] {
+        let Some(ring) = ring() else { return };
+        lock(&ring.completions).for_good = for_good;
+        for name in [1, 1, 2, 2, 1] {
+            os::ring_eventfd(ring.bell());
+            ring.sleep(name, None);
+            assert!(all(&ring).is_empty());
+        }
+        let rung = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                while !rung.load(SeqCst) {
+                    ring.sleep(3, None);
+                    assert!(all(&ring).is_empty());
+                }
+            });
+            std::thread::sleep(Duration::from_millis(5));
+            rung.store(true, SeqCst);
+            os::ring_eventfd(ring.bell());
+            sleeper.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_bell_that_was_polled_in_the_name_of_a_stuck_thread_wakes_another() {
+    const STUCK: Duration = Duration::from_millis(600);
+    let Some(ring) = ring() else { return };
+    let rung = std::sync::atomic::AtomicBool::new(false);
+    let (stuck, is_stuck) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let ring = &ring;
+        scope.spawn(move || {
+            ring.sleep(1, Some(Duration::from_millis(1)));
+            stuck.send(()).unwrap();
+            stuck::in_vfork(STUCK);
+        });
+        is_stuck.recv().unwrap();
+        std::thread::sleep(STUCK / 10);
+        let before = Instant::now();
+        let rung = &rung;
+        scope.spawn(move || {
+            std::thread::sleep(STUCK / 10);
+            rung.store(true, SeqCst);
+            os::ring_eventfd(ring.bell());
+        });
+        // The first wake may be that of the old poll's end.
+        while !rung.load(SeqCst) {
+            ring.sleep(2, None);
+            all(ring);
+        }
+        assert!(before.elapsed() < STUCK / 2, "{:?}", before.elapsed());
+    });
+}
+
+#[test]
+fn a_sleep_ends_after_its_time() {
+    for has_limits in [true, false] {
+        let Some(mut ring) = ring() else { return };
+        ring.has_limits &= has_limits;
+        ring.sleep(1, Some(Duration::from_millis(1))); // the bell may have been rung in another test
+        all(&ring);
+        let before = Instant::now();
+        ring.sleep(1, Some(Duration::from_millis(3)));
+        assert!(all(&ring).is_empty());
+        assert!(before.elapsed() >= Duration::from_millis(3));
+    }
+}
+
+#[test]
+fn a_ring_in_a_set_is_told_once_after_it_was_armed() {
+    let Some(ring) = ring() else { return };
+    let outer = Epoll::new().unwrap();
+    let count = || {
+        let mut count = 0;
+        outer.wait(Some(Duration::ZERO)).tell(|_| count += 1);
+        count
+    };
+    outer.add_once(ring.raw(), 5).unwrap();
+    let (one, mut other) = UnixStream::pair().unwrap();
+    let (mut buffer, mut room) = ([0; 8], Room::new());
+    let request = &mut Request::Receive(&mut buffer, Take::Take);
+    push(&ring, &one, request, &mut room, 8);
+    ring.submit();
+    outer.arm(ring.raw(), 5, true);
+    assert_eq!(count(), 0, "nothing is complete");
+    other.write_all(b"a").unwrap();
+    assert_eq!((count(), count()), (1, 0), "once");
+    assert_eq!(all(&ring), [(8, 1)]);
+}
+
+#[test]
+#[ignore = "shows what the kernel does"]
+fn how_late_a_completion_is_whose_submitter_is_stuck() {
+    const STUCK: Duration = Duration::from_millis(900);
+    for submitted in [true, false] {
+        let Some(ring) = ring() else { return };
+        let (one, mut other) = UnixStream::pair().unwrap();
+        let (mut buffer, mut room) = ([0; 8], Room::new());
+        push(
+            &ring,
+            &one,
+            &mut Request::Receive(&mut buffer, Take::Take),
+            &mut room,
+            8,
+        );
+        let (stuck, is_stuck) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let ring = &ring;
+            scope.spawn(move || {
+                if submitted {
+                    ring.submit();
+                }
+                stuck.send(()).unwrap();
+                stuck::in_vfork(STUCK);
+            });
+            is_stuck.recv().unwrap();
+            std::thread::sleep(STUCK / 10);
+            let before = Instant::now();
+            other.write_all(b"x").unwrap();
+            while all(ring).is_empty() {
+                ring.sleep(2, Some(Duration::from_millis(1)));
+            }
+            println!(
+                "submitted by the stuck one: {submitted}: {:?}",
+                before.elapsed()
+            );
+        });
+    }
+}

@@ -1,0 +1,112 @@
+//! The lock modelled.
+
+#[cfg(indent_loom)]
+#[expect(unsafe_code, reason = "loom's cell checks exclusion")]
+mod models {
+    use loom::cell::UnsafeCell;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    use crate::sync::queue::tests::model::{Model, hasty, patient};
+    use crate::sync::raw_mutex::{Failed, LOCKED, OWNER, RawMutex};
+
+    struct Counter<const STARVES: bool> {
+        mutex: RawMutex<Model<STARVES>>,
+        count: UnsafeCell<usize>,
+    }
+
+    // SAFETY: the cell checks exclusion itself; that is what the model is for.
+    unsafe impl<const STARVES: bool> Sync for Counter<STARVES> {}
+    // SAFETY: as above.
+    unsafe impl<const STARVES: bool> Send for Counter<STARVES> {}
+
+    impl<const STARVES: bool> Counter<STARVES> {
+        fn new() -> Arc<Self> {
+            Arc::new(Counter {
+                mutex: RawMutex::new(),
+                count: UnsafeCell::new(0),
+            })
+        }
+
+        fn add_with_lock(&self) {
+            // SAFETY: checked by loom's cell.
+            self.count.with_mut(|n| unsafe { *n += 1 });
+            self.mutex.unlock(0);
+        }
+
+        fn add(&self) {
+            self.mutex.lock(0, patient).expect("nothing else ends it");
+            self.add_with_lock();
+        }
+
+        fn count(&self) -> usize {
+            let word = self.mutex.word.load(loom::sync::atomic::Ordering::SeqCst);
+            assert_eq!(word & (LOCKED | OWNER), 0, "free at the end");
+            // SAFETY: checked by loom's cell.
+            self.count.with(|n| unsafe { *n })
+        }
+    }
+
+    fn two_add_twice<const STARVES: bool>() {
+        let counter = Counter::<STARVES>::new();
+        let other = thread::spawn({
+            let counter = counter.clone();
+            move || (0..2).for_each(|_| counter.add())
+        });
+        (0..2).for_each(|_| counter.add());
+        other.join().unwrap();
+        assert_eq!(counter.count(), 4);
+    }
+
+    #[test]
+    fn loom_a_mutex_lets_one_in_and_forgets_nobody() {
+        loom::model(two_add_twice::<false>);
+    }
+
+    #[test]
+    fn loom_a_mutex_that_is_handed_over_lets_one_in_and_forgets_nobody() {
+        loom::model(two_add_twice::<true>);
+    }
+
+    #[test]
+    fn loom_three_who_want_a_mutex_all_get_it() {
+        loom::model(|| {
+            let counter = Counter::<false>::new();
+            let others = [(); 2].map(|()| {
+                let counter = counter.clone();
+                thread::spawn(move || counter.add())
+            });
+            counter.add();
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert_eq!(counter.count(), 3);
+        });
+    }
+
+    #[test]
+    fn loom_one_who_gives_up_takes_nobody_with_him() {
+        loom::model(|| {
+            let counter = Counter::<true>::new();
+            let hasty = thread::spawn({
+                let counter = counter.clone();
+                move || match counter.mutex.lock(0, hasty) {
+                    Ok(_) => {
+                        counter.add_with_lock();
+                        1
+                    }
+                    Err(why) => {
+                        assert_eq!(why, Failed::TimedOut);
+                        0
+                    }
+                }
+            });
+            let other = thread::spawn({
+                let counter = counter.clone();
+                move || counter.add()
+            });
+            counter.add();
+            other.join().unwrap();
+            let got = hasty.join().unwrap();
+            assert_eq!(counter.count(), 2 + got);
+        });
+    }
+}

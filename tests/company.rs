@@ -1,0 +1,91 @@
+//! Fibers that wake each other again and again come together on one thread; others stay where they are.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+use indent::park::{self, Unparker};
+use indent::runtime::{Builder, Runtime};
+use indent::task;
+
+mod common;
+
+use common::within;
+
+const ROUNDS: u64 = 2_000;
+
+fn start() -> Runtime {
+    common::wait_for_the_survey();
+    Builder::new().workers(2).build().unwrap()
+}
+
+fn pulled(rt: &Runtime) -> u64 {
+    rt.metrics()
+        .workers
+        .iter()
+        .map(|worker| worker.pulled)
+        .sum()
+}
+
+/// Waits for the ball and sends it on.
+fn play(ball: &AtomicU64, parity: u64, other: &Unparker) {
+    for round in 0..ROUNDS {
+        while ball.load(SeqCst) != 2 * round + parity {
+            park::park();
+        }
+        ball.fetch_add(1, SeqCst);
+        other.unpark();
+    }
+}
+
+/// Two that wait for each other, started on two workers.
+fn pair(rt: &Runtime) {
+    let first = || {
+        let ball = Arc::new(AtomicU64::new(0));
+        let (me, theirs) = (park::unparker(), ball.clone());
+        let other = task::Builder::new().worker(1);
+        let other = other.spawn(move || play(&theirs, 1, &me));
+        play(&ball, 0, &other.unparker());
+        other.join().unwrap();
+    };
+    let spawn = || task::Builder::new().worker(0).spawn(first);
+    rt.block_on(spawn).join().unwrap();
+}
+
+#[test]
+fn a_pair_that_started_on_two_workers_comes_together() {
+    within(60, || {
+        let rt = start();
+        pair(&rt);
+        assert!(pulled(&rt) > 0, "{:?}", rt.metrics());
+    });
+}
+
+#[test]
+fn a_fiber_whose_waker_does_not_wait_for_it_stays_where_it_is() {
+    within(60, || {
+        let rt = start();
+        let body = || {
+            let woken = Arc::new(AtomicU64::new(0));
+            let seen = woken.clone();
+            let other = task::Builder::new().worker(1).spawn(move || {
+                while seen.fetch_add(1, SeqCst) < ROUNDS {
+                    park::park();
+                }
+            });
+            let (mut last, unparker) = (0, other.unparker());
+            while last < ROUNDS {
+                let now = woken.load(SeqCst);
+                if now != last {
+                    last = now;
+                    unparker.unpark();
+                }
+                std::hint::spin_loop();
+            }
+            unparker.unpark();
+            other.join().unwrap();
+        };
+        let spawn = || task::Builder::new().worker(0).spawn(body);
+        rt.block_on(spawn).join().unwrap();
+        assert_eq!(pulled(&rt), 0);
+    });
+}

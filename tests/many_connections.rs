@@ -1,0 +1,318 @@
+#![expect(
+    unsafe_code,
+    reason = "raises the limit on descriptors by a system call"
+)]
+//! A million messages: many connections at once, a fiber for each on both sides, server and client in two
+//! processes; all are answered, byte by byte, and nothing is left of them.
+//!
+//! By default a thousand connections with twenty messages each; with `INDENT_MANY=1` ten thousand with a
+//! hundred, or as many as there are descriptors for. The same for each driver.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use indent::net::{TcpListener, TcpStream};
+use indent::park;
+use indent::runtime::{Builder, Runtime};
+use indent::{task, time};
+
+mod common;
+
+const MESSAGE: usize = 64;
+const WORKERS: usize = 2;
+/// Connections whose first message has not come back yet, while more are made: what waits for the server
+/// to be accepted must fit its queue.
+const UNGREETED: usize = 64;
+/// Descriptors that are none of the connections'.
+const SPARE: u64 = 200;
+/// What the driver is named by.
+const DRIVER: &str = "INDENT_IO";
+const CONNECTIONS: &str = "INDENT_MANY_CONNECTIONS";
+const MESSAGES: &str = "INDENT_MANY_MESSAGES";
+const PORT: &str = "INDENT_MANY_PORT";
+
+/// Raises the limit on descriptors as far as it goes, and returns it.
+fn raise_descriptors() -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes to `limit`.
+    let got = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    assert_eq!(got, 0, "a process may ask for its limits");
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads from `limit`.
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    assert_eq!(set, 0, "a process may raise a soft limit to the hard one");
+    limit.rlim_cur
+}
+
+/// Connections, and messages on each of them.
+fn size() -> (usize, usize) {
+    let (wanted, messages) = match std::env::var_os("INDENT_MANY") {
+        Some(_) => (10_000, 100),
+        None => (1_000, 20),
+    };
+    let room = raise_descriptors().saturating_sub(SPARE) as usize;
+    if room < wanted {
+        println!("{room} connections instead of {wanted}: there are no descriptors for more");
+    }
+    (wanted.min(room), messages)
+}
+
+/// What the `number`th message of a connection is.
+fn message(connection: usize, number: usize) -> [u8; MESSAGE] {
+    let seed = connection
+        .wrapping_mul(1_000_003)
+        .wrapping_add(number * 7919);
+    std::array::from_fn(|i| (seed >> (8 * (i % 4))) as u8 ^ i as u8)
+}
+
+/// Open descriptors of this process, without the one that lists them.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd")
+        .expect("a list of descriptors")
+        .count()
+        - 1
+}
+
+fn start() -> Runtime {
+    let built = Builder::new().workers(WORKERS).build();
+    built.unwrap_or_else(|error| panic!("no runtime: {error}"))
+}
+
+fn child(test: &str, driver: &str) -> Command {
+    let me = std::env::current_exe().expect("the path of this test binary");
+    let mut command = Command::new(me);
+    command
+        .arg(format!("child::{test}"))
+        .args(common::CHILD)
+        .env(DRIVER, driver)
+        .stdin(Stdio::null());
+    command
+}
+
+/// Whether a runtime can be had that waits for descriptors in this way; says so if not.
+fn has(driver: &str) -> bool {
+    let starts = |driver| {
+        let output = child("a_runtime_starts", driver).output();
+        output.expect("a child process of this test binary")
+    };
+    if starts("no such driver").status.success() {
+        common::skip(&format!("{DRIVER} is no setting: there is one driver only"));
+        return false;
+    }
+    let output = starts(driver);
+    let works = output.status.success();
+    if !works {
+        common::skip(&format!("no {driver} here: {}", common::text(&output)));
+    }
+    works
+}
+
+/// The next line of a child that begins like this, without that.
+fn said(from: &mut impl BufRead, begin: &str) -> String {
+    let mut lines = from.lines().map(|line| line.expect("text"));
+    let found = lines.find_map(|line| line.split_once(begin).map(|(_, rest)| rest.to_owned()));
+    found.unwrap_or_else(|| panic!("the server ended without saying {begin}"))
+}
+
+fn finish(who: &str, mut process: Child, rest: &mut impl Read) {
+    let mut text = String::new();
+    rest.read_to_string(&mut text).expect("text");
+    let status = process.wait().expect("a child");
+    println!("{who}: {text}");
+    assert!(
+        status.success() && text.contains("1 passed"),
+        "the {who} failed: {text}"
+    );
+}
+
+/// The whole: both processes, and what they say.
+fn all_are_answered(driver: &str) {
+    let (connections, messages) = size();
+    let with_size = |mut command: Command| {
+        command
+            .env(CONNECTIONS, connections.to_string())
+            .env(MESSAGES, messages.to_string())
+            .stdout(Stdio::piped());
+        command
+    };
+    common::within(600, || {
+        let mut server = with_size(child("server", driver)).spawn().expect("a child");
+        let mut from_server = BufReader::new(server.stdout.take().expect("a pipe"));
+        let port = said(&mut from_server, "port=");
+        let started = Instant::now();
+        let mut client = with_size(child("client", driver))
+            .env(PORT, port)
+            .spawn()
+            .expect("a child");
+        let mut from_client = client.stdout.take().expect("a pipe");
+        finish("client", client, &mut from_client);
+        finish("server", server, &mut from_server);
+        println!(
+            "{driver}: {} messages on {connections} connections, all answered, in {:.2?}",
+            connections * messages,
+            started.elapsed()
+        );
+    });
+}
+
+#[test]
+fn a_million_messages_are_answered_with_epoll() {
+    all_are_answered("epoll");
+}
+
+#[test]
+fn a_million_messages_are_answered_with_uring() {
+    if has("uring") {
+        all_are_answered("uring");
+    }
+}
+
+/// Echoes until the other side closes; returns how many bytes.
+fn echo(mut stream: TcpStream) -> usize {
+    let (mut buffer, mut all) = ([0; 256], 0);
+    loop {
+        let got = stream.read(&mut buffer).expect("a client that ends well");
+        if got == 0 {
+            return all;
+        }
+        stream
+            .write_all(&buffer[..got])
+            .expect("a client that reads");
+        all += got;
+    }
+}
+
+/// Has so many connections, each on a fiber, and returns when all are closed.
+fn serve(rt: &Runtime, listener: &Arc<TcpListener>, connections: usize) -> usize {
+    let listener = listener.clone();
+    let accepted = move || {
+        let accept = |_| listener.accept().expect("a connection").0;
+        let fibers: Vec<_> = (0..connections)
+            .map(accept)
+            .map(|stream| task::spawn(move || echo(stream)))
+            .collect();
+        fibers.into_iter().map(|fiber| fiber.join().unwrap()).sum()
+    };
+    let bytes = rt.block_on(accepted);
+    rt.wait_idle();
+    assert_eq!(rt.metrics().tasks_alive, 0);
+    bytes
+}
+
+/// What the client's fibers tell each other.
+#[derive(Default)]
+struct Stage {
+    /// Connections whose first message has come back.
+    greeted: AtomicUsize,
+    /// All are there.
+    complete: AtomicBool,
+}
+
+/// The life of one connection.
+fn talk(mut stream: TcpStream, index: usize, messages: usize, stage: &Stage) {
+    for number in 0..messages {
+        let (question, mut answer) = (message(index, number), [0; MESSAGE]);
+        stream.write_all(&question).expect("a server that reads");
+        stream.read_exact(&mut answer).expect("an answer");
+        assert_eq!(answer, question, "message {number} of connection {index}");
+        if number == 0 {
+            stage.greeted.fetch_add(1, SeqCst);
+            while !stage.complete.load(SeqCst) {
+                park::park();
+            }
+        }
+    }
+}
+
+/// Makes all connections, and when all are there lets them talk.
+fn ask(rt: &Runtime, port: u16, connections: usize, messages: usize) {
+    let whole = move || {
+        let stage = Arc::new(Stage::default());
+        let mut fibers = VecDeque::new();
+        for index in 0..connections {
+            while index - stage.greeted.load(SeqCst) >= UNGREETED {
+                time::sleep(Duration::from_millis(1));
+            }
+            let stream = TcpStream::connect(("127.0.0.1", port)).expect("a server");
+            let stage = stage.clone();
+            fibers.push_back(task::spawn(move || talk(stream, index, messages, &stage)));
+        }
+        stage.complete.store(true, SeqCst);
+        fibers.iter().for_each(|fiber| fiber.unparker().unpark());
+        fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+    };
+    rt.block_on(whole);
+    rt.wait_idle();
+    assert_eq!(rt.metrics().tasks_alive, 0);
+}
+
+mod child {
+    //! Each in a process of its own, started by the tests above.
+
+    use super::*;
+
+    /// What a first round has made for good: the reserve of every worker.
+    const KEPT: usize = WORKERS;
+    /// Connections of the first round, and messages on each.
+    const FIRST: (usize, usize) = (32, 2);
+
+    fn number(variable: &str) -> usize {
+        let text = std::env::var(variable).expect("set by whoever starts this");
+        text.parse().expect("a number")
+    }
+
+    fn assert_none_left(before: usize) {
+        let after = descriptors();
+        assert!(
+            after <= before + KEPT,
+            "{before} descriptors were open, now {after}"
+        );
+        println!("descriptors before {before}, after {after}");
+    }
+
+    #[test]
+    #[ignore = "a child of the tests above"]
+    fn a_runtime_starts() {
+        start().block_on(|| ());
+    }
+
+    #[test]
+    #[ignore = "a child of the tests above"]
+    fn server() {
+        raise_descriptors();
+        let listener = Arc::new(TcpListener::bind("127.0.0.1:0").expect("a port"));
+        println!("port={}", listener.local_addr().expect("bound").port());
+        io::stdout().flush().expect("a pipe");
+        let bytes = serve(&start(), &listener, FIRST.0);
+        assert_eq!(bytes, FIRST.0 * FIRST.1 * MESSAGE);
+
+        let before = descriptors();
+        let rt = start();
+        let bytes = serve(&rt, &listener, number(CONNECTIONS));
+        assert_eq!(bytes, number(CONNECTIONS) * number(MESSAGES) * MESSAGE);
+        drop(rt);
+        assert_none_left(before);
+    }
+
+    #[test]
+    #[ignore = "a child of the tests above"]
+    fn client() {
+        raise_descriptors();
+        let port = u16::try_from(number(PORT)).expect("a port");
+        ask(&start(), port, FIRST.0, FIRST.1);
+
+        let before = descriptors();
+        let (rt, started) = (start(), Instant::now());
+        ask(&rt, port, number(CONNECTIONS), number(MESSAGES));
+        println!("took {:.2?} with connecting", started.elapsed());
+        drop(rt);
+        assert_none_left(before);
+    }
+}

@@ -1,0 +1,159 @@
+//! Whoever waits for a descriptor is told at once, whatever the thread does that last looked after it.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use indent::io::pipe;
+use indent::net::TcpListener;
+use indent::runtime::{Builder, Runtime};
+use indent::task;
+
+mod common;
+mod sockets;
+#[allow(unsafe_code, reason = "system calls of a thread that is stuck")]
+mod stuck;
+
+use common::{wait_for, within};
+use sockets::wait_for_waiters;
+
+const CONNECTIONS: usize = 64;
+const STUCK: Duration = Duration::from_secs(1);
+
+fn start(workers: usize) -> Runtime {
+    Builder::new().workers(workers).build().unwrap()
+}
+
+/// A fiber for each connection, which sends back what it gets.
+fn echo(rt: &Runtime, connections: usize) -> Vec<TcpStream> {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(rt.spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            drop(indent::spawn(move || {
+                let mut buffer = [0; 64];
+                while let Ok(n @ 1..) = stream.read(&mut buffer) {
+                    stream.write_all(&buffer[..n]).unwrap();
+                }
+            }));
+        }
+    }));
+    let clients = (0..connections).map(|_| TcpStream::connect(address).unwrap());
+    let clients: Vec<_> = clients.collect();
+    wait_for_waiters(rt, connections + 1);
+    clients
+}
+
+/// Sends to all and gets all answers, again and again until told to stop: how long the longest round took,
+/// and how many there were.
+fn rounds(mut clients: Vec<TcpStream>, stop: &AtomicBool) -> (Duration, usize) {
+    let (mut longest, mut rounds) = (Duration::ZERO, 0);
+    while !stop.load(SeqCst) {
+        let begun = Instant::now();
+        for (i, client) in clients.iter_mut().enumerate() {
+            client.write_all(&[i as u8; 64]).unwrap();
+        }
+        for (i, client) in clients.iter_mut().enumerate() {
+            let mut answer = [0; 64];
+            client.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, [i as u8; 64]);
+        }
+        longest = longest.max(begun.elapsed());
+        rounds += 1;
+    }
+    (longest, rounds)
+}
+
+/// Echoes while a fiber on each worker is stuck: no round takes nearly as long as that does.
+fn echoes_go_on_beside(stuck: fn()) {
+    within(60, || {
+        for workers in [1, 2] {
+            let rt = start(workers);
+            common::wait_for_the_survey(); // before, nobody leaves the carrier that is stuck
+            let clients = echo(&rt, CONNECTIONS);
+            let stop = Arc::new(AtomicBool::new(false));
+            let stops = stop.clone();
+            let load = std::thread::spawn(move || rounds(clients, &stops));
+            let fibers: Vec<_> = (0..workers).map(|_| rt.spawn(stuck)).collect();
+            fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+            stop.store(true, SeqCst);
+            let (longest, rounds) = load.join().unwrap();
+            assert!(longest < STUCK / 2, "{longest:?}, the longest of {rounds}");
+            assert!(rounds > 10, "{rounds}");
+        }
+    });
+}
+
+#[test]
+fn echoes_go_on_beside_a_fiber_that_waits_for_a_vfork() {
+    echoes_go_on_beside(|| stuck::in_vfork(STUCK));
+}
+
+#[test]
+fn echoes_go_on_beside_a_fiber_in_an_epoll_of_its_own_and_do_not_disturb_it() {
+    echoes_go_on_beside(|| assert_eq!(stuck::in_epoll(STUCK).unwrap(), 0));
+}
+
+#[test]
+fn echoes_go_on_beside_fibers_that_compute() {
+    echoes_go_on_beside(|| {
+        let begun = Instant::now();
+        while begun.elapsed() < STUCK {
+            std::hint::black_box((0..1000).sum::<u64>());
+        }
+    });
+}
+
+#[test]
+fn a_reader_goes_on_while_the_only_worker_computes() {
+    within(60, || {
+        let rt = start(1);
+        let (mut reader, writer) = pipe().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = stop.clone();
+        let read = rt.spawn(move || {
+            reader.read_exact(&mut [0]).unwrap();
+            stops.store(true, SeqCst);
+        });
+        wait_for_waiters(&rt, 1);
+        let hog = rt.spawn(move || {
+            while !stop.load(SeqCst) {
+                std::hint::spin_loop();
+            }
+        });
+        std::thread::sleep(Duration::from_millis(50)); // until nobody takes it for a short one
+        (&writer).write_all(&[1]).unwrap();
+        read.join().unwrap();
+        hog.join().unwrap();
+    });
+}
+
+#[test]
+fn a_reader_is_told_although_its_worker_has_retired() {
+    within(60, || {
+        let rt = start(4);
+        let pipes: Vec<_> = (0..16).map(|_| pipe().unwrap()).collect();
+        let (readers, writers): (Vec<_>, Vec<_>) = pipes.into_iter().unzip();
+        let readers: Vec<_> = readers
+            .into_iter()
+            .enumerate()
+            .map(|(i, mut reader)| {
+                let body = move || (0..2).for_each(|_| reader.read_exact(&mut [0]).unwrap());
+                rt.block_on(|| task::Builder::new().worker(i % 4).spawn(body))
+            })
+            .collect();
+        wait_for_waiters(&rt, readers.len());
+        rt.handle().resize(1);
+        wait_for("one worker", || rt.metrics().workers_now == 1);
+        for _ in 0..2 {
+            wait_for_waiters(&rt, readers.len());
+            for mut writer in &writers {
+                writer.write_all(&[1]).unwrap();
+            }
+        }
+        readers.into_iter().for_each(|fiber| fiber.join().unwrap());
+    });
+}

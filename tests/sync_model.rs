@@ -1,0 +1,163 @@
+//! Who gets permits and locks, in which order: fibers on one worker against a queue on paper.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use indent::runtime::{Builder, Runtime};
+use indent::sync::{OwnedSemaphorePermit, RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore};
+use indent::task;
+use proptest::prelude::*;
+
+/// Yields after which nobody can run any more: each fiber needs one or two.
+const YIELDS: usize = 8;
+
+fn one_worker() -> Runtime {
+    Builder::new().workers(1).build().unwrap()
+}
+
+fn settle() {
+    (0..YIELDS).for_each(|_| task::yield_now());
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// One more comes and wants so many permits; or to read (0) or to write.
+    Come(usize),
+    /// Of those who have something, this one, counted round, lets go.
+    Leave(usize),
+    /// So many permits more.
+    Add(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0..4usize).prop_map(Step::Come),
+        3 => (0..8usize).prop_map(Step::Leave),
+        1 => (0..3usize).prop_map(Step::Add),
+    ];
+    proptest::collection::vec(step, 0..24)
+}
+
+/// Runs the steps and compares, after each, who has what with what `expected` says.
+fn compare<G: Send + 'static>(
+    steps: &[Step],
+    come: impl Fn(usize) -> G + Clone + Send + 'static,
+    add: impl Fn(usize),
+    mut expected: impl FnMut(&Step, Option<(usize, usize)>) -> Vec<(usize, usize)>,
+) {
+    let have = Arc::new(Mutex::new(Vec::<((usize, usize), G)>::new()));
+    let mut crowd = Vec::new();
+    for step in steps {
+        let mut left = None;
+        match *step {
+            Step::Come(wish) => {
+                let (have, come, number) = (have.clone(), come.clone(), crowd.len());
+                crowd.push(indent::spawn(move || {
+                    let got = come(wish);
+                    have.lock().unwrap().push(((number, wish), got));
+                }));
+            }
+            Step::Leave(which) => {
+                let mut have = have.lock().unwrap();
+                if !have.is_empty() {
+                    let at = which % have.len();
+                    let (who, guard) = have.remove(at);
+                    left = Some(who);
+                    drop(have);
+                    drop(guard);
+                }
+            }
+            Step::Add(more) => add(more),
+        }
+        settle();
+        // In which order several who got it together ran is the scheduler's affair.
+        let mut now: Vec<_> = have.lock().unwrap().iter().map(|(who, _)| *who).collect();
+        let mut expected = expected(step, left);
+        now.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(now, expected, "after {step:?} of {steps:?}");
+    }
+    // All who wait are served in the end.
+    for _ in 0..crowd.len() {
+        add(4);
+        let guards = std::mem::take(&mut *have.lock().unwrap());
+        drop(guards);
+        settle();
+    }
+    crowd.into_iter().for_each(|fiber| fiber.join().unwrap());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn permits_go_to_those_who_came_first(start in 0..4usize, steps in steps()) {
+        let rt = one_worker();
+        rt.block_on(move || {
+            let semaphore = Arc::new(Semaphore::new(start));
+            let theirs = semaphore.clone();
+            let come = move |wish| -> OwnedSemaphorePermit {
+                theirs.clone().acquire_many_owned(wish).unwrap()
+            };
+            let (mut permits, mut came) = (start, 0);
+            let (mut queue, mut have) = (VecDeque::new(), Vec::new());
+            let expected = |step: &Step, left: Option<(usize, usize)>| {
+                if let Step::Come(wish) = *step {
+                    queue.push_back((came, wish));
+                    came += 1;
+                }
+                if let Step::Add(more) = *step {
+                    permits += more;
+                }
+                if let Some(left) = left {
+                    permits += left.1;
+                    have.retain(|who| *who != left);
+                }
+                while queue.front().is_some_and(|first: &(usize, usize)| first.1 <= permits) {
+                    let first = queue.pop_front().unwrap();
+                    permits -= first.1;
+                    have.push(first);
+                }
+                have.clone()
+            };
+            compare(&steps, come, |more| semaphore.add_permits(more), expected);
+        });
+    }
+
+    #[test]
+    fn readers_and_writers_are_let_in_as_they_came(steps in steps()) {
+        #[expect(dead_code, reason = "kept until it is dropped")]
+        enum Guard {
+            Read(RwLockReadGuard<'static, ()>),
+            Write(RwLockWriteGuard<'static, ()>),
+        }
+        let rt = one_worker();
+        rt.block_on(move || {
+            let lock: &'static RwLock<()> = Box::leak(Box::new(RwLock::new(())));
+            let come = |wish| match wish {
+                0 | 1 => Guard::Read(lock.read().unwrap()),
+                _ => Guard::Write(lock.write().unwrap()),
+            };
+            let writes = |who: &(usize, usize)| who.1 > 1;
+            let mut came = 0;
+            let (mut queue, mut have) = (VecDeque::new(), Vec::new());
+            let expected = |step: &Step, left: Option<(usize, usize)>| {
+                if let Step::Come(wish) = *step {
+                    queue.push_back((came, wish));
+                    came += 1;
+                }
+                have.retain(|who| Some(*who) != left);
+                while let Some(first) = queue.front().copied() {
+                    let free = if writes(&first) { have.is_empty() } else { !have.iter().any(writes) };
+                    if !free {
+                        break;
+                    }
+                    queue.pop_front();
+                    have.push(first);
+                }
+                have.clone()
+            };
+            compare(&steps, come, |_| (), expected);
+        });
+    }
+}
