@@ -295,11 +295,13 @@ impl Queue {
     /// It was put into this queue or none.
     #[inline]
     pub(crate) unsafe fn remove(&mut self, entry: &Entry) -> bool {
-        // SAFETY: we hold the lock.
-        let links = unsafe { entry.links() };
-        if !std::mem::take(&mut links.is_in) {
+        // SAFETY: we hold the lock. No reference is made: if it was taken, the rest is its taker's.
+        if !unsafe { (*entry.links.get()).is_in } {
             return false;
         }
+        // SAFETY: it is in the queue, and we hold the lock.
+        let links = unsafe { entry.links() };
+        links.is_in = false;
         let (next, prev) = (links.next, links.prev);
         // SAFETY: a neighbour is a member (I28).
         match unsafe { prev.as_ref() } {
@@ -332,14 +334,19 @@ impl Queue {
 
     /// Takes all out and commits them to this.
     pub(crate) fn take_all(&mut self, how: How) -> All {
-        let mut all = Queue::new();
+        let mut all = All { first: ptr::null() };
+        let mut end = &raw mut all.first;
         while let Some(taken) = self.take(how) {
-            // SAFETY: just taken out; it stays until it is called, by whoever goes through these.
-            let entry = unsafe { taken.0.as_ref() };
+            // SAFETY: the end of the list: a field of `all`, or of an entry that waits for our call.
+            unsafe { *end = taken.0.as_ptr() };
+            // SAFETY: I28: it waits for our call.
+            let links = unsafe { taken.0.as_ref() }.links.get();
+            // SAFETY: it is out of the queue, so the link is ours; no reference is made to its neighbours.
+            end = unsafe { &raw mut (*links).next };
             // SAFETY: as above.
-            unsafe { all.push(entry) };
+            unsafe { *end = ptr::null() };
         }
-        All(all)
+        all
     }
 }
 
@@ -365,18 +372,22 @@ impl Taken {
     }
 }
 
-/// Entries that have won by the caller's hand, all to be called.
+/// Entries that have won by the caller's hand, all to be called. They are in no queue: who of them withdraws finds
+/// that it was taken.
 #[must_use = "they wait for the call"]
-pub(crate) struct All(Queue);
+pub(crate) struct All {
+    first: *const Entry,
+}
 
 impl All {
     /// Calls them in the order in which they came. Without the lock.
-    pub(crate) fn call(mut self) {
+    pub(crate) fn call(self) {
+        let mut next = self.first;
         // SAFETY: I28: it waits for our call.
-        while let Some(entry) = unsafe { self.0.head.as_ref() } {
+        while let Some(entry) = unsafe { next.as_ref() } {
             let mark = context::marked();
-            // SAFETY: as `Queue::remove`: it is the first. Nobody else touches the links of those taken.
-            unsafe { self.0.remove(entry) };
+            // SAFETY: the link is ours, as it is out of the queue; its owner looks at `is_in` alone.
+            next = unsafe { (*entry.links.get()).next };
             let kept = Taken(NonNull::from(entry)).call(&mark);
             drop(mark);
             drop(kept);

@@ -98,6 +98,29 @@ fn loom_who_withdraws_gets_nothing_or_all() {
 }
 
 #[test]
+fn loom_who_was_taken_with_all_others_does_not_withdraw() {
+    loom::model(|| {
+        let thing = Arc::new(Thing::new());
+        let other = thing.clone();
+        let operations = [operation(), operation()];
+        let entries = operations
+            .each_ref()
+            .map(|op| Entry::only(op, ptr::null_mut()));
+        for entry in &entries {
+            assert!(!thing.take_or_enlist(entry));
+        }
+        let tells = thread::spawn(move || {
+            let all = other.0.lock().queue.take_all(How::Done);
+            all.call();
+        });
+        let withdrawn = entries.each_ref().map(|entry| thing.remove(entry));
+        tells.join().unwrap();
+        let called = operations.each_ref().map(Operation::was_called);
+        assert_eq!(called, withdrawn.map(|withdrawn| !withdrawn));
+    });
+}
+
+#[test]
 fn loom_one_of_several_arms_withdraws_or_has_won() {
     loom::model(|| {
         let thing = Arc::new(Thing::new());
