@@ -2,6 +2,7 @@
 
 mod base; // L0
 mod blocking; // L5
+pub mod chan; // L5
 mod compute; // L5
 mod driver; // L2
 mod error; // L0
@@ -12,6 +13,7 @@ pub mod park; // L4
 mod queue; // L2
 pub mod runtime; // L6
 mod sched; // L3
+pub mod select; // L6
 pub mod sync; // L5
 pub mod task; // L6
 pub mod time; // L5

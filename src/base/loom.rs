@@ -27,6 +27,20 @@ pub(crate) fn spin() {
     loom::thread::yield_now();
 }
 
+/// A pause before the next look at something that will not take long, after so many of them: processors
+/// first, then others who may run, then a sleep, for whoever must run but cannot while we do.
+#[cold]
+pub(crate) fn pause(failures: u32) {
+    #[cfg(indent_loom)]
+    let _ = (failures, spin());
+    #[cfg(not(indent_loom))]
+    match failures {
+        0..64 => std::hint::spin_loop(),
+        64..128 => spin(),
+        _ => std::thread::sleep(std::time::Duration::from_micros(50)),
+    }
+}
+
 /// The cheap half of an asymmetric barrier: orders this thread's earlier stores before its later
 /// loads *provided* the other side calls [`heavy_barrier`].
 #[inline(always)]
@@ -47,6 +61,52 @@ pub(crate) fn heavy_barrier() {
     #[cfg(not(indent_loom))]
     crate::base::os::membarrier();
     atomic::fence(atomic::Ordering::SeqCst);
+}
+
+#[cfg(not(indent_loom))]
+pub(crate) use crate::base::lock::RawLock;
+
+/// In models a lock that is waited for by the checker's means: it cannot see that a spin ends.
+#[cfg(indent_loom)]
+pub(crate) struct RawLock {
+    mutex: Mutex<()>,
+    held: std::cell::RefCell<Option<MutexGuard<'static, ()>>>,
+}
+
+#[cfg(indent_loom)]
+#[expect(unsafe_code, reason = "keeps a guard beside its lock")]
+mod raw {
+    use super::*;
+
+    // SAFETY: `held` is touched by whoever has the lock.
+    unsafe impl Sync for RawLock {}
+    // SAFETY: as above; a model's threads are one thread.
+    unsafe impl Send for RawLock {}
+
+    impl RawLock {
+        pub(crate) fn new() -> Self {
+            RawLock {
+                mutex: Mutex::new(()),
+                held: Default::default(),
+            }
+        }
+
+        pub(crate) fn acquire(&self) {
+            let guard = self.mutex.lock().expect("no panic in a model");
+            // SAFETY: it is dropped by `release`, while the lock is there.
+            let guard = unsafe {
+                std::mem::transmute::<MutexGuard<'_, ()>, MutexGuard<'static, ()>>(guard)
+            };
+            *self.held.borrow_mut() = Some(guard);
+        }
+
+        /// # Safety
+        /// As for the real one.
+        pub(crate) unsafe fn release(&self) {
+            let guard = self.held.borrow_mut().take();
+            drop(guard);
+        }
+    }
 }
 
 /// A constructor that is `const`, but for models: loom's atomics have none.

@@ -1,5 +1,7 @@
 //! A small random generator for picking victims: quality does not matter, speed does.
 
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
 /// Xorshift with a 64-bit state, never zero.
 #[derive(Debug)]
 pub(crate) struct Rng(u64);
@@ -21,6 +23,14 @@ impl Rng {
     pub(crate) fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next()) * n as u128) >> 64) as usize
     }
+}
+
+/// A generator of its own for whoever needs some numbers and has none.
+pub(crate) fn fresh() -> Rng {
+    static SEEDS: AtomicU64 = AtomicU64::new(0);
+    let mut rng = Rng::new(SEEDS.fetch_add(1, Relaxed));
+    rng.next(); // near seeds begin alike
+    rng
 }
 
 #[cfg(test)]

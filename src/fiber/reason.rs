@@ -26,6 +26,12 @@ pub enum ParkReason {
     Sleep = 6,
     /// Waits for a socket, a pipe or another descriptor.
     Io = 7,
+    /// Waits for room in a [channel](crate::chan), or for somebody who receives.
+    Send = 8,
+    /// Waits for a value of a [channel](crate::chan).
+    Receive = 9,
+    /// Waits for one of [several things](mod@crate::select).
+    Select = 10,
     /// Waits for a [`Mutex`](crate::sync::Mutex) or an [`RwLock`](crate::sync::RwLock).
     Lock = 16,
     /// Waits for a [`Condvar`](crate::sync::Condvar) to be notified.
@@ -52,6 +58,9 @@ impl ParkReason {
             5 => ParkReason::Compute,
             6 => ParkReason::Sleep,
             7 => ParkReason::Io,
+            8 => ParkReason::Send,
+            9 => ParkReason::Receive,
+            10 => ParkReason::Select,
             16 => ParkReason::Lock,
             17 => ParkReason::Condvar,
             18 => ParkReason::Semaphore,
@@ -75,6 +84,9 @@ impl std::fmt::Display for ParkReason {
             ParkReason::Compute => "compute",
             ParkReason::Sleep => "sleep",
             ParkReason::Io => "io",
+            ParkReason::Send => "send",
+            ParkReason::Receive => "receive",
+            ParkReason::Select => "select",
             ParkReason::Lock => "lock",
             ParkReason::Condvar => "condvar",
             ParkReason::Semaphore => "semaphore",

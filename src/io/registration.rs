@@ -22,6 +22,7 @@ use crate::park;
 use crate::sched::io as sched;
 use crate::sched::io::ring;
 pub(crate) use crate::sched::io::{Ended, Seen};
+use crate::sched::wake::Waiter;
 
 /// What the reactor knows of one descriptor. It belongs to whoever owns the descriptor.
 #[derive(Debug)]
@@ -96,6 +97,27 @@ impl Registration {
             };
         }
         self.wait(fd, interest, seen, deadline).map(Outcome::Ended)
+    }
+
+    /// Whether somebody calls who waits here: a fiber, and not one of a runtime that uses rings.
+    pub(crate) fn calls(&self) -> bool {
+        park::current_fiber().is_some() && !ring::is_used()
+    }
+
+    /// Has the waiter of the calling fiber called; false if something was told that it had not seen.
+    pub(crate) fn enlist(
+        &self,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        seen: Seen,
+        waiter: &Waiter,
+    ) -> io::Result<bool> {
+        self.known.enlist(fd, interest, seen, waiter)
+    }
+
+    /// Takes a waiter back; false if it was called, or is about to be.
+    pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
+        self.known.withdraw(interest, waiter)
     }
 
     /// To be called before the descriptor is closed, or leaves whoever owns this.

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::registration::Interest;
 use super::watched::{Patience, Watched};
 use crate::base::descriptor;
+use crate::sched::wake::Waiter;
 
 /// Anything with a descriptor that can be waited for.
 ///
@@ -166,6 +167,36 @@ impl<T: AsFd> Source<T> {
         self.0.into_inner()
     }
 
+    /// What the kernel says now.
+    pub(crate) fn is_ready(&self, to_write: bool) -> io::Result<bool> {
+        descriptor::poll(self.as_fd(), way(to_write), Some(Duration::ZERO))
+    }
+
+    /// Has the waiter called when it may be ready; false if it is. If nobody calls: see `ask_again`.
+    pub(crate) fn enlist(&self, to_write: bool, waiter: &Waiter) -> io::Result<bool> {
+        let (registration, way) = (self.0.registration(), way(to_write));
+        loop {
+            let seen = registration.seen(way);
+            if self.is_ready(to_write)? {
+                return Ok(false);
+            }
+            if !registration.calls() || registration.enlist(self.as_fd(), way, seen, waiter)? {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Takes a waiter back; false if it was called, or is about to be.
+    pub(crate) fn withdraw(&self, to_write: bool, waiter: &Waiter) -> bool {
+        let registration = self.0.registration();
+        !registration.calls() || registration.withdraw(way(to_write), waiter)
+    }
+
+    /// The first pause after which to ask again, where nobody calls.
+    pub(crate) fn ask_again(&self) -> Option<Duration> {
+        (!self.0.registration().calls()).then_some(Duration::from_millis(1))
+    }
+
     fn wait(&self, interest: Interest, patience: Patience) -> io::Result<()> {
         let look = |inner: &T| match descriptor::poll(inner.as_fd(), interest, Some(Duration::ZERO))
         {
@@ -178,6 +209,13 @@ impl<T: AsFd> Source<T> {
             _ => error,
         };
         self.0.run(interest, |_| patience, look).map_err(late)
+    }
+}
+
+fn way(to_write: bool) -> Interest {
+    match to_write {
+        true => Interest::Write,
+        false => Interest::Read,
     }
 }
 

@@ -113,6 +113,10 @@ impl<T: AsFd> Watched<T> {
         self.inner.as_ref().expect("it is taken out by value only")
     }
 
+    pub(crate) fn registration(&self) -> &Registration {
+        &self.registration
+    }
+
     /// Whoever gets this may put another descriptor there, so the old one is forgotten.
     pub(crate) fn get_mut(&mut self) -> &mut T {
         self.registration.forget(self.lend().as_fd());

@@ -25,6 +25,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) mod lend;
+pub(crate) mod queue;
+pub(crate) mod select;
 
 pub use crate::fiber::reason::ParkReason;
 pub use crate::fiber::state::Woken;

@@ -38,9 +38,19 @@ pub(crate) fn park(
     signal: Signal,
 ) -> Option<Woken> {
     charge();
-    let fiber = context::current_fiber()?;
-    match limit::bounding(Some(fiber), deadline, hearing) {
-        None => park_once(deadline, reason, hearing, signal),
+    park_charged(deadline, reason, hearing, signal)
+}
+
+/// The same for whoever has paid for it already.
+pub(crate) fn park_charged(
+    deadline: Option<Instant>,
+    reason: ParkReason,
+    hearing: Hearing,
+    signal: Signal,
+) -> Option<Woken> {
+    let here = context::here()?;
+    match limit::bounding(Some(here.fiber), deadline, hearing) {
+        None => Some(park_here(&here, deadline, reason, hearing, signal)),
         Some(limit) => park_within(limit, deadline, reason, hearing, signal),
     }
 }
@@ -56,7 +66,8 @@ fn park_within(
 ) -> Option<Woken> {
     let mut until = limit;
     loop {
-        let woken = park_once(Some(until), reason, hearing, signal)?;
+        let here = context::here()?;
+        let woken = park_here(&here, Some(until), reason, hearing, signal);
         if woken != Woken::ByDeadline || deadline == Some(until) {
             return Some(woken);
         }
@@ -69,19 +80,20 @@ fn park_within(
     }
 }
 
-fn park_once(
+/// `here` is not used after the switch.
+fn park_here(
+    here: &Here,
     deadline: Option<Instant>,
     reason: ParkReason,
     hearing: Hearing,
     signal: Signal,
-) -> Option<Woken> {
-    let here = context::here()?;
+) -> Woken {
     let fiber = here.fiber;
     let mut token = here.enter_with_worker();
     let hearing = hear(fiber, hearing, &token);
     fiber.set_reason(reason);
     let number = match fiber.state.begin_park(hearing, signal) {
-        Begin::Woken(cause) => return Some(cause),
+        Begin::Woken(cause) => return cause,
         Begin::Parking(number) => number,
     };
     token.worker().counters.parks.add(1);
@@ -97,7 +109,7 @@ fn park_once(
     {
         deadline.clear(&token); // I13
     }
-    Some(woken)
+    woken
 }
 
 /// How this park takes a request to end: see `Gate`.

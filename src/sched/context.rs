@@ -235,6 +235,43 @@ impl Marked {
         unsafe { self.carrier.as_ref() }
     }
 
+    /// The fiber the caller runs on; `None` on plain threads.
+    #[inline]
+    pub(crate) fn fiber(&self) -> Option<FiberRef> {
+        self.carrier().and_then(|carrier| carrier.current.get())
+    }
+
+    /// Enters the runtime if the carrier holds a worker.
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<Entered> {
+        let carrier = self.carrier()?;
+        match carrier.owner.enter() {
+            Some(worker) => Some(Entered {
+                carrier: NonNull::from(carrier),
+                worker,
+                _not_send: PhantomData,
+            }),
+            None => {
+                carrier.leave();
+                None
+            }
+        }
+    }
+
+    /// Pays for an operation that could block. False if the budget is used up: then the caller takes the mark
+    /// down and is charged in the ordinary way.
+    #[inline]
+    pub(crate) fn pays(&self) -> bool {
+        let Some(carrier) = self.carrier() else {
+            return true; // plain threads are not charged
+        };
+        let left = carrier.budget.get();
+        if left > 0 {
+            carrier.budget.set(left - 1);
+        }
+        left > 0
+    }
+
     /// The runtime of that carrier.
     pub(crate) fn shared(&self) -> Option<&Shared> {
         self.carrier().map(Carrier::shared)

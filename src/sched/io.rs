@@ -229,22 +229,8 @@ impl Registration {
         seen: Seen,
         deadline: Option<Instant>,
     ) -> io::Result<Ended> {
-        let seen = self.register(fd, interest)?.unwrap_or(seen);
-        if seen.key == 0 || self.key.load(SeqCst) != seen.key {
-            return Ok(Ended::Ready); // somebody else registered it after the try
-        }
-        let source = source((seen.key - 1) as u32);
-        let way = &source.ways[interest as usize];
         let waiter = Waiter::caller();
-        let mark = context::marked();
-        let mut state = lock(way);
-        let is_news = source.told[interest as usize].load(SeqCst) != seen.told;
-        if !is_news {
-            state.push(waiter.address());
-        }
-        drop(state);
-        drop(mark);
-        if is_news {
+        if !self.enlist(fd, interest, seen, &waiter)? {
             block::charge();
             return Ok(Ended::Ready);
         }
@@ -256,16 +242,45 @@ impl Registration {
                 return Ok(Ended::Ready);
             }
             if woken != Woken::ByWake {
-                let mark = context::marked();
-                let withdrawn = lock(way).withdraw(waiter.address());
-                drop(mark);
                 match woken {
-                    Woken::ByCancel if withdrawn => return Ok(Ended::Cancelled),
-                    _ if withdrawn => return Ok(Ended::TimedOut),
-                    _ => (deadline, hearing) = (None, Hearing::Deaf), // the call is on its way
+                    _ if !self.withdraw(interest, &waiter) => {
+                        (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
+                    }
+                    Woken::ByCancel => return Ok(Ended::Cancelled),
+                    _ => return Ok(Ended::TimedOut),
                 }
             }
         }
+    }
+
+    /// Has the waiter, one of a fiber, called when something is told that it had not seen. False if that is so
+    /// already: then nobody will call.
+    pub(crate) fn enlist(
+        &self,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+        seen: Seen,
+        waiter: &Waiter,
+    ) -> io::Result<bool> {
+        let seen = self.register(fd, interest)?.unwrap_or(seen);
+        if seen.key == 0 || self.key.load(SeqCst) != seen.key {
+            return Ok(false); // somebody else registered it after the try
+        }
+        let source = source((seen.key - 1) as u32);
+        let _mark = context::marked();
+        let mut way = lock(&source.ways[interest as usize]);
+        if source.told[interest as usize].load(SeqCst) != seen.told {
+            return Ok(false);
+        }
+        way.push(waiter.address());
+        Ok(true)
+    }
+
+    /// Takes a waiter back that was enlisted. False if it was called, or is about to be.
+    pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
+        let source = source((self.key.load(SeqCst) - 1) as u32);
+        let _mark = context::marked();
+        lock(&source.ways[interest as usize]).withdraw(waiter.address())
     }
 
     /// Puts it into the set of the caller's worker, if it is in none that will do. Then the kernel tells first

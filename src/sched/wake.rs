@@ -15,17 +15,17 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicBool,
-    Ordering::{Acquire, Release},
-};
 use std::time::Instant;
 
 use crate::base::fork;
-use crate::base::loom::atomic;
+use crate::base::loom::atomic::{
+    self, AtomicU32,
+    Ordering::{Acquire, Release},
+};
+use crate::base::loom::spin;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
-use crate::fiber::{FiberRef, Held, Record};
+use crate::fiber::{FiberRef, Record};
 use crate::sched::carrier::Carrier;
 use crate::sched::context::Marked;
 use crate::sched::moving::Whereto;
@@ -37,30 +37,56 @@ use crate::sched::{Shared, block, company, context, latency, verdict};
 /// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
 /// so the waiter stays until it was called, or has made sure that nobody will call.
 ///
-/// The caller takes a reference to whom to wake, then says that it called, then wakes: after the
-/// second step the waiter may leave its stack, so the third uses the reference alone.
+/// The caller says that it is calling, makes the fiber runnable, says that it has called, and queues the
+/// fiber. After the third step the waiter may leave its stack: if the second gave the fiber to the caller it
+/// cannot before the fourth (I1), else there is no fourth. Whoever finds himself awake and being called
+/// waits for the third step: the caller has the mark up (S6). So nobody counts references. A plain thread
+/// goes its own way as soon as it was called, and is woken by a reference of the caller's.
 pub(crate) struct Waiter {
     who: Who,
-    called: AtomicBool,
+    called: AtomicU32,
 }
 
-#[derive(Clone)]
+const NOT_CALLED: u32 = 0;
+const BEING_CALLED: u32 = 1;
+const CALLED: u32 = 2;
+
 enum Who {
-    Fiber(Held),
+    /// The waiter's own: it is not over while it waits (I3).
+    Fiber(FiberRef),
     Thread(Arc<ThreadParker>),
 }
 
 impl Waiter {
     /// The calling fiber or plain thread.
+    #[inline]
     pub(crate) fn caller() -> Self {
-        let who = match context::current_fiber() {
-            Some(fiber) => Who::Fiber(fiber.hold()),
+        Self::new(match context::current_fiber() {
+            Some(fiber) => Who::Fiber(fiber),
             None => Who::Thread(context::thread_parker()),
-        };
+        })
+    }
+
+    /// The same, by its mark.
+    #[inline]
+    pub(crate) fn of(mark: &Marked) -> Self {
+        Self::new(match mark.fiber() {
+            Some(fiber) => Who::Fiber(fiber),
+            None => Who::Thread(context::thread_parker()),
+        })
+    }
+
+    fn new(who: Who) -> Self {
         Waiter {
             who,
-            called: AtomicBool::new(false),
+            called: AtomicU32::new(NOT_CALLED),
         }
+    }
+
+    /// A thread of a model, which has no thread-locals.
+    #[cfg(all(test, indent_loom))]
+    pub(crate) fn of_model() -> Self {
+        Self::new(Who::Thread(ThreadParker::new()))
     }
 
     /// Parks the caller, whose waiter this is.
@@ -79,13 +105,48 @@ impl Waiter {
         }
     }
 
+    /// The same for an operation that was charged ahead.
+    pub(crate) fn park_charged(
+        &self,
+        deadline: Option<Instant>,
+        reason: ParkReason,
+        hearing: Hearing,
+    ) -> Woken {
+        match &self.who {
+            Who::Fiber(_) => {
+                let woken = block::park_charged(deadline, reason, hearing, Signal::Call);
+                woken.expect("on the same fiber")
+            }
+            Who::Thread(parker) => parker.park(deadline, hearing, Signal::Call),
+        }
+    }
+
     /// The address other threads know this waiter by.
     pub(crate) fn address(&self) -> usize {
         ptr::from_ref(self).expose_provenance()
     }
 
+    /// If so the caller does not touch the waiter any more.
+    #[inline]
     pub(crate) fn was_called(&self) -> bool {
-        self.called.load(Acquire)
+        loop {
+            match self.called.load(Acquire) {
+                NOT_CALLED => return false,
+                CALLED => return true,
+                _ => spin(), // it has not come to the third step
+            }
+        }
+    }
+
+    /// Nobody knows this waiter, nor will anybody call it: as if it had been called.
+    pub(crate) fn call_off(&self) {
+        self.called.store(CALLED, Release);
+    }
+
+    /// It was called, and waits for another call.
+    pub(crate) fn reset(&self) {
+        debug_assert!(self.was_called());
+        self.called.store(NOT_CALLED, Release);
     }
 
     /// Calls the waiter at `address`.
@@ -94,20 +155,31 @@ impl Waiter {
     /// The address came out of a word that a live waiter put it into, and the caller's is the one
     /// call it waits for.
     pub(crate) unsafe fn call(mark: &Marked, address: usize) -> Kept {
-        // SAFETY: by the caller's promise it is still there, until `called` is set.
+        // SAFETY: by the caller's promise it is still there, until `called` says so.
         let waiter = unsafe { &*ptr::with_exposed_provenance::<Waiter>(address) };
-        let who = waiter.who.clone();
-        waiter.called.store(true, Release);
-        let runtime = match &who {
-            Who::Fiber(fiber) => wake_marked(mark, fiber.fiber(), Signal::Call),
-            Who::Thread(parker) => {
-                parker.wake(Signal::Call);
-                None
+        match &waiter.who {
+            Who::Fiber(fiber) => {
+                let fiber = *fiber;
+                waiter.called.store(BEING_CALLED, Release);
+                let owed = fiber.state.wake(Signal::Call);
+                waiter.called.store(CALLED, Release);
+                Kept {
+                    _thread: None,
+                    _runtime: match owed {
+                        Notify::Enqueue => enqueue(mark, fiber),
+                        Notify::Nothing => None,
+                    },
+                }
             }
-        };
-        Kept {
-            _who: Some(who),
-            _runtime: runtime,
+            Who::Thread(parker) => {
+                let parker = parker.clone();
+                waiter.called.store(CALLED, Release);
+                parker.wake(Signal::Call);
+                Kept {
+                    _thread: Some(parker),
+                    _runtime: None,
+                }
+            }
         }
     }
 }
@@ -116,7 +188,7 @@ impl Waiter {
 #[must_use = "dropped without the mark"]
 #[derive(Default)]
 pub(crate) struct Kept {
-    _who: Option<Who>,
+    _thread: Option<Arc<ThreadParker>>,
     _runtime: Option<Arc<Shared>>,
 }
 
@@ -159,7 +231,7 @@ pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
     }
     latency::woken(fiber, &shared.clock);
     let queued = match here {
-        Some(here) if ptr::eq(here, carrier) => queue_sibling(carrier, fiber),
+        Some(here) if ptr::eq(here, carrier) => queue_sibling(mark, carrier, fiber),
         Some(here) if own_thread => company::pulls(here, fiber),
         _ => false,
     };
@@ -170,8 +242,8 @@ pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
 }
 
 /// On the thread of the fiber's home: it runs next. False if the carrier has lost its worker.
-fn queue_sibling(carrier: &Carrier, fiber: FiberRef) -> bool {
-    let token = context::enter();
+fn queue_sibling(mark: &Marked, carrier: &Carrier, fiber: FiberRef) -> bool {
+    let token = mark.enter();
     if token.is_some() {
         // What was next before it goes behind the others.
         if let Some(before) = carrier.home().next.replace(fiber) {

@@ -94,6 +94,22 @@ impl<T> JoinHandle<T> {
         job::is_done(&self.fiber.join)
     }
 
+    /// Whether there is anything to wait for. In the child of a fork nobody waits (F1).
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_finished() || fork::in_child()
+    }
+
+    /// Has the waiter called at the end; false if that is over. There is one at a time: the handle is borrowed
+    /// for as long as it waits.
+    pub(crate) fn enlist(&self, waiter: &Waiter) -> bool {
+        job::register(&self.fiber.join, waiter.address())
+    }
+
+    /// Takes a waiter back; false if it was called, or is about to be.
+    pub(crate) fn withdraw(&self, waiter: &Waiter) -> bool {
+        job::withdraw(&self.fiber.join, waiter.address())
+    }
+
     /// The fiber's id, unique in the process.
     ///
     /// ```

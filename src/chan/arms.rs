@@ -1,0 +1,264 @@
+#![expect(
+    unsafe_code,
+    reason = "slots that others read and write; see park/queue.rs"
+)]
+//! Sends and receives as arms of a select.
+
+use std::cell::{Cell, UnsafeCell};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+use super::core::{Attempt, Channel};
+use super::error::{RecvError, SendError, TryRecvError, TrySendError};
+use crate::base::loom::RawLock;
+use crate::park::queue::{Entry, How, Taken};
+use crate::park::select::{Arm, ArmRef, Fires, Queued};
+
+/// To receive from a channel, if there is one.
+///
+/// Nothing of it needs to be dropped, so what it borrows is free after its last use: whoever selects calls
+/// `finish` if it has fired.
+pub struct Receiving<'a, T> {
+    channel: Option<&'a Channel<T>>,
+    value: UnsafeCell<MaybeUninit<T>>,
+    how: Cell<Option<How>>,
+}
+
+impl<'a, T> Receiving<'a, T> {
+    pub(crate) fn new(channel: Option<&'a Channel<T>>) -> Self {
+        Receiving {
+            channel,
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+            how: Cell::new(None),
+        }
+    }
+
+    fn channel(&self) -> &Channel<T> {
+        self.channel.expect("an arm that is not absent")
+    }
+}
+
+impl<T> Fires for Receiving<'_, T> {
+    type Output = Result<T, RecvError>;
+
+    fn arm(&self) -> ArmRef<'_> {
+        ArmRef(match self.channel {
+            Some(_) => Arm::Queued(self),
+            None => Arm::Absent,
+        })
+    }
+
+    fn finish(&mut self) -> Result<T, RecvError> {
+        match self.how.take().expect("it has fired") {
+            // SAFETY: a value was moved there, and is moved out once: `how` was taken.
+            How::Done => Ok(unsafe { self.value.get_mut().assume_init_read() }),
+            How::Over => Err(RecvError),
+        }
+    }
+}
+
+// SAFETY: all of one channel: its lock, its queue of receivers, a slot for its values.
+unsafe impl<T> Queued for Receiving<'_, T> {
+    fn try_now(&self) -> bool {
+        match self.channel().try_receive() {
+            Ok(value) => {
+                // SAFETY: nobody else has the slot: there is no entry.
+                unsafe { &mut *self.value.get() }.write(value);
+                self.how.set(Some(How::Done));
+            }
+            Err(TryRecvError::Closed) => self.how.set(Some(How::Over)),
+            Err(TryRecvError::Empty) => return false,
+        }
+        true
+    }
+
+    fn lock(&self) -> &RawLock {
+        self.channel().state.raw()
+    }
+
+    unsafe fn attempt(&self) -> Option<Option<Taken>> {
+        // SAFETY: the lock is held, by the caller's promise.
+        let state = unsafe { self.channel().state.inside() };
+        // SAFETY: the slot is empty.
+        match unsafe { state.receive(self.value.get().cast()) } {
+            Attempt::Done(taken) => {
+                self.how.set(Some(How::Done));
+                Some(taken)
+            }
+            Attempt::Closed => {
+                self.how.set(Some(How::Over));
+                Some(None)
+            }
+            Attempt::Wait => None,
+        }
+    }
+
+    fn slot(&self) -> *mut () {
+        self.value.get().cast()
+    }
+
+    unsafe fn enlist(&self, entry: &Entry) {
+        // SAFETY: the lock is held, by the caller's promise.
+        let state = unsafe { self.channel().state.inside() };
+        // SAFETY: by the caller's promise.
+        unsafe { state.receiving.push(entry) };
+    }
+
+    unsafe fn remove(&self, entry: &Entry) {
+        // SAFETY: the lock is held, by the caller's promise.
+        let state = unsafe { self.channel().state.inside() };
+        // SAFETY: by the caller's promise.
+        let _or_taken = unsafe { state.receiving.remove(entry) };
+    }
+
+    fn won(&self, how: How) {
+        self.how.set(Some(how));
+    }
+}
+
+impl<T> fmt::Debug for Receiving<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Receiving")
+    }
+}
+
+/// To send what is in an `Option`, if there is something and a channel. It stays there if another arm wins.
+pub struct Sending<'a, T> {
+    channel: Option<&'a Channel<T>>,
+    value: &'a UnsafeCell<Option<T>>,
+    how: Cell<Option<How>>,
+}
+
+impl<'a, T> Sending<'a, T> {
+    pub(crate) fn new(channel: Option<&'a Channel<T>>, value: &'a mut Option<T>) -> Self {
+        let value = ptr::from_mut(value).cast::<UnsafeCell<Option<T>>>();
+        Sending {
+            channel,
+            // SAFETY: the same layout, and borrowed mutably for as long.
+            value: unsafe { &*value },
+            how: Cell::new(None),
+        }
+    }
+
+    fn channel(&self) -> &Channel<T> {
+        self.channel.expect("an arm that is not absent")
+    }
+
+    /// # Safety
+    /// No entry is in a queue, or the lock is held, and there is no other such reference.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "by the caller's promise it is the only one"
+    )]
+    unsafe fn value(&self) -> &mut Option<T> {
+        // SAFETY: by the caller's promise.
+        unsafe { &mut *self.value.get() }
+    }
+
+    /// The value was moved away.
+    fn forget(&self) {
+        // SAFETY: what is there is not ours any more; nobody else looks.
+        unsafe { self.value.get().write(None) };
+        self.how.set(Some(How::Done));
+    }
+}
+
+impl<T> Fires for Sending<'_, T> {
+    type Output = Result<(), SendError<T>>;
+
+    fn arm(&self) -> ArmRef<'_> {
+        // SAFETY: no entry is in a queue when arms are gathered.
+        let has_value = unsafe { self.value() }.is_some();
+        ArmRef(match self.channel {
+            Some(_) if has_value => Arm::Queued(self),
+            _ => Arm::Absent,
+        })
+    }
+
+    fn finish(&mut self) -> Result<(), SendError<T>> {
+        match self.how.take().expect("it has fired") {
+            How::Done => Ok(()),
+            How::Over => {
+                // SAFETY: the select is over, so no entry is in a queue.
+                let value = unsafe { self.value() }.take();
+                Err(SendError(value.expect("it was not sent")))
+            }
+        }
+    }
+}
+
+// SAFETY: all of one channel: its lock, its queue of senders, a slot with a value for it.
+unsafe impl<T> Queued for Sending<'_, T> {
+    fn try_now(&self) -> bool {
+        // SAFETY: no entry is in a queue yet.
+        let slot = unsafe { self.value() };
+        let value = slot.take().expect("an arm that is not absent");
+        match self.channel().try_send(value) {
+            Ok(()) => self.how.set(Some(How::Done)),
+            Err(TrySendError::Closed(value)) => {
+                *slot = Some(value);
+                self.how.set(Some(How::Over));
+            }
+            Err(TrySendError::Full(value)) => {
+                *slot = Some(value);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn lock(&self) -> &RawLock {
+        self.channel().state.raw()
+    }
+
+    unsafe fn attempt(&self) -> Option<Option<Taken>> {
+        // SAFETY: the lock is held, by the caller's promise.
+        let state = unsafe { self.channel().state.inside() };
+        // SAFETY: the value is there.
+        match unsafe { state.send(self.slot().cast()) } {
+            Attempt::Done(taken) => {
+                self.forget();
+                Some(taken)
+            }
+            Attempt::Closed => {
+                self.how.set(Some(How::Over));
+                Some(None)
+            }
+            Attempt::Wait => None,
+        }
+    }
+
+    fn slot(&self) -> *mut () {
+        // SAFETY: no entry is in a queue yet.
+        let value = unsafe { self.value() }.as_mut();
+        ptr::from_mut(value.expect("an arm that is not absent")).cast()
+    }
+
+    unsafe fn enlist(&self, entry: &Entry) {
+        // SAFETY: the lock is held, by the caller's promise.
+        let state = unsafe { self.channel().state.inside() };
+        // SAFETY: by the caller's promise.
+        unsafe { state.sending.push(entry) };
+    }
+
+    unsafe fn remove(&self, entry: &Entry) {
+        // SAFETY: the lock is held, by the caller's promise.
+        let state = unsafe { self.channel().state.inside() };
+        // SAFETY: by the caller's promise.
+        let _or_taken = unsafe { state.sending.remove(entry) };
+    }
+
+    fn won(&self, how: How) {
+        match how {
+            How::Done => self.forget(),
+            How::Over => self.how.set(Some(how)),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Sending<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sending")
+    }
+}

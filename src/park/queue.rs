@@ -1,0 +1,488 @@
+#![expect(
+    unsafe_code,
+    reason = "intrusive links through entries on the stacks of those who wait"
+)]
+//! Who waits for the same thing, in the order in which they came; for one thing or for several at once.
+//!
+//! An *operation* is what one fiber or plain thread waits for: one thing, or the first of several, its *arms*.
+//! For each arm it has an *entry* in the *queue* of that thing. Operation and entries lie on the stack of
+//! whoever waits; nothing is allocated. A queue belongs to something that has a lock ([`Guarded`]), and is
+//! touched by whoever holds that lock.
+//!
+//! The *winner* is one word of the operation: open, withdrawn, or the arm that has won and how.
+//!
+//! - **Wait**: under the lock (of all arms at once, in the order of their addresses, if they are several),
+//!   look whether there is something to do; if not, put the entries into the queues. Unlock, park.
+//! - **Take**: the counterpart, under the lock, takes the first entry off whose operation it can *commit*: by
+//!   exchanging open for the arm. Others that it meets on the way have lost already; they are taken off as well.
+//!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter.
+//! - **Withdraw**: at the deadline, or because it is to end, whoever waits exchanges open for withdrawn. If that
+//!   fails an arm has won: what was moved was moved. The call is on its way; it waits for that, deaf.
+//!   An operation with one arm withdraws by taking its entry out under the lock: there the lock decides, and the
+//!   exchange is saved.
+//! - **Leave**: in any case it takes the entries of the other arms out, each under its lock. Then nobody knows
+//!   them any more.
+//!
+//! **I27** *One arm wins, or none.* All who decide exchange the one word, or hold the one lock. **I28** *Whoever knows an entry keeps
+//! it there.* An entry is in a queue, or was taken by somebody whom the waiter waits for: the winner calls,
+//! and who took off a losing entry did not touch it after the lock, which the waiter takes to leave. **I29**
+//! *Nobody waits for what is there.* Entries are put in under the locks under which nothing was found to do, and
+//! whoever brings something looks into the queue under the same lock.
+//!
+//! Rejected: to look, put the entries in one lock after the other, and look again. Then two that wait for
+//! each other must commit two words at once, or one takes all back and begins anew, and so may the other.
+
+use std::cell::UnsafeCell;
+use std::marker::PhantomPinned;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+use std::time::Instant;
+
+use crate::base::lock::{Guard, Lock};
+use crate::base::loom::RawLock;
+use crate::base::loom::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+use crate::fiber::reason::ParkReason;
+use crate::fiber::state::{Hearing, Woken};
+use crate::sched::context::{self, Marked};
+use crate::sched::wake::{Kept, Waiter};
+
+const OPEN: usize = 0;
+const WITHDRAWN: usize = 1;
+/// Arm `n` has won: `(n + 1) * ARM`, and `OVER` or not.
+const ARM: usize = 4;
+const OVER: usize = 2;
+
+/// How an arm won.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// What it waited for was done, or is there.
+    Done,
+    /// It will never be: a channel was closed.
+    Over,
+}
+
+/// The arm that has won, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Won {
+    pub(crate) arm: usize,
+    pub(crate) how: How,
+}
+
+impl Won {
+    #[inline]
+    fn number(self) -> usize {
+        let over = if self.how == How::Over { OVER } else { 0 };
+        ((self.arm + 1) * ARM) | over
+    }
+}
+
+/// What one fiber or thread waits for.
+pub(crate) struct Operation {
+    winner: AtomicUsize,
+    waiter: Waiter,
+}
+
+impl Operation {
+    /// Of the calling fiber or thread.
+    #[inline]
+    pub(crate) fn caller() -> Self {
+        Self::of(Waiter::caller())
+    }
+
+    fn of(waiter: Waiter) -> Self {
+        Operation {
+            winner: AtomicUsize::new(OPEN),
+            waiter,
+        }
+    }
+
+    /// False if another arm has won, or nobody waits any more.
+    #[inline]
+    pub(crate) fn commit(&self, won: Won) -> bool {
+        self.decide(won.number())
+    }
+
+    fn decide(&self, winner: usize) -> bool {
+        self.winner
+            .compare_exchange(OPEN, winner, AcqRel, Acquire)
+            .is_ok()
+    }
+
+    /// False if an arm has won: its call is on its way.
+    pub(crate) fn withdraw(&self) -> bool {
+        self.decide(WITHDRAWN)
+    }
+
+    /// Parks whoever waits, and was charged ahead.
+    pub(crate) fn park(
+        &self,
+        deadline: Option<Instant>,
+        reason: ParkReason,
+        hearing: Hearing,
+    ) -> Woken {
+        self.waiter.park_charged(deadline, reason, hearing)
+    }
+
+    /// Whether an arm has won by another's hand, who does not touch the operation any more.
+    pub(crate) fn was_called(&self) -> bool {
+        self.waiter.was_called()
+    }
+
+    /// The arm that has won.
+    pub(crate) fn won(&self) -> Won {
+        let winner = self.winner.load(Acquire);
+        Won {
+            arm: winner / ARM - 1,
+            how: if winner & OVER == 0 {
+                How::Done
+            } else {
+                How::Over
+            },
+        }
+    }
+
+    /// Parks until the one arm there is has won, or else it is withdrawn: the deadline has passed, or the fiber is to
+    /// end. `withdraw` takes the entry out under the lock, and says whether it was there.
+    pub(crate) fn wait(
+        &self,
+        deadline: Option<Instant>,
+        reason: ParkReason,
+        withdraw: &dyn Fn() -> bool,
+    ) -> Result<How, Woken> {
+        let (mut deadline, mut hearing) = (deadline, Hearing::Open);
+        loop {
+            let woken = self.park(deadline, reason, hearing);
+            if self.was_called() {
+                return Ok(self.won().how);
+            }
+            if woken != Woken::ByWake {
+                if withdraw() {
+                    return Err(woken);
+                }
+                (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
+            }
+        }
+    }
+}
+
+/// One arm of an operation, in the queue of what it waits for.
+pub(crate) struct Entry {
+    operation: *const Operation,
+    arm: usize,
+    /// The operation has no other arm.
+    is_only: bool,
+    /// Where the value lies, or is to be put.
+    slot: *mut (),
+    links: UnsafeCell<Links>,
+    _stays: PhantomPinned,
+}
+
+struct Links {
+    next: *const Entry,
+    prev: *const Entry,
+    is_in: bool,
+}
+
+// SAFETY: the links are touched under the lock of the queue; what is in the slot is sent.
+unsafe impl Send for Entry {}
+// SAFETY: as above.
+unsafe impl Sync for Entry {}
+
+impl Entry {
+    /// One of several arms.
+    #[inline]
+    pub(crate) fn new(operation: &Operation, arm: usize, slot: *mut ()) -> Self {
+        Self::with(operation, arm, slot, false)
+    }
+
+    /// The only arm.
+    #[inline]
+    pub(crate) fn only(operation: &Operation, slot: *mut ()) -> Self {
+        Self::with(operation, 0, slot, true)
+    }
+
+    #[inline]
+    fn with(operation: &Operation, arm: usize, slot: *mut (), is_only: bool) -> Self {
+        Entry {
+            operation,
+            arm,
+            is_only,
+            slot,
+            links: UnsafeCell::new(Links {
+                next: ptr::null(),
+                prev: ptr::null(),
+                is_in: false,
+            }),
+            _stays: PhantomPinned,
+        }
+    }
+
+    /// # Safety
+    /// The lock of its queue is held, and no other such reference is alive.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "by the caller's promise it is the only one"
+    )]
+    unsafe fn links(&self) -> &mut Links {
+        // SAFETY: by the caller's promise.
+        unsafe { &mut *self.links.get() }
+    }
+
+    pub(crate) fn is_arm(&self, arm: usize) -> bool {
+        self.arm == arm
+    }
+
+    /// Commits its operation to this arm, under the lock. If there is no other the lock decides: it is withdrawn
+    /// under the same one.
+    #[inline]
+    fn commit(&self, how: How) -> bool {
+        let won = Won { arm: self.arm, how };
+        if !self.is_only {
+            return self.operation().commit(won);
+        }
+        self.operation().winner.store(won.number(), Relaxed); // the call releases it
+        true
+    }
+
+    fn operation(&self) -> &Operation {
+        // SAFETY: I28: both lie on one stack, and the entry is still there.
+        unsafe { &*self.operation }
+    }
+}
+
+/// Those who wait, first come first. Under the lock of what it belongs to.
+pub(crate) struct Queue {
+    head: *const Entry,
+    tail: *const Entry,
+}
+
+// SAFETY: it is touched under a lock, and its members may be touched by any thread that holds it.
+unsafe impl Send for Queue {}
+
+impl Queue {
+    pub(crate) const fn new() -> Self {
+        Queue {
+            head: ptr::null(),
+            tail: ptr::null(),
+        }
+    }
+
+    /// # Safety
+    /// The entry is in no queue. It stays where it is until it was taken out, or the operation was called.
+    #[inline]
+    pub(crate) unsafe fn push(&mut self, entry: &Entry) {
+        // SAFETY: nobody knows it yet.
+        *unsafe { entry.links() } = Links {
+            next: ptr::null(),
+            prev: self.tail,
+            is_in: true,
+        };
+        // SAFETY: a member is there (I28).
+        match unsafe { self.tail.as_ref() } {
+            None => self.head = entry,
+            // SAFETY: a member, and we hold the lock.
+            Some(tail) => unsafe { tail.links() }.next = entry,
+        }
+        self.tail = entry;
+    }
+
+    /// Takes an entry out, unless somebody has: then it is false.
+    ///
+    /// # Safety
+    /// It was put into this queue or none.
+    #[inline]
+    pub(crate) unsafe fn remove(&mut self, entry: &Entry) -> bool {
+        // SAFETY: we hold the lock. No reference is made: if it was taken, the rest is its taker's.
+        if !unsafe { (*entry.links.get()).is_in } {
+            return false;
+        }
+        // SAFETY: it is in the queue, and we hold the lock.
+        let links = unsafe { entry.links() };
+        links.is_in = false;
+        let (next, prev) = (links.next, links.prev);
+        // SAFETY: a neighbour is a member (I28).
+        match unsafe { prev.as_ref() } {
+            None => self.head = next,
+            // SAFETY: a member, and we hold the lock.
+            Some(prev) => unsafe { prev.links() }.next = next,
+        }
+        // SAFETY: as above.
+        match unsafe { next.as_ref() } {
+            None => self.tail = prev,
+            // SAFETY: as above.
+            Some(next) => unsafe { next.links() }.prev = prev,
+        }
+        true
+    }
+
+    /// Takes the first out that can be committed to this.
+    #[inline]
+    pub(crate) fn take(&mut self, how: How) -> Option<Taken> {
+        // SAFETY: a member is there (I28).
+        while let Some(entry) = unsafe { self.head.as_ref() } {
+            // SAFETY: it is the first of this queue.
+            unsafe { self.remove(entry) };
+            if entry.commit(how) {
+                return Some(Taken(NonNull::from(entry)));
+            }
+        }
+        None
+    }
+
+    /// Takes all out and commits them to this.
+    pub(crate) fn take_all(&mut self, how: How) -> All {
+        let mut all = All { first: ptr::null() };
+        let mut end = &raw mut all.first;
+        while let Some(taken) = self.take(how) {
+            // SAFETY: the end of the list: a field of `all`, or of an entry that waits for our call.
+            unsafe { *end = taken.0.as_ptr() };
+            // SAFETY: I28: it waits for our call.
+            let links = unsafe { taken.0.as_ref() }.links.get();
+            // SAFETY: it is out of the queue, so the link is ours; no reference is made to its neighbours.
+            end = unsafe { &raw mut (*links).next };
+            // SAFETY: as above.
+            unsafe { *end = ptr::null() };
+        }
+        all
+    }
+}
+
+/// An entry that has won by the caller's hand, who moves the value and then calls.
+#[must_use = "somebody waits for the call"]
+pub(crate) struct Taken(NonNull<Entry>);
+
+impl Taken {
+    /// Where its value lies or is to be put.
+    #[inline]
+    pub(crate) fn slot(&self) -> *mut () {
+        // SAFETY: I28: it waits for our call.
+        unsafe { self.0.as_ref() }.slot
+    }
+
+    /// Without the lock, with the mark up.
+    #[inline]
+    pub(crate) fn call(self, mark: &Marked) -> Kept {
+        // SAFETY: I28: it waits for our call.
+        let waiter = unsafe { self.0.as_ref() }.operation().waiter.address();
+        // SAFETY: the winner calls, and we are the winner, once.
+        unsafe { Waiter::call(mark, waiter) }
+    }
+}
+
+/// Entries that have won by the caller's hand, all to be called. They are in no queue: who of them withdraws finds
+/// that it was taken.
+#[must_use = "they wait for the call"]
+pub(crate) struct All {
+    first: *const Entry,
+}
+
+impl All {
+    /// Calls them in the order in which they came. Without the lock.
+    pub(crate) fn call(self) {
+        let mut next = self.first;
+        // SAFETY: I28: it waits for our call.
+        while let Some(entry) = unsafe { next.as_ref() } {
+            let mark = context::marked();
+            // SAFETY: the link is ours, as it is out of the queue; its owner looks at `is_in` alone.
+            next = unsafe { (*entry.links.get()).next };
+            let kept = Taken(NonNull::from(entry)).call(&mark);
+            drop(mark);
+            drop(kept);
+        }
+    }
+}
+
+/// Something with a lock, which is taken together with the mark.
+pub(crate) struct Guarded<T>(Lock<T>);
+
+impl<T> Guarded<T> {
+    pub(crate) fn new(inside: T) -> Self {
+        Guarded(Lock::new(inside))
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> Locked<'_, T> {
+        let mark = context::marked();
+        Locked {
+            guard: self.0.lock(),
+            mark,
+        }
+    }
+
+    /// For an operation that could block: it is charged first, and a fiber whose budget is used up gives way and,
+    /// if it was asked to end, unwinds.
+    #[inline]
+    pub(crate) fn lock_charged(&self) -> Locked<'_, T> {
+        let mut mark = context::marked();
+        if !mark.pays() {
+            drop(mark);
+            super::charge_ahead();
+            mark = context::marked();
+        }
+        Locked {
+            guard: self.0.lock(),
+            mark,
+        }
+    }
+
+    pub(crate) fn raw(&self) -> &RawLock {
+        self.0.raw()
+    }
+
+    /// # Safety
+    /// The caller has acquired the raw lock and has no other such reference.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "by the caller's promise it is the only one"
+    )]
+    pub(crate) unsafe fn inside(&self) -> &mut T {
+        // SAFETY: by the caller's promise.
+        unsafe { self.0.inside() }
+    }
+}
+
+/// The lock is released first, then the mark.
+pub(crate) struct Locked<'a, T> {
+    guard: Guard<'a, T>,
+    mark: Marked,
+}
+
+impl<T> Locked<'_, T> {
+    /// An operation of whoever holds the lock.
+    #[inline]
+    pub(crate) fn operation(&self) -> Operation {
+        Operation::of(Waiter::of(&self.mark))
+    }
+
+    /// Unlocks, and calls whoever was taken meanwhile.
+    #[inline]
+    pub(crate) fn finish(self, taken: Option<Taken>) {
+        let Locked { guard, mark } = self;
+        drop(guard);
+        let kept = taken.map(|taken| taken.call(&mark));
+        drop(mark);
+        drop(kept);
+    }
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+#[cfg(all(test, indent_loom))]
+mod tests;

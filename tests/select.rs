@@ -1,0 +1,501 @@
+//! Select: one arm fires, and what the others would have done is not done.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use indent::chan::{self, Receiver, RecvError, SendError, Sender};
+use indent::io::Source;
+use indent::runtime::{Builder, Runtime};
+use indent::select::Select;
+use indent::{select, task, time};
+
+mod common;
+use common::Random;
+
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(5);
+
+fn runtime(workers: usize) -> Runtime {
+    Builder::new().workers(workers).build().expect("a runtime")
+}
+
+/// On a plain thread, on one worker, and on two.
+fn everywhere(check: fn()) {
+    check();
+    runtime(1).block_on(check);
+    runtime(2).block_on(check);
+}
+
+#[test]
+fn the_arm_that_can_be_done_fires() {
+    everywhere(|| {
+        let (full, rx) = chan::bounded(1);
+        full.send(1).unwrap();
+        let (_tx, empty) = chan::bounded::<u8>(1);
+        let fired = select! {
+            recv(&empty) -> _ => "empty",
+            recv(&rx) -> value => { assert_eq!(value, Ok(1)); "rx" }
+        };
+        assert_eq!(fired, "rx");
+        select! {
+            send(&full, 2) -> sent => sent.unwrap(),
+            recv(&empty) => unreachable!(),
+        }
+        assert_eq!(rx.recv(), Ok(2));
+    });
+}
+
+#[test]
+fn without_one_the_default_fires_and_nothing_happens() {
+    everywhere(|| {
+        let (full, rx) = chan::bounded(1);
+        full.send(1).unwrap();
+        let (_tx, empty) = chan::bounded::<u8>(0);
+        let fired = select! {
+            send(&full, 2) => 1,
+            recv(&empty) -> _ => 2,
+            after(LONG) => 3,
+            default => 4,
+        };
+        assert_eq!(fired, 4);
+        assert_eq!((rx.recv(), rx.len()), (Ok(1), 0));
+    });
+}
+
+#[test]
+fn an_arm_fires_later_by_the_hand_of_another() {
+    everywhere(|| {
+        for capacity in [0, 1] {
+            let (tx, rx) = chan::bounded(capacity);
+            let (_never, empty) = chan::bounded::<u8>(0);
+            let other = thread::spawn(move || {
+                thread::sleep(SHORT);
+                tx.send(5).unwrap();
+            });
+            let got = select! {
+                recv(&rx) -> value => value.unwrap(),
+                recv(&empty) -> _ => 0,
+            };
+            assert_eq!(got, 5);
+            other.join().unwrap();
+
+            let (tx, rx) = chan::bounded(0);
+            let other = thread::spawn(move || {
+                thread::sleep(SHORT);
+                rx.recv()
+            });
+            select! {
+                send(&tx, 6) -> sent => sent.unwrap(),
+                recv(&empty) -> _ => unreachable!(),
+            }
+            assert_eq!(other.join().unwrap(), Ok(6));
+        }
+    });
+}
+
+#[test]
+fn a_closed_channel_fires_and_says_so() {
+    everywhere(|| {
+        let (tx, rx) = chan::bounded::<u8>(0);
+        let other = thread::spawn(move || {
+            thread::sleep(SHORT);
+            drop(tx);
+        });
+        let closed = select! { recv(&rx) -> value => value };
+        assert_eq!(closed, Err(RecvError));
+        other.join().unwrap();
+
+        let (tx, rx) = chan::bounded(0);
+        let other = thread::spawn(move || {
+            thread::sleep(SHORT);
+            drop(rx);
+        });
+        let closed = select! { send(&tx, 3) -> sent => sent };
+        assert_eq!(closed, Err(SendError(3)));
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn absent_arms_never_fire() {
+    everywhere(|| {
+        let (tx, rx) = chan::bounded(4);
+        tx.send(1).unwrap();
+        let (no_receiver, no_sender): (Option<&Receiver<u8>>, Option<&Sender<u8>>) = (None, None);
+        let mut nothing = None;
+        for _ in 0..100 {
+            let fired = select! {
+                recv(no_receiver) => 1,
+                send(no_sender, 1) => 2,
+                send_from(&tx, &mut nothing) => 3,
+                at(Instant::now()) => 4,
+            };
+            assert_eq!(fired, 4);
+        }
+        assert_eq!(
+            select! { recv(Some(&rx)) -> value => value, recv(no_receiver) -> value => value },
+            Ok(1)
+        );
+    });
+}
+
+#[test]
+fn a_send_that_loses_keeps_its_value() {
+    everywhere(|| {
+        let (tx, rx) = chan::bounded::<String>(0);
+        let mut value = Some("kept".to_owned());
+        select! {
+            send_from(&tx, &mut value) => unreachable!("nobody receives"),
+            after(SHORT) => {}
+        }
+        assert_eq!(value.as_deref(), Some("kept"));
+        let other = thread::spawn(move || rx.recv());
+        select! { send_from(&tx, &mut value) -> sent => sent.unwrap() }
+        assert_eq!(value, None);
+        assert_eq!(other.join().unwrap().as_deref(), Ok("kept"));
+    });
+}
+
+#[test]
+fn a_time_that_has_come_fires_and_not_before() {
+    everywhere(|| {
+        let (_tx, rx) = chan::bounded::<u8>(0);
+        let start = Instant::now();
+        select! {
+            recv(&rx) -> _ => unreachable!(),
+            after(SHORT) => {}
+            at(start + LONG) => unreachable!(),
+        }
+        assert!(start.elapsed() >= SHORT);
+    });
+}
+
+#[test]
+fn the_end_of_a_fiber_fires() {
+    everywhere(|| {
+        let (_tx, rx) = chan::bounded::<u8>(0);
+        let fiber = indent::spawn(|| {
+            time::sleep(SHORT);
+            11
+        });
+        let result = select! {
+            join(fiber) -> result => result.unwrap(),
+            recv(&rx) -> _ => 0,
+        };
+        assert_eq!(result, 11);
+        // One that loses can be waited for again.
+        let (tx, rx) = chan::bounded(1);
+        let slow = indent::spawn(move || rx.recv());
+        for _ in 0..3 {
+            select! {
+                finished(&slow) => unreachable!("it waits"),
+                after(Duration::from_millis(1)) => {}
+            }
+        }
+        tx.send(12).unwrap();
+        select! { finished(&slow) => {} }
+        assert_eq!(slow.join().unwrap(), Ok(12));
+    });
+}
+
+#[test]
+fn a_descriptor_that_becomes_ready_fires() {
+    everywhere(|| {
+        let (reader, mut writer) = indent::io::pipe().unwrap();
+        let source = Source::new(reader).unwrap();
+        let (_tx, rx) = chan::bounded::<u8>(0);
+        let fired = select! {
+            readable(&source) => true,
+            recv(&rx) -> _ => true,
+            after(SHORT) => false,
+        };
+        assert!(!fired, "there is nothing to read");
+        let other = thread::spawn(move || {
+            thread::sleep(SHORT);
+            writer.write_all(b"!").unwrap();
+            writer
+        });
+        select! {
+            readable(&source) -> ready => ready.unwrap(),
+            recv(&rx) -> _ => unreachable!(),
+            after(LONG) => panic!("nothing came"),
+        }
+        let mut byte = [0];
+        assert_eq!(source.into_inner().read(&mut byte).unwrap(), 1);
+        let writer = Source::new(other.join().unwrap()).unwrap();
+        select! { writable(&writer) -> ready => ready.unwrap() }
+    });
+}
+
+#[test]
+fn of_arms_that_could_fire_each_has_the_same_chance() {
+    const PICKS: usize = 10_000;
+    runtime(1).block_on(|| {
+        for arms in [2, 3, 5] {
+            let channels: Vec<_> = (0..arms).map(|_| chan::bounded::<()>(1)).collect();
+            let (_tx, never) = chan::bounded::<()>(0);
+            let mut picks = vec![0; arms];
+            for _ in 0..PICKS {
+                for (tx, _) in &channels {
+                    let _or_it_is_there = tx.try_send(());
+                }
+                let mut select = Select::new();
+                for (_, rx) in &channels {
+                    select.recv(rx);
+                    select.recv(&never); // never ready: it must not help its neighbour
+                }
+                picks[select.select().index() / 2] += 1;
+            }
+            let fair = PICKS / arms;
+            let near = |n: &usize| n.abs_diff(fair) * 10 <= fair;
+            assert!(picks.iter().all(near), "{picks:?}");
+        }
+    });
+}
+
+#[test]
+fn a_select_may_have_many_arms() {
+    runtime(2).block_on(|| {
+        let channels: Vec<_> = (0..300).map(|_| chan::bounded(0)).collect();
+        let senders: Vec<_> = channels.iter().map(|(tx, _)| tx.clone()).collect();
+        let fiber = indent::spawn(move || {
+            for (n, tx) in senders.iter().enumerate() {
+                tx.send(n).unwrap();
+            }
+        });
+        let mut select = Select::new();
+        let tokens: Vec<_> = channels.iter().map(|(_, rx)| select.recv(rx)).collect();
+        for n in 0..300 {
+            let fired = select.select();
+            let token = tokens[fired.index()];
+            assert_eq!((fired.index(), fired.complete(token)), (n, Ok(n)));
+        }
+        fiber.join().unwrap();
+        let (tx, rx) = chan::bounded(1);
+        let fired = select! {
+            recv(&rx) -> _ => 0, recv(&rx) -> _ => 1, recv(&rx) -> _ => 2, recv(&rx) -> _ => 3,
+            recv(&rx) -> _ => 4, recv(&rx) -> _ => 5, recv(&rx) -> _ => 6, recv(&rx) -> _ => 7,
+            recv(&rx) -> _ => 8, recv(&rx) -> _ => 9, recv(&rx) -> _ => 10, recv(&rx) -> _ => 11,
+            recv(&rx) -> _ => 12, recv(&rx) -> _ => 13, recv(&rx) -> _ => 14, recv(&rx) -> _ => 15,
+            recv(&rx) -> _ => 16, recv(&rx) -> _ => 17, send(&tx, 1) => 18,
+        };
+        assert_eq!(fired, 18);
+    });
+}
+
+#[test]
+fn two_that_select_meet_each_other() {
+    // Each could send to the other or receive from it, without any room.
+    const ROUNDS: usize = 3_000;
+    let runtime = runtime(2);
+    let (a, from_a) = chan::bounded(0);
+    let (b, from_b) = chan::bounded(0);
+    let play = |own: Sender<usize>, theirs: Receiver<usize>| {
+        move || {
+            let (mut sent, mut received) = (0, 0);
+            while sent + received < ROUNDS {
+                select! {
+                    send(&own, sent) -> result => {
+                        result.unwrap();
+                        sent += 1;
+                    }
+                    recv(&theirs) -> value => {
+                        assert_eq!(value, Ok(received));
+                        received += 1;
+                    }
+                }
+            }
+            (sent, received)
+        }
+    };
+    let one = runtime.spawn(play(a, from_b));
+    let other = thread::spawn(play(b, from_a));
+    let (one, other) = (one.join().unwrap(), other.join().unwrap());
+    assert_eq!(one.0, other.1);
+    assert_eq!(one.1, other.0);
+}
+
+#[test]
+fn a_select_does_not_meet_itself() {
+    runtime(1).block_on(|| {
+        let (tx, rx) = chan::bounded(0);
+        let fired = select! {
+            send(&tx, 1) => "sent",
+            recv(&rx) -> _ => "received",
+            after(SHORT) => "neither",
+        };
+        assert_eq!(fired, "neither");
+    });
+}
+
+#[test]
+fn those_who_lost_leave_nothing_behind() {
+    runtime(1).block_on(|| {
+        let (tx, rx) = chan::bounded(0);
+        let (_other, never) = chan::bounded::<u8>(0);
+        for _ in 0..100 {
+            select! {
+                recv(&rx) -> _ => unreachable!(),
+                recv(&never) -> _ => unreachable!(),
+                after(Duration::from_micros(10)) => {}
+            }
+        }
+        assert!(tx.try_send(1).is_err(), "nobody waits");
+        let receiver = indent::spawn(move || rx.recv());
+        tx.send(2).unwrap();
+        assert_eq!(receiver.join().unwrap(), Ok(2));
+    });
+}
+
+#[test]
+fn a_time_limit_and_a_request_to_end_unwind_a_select() {
+    everywhere(|| {
+        let (_tx, rx) = chan::bounded::<u8>(0);
+        let wait = || select! { recv(&rx) -> value => value };
+        assert!(time::timeout(SHORT, wait).is_err());
+    });
+    let runtime = runtime(1);
+    let (_tx, rx) = chan::bounded::<u8>(0);
+    let fiber = runtime.spawn(move || select! { recv(&rx) -> value => value });
+    runtime.block_on(|| time::sleep(SHORT));
+    drop(runtime);
+    assert!(fiber.join().unwrap_err().is_cancelled());
+}
+
+#[test]
+fn bodies_may_leave_loops_and_functions() {
+    fn first(rx: &Receiver<u8>) -> Option<u8> {
+        loop {
+            select! {
+                recv(rx) -> value => match value {
+                    Ok(0) => continue,
+                    Ok(9) => break,
+                    Ok(n) => return Some(n),
+                    Err(RecvError) => return None,
+                },
+            }
+        }
+        None
+    }
+    let (tx, rx) = chan::bounded(4);
+    [0, 0, 5, 9].into_iter().for_each(|n| tx.send(n).unwrap());
+    assert_eq!(first(&rx), Some(5));
+    assert_eq!(first(&rx), None);
+}
+
+#[test]
+fn what_an_arm_gave_and_nobody_took_is_dropped() {
+    let value = Arc::new(());
+    let (tx, rx) = chan::bounded(1);
+    tx.send(value.clone()).unwrap();
+    let mut select = Select::new();
+    select.recv(&rx);
+    drop(select.select());
+    assert_eq!(Arc::strong_count(&value), 1);
+    select.send(&tx, value.clone());
+    drop(select);
+    assert_eq!(Arc::strong_count(&value), 1, "a send that was never done");
+}
+
+#[test]
+fn stress_selects_at_random_moments_lose_and_double_nothing() {
+    const EACH: usize = 1_000;
+    const SIDES: usize = 6;
+    let quantum = Duration::from_micros(200);
+    let builder = Builder::new().workers(2).preempt_quantum(quantum);
+    let runtime = builder.build().expect("a runtime");
+    let channels: Arc<Vec<_>> = Arc::new((0..3).map(chan::bounded::<usize>).collect());
+    let (sent, received) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let over = Arc::new(AtomicBool::new(false));
+    let (mut senders, mut receivers) = (Vec::new(), Vec::new());
+    let (mut sending_threads, mut receiving_threads) = (Vec::new(), Vec::new());
+    for side in 0..SIDES {
+        let (all, count) = (channels.clone(), sent.clone());
+        let send = move || {
+            let mut random = Random::new(side as u64 + 1);
+            for n in side * EACH..(side + 1) * EACH {
+                let pause = Duration::from_micros(random.below(300));
+                let mut values = [Some(n), Some(n), Some(n)];
+                let [a, b, c] = &mut values;
+                let was_sent = time::timeout(pause * 2, || {
+                    select! {
+                        send_from(&all[0].0, a) -> result => result.is_ok(),
+                        send_from(&all[1].0, b) -> result => result.is_ok(),
+                        send_from(&all[2].0, c) -> result => result.is_ok(),
+                        after(pause) => false,
+                    }
+                });
+                let was_sent = was_sent.unwrap_or(false);
+                let left = values.iter().flatten().count();
+                assert_eq!(left, if was_sent { 2 } else { 3 }, "one is sent, or none");
+                count.fetch_add(usize::from(was_sent), SeqCst);
+            }
+        };
+        let (all, count, over) = (channels.clone(), received.clone(), over.clone());
+        let receive = move || {
+            let mut random = Random::new(side as u64 + 100);
+            let mut seen = Vec::new();
+            while !over.load(SeqCst) || all.iter().any(|(_, rx)| !rx.is_empty()) {
+                let pause = Duration::from_micros(random.below(300));
+                let value = time::timeout(pause * 2, || {
+                    select! {
+                        recv(&all[0].1) -> value => value.ok(),
+                        recv(&all[1].1) -> value => value.ok(),
+                        recv(&all[2].1) -> value => value.ok(),
+                        after(pause) => None,
+                    }
+                });
+                seen.extend(value.ok().flatten());
+            }
+            count.fetch_add(seen.len(), SeqCst);
+            seen
+        };
+        if side < 2 {
+            sending_threads.push(thread::spawn(send));
+            receiving_threads.push(thread::spawn(receive));
+        } else {
+            senders.push(runtime.spawn(send));
+            receivers.push(runtime.spawn(receive));
+        }
+    }
+    senders.into_iter().for_each(|fiber| fiber.join().unwrap());
+    sending_threads.into_iter().for_each(|t| t.join().unwrap());
+    over.store(true, SeqCst);
+    let mut seen = HashMap::new();
+    let fibers = receivers.into_iter().map(|fiber| fiber.join().unwrap());
+    let threads = receiving_threads.into_iter().map(|t| t.join().unwrap());
+    fibers
+        .chain(threads)
+        .flatten()
+        .for_each(|n| *seen.entry(n).or_insert(0) += 1);
+    assert!(seen.values().all(|n| *n == 1), "received twice");
+    assert_eq!(sent.load(SeqCst), received.load(SeqCst));
+    assert!(received.load(SeqCst) > 0);
+}
+
+#[test]
+fn ping_pong_by_select_goes_on_beside_fibers_that_compute() {
+    let runtime = runtime(2);
+    let stop = Arc::new(AtomicBool::new(false));
+    for _ in 0..8 {
+        let stop = stop.clone();
+        drop(runtime.spawn(move || while !stop.load(SeqCst) {}));
+    }
+    let (there, from_here) = chan::bounded(0);
+    let (back, from_there) = chan::bounded(0);
+    let echo = runtime.spawn(move || from_here.iter().try_for_each(|n: u32| back.send(n)));
+    let talk = runtime.spawn(move || {
+        for n in 0..100 {
+            select! { send(&there, n) -> sent => sent.unwrap(), after(LONG) => panic!("lost") }
+            select! { recv(&from_there) -> value => assert_eq!(value, Ok(n)), after(LONG) => panic!("lost") }
+            task::checkpoint();
+        }
+    });
+    talk.join().unwrap();
+    echo.join().unwrap().unwrap();
+    stop.store(true, SeqCst);
+}
