@@ -15,6 +15,7 @@ pub mod echo;
 pub mod fifo;
 pub mod hog;
 pub mod indent_heart;
+pub mod latency;
 pub mod load;
 pub mod meet;
 pub mod tokio_heart;
