@@ -25,7 +25,7 @@
 //! meanwhile mean nobody.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -38,7 +38,6 @@ use crate::base::descriptor::Interest;
 use crate::base::fork;
 use crate::base::loom::{Mutex, lock};
 use crate::driver::epoll::{Epoll, Events, Ready};
-use crate::driver::uring::Uring;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::context;
@@ -421,8 +420,19 @@ impl Shared {
         Ok(place.get().expect("just set"))
     }
 
-    /// Wakes who waits for what has become ready.
+    /// Wakes who waits for what has become ready. By the worker's holder.
     pub(crate) fn poll_io(&self, worker: &Worker) {
+        debug_assert!(
+            worker
+                .carrier()
+                .is_some_and(|carrier| ptr::eq(carrier, context::carrier())),
+            "whoever does not hold the worker may hear its bell, and has to pass it on"
+        );
+        self.look_into(worker);
+    }
+
+    /// Submits and looks, and hears the bell.
+    fn look_into(&self, worker: &Worker) {
         self.tell_io(worker, self.sleep_io(worker, Some(Duration::ZERO)));
     }
 
@@ -471,28 +481,5 @@ impl Shared {
             source.tell(Interest::Read, generation);
             source.tell(Interest::Write, generation);
         }
-    }
-}
-
-impl Worker {
-    /// Whether somebody may wait for a descriptor in its set, or for an operation in its ring.
-    #[inline]
-    pub(crate) fn has_sources(&self) -> bool {
-        match self.io.get() {
-            Some(set) => !set.is_empty(),
-            None => self.uring.get().is_some_and(|ring| ring.in_flight() > 0),
-        }
-    }
-
-    /// What wakes whoever sleeps among them, if there are any.
-    #[inline]
-    pub(crate) fn io_bell(&self) -> Option<RawFd> {
-        self.has_sources().then(|| self.set_bell())?
-    }
-
-    /// The bell of its set, or of its ring.
-    pub(crate) fn set_bell(&self) -> Option<RawFd> {
-        let ring = || self.uring.get().map(Uring::bell);
-        self.io.get().map(Epoll::bell).or_else(ring)
     }
 }

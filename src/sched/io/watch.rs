@@ -81,8 +81,7 @@ fn watch(runtime: &Weak<Shared>) {
         sets.wait(None).tell(|ready| {
             let worker = &shared.workers[ready.key as usize];
             worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
-            shared.poll_io(worker);
-            shared.pass_on_bell(worker);
+            shared.look_in_place_of(worker);
             if shared.needs_watch(worker) {
                 shared.arm_io(worker);
             }
@@ -106,9 +105,10 @@ impl Shared {
         self.arm_io(worker);
     }
 
-    /// The watch has looked into its set, and may have heard its bell instead of whoever sleeps there: then it
-    /// is rung again. Whoever rang it did so after the sleeper said that it sleeps.
-    fn pass_on_bell(&self, worker: &Worker) {
+    /// The one way to look without holding the worker. We may have heard its bell instead of whoever sleeps there:
+    /// then it is rung again. Whoever rang it did so after the sleeper said that it sleeps.
+    fn look_in_place_of(&self, worker: &Worker) {
+        self.look_into(worker);
         fence(SeqCst);
         let sleeps =
             worker.published.phase() == Phase::Idle && !self.count.is_retired(worker.index);
@@ -156,7 +156,7 @@ impl Shared {
                 && (ring.was_urged() || worker.io_armed.load(SeqCst))
                 && ring.is_pending()
             {
-                self.poll_io(worker);
+                self.look_in_place_of(worker);
             }
         }
     }
@@ -189,5 +189,28 @@ impl Shared {
                 now => told = now,
             }
         }
+    }
+}
+
+impl Worker {
+    /// Whether somebody may wait for a descriptor in its set, or for an operation in its ring.
+    #[inline]
+    pub(crate) fn has_sources(&self) -> bool {
+        match self.io.get() {
+            Some(set) => !set.is_empty(),
+            None => self.uring.get().is_some_and(|ring| ring.in_flight() > 0),
+        }
+    }
+
+    /// What wakes whoever sleeps among them, if there are any.
+    #[inline]
+    pub(crate) fn io_bell(&self) -> Option<RawFd> {
+        self.has_sources().then(|| self.set_bell())?
+    }
+
+    /// The bell of its set, or of its ring.
+    pub(crate) fn set_bell(&self) -> Option<RawFd> {
+        let ring = || self.uring.get().map(Uring::bell);
+        self.io.get().map(Epoll::bell).or_else(ring)
     }
 }
