@@ -1,13 +1,18 @@
-#![expect(unsafe_code, reason = "forbids system calls by a filter")]
+#![expect(
+    unsafe_code,
+    reason = "forbids system calls by a filter, sets options of sockets"
+)]
 //! The choice between the drivers, and what only a ring has to promise: nothing is left in flight.
 //!
 //! What sockets and pipes promise is in `tests/net` and `tests/io`, for both drivers.
 
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use indent::io::Source;
 use indent::net::{TcpListener, TcpStream, UnixStream};
 use indent::park::ParkReason;
 use indent::runtime::{Builder, Io, IoDriver, Runtime};
@@ -282,6 +287,62 @@ fn idle_connections_are_operations_in_flight_and_end_with_their_fibers() {
         assert!(rt.shutdown_timeout(Duration::from_secs(60)).is_clean());
         assert_eq!(handle.metrics().io_operations, 0);
         assert!(acceptor.join().unwrap_err().is_cancelled());
+    });
+}
+
+/// A socket with something in its error queue: it is ready, says `poll` again and again, and has nothing to read.
+fn with_an_error_in_its_queue() -> std::net::UdpSocket {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let on: libc::c_int = 1;
+    let size = size_of_val(&on) as libc::socklen_t;
+    // SAFETY: reads `on`, which is of that size.
+    let set = unsafe {
+        let (at, fd) = ((&raw const on).cast(), socket.as_raw_fd());
+        libc::setsockopt(fd, libc::IPPROTO_IP, libc::IP_RECVERR, at, size)
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(nobody.local_addr().unwrap()).unwrap();
+    drop(nobody);
+    socket.set_nonblocking(true).unwrap();
+    socket.send(b"x").unwrap();
+    let mut error = socket.recv(&mut [0; 8]).unwrap_err();
+    while error.kind() == std::io::ErrorKind::ConnectionRefused {
+        error = socket.recv(&mut [0; 8]).unwrap_err(); // told once, and left in the queue
+    }
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    socket
+}
+
+#[test]
+fn what_is_always_ready_and_has_nothing_to_give_keeps_no_worker_busy_and_no_fiber_from_its_end() {
+    within(60, || {
+        let rt = ring(1).build().unwrap();
+        let source = Arc::new(Source::new(with_an_error_in_its_queue()).unwrap());
+        let tries = Arc::new(AtomicUsize::new(0));
+        let (late, count) = (source.clone(), tries.clone());
+        let read = move |source: &Source<std::net::UdpSocket>| {
+            source.read_with(|socket| {
+                count.fetch_add(1, SeqCst);
+                socket.recv(&mut [0; 8])
+            })
+        };
+        let (first, second) = (read.clone(), read);
+        rt.block_on(move || time::timeout(100 * MS, || first(&late)).unwrap_err());
+        let tried = tries.swap(0, SeqCst);
+        assert!(tried < 100, "tried {tried} times in a tenth of a second");
+        // And by the operation of a socket.
+        let socket = indent::net::UdpSocket::from(with_an_error_in_its_queue());
+        socket.set_nonblocking(false).unwrap();
+        socket.set_read_timeout(Some(50 * MS)).unwrap();
+        let error = rt.block_on(|| socket.recv(&mut [0; 8]).unwrap_err());
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+        let reader = rt.spawn(move || second(&source));
+        wait_for("many tries", || tries.load(SeqCst) > 18);
+        let handle = rt.handle().clone();
+        assert!(rt.shutdown_timeout(Duration::from_secs(30)).is_clean());
+        assert!(reader.join().unwrap_err().is_cancelled());
+        assert_eq!(handle.metrics().io_operations, 0);
     });
 }
 

@@ -177,8 +177,9 @@ fn cancel(worker: usize, address: usize) {
 
 fn conclude(request: &Request<'_, '_>, answer: Answer, asked: Option<Ended>) -> Outcome {
     let failed = match answer {
+        // Nothing was transferred. What it is ready for may be nothing to us, again and again: what was asked counts.
         Answer::Count(_) if matches!(request, Request::Ready(_)) => {
-            return Outcome::Ended(Ended::Ready);
+            return Outcome::Ended(asked.unwrap_or(Ended::Ready));
         }
         Answer::Count(count) => return Outcome::Done(Ok(count)),
         // Not by us: it is to be tried again.
