@@ -19,6 +19,7 @@ use std::sync::atomic::{
     fence,
 };
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use indent_sysmon::Phase;
 
@@ -28,6 +29,9 @@ use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context};
+
+/// Before the kernel is asked again to take what it has refused.
+const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
 pub(crate) struct Watch {
@@ -77,8 +81,9 @@ fn watch(runtime: &Weak<Shared>) {
     let Some(sets) = shared.io_watch.sets.get() else {
         return;
     };
+    let mut pause = None;
     while !shared.io_watch.stops.load(SeqCst) {
-        sets.wait(None).tell(|ready| {
+        sets.wait(pause).tell(|ready| {
             let worker = &shared.workers[ready.key as usize];
             worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
             shared.look_in_place_of(worker);
@@ -86,7 +91,7 @@ fn watch(runtime: &Weak<Shared>) {
                 shared.arm_io(worker);
             }
         });
-        shared.submit_for_others();
+        pause = shared.submit_for_others();
     }
 }
 
@@ -106,14 +111,19 @@ impl Shared {
     }
 
     /// The one way to look without holding the worker. We may have heard its bell instead of whoever sleeps there:
-    /// then it is rung again. Whoever rang it did so after the sleeper said that it sleeps.
+    /// then that one is woken by other means, since the bell may be polled by nobody now. Whoever rang it did so after
+    /// the sleeper said that it sleeps.
     fn look_in_place_of(&self, worker: &Worker) {
         self.look_into(worker);
         fence(SeqCst);
-        let sleeps =
-            worker.published.phase() == Phase::Idle && !self.count.is_retired(worker.index);
-        if let Some(bell) = worker.set_bell().filter(|_| sleeps) {
-            os::ring_eventfd(bell);
+        if worker.published.phase() != Phase::Idle || self.count.is_retired(worker.index) {
+            return;
+        }
+        if let Some(set) = worker.io.get() {
+            os::ring_eventfd(set.bell());
+        } else if let Some(ring) = worker.uring.get() {
+            ring.nudge();
+            ring.submit();
         }
     }
 
@@ -149,16 +159,23 @@ impl Shared {
         }
     }
 
-    /// The watch: what workers that compute have not come to, and what is urgent.
-    fn submit_for_others(&self) {
+    /// The watch: what workers that compute have not come to, and what is urgent. If the kernel has not taken all of
+    /// it, how long to wait before it is asked again.
+    fn submit_for_others(&self) -> Option<Duration> {
+        let mut pause = None;
         for worker in &self.workers {
             if let Some(ring) = worker.uring.get()
                 && (ring.was_urged() || worker.io_armed.load(SeqCst))
                 && ring.is_pending()
             {
                 self.look_in_place_of(worker);
+                if ring.is_pending() {
+                    ring.urge(); // what we have begun is not left to others: they may sleep
+                    pause = Some(REFUSED_PAUSE);
+                }
             }
         }
+        pause
     }
 
     /// This worker looks itself from here on.
