@@ -6,18 +6,19 @@
 //!
 //! What sockets and pipes promise is in `tests/net` and `tests/io`, for both drivers.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent::io::Source;
 use indent::net::{TcpListener, TcpStream, UnixStream};
 use indent::park::ParkReason;
 use indent::runtime::{Builder, Io, IoDriver, Runtime};
 use indent::task::{self, Phase};
-use indent::{StartError, time};
+use indent::{StartError, chan, select, time};
 
 mod common;
 mod sockets;
@@ -150,6 +151,61 @@ mod child {
         );
     }
 
+    /// How often the threads of this process, but the caller, were switched to.
+    fn switches() -> BTreeMap<String, u64> {
+        let me = std::fs::read_link("/proc/thread-self").unwrap();
+        let mut all = BTreeMap::new();
+        for entry in std::fs::read_dir("/proc/self/task").unwrap() {
+            let entry = entry.unwrap();
+            if Some(entry.file_name().as_os_str()) == me.file_name() {
+                continue;
+            }
+            let status = std::fs::read_to_string(entry.path().join("status")).unwrap();
+            let lines = status
+                .lines()
+                .filter(|line| line.contains("_ctxt_switches:"));
+            let counts = lines.map(|line| line.split_once(':').unwrap().1.trim().parse::<u64>());
+            let name = status.lines().next().unwrap();
+            let name = format!("{name} {}", entry.file_name().display());
+            all.insert(name, counts.map(Result::unwrap).sum());
+        }
+        all
+    }
+
+    #[test]
+    #[ignore = "needs a process where nothing else happens"]
+    fn idle_selects() {
+        const SETTLE: Duration = Duration::from_secs(1);
+        let rt = ring(2).build().unwrap();
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (to_end, ended) = chan::bounded::<()>(0);
+        let waiting: Vec<_> = (0..4)
+            .map(|_| {
+                let source = Source::new(theirs.try_clone().unwrap()).unwrap();
+                let ended = ended.clone();
+                rt.spawn(move || {
+                    select! {
+                        readable(&source) -> ready => { ready.unwrap(); true }
+                        recv(&ended) -> _ => false,
+                    }
+                })
+            })
+            .collect();
+        for fiber in &waiting {
+            let fiber = fiber.fiber();
+            wait_for("a fiber that selects", || fiber.phase() == Phase::Parked);
+        }
+        std::thread::sleep(SETTLE);
+        let before = switches();
+        std::thread::sleep(2 * SETTLE);
+        assert_eq!(before, switches(), "somebody woke up");
+        assert!(before.len() > 3, "{before:?}");
+        ours.write_all(b"!").unwrap();
+        assert!(waiting.into_iter().all(|fiber| fiber.join().unwrap()));
+        drop(to_end);
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+    }
+
     #[test]
     #[ignore = "leaves things behind"]
     fn abandoned() {
@@ -185,6 +241,130 @@ mod child {
             assert_eq!(next.metrics().io_operations, 0);
         }
     }
+}
+
+#[test]
+fn a_process_in_which_fibers_select_among_descriptors_does_nothing_meanwhile() {
+    common::alone("idle_selects");
+}
+
+#[test]
+fn who_selects_is_told_promptly_of_a_descriptor_however_long_it_has_waited() {
+    within(60, || {
+        let rt = ring(2).build().unwrap();
+        let mut delays: Vec<_> = (0..15)
+            .map(|_| {
+                let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+                let source = Source::new(theirs).unwrap();
+                let (_to_end, ended) = chan::bounded::<()>(0);
+                let fiber = rt.spawn(move || {
+                    select! {
+                        readable(&source) -> ready => ready.unwrap(),
+                        recv(&ended) -> _ => unreachable!(),
+                    }
+                    Instant::now()
+                });
+                std::thread::sleep(50 * MS); // whoever asks again and again would do so rarely by now
+                let written = Instant::now();
+                ours.write_all(b"!").unwrap();
+                fiber.join().unwrap().duration_since(written)
+            })
+            .collect();
+        delays.sort_unstable();
+        println!("{delays:?}");
+        assert!(delays[5] < 4 * MS, "{delays:?}");
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+    });
+}
+
+#[test]
+fn who_has_withdrawn_from_a_descriptor_leaves_nothing_and_it_is_closed() {
+    within(60, || {
+        let rt = ring(1).build().unwrap();
+        for _ in 0..50 {
+            let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            rt.block_on(move || {
+                let source = Source::new(theirs).unwrap();
+                let (_to_end, ended) = chan::bounded::<()>(0);
+                select! {
+                    readable(&source) -> _ => panic!("there is nothing"),
+                    recv(&ended) -> _ => unreachable!(),
+                    after(MS) => {}
+                }
+                drop(source);
+            });
+            assert_eq!(ours.read(&mut [0]).unwrap(), 0, "the end");
+        }
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+    });
+}
+
+/// Withdrawing races with completions, while fibers are stopped at any instruction; descriptors come and go.
+#[test]
+fn stress_who_selects_among_descriptors_misses_nothing_and_is_called_once() {
+    const PAIRS: u64 = 12;
+    const ROUNDS: u64 = 12;
+    const MESSAGES: u64 = 40;
+    within(120, || {
+        let rt = ring(2)
+            .preempt_quantum(Duration::from_micros(200))
+            .build()
+            .unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let hog = rt.spawn(move || {
+            while !stopped.load(SeqCst) {
+                std::hint::spin_loop();
+            }
+        });
+        let pairs: Vec<_> = (0..PAIRS)
+            .map(|pair| {
+                rt.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let mut random = Random::new(1_000 * pair + round);
+                        let (mut to_source, from) = std::os::unix::net::UnixStream::pair().unwrap();
+                        from.set_nonblocking(true).unwrap();
+                        let source = Source::new(from).unwrap();
+                        let (tx, rx) = chan::bounded(1);
+                        let sender = indent::spawn(move || {
+                            for _ in 0..MESSAGES {
+                                match random.below(4) {
+                                    0 => time::sleep(Duration::from_micros(random.below(1_500))),
+                                    1 => task::yield_now(),
+                                    _ => {}
+                                }
+                                match random.below(2) {
+                                    0 => tx.send(()).unwrap(),
+                                    _ => to_source.write_all(b"!").unwrap(),
+                                }
+                            }
+                            (tx, to_source) // nothing ends before all is received
+                        });
+                        let mut random = Random::new(7_000 + 1_000 * pair + round);
+                        let mut received = 0;
+                        while received < MESSAGES {
+                            select! {
+                                readable(&source) -> ready => {
+                                    ready.unwrap();
+                                    let mut stream = source.get_ref();
+                                    received += stream.read(&mut [0; 64]).unwrap() as u64;
+                                }
+                                recv(&rx) -> message => { message.unwrap(); received += 1; }
+                                after(Duration::from_micros(random.below(1_000))) => {}
+                            }
+                        }
+                        drop(source);
+                        drop(sender.join().unwrap());
+                    }
+                })
+            })
+            .collect();
+        pairs.into_iter().for_each(|pair| pair.join().unwrap());
+        stop.store(true, SeqCst);
+        hog.join().unwrap();
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+        assert!(rt.metrics().freezes > 0, "nobody was stopped");
+    });
 }
 
 #[test]

@@ -98,9 +98,9 @@ impl Registration {
         self.wait(fd, interest, seen, deadline).map(Outcome::Ended)
     }
 
-    /// Whether somebody calls who waits here: a fiber, and not one of a runtime that uses rings.
+    /// Whether somebody calls who waits here: a fiber.
     pub(crate) fn calls(&self) -> bool {
-        park::current_fiber().is_some() && !ring::is_used()
+        park::current_fiber().is_some()
     }
 
     /// Has the waiter of the calling fiber called; false if something was told that it had not seen.
@@ -111,11 +111,18 @@ impl Registration {
         seen: Seen,
         waiter: &Waiter,
     ) -> io::Result<bool> {
+        if ring::is_used() {
+            self.known.enlist_by_ring(fd, interest, waiter); // which looks for itself
+            return Ok(true);
+        }
         self.known.enlist(fd, interest, seen, waiter)
     }
 
-    /// Takes a waiter back; false if it was called, or is about to be.
+    /// Takes a waiter back, by the same fiber; false if it was called, or is about to be.
     pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
+        if ring::is_used() {
+            return self.known.withdraw_by_ring(interest, waiter);
+        }
         self.known.withdraw(interest, waiter)
     }
 

@@ -19,7 +19,8 @@
 //! the list. That holds for each of several who wait: nobody uses up what another one needs. **I24** *A waiter is called once, or withdraws.* Both take it off the
 //! list under the lock; who takes it off to call it has the mark up until it is called (S6).
 //!
-//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below), and has no sets.
+//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below, and `polled.rs` for
+//! those who wait for other things, too), and has no sets.
 //!
 //! Sources are never freed, and used again under another *generation*: events of a descriptor that was closed
 //! meanwhile mean nobody.
@@ -41,10 +42,12 @@ use crate::driver::epoll::{Epoll, Events, Ready};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::context;
+use crate::sched::io::polled::Polls;
 use crate::sched::wake::Waiter;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, block};
 
+mod polled;
 pub(crate) mod ring;
 pub(crate) mod watch;
 
@@ -105,6 +108,8 @@ struct Source {
     told: [AtomicU32; 2],
     /// It has an end, an error or an urgent byte to tell, or had.
     odd: AtomicBool,
+    /// Who waits by a ring.
+    polls: [Mutex<Polls>; 2],
 }
 
 /// The set of a worker.
@@ -411,6 +416,11 @@ fn tell(ready: Ready) {
 impl Shared {
     /// The set of a worker, made if there is none yet.
     fn set_of(&self, worker: usize) -> io::Result<&Epoll> {
+        // Whoever looks at a worker's set does not look for a ring.
+        debug_assert!(
+            self.settings.ring.is_none(),
+            "a worker with a set and a ring"
+        );
         let place = &self.workers[worker].io;
         if place.get().is_none() {
             let set = Epoll::new()?;

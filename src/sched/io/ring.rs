@@ -40,7 +40,8 @@ use std::time::{Duration, Instant};
 
 use crate::base::descriptor;
 use crate::base::request::Request;
-use crate::driver::uring::{self, Answer, BATCH, Completion, Entry, Room, Uring};
+use crate::driver::uring::{self, Answer, BATCH, Completion, Entry, POLL, Room, Uring};
+use crate::error::StartError;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::io::Ended;
@@ -65,7 +66,8 @@ pub(crate) enum Outcome {
 /// Whether the calling fiber waits by a ring.
 pub(crate) fn is_used() -> bool {
     let mark = context::marked();
-    mark.shared().is_some_and(|shared| shared.settings.ring)
+    mark.shared()
+        .is_some_and(|shared| shared.settings.ring.is_some())
 }
 
 /// Aligned so that its address leaves room for the ring's own bits.
@@ -194,7 +196,7 @@ impl Shared {
     ///
     /// # Safety
     /// As for [`Uring::push`].
-    unsafe fn push_to(&self, worker: &Worker, entry: &Entry, number: u64) -> bool {
+    pub(super) unsafe fn push_to(&self, worker: &Worker, entry: &Entry, number: u64) -> bool {
         const TRIES: usize = 8;
         let Ok(ring) = self.ring_of(worker) else {
             return false;
@@ -208,8 +210,20 @@ impl Shared {
         })
     }
 
+    /// Those of the workers there are at first: if the system refuses them that is known at once.
+    pub(crate) fn make_rings(&self) -> Result<(), StartError> {
+        let Some(setting) = self.settings.ring else {
+            return Ok(());
+        };
+        let mut workers = self.workers[..self.settings.workers].iter();
+        let _mark = context::marked(); // a fiber of another runtime may be stopped
+        let made = workers.try_for_each(|worker| self.ring_of(worker).map(drop));
+        made.map_err(|source| StartError::NoUring { setting, source })
+    }
+
     /// The ring of a worker, made if there is none yet. By the worker's holder.
     fn ring_of<'a>(&self, worker: &'a Worker) -> io::Result<&'a Uring> {
+        debug_assert!(worker.io.get().is_none(), "a worker with a set and a ring");
         if worker.uring.get().is_none() {
             let ring = Uring::new()?;
             self.io_watch.include(self, ring.raw(), worker.index)?;
@@ -235,8 +249,11 @@ impl Shared {
             let mark = context::marked();
             let taken = ring.take(&mut batch);
             for (completion, kept) in batch[..taken].iter().zip(&mut kept) {
-                // SAFETY: I25: it was pushed with this address, and this is its completion.
-                *kept = Some(unsafe { complete(&mark, completion) });
+                *kept = match completion.operation & POLL {
+                    // SAFETY: I25: it was pushed with this address, and this is its completion.
+                    0 => Some(unsafe { complete(&mark, completion) }),
+                    _ => self.poll_over(&mark, completion),
+                };
             }
             drop(mark);
             drop(kept);
@@ -249,7 +266,7 @@ impl Shared {
     /// Whether files may be read and written by a ring. Asked once, when somebody wants to know.
     pub(crate) fn may_ring(&self) -> bool {
         let settings = &self.settings;
-        let asks = || settings.ring || settings.may_ring && uring::refusal().is_none();
+        let asks = || settings.ring.is_some() || settings.may_ring && uring::refusal().is_none();
         *self.may_ring.get_or_init(asks)
     }
 

@@ -27,6 +27,7 @@ use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
+use crate::sched::io::polled::Late;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context};
 
@@ -35,9 +36,11 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
 pub(crate) struct Watch {
-    sets: OnceLock<Epoll>,
+    pub(super) sets: OnceLock<Epoll>,
     thread: Mutex<Option<JoinHandle<()>>>,
     stops: AtomicBool,
+    /// Who is to be called after a pause.
+    pub(super) late: Mutex<Late>,
 }
 
 impl Watch {
@@ -91,7 +94,8 @@ fn watch(runtime: &Weak<Shared>) {
                 shared.arm_io(worker);
             }
         });
-        pause = shared.submit_for_others();
+        let pauses = [shared.submit_for_others(), shared.call_late()];
+        pause = pauses.into_iter().flatten().min();
     }
 }
 
