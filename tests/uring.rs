@@ -206,6 +206,84 @@ mod child {
         wait_for("no operation", || rt.metrics().io_operations == 0);
     }
 
+    /// So many descriptors may be open; how many before.
+    fn limit_descriptors(to: u64) -> u64 {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: writes to `limit`.
+        let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+        let before = limit.rlim_cur;
+        limit.rlim_cur = to;
+        // SAFETY: reads `limit`.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+        assert_eq!((known, set), (0, 0));
+        before
+    }
+
+    /// The calling thread may run on these CPUs; on which before.
+    fn run_on(cpus: &libc::cpu_set_t) -> libc::cpu_set_t {
+        let size = size_of::<libc::cpu_set_t>();
+        // SAFETY: of this type all bits may be zero.
+        let mut before = unsafe { std::mem::zeroed() };
+        // SAFETY: writes to `before`, which is of that size.
+        let known = unsafe { libc::sched_getaffinity(0, size, &mut before) };
+        // SAFETY: reads `cpus`, which is of that size.
+        let set = unsafe { libc::sched_setaffinity(0, size, cpus) };
+        assert_eq!((known, set), (0, 0));
+        before
+    }
+
+    #[test]
+    #[ignore = "has few descriptors"]
+    fn short_of_descriptors() {
+        // SAFETY: of this type all bits may be zero.
+        let mut one: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        let first = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let first = first
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let first = first.unwrap().trim().split([',', '-']).next().unwrap();
+        // SAFETY: a number that fits.
+        unsafe { libc::CPU_SET(first.parse().unwrap(), &mut one) };
+        let all = run_on(&one);
+        let rt = sockets::builder("uring").build().unwrap(); // one worker, with room for more
+        run_on(&all);
+        rt.handle().resize(2);
+        if rt.metrics().io_sockets != IoDriver::Uring || rt.metrics().workers_now < 2 {
+            return common::skip("one CPU, or no rings");
+        }
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut to_source, from) = std::os::unix::net::UnixStream::pair().unwrap();
+        let source = Source::new(from).unwrap();
+        let before = limit_descriptors(3); // there are more
+        let error = std::fs::File::open("/").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+        let on_second = |body: Box<dyn FnOnce() + Send>| {
+            rt.block_on(|| task::Builder::new().worker(1).spawn(body))
+        };
+        let reader = on_second(Box::new(move || {
+            theirs.read_exact(&mut [0]).unwrap();
+        }));
+        let selects = on_second(Box::new(move || {
+            let (_to_end, ended) = chan::bounded::<()>(0);
+            select! {
+                readable(&source) -> ready => ready.unwrap(),
+                recv(&ended) -> _ => unreachable!(),
+            }
+        }));
+        std::thread::sleep(50 * MS);
+        assert!(!reader.is_finished() && !selects.is_finished());
+        limit_descriptors(before);
+        std::thread::sleep(50 * MS);
+        ours.write_all(b"!").unwrap();
+        to_source.write_all(b"!").unwrap();
+        reader.join().unwrap();
+        selects.join().unwrap();
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+    }
+
     #[test]
     #[ignore = "leaves things behind"]
     fn abandoned() {
@@ -365,6 +443,11 @@ fn stress_who_selects_among_descriptors_misses_nothing_and_is_called_once() {
         wait_for("no operation", || rt.metrics().io_operations == 0);
         assert!(rt.metrics().freezes > 0, "nobody was stopped");
     });
+}
+
+#[test]
+fn who_waits_where_no_ring_can_be_had_waits_until_one_can_and_is_told_no_error() {
+    common::alone("short_of_descriptors");
 }
 
 #[test]
