@@ -292,12 +292,12 @@ impl Uring {
             return;
         }
         let mut aside = lock(&self.aside);
-        // SAFETY: they name numbers only.
-        while aside
-            .last()
-            .is_some_and(|entry| unsafe { self.try_write(entry) })
-        {
-            aside.pop();
+        while let Some(entry) = aside.pop() {
+            // SAFETY: it names numbers only.
+            if !unsafe { self.try_write(&entry) } {
+                aside.push(entry);
+                break;
+            }
         }
         self.has_aside.store(!aside.is_empty(), SeqCst);
     }
