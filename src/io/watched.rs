@@ -32,6 +32,7 @@ use crate::base::descriptor;
 use crate::base::request::Request;
 use crate::base::socket::Take;
 use crate::park;
+use crate::sched::io::ring;
 
 /// How long an operation may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,30 +303,45 @@ pub(super) fn pause(backoff: &mut Backoff, deadline: Option<Instant>) -> io::Res
     }
 }
 
-/// Waits that ended at once and for nothing, on a plain thread: the kernel has something to tell that this
-/// operation does not take, say, an error queue. Whoever tries again at once would do so for ever.
+/// Waits that ended at once and for nothing: the kernel has something to tell that this operation does not take,
+/// say, an error queue. Whoever tries again at once would do so for ever. That is so where each wait asks anew, on
+/// plain threads and by rings; a set tells a change once.
 struct Vain {
     times: u32,
     backoff: Backoff,
+    /// When the last one ended, or the pause after it.
+    last: Option<Instant>,
 }
 
 impl Vain {
     /// So many may be chance: others were faster.
     const FEW: u32 = 16;
+    /// What took longer has waited.
+    const AT_ONCE: Duration = Duration::from_millis(1);
 
     fn new() -> Self {
         Vain {
             times: 0,
             backoff: Backoff::new(),
+            last: None,
         }
     }
 
     fn again(&mut self, deadline: Option<Instant>) -> io::Result<Ended> {
-        self.times += 1;
-        if self.times > Self::FEW && park::current_fiber().is_none() {
-            return pause(&mut self.backoff, deadline);
+        if park::current_fiber().is_some() && !ring::is_used() {
+            return Ok(Ended::Ready);
         }
-        Ok(Ended::Ready)
+        if self.last.is_some_and(|last| last.elapsed() > Self::AT_ONCE) {
+            (self.times, self.backoff) = (0, Backoff::new());
+        }
+        self.times += 1;
+        let ended = if self.times > Self::FEW {
+            pause(&mut self.backoff, deadline)
+        } else {
+            Ok(Ended::Ready)
+        };
+        self.last = Some(Instant::now());
+        ended
     }
 }
 

@@ -19,13 +19,14 @@
 //! the list. That holds for each of several who wait: nobody uses up what another one needs. **I24** *A waiter is called once, or withdraws.* Both take it off the
 //! list under the lock; who takes it off to call it has the mark up until it is called (S6).
 //!
-//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below), and has no sets.
+//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below, and `polled.rs` for
+//! those who wait for other things, too), and has no sets.
 //!
 //! Sources are never freed, and used again under another *generation*: events of a descriptor that was closed
 //! meanwhile mean nobody.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -38,14 +39,15 @@ use crate::base::descriptor::Interest;
 use crate::base::fork;
 use crate::base::loom::{Mutex, lock};
 use crate::driver::epoll::{Epoll, Events, Ready};
-use crate::driver::uring::Uring;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::context;
+use crate::sched::io::polled::Polls;
 use crate::sched::wake::Waiter;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, block};
 
+mod polled;
 pub(crate) mod ring;
 pub(crate) mod watch;
 
@@ -106,6 +108,8 @@ struct Source {
     told: [AtomicU32; 2],
     /// It has an end, an error or an urgent byte to tell, or had.
     odd: AtomicBool,
+    /// Who waits by a ring.
+    polls: [Mutex<Polls>; 2],
 }
 
 /// The set of a worker.
@@ -412,6 +416,11 @@ fn tell(ready: Ready) {
 impl Shared {
     /// The set of a worker, made if there is none yet.
     fn set_of(&self, worker: usize) -> io::Result<&Epoll> {
+        // Whoever looks at a worker's set does not look for a ring.
+        debug_assert!(
+            self.settings.ring.is_none(),
+            "a worker with a set and a ring"
+        );
         let place = &self.workers[worker].io;
         if place.get().is_none() {
             let set = Epoll::new()?;
@@ -421,8 +430,19 @@ impl Shared {
         Ok(place.get().expect("just set"))
     }
 
-    /// Wakes who waits for what has become ready.
+    /// Wakes who waits for what has become ready. By the worker's holder.
     pub(crate) fn poll_io(&self, worker: &Worker) {
+        debug_assert!(
+            worker
+                .carrier()
+                .is_some_and(|carrier| ptr::eq(carrier, context::carrier())),
+            "whoever does not hold the worker may hear its bell, and has to pass it on"
+        );
+        self.look_into(worker);
+    }
+
+    /// Submits and looks, and hears the bell.
+    fn look_into(&self, worker: &Worker) {
         self.tell_io(worker, self.sleep_io(worker, Some(Duration::ZERO)));
     }
 
@@ -471,28 +491,5 @@ impl Shared {
             source.tell(Interest::Read, generation);
             source.tell(Interest::Write, generation);
         }
-    }
-}
-
-impl Worker {
-    /// Whether somebody may wait for a descriptor in its set, or for an operation in its ring.
-    #[inline]
-    pub(crate) fn has_sources(&self) -> bool {
-        match self.io.get() {
-            Some(set) => !set.is_empty(),
-            None => self.uring.get().is_some_and(|ring| ring.in_flight() > 0),
-        }
-    }
-
-    /// What wakes whoever sleeps among them, if there are any.
-    #[inline]
-    pub(crate) fn io_bell(&self) -> Option<RawFd> {
-        self.has_sources().then(|| self.set_bell())?
-    }
-
-    /// The bell of its set, or of its ring.
-    pub(crate) fn set_bell(&self) -> Option<RawFd> {
-        let ring = || self.uring.get().map(Uring::bell);
-        self.io.get().map(Epoll::bell).or_else(ring)
     }
 }

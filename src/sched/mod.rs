@@ -136,8 +136,8 @@ pub(crate) struct Settings {
     pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
     pub(crate) log_overruns: bool,
-    /// Fibers wait for descriptors by rings.
-    pub(crate) ring: bool,
+    /// Fibers wait for descriptors by rings; by which name that was asked for.
+    pub(crate) ring: Option<&'static str>,
     /// Rings may be used for files.
     pub(crate) may_ring: bool,
     pub(crate) on_overrun: Vec<overrun::desk::Listener>,
@@ -353,6 +353,7 @@ impl Shared {
     fn start_threads(&self) -> Result<(), StartError> {
         self.start_watchers()
             .map_err(|source| StartError::SpawnCarrier { started: 0, source })?;
+        self.make_rings()?;
         // Not `allowed`: that may change from here on.
         let workers = &self.workers[..self.settings.workers];
         for (started, worker) in workers.iter().enumerate() {
