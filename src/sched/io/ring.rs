@@ -227,7 +227,7 @@ impl Shared {
                 *kept = Some(unsafe { complete(&mark, completion) });
             }
             drop(mark);
-            drop(kept);
+            (kept.into_iter().flatten()).for_each(|kept| self.part_with(kept));
             if taken < BATCH {
                 return;
             }
