@@ -1,7 +1,8 @@
-#![expect(unsafe_code, reason = "takes ownership of a raw descriptor")]
+#![expect(unsafe_code, reason = "raw descriptors and an option std does not set")]
 //! Sockets behave as std's do: one body of tests, for std's types on threads, for ours on threads, and for
 //! ours on fibers, with each driver. That it compiles for all says that names and signatures agree.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 mod common;
@@ -13,6 +14,20 @@ const MS: Duration = Duration::from_millis(1);
 /// More than the kernel keeps for a connection on its way.
 const MUCH: usize = 12 << 20;
 
+/// `SO_RCVTIMEO`, also of sockets for which std has no name for it.
+fn set_read_limit(fd: BorrowedFd<'_>, limit: Duration) {
+    let value = libc::timeval {
+        tv_sec: limit.as_secs() as libc::time_t,
+        tv_usec: libc::suseconds_t::from(limit.subsec_micros()),
+    };
+    let size = std::mem::size_of_val(&value) as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
+    let value = std::ptr::from_ref(&value).cast();
+    // SAFETY: reads from `value`, as far as `size` says.
+    let set = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value, size) };
+    assert_eq!(set, 0);
+}
+
 macro_rules! promises {
     ($place:ident, $($net:ident)::+, $($unix:ident)::+, $spawn:path, $run:expr) => {
 mod $place {
@@ -20,12 +35,13 @@ mod $place {
     use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
     use std::os::fd::{AsFd, AsRawFd, IntoRawFd, FromRawFd, OwnedFd};
     use std::os::linux::net::SocketAddrExt;
+    use std::time::Instant;
 
     use $($net)::+::{TcpListener, TcpStream, UdpSocket};
     use $($unix)::+::{SocketAddr as UnixAddr, UnixDatagram, UnixListener, UnixStream};
     use $spawn as spawn;
 
-    use super::{MS, MUCH, fresh_path, pattern};
+    use super::{MS, MUCH, fresh_path, pattern, set_read_limit};
     #[allow(unused_imports, reason = "for the driver of fibers")]
     use super::sockets;
     use crate::common::within;
@@ -494,6 +510,24 @@ mod $place {
             }
             assert_eq!(sum, 2 * (0..200).sum::<u32>());
             senders.into_iter().for_each(|sender| sender.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_listener_whose_descriptor_has_a_time_limit_gives_up_after_it() {
+        run(|| {
+            let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+            let unix = UnixListener::bind(fresh_path()).unwrap();
+            set_read_limit(tcp.as_fd(), 5 * MS);
+            set_read_limit(unix.as_fd(), 5 * MS);
+            let begun = Instant::now();
+            assert_eq!(tcp.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+            assert_eq!(unix.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+            assert!(begun.elapsed() >= 10 * MS, "{:?}", begun.elapsed());
+            let guest = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+            let stream = tcp.accept().unwrap().0;
+            assert!(stream.read_timeout().unwrap().is_some(), "it is handed down");
+            drop(guest);
         });
     }
 

@@ -49,7 +49,7 @@ pub(super) fn read<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Resul
     receive(socket, buffer, Take::Take)
 }
 
-/// From a stream of which the kernel tells all (R3).
+/// From a TCP stream (R3).
 pub(super) fn read_told<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
     socket.read_stream(to_read, buffer)
 }
@@ -100,9 +100,9 @@ pub(super) fn unconnected(to: &Address) -> io::Result<Watched<OwnedFd>> {
     socket::stream_for(to).map(Watched::sole)
 }
 
-/// Conversions from and to std's type, and to descriptors, which `$lent` lends.
+/// Conversions from and to std's type, and to descriptors.
 macro_rules! in_company {
-    ($ours:ident, $std:ty, $lent:ident) => {
+    ($ours:ident, $std:ty) => {
         impl From<$ours> for $std {
             fn from(socket: $ours) -> Self {
                 socket.into_std()
@@ -123,13 +123,13 @@ macro_rules! in_company {
 
         impl AsFd for $ours {
             fn as_fd(&self) -> BorrowedFd<'_> {
-                self.$lent().as_fd()
+                self.lent().as_fd()
             }
         }
 
         impl AsRawFd for $ours {
             fn as_raw_fd(&self) -> RawFd {
-                self.$lent().as_raw_fd()
+                self.lent().as_raw_fd()
             }
         }
 
@@ -159,6 +159,11 @@ macro_rules! transfers {
                 self.0.lend()
             }
 
+            /// Of a socket that nobody else has had so far.
+            fn sole(socket: $std) -> Self {
+                $ours(Watched::sole(socket))
+            }
+
             /// The socket as std knows it: whoever waits there blocks the thread.
             pub fn into_std(self) -> $std {
                 self.0.into_inner()
@@ -173,14 +178,14 @@ macro_rules! transfers {
             /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
             /// an error.
             pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-                self.0.lend().set_read_timeout(timeout)
+                self.0.limit().set_read_timeout(timeout)
             }
 
             /// How long those may wait who write from here on; then they get
             /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
             /// an error.
             pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-                self.0.lend().set_write_timeout(timeout)
+                self.0.limit().set_write_timeout(timeout)
             }
 
             /// What was set by [`set_read_timeout`](Self::set_read_timeout), rounded up by the kernel.
@@ -196,7 +201,7 @@ macro_rules! transfers {
             /// Whether operations return [`WouldBlock`](io::ErrorKind::WouldBlock) where they would have
             /// to wait. They are charged to the fiber's budget all the same.
             pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-                self.0.lend().set_nonblocking(nonblocking)
+                self.0.limit().set_nonblocking(nonblocking)
             }
 
             /// The error that is waiting to be told, which is then told.
@@ -211,20 +216,13 @@ macro_rules! transfers {
             }
         }
 
-        in_company!($ours, $std, lent);
+        in_company!($ours, $std);
     };
 }
 
 /// Streams are read and written, by reference too.
 macro_rules! streams {
-    ($ours:ident, $std:ty, $read:path) => {
-        impl $ours {
-            /// Of a socket that nobody else has had so far.
-            fn sole(socket: $std) -> Self {
-                $ours(Watched::sole(socket))
-            }
-        }
-
+    ($ours:ident, $read:path) => {
         impl Read for &$ours {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
                 $read(&self.0, buffer)

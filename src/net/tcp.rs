@@ -127,7 +127,7 @@ impl TcpStream {
 }
 
 transfers!(TcpStream, net::TcpStream);
-streams!(TcpStream, net::TcpStream, shared::read_told);
+streams!(TcpStream, shared::read_told);
 
 /// The socket does not wait while it connects, and is as std's from then on.
 fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
@@ -158,7 +158,8 @@ pub struct TcpListener(Listening<net::TcpListener>);
 impl TcpListener {
     /// Listens at the first address that is to be had. A name is looked up on a thread that may block.
     pub fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<TcpListener> {
-        lookup::first_of(addr, net::TcpListener::bind).map(TcpListener::from)
+        let listener = lookup::first_of(addr, net::TcpListener::bind)?;
+        Ok(TcpListener(Listening::sole(listener)))
     }
 
     /// Waits for the next connection.
@@ -169,7 +170,11 @@ impl TcpListener {
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let make = |fd, from: Address| Ok((net::TcpStream::from(fd), from.to_inet()?));
         let (stream, from) = self.0.accept(net::TcpListener::accept, make)?;
-        Ok((TcpStream::sole(stream), from))
+        let stream = match self.0.is_tcp() {
+            true => TcpStream::sole(stream),
+            false => TcpStream::from(stream), // of a socket that came as a descriptor
+        };
+        Ok((stream, from))
     }
 
     /// One connection after the other, for ever; errors are handed out and do not end it.
@@ -181,7 +186,7 @@ impl TcpListener {
 
     /// Another handle of the same listener; each connection goes to one of them.
     pub fn try_clone(&self) -> io::Result<TcpListener> {
-        Ok(TcpListener(self.0.clone_as(self.std().try_clone()?)))
+        Ok(TcpListener(self.0.clone_as(self.lent().try_clone()?)))
     }
 
     /// The listener as std knows it: whoever waits there blocks the thread, as long as
@@ -219,6 +224,10 @@ impl TcpListener {
     fn std(&self) -> &net::TcpListener {
         self.0.get()
     }
+
+    fn lent(&self) -> &net::TcpListener {
+        self.0.lend()
+    }
 }
 
 impl From<net::TcpListener> for TcpListener {
@@ -227,7 +236,7 @@ impl From<net::TcpListener> for TcpListener {
     }
 }
 
-in_company!(TcpListener, net::TcpListener, std);
+in_company!(TcpListener, net::TcpListener);
 
 /// The connections of a [`TcpListener`]; see [`incoming`](TcpListener::incoming).
 ///

@@ -37,7 +37,7 @@ pub struct UdpSocket(Watched<net::UdpSocket>);
 impl UdpSocket {
     /// A socket with the first address that is to be had. A name is looked up on a thread that may block.
     pub fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<UdpSocket> {
-        lookup::first_of(addr, net::UdpSocket::bind).map(UdpSocket::from)
+        lookup::first_of(addr, net::UdpSocket::bind).map(UdpSocket::sole)
     }
 
     /// From now on `send` sends to this address, and only what comes from there is received. A name is

@@ -1,9 +1,9 @@
-#![expect(unsafe_code, reason = "limits descriptors by a system call")]
 //! Sockets of ours where std has nothing to compare: fibers that are asked to end, time limits, the way to
 //! std and back, descriptors that run out.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -19,7 +19,7 @@ use indent::time;
 use proptest::prelude::*;
 
 use crate::common::{self, Random, wait_for, within};
-use crate::sockets::{self, fresh_path, pattern};
+use crate::sockets::{self, fresh_path, limit_descriptors, pattern};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -349,6 +349,32 @@ fn a_stream_goes_from_a_fiber_to_a_thread_to_std_and_back_and_always_waits() {
 }
 
 #[test]
+fn messages_that_come_together_are_read_one_after_the_other_from_what_is_no_tcp_stream() {
+    within(60, || {
+        let rt = start(1);
+        let (one, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut stream = TcpStream::from(OwnedFd::from(one));
+        let (all_are_sent, reads) = (Arc::new(AtomicBool::new(false)), 4);
+        let sent = all_are_sent.clone();
+        let reader = rt.spawn(move || {
+            let lengths = (1..=reads).map(|_| {
+                let length = stream.read(&mut [0; 64]).unwrap();
+                wait_for("the others", || sent.load(SeqCst));
+                length
+            });
+            lengths.collect::<Vec<_>>()
+        });
+        let seen = reader.fiber();
+        wait_for("a waiting fiber", || is_waiting(&seen));
+        for length in 1..=reads {
+            other.send(&vec![0; length]).unwrap();
+        }
+        all_are_sent.store(true, SeqCst);
+        assert_eq!(reader.join().unwrap(), [1, 2, 3, 4]);
+    });
+}
+
+#[test]
 fn a_listener_that_leaves_blocks_as_stds_and_its_clones_go_on() {
     within(60, || {
         let rt = start(1);
@@ -538,19 +564,6 @@ fn a_listener_without_descriptors_pauses_says_so_and_recovers() {
 
 mod child {
     use super::*;
-
-    fn limit_descriptors(most: u64) {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: writes to `limit`.
-        let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-        limit.rlim_cur = most.min(limit.rlim_max);
-        // SAFETY: reads from `limit`.
-        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
-        assert_eq!((known, set), (0, 0));
-    }
 
     fn accept_without_descriptors() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -31,23 +31,23 @@ pub struct UnixDatagram(Watched<net::UnixDatagram>);
 impl UnixDatagram {
     /// A socket with this path, where nothing may be so far.
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<UnixDatagram> {
-        net::UnixDatagram::bind(path).map(UnixDatagram::from)
+        net::UnixDatagram::bind(path).map(UnixDatagram::sole)
     }
 
     /// A socket with this address.
     pub fn bind_addr(socket_addr: &SocketAddr) -> io::Result<UnixDatagram> {
-        net::UnixDatagram::bind_addr(socket_addr).map(UnixDatagram::from)
+        net::UnixDatagram::bind_addr(socket_addr).map(UnixDatagram::sole)
     }
 
     /// A socket without a name: it can send, and receive if it is connected.
     pub fn unbound() -> io::Result<UnixDatagram> {
-        net::UnixDatagram::unbound().map(UnixDatagram::from)
+        net::UnixDatagram::unbound().map(UnixDatagram::sole)
     }
 
     /// Two sockets that are connected to each other.
     pub fn pair() -> io::Result<(UnixDatagram, UnixDatagram)> {
         let (one, other) = net::UnixDatagram::pair()?;
-        Ok((one.into(), other.into()))
+        Ok((Self::sole(one), Self::sole(other)))
     }
 
     /// From now on `send` sends to this path.

@@ -57,7 +57,7 @@ impl UnixStream {
     /// Two streams that are connected to each other.
     pub fn pair() -> io::Result<(UnixStream, UnixStream)> {
         let (one, other) = net::UnixStream::pair()?;
-        Ok((one.into(), other.into()))
+        Ok((Self::sole(one), Self::sole(other)))
     }
 
     as_in_std! {
@@ -72,7 +72,7 @@ impl UnixStream {
 }
 
 transfers!(UnixStream, net::UnixStream);
-streams!(UnixStream, net::UnixStream, shared::read);
+streams!(UnixStream, shared::read);
 
 /// Waits for connections on this machine. [`std::os::unix::net::UnixListener`] in all but what its waits block;
 /// and while it is ours, a clone of std's [does not wait](crate::net#in-company-with-std).
@@ -95,12 +95,15 @@ pub struct UnixListener(Listening<net::UnixListener>);
 impl UnixListener {
     /// Listens at this path, where nothing may be so far.
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<UnixListener> {
-        net::UnixListener::bind(path).map(UnixListener::from)
+        Ok(UnixListener(Listening::sole(net::UnixListener::bind(
+            path,
+        )?)))
     }
 
     /// Listens at this address.
     pub fn bind_addr(socket_addr: &SocketAddr) -> io::Result<UnixListener> {
-        net::UnixListener::bind_addr(socket_addr).map(UnixListener::from)
+        let listener = net::UnixListener::bind_addr(socket_addr)?;
+        Ok(UnixListener(Listening::sole(listener)))
     }
 
     /// Waits for the next connection. What happens if there is no descriptor for it is said at
@@ -118,7 +121,7 @@ impl UnixListener {
 
     /// Another handle of the same listener; each connection goes to one of them.
     pub fn try_clone(&self) -> io::Result<UnixListener> {
-        Ok(UnixListener(self.0.clone_as(self.std().try_clone()?)))
+        Ok(UnixListener(self.0.clone_as(self.lent().try_clone()?)))
     }
 
     /// The listener as std knows it: whoever waits there blocks the thread, as long as
@@ -143,6 +146,10 @@ impl UnixListener {
     fn std(&self) -> &net::UnixListener {
         self.0.get()
     }
+
+    fn lent(&self) -> &net::UnixListener {
+        self.0.lend()
+    }
 }
 
 impl From<net::UnixListener> for UnixListener {
@@ -151,7 +158,7 @@ impl From<net::UnixListener> for UnixListener {
     }
 }
 
-in_company!(UnixListener, net::UnixListener, std);
+in_company!(UnixListener, net::UnixListener);
 
 impl<'a> IntoIterator for &'a UnixListener {
     type Item = io::Result<UnixStream>;
