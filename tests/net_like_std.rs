@@ -2,8 +2,14 @@
 //! Sockets behave as std's do: one body of tests, for std's types on threads, for ours on threads, and for
 //! ours on fibers, with each driver. That it compiles for all says that names and signatures agree.
 
+use std::io;
+use std::net;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net as unix_std;
+use std::sync::Arc;
 use std::time::Duration;
+
+use indent::net::{UdpSocket, UnixDatagram};
 
 mod common;
 mod sockets;
@@ -533,7 +539,10 @@ mod $place {
 
     #[test]
     fn descriptors_go_out_and_come_in() {
-        fn unchanged<T: AsFd + AsRawFd + IntoRawFd + From<OwnedFd> + Into<OwnedFd>>(socket: T) -> T {
+        fn unchanged<T>(socket: T) -> T
+        where
+            T: AsFd + AsRawFd + IntoRawFd + FromRawFd + From<OwnedFd> + Into<OwnedFd>,
+        {
             let number = socket.as_raw_fd();
             assert_eq!(socket.as_fd().as_raw_fd(), number);
             let fd: OwnedFd = socket.into();
@@ -541,7 +550,7 @@ mod $place {
             let raw = T::from(fd).into_raw_fd();
             assert_eq!(raw, number);
             // SAFETY: just given to us.
-            T::from(unsafe { OwnedFd::from_raw_fd(raw) })
+            unsafe { T::from_raw_fd(raw) }
         }
         run(|| {
             let (mut client, server) = tcp_pair();
@@ -591,3 +600,64 @@ promises!(
     indent::spawn,
     |body| sockets::builder("uring").build().unwrap().block_on(body)
 );
+
+/// A receiver goes from a fiber to a thread to std, and back to a fiber: it waits wherever it is. `send` sends
+/// three bytes to it.
+fn waits_everywhere<O: Send + Sync + 'static, S: Send + From<O> + Into<O> + 'static>(
+    ours: O,
+    receive: fn(&O, &mut [u8]) -> io::Result<usize>,
+    receive_std: fn(&S, &mut [u8]) -> io::Result<usize>,
+    send: impl Fn() + Clone + Send + Sync + 'static,
+) {
+    let send_late = || {
+        let send = send.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(5 * MS);
+            send();
+        })
+    };
+    for driver in ["epoll", "uring"] {
+        let rt = sockets::builder(driver).workers(1).build().unwrap();
+        // On a fiber, where it registers what there is to register.
+        rt.block_on(|| {
+            let late = indent::time::timeout(2 * MS, || receive(&ours, &mut [0; 8]).map(drop));
+            assert!(late.is_err(), "it waits");
+            let sender = send_late();
+            assert_eq!(receive(&ours, &mut [0; 8]).unwrap(), 3);
+            sender.join().unwrap();
+        });
+        let sender = send_late();
+        assert_eq!(receive(&ours, &mut [0; 8]).unwrap(), 3, "on this thread");
+        sender.join().unwrap();
+    }
+    let theirs = S::from(ours);
+    let sender = send_late();
+    assert_eq!(receive_std(&theirs, &mut [0; 8]).unwrap(), 3, "as std's");
+    sender.join().unwrap();
+    let ours: O = theirs.into();
+    let sender = send_late();
+    let received = indent::spawn(move || receive(&ours, &mut [0; 8]).unwrap());
+    assert_eq!(received.join().unwrap(), 3, "ours again");
+    sender.join().unwrap();
+}
+
+#[test]
+fn datagrams_are_waited_for_on_fibers_on_threads_and_by_std() {
+    common::within(60, || {
+        let [one, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        one.connect(other.local_addr().unwrap()).unwrap();
+        let one = Arc::new(one);
+        let send = move || assert_eq!(one.send(b"abc").unwrap(), 3);
+        waits_everywhere(other, UdpSocket::recv, net::UdpSocket::recv, send);
+
+        let (one, other) = UnixDatagram::pair().unwrap();
+        let one = Arc::new(one);
+        let send = move || assert_eq!(one.send(b"abc").unwrap(), 3);
+        waits_everywhere(
+            other,
+            UnixDatagram::recv,
+            unix_std::UnixDatagram::recv,
+            send,
+        );
+    });
+}
