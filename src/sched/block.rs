@@ -13,7 +13,9 @@ use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Commit, Hearing, Signal, Woken};
 use crate::fiber::switch::Back;
+use crate::sched::class;
 use crate::sched::context::{self, Entered, Here};
+use crate::sched::find;
 use crate::sched::gate::Entry;
 use crate::sched::limit;
 use crate::sched::moving;
@@ -234,11 +236,18 @@ fn charge_here(here: &Here) -> bool {
 #[cold]
 #[inline(never)]
 fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
-    let carrier = token.carrier();
+    let mut token = token;
     if left == 0 {
         token.worker().counters.budget_exhausted.add(1);
-    } else if here.fiber.is_unstoppable() || !carrier.takes_request() {
-        carrier.budget.set(left - 1);
+        let computes = !token.carrier().is_asked() && class::is_batch(&here.fiber);
+        if computes && find::only_batch_waits(&mut token) {
+            // They would go on for a slice each, and it for a budget.
+            let carrier = token.carrier();
+            carrier.budget.set(carrier.shared().settings.budget);
+            return false;
+        }
+    } else if here.fiber.is_unstoppable() || !token.carrier().takes_request() {
+        token.carrier().budget.set(left - 1);
         return false;
     }
     drop(token);
