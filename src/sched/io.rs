@@ -456,7 +456,6 @@ impl Shared {
             source.tell(Interest::Read, generation, drop);
             source.tell(Interest::Write, generation, drop);
         }
-        parting::drop_left(); // nobody else may come for it
     }
 
     fn tell(&self, ready: Ready) {
