@@ -299,6 +299,34 @@ fn a_fiber_whose_reads_all_succeed_gives_way_and_hears_that_it_is_to_end() {
 }
 
 #[test]
+fn a_fiber_that_computes_by_reads_that_succeed_hears_limits_and_that_it_is_to_end() {
+    fn reads_for_ever(reads: &AtomicUsize) {
+        let (reader, writer) = pipe().unwrap();
+        loop {
+            (&writer).write_all(b"x").unwrap();
+            (&reader).read_exact(&mut [0]).unwrap();
+            reads.fetch_add(1, SeqCst);
+        }
+    }
+    within(60, || {
+        let rt = start(1);
+        let reads = Arc::new(AtomicUsize::new(0));
+        let seen = reads.clone();
+        let busy = rt.spawn(move || {
+            // From here on it is known to compute, and there is nobody for whose sake it would give way.
+            let begun = Instant::now();
+            indent::runtime::no_preempt(|| while begun.elapsed() < 200 * MS {});
+            assert!(time::timeout(5 * MS, || reads_for_ever(&AtomicUsize::new(0))).is_err());
+            reads_for_ever(&seen);
+        });
+        wait_for("many reads", || reads.load(SeqCst) > 1_000);
+        let report = rt.shutdown_timeout(Duration::from_secs(30));
+        assert!(report.is_clean(), "{report:?}");
+        assert!(busy.join().unwrap_err().is_cancelled());
+    });
+}
+
+#[test]
 fn two_sources_of_one_descriptor_are_both_told() {
     within(60, || {
         let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
