@@ -198,8 +198,8 @@ fn leave(here: &Here, back: Back) {
 }
 
 /// The one place where operations that could block are charged: a fiber whose operations all
-/// succeed at once gives way when its budget is used up, or somebody wants it to; true if it did. Better here
-/// than where it is frozen a moment later.
+/// succeed at once gives way when its budget is used up, or somebody wants it to. Better here
+/// than where it is frozen a moment later. True if it did, or might have: then it hears whether it is to end.
 #[inline]
 pub(crate) fn charge() -> bool {
     context::here().is_some_and(|here| charge_here(&here))
@@ -244,7 +244,7 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
             // They would go on for a slice each, and it for a budget.
             let carrier = token.carrier();
             carrier.budget.set(carrier.shared().settings.budget);
-            return false;
+            return true; // but it hears what was asked of it
         }
     } else if here.fiber.is_unstoppable() || !token.carrier().takes_request() {
         token.carrier().budget.set(left - 1);
