@@ -525,6 +525,47 @@ fn a_barrier_lets_each_round_go_on_together_with_one_leader() {
 }
 
 #[test]
+fn rounds_of_a_barrier_that_overlap_are_all_complete() {
+    common::within(60, || {
+        // More than are called in one breath, of several rounds at once.
+        const SIZE: usize = 12;
+        const ROUNDS: usize = 200;
+        let quantum = Duration::from_micros(200);
+        let rt = Builder::new().workers(2).preempt_quantum(quantum).build();
+        let rt = rt.unwrap();
+        let shared = Arc::new((Barrier::new(SIZE), AtomicUsize::new(0)));
+        let wait = {
+            let shared = shared.clone();
+            move || {
+                while shared.1.load(SeqCst) < ROUNDS {
+                    let leads = shared.0.wait().is_leader();
+                    shared.1.fetch_add(usize::from(leads), SeqCst);
+                }
+            }
+        };
+        let fibers: Vec<_> = (0..3 * SIZE - 2).map(|_| rt.spawn(wait.clone())).collect();
+        let threads: Vec<_> = (0..2).map(|_| std::thread::spawn(wait.clone())).collect();
+        common::wait_for("all rounds", || shared.1.load(SeqCst) >= ROUNDS);
+        // Those who wait for a round that is one too many.
+        let over = Arc::new(AtomicBool::new(false));
+        let helpers: Vec<_> = (0..SIZE)
+            .map(|_| {
+                let (shared, over) = (shared.clone(), over.clone());
+                rt.spawn(move || {
+                    while !over.load(SeqCst) {
+                        let _one_more = shared.0.wait_timeout(SOON);
+                    }
+                })
+            })
+            .collect();
+        join_all(fibers);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        over.store(true, SeqCst);
+        join_all(helpers);
+    });
+}
+
+#[test]
 fn a_once_is_run_once_and_the_others_wait() {
     common::within(60, || {
         let rt = runtime(2);

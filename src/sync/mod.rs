@@ -46,6 +46,7 @@ mod raw_semaphore;
 mod rwlock;
 mod semaphore;
 mod spin;
+mod tickets;
 mod wait_group;
 
 pub use barrier::{Barrier, BarrierWaitResult};
