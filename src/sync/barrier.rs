@@ -205,3 +205,6 @@ impl fmt::Debug for Barrier {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,6 +37,12 @@ impl Tickets {
         self.told = self.came;
     }
 
+    /// How many have come.
+    #[cfg(all(test, not(indent_loom)))]
+    pub(crate) fn came(&self) -> u64 {
+        self.came
+    }
+
     /// Whether whoever has this ticket was told.
     pub(crate) fn owes(&self, ticket: u64) -> bool {
         ticket < self.told
