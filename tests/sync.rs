@@ -208,6 +208,119 @@ fn a_time_limit_or_the_end_of_a_runtime_poisons_nothing_and_lets_go() {
     });
 }
 
+/// A panic in here, with both locked, after it was told that its time is over, or without.
+fn panics_when_its_time_is_over(told: impl FnOnce()) -> (bool, bool, bool) {
+    let (mutex, lock, once) = (Mutex::new(1), RwLock::new(1), Once::new());
+    panics(|| {
+        let late = time::timeout(SOON, || {
+            let _guards = (mutex.lock(), lock.write());
+            once.call_once(|| {
+                std::thread::sleep(2 * SOON);
+                told();
+                resume_unwind(Box::new("no luck"));
+            });
+        });
+        unreachable!("{late:?}");
+    });
+    let once = !panics(|| once.call_once(|| ())).is_empty();
+    (mutex.is_poisoned(), lock.is_poisoned(), once)
+}
+
+#[test]
+fn a_panic_poisons_though_a_time_limit_has_passed_or_was_told() {
+    everywhere(|| {
+        let poisoned = (true, true, true);
+        assert_eq!(panics_when_its_time_is_over(|| ()), poisoned);
+        let returns = || {
+            let woken = indent::park::until(None, ParkReason::Park);
+            assert_eq!(woken, indent::park::Woken::ByCancel);
+        };
+        assert_eq!(panics_when_its_time_is_over(returns), poisoned);
+        let catches = || {
+            panics(|| time::sleep(NEVER));
+        };
+        assert_eq!(panics_when_its_time_is_over(catches), poisoned);
+    });
+}
+
+#[test]
+fn a_payload_that_is_caught_and_thrown_again_poisons_nothing() {
+    everywhere(|| {
+        let mutex = Mutex::new(1);
+        let again = || {
+            let _guard = mutex.lock().unwrap();
+            let sleeps = catch_unwind(|| time::sleep(NEVER));
+            let outer = time::timeout(SOON, || resume_unwind(sleeps.unwrap_err()));
+            unreachable!("the limit of another: {outer:?}");
+        };
+        assert!(time::timeout(SOON, again).is_err());
+        assert!(!mutex.is_poisoned());
+    });
+}
+
+#[test]
+fn a_panic_of_a_fiber_that_was_asked_to_end_poisons() {
+    common::within(60, || {
+        let rt = runtime(1);
+        let mutex = Arc::new(Mutex::new(1));
+        let fiber = rt.spawn({
+            let mutex = mutex.clone();
+            move || {
+                let _guard = mutex.lock();
+                while indent::park::until(None, ParkReason::Park) != indent::park::Woken::ByCancel {
+                }
+                resume_unwind(Box::new("no luck"));
+            }
+        });
+        until_waiting(&rt, 1, ParkReason::Park);
+        drop(rt);
+        assert!(fiber.join().unwrap_err().is_panic());
+        assert!(mutex.is_poisoned());
+    });
+}
+
+#[test]
+fn a_lazy_value_is_made_though_the_first_who_wants_it_is_told_to_end() {
+    everywhere(|| {
+        let makes = || {
+            time::sleep(4 * SOON);
+            let own = time::timeout(Duration::from_millis(1), || time::sleep(NEVER));
+            assert!(own.is_err(), "its own limits are heard");
+            7
+        };
+        let lazy = LazyLock::new(makes);
+        let late = time::timeout(SOON, || {
+            assert_eq!(*lazy, 7);
+            time::sleep(NEVER);
+        });
+        assert!(late.is_err());
+        assert_eq!(*lazy, 7);
+    });
+    common::within(60, || {
+        let rt = runtime(2);
+        let lazy = Arc::new(LazyLock::new(|| {
+            time::sleep(10 * SOON);
+            task::checkpoint();
+            7
+        }));
+        let want = {
+            let lazy = lazy.clone();
+            move || {
+                assert_eq!(**lazy, 7);
+                time::sleep(NEVER);
+            }
+        };
+        let first = rt.spawn(want.clone());
+        until_waiting(&rt, 1, ParkReason::Sleep);
+        let second = rt.spawn(want);
+        until_waiting(&rt, 1, ParkReason::Once);
+        drop(rt);
+        assert!(first.join().unwrap_err().is_cancelled());
+        assert!(second.join().unwrap_err().is_cancelled());
+        assert_eq!(**lazy, 7);
+    });
+}
+
 #[test]
 fn readers_share_and_a_writer_does_not() {
     everywhere(|| {

@@ -11,6 +11,7 @@ use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 
 use crate::base::loom::const_fn;
+use crate::sched::limit::{Limit, Undisturbed};
 use crate::sync::once::Once;
 
 /// A place for a value that is put there once; who wants it meanwhile waits.
@@ -211,7 +212,10 @@ impl<T: fmt::Debug> fmt::Debug for OnceLock<T> {
 
 /// A value that is made when it is first wanted.
 ///
-/// As [`std::sync::LazyLock`]: if the closure panics, or ends because its fiber was told to, every later use panics.
+/// As [`std::sync::LazyLock`]: if the closure panics, every later use panics. Since it can be called but once, and for all
+/// who want the value, it is not told to end: a request, or a [time limit](crate::time::timeout) of whoever happens to be
+/// the first, is heard when the value is made. (Limits that it sets itself are heard in it.) Whoever waits for it
+/// can be told as ever.
 ///
 /// ```
 /// use indent::sync::LazyLock;
@@ -253,11 +257,14 @@ impl<T, F: FnOnce() -> T> LazyLock<T, F> {
     /// assert_eq!(indent::sync::LazyLock::force(&lazy), &1);
     /// ```
     pub fn force(this: &Self) -> &T {
-        this.cell.get_or_init(|| match this.f.take() {
-            Some(f) => f(),
-            None => {
+        this.cell.get_or_init(|| {
+            let Some(f) = this.f.take() else {
                 panic!("this LazyLock has no value: the closure that was to make it has panicked")
-            }
+            };
+            let none = Limit::none();
+            // SAFETY: it is dropped here, before the limit, by returning or by unwinding.
+            let _alone = unsafe { Undisturbed::begin(&none) };
+            f()
         })
     }
 }
