@@ -57,6 +57,8 @@ pub(crate) unsafe trait Waits {
     const SPINS: u32 = 3;
     /// How many are called in one breath, at most `BATCH`: fewer in models, where a crowd is small.
     const BREATH: usize = BATCH;
+    /// How often a lock is let go while one who was woken is on his way, before another is looked at; fifteen at most.
+    const PASSES: usize = 15;
     fn caller() -> Self;
     fn park(&self, until: &Until) -> Woken;
     fn was_called(&self) -> bool;

@@ -108,6 +108,7 @@ pub(crate) mod model {
         type Kept = ();
         const SPINS: u32 = 0;
         const BREATH: usize = 1;
+        const PASSES: usize = 1;
 
         fn caller() -> Self {
             Model(Arc::new((Mutex::new(false), Condvar::new())))
