@@ -249,6 +249,7 @@ impl Condvar {
         guard: MutexGuard<'a, T>,
         deadline: Option<Instant>,
     ) -> (LockResult<MutexGuard<'a, T>>, WaitTimeoutResult) {
+        park::charge_ahead(); // with the guard: it may give way, or unwind
         let (mutex, owner) = guard.leave();
         let until = Until::open(deadline, ParkReason::Condvar);
         let mut wait = Wait {

@@ -60,6 +60,7 @@ pub(crate) unsafe trait Waits {
     /// How often a lock is let go while one who was woken is on his way, before another is looked at; fifteen at most.
     const PASSES: usize = 15;
     fn caller() -> Self;
+    /// Whoever waits has paid for it before.
     fn park(&self, until: &Until) -> Woken;
     fn was_called(&self) -> bool;
     /// # Safety
@@ -88,7 +89,7 @@ unsafe impl Waits for Waiter {
     }
 
     fn park(&self, until: &Until) -> Woken {
-        Waiter::park(self, until.deadline, until.reason, until.hearing)
+        Waiter::park_charged(self, until.deadline, until.reason, until.hearing)
     }
 
     fn was_called(&self) -> bool {
