@@ -505,6 +505,32 @@ fn permits_are_taken_given_back_added_and_refused() {
 }
 
 #[test]
+fn too_many_permits_are_refused_and_leave_everything_in_order() {
+    common::within(60, || {
+        let rt = runtime(1);
+        let semaphore = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
+        assert!(panics(|| semaphore.add_permits(1)).contains("too many"));
+        assert_eq!(semaphore.available_permits(), Semaphore::MAX_PERMITS);
+        // While somebody waits, too, and on a fiber, which can be stopped after it.
+        let some = semaphore.acquire_many(2).unwrap();
+        let waiting = rt.spawn({
+            let semaphore = semaphore.clone();
+            move || drop(semaphore.acquire_many(Semaphore::MAX_PERMITS))
+        });
+        until_waiting(&rt, 1, ParkReason::Semaphore);
+        rt.block_on(|| {
+            assert!(panics(|| semaphore.add_permits(3)).contains("too many"));
+            task::yield_now();
+        });
+        // These are two too many when they come back: who gives back is not to blame.
+        semaphore.add_permits(2);
+        drop(some);
+        waiting.join().unwrap();
+        assert_eq!(semaphore.available_permits(), Semaphore::MAX_PERMITS);
+    });
+}
+
+#[test]
 fn a_heavy_waiter_is_served_before_the_light_ones_behind_it() {
     common::within(60, || {
         let rt = runtime(2);
@@ -722,11 +748,77 @@ fn a_panic_poisons_a_once_but_a_time_limit_leaves_it_to_the_next() {
         panics(want);
         assert!(panics(want).contains("has no value"));
     });
-    runtime(1).block_on(|| {
-        let once = Once::new();
-        let said = panics(|| once.call_once(|| once.call_once(|| ())));
-        assert!(said.contains("wait for itself"), "{said}");
+}
+
+#[test]
+fn whoever_waits_for_what_he_runs_himself_panics_with_a_sentence() {
+    everywhere(|| {
+        let waits: [fn(&Once); 4] = [
+            |once| once.call_once(|| ()),
+            |once| once.wait(),
+            |once| once.wait_force(),
+            |once| assert!(!once.wait_timeout(NEVER)),
+        ];
+        for wait in waits {
+            let once = Once::new();
+            let said = panics(|| once.call_once(|| wait(&once)));
+            assert!(said.contains("wait for itself"), "{said}");
+        }
+        let waits: [fn(&OnceLock<u8>) -> bool; 3] = [
+            |cell| *cell.get_or_init(|| 1) == 1,
+            |cell| *cell.wait() == 1,
+            |cell| cell.wait_timeout(NEVER).is_some(),
+        ];
+        for wait in waits {
+            let cell = OnceLock::new();
+            let said = panics(|| {
+                cell.get_or_init(|| {
+                    wait(&cell);
+                    1
+                });
+            });
+            assert!(said.contains("wait for itself"), "{said}");
+        }
     });
+}
+
+#[test]
+fn a_wait_for_what_another_runs_ends_in_time() {
+    everywhere(|| {
+        let (once, cell) = (Once::new(), OnceLock::new());
+        assert!(!once.wait_timeout(SOON) && cell.wait_timeout(SOON).is_none());
+        let (running, let_go) = (Event::new(), Event::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                cell.get_or_init(|| {
+                    once.call_once(|| {
+                        running.set();
+                        let_go.wait();
+                    });
+                    7
+                })
+            });
+            running.wait();
+            assert!(!once.wait_timeout(SOON));
+            assert!(!once.call_once_timeout(SOON, || unreachable!()));
+            assert!(cell.wait_timeout(SOON).is_none());
+            assert!(cell.get_or_init_timeout(SOON, || 8).is_none());
+            let_go.set();
+            assert!(once.call_once_timeout(NEVER, || unreachable!()));
+            assert_eq!(cell.get_or_init_timeout(NEVER, || 8), Some(&7));
+            assert!(once.wait_timeout(SOON) && cell.wait_timeout(SOON) == Some(&7));
+        });
+    });
+}
+
+#[test]
+fn a_cell_is_cloned_and_compared_by_its_value_and_guards_are_shown_as_theirs() {
+    let (empty, full) = (OnceLock::new(), OnceLock::from(1));
+    assert!(empty.clone() == empty && full.clone() == full && empty != full);
+    assert_eq!(*LazyLock::<String>::default(), "");
+    let (lock, spin) = (RwLock::new(5), SpinLock::from(5));
+    assert_eq!(format!("{}", lock.read().unwrap()), "5");
+    assert_eq!(format!("{}{}", lock.write().unwrap(), spin.lock()), "55");
 }
 
 #[test]
