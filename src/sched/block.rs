@@ -116,7 +116,8 @@ fn park_here(
 
 /// How this park takes a request to end: see `Gate`.
 fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
-    if wish == Hearing::Deaf || !CAN_UNWIND || std::thread::panicking() {
+    let listens = wish != Hearing::Deaf && CAN_UNWIND && !std::thread::panicking();
+    if !listens || limit::is_deaf(Some(fiber)) {
         return Hearing::Deaf;
     }
     if fiber.state.cancel_requested() && !may_unwind(token, fiber) {
@@ -237,6 +238,11 @@ fn charge_here(here: &Here) -> bool {
 #[inline(never)]
 fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
     let mut token = token;
+    if here.fiber.is_unstoppable() {
+        // S13: not in here; by the first that is charged after it.
+        token.carrier().budget.set(left.saturating_sub(1));
+        return false;
+    }
     if left == 0 {
         token.worker().counters.budget_exhausted.add(1);
         let computes = !token.carrier().is_asked() && class::is_batch(&here.fiber);
@@ -246,7 +252,7 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
             carrier.budget.set(carrier.shared().settings.budget);
             return true; // but it hears what was asked of it
         }
-    } else if here.fiber.is_unstoppable() || !token.carrier().takes_request() {
+    } else if !token.carrier().takes_request() {
         token.carrier().budget.set(left - 1);
         return false;
     }
@@ -259,7 +265,7 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
 #[inline]
 pub(crate) fn checkpoint() {
     let Some(here) = context::here() else { return };
-    let wanted = here.passes_checkpoint();
+    let wanted = !here.fiber.is_unstoppable() && here.passes_checkpoint(); // S13
     if wanted {
         leave(&here, Back::Yielded);
     } else {
@@ -309,7 +315,8 @@ pub(crate) fn unwind_if_cancelled() {
 /// It was asked to end, or its time limit has passed.
 #[inline]
 fn is_to_end(fiber: FiberRef) -> bool {
-    fiber.state.cancel_requested() || limit::has_passed(Some(fiber))
+    let asked = fiber.state.cancel_requested() && !limit::is_deaf(Some(fiber));
+    asked || limit::has_passed(Some(fiber))
 }
 
 #[cold]
@@ -331,16 +338,13 @@ fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
 }
 
 /// Whether the caller, which is unwinding, does so because it was told to end, or because its time is
-/// over: it has a place at the gate then (a plain thread has no gate). It left at a call that blocks, in
-/// between two steps of its own, not in the middle of one.
+/// over. It left at a call that blocks, in between two steps of its own, not in the middle of one.
 pub(crate) fn unwinds_as_told() -> bool {
-    match context::current_fiber() {
-        Some(fiber) => fiber.gate_pass.load(Relaxed),
-        None => limit::has_passed(None),
-    }
+    limit::is_told(context::current_fiber())
 }
 
 /// Leaves the fiber by unwinding: destructors run, no message is printed.
 pub(crate) fn unwind() -> ! {
-    std::panic::resume_unwind(Box::new(Cancelled))
+    limit::say_told(context::current_fiber());
+    std::panic::resume_unwind(Box::new(Cancelled::new(limit::was_caught)))
 }
