@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indent::chan::{self, Receiver, RecvError, SendError, Sender};
+use indent::chan::{self, Receiver, RecvError, SendError, Sender, TrySendError};
 use indent::io::Source;
 use indent::runtime::{Builder, Runtime};
 use indent::select::Select;
@@ -228,6 +230,49 @@ fn a_descriptor_that_becomes_ready_fires() {
         assert_eq!(source.into_inner().read(&mut byte).unwrap(), 1);
         let writer = Source::new(other.join().unwrap()).unwrap();
         select! { writable(&writer) -> ready => ready.unwrap() }
+    });
+}
+
+/// A descriptor whose owner panics when it is asked for it for the last time of so many.
+struct Moody {
+    reader: indent::io::PipeReader,
+    patience: AtomicUsize,
+}
+
+impl AsFd for Moody {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let left = self.patience.fetch_sub(1, SeqCst);
+        if left == 1 {
+            resume_unwind(Box::new("not again")); // no message
+        }
+        self.reader.as_fd()
+    }
+}
+
+#[test]
+fn an_owner_of_a_descriptor_that_panics_leaves_nobody_in_a_queue() {
+    everywhere(|| {
+        for patience in 1..8 {
+            let (reader, _writer) = indent::io::pipe().unwrap();
+            let moody = |patience| Moody {
+                reader,
+                patience: AtomicUsize::new(patience),
+            };
+            let source = Source::new(moody(usize::MAX)).unwrap();
+            source.get_ref().patience.store(patience, SeqCst);
+            let (tx, rx) = chan::bounded(0);
+            let _ended = catch_unwind(AssertUnwindSafe(|| {
+                let value = [0; 64];
+                select! {
+                    recv(&rx) -> _ => unreachable!("nobody sends"),
+                    readable(&source) -> ready => ready.unwrap(),
+                    after(SHORT) => {}
+                }
+                value
+            }));
+            source.get_ref().patience.store(usize::MAX, SeqCst); // it is asked for it in the end
+            assert_eq!(tx.try_send([1; 64]), Err(TrySendError::Full([1; 64])));
+        }
     });
 }
 

@@ -44,6 +44,7 @@ use crate::base::loom::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
+use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::context::{self, Marked};
@@ -153,18 +154,21 @@ impl Operation {
         withdraw: &dyn Fn() -> bool,
     ) -> Result<How, Woken> {
         let (mut deadline, mut hearing) = (deadline, Hearing::Open);
-        loop {
+        let bomb = AbortOnDrop("a waiter left its frame while others know of it");
+        let ended = loop {
             let woken = self.park(deadline, reason, hearing);
             if self.was_called() {
-                return Ok(self.won().how);
+                break Ok(self.won().how);
             }
             if woken != Woken::ByWake {
                 if withdraw() {
-                    return Err(woken);
+                    break Err(woken);
                 }
                 (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
             }
-        }
+        };
+        std::mem::forget(bomb);
+        ended
     }
 }
 

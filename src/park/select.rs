@@ -18,12 +18,14 @@
 //! I27 to I29 of `queue.rs` hold for queues. **I30** *An event that loses is not lost.* It changes nothing that
 //! the next look would not find: a fiber that is over stays so, and readiness is asked from the kernel.
 
+use std::mem;
 use std::ptr;
 use std::time::{Duration, Instant};
 
 use crate::base::few::Few;
 use crate::base::loom::{self, RawLock};
 use crate::base::rng;
+use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::park::queue::{Entry, How, Operation, Taken, Won};
@@ -62,7 +64,8 @@ pub(crate) unsafe trait Queued {
     fn won(&self, how: How);
 }
 
-/// An arm that is called when something has happened, and finds that again if it is called in vain.
+/// An arm that is called when something has happened, and finds that again if it is called in vain. Nothing here
+/// calls the user's code, or unwinds: the entries of other arms are in their queues.
 pub(crate) trait Event {
     fn is_ready(&self) -> bool;
 
@@ -148,10 +151,14 @@ pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
         locks.release(taken);
         return Some(arm);
     }
+    // Whoever unwound from here would leave entries behind that others write to (I28). Nothing of the user's is
+    // called before `leave`; if something of ours unwinds all the same, the process ends.
+    let bomb = AbortOnDrop("a select left its frame while others know of it");
     set.enlist();
     locks.release(None);
     let ended = set.wait(deadline);
     set.leave(ended.ok());
+    mem::forget(bomb);
     match ended {
         Ok(Won { arm, how }) => {
             if let Arm::Queued(queued) = arms[arm].0 {

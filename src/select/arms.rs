@@ -10,7 +10,7 @@ use crate::chan::arms::{Receiving, Sending};
 use crate::chan::{
     BroadcastReceiver, Hearing, OneshotReceiver, Receiver, Sender, WatchReceiver, Watching,
 };
-use crate::io::Source;
+use crate::io::{Source, Watch};
 use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience};
 use crate::sched::wake::Waiter;
 use crate::task::JoinHandle;
@@ -222,13 +222,12 @@ impl Fires for Then {
 
 /// A descriptor that is to become ready, if there is one.
 #[doc(hidden)]
-pub struct Descriptor<'a, T: AsFd> {
-    source: Option<&'a Source<T>>,
-    to_write: bool,
+pub struct Descriptor<'a> {
+    watch: Option<Watch<'a>>,
     failed: Cell<Option<io::Error>>,
 }
 
-impl<T: AsFd> fmt::Debug for Descriptor<'_, T> {
+impl fmt::Debug for Descriptor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Descriptor")
     }
@@ -236,26 +235,26 @@ impl<T: AsFd> fmt::Debug for Descriptor<'_, T> {
 
 /// For the macro.
 #[doc(hidden)]
-pub fn readable<'a, T: AsFd>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a, T> {
-    Descriptor {
-        source: source.into(),
-        to_write: false,
-        failed: Cell::new(None),
-    }
+pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
+    Descriptor::new(source.into().map(|source| source.watch(false)))
 }
 
 /// For the macro.
 #[doc(hidden)]
-pub fn writable<'a, T: AsFd>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a, T> {
-    Descriptor {
-        to_write: true,
-        ..readable(source)
-    }
+pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
+    Descriptor::new(source.into().map(|source| source.watch(true)))
 }
 
-impl<T: AsFd> Descriptor<'_, T> {
-    fn source(&self) -> &Source<T> {
-        self.source.expect("an arm that is not absent")
+impl<'a> Descriptor<'a> {
+    fn new(watch: Option<Watch<'a>>) -> Self {
+        Descriptor {
+            watch,
+            failed: Cell::new(None),
+        }
+    }
+
+    fn watch(&self) -> &Watch<'a> {
+        self.watch.as_ref().expect("an arm that is not absent")
     }
 
     /// An error is something to be told, too.
@@ -267,11 +266,11 @@ impl<T: AsFd> Descriptor<'_, T> {
     }
 }
 
-impl<T: AsFd> Fires for Descriptor<'_, T> {
+impl Fires for Descriptor<'_> {
     type Output = io::Result<()>;
 
     fn arm(&self) -> ArmRef<'_> {
-        ArmRef(match self.source {
+        ArmRef(match self.watch {
             Some(_) => Arm::Event(self),
             None => Arm::Absent,
         })
@@ -282,25 +281,21 @@ impl<T: AsFd> Fires for Descriptor<'_, T> {
     }
 }
 
-impl<T: AsFd> Event for Descriptor<'_, T> {
+impl Event for Descriptor<'_> {
     fn is_ready(&self) -> bool {
-        self.told(self.source().is_ready(self.to_write))
+        self.told(self.watch().is_ready())
     }
 
     fn register(&self, waiter: &Waiter) -> bool {
-        !self.told(
-            self.source()
-                .enlist(self.to_write, waiter)
-                .map(|waits| !waits),
-        )
+        !self.told(self.watch().enlist(waiter).map(|waits| !waits))
     }
 
     fn withdraw(&self, waiter: &Waiter) -> bool {
-        self.source().withdraw(self.to_write, waiter)
+        self.watch().withdraw(waiter)
     }
 
     fn ask_again(&self) -> Option<Duration> {
-        self.source().ask_again()
+        self.watch().ask_again()
     }
 }
 
