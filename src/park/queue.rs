@@ -127,6 +127,11 @@ impl Operation {
         self.waiter.park_charged(deadline, reason, hearing)
     }
 
+    /// One more waiter of whoever waits.
+    pub(crate) fn waiter(&self) -> Waiter {
+        self.waiter.another()
+    }
+
     /// Whether an arm has won by another's hand, who does not touch the operation any more.
     pub(crate) fn was_called(&self) -> bool {
         self.waiter.was_called()
