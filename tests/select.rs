@@ -205,6 +205,39 @@ fn the_end_of_a_fiber_fires() {
 }
 
 #[test]
+fn the_end_of_a_fiber_fires_for_all_who_wait_and_not_before() {
+    everywhere(|| {
+        let over = Arc::new(AtomicBool::new(false));
+        let (tx, rx) = chan::bounded::<()>(0);
+        let flag = over.clone();
+        let fiber = Arc::new(indent::spawn(move || {
+            let _until_closed = rx.recv();
+            flag.store(true, SeqCst);
+        }));
+        let wait = |fiber: Arc<task::JoinHandle<()>>, over: Arc<AtomicBool>| {
+            move || {
+                select! {
+                    finished(&*fiber) => {}
+                    finished(&*fiber) => {} // one more, of the same select
+                }
+                assert!(over.load(SeqCst), "it was not over");
+            }
+        };
+        let fibers: Vec<_> = (0..3)
+            .map(|_| indent::spawn(wait(fiber.clone(), over.clone())))
+            .collect();
+        let thread = thread::spawn(wait(fiber.clone(), over.clone()));
+        select! {
+            finished(&*fiber) => unreachable!("it waits"),
+            after(SHORT) => drop(tx),
+        }
+        wait(fiber, over)();
+        fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+        thread.join().unwrap();
+    });
+}
+
+#[test]
 fn a_descriptor_that_becomes_ready_fires() {
     everywhere(|| {
         let (reader, mut writer) = indent::io::pipe().unwrap();

@@ -208,29 +208,44 @@ impl Watch<'_> {
         descriptor::poll(self.fd, self.way, Some(Duration::ZERO))
     }
 
-    /// Has the waiter called when it may be ready; false if it is. If nobody calls: see `ask_again`.
-    pub(crate) fn enlist(&self, waiter: &Waiter) -> io::Result<bool> {
+    /// Has the waiter called when it may be ready. If there is no room for another registration nobody calls, as
+    /// in other waits.
+    pub(crate) fn enlist(&self, waiter: &Waiter) -> io::Result<Enlisted> {
         let registration = self.registration;
         loop {
             let seen = registration.seen(self.way);
             if self.is_ready()? {
-                return Ok(false);
+                return Ok(Enlisted::Ready);
             }
-            if !registration.calls() || registration.enlist(self.fd, self.way, seen, waiter)? {
-                return Ok(true);
+            if !registration.calls() {
+                return Ok(Enlisted::NobodyCalls);
+            }
+            match registration.enlist(self.fd, self.way, seen, waiter) {
+                Ok(true) => return Ok(Enlisted::Calls),
+                Ok(false) => {} // something was told meanwhile
+                Err(error) if descriptor::is_one_too_many(&error) => {
+                    return Ok(Enlisted::NobodyCalls);
+                }
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Takes a waiter back; false if it was called, or is about to be.
+    /// Takes a waiter back that was to be called; false if it was, or is about to be.
     pub(crate) fn withdraw(&self, waiter: &Waiter) -> bool {
-        !self.registration.calls() || self.registration.withdraw(self.way, waiter)
+        self.registration.withdraw(self.way, waiter)
     }
+}
 
-    /// The first pause after which to ask again, where nobody calls.
-    pub(crate) fn ask_again(&self) -> Option<Duration> {
-        (!self.registration.calls()).then_some(Duration::from_millis(1))
-    }
+/// What came of the wish to be called when a descriptor is ready.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Enlisted {
+    Calls,
+    /// On a plain thread, with a ring, or because there is no room.
+    NobodyCalls,
+    /// It is ready now.
+    Ready,
 }
 
 impl<T: AsFd> AsFd for Source<T> {

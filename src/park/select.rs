@@ -69,16 +69,22 @@ pub(crate) unsafe trait Queued {
 pub(crate) trait Event {
     fn is_ready(&self) -> bool;
 
-    /// Has the waiter called once. False if there is no need: it is ready, and nobody will call.
-    fn register(&self, waiter: &Waiter) -> bool;
+    fn register(&self, waiter: &Waiter) -> Registered;
 
-    /// False if somebody is about to call the waiter, or has.
+    /// Of a waiter that was to be called. False if somebody is about to call it, or has.
     fn withdraw(&self, waiter: &Waiter) -> bool;
+}
 
-    /// How long to wait at most before it is asked again, if nobody can call.
-    fn ask_again(&self) -> Option<Duration> {
-        None
-    }
+/// What came of the wish to be called.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registered {
+    /// The waiter will be called, once.
+    Calls,
+    /// Nobody can call it now: whoever waits asks again after a while.
+    AskAgain,
+    /// It has happened, and nobody will call.
+    Ready,
 }
 
 /// One arm.
@@ -119,7 +125,8 @@ pub(crate) enum Patience {
     Until(Option<Instant>),
 }
 
-/// The longest pause before an event is asked again.
+/// The first pause before an event is asked again, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// What an arm has where others find it.
@@ -234,8 +241,16 @@ impl<'a> Locks<'a> {
     }
 }
 
-/// Another arm has won.
-struct Lost;
+/// What a look at the events has found.
+#[must_use]
+enum Look {
+    /// One has happened, and wins.
+    Won(Won),
+    /// One has happened, and another arm was faster.
+    Lost,
+    /// None has; and whether one must be asked again.
+    Nothing { asks: bool },
+}
 
 /// The arms of an operation, and where others find them.
 struct Set<'a> {
@@ -250,7 +265,7 @@ impl Set<'_> {
         for (at, arm) in self.arms.iter().enumerate() {
             self.seats.push(match arm.0 {
                 Arm::Queued(queued) => Seat::Entry(Entry::new(self.operation, at, queued.slot())),
-                Arm::Event(_) => Seat::Waiter(Waiter::caller()),
+                Arm::Event(_) => Seat::Waiter(self.operation.waiter()),
                 Arm::Absent | Arm::At(_) => Seat::None,
             });
         }
@@ -282,80 +297,103 @@ impl Set<'_> {
 
     /// The arm that has won, or how the wait ended; the operation is decided then.
     fn wait(&self, deadline: Option<Instant>) -> Result<Won, Woken> {
-        let mut hearing = match self.register() {
-            Some(Ok(won)) => return Ok(won),
-            Some(Err(Lost)) => Hearing::Deaf,
-            None => Hearing::Open,
-        };
         let first = self.first_in_time().map(|(at, _)| at);
         let deadline = deadline.into_iter().chain(first).min();
-        let mut pauses = self.events().filter_map(|(_, event, _)| event.ask_again());
-        let mut pause = pauses.next();
-        while !self.operation.was_called() {
+        let (mut hearing, mut pause) = (Hearing::Open, FIRST_PAUSE);
+        let mut found = self.register();
+        loop {
+            let asks = match found {
+                Look::Won(won) => return Ok(won),
+                Look::Lost => {
+                    hearing = Hearing::Deaf;
+                    false
+                }
+                Look::Nothing { asks } => asks,
+            };
+            if self.operation.was_called() {
+                return Ok(self.operation.won());
+            }
             if hearing == Hearing::Deaf {
                 // The call is on its way.
                 let _ = self.operation.park(None, ParkReason::Select, hearing);
                 continue;
             }
-            let again = pause.map(|pause| Instant::now() + pause);
+            let again = asks.then(|| Instant::now() + pause);
             let until = deadline.into_iter().chain(again).min();
             let woken = self.operation.park(until, ParkReason::Select, hearing);
             if self.operation.was_called() {
-                break;
+                continue;
             }
-            match self.look(pause.is_some()) {
-                Some(Ok(won)) => return Ok(won),
-                Some(Err(Lost)) => hearing = Hearing::Deaf,
-                None if woken == Woken::ByDeadline && again.is_some() && again == until => {
-                    pause = pause.map(|pause| (pause * 2).min(LONGEST_PAUSE));
-                }
-                None if woken == Woken::ByWake => {} // meant for an earlier wait, or in vain
-                None if self.operation.withdraw() => return Err(woken),
-                None => hearing = Hearing::Deaf,
+            found = self.look();
+            if let Look::Nothing { .. } = found {
+                if woken == Woken::ByDeadline && again.is_some() && again == until {
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                } else if woken != Woken::ByWake {
+                    if self.operation.withdraw() {
+                        return Err(woken);
+                    }
+                    found = Look::Lost;
+                } // else it was meant for an earlier wait, or in vain
             }
         }
-        Ok(self.operation.won())
     }
 
     /// Has all events call, or finds that one has happened and whether it wins.
-    fn register(&self) -> Option<Result<Won, Lost>> {
-        let mut found = None;
+    fn register(&self) -> Look {
+        let mut found = Look::Nothing { asks: false };
         for (arm, event, waiter) in self.events() {
-            if found.is_some() {
-                waiter.call_off();
-            } else if !event.register(waiter) {
-                waiter.call_off();
-                found = Some(self.decide_for(arm));
+            match found {
+                Look::Nothing { asks } => found = self.enrol(arm, event, waiter, asks),
+                _ => waiter.call_off(),
             }
         }
         found
     }
 
-    /// Looks for an event that has happened. One that called in vain is registered again.
-    fn look(&self, ask: bool) -> Option<Result<Won, Lost>> {
+    /// Looks for an event that has happened. One that called in vain, or that nobody calls, is registered again.
+    fn look(&self) -> Look {
+        let mut asks = false;
         for (arm, event, waiter) in self.events() {
-            let called = waiter.was_called();
-            if (called || ask) && event.is_ready() {
-                return Some(self.decide_for(arm));
+            if !waiter.was_called() {
+                continue;
             }
-            if called {
-                waiter.reset();
-                if !event.register(waiter) {
-                    waiter.call_off();
-                    return Some(self.decide_for(arm));
-                }
+            if event.is_ready() {
+                return self.decide_for(arm);
+            }
+            waiter.reset();
+            match self.enrol(arm, event, waiter, asks) {
+                Look::Nothing { asks: now } => asks = now,
+                found => return found,
             }
         }
-        None
+        Look::Nothing { asks }
+    }
+
+    /// Has one event call. Who is not called counts as called: nothing is to be taken back.
+    fn enrol(&self, arm: usize, event: &dyn Event, waiter: &Waiter, asks: bool) -> Look {
+        match event.register(waiter) {
+            Registered::Calls => Look::Nothing { asks },
+            Registered::AskAgain => {
+                waiter.call_off();
+                Look::Nothing { asks: true }
+            }
+            Registered::Ready => {
+                waiter.call_off();
+                self.decide_for(arm)
+            }
+        }
     }
 
     /// An event has happened: it wins, unless an arm has.
-    fn decide_for(&self, arm: usize) -> Result<Won, Lost> {
+    fn decide_for(&self, arm: usize) -> Look {
         let won = Won {
             arm,
             how: How::Done,
         };
-        self.operation.commit(won).then_some(won).ok_or(Lost)
+        match self.operation.commit(won) {
+            true => Look::Won(won),
+            false => Look::Lost,
+        }
     }
 
     /// Takes back all that others know. The operation is decided, and called if another has decided.

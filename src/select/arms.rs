@@ -10,8 +10,9 @@ use crate::chan::arms::{Receiving, Sending};
 use crate::chan::{
     BroadcastReceiver, Hearing, OneshotReceiver, Receiver, Sender, WatchReceiver, Watching,
 };
-use crate::io::{Source, Watch};
-use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience};
+use crate::fiber::job;
+use crate::io::{Enlisted, Source, Watch};
+use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience, Registered};
 use crate::sched::wake::Waiter;
 use crate::task::JoinHandle;
 
@@ -184,8 +185,12 @@ impl<T> Event for Finishing<'_, T> {
         self.0.is_none_or(JoinHandle::is_over)
     }
 
-    fn register(&self, waiter: &Waiter) -> bool {
-        self.0.is_some_and(|handle| handle.enlist(waiter))
+    fn register(&self, waiter: &Waiter) -> Registered {
+        match self.0.map(|handle| handle.enlist(waiter)) {
+            Some(job::Registered::Waits) => Registered::Calls,
+            Some(job::Registered::Occupied) => Registered::AskAgain,
+            Some(job::Registered::Done) | None => Registered::Ready,
+        }
     }
 
     fn withdraw(&self, waiter: &Waiter) -> bool {
@@ -270,6 +275,7 @@ impl Fires for Descriptor<'_> {
     type Output = io::Result<()>;
 
     fn arm(&self) -> ArmRef<'_> {
+        self.failed.set(None); // of a time when another arm has won
         ArmRef(match self.watch {
             Some(_) => Arm::Event(self),
             None => Arm::Absent,
@@ -286,16 +292,20 @@ impl Event for Descriptor<'_> {
         self.told(self.watch().is_ready())
     }
 
-    fn register(&self, waiter: &Waiter) -> bool {
-        !self.told(self.watch().enlist(waiter).map(|waits| !waits))
+    fn register(&self, waiter: &Waiter) -> Registered {
+        match self.watch().enlist(waiter) {
+            Ok(Enlisted::Calls) => Registered::Calls,
+            Ok(Enlisted::NobodyCalls) => Registered::AskAgain,
+            Ok(Enlisted::Ready) => Registered::Ready,
+            Err(error) => {
+                self.failed.set(Some(error));
+                Registered::Ready
+            }
+        }
     }
 
     fn withdraw(&self, waiter: &Waiter) -> bool {
         self.watch().withdraw(waiter)
-    }
-
-    fn ask_again(&self) -> Option<Duration> {
-        self.watch().ask_again()
     }
 }
 
