@@ -189,6 +189,12 @@ fn the_end_of_a_fiber_fires() {
             recv(&rx) -> _ => 0,
         };
         assert_eq!(result, 11);
+        // A field will do, and is still there if another arm fires.
+        let holder = (0, (indent::spawn(indent::park::park), 0));
+        select! {
+            join(holder.1.0) -> result => result.unwrap(),
+            after(Duration::ZERO) => holder.1.0.unparker().unpark(),
+        }
         // One that loses can be waited for again.
         let (tx, rx) = chan::bounded(1);
         let slow = indent::spawn(move || rx.recv());
@@ -442,6 +448,37 @@ fn a_time_limit_and_a_request_to_end_unwind_a_select() {
     runtime.block_on(|| time::sleep(SHORT));
     drop(runtime);
     assert!(fiber.join().unwrap_err().is_cancelled());
+}
+
+#[test]
+fn a_select_that_does_not_wait_neither_yields_nor_unwinds() {
+    let budget = 4;
+    let builder = Builder::new().workers(1).coop_budget(budget).preempt(false);
+    let runtime = builder.build().expect("a runtime");
+    let (_tx, rx) = chan::bounded::<u8>(0);
+    let sibling_ran = Arc::new(AtomicBool::new(false));
+    let (flag, past) = (sibling_ran.clone(), Arc::new(AtomicUsize::new(0)));
+    let count = past.clone();
+    let fiber = runtime.spawn(move || {
+        let told = flag.clone();
+        drop(indent::spawn(move || told.store(true, SeqCst)));
+        for _ in 0..100 * budget {
+            select! { recv(&rx) -> _ => unreachable!(), default => {} }
+        }
+        assert!(!flag.load(SeqCst), "it gave way");
+        let limit = time::timeout(Duration::ZERO, || {
+            thread::sleep(Duration::from_millis(1));
+            let mut select = Select::new();
+            select.recv(&rx);
+            for n in 0..100 * budget as usize {
+                assert!(select.try_select().is_none());
+                count.store(n, SeqCst);
+            }
+        });
+        assert!(limit.is_ok(), "it unwound");
+    });
+    fiber.join().unwrap();
+    assert_eq!(past.load(SeqCst), 100 * budget as usize - 1);
 }
 
 #[test]

@@ -136,9 +136,15 @@ enum Seat {
     Waiter(Waiter),
 }
 
-/// The arm that fires, or none. Charged to the budget; a fiber that is to end unwinds.
+/// The arm that fires, or none. Charged to the budget; one that could wait gives way if that is used up, and unwinds
+/// if the fiber is to end. One that does not wait does neither (S13).
 pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
-    super::charge_ahead();
+    match patience {
+        Patience::Never => {
+            let _or_nothing_is_left = context::marked().pays();
+        }
+        Patience::Until(_) => super::charge_ahead(),
+    }
     let order = shuffled(arms.len());
     if let Some(arm) = order.iter().find(|arm| try_now(arms[**arm].0)) {
         return Some(*arm);
