@@ -172,7 +172,7 @@ impl<T> Channel<T> {
         let attempt = unsafe { state.send(&raw const *value) };
         match attempt {
             Attempt::Done(taken) => {
-                state.finish(taken);
+                state.finish([taken]);
                 Ok(())
             }
             Attempt::Closed => {
@@ -199,7 +199,7 @@ impl<T> Channel<T> {
         // SAFETY: the value is there.
         match unsafe { state.send(&raw const *value) } {
             Attempt::Done(taken) => {
-                state.finish(taken);
+                state.finish([taken]);
                 return Ok(());
             }
             Attempt::Closed => {
@@ -234,7 +234,7 @@ impl<T> Channel<T> {
         match unsafe { state.receive(value.as_mut_ptr()) } {
             Attempt::Done(taken) => {
                 let surplus = state.buffer.surplus();
-                state.finish(taken);
+                state.finish([taken]);
                 drop(surplus);
                 // SAFETY: moved there.
                 Ok(unsafe { value.assume_init() })
@@ -256,7 +256,7 @@ impl<T> Channel<T> {
         match unsafe { state.receive(value.as_mut_ptr()) } {
             Attempt::Done(taken) => {
                 let surplus = state.buffer.surplus();
-                state.finish(taken);
+                state.finish([taken]);
                 drop(surplus);
                 // SAFETY: moved there.
                 return Ok(unsafe { value.assume_init() });
@@ -282,14 +282,13 @@ impl<T> Channel<T> {
 
     /// C3. False if it was closed before.
     pub(crate) fn close(&self) -> bool {
-        let (closed, [senders, receivers]) = {
-            let mut state = self.state.lock();
-            let closed = !mem::replace(&mut state.is_closed, true);
-            let senders = state.sending.take_all(How::Over);
-            (closed, [senders, state.receiving.take_all(How::Over)])
-        };
-        senders.call();
-        receivers.call();
+        let mut state = self.state.lock();
+        let closed = !mem::replace(&mut state.is_closed, true);
+        self.state
+            .call_all(state, How::Over, |state| &mut state.sending);
+        let state = self.state.lock();
+        self.state
+            .call_all(state, How::Over, |state| &mut state.receiving);
         closed
     }
 

@@ -51,9 +51,7 @@ pub(crate) fn wait<S: Tells>(
 pub(crate) fn tell<S: Tells, R>(state: &Guarded<S>, change: impl FnOnce(&mut S) -> R) -> R {
     let mut inside = state.lock();
     let changed = change(&mut inside);
-    let waiting = inside.waiting().take_all(How::Done);
-    drop(inside);
-    waiting.call();
+    state.call_all(inside, How::Done, S::waiting);
     changed
 }
 

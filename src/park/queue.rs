@@ -15,7 +15,8 @@
 //!   look whether there is something to do; if not, put the entries into the queues. Unlock, park.
 //! - **Take**: the counterpart, under the lock, takes the first entry off whose operation it can *commit*: by
 //!   exchanging open for the arm. Others that it meets on the way have lost already; they are taken off as well.
-//!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter.
+//!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter, all with the mark up: who
+//!   was taken hears nothing else until it is called (S6). Who tells all takes a few, calls them, takes the next.
 //! - **Withdraw**: at the deadline, or because it is to end, whoever waits exchanges open for withdrawn. If that
 //!   fails an arm has won: what was moved was moved. The call is on its way; it waits for that, deaf.
 //!   An operation with one arm withdraws by taking its entry out under the lock: there the lock decides, and the
@@ -55,6 +56,9 @@ const WITHDRAWN: usize = 1;
 /// Arm `n` has won: `(n + 1) * ARM`, and `OVER` or not.
 const ARM: usize = 4;
 const OVER: usize = 2;
+
+/// How many are called in one breath.
+const BATCH: usize = 8;
 
 /// How an arm won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,6 +196,8 @@ pub(crate) struct Entry {
 struct Links {
     next: *const Entry,
     prev: *const Entry,
+    /// How many had come to the queue before it.
+    came: u64,
     is_in: bool,
 }
 
@@ -223,6 +229,7 @@ impl Entry {
             links: UnsafeCell::new(Links {
                 next: ptr::null(),
                 prev: ptr::null(),
+                came: 0,
                 is_in: false,
             }),
             _stays: PhantomPinned,
@@ -266,6 +273,8 @@ impl Entry {
 pub(crate) struct Queue {
     head: *const Entry,
     tail: *const Entry,
+    /// How many have come so far.
+    came: u64,
 }
 
 // SAFETY: it is touched under a lock, and its members may be touched by any thread that holds it.
@@ -276,6 +285,7 @@ impl Queue {
         Queue {
             head: ptr::null(),
             tail: ptr::null(),
+            came: 0,
         }
     }
 
@@ -287,8 +297,10 @@ impl Queue {
         *unsafe { entry.links() } = Links {
             next: ptr::null(),
             prev: self.tail,
+            came: self.came,
             is_in: true,
         };
+        self.came += 1;
         // SAFETY: a member is there (I28).
         match unsafe { self.tail.as_ref() } {
             None => self.head = entry,
@@ -341,21 +353,26 @@ impl Queue {
         None
     }
 
-    /// Takes all out and commits them to this.
-    pub(crate) fn take_all(&mut self, how: How) -> All {
-        let mut all = All { first: ptr::null() };
-        let mut end = &raw mut all.first;
-        while let Some(taken) = self.take(how) {
-            // SAFETY: the end of the list: a field of `all`, or of an entry that waits for our call.
-            unsafe { *end = taken.0.as_ptr() };
-            // SAFETY: I28: it waits for our call.
-            let links = unsafe { taken.0.as_ref() }.links.get();
-            // SAFETY: it is out of the queue, so the link is ours; no reference is made to its neighbours.
-            end = unsafe { &raw mut (*links).next };
-            // SAFETY: as above.
-            unsafe { *end = ptr::null() };
+    /// Everybody who is in now came before this.
+    fn now(&self) -> u64 {
+        self.came
+    }
+
+    /// As `take`, of those who came before this.
+    fn take_before(&mut self, then: u64, how: How) -> Option<Taken> {
+        // SAFETY: a member is there (I28).
+        while let Some(entry) = unsafe { self.head.as_ref() } {
+            // SAFETY: a member, and we hold the lock.
+            if unsafe { entry.links() }.came >= then {
+                return None;
+            }
+            // SAFETY: it is the first of this queue.
+            unsafe { self.remove(entry) };
+            if entry.commit(how) {
+                return Some(Taken(NonNull::from(entry)));
+            }
         }
-        all
+        None
     }
 }
 
@@ -378,29 +395,6 @@ impl Taken {
         let waiter = unsafe { self.0.as_ref() }.operation().waiter.address();
         // SAFETY: the winner calls, and we are the winner, once.
         unsafe { Waiter::call(mark, waiter) }
-    }
-}
-
-/// Entries that have won by the caller's hand, all to be called. They are in no queue: who of them withdraws finds
-/// that it was taken.
-#[must_use = "they wait for the call"]
-pub(crate) struct All {
-    first: *const Entry,
-}
-
-impl All {
-    /// Calls them in the order in which they came. Without the lock.
-    pub(crate) fn call(self) {
-        let mut next = self.first;
-        // SAFETY: I28: it waits for our call.
-        while let Some(entry) = unsafe { next.as_ref() } {
-            let mark = context::marked();
-            // SAFETY: the link is ours, as it is out of the queue; its owner looks at `is_in` alone.
-            next = unsafe { (*entry.links.get()).next };
-            let kept = Taken(NonNull::from(entry)).call(&mark);
-            drop(mark);
-            drop(kept);
-        }
     }
 }
 
@@ -437,6 +431,28 @@ impl<T> Guarded<T> {
         }
     }
 
+    /// Unlocks, and calls all who wait in this queue: not who comes later, so it ends.
+    ///
+    /// A few at a time: who was taken is deaf until it is called, so the mark is up from the one to the other (S6),
+    /// and a crowd is not called in one breath. Who was not taken yet can still withdraw.
+    pub(crate) fn call_all<'a>(
+        &'a self,
+        mut locked: Locked<'a, T>,
+        how: How,
+        queue: impl Fn(&mut T) -> &mut Queue,
+    ) {
+        let now = queue(&mut locked).now();
+        loop {
+            let taken = [(); BATCH].map(|()| queue(&mut locked).take_before(now, how));
+            let is_last = taken[BATCH - 1].is_none();
+            locked.finish(taken);
+            if is_last {
+                return;
+            }
+            locked = self.lock();
+        }
+    }
+
     pub(crate) fn raw(&self) -> &RawLock {
         self.0.raw()
     }
@@ -466,12 +482,12 @@ impl<T> Locked<'_, T> {
         Operation::of(Waiter::of(&self.mark))
     }
 
-    /// Unlocks, and calls whoever was taken meanwhile.
+    /// Unlocks, and calls those who were taken meanwhile.
     #[inline]
-    pub(crate) fn finish(self, taken: Option<Taken>) {
+    pub(crate) fn finish<const N: usize>(self, taken: [Option<Taken>; N]) {
         let Locked { guard, mark } = self;
         drop(guard);
-        let kept = taken.map(|taken| taken.call(&mark));
+        let kept = taken.map(|taken| taken.map(|taken| taken.call(&mark)));
         drop(mark);
         drop(kept);
     }

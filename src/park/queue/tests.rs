@@ -29,7 +29,7 @@ impl Thing {
             Some(taken) => unsafe { *taken.slot().cast::<usize>() += 1 },
             None => state.there += 1,
         }
-        state.finish(taken);
+        state.finish([taken]);
     }
 
     /// One, if it is there; else the entry is put in.
@@ -110,8 +110,8 @@ fn loom_who_was_taken_with_all_others_does_not_withdraw() {
             assert!(!thing.take_or_enlist(entry));
         }
         let tells = thread::spawn(move || {
-            let all = other.0.lock().queue.take_all(How::Done);
-            all.call();
+            let state = other.0.lock();
+            other.0.call_all(state, How::Done, |state| &mut state.queue);
         });
         let withdrawn = entries.each_ref().map(|entry| thing.remove(entry));
         tells.join().unwrap();
