@@ -1,6 +1,7 @@
 //! Channels: what is sent is received, once, in order; who waits is served or told.
 
 use std::collections::{HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
@@ -46,6 +47,43 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
     }
+}
+
+#[test]
+fn a_value_whose_drop_panics_does_not_keep_the_others_alive() {
+    struct Picky {
+        panics: bool,
+        _counted: Counted,
+    }
+
+    impl Drop for Picky {
+        fn drop(&mut self) {
+            if self.panics {
+                resume_unwind(Box::new("not like this")); // no message
+            }
+        }
+    }
+
+    for (tx, rx) in [chan::bounded(100), chan::unbounded()] {
+        let alive = Arc::new(AtomicUsize::new(0));
+        for n in 0..100 {
+            let (panics, _counted) = (n == 40, Counted::new(&alive));
+            assert!(tx.send(Picky { panics, _counted }).is_ok());
+        }
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(rx)));
+        assert!(dropped.is_err());
+        assert_eq!(alive.load(SeqCst), 0);
+    }
+}
+
+#[test]
+fn values_may_be_large() {
+    const LARGE: usize = 10 << 10; // as many as are allocated at a time are more than a stack
+    runtime(1).block_on(|| {
+        let (tx, rx) = chan::unbounded();
+        (0..40u8).for_each(|n| tx.send([n; LARGE]).unwrap());
+        (0..40).for_each(|n| assert_eq!(rx.recv().unwrap()[LARGE - 1], n));
+    });
 }
 
 #[test]

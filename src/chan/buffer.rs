@@ -89,17 +89,33 @@ impl<T> Buffer<T> {
     }
 }
 
-impl<T> Drop for Buffer<T> {
-    fn drop(&mut self) {
-        loop {
-            let mut value = MaybeUninit::uninit();
-            // SAFETY: there is room in a local.
-            if !unsafe { self.pop(value.as_mut_ptr()) } {
-                return;
-            }
+impl<T> Buffer<T> {
+    /// Drops the oldest value. False if there is none.
+    fn drop_one(&mut self) -> bool {
+        let mut value = MaybeUninit::uninit();
+        // SAFETY: there is room in a local.
+        let was_there = unsafe { self.pop(value.as_mut_ptr()) };
+        if was_there {
             // SAFETY: just moved there.
             drop(unsafe { value.assume_init() });
         }
+        was_there
+    }
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        /// If the drop of one value unwinds, the others are dropped all the same: somebody may wait for that.
+        struct Rest<'a, T>(&'a mut Buffer<T>);
+
+        impl<T> Drop for Rest<'_, T> {
+            fn drop(&mut self) {
+                while self.0.drop_one() {}
+            }
+        }
+
+        let rest = Rest(self);
+        while rest.0.drop_one() {}
     }
 }
 
@@ -186,11 +202,15 @@ pub(crate) struct Block<T> {
 }
 
 impl<T> Block<T> {
+    /// Made where it stays: it may be larger than a stack.
     pub(crate) fn new() -> Box<Self> {
-        Box::new(Block {
-            next: ptr::null_mut(),
-            values: [const { MaybeUninit::uninit() }; BLOCK],
-        })
+        let mut block = Box::<Self>::new_uninit();
+        // SAFETY: a field of what was allocated.
+        let next = unsafe { &raw mut (*block.as_mut_ptr()).next };
+        // SAFETY: as above; there is nothing to be dropped.
+        unsafe { next.write(ptr::null_mut()) };
+        // SAFETY: the other field needs no value.
+        unsafe { block.assume_init() }
     }
 }
 
