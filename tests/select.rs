@@ -517,6 +517,67 @@ fn what_an_arm_gave_and_nobody_took_is_dropped() {
 }
 
 #[test]
+fn a_clone_that_panics_takes_its_value_and_no_other() {
+    struct Shy(u8);
+
+    impl Clone for Shy {
+        fn clone(&self) -> Self {
+            if self.0 == 1 {
+                resume_unwind(Box::new("not now")); // no message
+            }
+            Shy(self.0)
+        }
+    }
+
+    let (tx, mut rx) = chan::broadcast(8);
+    (0..4).for_each(|n| drop(tx.send(Shy(n))));
+    let mut select = Select::new();
+    let token = select.recv(&mut rx);
+    let mut next = || {
+        let complete = || select.select().complete(token).map(|value| value.0);
+        catch_unwind(AssertUnwindSafe(complete)).map_err(|_| "it panicked")
+    };
+    assert_eq!(next(), Ok(Ok(0)));
+    assert_eq!(next(), Err("it panicked"));
+    assert_eq!(next(), Ok(Ok(2)));
+    drop(select.select()); // clones nothing, and takes the last
+    assert!(select.try_select().is_none());
+}
+
+#[test]
+fn a_select_at_the_end_of_a_thread_is_woken() {
+    struct Late(task::JoinHandle<()>, std::sync::mpsc::Sender<&'static str>);
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let woken = select! {
+                finished(&self.0) => "by the end of the fiber",
+                after(Duration::from_secs(10)) => "too late",
+            };
+            self.1.send(woken).unwrap();
+        }
+    }
+
+    thread_local! {
+        static LATE: std::cell::OnceCell<Late> = const { std::cell::OnceCell::new() };
+    }
+
+    let (told, tell) = std::sync::mpsc::channel();
+    let (tx, rx) = chan::bounded::<()>(0);
+    let fiber = indent::spawn(move || assert!(rx.recv().is_err()));
+    let thread = thread::spawn(move || {
+        // It is dropped after what the runtime keeps of a thread that waits, which comes later.
+        LATE.with(|late| assert!(late.set(Late(fiber, told)).is_ok()));
+        let (_tx, never) = chan::bounded::<()>(0);
+        assert!(never.recv_timeout(SHORT).is_err());
+    });
+    thread::sleep(10 * SHORT);
+    drop(tx);
+    assert_eq!(tell.recv(), Ok("by the end of the fiber"));
+    thread.join().unwrap();
+}
+
+#[test]
 fn stress_selects_at_random_moments_lose_and_double_nothing() {
     const EACH: usize = 1_000;
     const SIDES: usize = 6;

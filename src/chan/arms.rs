@@ -127,6 +127,8 @@ impl<T> fmt::Debug for Receiving<'_, T> {
 pub struct Sending<'a, T> {
     channel: Option<&'a Channel<T>>,
     value: &'a UnsafeCell<Option<T>>,
+    /// Where in there the value is, once others may know: from then on no reference is made to it.
+    slot: Cell<*mut T>,
     how: Cell<Option<How>>,
 }
 
@@ -137,6 +139,7 @@ impl<'a, T> Sending<'a, T> {
             channel,
             // SAFETY: the same layout, and borrowed mutably for as long.
             value: unsafe { &*value },
+            slot: Cell::new(ptr::null_mut()),
             how: Cell::new(None),
         }
     }
@@ -216,7 +219,7 @@ unsafe impl<T> Queued for Sending<'_, T> {
         // SAFETY: the lock is held, by the caller's promise.
         let state = unsafe { self.channel().state.inside() };
         // SAFETY: the value is there.
-        match unsafe { state.send(self.slot().cast()) } {
+        match unsafe { state.send(self.slot.get()) } {
             Attempt::Done(taken) => {
                 self.forget();
                 Some(taken)
@@ -232,7 +235,9 @@ unsafe impl<T> Queued for Sending<'_, T> {
     fn slot(&self) -> *mut () {
         // SAFETY: no entry is in a queue yet.
         let value = unsafe { self.value() }.as_mut();
-        ptr::from_mut(value.expect("an arm that is not absent")).cast()
+        let value = ptr::from_mut(value.expect("an arm that is not absent"));
+        self.slot.set(value);
+        value.cast()
     }
 
     unsafe fn enlist(&self, entry: &Entry) {

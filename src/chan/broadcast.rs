@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use super::error::SendError;
 use super::mpmc::after;
 use super::told::{self, News, Tells};
-use crate::park::queue::{Guarded, Queue};
+use crate::park::guarded::Guarded;
+use crate::park::queue::Queue;
 use crate::park::select::{ArmRef, Fires};
 
 /// A channel whose values go to all receivers. A send never waits: a receiver that is more than so many values
@@ -337,6 +338,14 @@ pub struct Hearing<'a, T> {
     next: &'a mut u64,
 }
 
+impl<T> Hearing<'_, T> {
+    fn look(&mut self) -> Result<Arc<T>, BroadcastError> {
+        let looked = self.shared.look(self.next);
+        self.news.set_position(*self.next);
+        looked
+    }
+}
+
 impl<T: Clone> Fires for Hearing<'_, T> {
     type Output = Result<T, BroadcastError>;
 
@@ -345,9 +354,11 @@ impl<T: Clone> Fires for Hearing<'_, T> {
     }
 
     fn finish(&mut self) -> Self::Output {
-        let looked = self.shared.look(self.next);
-        self.news.set_position(*self.next);
-        looked.map(Arc::unwrap_or_clone)
+        self.look().map(Arc::unwrap_or_clone)
+    }
+
+    fn discard(&mut self) {
+        drop(self.look()); // which clones nothing
     }
 }
 

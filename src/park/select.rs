@@ -46,10 +46,10 @@ pub(crate) unsafe trait Queued {
     /// As `try_now`; whoever is to be called is called by the caller, without the lock.
     ///
     /// # Safety
-    /// The lock is held.
+    /// The lock is held, and `slot` was asked for since the arms were gathered.
     unsafe fn attempt(&self) -> Option<Option<Taken>>;
 
-    /// Where the value lies, or is to be put.
+    /// Where the value lies, or is to be put. Asked for once in a select, before anybody else knows.
     fn slot(&self) -> *mut ();
 
     /// # Safety
@@ -116,6 +116,11 @@ pub trait Fires {
 
     /// To be called once after it has fired; then it can be an arm again.
     fn finish(&mut self) -> Self::Output;
+
+    /// The same if nobody wants what came out.
+    fn discard(&mut self) {
+        drop(self.finish());
+    }
 }
 
 /// How long to wait for an arm.
@@ -206,7 +211,7 @@ fn try_now(arm: Arm<'_>) -> bool {
 /// The first arm of a queue that can be done. All locks are held.
 fn attempt(arms: &[ArmRef<'_>], order: &[usize]) -> Option<(usize, Option<Taken>)> {
     let attempt = |arm: &usize| match arms[*arm].0 {
-        // SAFETY: the lock is held.
+        // SAFETY: the lock is held, and `prepare` has asked for the slot.
         Arm::Queued(queued) => unsafe { queued.attempt() }.map(|taken| (*arm, taken)),
         _ => None,
     };
@@ -242,8 +247,9 @@ impl<'a> Locks<'a> {
             unsafe { lock.release() };
         }
         let kept = taken.map(|taken| taken.call(&self.mark));
-        drop(self);
-        drop(kept);
+        let Locks { held, mark } = self;
+        drop(mark);
+        drop((kept, held)); // which may free memory
     }
 }
 
