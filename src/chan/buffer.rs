@@ -9,7 +9,7 @@
 //! never frees: a *ring* is made with all its room; a *chain* grows by blocks that its user brings along, and
 //! gives the user those it has no use for.
 
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr;
 
 /// Values in one block of a chain.
@@ -79,12 +79,12 @@ impl<T> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// Memory that a pop has left, to be freed without the lock.
+    /// Memory that pops have left, to be freed without the lock.
     #[inline]
-    pub(crate) fn surplus(&mut self) -> Option<Box<Block<T>>> {
+    pub(crate) fn surplus(&mut self) -> Surplus<T> {
         match self {
-            Buffer::Ring(_) => None,
-            Buffer::Chain(chain) => chain.surplus.take(),
+            Buffer::Ring(_) => Surplus(ptr::null_mut()),
+            Buffer::Chain(chain) => mem::replace(&mut chain.surplus, Surplus(ptr::null_mut())),
         }
     }
 }
@@ -189,8 +189,26 @@ pub(crate) struct Chain<T> {
     len: usize,
     /// One that is not in use.
     spare: Option<Box<Block<T>>>,
-    /// One that is of no use, for whoever has taken the last value to free.
-    surplus: Option<Box<Block<T>>>,
+    surplus: Surplus<T>,
+}
+
+/// Blocks that are of no use, for whoever has taken a value to free. Mostly none, or one.
+pub(crate) struct Surplus<T>(*mut Block<T>);
+
+impl<T> Surplus<T> {
+    fn add(&mut self, mut block: Box<Block<T>>) {
+        block.next = self.0;
+        self.0 = Box::into_raw(block);
+    }
+}
+
+impl<T> Drop for Surplus<T> {
+    fn drop(&mut self) {
+        while !self.0.is_null() {
+            // SAFETY: made by `Box::into_raw` in `add`, and taken off the list here.
+            self.0 = unsafe { Box::from_raw(self.0) }.next;
+        }
+    }
 }
 
 // SAFETY: it owns its blocks and the values in them.
@@ -223,7 +241,7 @@ impl<T> Chain<T> {
             write: BLOCK,
             len: 0,
             spare: None,
-            surplus: None,
+            surplus: Surplus(ptr::null_mut()),
         }
     }
 
@@ -287,9 +305,11 @@ impl<T> Chain<T> {
     fn drop_first(&mut self) {
         // SAFETY: made by `Box::into_raw`, and off the chain from here on.
         let mut block = unsafe { Box::from_raw(self.head) };
-        self.head = std::mem::replace(&mut block.next, ptr::null_mut());
+        self.head = mem::replace(&mut block.next, ptr::null_mut());
         self.read = 0;
-        self.surplus = self.spare.replace(block);
+        if let Some(block) = self.spare.replace(block) {
+            self.surplus.add(block);
+        }
     }
 }
 

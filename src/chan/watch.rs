@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use super::error::{RecvError, RecvTimeoutError, SendError};
 use super::mpmc::after;
 use super::told::{self, News, Tells};
-use crate::park::queue::{Guarded, Queue};
+use crate::park;
+use crate::park::guarded::Guarded;
+use crate::park::queue::Queue;
 use crate::park::select::{ArmRef, Fires};
 
 /// A value that is replaced by the next one. Receivers see the latest and are told when it changes; those
@@ -255,6 +257,7 @@ impl<T> WatchReceiver<T> {
     /// assert!(fiber.join().unwrap() > 5);
     /// ```
     pub fn wait_for(&mut self, is_it: impl Fn(&T) -> bool) -> Result<Seen<T>, RecvError> {
+        park::charge_ahead(); // also if it is so at once
         let (mut value, seen) = self.shared.latest();
         self.seen = seen;
         while !is_it(&value) {

@@ -6,7 +6,7 @@
 //!
 //! An *operation* is what one fiber or plain thread waits for: one thing, or the first of several, its *arms*.
 //! For each arm it has an *entry* in the *queue* of that thing. Operation and entries lie on the stack of
-//! whoever waits; nothing is allocated. A queue belongs to something that has a lock ([`Guarded`]), and is
+//! whoever waits; nothing is allocated. A queue belongs to something that has a lock ([`Guarded`](super::guarded::Guarded)), and is
 //! touched by whoever holds that lock.
 //!
 //! The *winner* is one word of the operation: open, withdrawn, or the arm that has won and how.
@@ -35,12 +35,9 @@
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomPinned;
-use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
-use crate::base::lock::{Guard, Lock};
-use crate::base::loom::RawLock;
 use crate::base::loom::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed},
@@ -48,7 +45,7 @@ use crate::base::loom::atomic::{
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
-use crate::sched::context::{self, Marked};
+use crate::sched::context::Marked;
 use crate::sched::wake::{Kept, Waiter};
 
 const OPEN: usize = 0;
@@ -56,9 +53,6 @@ const WITHDRAWN: usize = 1;
 /// Arm `n` has won: `(n + 1) * ARM`, and `OVER` or not.
 const ARM: usize = 4;
 const OVER: usize = 2;
-
-/// How many are called in one breath.
-const BATCH: usize = 8;
 
 /// How an arm won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +91,7 @@ impl Operation {
         Self::of(Waiter::caller())
     }
 
-    fn of(waiter: Waiter) -> Self {
+    pub(super) fn of(waiter: Waiter) -> Self {
         Operation {
             winner: AtomicUsize::new(OPEN),
             waiter,
@@ -354,12 +348,12 @@ impl Queue {
     }
 
     /// Everybody who is in now came before this.
-    fn now(&self) -> u64 {
+    pub(super) fn now(&self) -> u64 {
         self.came
     }
 
     /// As `take`, of those who came before this.
-    fn take_before(&mut self, then: u64, how: How) -> Option<Taken> {
+    pub(super) fn take_before(&mut self, then: u64, how: How) -> Option<Taken> {
         // SAFETY: a member is there (I28).
         while let Some(entry) = unsafe { self.head.as_ref() } {
             // SAFETY: a member, and we hold the lock.
@@ -395,117 +389,6 @@ impl Taken {
         let waiter = unsafe { self.0.as_ref() }.operation().waiter.address();
         // SAFETY: the winner calls, and we are the winner, once.
         unsafe { Waiter::call(mark, waiter) }
-    }
-}
-
-/// Something with a lock, which is taken together with the mark.
-pub(crate) struct Guarded<T>(Lock<T>);
-
-impl<T> Guarded<T> {
-    pub(crate) fn new(inside: T) -> Self {
-        Guarded(Lock::new(inside))
-    }
-
-    #[inline]
-    pub(crate) fn lock(&self) -> Locked<'_, T> {
-        let mark = context::marked();
-        Locked {
-            guard: self.0.lock(),
-            mark,
-        }
-    }
-
-    /// For an operation that could block: it is charged first, and a fiber whose budget is used up gives way and,
-    /// if it was asked to end, unwinds.
-    #[inline]
-    pub(crate) fn lock_charged(&self) -> Locked<'_, T> {
-        let mut mark = context::marked();
-        if !mark.pays() {
-            drop(mark);
-            super::charge_ahead();
-            mark = context::marked();
-        }
-        Locked {
-            guard: self.0.lock(),
-            mark,
-        }
-    }
-
-    /// Unlocks, and calls all who wait in this queue: not who comes later, so it ends.
-    ///
-    /// A few at a time: who was taken is deaf until it is called, so the mark is up from the one to the other (S6),
-    /// and a crowd is not called in one breath. Who was not taken yet can still withdraw.
-    pub(crate) fn call_all<'a>(
-        &'a self,
-        mut locked: Locked<'a, T>,
-        how: How,
-        queue: impl Fn(&mut T) -> &mut Queue,
-    ) {
-        let now = queue(&mut locked).now();
-        loop {
-            let taken = [(); BATCH].map(|()| queue(&mut locked).take_before(now, how));
-            let is_last = taken[BATCH - 1].is_none();
-            locked.finish(taken);
-            if is_last {
-                return;
-            }
-            locked = self.lock();
-        }
-    }
-
-    pub(crate) fn raw(&self) -> &RawLock {
-        self.0.raw()
-    }
-
-    /// # Safety
-    /// The caller has acquired the raw lock and has no other such reference.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "by the caller's promise it is the only one"
-    )]
-    pub(crate) unsafe fn inside(&self) -> &mut T {
-        // SAFETY: by the caller's promise.
-        unsafe { self.0.inside() }
-    }
-}
-
-/// The lock is released first, then the mark.
-pub(crate) struct Locked<'a, T> {
-    guard: Guard<'a, T>,
-    mark: Marked,
-}
-
-impl<T> Locked<'_, T> {
-    /// An operation of whoever holds the lock.
-    #[inline]
-    pub(crate) fn operation(&self) -> Operation {
-        Operation::of(Waiter::of(&self.mark))
-    }
-
-    /// Unlocks, and calls those who were taken meanwhile.
-    #[inline]
-    pub(crate) fn finish<const N: usize>(self, taken: [Option<Taken>; N]) {
-        let Locked { guard, mark } = self;
-        drop(guard);
-        let kept = taken.map(|taken| taken.map(|taken| taken.call(&mark)));
-        drop(mark);
-        drop(kept);
-    }
-}
-
-impl<T> Deref for Locked<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for Locked<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
     }
 }
 

@@ -67,13 +67,10 @@ impl Waiter {
         })
     }
 
-    /// The same, by its mark.
+    /// The calling fiber, by the mark; `None` on a plain thread. Nothing is allocated.
     #[inline]
-    pub(crate) fn of(mark: &Marked) -> Self {
-        Self::new(match mark.fiber() {
-            Some(fiber) => Who::Fiber(fiber),
-            None => Who::Thread(context::thread_parker()),
-        })
+    pub(crate) fn of_fiber(mark: &Marked) -> Option<Self> {
+        mark.fiber().map(|fiber| Self::new(Who::Fiber(fiber)))
     }
 
     /// One more of the same fiber or thread, for another call. A thread is not asked for its parker again: at its

@@ -1,6 +1,7 @@
 //! Models of the queue: who is taken is called, who withdraws is not, and one arm wins.
 
 use super::*;
+use crate::park::guarded::Guarded;
 use loom::sync::Arc;
 use loom::thread;
 
