@@ -7,10 +7,12 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -30,6 +32,19 @@ const (
 	// pendingTimers is how many timers are pending beside the one that is measured, in the busy half
 	// of the shape timer_cancel.
 	pendingTimers = 100_000
+	// producers is how many goroutines send through one channel in the shape chan_mpsc.
+	producers = 4
+	// mpscCapacity is the capacity of that channel.
+	mpscCapacity = 64
+	// lockingGoroutines is how many goroutines lock the mutex of the shape mutex.
+	lockingGoroutines = 8
+	// children is how many children an inner node of the tree of the shape skynet has, which is also
+	// the capacity of its channel.
+	children = 10
+	// meetingTurns and meetingMoment are how often, and within what time, two goroutines must have
+	// answered each other to be known to run at the same time.
+	meetingTurns  = 100
+	meetingMoment = time.Millisecond
 )
 
 // spawnJoin starts count goroutines that each leave their index in a slice, and waits for all. One
@@ -259,6 +274,183 @@ func timerCancelRound(ops int) figures {
 	return figures{alone.ns, fmt.Sprintf(" pending_ns=%.1f", beside.ns)}
 }
 
+// meeting has two goroutines begin on two threads at the same time, as ../src/meet.rs says.
+type meeting struct {
+	asked, answered padded
+}
+
+// ask is how the first of the two arrives.
+func (m *meeting) ask() {
+	for turn := int64(0); ; {
+		start := time.Now()
+		for range meetingTurns {
+			turn++
+			m.asked.value.Store(turn)
+			for m.answered.value.Load() < turn {
+			}
+		}
+		if time.Since(start) < meetingMoment {
+			break
+		}
+	}
+	m.asked.value.Store(-1)
+}
+
+// answer is how the second does.
+func (m *meeting) answer() {
+	for seen := int64(0); seen != -1; {
+		if turn := m.asked.value.Load(); turn != seen {
+			m.answered.value.Store(turn)
+			seen = turn
+		}
+	}
+}
+
+// pair has two goroutines exchange count numbers, the first of which begins with first and the second
+// is second. It returns what that took the first.
+func pair(count int, first func(), second func(from <-chan int, to chan<- int)) time.Duration {
+	there, back := make(chan int, 1), make(chan int, 1)
+	taken := make(chan time.Duration, 1)
+	over := make(chan struct{})
+	go func() {
+		first()
+		start := time.Now()
+		for number := range count {
+			there <- number
+			if <-back != number {
+				panic("another number came back")
+			}
+		}
+		taken <- time.Since(start)
+		close(there)
+	}()
+	go func() {
+		second(there, back)
+		close(over)
+	}()
+	<-over
+	return <-taken
+}
+
+// echo sends back what it receives.
+func echo(from <-chan int, to chan<- int) {
+	for number := range from {
+		to <- number
+	}
+}
+
+// chanPair has two goroutines exchange count numbers.
+func chanPair(count int) time.Duration {
+	return pair(count, func() {}, echo)
+}
+
+// chanPairApart is the same, begun on two threads.
+func chanPairApart(count int) time.Duration {
+	met := new(meeting)
+	return pair(count, met.ask, func(from <-chan int, to chan<- int) {
+		met.answer()
+		echo(from, to)
+	})
+}
+
+// selectPair is as chanPair, but the second goroutine receives by a select over two channels.
+func selectPair(count int) time.Duration {
+	never := make(chan int, 1)
+	return pair(count, func() {}, func(from <-chan int, to chan<- int) {
+		for {
+			select {
+			case number, ok := <-from:
+				if !ok {
+					return
+				}
+				to <- number
+			case <-never:
+				panic("nobody sends")
+			}
+		}
+	})
+}
+
+// chanMpsc has some goroutines send the numbers below each through one channel, and receives them.
+func chanMpsc(each int) {
+	numbers := make(chan int, mpscCapacity)
+	var group sync.WaitGroup
+	group.Add(producers)
+	for range producers {
+		go func() {
+			defer group.Done()
+			for number := range each {
+				numbers <- number
+			}
+		}()
+	}
+	sum := 0
+	for range producers * each {
+		sum += <-numbers
+	}
+	group.Wait()
+	if sum != producers*(each*(each-1)/2) {
+		panic("a message was lost")
+	}
+}
+
+// lock has some goroutines lock one mutex, each as often as said, and add to the number inside.
+func lock(each int) {
+	var mutex sync.Mutex
+	var group sync.WaitGroup
+	number := 0
+	group.Add(lockingGoroutines)
+	for range lockingGoroutines {
+		go func() {
+			defer group.Done()
+			for range each {
+				mutex.Lock()
+				number++
+				mutex.Unlock()
+			}
+		}()
+	}
+	group.Wait()
+	if number != lockingGoroutines*each {
+		panic("a lock was held by two")
+	}
+}
+
+// node is a node of a tree, whose leaves are size numbers from first on.
+func node(parent chan<- int, first, size int) {
+	if size == 1 {
+		parent <- first
+		return
+	}
+	parts := make(chan int, children)
+	for index := range children {
+		go node(parts, first+index*(size/children), size/children)
+	}
+	sum := 0
+	for range children {
+		sum += <-parts
+	}
+	parent <- sum
+}
+
+// skynet adds up the numbers of the leaves of a tree.
+func skynet(leaves int) {
+	root := make(chan int, 1)
+	go node(root, 0, leaves)
+	if <-root != leaves*(leaves-1)/2 {
+		panic("a leaf was lost")
+	}
+}
+
+// skynetRound is a round of the shape skynet, with as many leaves as there are in a full tree.
+func skynetRound(ops int) figures {
+	leaves := 1
+	for leaves*children <= ops {
+		leaves *= children
+	}
+	return each(leaves, timed(func() { skynet(leaves) }))
+}
+
 // figures is what a round has measured: nanoseconds per operation, and what is printed behind them.
 type figures struct {
 	ns      float64
@@ -306,6 +498,24 @@ var shapes = map[string]shape{
 	}},
 	"sleepers":     {100_000, sleepersRound},
 	"timer_cancel": {1_000_000, timerCancelRound},
+	"chan_pair": {1_000_000, func(ops int) figures {
+		return each(ops, chanPair(ops))
+	}},
+	"chan_pair_apart": {1_000_000, func(ops int) figures {
+		return each(ops, chanPairApart(ops))
+	}},
+	"chan_mpsc": {4_000_000, func(ops int) figures {
+		count := (ops + producers - 1) / producers
+		return each(producers*count, timed(func() { chanMpsc(count) }))
+	}},
+	"select_pair": {1_000_000, func(ops int) figures {
+		return each(ops, selectPair(ops))
+	}},
+	"mutex": {4_000_000, func(ops int) figures {
+		count := (ops + lockingGoroutines - 1) / lockingGoroutines
+		return each(lockingGoroutines*count, timed(func() { lock(count) }))
+	}},
+	"skynet": {1_000_000, skynetRound},
 }
 
 // parse reads `SHAPE [OPS]`.
@@ -326,7 +536,8 @@ func parse(args []string) (shape, int, bool) {
 func main() {
 	chosen, ops, ok := parse(os.Args[1:])
 	if !ok {
-		fmt.Fprintln(os.Stderr, "usage: shapes spawn_join|yield|chain|wake|wake_idle|sleepers|timer_cancel [OPS]")
+		names := slices.Sorted(maps.Keys(shapes))
+		fmt.Fprintf(os.Stderr, "usage: shapes %s [OPS]\n", strings.Join(names, "|"))
 		os.Exit(2)
 	}
 	runtime.GOMAXPROCS(workers)

@@ -15,7 +15,9 @@ pub mod echo;
 pub mod fifo;
 pub mod hog;
 pub mod indent_heart;
+pub mod latency;
 pub mod load;
+pub mod meet;
 pub mod tokio_heart;
 
 use std::fmt;
@@ -60,6 +62,28 @@ pub const PENDING_TIMERS: u64 = 100_000;
 /// multiple of it.
 pub const CANCEL_PARTS: u64 = 10;
 
+/// Fibers that send through one channel in [`Shape::ChanMpsc`].
+pub const PRODUCERS: u64 = 4;
+
+/// The capacity of that channel.
+pub const MPSC_CAPACITY: usize = 64;
+
+/// Fibers that lock the mutex of [`Shape::Mutex`].
+pub const LOCKING_FIBERS: u64 = 8;
+
+/// Children of each inner node of the tree of [`Shape::Skynet`], which is also the capacity of its
+/// channel.
+pub const CHILDREN: u64 = 10;
+
+/// Where the two fibers of a pair begin.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Begin {
+    /// Where the runtime starts a fiber that one of its fibers spawns.
+    Anywhere,
+    /// On two workers at the same time: both call [`Meeting::arrive`](meet::Meeting::arrive) first.
+    Apart,
+}
+
 /// What the waking thread does between two rounds of a wake shape.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Gap {
@@ -93,30 +117,55 @@ impl Gap {
 
 /// A runtime under measurement, given by how it does each shape once.
 ///
-/// Every method enters the runtime by itself and leaves nothing running behind.
+/// Every method enters the runtime by itself and leaves nothing running behind. Those that a rival does
+/// not have panic, and `run` does not ask for them.
 pub trait Rival {
     /// From a fiber, spawns `count` fibers that return their index, keeping all handles, then joins
     /// them in order. Returns the sum of what they returned.
-    fn spawn_join(&self, count: u64) -> u64;
+    ///
+    /// # Panics
+    ///
+    /// Panics where there is no such thing, as all that follow.
+    fn spawn_join(&self, count: u64) -> u64 {
+        panic!("no {count} fibers");
+    }
 
     /// Spawns `fibers` fibers that each yield `yields` times and joins them. Returns how many
     /// yields they made in total.
-    fn yields(&self, fibers: u64, yields: u64) -> u64;
+    ///
+    /// # Panics
+    ///
+    /// As `spawn_join`.
+    fn yields(&self, fibers: u64, yields: u64) -> u64 {
+        panic!("no {fibers} fibers that yield {yields} times");
+    }
 
     /// Spawns a fiber that spawns the next one, and so on for `count` fibers in all; returns when
     /// the last one has signalled.
-    fn chain(&self, count: u64);
+    ///
+    /// # Panics
+    ///
+    /// As `spawn_join`.
+    fn chain(&self, count: u64) {
+        panic!("no chain of {count} fibers");
+    }
 
     /// Parks a fiber that a plain thread wakes `rounds` times with [`Rounds::drive`], to which
     /// `gap` is passed on. Returns the time that took, without the gaps.
-    fn wake(&self, rounds: u64, gap: Gap) -> Duration;
+    ///
+    /// # Panics
+    ///
+    /// As `spawn_join`.
+    fn wake(&self, rounds: u64, gap: Gap) -> Duration {
+        panic!("no fiber to wake {rounds} times after {gap:?}");
+    }
 
     /// Spawns `fibers` fibers that each, `calls` times and one after the other, have a closure that
     /// returns at once run by a thread that may block. Returns how many calls were made in total.
     ///
     /// # Panics
     ///
-    /// Panics where there is no such thing; `run` does not ask then.
+    /// As `spawn_join`.
     fn blocking(&self, fibers: u64, calls: u64) -> u64 {
         panic!("no threads for {calls} blocking calls of {fibers} fibers");
     }
@@ -125,7 +174,7 @@ pub trait Rival {
     ///
     /// # Panics
     ///
-    /// As `blocking`.
+    /// As `spawn_join`.
     fn spawn_blocking(&self, fibers: u64, calls: u64) -> u64 {
         self.blocking(fibers, calls)
     }
@@ -134,7 +183,7 @@ pub trait Rival {
     ///
     /// # Panics
     ///
-    /// Panics where there is no such thing; `run` does not ask then.
+    /// As `spawn_join`.
     fn compute(&self, count: u64) -> u64 {
         panic!("no threads that compute {count} numbers");
     }
@@ -144,7 +193,7 @@ pub trait Rival {
     ///
     /// # Panics
     ///
-    /// Panics when one woke early, and where fibers do not sleep; `run` does not ask then.
+    /// Panics when one woke early, and where fibers do not sleep.
     fn sleepers(&self, lengths: Vec<Duration>) -> Vec<u64> {
         panic!("no sleeping for {} fibers", lengths.len());
     }
@@ -155,9 +204,61 @@ pub trait Rival {
     ///
     /// # Panics
     ///
-    /// Panics where there are no timers; `run` does not ask then.
+    /// As `spawn_join`.
     fn timer_cancel(&self, count: u64, pending: u64) -> Cancelled {
         panic!("no {count} timers beside {pending}");
+    }
+
+    /// From a fiber, spawns two that exchange a number over two channels of capacity 1: one sends it
+    /// and receives it back, `count` times, the other returns what it receives. Gives the time that
+    /// took the first of them, once both have begun.
+    ///
+    /// # Panics
+    ///
+    /// As `spawn_join`.
+    fn chan_pair(&self, count: u64, begin: Begin) -> Duration {
+        panic!("no channels for {count} round trips begun {begin:?}");
+    }
+
+    /// As `chan_pair` begun anywhere, but the fiber that returns what it receives does so by a select
+    /// over two channels, of which the other one is open and never has anything.
+    ///
+    /// # Panics
+    ///
+    /// As `spawn_join`.
+    fn select_pair(&self, count: u64) -> Duration {
+        panic!("no select for {count} round trips");
+    }
+
+    /// From a fiber, spawns [`PRODUCERS`] that each send the numbers below `each` through one channel
+    /// of capacity [`MPSC_CAPACITY`], and receives them all. Returns their sum.
+    ///
+    /// # Panics
+    ///
+    /// As `spawn_join`.
+    fn chan_mpsc(&self, each: u64) -> u64 {
+        panic!("no channel for {each} messages of each");
+    }
+
+    /// From a fiber, spawns [`LOCKING_FIBERS`] that each lock one mutex `each` times and add one to the
+    /// number inside, and joins them. Returns that number.
+    ///
+    /// # Panics
+    ///
+    /// As `spawn_join`.
+    fn mutex(&self, each: u64) -> u64 {
+        panic!("no mutex to lock {each} times");
+    }
+
+    /// Starts the root of a tree of so many leaves, a power of [`CHILDREN`]. An inner node makes a
+    /// channel with that capacity, spawns that many children and sends the sum of what it receives to
+    /// its own parent; a leaf sends its number, counted from 0. Returns what the root sends.
+    ///
+    /// # Panics
+    ///
+    /// As `spawn_join`.
+    fn skynet(&self, leaves: u64) -> u64 {
+        panic!("no tree of {leaves} leaves");
     }
 }
 
@@ -261,6 +362,18 @@ pub enum Shape {
     Sleepers,
     /// Timers that are set and cancelled.
     TimerCancel,
+    /// Two fibers that exchange a number over two channels.
+    ChanPair,
+    /// The same, begun on two workers.
+    ChanPairApart,
+    /// Many senders, one receiver.
+    ChanMpsc,
+    /// Two fibers that exchange a number, one of which receives by a select.
+    SelectPair,
+    /// Many fibers that lock one mutex.
+    Mutex,
+    /// A tree of fibers whose sums go through channels.
+    Skynet,
 }
 
 /// What a round has measured.
@@ -331,7 +444,7 @@ fn nanos(time: Duration) -> f64 {
 
 impl Shape {
     /// All shapes.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 17] = [
         Self::SpawnJoin,
         Self::Yield,
         Self::Chain,
@@ -343,6 +456,12 @@ impl Shape {
         Self::Compute,
         Self::Sleepers,
         Self::TimerCancel,
+        Self::ChanPair,
+        Self::ChanPairApart,
+        Self::ChanMpsc,
+        Self::SelectPair,
+        Self::Mutex,
+        Self::Skynet,
     ];
 
     /// The name on the command line and in the output.
@@ -360,6 +479,12 @@ impl Shape {
             Self::Compute => "compute",
             Self::Sleepers => "sleepers",
             Self::TimerCancel => "timer_cancel",
+            Self::ChanPair => "chan_pair",
+            Self::ChanPairApart => "chan_pair_apart",
+            Self::ChanMpsc => "chan_mpsc",
+            Self::SelectPair => "select_pair",
+            Self::Mutex => "mutex",
+            Self::Skynet => "skynet",
         }
     }
 
@@ -375,6 +500,8 @@ impl Shape {
         match self {
             Self::SpawnJoin | Self::Yield | Self::Chain => 1_000_000,
             Self::Blocking | Self::SpawnBlocking | Self::TimerCancel => 1_000_000,
+            Self::ChanPair | Self::ChanPairApart | Self::SelectPair | Self::Skynet => 1_000_000,
+            Self::ChanMpsc | Self::Mutex => 4_000_000,
             Self::Wake | Self::BlockingOne | Self::Sleepers => 100_000,
             Self::Compute => 100_000_000,
             Self::WakeIdle => 5_000,
@@ -443,6 +570,31 @@ impl Shape {
                 let beside = rival.timer_cancel(ops, PENDING_TIMERS);
                 return Figures::timer_cancel(ops, alone, beside);
             }
+            Self::ChanPair => (ops, rival.chan_pair(ops, Begin::Anywhere)),
+            Self::ChanPairApart => (ops, rival.chan_pair(ops, Begin::Apart)),
+            Self::SelectPair => (ops, rival.select_pair(ops)),
+            Self::ChanMpsc => {
+                let each = ops.div_ceil(PRODUCERS);
+                let sum = rival.chan_mpsc(each);
+                let time = start.elapsed();
+                let expected = PRODUCERS * (0..each).sum::<u64>();
+                assert_eq!(sum, expected, "a message was lost");
+                (PRODUCERS * each, time)
+            }
+            Self::Mutex => {
+                let each = ops.div_ceil(LOCKING_FIBERS);
+                let made = rival.mutex(each);
+                let time = start.elapsed();
+                assert_eq!(made, LOCKING_FIBERS * each, "a lock was held by two");
+                (made, time)
+            }
+            Self::Skynet => {
+                let leaves = CHILDREN.pow(ops.ilog(CHILDREN));
+                let sum = rival.skynet(leaves);
+                let time = start.elapsed();
+                assert_eq!(sum, (0..leaves).sum(), "a leaf was lost");
+                (leaves, time)
+            }
         };
         Figures::each(made, time)
     }
@@ -508,7 +660,13 @@ fn parse(mut args: impl Iterator<Item = String>) -> Option<(Shape, u64)> {
 /// and one for the clock, and prints the result.
 #[must_use]
 pub fn main(rival: &impl Rival) -> ExitCode {
-    let Some((shape, ops)) = parse(std::env::args().skip(1)) else {
+    main_with(rival, std::env::args().skip(1))
+}
+
+/// The same for a program that has read the first words of its command line by itself.
+#[must_use]
+pub fn main_with(rival: &impl Rival, args: impl Iterator<Item = String>) -> ExitCode {
+    let Some((shape, ops)) = parse(args) else {
         let names = Shape::ALL.map(Shape::name).join("|");
         eprintln!("usage: PROGRAM {names} [OPS]");
         return ExitCode::from(2);

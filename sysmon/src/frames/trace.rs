@@ -44,8 +44,11 @@ const BASES: usize = DEPTH;
 /// Frames inside a region at most; and so many more around it are looked at.
 const DEEP: usize = 128;
 
-/// Traces of one cache.
+/// Traces of one cache, and of one of its sets: stacks that start at the same place, equally deep, and differ
+/// further up are in one set. All that wait do so at a few places.
 const TRACES: usize = 64;
+const WAYS: usize = 4;
+const SETS: usize = TRACES / WAYS;
 
 /// The starting `rbp` does not matter.
 const ANY: u32 = u32::MAX;
@@ -206,7 +209,9 @@ impl Recorder<'_> {
 /// assert!(!judgement.complete);
 /// ```
 pub struct TraceCache {
-    traces: Box<[Trace; TRACES]>,
+    traces: Box<[[Trace; WAYS]; SETS]>,
+    /// Which trace of each set is replaced next, counted up.
+    oldest: [u8; SETS],
     unwinder: Unwinder,
 }
 
@@ -218,7 +223,8 @@ impl Default for TraceCache {
 
 impl std::fmt::Debug for TraceCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let used = self.traces.iter().filter(|trace| trace.pc != 0).count();
+        let traces = self.traces.as_flattened().iter();
+        let used = traces.filter(|trace| trace.pc != 0).count();
         f.debug_struct("TraceCache").field("used", &used).finish()
     }
 }
@@ -227,7 +233,8 @@ impl TraceCache {
     /// An empty cache; the only time it allocates.
     pub fn new() -> Self {
         TraceCache {
-            traces: Box::new([Trace::NONE; TRACES]),
+            traces: Box::new([[Trace::NONE; WAYS]; SETS]),
+            oldest: [0; SETS],
             unwinder: Unwinder::new(),
         }
     }
@@ -322,8 +329,8 @@ impl TraceCache {
         let Some(position) = position.ok().filter(|_| inside && start.pc != 0) else {
             return super::walk::judge_in(sites, start, stack, root);
         };
-        let trace = &mut self.traces[place(start.pc, position)];
-        if trace.fits(start, stack, position) {
+        let set = set(start.pc, position);
+        if let Some(trace) = fitting(&self.traces[set], start, stack, position) {
             return trace.judgement();
         }
         let mut find = find;
@@ -331,16 +338,30 @@ impl TraceCache {
         let mut get = |pc| sites.get(pc).or_else(|| find(unwinder, pc));
         let (judgement, walked) = record(sites, &mut get, start, stack, root, position);
         if let Some(walked) = walked {
-            *trace = walked;
+            let oldest = &mut self.oldest[set];
+            self.traces[set][usize::from(*oldest) % WAYS] = walked;
+            *oldest = oldest.wrapping_add(1);
         }
         judgement
     }
 }
 
 #[inline]
-fn place(pc: usize, root: u32) -> usize {
-    let key = pc as u64 ^ u64::from(root) << 29;
-    (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58) as usize % TRACES
+fn fitting<'a>(
+    traces: &'a [Trace; WAYS],
+    start: &Registers,
+    stack: &Stack,
+    root: u32,
+) -> Option<&'a Trace> {
+    traces.iter().find(|trace| trace.fits(start, stack, root))
+}
+
+/// Stack pointers are multiples of 16, and those of one place differ by a few of these.
+#[inline]
+fn set(pc: usize, root: u32) -> usize {
+    const FRACTION: u64 = 0x9E37_79B9_7F4A_7C15; // of the golden ratio: neighbours lie far apart
+    let key = (pc as u64).wrapping_add(u64::from(root) >> 4);
+    (key.wrapping_mul(FRACTION) >> (64 - SETS.ilog2())) as usize
 }
 
 /// Walks, and says what to remember of it.

@@ -6,11 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use indent::chan::{self, Receiver, Sender};
 use indent::park::{self, ParkReason, Unparker, Woken};
-use indent::{JoinHandle, Runtime, runtime, task, time};
+use indent::sync::Mutex;
+use indent::{JoinHandle, Runtime, runtime, select, task, time};
+use indent_rivals::meet::{Meeting, Side};
 use indent_rivals::{
-    CANCEL_PARTS, Cancelled, Gap, Rival, Rounds, WORKERS, lateness, mixed, pending_lengths,
-    timer_lengths,
+    Begin, CANCEL_PARTS, CHILDREN, Cancelled, Gap, LOCKING_FIBERS, MPSC_CAPACITY, PRODUCERS, Rival,
+    Rounds, WORKERS, lateness, mixed, pending_lengths, timer_lengths,
 };
 use rayon::prelude::*;
 
@@ -84,7 +87,59 @@ fn unpark_often(count: u64, turn: &AtomicU64, unparker: &Unparker) {
     }
 }
 
+/// One fiber of a pair: sends the numbers below `count` and receives each back. Returns what that took.
+fn ask(count: u64, there: &Sender<u64>, back: &Receiver<u64>) -> Duration {
+    let start = Instant::now();
+    for number in 0..count {
+        there.send(number).expect("the other fiber receives");
+        assert_eq!(back.recv(), Ok(number));
+    }
+    start.elapsed()
+}
+
+/// A node of the tree, whose leaves are `size` numbers from `first` on.
+fn node(parent: &Sender<u64>, first: u64, size: u64) {
+    let sum = if size == 1 {
+        first
+    } else {
+        let (tx, rx) = chan::bounded(CHILDREN as usize);
+        for index in 0..CHILDREN {
+            let (tx, size) = (tx.clone(), size / CHILDREN);
+            drop(indent::spawn(move || node(&tx, first + index * size, size)));
+        }
+        drop(tx);
+        rx.iter().sum()
+    };
+    parent.send(sum).expect("the parent receives");
+}
+
 impl Indent {
+    /// Has two fibers exchange `count` numbers, the second of which runs `echo` until nothing comes any
+    /// more; each does `first` before it begins.
+    fn pair(
+        &self,
+        count: u64,
+        first: impl Fn(Side) + Clone + Send + 'static,
+        echo: impl FnOnce(&Receiver<u64>, &Sender<u64>) + Send + 'static,
+    ) -> Duration {
+        self.0.block_on(move || {
+            let (there, from_here) = chan::bounded(1);
+            let (back, from_there) = chan::bounded(1);
+            let arrive = first.clone();
+            let asks = indent::spawn(move || {
+                arrive(Side::First);
+                ask(count, &there, &from_there)
+            });
+            let answers = indent::spawn(move || {
+                first(Side::Second);
+                echo(&from_here, &back);
+            });
+            let time = asks.join().expect("no fiber panics");
+            answers.join().expect("no fiber panics");
+            time
+        })
+    }
+
     /// Spawns `fibers` fibers that make `calls` calls each; returns how many were made.
     fn call(&self, fibers: u64, calls: u64, call: fn(u64) -> u64) -> u64 {
         self.0.block_on(move || {
@@ -97,6 +152,76 @@ impl Indent {
 }
 
 impl Rival for Indent {
+    fn chan_pair(&self, count: u64, begin: Begin) -> Duration {
+        let meeting = Arc::new(Meeting::default());
+        let first = move |side| match begin {
+            Begin::Anywhere => {}
+            Begin::Apart => meeting.arrive(side),
+        };
+        self.pair(count, first, |rx, tx| {
+            rx.iter()
+                .for_each(|number| tx.send(number).expect("the other fiber receives"));
+        })
+    }
+
+    fn select_pair(&self, count: u64) -> Duration {
+        let (_open, never) = chan::bounded::<u64>(1);
+        let echo = move |rx: &Receiver<u64>, tx: &Sender<u64>| {
+            let receive = || {
+                select! {
+                    recv(rx) -> number => number,
+                    recv(&never) -> number => number,
+                }
+            };
+            while let Ok(number) = receive() {
+                tx.send(number).expect("the other fiber receives");
+            }
+        };
+        self.pair(count, |_| {}, echo)
+    }
+
+    fn chan_mpsc(&self, each: u64) -> u64 {
+        self.0.block_on(move || {
+            let (tx, rx) = chan::bounded(MPSC_CAPACITY);
+            let produce = |tx: Sender<u64>| {
+                move || (0..each).for_each(|number| tx.send(number).expect("somebody receives"))
+            };
+            let producers: Vec<_> = (0..PRODUCERS)
+                .map(|_| indent::spawn(produce(tx.clone())))
+                .collect();
+            drop(tx);
+            let sum = rx.iter().sum();
+            for producer in producers {
+                producer.join().expect("no fiber panics");
+            }
+            sum
+        })
+    }
+
+    fn mutex(&self, each: u64) -> u64 {
+        self.0.block_on(move || {
+            let mutex = Arc::new(Mutex::new(0));
+            let body = |mutex: Arc<Mutex<u64>>| {
+                move || (0..each).for_each(|_| *mutex.lock().expect("no fiber panics") += 1)
+            };
+            let fibers: Vec<_> = (0..LOCKING_FIBERS)
+                .map(|_| indent::spawn(body(mutex.clone())))
+                .collect();
+            for fiber in fibers {
+                fiber.join().expect("no fiber panics");
+            }
+            *mutex.lock().expect("no fiber panics")
+        })
+    }
+
+    fn skynet(&self, leaves: u64) -> u64 {
+        self.0.block_on(move || {
+            let (tx, rx) = chan::bounded(1);
+            drop(indent::spawn(move || node(&tx, 0, leaves)));
+            rx.recv().expect("the root sends")
+        })
+    }
+
     fn compute(&self, count: u64) -> u64 {
         self.0.block_on(|| {
             runtime::compute(|| {

@@ -12,11 +12,14 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use indent_rivals::meet::{Meeting, Side};
 use indent_rivals::{
-    Cancelled, Gap, Rival, Rounds, WORKERS, lateness, pending_lengths, timer_lengths,
+    Begin, CHILDREN, Cancelled, Gap, LOCKING_FIBERS, MPSC_CAPACITY, PRODUCERS, Rival, Rounds,
+    WORKERS, lateness, pending_lengths, timer_lengths,
 };
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::sync::{Mutex, Notify, oneshot};
 use tokio::task::{self, JoinHandle};
 use tokio::time;
 
@@ -93,7 +96,147 @@ fn link(left: u64, done: oneshot::Sender<()>) {
     }
 }
 
+/// One task of a pair: sends the numbers below `count` and receives each back. Returns what that took.
+async fn ask(count: u64, there: Sender<u64>, mut back: Receiver<u64>) -> Duration {
+    let start = Instant::now();
+    for number in 0..count {
+        there.send(number).await.expect("the other task receives");
+        assert_eq!(back.recv().await, Some(number));
+    }
+    start.elapsed()
+}
+
+/// The other one: sends back what it receives.
+async fn echo(mut from: Receiver<u64>, to: Sender<u64>) {
+    while let Some(number) = from.recv().await {
+        to.send(number).await.expect("the other task receives");
+    }
+}
+
+/// The same by a select over two channels.
+async fn echo_selected(mut from: Receiver<u64>, to: Sender<u64>) {
+    let (_open, mut never) = mpsc::channel(1);
+    loop {
+        let number = tokio::select! {
+            number = from.recv() => number,
+            number = never.recv() => number,
+        };
+        match number {
+            Some(number) => to.send(number).await.expect("the other task receives"),
+            None => return,
+        }
+    }
+}
+
+/// Spawns a node of the tree, whose leaves are `size` numbers from `first` on.
+fn node(parent: Sender<u64>, first: u64, size: u64) {
+    drop(tokio::spawn(async move {
+        let sum = if size == 1 {
+            first
+        } else {
+            let (tx, mut rx) = mpsc::channel(CHILDREN as usize);
+            for index in 0..CHILDREN {
+                let size = size / CHILDREN;
+                node(tx.clone(), first + index * size, size);
+            }
+            drop(tx);
+            let mut sum = 0;
+            while let Some(part) = rx.recv().await {
+                sum += part;
+            }
+            sum
+        };
+        parent.send(sum).await.expect("the parent receives");
+    }));
+}
+
+/// Has two tasks exchange `count` numbers, begun with `first` and the second one by `echo`.
+async fn pair<F>(
+    count: u64,
+    first: impl Fn(Side) + Clone + Send + 'static,
+    echo: impl FnOnce(Receiver<u64>, Sender<u64>) -> F + Send + 'static,
+) -> Duration
+where
+    F: Future<Output = ()> + Send,
+{
+    let (there, from_here) = mpsc::channel(1);
+    let (back, from_there) = mpsc::channel(1);
+    let arrive = first.clone();
+    let asks = tokio::spawn(async move {
+        arrive(Side::First);
+        ask(count, there, from_there).await
+    });
+    let answers = tokio::spawn(async move {
+        first(Side::Second);
+        echo(from_here, back).await;
+    });
+    let time = asks.await.expect("no task panics");
+    answers.await.expect("no task panics");
+    time
+}
+
 impl Rival for Tokio {
+    fn chan_pair(&self, count: u64, begin: Begin) -> Duration {
+        let meeting = Arc::new(Meeting::default());
+        let first = move |side| match begin {
+            Begin::Anywhere => {}
+            Begin::Apart => meeting.arrive(side),
+        };
+        self.on_worker(pair(count, first, echo))
+    }
+
+    fn select_pair(&self, count: u64) -> Duration {
+        self.on_worker(pair(count, |_| {}, echo_selected))
+    }
+
+    fn chan_mpsc(&self, each: u64) -> u64 {
+        self.on_worker(async move {
+            let (tx, mut rx) = mpsc::channel(MPSC_CAPACITY);
+            for _ in 0..PRODUCERS {
+                let tx = tx.clone();
+                drop(tokio::spawn(async move {
+                    for number in 0..each {
+                        tx.send(number).await.expect("somebody receives");
+                    }
+                }));
+            }
+            drop(tx);
+            let mut sum = 0;
+            while let Some(number) = rx.recv().await {
+                sum += number;
+            }
+            sum
+        })
+    }
+
+    fn mutex(&self, each: u64) -> u64 {
+        self.on_worker(async move {
+            let mutex = Arc::new(Mutex::new(0));
+            let handles: Vec<_> = (0..LOCKING_FIBERS)
+                .map(|_| {
+                    let mutex = Arc::clone(&mutex);
+                    tokio::spawn(async move {
+                        for _ in 0..each {
+                            *mutex.lock().await += 1;
+                        }
+                    })
+                })
+                .collect();
+            for handle in handles {
+                handle.await.expect("no task panics");
+            }
+            *mutex.lock().await
+        })
+    }
+
+    fn skynet(&self, leaves: u64) -> u64 {
+        self.on_worker(async move {
+            let (tx, mut rx) = mpsc::channel(1);
+            node(tx, 0, leaves);
+            rx.recv().await.expect("the root sends")
+        })
+    }
+
     fn spawn_join(&self, count: u64) -> u64 {
         self.on_worker(async move {
             let handles: Vec<_> = (0..count)

@@ -9,10 +9,20 @@ use super::super::walk::tests::{MadeUp, Random, site};
 use super::super::walk::{judge_in, walk_in};
 use super::*;
 
-/// Judges once more what the cache has judged, and tells whether it was a hit.
-fn hits(cache: &TraceCache, start: &Registers, stack: &Stack, root: usize) -> bool {
+/// What the cache remembers of this stack.
+fn found<'a>(
+    cache: &'a TraceCache,
+    start: &Registers,
+    stack: &Stack,
+    root: usize,
+) -> Option<&'a Trace> {
     let position = (root - start.sp) as u32;
-    cache.traces[place(start.pc, position)].fits(start, stack, position)
+    fitting(
+        &cache.traces[set(start.pc, position)],
+        start,
+        stack,
+        position,
+    )
 }
 
 /// Nothing is found out on the spot.
@@ -31,7 +41,7 @@ fn a_stack_that_is_suspended_again_is_a_hit() {
             }
             resolve_in(&sites, |_| Verdict::Free);
         };
-        assert!(hits(&cache, start, stack, *root));
+        assert!(found(&cache, start, stack, *root).is_some());
         assert_eq!(first.verdict, Verdict::Free);
         assert_eq!(cache.judge_in(&sites, start, stack, *root, NOT_NOW), first);
     };
@@ -61,12 +71,34 @@ fn frames_counted_from_rbp_are_remembered_too() {
         {
             resolve_in(&sites, |_| Verdict::Free);
         }
-        let position = (root - start.sp) as u32;
-        let trace = cache.traces[place(start.pc, position)];
-        assert!(trace.fits(start, stack, position));
+        let trace = found(&cache, start, stack, *root).expect("it is remembered");
         assert!(trace.bases > 0 || trace.bp != ANY);
     };
     within(|| aligned(&mut || descend(1, &mut || catch(&mut look))));
+}
+
+#[test]
+fn stacks_that_differ_only_further_up_do_not_drive_each_other_out() {
+    let sites = Sites::new();
+    let by_sp = |verdict| site(verdict, Base::Sp, 2, CallersBp::Same);
+    for pc in [100, 200, 300, 400] {
+        sites.insert(pc, by_sp(Verdict::Free));
+    }
+    let stacks = [200, 300, 400].map(|outer| MadeUp {
+        words: vec![0, 101, 0, outer + 1, 0, 0],
+    });
+    let mut cache = TraceCache::new();
+    for _ in 0..2 {
+        for stack in &stacks {
+            let start = stack.start(100, 0);
+            let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root(), NOT_NOW);
+            assert!(judgement.complete);
+        }
+    }
+    for stack in &stacks {
+        let start = stack.start(100, 0);
+        assert!(found(&cache, &start, &stack.stack(), stack.root()).is_some());
+    }
 }
 
 #[test]
@@ -87,7 +119,7 @@ fn a_verdict_comes_with_the_frame_that_binds() {
             assert_eq!(judgement.verdict, verdict);
             assert_eq!(judgement.binding, Some(outer));
         }
-        assert!(hits(&cache, &start, &stack.stack(), stack.root()));
+        assert!(found(&cache, &start, &stack.stack(), stack.root()).is_some());
     }
 }
 
@@ -109,7 +141,7 @@ fn what_is_outside_the_executable_or_too_deep_is_not_remembered() {
         let start = stack.start(100, 0);
         let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root(), NOT_NOW);
         assert!(judgement.complete);
-        hits(&cache, &start, &stack.stack(), stack.root())
+        found(&cache, &start, &stack.stack(), stack.root()).is_some()
     };
     assert!(hit(vec![101; DEPTH + 1]));
     assert!(!hit(vec![101; DEPTH + 2]));
@@ -165,7 +197,7 @@ fn walkable(random: &mut Random, sites: &Sites) -> (MadeUp, usize) {
 /// cache says what a walk says.
 #[test]
 fn stress_a_cache_never_says_anything_but_what_a_walk_says() {
-    let (mut hit, mut words, mut bases) = (0, 0, 0);
+    let (mut hits, mut words, mut bases) = (0, 0, 0);
     for seed in 1..4_000 {
         let mut random = Random(seed);
         let sites = Sites::new();
@@ -178,9 +210,8 @@ fn stress_a_cache_never_says_anything_but_what_a_walk_says() {
         for _ in 0..60 {
             let start = stack.start(1, bp);
             let (memory, root) = (stack.stack(), stack.root());
-            if hits(&cache, &start, &memory, root) {
-                let trace = &cache.traces[place(start.pc, (root - start.sp) as u32)];
-                hit += 1;
+            if let Some(trace) = found(&cache, &start, &memory, root) {
+                hits += 1;
                 words += u32::from(trace.depth);
                 bases += u32::from(trace.bases) + u32::from(trace.bp != ANY);
             }
@@ -204,8 +235,8 @@ fn stress_a_cache_never_says_anything_but_what_a_walk_says() {
             }
         }
     }
-    println!("{hit} hits, {words} return addresses, {bases} by rbp");
-    assert!(words > hit && bases > 10_000, "too tame to mean much");
+    println!("{hits} hits, {words} return addresses, {bases} by rbp");
+    assert!(words > hits && bases > 10_000, "too tame to mean much");
 }
 
 /// A trace is about positions: it fits the same frames on another stack.
@@ -226,11 +257,11 @@ fn another_stack_with_the_same_frames_is_a_hit() {
     let judgement = cache.judge_in(&sites, &start, &one.stack(), one.root(), NOT_NOW);
     assert_eq!(judgement.verdict, Verdict::Home);
     let start = other.start(100, 77);
-    assert!(hits(&cache, &start, &other.stack(), other.root()));
+    assert!(found(&cache, &start, &other.stack(), other.root()).is_some());
     let mut wrong = make();
     wrong.words[0] = one.words[0];
     let start = wrong.start(100, 0);
-    assert!(!hits(&cache, &start, &wrong.stack(), wrong.root()));
+    assert!(!found(&cache, &start, &wrong.stack(), wrong.root()).is_some());
 }
 
 /// Prints what things cost: `cargo test --release -p indent-sysmon -- --ignored --nocapture cost`.
