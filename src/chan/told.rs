@@ -80,8 +80,9 @@ impl<'a, S: Tells> News<'a, S> {
         self.position = position;
     }
 
-    pub(crate) fn arm(&self) -> ArmRef<'_> {
-        ArmRef(Arm::Queued(self))
+    /// If there is somebody to be told.
+    pub(crate) fn arm(this: Option<&Self>) -> ArmRef<'_> {
+        ArmRef(this.map_or(Arm::Absent, |this| Arm::Queued(this)))
     }
 }
 

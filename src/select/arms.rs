@@ -6,10 +6,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use crate::chan::arms::{Receiving, Sending};
-use crate::chan::{
-    BroadcastReceiver, Hearing, OneshotReceiver, Receiver, Sender, WatchReceiver, Watching,
-};
+use crate::chan::arms::{Hearing, Receiving, Sending, Watching};
+use crate::chan::{BroadcastReceiver, OneshotReceiver, Receiver, Sender, WatchReceiver};
 use crate::fiber::job;
 use crate::io::{Enlisted, Source, Watch};
 use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience, Registered};
@@ -21,8 +19,8 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// What can be received from in a select: `&Receiver`, or an `Option` of it, which is absent if it is `None`; and
-/// `&mut` to the receivers of the other kinds of channels.
+/// What can be received from in a select: `&Receiver`, `&mut` to the receivers of the other kinds of channels, or an
+/// `Option` of those, which is absent if it is `None`.
 ///
 /// ```
 /// use indent::{chan, select};
@@ -39,7 +37,7 @@ use sealed::Sealed;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received from in a select",
     note = "pass a reference: `recv(&receiver)`, or `recv(option.as_ref())`; receivers of one-shot, broadcast and watch \
-            channels by `&mut`"
+            channels by `&mut`, or `option.as_mut()`"
 )]
 pub trait Receive: Sealed {
     /// What is received.
@@ -96,7 +94,16 @@ impl<'a, T> Receive for &'a mut OneshotReceiver<T> {
     type Arm = Receiving<'a, T>;
 
     fn into_arm(self) -> Receiving<'a, T> {
-        self.arm()
+        Some(self).into_arm()
+    }
+}
+
+impl<'a, T> Receive for Option<&'a mut OneshotReceiver<T>> {
+    type Output = <Receiving<'a, T> as Fires>::Output;
+    type Arm = Receiving<'a, T>;
+
+    fn into_arm(self) -> Receiving<'a, T> {
+        Receiving::new(self.map(|receiver| &*receiver.0))
     }
 }
 
@@ -106,7 +113,16 @@ impl<'a, T> Receive for &'a mut WatchReceiver<T> {
     type Arm = Watching<'a, T>;
 
     fn into_arm(self) -> Watching<'a, T> {
-        self.arm()
+        Some(self).into_arm()
+    }
+}
+
+impl<'a, T> Receive for Option<&'a mut WatchReceiver<T>> {
+    type Output = <Watching<'a, T> as Fires>::Output;
+    type Arm = Watching<'a, T>;
+
+    fn into_arm(self) -> Watching<'a, T> {
+        Watching::new(self)
     }
 }
 
@@ -116,7 +132,16 @@ impl<'a, T: Clone> Receive for &'a mut BroadcastReceiver<T> {
     type Arm = Hearing<'a, T>;
 
     fn into_arm(self) -> Hearing<'a, T> {
-        self.arm()
+        Some(self).into_arm()
+    }
+}
+
+impl<'a, T: Clone> Receive for Option<&'a mut BroadcastReceiver<T>> {
+    type Output = <Hearing<'a, T> as Fires>::Output;
+    type Arm = Hearing<'a, T>;
+
+    fn into_arm(self) -> Hearing<'a, T> {
+        Hearing::new(self)
     }
 }
 

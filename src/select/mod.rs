@@ -42,8 +42,8 @@
 //! *Fair.* Of several arms that could fire one is chosen at random. Arms that wait stand in the queues of their
 //! channels like anybody else.
 //!
-//! *Absent arms never fire*: `recv(None)` of an `Option<&Receiver<T>>`, so with `option.as_ref()`; likewise
-//! `send`, `finished`, `readable` and `writable`, and `send_from` of an empty `Option`. If all arms are absent it
+//! *Absent arms never fire*: `recv(None)` of an `Option<&Receiver<T>>`, so with `option.as_ref()`, or
+//! `option.as_mut()` for receivers of the other kinds; likewise `send`, `finished`, `readable` and `writable`, and `send_from` of an empty `Option`. If all arms are absent it
 //! waits for ever, or until the fiber is asked to end.
 //!
 //! *A select is one operation that could block*: it is charged to the budget; a fiber that was asked to end, or is
