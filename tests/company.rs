@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use indent::park::{self, Unparker};
 use indent::runtime::{Builder, Runtime};
-use indent::{task, time};
+use indent::{chan, task, time};
 
 mod common;
 
@@ -59,6 +59,35 @@ fn a_pair_that_started_on_two_workers_comes_together() {
         let rt = start();
         pair(&rt);
         assert!(pulled(&rt) > 0, "{:?}", rt.metrics());
+    });
+}
+
+#[test]
+fn a_pair_that_talks_by_channels_comes_together() {
+    within(60, || {
+        for capacity in [0, 1] {
+            let rt = start();
+            let first = move || {
+                let (there, from_here) = chan::bounded(capacity);
+                let (back, from_there) = chan::bounded(capacity);
+                let other = task::Builder::new().worker(1);
+                let other = other.spawn(move || {
+                    from_here
+                        .iter()
+                        .try_for_each(|n: u64| back.send(n))
+                        .unwrap();
+                });
+                for round in 0..ROUNDS {
+                    there.send(round).unwrap();
+                    assert_eq!(from_there.recv(), Ok(round));
+                }
+                drop(there);
+                other.join().unwrap();
+            };
+            let spawn = || task::Builder::new().worker(0).spawn(first);
+            rt.block_on(spawn).join().unwrap();
+            assert!(pulled(&rt) > 0, "{capacity}: {:?}", rt.metrics());
+        }
     });
 }
 

@@ -654,6 +654,84 @@ fn stress_selects_at_random_moments_lose_and_double_nothing() {
 }
 
 #[test]
+fn stress_selects_that_are_asked_to_end_lose_and_double_nothing() {
+    const EACH: usize = 100_000;
+    for round in 0..10 {
+        let quantum = Duration::from_micros(200);
+        let builder = Builder::new().workers(2).preempt_quantum(quantum);
+        let runtime = builder.build().expect("a runtime");
+        let channels: Arc<Vec<_>> = Arc::new((0..3).map(chan::bounded::<usize>).collect());
+        // Of each value: how often it was sent, and how often it was received.
+        let zeros = || (0..4 * EACH).map(|_| AtomicUsize::new(0)).collect();
+        let counts: Arc<[Vec<AtomicUsize>; 2]> = Arc::new([zeros(), zeros()]);
+        for side in 0..4 {
+            let (all, count) = (channels.clone(), counts.clone());
+            drop(runtime.spawn(move || {
+                for n in side * EACH..(side + 1) * EACH {
+                    let sent = select! {
+                        send(&all[0].0, n) -> sent => sent,
+                        send(&all[1].0, n) -> sent => sent,
+                        send(&all[2].0, n) -> sent => sent,
+                    };
+                    sent.unwrap();
+                    count[0][n].fetch_add(1, SeqCst);
+                }
+            }));
+            let (all, count) = (channels.clone(), counts.clone());
+            drop(runtime.spawn(move || {
+                loop {
+                    let value = select! {
+                        recv(&all[0].1) -> value => value,
+                        recv(&all[1].1) -> value => value,
+                        recv(&all[2].1) -> value => value,
+                    };
+                    count[1][value.unwrap()].fetch_add(1, SeqCst);
+                }
+            }));
+        }
+        let first = &counts[1][0]; // received by somebody, like all that follow
+        common::wait_for("the first value", || first.load(SeqCst) > 0);
+        thread::sleep(Duration::from_millis(5 + round));
+        drop(runtime); // asks all to end
+        for n in channels.iter().flat_map(|(_, rx)| rx.try_iter()) {
+            counts[1][n].fetch_add(1, SeqCst);
+        }
+        for (number, (s, r)) in counts[0].iter().zip(&counts[1]).enumerate() {
+            let (s, r) = (s.load(SeqCst), r.load(SeqCst));
+            assert!(s == r && s <= 1, "value {number}: sent {s}, received {r}");
+        }
+    }
+}
+
+#[test]
+fn a_select_that_fires_at_once_is_charged() {
+    const BUDGET: u32 = 8;
+    let builder = Builder::new().workers(1).preempt(false);
+    let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
+    let exhausted = || runtime.metrics().workers[0].budget_exhausted;
+    let times = |operation: &(dyn Fn() + Sync)| {
+        let before = exhausted();
+        runtime.block_on(|| (0..100 * BUDGET).for_each(|_| operation()));
+        exhausted() - before
+    };
+    let (tx, rx) = chan::bounded(1);
+    tx.send(1).unwrap();
+    // Two selects for each: one receives, the other sends it back.
+    let both = times(&|| {
+        select! { recv(&rx) -> value => assert_eq!(value, Ok(1)) }
+        select! { send(&tx, 1) -> sent => sent.unwrap() }
+    });
+    assert!((180..=220).contains(&both), "{both}");
+    let clock = times(&|| select! { at(Instant::now()) => {} });
+    assert!((90..=110).contains(&clock), "{clock}");
+    let tries = times(&|| {
+        select! { recv(&rx) -> value => assert!(value.is_ok()), default => unreachable!("it is there") }
+        tx.try_send(1).unwrap();
+    });
+    assert_eq!(tries, 0, "it never yields");
+}
+
+#[test]
 fn ping_pong_by_select_goes_on_beside_fibers_that_compute() {
     let runtime = runtime(2);
     let stop = Arc::new(AtomicBool::new(false));
