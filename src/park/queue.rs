@@ -98,6 +98,12 @@ impl Operation {
         }
     }
 
+    /// Of a thread of a model.
+    #[cfg(all(test, indent_loom))]
+    pub(crate) fn of_model() -> Self {
+        Self::of(Waiter::of_model())
+    }
+
     /// False if another arm has won, or nobody waits any more.
     #[inline]
     pub(crate) fn commit(&self, won: Won) -> bool {

@@ -23,7 +23,7 @@ use std::ptr;
 use std::time::{Duration, Instant};
 
 use crate::base::few::Few;
-use crate::base::loom::{self, RawLock};
+use crate::base::loom::{RawLock, pause};
 use crate::base::rng;
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
@@ -158,22 +158,14 @@ pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
         return None;
     };
     let operation = Operation::caller();
-    let mut set = Set {
-        arms,
-        seats: Few::new(arms.len()),
-        operation: &operation,
-    };
-    set.prepare();
-    let locks = Locks::acquire(arms);
-    if let Some((arm, taken)) = attempt(arms, &order) {
-        locks.release(taken);
-        return Some(arm);
-    }
+    let mut set = Set::new(arms, &operation);
     // Whoever unwound from here would leave entries behind that others write to (I28). Nothing of the user's is
     // called before `leave`; if something of ours unwinds all the same, the process ends.
     let bomb = AbortOnDrop("a select left its frame while others know of it");
-    set.enlist();
-    locks.release(None);
+    if let Some(arm) = set.attempt_or_enlist(&order) {
+        mem::forget(bomb);
+        return Some(arm);
+    }
     let ended = set.wait(deadline);
     set.leave(ended.ok());
     mem::forget(bomb);
@@ -271,8 +263,30 @@ struct Set<'a> {
     operation: &'a Operation,
 }
 
-impl Set<'_> {
-    /// A seat for each arm. From here on the set stays where it is.
+impl<'a> Set<'a> {
+    fn new(arms: &'a [ArmRef<'a>], operation: &'a Operation) -> Self {
+        Set {
+            arms,
+            seats: Few::new(arms.len()),
+            operation,
+        }
+    }
+
+    /// The arm that could be done, with all locks held; or none, and all entries are in their queues. From here on
+    /// the set stays where it is.
+    fn attempt_or_enlist(&mut self, order: &[usize]) -> Option<usize> {
+        self.prepare();
+        let locks = Locks::acquire(self.arms);
+        if let Some((arm, taken)) = attempt(self.arms, order) {
+            locks.release(taken);
+            return Some(arm);
+        }
+        self.enlist();
+        locks.release(None);
+        None
+    }
+
+    /// A seat for each arm.
     fn prepare(&mut self) {
         for (at, arm) in self.arms.iter().enumerate() {
             self.seats.push(match arm.0 {
@@ -426,7 +440,7 @@ impl Set<'_> {
             if !waiter.was_called() && !event.withdraw(waiter) {
                 let mut failures = 0;
                 while !waiter.was_called() {
-                    loom::pause(failures);
+                    pause(failures);
                     failures += 1;
                 }
             }
@@ -451,3 +465,6 @@ impl Set<'_> {
             .map(|(_, arm)| arm)
     }
 }
+
+#[cfg(all(test, indent_loom))]
+mod tests;
