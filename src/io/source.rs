@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use super::registration::Interest;
+use super::registration::{Interest, Registration};
 use super::watched::{Patience, Watched};
 use crate::base::descriptor;
 use crate::sched::wake::Waiter;
@@ -214,34 +214,16 @@ impl<T: AsFd> Source<T> {
         self.0.into_inner()
     }
 
-    /// What the kernel says now.
-    pub(crate) fn is_ready(&self, to_write: bool) -> io::Result<bool> {
-        descriptor::poll(self.as_fd(), way(to_write), Some(Duration::ZERO))
-    }
-
-    /// Has the waiter called when it may be ready; false if it is. If nobody calls: see `ask_again`.
-    pub(crate) fn enlist(&self, to_write: bool, waiter: &Waiter) -> io::Result<bool> {
-        let (registration, way) = (self.0.registration(), way(to_write));
-        loop {
-            let seen = registration.seen(way);
-            if self.is_ready(to_write)? {
-                return Ok(false);
-            }
-            if !registration.calls() || registration.enlist(self.as_fd(), way, seen, waiter)? {
-                return Ok(true);
-            }
+    /// For a select: the descriptor is asked for here, once, and nothing of the user's is called after that.
+    pub(crate) fn watch(&self, to_write: bool) -> Watch<'_> {
+        Watch {
+            fd: self.as_fd(),
+            registration: self.0.registration(),
+            way: match to_write {
+                true => Interest::Write,
+                false => Interest::Read,
+            },
         }
-    }
-
-    /// Takes a waiter back; false if it was called, or is about to be.
-    pub(crate) fn withdraw(&self, to_write: bool, waiter: &Waiter) -> bool {
-        let registration = self.0.registration();
-        !registration.calls() || registration.withdraw(way(to_write), waiter)
-    }
-
-    /// The first pause after which to ask again, where nobody calls.
-    pub(crate) fn ask_again(&self) -> Option<Duration> {
-        (!self.0.registration().calls()).then_some(Duration::from_millis(1))
     }
 
     fn wait(&self, interest: Interest, patience: Patience) -> io::Result<()> {
@@ -259,11 +241,58 @@ impl<T: AsFd> Source<T> {
     }
 }
 
-fn way(to_write: bool) -> Interest {
-    match to_write {
-        true => Interest::Write,
-        false => Interest::Read,
+/// A source and one way to be ready, for whoever must not call [`AsFd::as_fd`]: that is the user's, and may unwind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watch<'a> {
+    fd: BorrowedFd<'a>,
+    registration: &'a Registration,
+    way: Interest,
+}
+
+impl Watch<'_> {
+    /// What the kernel says now.
+    pub(crate) fn is_ready(&self) -> io::Result<bool> {
+        descriptor::poll(self.fd, self.way, Some(Duration::ZERO))
     }
+
+    /// Has the waiter called when it may be ready. If there is no room for another registration nobody calls, as
+    /// in other waits.
+    pub(crate) fn enlist(&self, waiter: &Waiter) -> io::Result<Enlisted> {
+        let registration = self.registration;
+        loop {
+            let seen = registration.seen(self.way);
+            if self.is_ready()? {
+                return Ok(Enlisted::Ready);
+            }
+            if !registration.calls() {
+                return Ok(Enlisted::NobodyCalls);
+            }
+            match registration.enlist(self.fd, self.way, seen, waiter) {
+                Ok(true) => return Ok(Enlisted::Calls),
+                Ok(false) => {} // something was told meanwhile
+                Err(error) if descriptor::is_one_too_many(&error) => {
+                    return Ok(Enlisted::NobodyCalls);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes a waiter back that was to be called; false if it was, or is about to be.
+    pub(crate) fn withdraw(&self, waiter: &Waiter) -> bool {
+        self.registration.withdraw(self.way, waiter)
+    }
+}
+
+/// What came of the wish to be called when a descriptor is ready.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Enlisted {
+    Calls,
+    /// On a plain thread, with a ring, or because there is no room.
+    NobodyCalls,
+    /// It is ready now.
+    Ready,
 }
 
 impl<T: AsFd> AsFd for Source<T> {

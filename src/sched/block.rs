@@ -1,3 +1,7 @@
+#![expect(
+    unsafe_code,
+    reason = "empties the home queue of a carrier that is blocked; see I17"
+)]
 //! How a fiber leaves its worker: parking, yielding, handing over; and what it is charged.
 //!
 //! A fiber that is unwinding keeps its thread to itself (S3): it does not switch away but blocks
@@ -154,6 +158,12 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
                 carrier.shared().fire_all(); // perhaps nobody else is there to do it
                 if let Some(worker) = token.holds() {
                     carrier.shared().poll_io(worker);
+                }
+                // A sibling whom these have woken is next to run, but nobody runs here.
+                if carrier.home().next.is_some() {
+                    // SAFETY: I17: our own thread, and the token is the mark.
+                    let woken = unsafe { carrier.take_runnable() };
+                    carrier.shared().release_taken(carrier, woken);
                 }
             }
         }
