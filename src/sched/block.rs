@@ -199,14 +199,14 @@ fn leave(here: &Here, back: Back) {
 }
 
 /// The one place where operations that could block are charged: a fiber whose operations all
-/// succeed at once gives way when its budget is used up, or somebody wants it to; true if it did. Better here
-/// than where it is frozen a moment later.
+/// succeed at once gives way when its budget is used up, or somebody wants it to: better here than where it is frozen
+/// a moment later. True if it did, or had no need to: then it looks whether it is to end.
 #[inline]
 pub(crate) fn charge() -> bool {
     context::here().is_some_and(|here| charge_here(&here))
 }
 
-/// Charges an operation before it is tried: a fiber that gave way and was asked to end unwinds. Who the
+/// Charges an operation before it is tried: a fiber whose budget was used up and that was asked to end unwinds. Who the
 /// caller is, since that had to be found out.
 #[inline]
 pub(crate) fn charge_caller() -> Option<FiberRef> {
@@ -250,7 +250,7 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
             // They would go on for a slice each, and it for a budget.
             let carrier = token.carrier();
             carrier.budget.set(carrier.shared().settings.budget);
-            return false;
+            return true; // but whoever never blocks hears once in a while that it is to end
         }
     } else if !token.carrier().takes_request() {
         token.carrier().budget.set(left - 1);
