@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::error::Error;
 use std::fmt::{Debug, Display};
-use std::panic::Location;
+use std::panic::{Location, RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,12 @@ use indent::chan;
 use indent::park::{ParkReason, Unparker, Woken};
 use indent::runtime::{Abandoned, Guard, Handle, Metrics, ShutdownReport, WorkerMetrics};
 use indent::select::{Fired, Select, Token};
+use indent::sync::{
+    AcquireError, Barrier, BarrierWaitResult, Condvar, Event, LazyLock, Member, Mutex, MutexGuard,
+    Notify, Once, OnceLock, OnceState, OwnedSemaphorePermit, RwLock, RwLockReadGuard,
+    RwLockWriteGuard, Semaphore, SemaphorePermit, SpinLock, SpinLockGuard, TryAcquireError,
+    WaitGroup,
+};
 use indent::task::{Fiber, Phase, PinGuard};
 use indent::{JoinError, JoinHandle, NoRuntime, Runtime, SpawnError, StartError};
 
@@ -183,6 +189,74 @@ fn everything_public_can_be_named_and_called() {
     let _: fn(&Fiber) -> Phase = Fiber::phase;
     let _: fn(&Fiber) -> ParkReason = Fiber::park_reason;
     let _: fn(&Fiber) -> bool = Fiber::is_cancelled;
+}
+
+/// May be sent but not shared; neither.
+type OnlySend = std::cell::Cell<u8>;
+type Neither = Rc<u8>;
+/// May be shared but not sent.
+type OnlySync = std::sync::MutexGuard<'static, u8>;
+
+assert_has! {
+    Mutex<OnlySend>: Send, Sync, UnwindSafe, RefUnwindSafe, Debug, Default, From<OnlySend>;
+    MutexGuard<'static, OnlySend>: Send;
+    MutexGuard<'static, u8>: Send, Sync, Debug, Display;
+    MutexGuard<'static, OnlySync>: Sync;
+    RwLock<u8>: Send, Sync, UnwindSafe, RefUnwindSafe, Debug, Default, From<u8>;
+    RwLock<OnlySend>: Send;
+    RwLockReadGuard<'static, OnlySync>: Send, Sync, Debug;
+    RwLockReadGuard<'static, u8>: Display;
+    RwLockWriteGuard<'static, u8>: Send, Sync, Debug, Display;
+    Condvar: Send, Sync, Debug, Default;
+    Semaphore: Send, Sync, Debug;
+    SemaphorePermit<'static>: Send, Sync, Debug;
+    OwnedSemaphorePermit: Send, Sync, Debug;
+    AcquireError: Send, Sync, Copy, Eq, Error;
+    TryAcquireError: Send, Sync, Copy, Eq, Error;
+    Event: Send, Sync, Debug, Default;
+    Notify: Send, Sync, Debug, Default;
+    Barrier: Send, Sync, Debug;
+    BarrierWaitResult: Send, Sync, Copy, Debug;
+    Once: Send, Sync, Debug, Default;
+    OnceState: Debug;
+    OnceLock<u8>: Send, Sync, Clone, Eq, UnwindSafe, RefUnwindSafe, Debug, Default, From<u8>;
+    OnceLock<OnlySend>: Send;
+    LazyLock<u8>: Send, Sync, UnwindSafe, RefUnwindSafe, Debug, Default;
+    WaitGroup: Send, Sync, Clone, Debug, Default;
+    Member: Send, Sync, Debug;
+    SpinLock<OnlySend>: Send, Sync, Debug, Default, From<OnlySend>;
+    SpinLockGuard<'static, u8>: Sync, Debug, Display;
+    SpinLockGuard<'static, OnlySync>: Sync;
+}
+
+// Guards may go to another thread, with what they protect only if that may; sharing one shares it.
+assert_not!(Mutex<Neither>: Send, Sync);
+assert_not!(MutexGuard<'static, Neither>: Send, Sync);
+assert_not!(MutexGuard<'static, OnlySend>: Sync);
+assert_not!(MutexGuard<'static, OnlySync>: Send);
+assert_not!(RwLock<Neither>: Send, Sync);
+assert_not!(RwLock<OnlySend>: Sync);
+assert_not!(RwLock<OnlySync>: Send, Sync);
+assert_not!(RwLockReadGuard<'static, OnlySend>: Send, Sync);
+assert_not!(RwLockWriteGuard<'static, OnlySend>: Send, Sync);
+assert_not!(RwLockWriteGuard<'static, OnlySync>: Send);
+assert_not!(OnceLock<OnlySend>: Sync);
+assert_not!(OnceLock<OnlySync>: Send, Sync);
+assert_not!(LazyLock<Neither>: Send, Sync);
+assert_not!(LazyLock<OnlySend>: Sync);
+assert_not!(SpinLock<Neither>: Send, Sync);
+assert_not!(SpinLockGuard<'static, u8>: Send);
+assert_not!(SpinLockGuard<'static, OnlySend>: Sync);
+
+#[test]
+fn a_lock_returns_what_that_of_std_returns() {
+    fn std_types(mutex: &Mutex<u8>) -> std::sync::LockResult<MutexGuard<'_, u8>> {
+        let tried: indent::sync::TryLockResult<_> = mutex.try_lock();
+        drop(tried.map_err(|error: std::sync::TryLockError<_>| drop(error)));
+        let result: indent::sync::LockResult<_> = mutex.lock();
+        result.map_err(|error: indent::sync::PoisonError<_>| error)
+    }
+    assert!(std_types(&Mutex::new(1)).is_ok());
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! thread (S5).
 
 use std::cell::UnsafeCell;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::base::loom::atomic::{
@@ -105,7 +106,7 @@ impl<T> Lock<T> {
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         self.raw.acquire();
-        Guard(self)
+        Guard(self, PhantomData)
     }
 
     pub(crate) fn raw(&self) -> &loom::RawLock {
@@ -126,7 +127,11 @@ impl<T> Lock<T> {
     }
 }
 
-pub(crate) struct Guard<'a, T>(&'a Lock<T>);
+/// It stays on its thread, whose mark is up.
+pub(crate) struct Guard<'a, T>(&'a Lock<T>, PhantomData<*mut ()>);
+
+// SAFETY: a `&T`, in effect.
+unsafe impl<T: Sync> Sync for Guard<'_, T> {}
 
 impl<T> Deref for Guard<'_, T> {
     type Target = T;

@@ -34,8 +34,24 @@ use crate::base::loom::atomic::{
 use crate::error::JoinError;
 use crate::fiber::record::Record;
 
-/// The payload with which a cancelled fiber unwinds. Private: nobody else can throw or match it.
-pub(crate) struct Cancelled;
+/// The payload with which a cancelled fiber unwinds. Private: nobody else can throw or match it. Whoever catches
+/// and drops it has ended that.
+pub(crate) struct Cancelled {
+    caught: fn(),
+}
+
+impl Cancelled {
+    /// `caught` is called when it is dropped.
+    pub(crate) fn new(caught: fn()) -> Self {
+        Cancelled { caught }
+    }
+}
+
+impl Drop for Cancelled {
+    fn drop(&mut self) {
+        (self.caught)();
+    }
+}
 
 /// Bytes kept inside the record.
 pub(crate) const INLINE: usize = 128;

@@ -46,6 +46,17 @@ pub struct Source<T: AsFd>(Watched<T>);
 impl<T: AsFd> Source<T> {
     /// Takes what has the descriptor. An error ([`Unsupported`](io::ErrorKind::Unsupported)) if the kernel
     /// cannot tell when it becomes ready.
+    ///
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::ErrorKind;
+    ///
+    /// let (socket, _other) = std::os::unix::net::UnixDatagram::pair()?;
+    /// assert!(Source::new(socket).is_ok());
+    /// let folder = std::fs::File::open("/")?;
+    /// assert_eq!(Source::new(folder).unwrap_err().kind(), ErrorKind::Unsupported);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn new(inner: T) -> io::Result<Self> {
         if !descriptor::is_pollable(inner.as_fd())? {
             return Err(io::Error::new(
@@ -121,7 +132,19 @@ impl<T: AsFd> Source<T> {
     /// waits for something to read in between. `f` should not wait itself: the descriptor is in
     /// non-blocking mode, or the call is one that does not wait.
     ///
-    /// There is an example at [`Source`].
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::{Read, Write};
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// let (ours, mut theirs) = UnixStream::pair()?;
+    /// ours.set_nonblocking(true)?;
+    /// let source = Source::new(ours)?;
+    /// let late = indent::spawn(move || theirs.write_all(b"in"));
+    /// assert_eq!(source.read_with(|mut stream| stream.read(&mut [0; 8]))?, 2);
+    /// late.join().unwrap()?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn read_with<R>(&self, f: impl FnMut(&T) -> io::Result<R>) -> io::Result<R> {
         self.0.run(Interest::Read, |_| Patience::Forever, f)
     }
@@ -144,11 +167,35 @@ impl<T: AsFd> Source<T> {
     }
 
     /// What has the descriptor.
+    ///
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::Write;
+    ///
+    /// let (reader, mut writer) = std::io::pipe()?;
+    /// let source = Source::new(reader)?;
+    /// writer.write_all(b"x")?;
+    /// source.wait_readable()?;
+    /// assert_eq!(std::io::Read::read(&mut source.get_ref(), &mut [0; 8])?, 1);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn get_ref(&self) -> &T {
         self.0.get()
     }
 
     /// The same, to be changed. Another descriptor may be put there, which is not checked again.
+    ///
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::Write;
+    ///
+    /// let [(one, _), (other, mut writer)] = [std::io::pipe()?, std::io::pipe()?];
+    /// let mut source = Source::new(one)?;
+    /// *source.get_mut() = other;
+    /// writer.write_all(b"x")?;
+    /// source.wait_readable()?; // the other one is
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }

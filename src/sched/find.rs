@@ -49,19 +49,18 @@ pub(crate) fn next(token: &mut Entered) -> Next {
     local.until_shared = local.until_shared.saturating_sub(1);
     if token.local().until_shared > 0
         && only_home(token)
-        && let Some(fiber) = pop_home(token.carrier())
+        && let Some(fiber) = next_at_home(token.carrier())
     {
         return Next::Run(fiber);
     }
     in_order(token)
 }
 
-/// Nothing is there but, perhaps, fibers in the home queue.
+/// Nothing is there but, perhaps, fibers at home.
 #[inline]
 fn only_home(token: &mut Entered) -> bool {
     let (carrier, worker) = (token.carrier(), token.worker());
-    carrier.home().next.is_none()
-        && carrier.inbox.is_empty()
+    carrier.inbox.is_empty()
         && worker.lifo.is_empty()
         && worker.ring.is_empty()
         && worker.assigned.is_empty()
@@ -70,6 +69,32 @@ fn only_home(token: &mut Entered) -> bool {
         && token.carrier().shared().ready.len() == 0
         && token.carrier().shared().unsorted.is_empty()
         && !token.carrier().shared().is_batch_owed()
+}
+
+/// Whether nobody waits whom a fiber that computes much would let go first: those like it take turns by time.
+pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
+    if !only_home(token) {
+        return false;
+    }
+    let (home, shared) = (token.carrier().home(), token.carrier().shared());
+    home.next.is_none()
+        && home.queue.is_empty()
+        && shared.global.len() == 0
+        && shared.wanted.is_empty()
+        && !shared.has_frozen(Which::Interactive)
+        && !shared.count.is_excess(token.worker().index)
+        && !shared.is_stopping()
+}
+
+/// Of the home queue, or the slot if nobody waits behind it; if somebody does, turns have to be counted.
+#[inline]
+fn next_at_home(carrier: &Carrier) -> Option<FiberRef> {
+    let home = carrier.home();
+    match home.next.is_some() {
+        true if home.queue.is_empty() => home.next.take(),
+        true => None,
+        false => pop_home(carrier),
+    }
 }
 
 /// The oldest of the home queue; the one after it is asked for, since the caches hold few fibers.

@@ -180,7 +180,7 @@ impl Waiter {
                 waiter.called.store(CALLED, Release);
                 Kept {
                     _thread: None,
-                    _runtime: match owed {
+                    runtime: match owed {
                         Notify::Enqueue => enqueue(mark, fiber),
                         Notify::Nothing => None,
                     },
@@ -192,7 +192,7 @@ impl Waiter {
                 parker.wake(Signal::Call);
                 Kept {
                     _thread: Some(parker),
-                    _runtime: None,
+                    runtime: None,
                 }
             }
         }
@@ -204,7 +204,14 @@ impl Waiter {
 #[derive(Default)]
 pub(crate) struct Kept {
     _thread: Option<Arc<ThreadParker>>,
-    _runtime: Option<Arc<Shared>>,
+    runtime: Option<Arc<Shared>>,
+}
+
+impl Kept {
+    /// The runtime of the fiber that was woken, if it was another one.
+    pub(crate) fn into_runtime(self) -> Option<Arc<Shared>> {
+        self.runtime
+    }
 }
 
 /// Unparks a fiber, or calls it.
