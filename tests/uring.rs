@@ -195,6 +195,7 @@ mod child {
             let fiber = fiber.fiber();
             wait_for("a fiber that selects", || fiber.phase() == Phase::Parked);
         }
+        common::wait_for_the_survey();
         std::thread::sleep(SETTLE);
         let before = switches();
         std::thread::sleep(2 * SETTLE);
