@@ -3,14 +3,23 @@
 //! The half that must not compile (closures that borrow or are not `Send`, a guard that leaves its
 //! fiber) lives in `compile_fail` doctests of `spawn`, `pin` and `block_on`.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::fmt::{Debug, Display};
-use std::panic::Location;
+use std::panic::{Location, RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use indent::chan;
 use indent::park::{ParkReason, Unparker, Woken};
 use indent::runtime::{Abandoned, Guard, Handle, Metrics, ShutdownReport, WorkerMetrics};
+use indent::select::{Fired, Select, Token};
+use indent::sync::{
+    AcquireError, Barrier, BarrierWaitResult, Condvar, Event, LazyLock, Member, Mutex, MutexGuard,
+    Notify, Once, OnceLock, OnceState, OwnedSemaphorePermit, RwLock, RwLockReadGuard,
+    RwLockWriteGuard, Semaphore, SemaphorePermit, SpinLock, SpinLockGuard, TryAcquireError,
+    WaitGroup,
+};
 use indent::task::{Fiber, Phase, PinGuard};
 use indent::{JoinError, JoinHandle, NoRuntime, Runtime, SpawnError, StartError};
 
@@ -66,6 +75,50 @@ assert_has! {
     JoinError: Send, Sync, Error;
 }
 
+assert_has! {
+    chan::Sender<Cell<u8>>: Send, Sync, Clone, Debug;
+    chan::Receiver<Cell<u8>>: Send, Sync, Clone, Debug;
+    chan::OneshotSender<Cell<u8>>: Send, Sync, Debug;
+    chan::OneshotReceiver<Cell<u8>>: Send, Sync, Debug;
+    chan::BroadcastSender<u8>: Send, Sync, Clone, Debug;
+    chan::BroadcastReceiver<u8>: Send, Sync, Clone, Debug;
+    chan::WatchSender<u8>: Send, Sync, Clone, Debug;
+    chan::WatchReceiver<u8>: Send, Sync, Clone, Debug;
+    chan::Seen<u8>: Send, Sync, Debug;
+    chan::Iter<'static, u8>: Send, Sync, Debug, Iterator;
+    chan::TryIter<'static, u8>: Send, Sync, Debug, Iterator;
+    chan::IntoIter<u8>: Send, Sync, Debug, Iterator;
+    chan::BroadcastIter<'static, u8>: Send, Sync, Debug, Iterator;
+    chan::WatchIter<'static, u8>: Send, Sync, Debug, Iterator;
+    chan::SendError<Rc<()>>: Debug, Error;
+    chan::TrySendError<Rc<()>>: Debug, Error;
+    chan::SendTimeoutError<Rc<()>>: Debug, Error;
+    chan::RecvError: Send, Sync, Copy, Error, Eq;
+    chan::TryRecvError: Send, Sync, Copy, Error, Eq;
+    chan::RecvTimeoutError: Send, Sync, Copy, Error, Eq;
+    chan::BroadcastError: Send, Sync, Copy, Error, Eq;
+    Select<'static>: Debug, Default;
+    Token<Rc<()>>: Send, Sync, Copy, Debug;
+    Fired<'static, 'static>: Debug;
+}
+
+// What is sent to another thread can be sent there.
+assert_not!(chan::Sender<Rc<()>>: Send, Sync);
+assert_not!(chan::Receiver<Rc<()>>: Send, Sync);
+assert_not!(chan::OneshotSender<Rc<()>>: Send, Sync);
+assert_not!(chan::OneshotReceiver<Rc<()>>: Send, Sync);
+// What several look at can be looked at from several threads.
+assert_not!(chan::BroadcastSender<Cell<u8>>: Send, Sync);
+assert_not!(chan::BroadcastReceiver<Cell<u8>>: Send, Sync);
+assert_not!(chan::WatchSender<Cell<u8>>: Send, Sync);
+assert_not!(chan::WatchReceiver<Cell<u8>>: Send, Sync);
+assert_not!(chan::Seen<Cell<u8>>: Send, Sync);
+// One value, one right to send it and one to receive it.
+assert_not!(chan::OneshotSender<u8>: Clone);
+assert_not!(chan::OneshotReceiver<u8>: Clone);
+// Arms know the fiber they wait for.
+assert_not!(Select<'static>: Send, Sync, Clone);
+assert_not!(Fired<'static, 'static>: Send, Sync, Clone);
 // It stays on its fiber's thread.
 assert_not!(PinGuard: Send, Sync, Clone);
 // The payload of a panic is there once.
@@ -136,6 +189,74 @@ fn everything_public_can_be_named_and_called() {
     let _: fn(&Fiber) -> Phase = Fiber::phase;
     let _: fn(&Fiber) -> ParkReason = Fiber::park_reason;
     let _: fn(&Fiber) -> bool = Fiber::is_cancelled;
+}
+
+/// May be sent but not shared; neither.
+type OnlySend = std::cell::Cell<u8>;
+type Neither = Rc<u8>;
+/// May be shared but not sent.
+type OnlySync = std::sync::MutexGuard<'static, u8>;
+
+assert_has! {
+    Mutex<OnlySend>: Send, Sync, UnwindSafe, RefUnwindSafe, Debug, Default, From<OnlySend>;
+    MutexGuard<'static, OnlySend>: Send;
+    MutexGuard<'static, u8>: Send, Sync, Debug, Display;
+    MutexGuard<'static, OnlySync>: Sync;
+    RwLock<u8>: Send, Sync, UnwindSafe, RefUnwindSafe, Debug, Default, From<u8>;
+    RwLock<OnlySend>: Send;
+    RwLockReadGuard<'static, OnlySync>: Send, Sync, Debug;
+    RwLockReadGuard<'static, u8>: Display;
+    RwLockWriteGuard<'static, u8>: Send, Sync, Debug, Display;
+    Condvar: Send, Sync, Debug, Default;
+    Semaphore: Send, Sync, Debug;
+    SemaphorePermit<'static>: Send, Sync, Debug;
+    OwnedSemaphorePermit: Send, Sync, Debug;
+    AcquireError: Send, Sync, Copy, Eq, Error;
+    TryAcquireError: Send, Sync, Copy, Eq, Error;
+    Event: Send, Sync, Debug, Default;
+    Notify: Send, Sync, Debug, Default;
+    Barrier: Send, Sync, Debug;
+    BarrierWaitResult: Send, Sync, Copy, Debug;
+    Once: Send, Sync, Debug, Default;
+    OnceState: Debug;
+    OnceLock<u8>: Send, Sync, Clone, Eq, UnwindSafe, RefUnwindSafe, Debug, Default, From<u8>;
+    OnceLock<OnlySend>: Send;
+    LazyLock<u8>: Send, Sync, UnwindSafe, RefUnwindSafe, Debug, Default;
+    WaitGroup: Send, Sync, Clone, Debug, Default;
+    Member: Send, Sync, Debug;
+    SpinLock<OnlySend>: Send, Sync, Debug, Default, From<OnlySend>;
+    SpinLockGuard<'static, u8>: Sync, Debug, Display;
+    SpinLockGuard<'static, OnlySync>: Sync;
+}
+
+// Guards may go to another thread, with what they protect only if that may; sharing one shares it.
+assert_not!(Mutex<Neither>: Send, Sync);
+assert_not!(MutexGuard<'static, Neither>: Send, Sync);
+assert_not!(MutexGuard<'static, OnlySend>: Sync);
+assert_not!(MutexGuard<'static, OnlySync>: Send);
+assert_not!(RwLock<Neither>: Send, Sync);
+assert_not!(RwLock<OnlySend>: Sync);
+assert_not!(RwLock<OnlySync>: Send, Sync);
+assert_not!(RwLockReadGuard<'static, OnlySend>: Send, Sync);
+assert_not!(RwLockWriteGuard<'static, OnlySend>: Send, Sync);
+assert_not!(RwLockWriteGuard<'static, OnlySync>: Send);
+assert_not!(OnceLock<OnlySend>: Sync);
+assert_not!(OnceLock<OnlySync>: Send, Sync);
+assert_not!(LazyLock<Neither>: Send, Sync);
+assert_not!(LazyLock<OnlySend>: Sync);
+assert_not!(SpinLock<Neither>: Send, Sync);
+assert_not!(SpinLockGuard<'static, u8>: Send);
+assert_not!(SpinLockGuard<'static, OnlySend>: Sync);
+
+#[test]
+fn a_lock_returns_what_that_of_std_returns() {
+    fn std_types(mutex: &Mutex<u8>) -> std::sync::LockResult<MutexGuard<'_, u8>> {
+        let tried: indent::sync::TryLockResult<_> = mutex.try_lock();
+        drop(tried.map_err(|error: std::sync::TryLockError<_>| drop(error)));
+        let result: indent::sync::LockResult<_> = mutex.lock();
+        result.map_err(|error: indent::sync::PoisonError<_>| error)
+    }
+    assert!(std_types(&Mutex::new(1)).is_ok());
 }
 
 #[test]

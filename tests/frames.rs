@@ -230,6 +230,8 @@ static NEVER: sync::Event = sync::Event::new();
 static NOBODY: sync::Notify = sync::Notify::new();
 static CHANGE: sync::Condvar = sync::Condvar::new();
 static BARRIER: sync::Barrier = sync::Barrier::new(2);
+static UNDONE: sync::Once = sync::Once::new();
+static EMPTY: sync::OnceLock<u32> = sync::OnceLock::new();
 static GROUP: sync::LazyLock<sync::WaitGroup> = sync::LazyLock::new(|| {
     let group = sync::WaitGroup::new();
     group.add(1);
@@ -243,7 +245,9 @@ fn a_fiber_that_waits_for_a_lock_may_move() {
     }
     const SHORT: Duration = Duration::from_micros(50);
     let held = (MUTEX.lock().unwrap(), LOCK.write().unwrap(), &*GROUP);
-    let waits: [(&str, fn()); 9] = [
+    let waits: [(&str, fn()); 11] = [
+        ("once", || assert!(!UNDONE.wait_timeout(SHORT))),
+        ("cell", || assert!(EMPTY.wait_timeout(SHORT).is_none())),
         ("mutex", || drop(MUTEX.lock_timeout(SHORT))),
         ("read", || drop(LOCK.read_timeout(SHORT))),
         ("write", || drop(LOCK.write_timeout(SHORT))),

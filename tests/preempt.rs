@@ -875,6 +875,43 @@ mod classes {
         });
     }
 
+    #[test]
+    fn who_computes_by_calls_that_succeed_at_once_gets_as_much_time_as_a_loop() {
+        common::within(PATIENCE, || {
+            let rt = runtime(1);
+            let (stop, locks) = (
+                Arc::new(AtomicBool::new(false)),
+                Arc::new(AtomicU64::new(0)),
+            );
+            let locking = rt.spawn({
+                let (stop, locks) = (stop.clone(), locks.clone());
+                move || {
+                    let mutex = indent::sync::Mutex::new(());
+                    indent::runtime::no_preempt(|| spin_for(20 * QUANTUM)); // now it is known to compute
+                    while !stop.load(Relaxed) {
+                        drop(mutex.lock().unwrap());
+                        locks.fetch_add(1, Relaxed);
+                    }
+                }
+            });
+            common::wait_for("it locks", || locks.load(Relaxed) > 0);
+            let locked = |time: Duration| {
+                let before = locks.load(Relaxed);
+                thread::sleep(time);
+                locks.load(Relaxed) - before
+            };
+            let window = Duration::from_millis(200);
+            let alone = locked(window);
+            let hogs = Hogs::start(&rt, 1);
+            let beside = locked(2 * window);
+            println!("{alone} locks alone, {beside} in twice the time beside a loop");
+            assert!(beside > alone / 10, "{beside} of {alone}");
+            stop.store(true, SeqCst);
+            locking.join().unwrap();
+            hogs.end();
+        });
+    }
+
     fn growth(hogs: &Hogs, time: Duration) -> u64 {
         let before = hogs.all();
         thread::sleep(time);

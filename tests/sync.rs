@@ -100,8 +100,8 @@ fn a_held_lock_is_refused_at_once_or_in_time() {
 }
 
 #[test]
-fn a_fiber_that_locks_a_mutex_twice_panics_with_a_sentence() {
-    runtime(1).block_on(|| {
+fn whoever_locks_a_mutex_twice_panics_with_a_sentence() {
+    everywhere(|| {
         let mutex = Mutex::new(1);
         let guard = mutex.lock().unwrap();
         let said = panics(|| drop(mutex.lock()));
@@ -126,9 +126,9 @@ fn a_guard_may_be_dropped_on_another_thread_or_by_another_fiber() {
             assert_eq!(waiting.join().unwrap(), 2);
             let guard = mutex.lock().unwrap();
             let reader = lock.read().unwrap();
-            let dropped = rt.spawn(move || drop((guard, reader)));
-            assert_eq!(*mutex.lock().unwrap() + *lock.write().unwrap(), 2);
-            dropped.join().unwrap();
+            let waiting = std::thread::spawn(|| *mutex.lock().unwrap() + *lock.write().unwrap());
+            rt.spawn(move || drop((guard, reader))).join().unwrap();
+            assert_eq!(waiting.join().unwrap(), 2);
         }
     });
 }
@@ -205,6 +205,119 @@ fn a_time_limit_or_the_end_of_a_runtime_poisons_nothing_and_lets_go() {
         assert!(ended.join().unwrap_err().is_cancelled());
         drop(waits.join()); // it got the lock, or ended
         assert_eq!(*mutex.lock().unwrap(), 1);
+    });
+}
+
+/// A panic in here, with both locked, after it was told that its time is over, or without.
+fn panics_when_its_time_is_over(told: impl FnOnce()) -> (bool, bool, bool) {
+    let (mutex, lock, once) = (Mutex::new(1), RwLock::new(1), Once::new());
+    panics(|| {
+        let late = time::timeout(SOON, || {
+            let _guards = (mutex.lock(), lock.write());
+            once.call_once(|| {
+                std::thread::sleep(2 * SOON);
+                told();
+                resume_unwind(Box::new("no luck"));
+            });
+        });
+        unreachable!("{late:?}");
+    });
+    let once = !panics(|| once.call_once(|| ())).is_empty();
+    (mutex.is_poisoned(), lock.is_poisoned(), once)
+}
+
+#[test]
+fn a_panic_poisons_though_a_time_limit_has_passed_or_was_told() {
+    everywhere(|| {
+        let poisoned = (true, true, true);
+        assert_eq!(panics_when_its_time_is_over(|| ()), poisoned);
+        let returns = || {
+            let woken = indent::park::until(None, ParkReason::Park);
+            assert_eq!(woken, indent::park::Woken::ByCancel);
+        };
+        assert_eq!(panics_when_its_time_is_over(returns), poisoned);
+        let catches = || {
+            panics(|| time::sleep(NEVER));
+        };
+        assert_eq!(panics_when_its_time_is_over(catches), poisoned);
+    });
+}
+
+#[test]
+fn a_payload_that_is_caught_and_thrown_again_poisons_nothing() {
+    everywhere(|| {
+        let mutex = Mutex::new(1);
+        let again = || {
+            let _guard = mutex.lock().unwrap();
+            let sleeps = catch_unwind(|| time::sleep(NEVER));
+            let outer = time::timeout(SOON, || resume_unwind(sleeps.unwrap_err()));
+            unreachable!("the limit of another: {outer:?}");
+        };
+        assert!(time::timeout(SOON, again).is_err());
+        assert!(!mutex.is_poisoned());
+    });
+}
+
+#[test]
+fn a_panic_of_a_fiber_that_was_asked_to_end_poisons() {
+    common::within(60, || {
+        let rt = runtime(1);
+        let mutex = Arc::new(Mutex::new(1));
+        let fiber = rt.spawn({
+            let mutex = mutex.clone();
+            move || {
+                let _guard = mutex.lock();
+                while indent::park::until(None, ParkReason::Park) != indent::park::Woken::ByCancel {
+                }
+                resume_unwind(Box::new("no luck"));
+            }
+        });
+        until_waiting(&rt, 1, ParkReason::Park);
+        drop(rt);
+        assert!(fiber.join().unwrap_err().is_panic());
+        assert!(mutex.is_poisoned());
+    });
+}
+
+#[test]
+fn a_lazy_value_is_made_though_the_first_who_wants_it_is_told_to_end() {
+    everywhere(|| {
+        let makes = || {
+            time::sleep(4 * SOON);
+            let own = time::timeout(Duration::from_millis(1), || time::sleep(NEVER));
+            assert!(own.is_err(), "its own limits are heard");
+            7
+        };
+        let lazy = LazyLock::new(makes);
+        let late = time::timeout(SOON, || {
+            assert_eq!(*lazy, 7);
+            time::sleep(NEVER);
+        });
+        assert!(late.is_err());
+        assert_eq!(*lazy, 7);
+    });
+    common::within(60, || {
+        let rt = runtime(2);
+        let lazy = Arc::new(LazyLock::new(|| {
+            time::sleep(10 * SOON);
+            task::checkpoint();
+            7
+        }));
+        let want = {
+            let lazy = lazy.clone();
+            move || {
+                assert_eq!(**lazy, 7);
+                time::sleep(NEVER);
+            }
+        };
+        let first = rt.spawn(want.clone());
+        until_waiting(&rt, 1, ParkReason::Sleep);
+        let second = rt.spawn(want);
+        until_waiting(&rt, 1, ParkReason::Once);
+        drop(rt);
+        assert!(first.join().unwrap_err().is_cancelled());
+        assert!(second.join().unwrap_err().is_cancelled());
+        assert_eq!(**lazy, 7);
     });
 }
 
@@ -392,6 +505,32 @@ fn permits_are_taken_given_back_added_and_refused() {
 }
 
 #[test]
+fn too_many_permits_are_refused_and_leave_everything_in_order() {
+    common::within(60, || {
+        let rt = runtime(1);
+        let semaphore = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
+        assert!(panics(|| semaphore.add_permits(1)).contains("too many"));
+        assert_eq!(semaphore.available_permits(), Semaphore::MAX_PERMITS);
+        // While somebody waits, too, and on a fiber, which can be stopped after it.
+        let some = semaphore.acquire_many(2).unwrap();
+        let waiting = rt.spawn({
+            let semaphore = semaphore.clone();
+            move || drop(semaphore.acquire_many(Semaphore::MAX_PERMITS))
+        });
+        until_waiting(&rt, 1, ParkReason::Semaphore);
+        rt.block_on(|| {
+            assert!(panics(|| semaphore.add_permits(3)).contains("too many"));
+            task::yield_now();
+        });
+        // These are two too many when they come back: who gives back is not to blame.
+        semaphore.add_permits(2);
+        drop(some);
+        waiting.join().unwrap();
+        assert_eq!(semaphore.available_permits(), Semaphore::MAX_PERMITS);
+    });
+}
+
+#[test]
 fn a_heavy_waiter_is_served_before_the_light_ones_behind_it() {
     common::within(60, || {
         let rt = runtime(2);
@@ -525,6 +664,47 @@ fn a_barrier_lets_each_round_go_on_together_with_one_leader() {
 }
 
 #[test]
+fn rounds_of_a_barrier_that_overlap_are_all_complete() {
+    common::within(60, || {
+        // More than are called in one breath, of several rounds at once.
+        const SIZE: usize = 12;
+        const ROUNDS: usize = 200;
+        let quantum = Duration::from_micros(200);
+        let rt = Builder::new().workers(2).preempt_quantum(quantum).build();
+        let rt = rt.unwrap();
+        let shared = Arc::new((Barrier::new(SIZE), AtomicUsize::new(0)));
+        let wait = {
+            let shared = shared.clone();
+            move || {
+                while shared.1.load(SeqCst) < ROUNDS {
+                    let leads = shared.0.wait().is_leader();
+                    shared.1.fetch_add(usize::from(leads), SeqCst);
+                }
+            }
+        };
+        let fibers: Vec<_> = (0..3 * SIZE - 2).map(|_| rt.spawn(wait.clone())).collect();
+        let threads: Vec<_> = (0..2).map(|_| std::thread::spawn(wait.clone())).collect();
+        common::wait_for("all rounds", || shared.1.load(SeqCst) >= ROUNDS);
+        // Those who wait for a round that is one too many.
+        let over = Arc::new(AtomicBool::new(false));
+        let helpers: Vec<_> = (0..SIZE)
+            .map(|_| {
+                let (shared, over) = (shared.clone(), over.clone());
+                rt.spawn(move || {
+                    while !over.load(SeqCst) {
+                        let _one_more = shared.0.wait_timeout(SOON);
+                    }
+                })
+            })
+            .collect();
+        join_all(fibers);
+        threads.into_iter().for_each(|t| t.join().unwrap());
+        over.store(true, SeqCst);
+        join_all(helpers);
+    });
+}
+
+#[test]
 fn a_once_is_run_once_and_the_others_wait() {
     common::within(60, || {
         let rt = runtime(2);
@@ -568,11 +748,77 @@ fn a_panic_poisons_a_once_but_a_time_limit_leaves_it_to_the_next() {
         panics(want);
         assert!(panics(want).contains("has no value"));
     });
-    runtime(1).block_on(|| {
-        let once = Once::new();
-        let said = panics(|| once.call_once(|| once.call_once(|| ())));
-        assert!(said.contains("wait for itself"), "{said}");
+}
+
+#[test]
+fn whoever_waits_for_what_he_runs_himself_panics_with_a_sentence() {
+    everywhere(|| {
+        let waits: [fn(&Once); 4] = [
+            |once| once.call_once(|| ()),
+            |once| once.wait(),
+            |once| once.wait_force(),
+            |once| assert!(!once.wait_timeout(NEVER)),
+        ];
+        for wait in waits {
+            let once = Once::new();
+            let said = panics(|| once.call_once(|| wait(&once)));
+            assert!(said.contains("wait for itself"), "{said}");
+        }
+        let waits: [fn(&OnceLock<u8>) -> bool; 3] = [
+            |cell| *cell.get_or_init(|| 1) == 1,
+            |cell| *cell.wait() == 1,
+            |cell| cell.wait_timeout(NEVER).is_some(),
+        ];
+        for wait in waits {
+            let cell = OnceLock::new();
+            let said = panics(|| {
+                cell.get_or_init(|| {
+                    wait(&cell);
+                    1
+                });
+            });
+            assert!(said.contains("wait for itself"), "{said}");
+        }
     });
+}
+
+#[test]
+fn a_wait_for_what_another_runs_ends_in_time() {
+    everywhere(|| {
+        let (once, cell) = (Once::new(), OnceLock::new());
+        assert!(!once.wait_timeout(SOON) && cell.wait_timeout(SOON).is_none());
+        let (running, let_go) = (Event::new(), Event::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                cell.get_or_init(|| {
+                    once.call_once(|| {
+                        running.set();
+                        let_go.wait();
+                    });
+                    7
+                })
+            });
+            running.wait();
+            assert!(!once.wait_timeout(SOON));
+            assert!(!once.call_once_timeout(SOON, || unreachable!()));
+            assert!(cell.wait_timeout(SOON).is_none());
+            assert!(cell.get_or_init_timeout(SOON, || 8).is_none());
+            let_go.set();
+            assert!(once.call_once_timeout(NEVER, || unreachable!()));
+            assert_eq!(cell.get_or_init_timeout(NEVER, || 8), Some(&7));
+            assert!(once.wait_timeout(SOON) && cell.wait_timeout(SOON) == Some(&7));
+        });
+    });
+}
+
+#[test]
+fn a_cell_is_cloned_and_compared_by_its_value_and_guards_are_shown_as_theirs() {
+    let (empty, full) = (OnceLock::new(), OnceLock::from(1));
+    assert!(empty.clone() == empty && full.clone() == full && empty != full);
+    assert_eq!(*LazyLock::<String>::default(), "");
+    let (lock, spin) = (RwLock::new(5), SpinLock::from(5));
+    assert_eq!(format!("{}", lock.read().unwrap()), "5");
+    assert_eq!(format!("{}{}", lock.write().unwrap(), spin.lock()), "55");
 }
 
 #[test]

@@ -1,3 +1,7 @@
+#![expect(
+    unsafe_code,
+    reason = "empties the home queue of a carrier that is blocked; see I17"
+)]
 //! How a fiber leaves its worker: parking, yielding, handing over; and what it is charged.
 //!
 //! A fiber that is unwinding keeps its thread to itself (S3): it does not switch away but blocks
@@ -13,7 +17,9 @@ use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Commit, Hearing, Signal, Woken};
 use crate::fiber::switch::Back;
+use crate::sched::class;
 use crate::sched::context::{self, Entered, Here};
+use crate::sched::find;
 use crate::sched::gate::Entry;
 use crate::sched::limit;
 use crate::sched::moving;
@@ -114,7 +120,8 @@ fn park_here(
 
 /// How this park takes a request to end: see `Gate`.
 fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
-    if wish == Hearing::Deaf || !CAN_UNWIND || std::thread::panicking() {
+    let listens = wish != Hearing::Deaf && CAN_UNWIND && !std::thread::panicking();
+    if !listens || limit::is_deaf(Some(fiber)) {
         return Hearing::Deaf;
     }
     if fiber.state.cancel_requested() && !may_unwind(token, fiber) {
@@ -151,6 +158,12 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
                 carrier.shared().fire_all(); // perhaps nobody else is there to do it
                 if let Some(worker) = token.holds() {
                     carrier.shared().poll_io(worker);
+                }
+                // A sibling whom these have woken is next to run, but nobody runs here.
+                if carrier.home().next.is_some() {
+                    // SAFETY: I17: our own thread, and the token is the mark.
+                    let woken = unsafe { carrier.take_runnable() };
+                    carrier.shared().release_taken(carrier, woken);
                 }
             }
         }
@@ -196,8 +209,8 @@ fn leave(here: &Here, back: Back) {
 }
 
 /// The one place where operations that could block are charged: a fiber whose operations all
-/// succeed at once gives way when its budget is used up, or somebody wants it to; true if it did. Better here
-/// than where it is frozen a moment later.
+/// succeed at once gives way when its budget is used up, or somebody wants it to. Better here
+/// than where it is frozen a moment later. True if it did, or might have: then it hears whether it is to end.
 #[inline]
 pub(crate) fn charge() -> bool {
     context::here().is_some_and(|here| charge_here(&here))
@@ -234,11 +247,23 @@ fn charge_here(here: &Here) -> bool {
 #[cold]
 #[inline(never)]
 fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
-    let carrier = token.carrier();
+    let mut token = token;
+    if here.fiber.is_unstoppable() {
+        // S13: not in here; by the first that is charged after it.
+        token.carrier().budget.set(left.saturating_sub(1));
+        return false;
+    }
     if left == 0 {
         token.worker().counters.budget_exhausted.add(1);
-    } else if here.fiber.is_unstoppable() || !carrier.takes_request() {
-        carrier.budget.set(left - 1);
+        let computes = !token.carrier().is_asked() && class::is_batch(&here.fiber);
+        if computes && find::only_batch_waits(&mut token) {
+            // They would go on for a slice each, and it for a budget.
+            let carrier = token.carrier();
+            carrier.budget.set(carrier.shared().settings.budget);
+            return true; // but it hears what was asked of it
+        }
+    } else if !token.carrier().takes_request() {
+        token.carrier().budget.set(left - 1);
         return false;
     }
     drop(token);
@@ -250,7 +275,7 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
 #[inline]
 pub(crate) fn checkpoint() {
     let Some(here) = context::here() else { return };
-    let wanted = here.passes_checkpoint();
+    let wanted = !here.fiber.is_unstoppable() && here.passes_checkpoint(); // S13
     if wanted {
         leave(&here, Back::Yielded);
     } else {
@@ -300,7 +325,8 @@ pub(crate) fn unwind_if_cancelled() {
 /// It was asked to end, or its time limit has passed.
 #[inline]
 fn is_to_end(fiber: FiberRef) -> bool {
-    fiber.state.cancel_requested() || limit::has_passed(Some(fiber))
+    let asked = fiber.state.cancel_requested() && !limit::is_deaf(Some(fiber));
+    asked || limit::has_passed(Some(fiber))
 }
 
 #[cold]
@@ -322,16 +348,13 @@ fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
 }
 
 /// Whether the caller, which is unwinding, does so because it was told to end, or because its time is
-/// over: it has a place at the gate then (a plain thread has no gate). It left at a call that blocks, in
-/// between two steps of its own, not in the middle of one.
+/// over. It left at a call that blocks, in between two steps of its own, not in the middle of one.
 pub(crate) fn unwinds_as_told() -> bool {
-    match context::current_fiber() {
-        Some(fiber) => fiber.gate_pass.load(Relaxed),
-        None => limit::has_passed(None),
-    }
+    limit::is_told(context::current_fiber())
 }
 
 /// Leaves the fiber by unwinding: destructors run, no message is printed.
 pub(crate) fn unwind() -> ! {
-    std::panic::resume_unwind(Box::new(Cancelled))
+    limit::say_told(context::current_fiber());
+    std::panic::resume_unwind(Box::new(Cancelled::new(limit::was_caught)))
 }

@@ -22,7 +22,7 @@ use std::cell::{Cell, OnceCell};
 use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -41,6 +41,8 @@ thread_local! {
     static PARKER: Arc<ThreadParker> = ThreadParker::new();
     /// Of plain threads; fibers carry their own.
     static LIMIT: Cell<*const Limit> = const { Cell::new(ptr::null()) };
+    /// Of plain threads; zero until it is asked for.
+    static NUMBER: Cell<u64> = const { Cell::new(0) };
     static IGNORES_LIMITS: Cell<bool> = const { Cell::new(false) };
     static SERVED: OnceCell<Weak<Shared>> = const { OnceCell::new() };
 }
@@ -84,6 +86,16 @@ pub(crate) fn thread_limit() -> *const Limit {
 #[inline(never)]
 pub(crate) fn set_thread_limit(limit: *const Limit) {
     LIMIT.set(limit);
+}
+
+/// The number of the calling plain thread, which no other has or has had.
+#[inline(never)]
+pub(crate) fn thread_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    if NUMBER.get() == 0 {
+        NUMBER.set(LAST.fetch_add(1, Relaxed) + 1);
+    }
+    NUMBER.get()
 }
 
 /// Called once by a plain thread that may run parts of several closures in turns.

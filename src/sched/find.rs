@@ -71,6 +71,21 @@ fn only_home(token: &mut Entered) -> bool {
         && !token.carrier().shared().is_batch_owed()
 }
 
+/// Whether nobody waits whom a fiber that computes much would let go first: those like it take turns by time.
+pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
+    if !only_home(token) {
+        return false;
+    }
+    let (home, shared) = (token.carrier().home(), token.carrier().shared());
+    home.next.is_none()
+        && home.queue.is_empty()
+        && shared.global.len() == 0
+        && shared.wanted.is_empty()
+        && !shared.has_frozen(Which::Interactive)
+        && !shared.count.is_excess(token.worker().index)
+        && !shared.is_stopping()
+}
+
 /// Of the home queue, or the slot if nobody waits behind it; if somebody does, turns have to be counted.
 #[inline]
 fn next_at_home(carrier: &Carrier) -> Option<FiberRef> {

@@ -243,6 +243,7 @@ pub(crate) struct Shared {
     clock: timers::Clock,
     /// Looks for I/O while workers compute.
     io_watch: io::watch::Watch,
+    parting: io::Parting,
     may_ring: OnceLock<bool>,
     missed_timers: AtomicBool,
     /// How many CPUs there were when somebody last looked.
@@ -336,6 +337,7 @@ impl Shared {
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
             io_watch: io::watch::Watch::default(),
+            parting: io::Parting::default(),
             may_ring: OnceLock::new(),
             missed_timers: AtomicBool::new(false),
             cpus: AtomicUsize::new(settings.cpus),

@@ -184,16 +184,28 @@ impl Shared {
                 (!hurries(*index), ticket, since)
             };
             let fits = |index: &usize| match which {
-                Which::Any => true,
-                Which::Interactive => {
-                    hurries(*index) || !self.carrier(*index).ice.batch.load(Relaxed)
-                }
-                Which::Batch => self.carrier(*index).ice.batch.load(Relaxed),
+                Which::Interactive if hurries(*index) => true,
+                which => self.is_frozen_as(*index, which),
             };
             let first = self.frozen.members().filter(fits).min_by_key(order)?;
             if self.frozen.claim(first) {
                 return Some(first);
             }
+        }
+    }
+
+    /// Whether there is such a one.
+    pub(crate) fn has_frozen(&self, which: Which) -> bool {
+        let mut frozen = self.frozen.members();
+        frozen.any(|index| self.is_frozen_as(index, which))
+    }
+
+    fn is_frozen_as(&self, index: usize, which: Which) -> bool {
+        let is_batch = self.carrier(index).ice.batch.load(Relaxed);
+        match which {
+            Which::Any => true,
+            Which::Interactive => !is_batch,
+            Which::Batch => is_batch,
         }
     }
 

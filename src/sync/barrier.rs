@@ -1,7 +1,9 @@
 //! A place where so many wait for each other.
 //!
-//! The last one of a round calls the others and is its leader. One who leaves before that, by its deadline or because
-//! it was asked to end, was never there: the round waits for another in its place.
+//! The last one of a round tells the others and is its leader. One who leaves before that, by its deadline or because
+//! it was asked to end, was never there: the round waits for another in its place. A round that is complete
+//! owes its members a call (`tickets.rs`); those of the next one may have come by then, and whoever completes that one
+//! calls what is left of both.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -10,7 +12,8 @@ use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sched::wake::Waiter;
-use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
+use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited, Waits};
+use crate::sync::tickets::{self, Ticketed, Tickets};
 
 /// So many wait for each other, round after round.
 ///
@@ -29,14 +32,25 @@ use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
 /// assert_eq!(leaders, 1);
 /// ```
 pub struct Barrier {
+    raw: Raw,
+}
+
+struct Raw<W = Waiter> {
     size: usize,
-    queue: Queue<Round, u64>,
+    queue: Queue<Round, u64, W>,
 }
 
 /// The state of a barrier.
 struct Round {
-    number: u64,
+    /// So many of the present round.
     waiting: usize,
+    tickets: Tickets,
+}
+
+impl Ticketed for Round {
+    fn tickets(&mut self) -> &mut Tickets {
+        &mut self.tickets
+    }
 }
 
 /// What a wait at a [`Barrier`] says: one of each round is its leader.
@@ -66,7 +80,7 @@ impl Barrier {
         /// static ALL: indent::sync::Barrier = indent::sync::Barrier::new(2);
         /// ```
         pub const fn new(size: usize) -> Self {
-            Barrier { size, queue: Queue::new(Round { number: 0, waiting: 0 }) }
+            Barrier { raw: Raw::new(size) }
         }
     }
 
@@ -100,67 +114,84 @@ impl Barrier {
     fn wait_until(&self, deadline: Option<Instant>) -> Option<BarrierWaitResult> {
         park::charge_ahead();
         let until = Until::open(deadline, ParkReason::Barrier);
-        let mut come = Come {
-            size: self.size,
-            round: 0,
-            complete: false,
-        };
-        match self.queue.wait(0, &until, &mut come) {
-            Waited::Done(round) => {
-                self.call(round);
-                Some(BarrierWaitResult(true))
-            }
-            Waited::Called(_) => Some(BarrierWaitResult(false)),
-            Waited::TimedOut => come.complete.then_some(BarrierWaitResult(false)),
-            Waited::Cancelled => park::unwind_cancelled(),
-        }
-    }
-
-    /// Calls those of the round whom its last one has not called yet, since they were many.
-    fn call(&self, round: u64) {
-        loop {
-            let mut queue = self.queue.lock();
-            take_round(&mut queue, round);
-            if !queue.finish() {
-                return;
-            }
+        match self.raw.wait(&until) {
+            Ended::Leads => Some(BarrierWaitResult(true)),
+            Ended::Complete => Some(BarrierWaitResult(false)),
+            Ended::TimedOut => None,
+            Ended::Cancelled => park::unwind_cancelled(),
         }
     }
 }
 
-fn take_round(queue: &mut Locked<'_, Round, u64, Waiter>, round: u64) {
-    while queue.first().is_some_and(|of| *of == round) && queue.take().is_some() {}
+/// How a wait ended.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The round is complete by the caller.
+    Leads,
+    /// By another.
+    Complete,
+    TimedOut,
+    Cancelled,
+}
+
+impl<W> Raw<W> {
+    const_fn! {
+        const fn new(size: usize) -> Self {
+            Raw { size, queue: Queue::new(Round { waiting: 0, tickets: Tickets::new() }) }
+        }
+    }
+}
+
+impl<W: Waits> Raw<W> {
+    fn wait(&self, until: &Until) -> Ended {
+        let mut come = Come {
+            size: self.size,
+            ticket: 0,
+            complete: false,
+        };
+        match self.queue.wait(0, until, &mut come) {
+            Waited::Done(()) => {
+                tickets::call_owed(&self.queue, self.queue.lock()); // if they were many
+                Ended::Leads
+            }
+            Waited::Called(_) => Ended::Complete,
+            _ if come.complete => Ended::Complete, // L9
+            Waited::TimedOut => Ended::TimedOut,
+            Waited::Cancelled => Ended::Cancelled,
+        }
+    }
 }
 
 /// Coming to a barrier.
 struct Come {
     size: usize,
-    round: u64,
+    ticket: u64,
     /// The round was complete when the wait ended.
     complete: bool,
 }
 
-impl Plan<Round, u64, Waiter> for Come {
-    /// The round that is complete.
-    type Answer = u64;
+impl<W: Waits> Plan<Round, u64, W> for Come {
+    /// The round is complete.
+    type Answer = ();
 
-    fn look(&mut self, queue: &mut Locked<'_, Round, u64, Waiter>, of: &mut u64) -> Look<u64> {
+    fn look(&mut self, queue: &mut Locked<'_, Round, u64, W>, ticket: &mut u64) -> Look<()> {
         let round = queue.state();
-        *of = round.number;
-        self.round = round.number;
         if round.waiting + 1 < self.size {
             round.waiting += 1;
+            self.ticket = round.tickets.next();
+            *ticket = self.ticket;
             return Look::Behind;
         }
-        (round.number, round.waiting) = (round.number + 1, 0);
-        take_round(queue, *of);
-        Look::Done(*of)
+        round.waiting = 0;
+        round.tickets.tell_all();
+        tickets::take_owed(queue);
+        Look::Done(())
     }
 
-    /// Of a complete round only if it was among more than could be called at once.
-    fn leave(&mut self, queue: &mut Locked<'_, Round, u64, Waiter>) {
+    fn leave(&mut self, queue: &mut Locked<'_, Round, u64, W>) {
         let round = queue.state();
-        self.complete = round.number != self.round;
+        self.complete = round.tickets.owes(self.ticket);
         if !self.complete {
             round.waiting -= 1;
         }
@@ -170,7 +201,10 @@ impl Plan<Round, u64, Waiter> for Come {
 impl fmt::Debug for Barrier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Barrier")
-            .field("size", &self.size)
+            .field("size", &self.raw.size)
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

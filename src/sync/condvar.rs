@@ -16,6 +16,7 @@ use crate::sched::wake::Waiter;
 use crate::sync::mutex::MutexGuard;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
 use crate::sync::raw_mutex::RawMutex;
+use crate::sync::tickets::{self, One, Tickets};
 
 /// Lets who holds a [`Mutex`](crate::sync::Mutex) wait, without it, until somebody says that something has changed.
 ///
@@ -37,8 +38,8 @@ use crate::sync::raw_mutex::RawMutex;
 /// assert_eq!(taker.join().unwrap(), Some(7));
 /// ```
 pub struct Condvar {
-    /// How many have come: who comes after [`notify_all`](Self::notify_all) is not meant.
-    queue: Queue<u64, u64>,
+    /// Who comes after [`notify_all`](Self::notify_all) is not meant.
+    queue: Queue<Tickets, u64>,
 }
 
 /// Whether the time was over.
@@ -73,19 +74,29 @@ impl WaitTimeoutResult {
 }
 
 /// Waiting: with a ticket, and without the mutex.
-struct Wait<'a>(&'a RawMutex, usize);
+struct Wait<'a> {
+    mutex: &'a RawMutex,
+    owner: usize,
+    ticket: u64,
+    /// It was notified, though its wait ended otherwise (L9).
+    owed: bool,
+}
 
-impl Plan<u64, u64, Waiter> for Wait<'_> {
+impl Plan<Tickets, u64, Waiter> for Wait<'_> {
     type Answer = ();
 
-    fn look(&mut self, queue: &mut Locked<'_, u64, u64, Waiter>, ticket: &mut u64) -> Look<()> {
-        *ticket = *queue.state();
-        *queue.state() += 1;
+    fn look(&mut self, queue: &mut Locked<'_, Tickets, u64, Waiter>, ticket: &mut u64) -> Look<()> {
+        self.ticket = queue.state().next();
+        *ticket = self.ticket;
         Look::Behind
     }
 
     fn queued(&mut self) {
-        self.0.unlock(self.1);
+        self.mutex.unlock(self.owner);
+    }
+
+    fn leave(&mut self, queue: &mut Locked<'_, Tickets, u64, Waiter>) {
+        self.owed = queue.state().owes(self.ticket);
     }
 }
 
@@ -97,7 +108,7 @@ impl Condvar {
         /// static CHANGED: indent::sync::Condvar = indent::sync::Condvar::new();
         /// ```
         pub const fn new() -> Self {
-            Condvar { queue: Queue::new(0) }
+            Condvar { queue: Queue::new(Tickets::new()) }
         }
     }
 
@@ -213,8 +224,13 @@ impl Condvar {
     /// indent::sync::Condvar::new().notify_one(); // nobody: it is not kept
     /// ```
     pub fn notify_one(&self) {
-        let mut queue = self.queue.lock();
-        queue.take();
+        loop {
+            let mut queue = self.queue.lock();
+            match tickets::take_one(&mut queue) {
+                One::Taken | One::Nobody => return,
+                One::Again => {}
+            }
+        }
     }
 
     /// Wakes all who wait now.
@@ -223,18 +239,9 @@ impl Condvar {
     /// indent::sync::Condvar::new().notify_all();
     /// ```
     pub fn notify_all(&self) {
-        let last = *self.queue.lock().state();
-        loop {
-            let mut queue = self.queue.lock();
-            while queue.first().is_some_and(|ticket| *ticket < last) {
-                if queue.take().is_none() {
-                    break; // more than fit: again
-                }
-            }
-            if !queue.finish() {
-                return;
-            }
-        }
+        let mut queue = self.queue.lock();
+        queue.state().tell_all();
+        tickets::call_owed(&self.queue, queue);
     }
 
     fn wait_until<'a, T: ?Sized>(
@@ -242,17 +249,25 @@ impl Condvar {
         guard: MutexGuard<'a, T>,
         deadline: Option<Instant>,
     ) -> (LockResult<MutexGuard<'a, T>>, WaitTimeoutResult) {
+        park::charge_ahead(); // with the guard: it may give way, or unwind
         let (mutex, owner) = guard.leave();
         let until = Until::open(deadline, ParkReason::Condvar);
-        let waited = self.queue.wait(0, &until, &mut Wait(mutex.raw(), owner));
+        let mut wait = Wait {
+            mutex: mutex.raw(),
+            owner,
+            ticket: 0,
+            owed: false,
+        };
+        let waited = self.queue.wait(0, &until, &mut wait);
         let guard = mutex.lock_again();
         match waited {
+            Waited::Called(_) | Waited::Done(()) => (guard, WaitTimeoutResult(false)),
+            _ if wait.owed => (guard, WaitTimeoutResult(false)),
+            Waited::TimedOut => (guard, WaitTimeoutResult(true)),
             Waited::Cancelled => {
                 let _guard = guard; // dropped on the way out
                 park::unwind_cancelled()
             }
-            Waited::TimedOut => (guard, WaitTimeoutResult(true)),
-            Waited::Called(_) | Waited::Done(()) => (guard, WaitTimeoutResult(false)),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Something that has happened, or not; and a word for one who waits.
 //!
-//! Both are a state under the lock of a queue. An [`Event`] has its flag beside, too, so that a wait for what
-//! has happened is one load: the flag changes under the lock only, and who finds it clear looks again under the lock.
+//! Both are a state under the lock of a queue, with tickets for those who wait (`tickets.rs`). An [`Event`] has its flag
+//! beside, too, so that a wait for what has happened is one load: the flag changes under the lock only, and who
+//! finds it clear looks again under the lock.
 
 use std::fmt;
 use std::sync::atomic::{
@@ -14,7 +15,8 @@ use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sched::wake::Waiter;
-use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
+use crate::sync::queue::{Queue, Until, Waited, Waits};
+use crate::sync::tickets::{self, One, Ticketed, Tickets, WithTicket};
 
 /// Something that has happened, or not: everybody waits until it has.
 ///
@@ -30,8 +32,7 @@ use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
 /// ```
 pub struct Event {
     is_set: AtomicBool,
-    /// How many have come: see [`Condvar`](crate::sync::Condvar).
-    queue: Queue<u64, u64>,
+    queue: Queue<Tickets, u64>,
 }
 
 impl Event {
@@ -42,7 +43,7 @@ impl Event {
         /// assert!(!indent::sync::Event::new().is_set());
         /// ```
         pub const fn new() -> Self {
-            Event { is_set: AtomicBool::new(false), queue: Queue::new(0) }
+            Event { is_set: AtomicBool::new(false), queue: Queue::new(Tickets::new()) }
         }
     }
 
@@ -55,15 +56,9 @@ impl Event {
     /// ```
     pub fn set(&self) {
         let mut queue = self.queue.lock();
-        let last = *queue.state();
+        queue.state().tell_all();
         self.is_set.store(true, Release);
-        loop {
-            take_until(&mut queue, last);
-            if !queue.finish() {
-                return;
-            }
-            queue = self.queue.lock();
-        }
+        tickets::call_owed(&self.queue, queue);
     }
 
     /// It has not happened any more: whoever comes waits again.
@@ -118,37 +113,9 @@ impl Event {
             return true;
         }
         let until = Until::open(deadline(), ParkReason::Event);
-        happened(self.queue.wait(0, &until, &mut For(|| self.is_set())))
-    }
-}
-
-/// Takes those who had come by then.
-pub(crate) fn take_until(queue: &mut Locked<'_, u64, u64, Waiter>, last: u64) {
-    while queue.first().is_some_and(|ticket| *ticket < last) && queue.take().is_some() {}
-}
-
-/// Waiting, with a ticket, for what may have happened.
-pub(crate) struct For<F>(pub(crate) F);
-
-impl<F: FnMut() -> bool> Plan<u64, u64, Waiter> for For<F> {
-    type Answer = ();
-
-    fn look(&mut self, queue: &mut Locked<'_, u64, u64, Waiter>, ticket: &mut u64) -> Look<()> {
-        if (self.0)() {
-            return Look::Done(());
-        }
-        *ticket = *queue.state();
-        *queue.state() += 1;
-        Look::Behind
-    }
-}
-
-/// Whether the wait ended well; unwinds if the caller is to end.
-pub(crate) fn happened<N>(waited: Waited<(), N>) -> bool {
-    match waited {
-        Waited::Done(()) | Waited::Called(_) => true,
-        Waited::TimedOut => false,
-        Waited::Cancelled => park::unwind_cancelled(),
+        let mut wait = WithTicket::unless(|_: &mut Tickets| self.is_set().then_some(()));
+        let waited = self.queue.wait(0, &until, &mut wait);
+        tickets::happened(waited, wait.owed)
     }
 }
 
@@ -178,15 +145,63 @@ impl fmt::Debug for Event {
 /// waiting.join().unwrap();
 /// ```
 pub struct Notify {
-    queue: Queue<Kept, u64>,
+    raw: RawNotify,
+}
+
+pub(crate) struct RawNotify<W = Waiter> {
+    queue: Queue<Word, u64, W>,
 }
 
 /// The state of a [`Notify`].
-struct Kept {
+struct Word {
     /// Somebody was notified, and nobody was there.
-    one: bool,
-    /// How many have come to wait.
-    came: u64,
+    kept: bool,
+    tickets: Tickets,
+}
+
+impl Ticketed for Word {
+    fn tickets(&mut self) -> &mut Tickets {
+        &mut self.tickets
+    }
+}
+
+impl<W> RawNotify<W> {
+    const_fn! {
+        pub(crate) const fn new() -> Self {
+            RawNotify { queue: Queue::new(Word { kept: false, tickets: Tickets::new() }) }
+        }
+    }
+}
+
+impl<W: Waits> RawNotify<W> {
+    /// Those who are owed a call are called, and are not the one (L9).
+    pub(crate) fn notify_one(&self) {
+        loop {
+            let mut queue = self.queue.lock();
+            match tickets::take_one(&mut queue) {
+                One::Taken => return,
+                One::Nobody => {
+                    queue.state().kept = true;
+                    return;
+                }
+                One::Again => {}
+            }
+        }
+    }
+
+    pub(crate) fn notify_waiters(&self) {
+        let mut queue = self.queue.lock();
+        queue.state().tickets.tell_all();
+        tickets::call_owed(&self.queue, queue);
+    }
+
+    /// How a wait ended, and whether a word for all had come.
+    pub(crate) fn wait(&self, until: &Until) -> (Waited<(), u64>, bool) {
+        let used_up = |word: &mut Word| std::mem::take(&mut word.kept).then_some(());
+        let mut wait = WithTicket::unless(used_up);
+        let waited = self.queue.wait(0, until, &mut wait);
+        (waited, wait.owed)
+    }
 }
 
 impl Notify {
@@ -197,7 +212,7 @@ impl Notify {
         /// static WORK: indent::sync::Notify = indent::sync::Notify::new();
         /// ```
         pub const fn new() -> Self {
-            Notify { queue: Queue::new(Kept { one: false, came: 0 }) }
+            Notify { raw: RawNotify::new() }
         }
     }
 
@@ -210,10 +225,7 @@ impl Notify {
     /// notify.notified(); // returns at once
     /// ```
     pub fn notify_one(&self) {
-        let mut queue = self.queue.lock();
-        if queue.take().is_none() {
-            queue.state().one = true;
-        }
+        self.raw.notify_one();
     }
 
     /// All who wait now go on. Nothing is kept.
@@ -222,15 +234,7 @@ impl Notify {
     /// indent::sync::Notify::new().notify_waiters(); // nobody
     /// ```
     pub fn notify_waiters(&self) {
-        let mut queue = self.queue.lock();
-        let last = queue.state().came;
-        loop {
-            while queue.first().is_some_and(|ticket| *ticket < last) && queue.take().is_some() {}
-            if !queue.finish() {
-                return;
-            }
-            queue = self.queue.lock();
-        }
+        self.raw.notify_waiters();
     }
 
     /// Waits for a word, or uses up the one that was kept.
@@ -260,24 +264,8 @@ impl Notify {
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
         park::charge_ahead();
         let until = Until::open(deadline, ParkReason::Event);
-        happened(self.queue.wait(0, &until, &mut Word))
-    }
-}
-
-/// Waiting for a word.
-struct Word;
-
-impl Plan<Kept, u64, Waiter> for Word {
-    type Answer = ();
-
-    fn look(&mut self, queue: &mut Locked<'_, Kept, u64, Waiter>, ticket: &mut u64) -> Look<()> {
-        let state = queue.state();
-        if std::mem::take(&mut state.one) {
-            return Look::Done(());
-        }
-        *ticket = state.came;
-        state.came += 1;
-        Look::Behind
+        let (waited, owed) = self.raw.wait(&until);
+        tickets::happened(waited, owed)
     }
 }
 
@@ -292,3 +280,6 @@ impl fmt::Debug for Notify {
         f.debug_struct("Notify").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

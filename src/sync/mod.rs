@@ -3,10 +3,11 @@
 //! A fiber that waits lets others run; a plain thread blocks. Fibers and threads may wait for each other. Who waits is
 //! served in the order in which they came ([`Mutex`] says when not), and everything that could wait
 //!
-//! - has a sibling whose name ends in `_timeout`, and heeds [`time::timeout`](crate::time::timeout);
+//! - has a sibling with `_timeout` in its name ([`LazyLock`], as `std`'s, has none), and heeds
+//!   [`time::timeout`](crate::time::timeout);
 //! - unwinds if the fiber was asked to end. What was handed to it that very moment is not lost: it gets it, and is told
 //!   to end by the next call that blocks;
-//! - is charged to the fiber's budget, also when it does not have to wait.
+//! - is charged to the fiber's budget, also when it does not have to wait. (What was made or done once is free.)
 //!
 //! What lets others go on (guards that are dropped, `notify_one`, `set`, `add_permits`) never waits and never yields, and
 //! may be called from anywhere. Guards and permits may be dropped on another thread than the one they were taken on.
@@ -46,7 +47,11 @@ mod raw_semaphore;
 mod rwlock;
 mod semaphore;
 mod spin;
+mod tickets;
 mod wait_group;
+
+/// What locks return, as `std`'s do: its own types.
+pub use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
 
 pub use barrier::{Barrier, BarrierWaitResult};
 pub use condvar::{Condvar, WaitTimeoutResult};

@@ -22,9 +22,9 @@ use crate::sync::raw_mutex::{self, Failed, RawMutex, name_of};
 /// [time limit](crate::time::timeout) passed, is no panic: it left at a call that blocks, and poisons nothing.
 ///
 /// Whoever comes while it is free takes it, also before those who wait; but nobody waits for long more than a
-/// millisecond behind others who came later. A fiber that locks it twice panics instead of waiting for itself. The guard may
-/// be dropped on another thread than the one it was taken on, or by another fiber; to lock again the fiber it was
-/// taken by then has to know that it was.
+/// millisecond behind others who came later. Whoever locks it twice, a fiber or a plain thread, panics instead of waiting for
+/// itself. The guard may be dropped on another thread than the one it was taken on, or by another fiber; to lock again
+/// the one it was taken by then has to know that it was.
 ///
 /// ```
 /// use indent::sync::Mutex;
@@ -82,8 +82,8 @@ impl<T: ?Sized> Mutex<T> {
     /// If it is poisoned; the error has the guard.
     ///
     /// # Panics
-    /// If the calling fiber has it already: it would wait for itself. (Also if it gave the guard to somebody who still
-    /// has it.)
+    /// If the calling fiber or thread has it already: it would wait for itself. (Also if it gave the guard to somebody who
+    /// still has it.)
     ///
     /// ```
     /// let mutex = indent::sync::Mutex::new(1);
@@ -226,7 +226,7 @@ fn give_up(why: Failed) -> ! {
     match why {
         Failed::Cancelled => park::unwind_cancelled(),
         Failed::Twice => panic!(
-            "this fiber has locked this Mutex already and would wait for itself: drop the first guard before locking again"
+            "this fiber or thread has locked this Mutex already and would wait for itself: drop the first guard before locking again"
         ),
         Failed::TimedOut => unreachable!("there was no deadline"),
     }

@@ -2,21 +2,22 @@
 //!
 //! *New* → *running* → *complete*, or back to new if who ran it was told to end, or on to *poisoned* if it panicked. The
 //! phase is one byte that changes under the lock of the queue, but for reading: who finds *complete* needs no lock, and
-//! sees what the closure has done. Who waits is called when it is no longer running, and looks again: one of them may have to
-//! run it then.
+//! sees what the closure has done. Who waits has a ticket (`tickets.rs`), is called when it is no longer running, and looks
+//! again: one of them may have to run it then.
 
 use std::fmt;
 use std::sync::atomic::{
     AtomicU8,
     Ordering::{Acquire, Relaxed, Release},
 };
+use std::time::{Duration, Instant};
 
 use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
-use crate::sched::wake::Waiter;
-use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
+use crate::sync::queue::{Queue, Until, Waited};
 use crate::sync::raw_mutex::name_of;
+use crate::sync::tickets::{self, Ticketed, Tickets, WithTicket};
 
 const NEW: u8 = 0;
 const RUNNING: u8 = 1;
@@ -39,8 +40,20 @@ const POISONED: u8 = 3;
 /// ```
 pub struct Once {
     phase: AtomicU8,
-    /// Who runs it, by name; zero if that is a plain thread.
-    queue: Queue<usize, ()>,
+    queue: Queue<Runner, u64>,
+}
+
+/// Under the lock.
+struct Runner {
+    /// Who runs it, by name, while somebody does.
+    name: usize,
+    tickets: Tickets,
+}
+
+impl Ticketed for Runner {
+    fn tickets(&mut self) -> &mut Tickets {
+        &mut self.tickets
+    }
 }
 
 /// What the closure of [`Once::call_once_force`] is told.
@@ -72,7 +85,8 @@ impl Once {
         /// static START: indent::sync::Once = indent::sync::Once::new();
         /// ```
         pub const fn new() -> Self {
-            Once { phase: AtomicU8::new(NEW), queue: Queue::new(0) }
+            let runner = Runner { name: 0, tickets: Tickets::new() };
+            Once { phase: AtomicU8::new(NEW), queue: Queue::new(runner) }
         }
     }
 
@@ -89,7 +103,7 @@ impl Once {
     /// Calls `f` unless somebody did before, or waits until he has.
     ///
     /// # Panics
-    /// If a call has panicked, or if `f` calls this again.
+    /// If a call has panicked, or if `f` calls this again, or waits for it.
     ///
     /// ```
     /// let once = indent::sync::Once::new();
@@ -102,9 +116,42 @@ impl Once {
         if self.is_completed() {
             return;
         }
-        if let Some(run) = self.begin(false) {
+        if let Begun::Run(run) = self.begin(false, None) {
             f();
             run.complete();
+        }
+    }
+
+    /// As [`call_once`](Self::call_once), but waits for another's call for at most this long; false if that is not over.
+    /// What `f` itself takes does not count.
+    ///
+    /// # Panics
+    /// As [`call_once`](Self::call_once).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let once = indent::sync::Once::new();
+    /// once.call_once(|| {
+    ///     std::thread::scope(|scope| {
+    ///         let soon = Duration::from_millis(1);
+    ///         scope.spawn(|| assert!(!once.call_once_timeout(soon, || unreachable!())));
+    ///     });
+    /// });
+    /// assert!(once.call_once_timeout(Duration::ZERO, || unreachable!()));
+    /// ```
+    #[must_use = "it may not be done"]
+    pub fn call_once_timeout(&self, timeout: Duration, f: impl FnOnce()) -> bool {
+        if self.is_completed() {
+            return true;
+        }
+        match self.begin(false, Instant::now().checked_add(timeout)) {
+            Begun::Run(run) => {
+                f();
+                run.complete();
+                true
+            }
+            Begun::Complete => true,
+            Begun::TimedOut => false,
         }
     }
 
@@ -127,7 +174,7 @@ impl Once {
         if self.is_completed() {
             return;
         }
-        if let Some(run) = self.begin(true) {
+        if let Begun::Run(run) = self.begin(true, None) {
             f(&OnceState {
                 poisoned: run.poisoned,
             });
@@ -148,45 +195,109 @@ impl Once {
     /// });
     /// ```
     pub fn wait(&self) {
-        self.wait_until_done(false);
+        self.wait_until(false, None);
     }
 
-    /// The same, and after a panic for another run.
-    pub(crate) fn wait_until_done(&self, force: bool) {
-        park::charge_ahead();
+    /// Waits until somebody has done it, for at most this long; false if nobody has.
+    ///
+    /// # Panics
+    /// As [`wait`](Self::wait).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// assert!(!indent::sync::Once::new().wait_timeout(Duration::from_millis(1)));
+    /// ```
+    #[must_use = "it may not be done"]
+    pub fn wait_timeout(&self, timeout: Duration) -> bool {
+        self.wait_until(false, Instant::now().checked_add(timeout))
+    }
+
+    /// As [`wait`](Self::wait), and after a panic for another call.
+    ///
+    /// # Panics
+    /// If the closure waits for itself.
+    ///
+    /// ```
+    /// let once = indent::sync::Once::new();
+    /// let panics = || once.call_once(|| std::panic::resume_unwind(Box::new("no luck")));
+    /// assert!(std::panic::catch_unwind(panics).is_err());
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| once.call_once_force(|_| ()));
+    ///     once.wait_force();
+    /// });
+    /// ```
+    pub fn wait_force(&self) {
+        self.wait_until(true, None);
+    }
+
+    /// Waits until it is done; false if the time is over first.
+    pub(crate) fn wait_until(&self, force: bool, deadline: Option<Instant>) -> bool {
+        let me = name_of(park::charge_caller());
+        let wish = Wish {
+            me,
+            runs: false,
+            force,
+        };
         while !self.is_completed() {
-            self.look(Wish::Result { force });
+            if let Found::TimedOut = self.look(wish, deadline) {
+                return self.is_completed();
+            }
         }
+        true
     }
 
-    /// The right to run it, also after a panic if that is wished; `None` once somebody else has.
+    /// The right to run it, also after a panic if that is wished.
     #[cold]
     #[inline(never)]
-    pub(crate) fn begin(&self, force: bool) -> Option<Run<'_>> {
+    pub(crate) fn begin(&self, force: bool, deadline: Option<Instant>) -> Begun<'_> {
         let me = name_of(park::charge_caller());
+        let wish = Wish {
+            me,
+            runs: true,
+            force,
+        };
         loop {
-            match self.look(Wish::Run { me, force }) {
-                Some(Found::Free { poisoned }) => {
-                    return Some(Run {
+            match self.look(wish, deadline) {
+                Found::Free { poisoned } => {
+                    return Begun::Run(Run {
                         once: self,
                         poisoned,
                     });
                 }
-                Some(Found::Complete) => return None,
-                None => {} // who ran it has left it, one way or other
+                Found::Complete => return Begun::Complete,
+                Found::Left => {}
+                Found::TimedOut if self.is_completed() => return Begun::Complete,
+                Found::TimedOut => return Begun::TimedOut,
             }
         }
     }
 
-    /// What there is, or `None` after a wait.
-    fn look(&self, wish: Wish) -> Option<Found> {
-        let open = Until::open(None, ParkReason::Once);
-        match self.queue.wait((), &open, &mut See { once: self, wish }) {
-            Waited::Done(Ok(found)) => Some(found),
+    /// What there is, perhaps after a wait.
+    fn look(&self, wish: Wish, deadline: Option<Instant>) -> Found {
+        let until = Until::open(deadline, ParkReason::Once);
+        let mut wait = WithTicket::unless(|runner: &mut Runner| self.see(wish, runner));
+        match self.queue.wait(0, &until, &mut wait) {
+            Waited::Done(Ok(found)) => found,
             Waited::Done(Err(why)) => panic!("{why}"),
-            Waited::Called(()) => None,
-            Waited::TimedOut => unreachable!("there was no deadline"),
+            Waited::Called(_) => Found::Left,
+            Waited::TimedOut => Found::TimedOut,
             Waited::Cancelled => park::unwind_cancelled(),
+        }
+    }
+
+    /// Under the lock: what there is, or `None` if the caller has to wait.
+    fn see(&self, wish: Wish, runner: &mut Runner) -> Option<Result<Found, &'static str>> {
+        match self.phase.load(Relaxed) {
+            COMPLETE => Some(Ok(Found::Complete)),
+            RUNNING if runner.name == wish.me => Some(Err(OWN)),
+            POISONED if !wish.force => Some(Err(POISON)),
+            phase @ (NEW | POISONED) if wish.runs => {
+                self.phase.store(RUNNING, Relaxed);
+                runner.name = wish.me;
+                let poisoned = phase == POISONED;
+                Some(Ok(Found::Free { poisoned }))
+            }
+            _ => None,
         }
     }
 
@@ -194,27 +305,24 @@ impl Once {
     fn end(&self, phase: u8) {
         let mut queue = self.queue.lock();
         self.phase.store(phase, Release);
-        loop {
-            while queue.take().is_some() {}
-            if !queue.finish() {
-                return;
-            }
-            queue = self.queue.lock();
-        }
+        queue.state().tickets.tell_all();
+        tickets::call_owed(&self.queue, queue);
     }
 }
 
 const POISON: &str =
     "this Once is poisoned: a closure it ran has panicked; call_once_force would run another";
-const OWN: &str = "the closure of this Once calls it again and would wait for itself: do not use what it makes inside";
+const OWN: &str = "the closure of this Once calls it again, or waits for it, and would wait for itself: do not use what it makes inside";
 
-/// What somebody wants of it; `force`: also after a panic.
+/// What somebody wants of it.
 #[derive(Clone, Copy)]
-enum Wish {
-    /// To run it.
-    Run { me: usize, force: bool },
-    /// That it is done.
-    Result { force: bool },
+struct Wish {
+    /// His name.
+    me: usize,
+    /// He would run it himself.
+    runs: bool,
+    /// Also after a panic.
+    force: bool,
 }
 
 enum Found {
@@ -223,38 +331,18 @@ enum Found {
         poisoned: bool,
     },
     Complete,
+    /// Who ran it has left it, one way or other.
+    Left,
+    TimedOut,
 }
 
-/// Looking at it, and waiting while somebody runs it.
-struct See<'a> {
-    once: &'a Once,
-    wish: Wish,
-}
-
-impl Plan<usize, (), Waiter> for See<'_> {
-    type Answer = Result<Found, &'static str>;
-
-    fn look(
-        &mut self,
-        queue: &mut Locked<'_, usize, (), Waiter>,
-        (): &mut (),
-    ) -> Look<Self::Answer> {
-        let phase = self.once.phase.load(Relaxed);
-        match (phase, self.wish) {
-            (COMPLETE, _) => Look::Done(Ok(Found::Complete)),
-            (POISONED, Wish::Run { force: false, .. } | Wish::Result { force: false }) => {
-                Look::Done(Err(POISON))
-            }
-            (NEW | POISONED, Wish::Run { me, .. }) => {
-                self.once.phase.store(RUNNING, Relaxed);
-                *queue.state() = me;
-                let poisoned = phase == POISONED;
-                Look::Done(Ok(Found::Free { poisoned }))
-            }
-            (_, Wish::Run { me, .. }) if me != 0 && *queue.state() == me => Look::Done(Err(OWN)),
-            _ => Look::Behind,
-        }
-    }
+/// What became of the wish to run it.
+#[must_use]
+pub(crate) enum Begun<'a> {
+    Run(Run<'a>),
+    Complete,
+    /// Somebody else runs it still.
+    TimedOut,
 }
 
 /// The right to run it: done, or left by unwinding.

@@ -9,9 +9,11 @@ use std::fmt;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::time::{Duration, Instant};
 
 use crate::base::loom::const_fn;
-use crate::sync::once::Once;
+use crate::sched::limit::{Limit, Undisturbed};
+use crate::sync::once::{Begun, Once};
 
 /// A place for a value that is put there once; who wants it meanwhile waits.
 ///
@@ -99,7 +101,7 @@ impl<T> OnceLock<T> {
     /// The value; if there is none, what `f` returns, unless another makes one meanwhile: then that.
     ///
     /// # Panics
-    /// If `f` asks for the value.
+    /// If `f` asks for the value, or waits for it.
     ///
     /// ```
     /// let cell = indent::sync::OnceLock::new();
@@ -120,7 +122,7 @@ impl<T> OnceLock<T> {
     /// That of `f`.
     ///
     /// # Panics
-    /// If `f` asks for the value.
+    /// If `f` asks for the value, or waits for it.
     ///
     /// ```
     /// let cell = indent::sync::OnceLock::new();
@@ -128,19 +130,59 @@ impl<T> OnceLock<T> {
     /// assert_eq!(cell.get_or_try_init(|| "5".parse::<u32>()), Ok(&5));
     /// ```
     pub fn get_or_try_init<E>(&self, f: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
-        if let Some(value) = self.get() {
-            return Ok(value);
+        let value = self.get_or_try_init_until(|| None, f)?;
+        Ok(value.expect("there was no deadline"))
+    }
+
+    /// As [`get_or_init`](Self::get_or_init), but waits for another's call for at most this long; `None` if that is not
+    /// over. What `f` itself takes does not count.
+    ///
+    /// # Panics
+    /// As [`get_or_init`](Self::get_or_init).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let cell = indent::sync::OnceLock::new();
+    /// cell.get_or_init(|| {
+    ///     std::thread::scope(|scope| {
+    ///         let soon = Duration::from_millis(1);
+    ///         scope.spawn(|| assert_eq!(cell.get_or_init_timeout(soon, || 2), None));
+    ///     });
+    ///     1
+    /// });
+    /// assert_eq!(cell.get_or_init_timeout(Duration::ZERO, || 2), Some(&1));
+    /// ```
+    pub fn get_or_init_timeout(&self, timeout: Duration, f: impl FnOnce() -> T) -> Option<&T> {
+        enum Never {}
+        let deadline = || Instant::now().checked_add(timeout);
+        match self.get_or_try_init_until(deadline, || Ok::<T, Never>(f())) {
+            Ok(value) => value,
+            Err(never) => match never {},
         }
-        if let Some(run) = self.once.begin(true) {
+    }
+
+    /// `None` if another makes it and the time is over.
+    fn get_or_try_init_until<E>(
+        &self,
+        deadline: impl FnOnce() -> Option<Instant>,
+        f: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Option<&T>, E> {
+        if let Some(value) = self.get() {
+            return Ok(Some(value));
+        }
+        if let Begun::Run(run) = self.once.begin(true, deadline()) {
             let value = f()?; // or the run ends without a value
             // SAFETY: ours alone until the run is complete.
             unsafe { &mut *self.value.get() }.write(value);
             run.complete();
         }
-        Ok(self.get().expect("complete"))
+        Ok(self.get())
     }
 
     /// Waits until somebody has put a value there.
+    ///
+    /// # Panics
+    /// If the caller is the one who makes it.
     ///
     /// ```
     /// let cell = indent::sync::OnceLock::new();
@@ -150,8 +192,24 @@ impl<T> OnceLock<T> {
     /// });
     /// ```
     pub fn wait(&self) -> &T {
-        self.once.wait_until_done(true);
+        self.once.wait_until(true, None);
         self.get().expect("complete")
+    }
+
+    /// Waits until somebody has put a value there, for at most this long.
+    ///
+    /// # Panics
+    /// As [`wait`](Self::wait).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// let cell = indent::sync::OnceLock::<u8>::new();
+    /// assert_eq!(cell.wait_timeout(Duration::from_millis(1)), None);
+    /// ```
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<&T> {
+        let deadline = Instant::now().checked_add(timeout);
+        self.once.wait_until(true, deadline);
+        self.get()
     }
 
     /// The value.
@@ -200,6 +258,22 @@ impl<T> From<T> for OnceLock<T> {
     }
 }
 
+impl<T: Clone> Clone for OnceLock<T> {
+    fn clone(&self) -> Self {
+        self.get()
+            .cloned()
+            .map_or_else(OnceLock::new, OnceLock::from)
+    }
+}
+
+impl<T: PartialEq> PartialEq for OnceLock<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.get() == other.get()
+    }
+}
+
+impl<T: Eq> Eq for OnceLock<T> {}
+
 impl<T: fmt::Debug> fmt::Debug for OnceLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.get() {
@@ -211,7 +285,10 @@ impl<T: fmt::Debug> fmt::Debug for OnceLock<T> {
 
 /// A value that is made when it is first wanted.
 ///
-/// As [`std::sync::LazyLock`]: if the closure panics, or ends because its fiber was told to, every later use panics.
+/// As [`std::sync::LazyLock`]: if the closure panics, every later use panics. Since it can be called but once, and for all
+/// who want the value, it is not told to end: a request, or a [time limit](crate::time::timeout) of whoever happens to be
+/// the first, is heard when the value is made. (Limits that it sets itself are heard in it.) Whoever waits for it
+/// can be told as ever.
 ///
 /// ```
 /// use indent::sync::LazyLock;
@@ -246,19 +323,66 @@ impl<T, F: FnOnce() -> T> LazyLock<T, F> {
     /// The value, made if it is not.
     ///
     /// # Panics
-    /// If the closure has panicked.
+    /// If the closure has panicked, or if it asks for the value.
     ///
     /// ```
     /// let lazy = indent::sync::LazyLock::new(|| 1);
     /// assert_eq!(indent::sync::LazyLock::force(&lazy), &1);
     /// ```
     pub fn force(this: &Self) -> &T {
-        this.cell.get_or_init(|| match this.f.take() {
-            Some(f) => f(),
-            None => {
+        this.cell.get_or_init(|| {
+            let Some(f) = this.f.take() else {
                 panic!("this LazyLock has no value: the closure that was to make it has panicked")
-            }
+            };
+            let none = Limit::none();
+            // SAFETY: it is dropped here, before the limit, by returning or by unwinding.
+            let _alone = unsafe { Undisturbed::begin(&none) };
+            f()
         })
+    }
+
+    /// The value, made if it is not, by who has it to himself.
+    ///
+    /// # Panics
+    /// If the closure has panicked.
+    ///
+    /// ```
+    /// use indent::sync::LazyLock;
+    ///
+    /// let mut lazy = LazyLock::new(|| 1);
+    /// *LazyLock::force_mut(&mut lazy) += 1;
+    /// assert_eq!(*lazy, 2);
+    /// ```
+    pub fn force_mut(this: &mut Self) -> &mut T {
+        LazyLock::force(this);
+        LazyLock::get_mut(this).expect("complete")
+    }
+}
+
+impl<T, F> LazyLock<T, F> {
+    /// The value, if it is made.
+    ///
+    /// ```
+    /// use indent::sync::LazyLock;
+    ///
+    /// let lazy = LazyLock::new(|| 1);
+    /// assert_eq!(LazyLock::get(&lazy), None);
+    /// assert_eq!((*lazy, LazyLock::get(&lazy)), (1, Some(&1)));
+    /// ```
+    pub fn get(this: &Self) -> Option<&T> {
+        this.cell.get()
+    }
+
+    /// The value, if it is made, by who has it to himself.
+    ///
+    /// ```
+    /// use indent::sync::LazyLock;
+    ///
+    /// let mut lazy = LazyLock::new(|| 1);
+    /// assert_eq!(LazyLock::get_mut(&mut lazy), None);
+    /// ```
+    pub fn get_mut(this: &mut Self) -> Option<&mut T> {
+        this.cell.get_mut()
     }
 }
 
@@ -267,6 +391,13 @@ impl<T, F: FnOnce() -> T> Deref for LazyLock<T, F> {
 
     fn deref(&self) -> &T {
         LazyLock::force(self)
+    }
+}
+
+impl<T: Default> Default for LazyLock<T> {
+    /// To be made by `T::default`.
+    fn default() -> Self {
+        LazyLock::new(T::default)
     }
 }
 

@@ -19,7 +19,7 @@
 //! **L4** *The state fits the list whenever the lock is free*: who withdraws sets right, under the same lock, what
 //! depends on it ([`Plan::leave`]).
 //!
-//! No more than `BATCH` are taken at a time, since what the calls relied on is kept until the mark is down (`Kept`),
+//! No more than `BREATH` are taken at a time, since what the calls relied on is kept until the mark is down (`Kept`),
 //! and a crowd is not called in one breath: who wants more looks whether there are more ([`Locked::finish`]).
 //!
 //! Rejected: a list of addresses in a vector, which allocates under the lock and makes withdrawing a search; one
@@ -39,7 +39,7 @@ use crate::fiber::state::{Hearing, Woken};
 use crate::sched::context::{self, Marked};
 use crate::sched::wake::{Kept, Waiter};
 
-/// How many are called in one breath.
+/// How many can be called in one breath.
 const BATCH: usize = 8;
 
 /// How long one waits before he is served by name where others may overtake.
@@ -55,7 +55,12 @@ pub(crate) unsafe trait Waits {
     /// How often to look at a lock that is held before the wait begins, each time after twice as many pauses as the
     /// time before: for one that is held for some instructions by a thread beside us. Longer is dearer than a park.
     const SPINS: u32 = 3;
+    /// How many are called in one breath, at most `BATCH`: fewer in models, where a crowd is small.
+    const BREATH: usize = BATCH;
+    /// How often a lock is let go while one who was woken is on his way, before another is looked at; fifteen at most.
+    const PASSES: usize = 15;
     fn caller() -> Self;
+    /// Whoever waits has paid for it before.
     fn park(&self, until: &Until) -> Woken;
     fn was_called(&self) -> bool;
     /// # Safety
@@ -84,7 +89,7 @@ unsafe impl Waits for Waiter {
     }
 
     fn park(&self, until: &Until) -> Woken {
-        Waiter::park(self, until.deadline, until.reason, until.hearing)
+        Waiter::park_charged(self, until.deadline, until.reason, until.hearing)
     }
 
     fn was_called(&self) -> bool {
@@ -381,7 +386,7 @@ impl<S, N, W: Waits> Locked<'_, S, N, W> {
         if first.is_null() {
             return None;
         }
-        if self.count == BATCH {
+        if self.count == W::BREATH {
             self.more = true;
             return None;
         }

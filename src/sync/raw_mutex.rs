@@ -1,16 +1,18 @@
 //! The word of a mutex, and who gets it next.
 //!
 //! ```text
-//!   word = number of the owner, a fiber (zero for a plain thread) | POISON | WOKEN | PARKED | LOCKED
+//!   word = name of the owner | PASSED | POISON | WOKEN | PARKED | LOCKED
 //! ```
 //!
 //! Locking a free word and letting go of one that nobody waits for are one exchange each. That the word names the
-//! owner makes a fiber that locks twice known, on the slow way only. (By its number, not its record: that is another's
-//! when the fiber is over, and the guard may have outlived it.)
+//! owner makes a fiber or a thread that locks twice known, on the slow way only. (By its number, not its record: that is
+//! another's when the fiber is over, and the guard may have outlived it.)
 //!
 //! *Barging.* Whoever comes while the word is free takes it, though others wait: a lock that goes to a sleeper by name
 //! stands still until he is awake, and everybody else with it. So who lets go wakes the first and lets him compete.
-//! WOKEN says that one is on his way; until he has taken the lock, or lies down again, nobody else is woken.
+//! WOKEN says that one is on his way; until he has taken the lock, or lies down again, nobody else is woken. Unless he
+//! does not come, since his thread is another's for a while: PASSED counts how often in a row the lock was let go
+//! meanwhile, and when it is full whoever lets go looks whether the next one has waited for too long, and wakes him as well.
 //! *Starving.* Who has waited for longer than his patience lasts (`queue.rs`) and loses again says so, in front of the queue. The next one to let
 //! go hands the lock over by name: LOCKED stays, with nobody as its owner until the new one wakes up and signs. Nobody
 //! looks at a clock before he has slept.
@@ -19,7 +21,8 @@
 //! it is set only while LOCKED is. So whoever lets go with PARKED clear has nobody to wake: a waiter that comes later
 //! finds LOCKED clear and does not wait. **L6** WOKEN is set from the call of a waiter without the lock until that waiter
 //! has taken it or lain down again, both by an exchange that finds the word free or sees to it that
-//! the next one to let go looks at the queue. So a free lock is never slept on: somebody is awake who looks at it.
+//! the next one to let go looks at the queue. So a free lock is never slept on: somebody is awake who looks at it. (If two
+//! are on their way the first of them clears it, and a third may be woken: one too many, never one too few.)
 //!
 //! Rejected: always handing over (every lock beyond the first costs a switch: a convoy); waking one at each letting
 //! go (all of them awake, fighting); a bit that says that the queue starves (PARKED without WOKEN makes whoever
@@ -35,6 +38,7 @@ use crate::base::loom::const_fn;
 use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::park;
+use crate::sched::context;
 use crate::sched::wake::Waiter;
 use crate::sync::queue::{self, Locked, Look, Plan, Queue, Until, Waited, Waits};
 
@@ -42,8 +46,15 @@ const LOCKED: usize = 1;
 const PARKED: usize = 2;
 const WOKEN: usize = 4;
 const POISON: usize = 8;
+/// How often the lock was let go while one was on his way.
+const PASSED: usize = 15 * PASS;
+const PASS: usize = 16;
+/// What he takes away who was on his way.
+const ON_HIS_WAY: usize = WOKEN | PASSED;
 /// Of whoever has it.
-const OWNER: usize = !15;
+const OWNER: usize = !255;
+/// In a name: that of a plain thread.
+const THREAD: usize = 256;
 
 /// The deadline passed, or the fiber is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,15 +75,24 @@ pub(crate) struct Turn {
     has_it: bool,
 }
 
+impl Turn {
+    fn waits_too_long<W: Waits>(&self) -> bool {
+        self.since.is_some_and(W::starves)
+    }
+}
+
 pub(crate) struct RawMutex<W = Waiter> {
     word: AtomicUsize,
     queue: Queue<(), Turn, W>,
 }
 
-/// How the word names a fiber.
+/// How the word names the caller, a fiber or a plain thread. Never zero.
 #[inline]
 pub(crate) fn name_of(fiber: Option<FiberRef>) -> usize {
-    fiber.map_or(0, |fiber| (fiber.id() as usize) << OWNER.trailing_zeros())
+    match fiber {
+        Some(fiber) => fiber.id() as usize * 2 * THREAD,
+        None => context::thread_number() as usize * 2 * THREAD + THREAD,
+    }
 }
 
 impl<W> RawMutex<W> {
@@ -101,7 +121,7 @@ impl<W> RawMutex<W> {
         free.is_ok() || self.try_lock_among_others(me, 0)
     }
 
-    /// The same when somebody waits, or the lock is poisoned. Of WOKEN and its like, `less` is taken away.
+    /// The same when somebody waits, or the lock is poisoned; takes `less` away.
     fn try_lock_among_others(&self, me: usize, less: usize) -> bool {
         let mut word = self.word.load(Relaxed);
         while word & LOCKED == 0 {
@@ -166,7 +186,7 @@ impl<W: Waits> RawMutex<W> {
                 self.word.fetch_or(me, Relaxed); // it was nobody's
                 return Ok(());
             }
-            less = WOKEN; // we are the one on his way
+            less = ON_HIS_WAY; // that was us
             if self.try_lock_among_others(me, less) || self.spin(me, less) {
                 return Ok(());
             }
@@ -195,9 +215,14 @@ impl<W: Waits> RawMutex<W> {
     #[inline(never)]
     fn unlock_slowly(&self) {
         let mut word = self.word.load(Relaxed);
-        // Nobody to wake, or one is awake.
-        while word & PARKED == 0 || word & WOKEN != 0 {
-            let next = word & !(LOCKED | OWNER);
+        // Nobody to wake, or one is awake and was not passed too often.
+        while word & PARKED == 0 || (word & WOKEN != 0 && word & PASSED < W::PASSES * PASS) {
+            let passed = if word & PARKED == 0 {
+                0
+            } else {
+                (word & PASSED) + PASS
+            };
+            let next = (word & !(LOCKED | OWNER | PASSED)) | passed;
             match self
                 .word
                 .compare_exchange_weak(word, next, Release, Relaxed)
@@ -207,11 +232,17 @@ impl<W: Waits> RawMutex<W> {
             }
         }
         let mut queue = self.queue.lock();
-        let (mut set, mut clear) = (0, LOCKED | OWNER);
-        if let Some(first) = queue.take() {
+        // Who is on his way clears it under the queue's lock, or when he gets what we have: it stays as it is.
+        let one_is_awake = self.word.load(Relaxed) & WOKEN != 0;
+        let wake = !one_is_awake
+            || queue
+                .first()
+                .is_some_and(|first| first.waits_too_long::<W>());
+        let (mut set, mut clear) = (0, LOCKED | OWNER | PASSED);
+        if wake && let Some(first) = queue.take() {
             if first.starves {
                 first.has_it = true;
-                clear = OWNER;
+                clear = OWNER | PASSED;
             } else {
                 set = WOKEN;
             }
@@ -263,7 +294,7 @@ impl<W: Waits> Plan<(), Turn, W> for LieDown<'_, W> {
 
     fn leave(&mut self, queue: &mut Locked<'_, (), Turn, W>) {
         if queue.is_empty() {
-            self.mutex.change(0, PARKED);
+            self.mutex.change(0, PARKED | PASSED);
         }
     }
 }

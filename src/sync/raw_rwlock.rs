@@ -9,8 +9,8 @@
 //! starves the other, and nobody overtakes.
 //!
 //! **L8** PARKED is set if somebody is in the queue, whenever the queue's lock is free; both change under that lock
-//! only. While it is set the lock is taken under that lock only; readers let go without it, and the last of them, like a
-//! writer, sees to the queue. So if the first waits somebody has the lock, or is about to see to the queue.
+//! only. While it is set the lock is taken under that lock only; readers let go without it, but with the mark up, and the
+//! last of them, like a writer, sees to the queue. So if the first waits somebody has the lock, or is about to see to the queue.
 //!
 //! Rejected: letting readers in beside a waiting writer while others read (with enough readers he waits for ever), and
 //! letting whoever comes take it, as a mutex does: here a reader who overtakes makes the next one overtake as well.
@@ -20,6 +20,7 @@ use crate::base::loom::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 use crate::base::loom::const_fn;
+use crate::sched::context;
 use crate::sched::wake::Waiter;
 use crate::sync::queue::{self, Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::sync::raw_mutex::Failed;
@@ -100,9 +101,29 @@ impl<W: Waits> RawRwLock<W> {
     /// By a reader who has it.
     #[inline]
     pub(crate) fn unlock_read(&self) {
+        let mut word = self.word.load(Relaxed);
+        while word & PARKED == 0 {
+            match self
+                .word
+                .compare_exchange_weak(word, word - READER, Release, Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => word = now,
+            }
+        }
+        self.unlock_read_slowly();
+    }
+
+    /// The last one is not stopped between letting go and seeing to the queue (S6).
+    #[cold]
+    #[inline(never)]
+    fn unlock_read_slowly(&self) {
+        let mark = context::marked();
         let before = self.word.fetch_sub(READER, AcqRel);
         if before - READER == PARKED {
-            self.see_to_the_queue(0, 0);
+            let queue = self.queue.lock(); // with a mark of its own
+            drop(mark);
+            self.serve_all(queue);
         }
     }
 
@@ -127,15 +148,19 @@ impl<W: Waits> RawRwLock<W> {
     #[cold]
     #[inline(never)]
     fn see_to_the_queue(&self, less: usize, more: usize) {
-        let mut change = more.wrapping_sub(less);
+        let queue = self.queue.lock();
+        self.word.fetch_add(more.wrapping_sub(less), AcqRel);
+        self.serve_all(queue);
+    }
+
+    /// Gives the lock to whoever may have it; the queue's lock was taken before.
+    fn serve_all<'a>(&'a self, mut queue: Locked<'a, (), Way, W>) {
         loop {
-            let mut queue = self.queue.lock();
-            self.word.fetch_add(change, AcqRel);
-            change = 0;
             self.serve(&mut queue);
             if !queue.finish() {
                 return;
             }
+            queue = self.queue.lock();
         }
     }
 

@@ -121,33 +121,52 @@ impl<W: Waits> RawSemaphore<W> {
         }
     }
 
-    /// Gives permits back, or adds some; never blocks.
+    /// Adds permits; never blocks. False, and nothing is changed, if there were too many then.
+    #[must_use]
+    #[inline]
+    pub(crate) fn add(&self, permits: usize) -> bool {
+        self.change(|word| {
+            let sum = (word / ONE).checked_add(permits)?;
+            (sum <= MOST).then(|| word + permits * ONE)
+        })
+    }
+
+    /// Gives permits back; never blocks. As many as there can be: some may have been added while these were out.
     #[inline]
     pub(crate) fn give(&self, permits: usize) {
+        let changed = self.change(|word| Some(word + permits.min(MOST - word / ONE) * ONE));
+        debug_assert!(changed);
+    }
+
+    /// More permits, by `more`, if it does not refuse: for whoever comes, or for those who wait.
+    #[inline]
+    fn change(&self, more: impl Fn(usize) -> Option<usize>) -> bool {
         let mut word = self.word.load(Relaxed);
         while word & PARKED == 0 {
-            let next = more(word, permits);
+            let Some(next) = more(word) else { return false };
             match self.word.compare_exchange_weak(word, next, AcqRel, Relaxed) {
-                Ok(_) => return,
+                Ok(_) => return true,
                 Err(now) => word = now,
             }
         }
-        self.give_to_waiters(permits);
+        self.change_for_waiters(more)
     }
 
     #[cold]
     #[inline(never)]
-    fn give_to_waiters(&self, permits: usize) {
-        let mut permits = permits;
+    fn change_for_waiters(&self, more: impl Fn(usize) -> Option<usize>) -> bool {
+        let mut queue = self.queue.lock();
+        let Some(mut word) = self.update(more) else {
+            return false;
+        };
         loop {
-            let mut queue = self.queue.lock();
-            let word = self.update(|word| more(word, permits));
-            permits = 0;
             let granted = self.serve(&mut queue, word);
             self.settle(&queue, granted);
             if !queue.finish() {
-                return;
+                return true;
             }
+            queue = self.queue.lock();
+            word = self.word.load(Acquire);
         }
     }
 
@@ -169,16 +188,16 @@ impl<W: Waits> RawSemaphore<W> {
     /// Under the queue's lock: so many permits were granted, and somebody waits or not.
     fn settle(&self, queue: &Locked<'_, (), Wish, W>, granted: usize) {
         let waits = if queue.is_empty() { 0 } else { PARKED };
-        self.update(|word| ((word - granted * ONE) & !PARKED) | waits);
+        self.update(|word| Some(((word - granted * ONE) & !PARKED) | waits));
     }
 
-    /// Changes the word; what it is now.
-    fn update(&self, next: impl Fn(usize) -> usize) -> usize {
+    /// Changes the word, unless `next` refuses; what it is now.
+    fn update(&self, next: impl Fn(usize) -> Option<usize>) -> Option<usize> {
         let mut word = self.word.load(Relaxed);
         loop {
-            let new = next(word);
+            let new = next(word)?;
             match self.word.compare_exchange_weak(word, new, AcqRel, Relaxed) {
-                Ok(_) => return new,
+                Ok(_) => return Some(new),
                 Err(now) => word = now,
             }
         }
@@ -205,7 +224,7 @@ impl<W: Waits> RawSemaphore<W> {
     pub(crate) fn close(&self) {
         loop {
             let mut queue = self.queue.lock();
-            self.update(|word| word | CLOSED);
+            self.update(|word| Some(word | CLOSED));
             while queue.take().is_some() {}
             self.settle(&queue, 0);
             if !queue.finish() {
@@ -213,15 +232,6 @@ impl<W: Waits> RawSemaphore<W> {
             }
         }
     }
-}
-
-fn more(word: usize, permits: usize) -> usize {
-    assert!(
-        permits <= MOST && word / ONE + permits <= MOST,
-        "{permits} permits more than {} are too many: a semaphore has at most {MOST}",
-        word / ONE
-    );
-    word + permits * ONE
 }
 
 /// Waiting for permits.

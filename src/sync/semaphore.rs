@@ -287,6 +287,20 @@ impl Semaphore {
         Ok(Permit::new(self, permits))
     }
 
+    /// Takes a permit that may outlive the caller's reference, if there is one and nobody waits.
+    ///
+    /// # Errors
+    /// As [`try_acquire`](Self::try_acquire).
+    ///
+    /// ```
+    /// # use indent::sync::Semaphore;
+    /// # use std::sync::Arc;
+    /// assert!(Arc::new(Semaphore::new(1)).try_acquire_owned().is_ok());
+    /// ```
+    pub fn try_acquire_owned(self: Arc<Self>) -> Result<OwnedSemaphorePermit, TryAcquireError> {
+        self.try_acquire_many_owned(1)
+    }
+
     /// Takes so many permits that may outlive the caller's reference, if there are enough and nobody waits.
     ///
     /// # Errors
@@ -303,6 +317,24 @@ impl Semaphore {
     ) -> Result<OwnedSemaphorePermit, TryAcquireError> {
         self.raw.try_take(permits).map_err(in_time)?;
         Ok(Permit::new(self, permits))
+    }
+
+    /// Waits for a permit that may outlive the caller's reference, for at most this long.
+    ///
+    /// # Errors
+    /// As [`acquire_timeout`](Self::acquire_timeout).
+    ///
+    /// ```
+    /// # use indent::sync::Semaphore;
+    /// # use std::{sync::Arc, time::Duration};
+    /// let semaphore = Arc::new(Semaphore::new(1));
+    /// assert!(semaphore.acquire_owned_timeout(Duration::from_millis(1)).is_ok());
+    /// ```
+    pub fn acquire_owned_timeout(
+        self: Arc<Self>,
+        timeout: Duration,
+    ) -> Result<OwnedSemaphorePermit, TryAcquireError> {
+        self.acquire_many_owned_timeout(1, timeout)
     }
 
     /// Waits for so many permits that may outlive the caller's reference, for at most this long.
@@ -328,7 +360,7 @@ impl Semaphore {
     /// So many more from now on. Never blocks.
     ///
     /// # Panics
-    /// If there are more than [`MAX_PERMITS`](Self::MAX_PERMITS) then.
+    /// If there were more than [`MAX_PERMITS`](Self::MAX_PERMITS) then; nothing is added.
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(0);
@@ -336,7 +368,10 @@ impl Semaphore {
     /// assert_eq!(semaphore.available_permits(), 2);
     /// ```
     pub fn add_permits(&self, permits: usize) {
-        self.raw.give(permits);
+        assert!(
+            self.raw.add(permits),
+            "{permits} permits more are too many: a semaphore has at most {MOST}"
+        );
     }
 
     /// So many fewer from now on, as far as there are some now; how many these were.

@@ -169,6 +169,12 @@ impl<T: Default> Default for SpinLock<T> {
     }
 }
 
+impl<T> From<T> for SpinLock<T> {
+    fn from(value: T) -> Self {
+        SpinLock::new(value)
+    }
+}
+
 impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.try_lock() {
@@ -179,6 +185,12 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLock<T> {
 }
 
 impl<T: ?Sized + fmt::Debug> fmt::Debug for SpinLockGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl<T: ?Sized + fmt::Display> fmt::Display for SpinLockGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::fiber::reason::ParkReason;
 use crate::park;
-use crate::sched::wake::Waiter;
-use crate::sync::event::happened;
-use crate::sync::queue::{Locked, Look, Plan, Queue, Until};
+use crate::sync::queue::{Queue, Until};
+use crate::sync::tickets::{self, Ticketed, Tickets, WithTicket};
 
 /// Counts what is not done yet, and lets others wait until all of it is. All clones are one group.
 ///
@@ -40,8 +39,13 @@ struct Shared {
 
 struct Counts {
     pending: usize,
-    /// How many have come to wait.
-    came: u64,
+    tickets: Tickets,
+}
+
+impl Ticketed for Counts {
+    fn tickets(&mut self) -> &mut Tickets {
+        &mut self.tickets
+    }
 }
 
 /// One thing of a [`WaitGroup`] that is not done before this is dropped.
@@ -63,7 +67,7 @@ impl WaitGroup {
     pub fn new() -> Self {
         let counts = Counts {
             pending: 0,
-            came: 0,
+            tickets: Tickets::new(),
         };
         WaitGroup {
             shared: Arc::new(Shared {
@@ -104,14 +108,11 @@ impl WaitGroup {
     pub fn done(&self) {
         let mut queue = self.shared.queue.lock();
         let counts = queue.state();
-        let (left, last) = (counts.pending.checked_sub(1), counts.came);
+        let left = counts.pending.checked_sub(1);
         counts.pending = left.unwrap_or(0);
-        while left == Some(0) {
-            take_first(&mut queue, last);
-            if !queue.finish() {
-                return;
-            }
-            queue = self.shared.queue.lock();
+        if left == Some(0) {
+            counts.tickets.tell_all();
+            return tickets::call_owed(&self.shared.queue, queue);
         }
         drop(queue);
         assert!(
@@ -171,28 +172,10 @@ impl WaitGroup {
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
         park::charge_ahead();
         let until = Until::open(deadline, ParkReason::WaitGroup);
-        happened(self.shared.queue.wait(0, &until, &mut All))
-    }
-}
-
-fn take_first(queue: &mut Locked<'_, Counts, u64, Waiter>, last: u64) {
-    while queue.first().is_some_and(|ticket| *ticket < last) && queue.take().is_some() {}
-}
-
-/// Waiting for all.
-struct All;
-
-impl Plan<Counts, u64, Waiter> for All {
-    type Answer = ();
-
-    fn look(&mut self, queue: &mut Locked<'_, Counts, u64, Waiter>, ticket: &mut u64) -> Look<()> {
-        let counts = queue.state();
-        if counts.pending == 0 {
-            return Look::Done(());
-        }
-        *ticket = counts.came;
-        counts.came += 1;
-        Look::Behind
+        let mut wait =
+            WithTicket::unless(|counts: &mut Counts| (counts.pending == 0).then_some(()));
+        let waited = self.shared.queue.wait(0, &until, &mut wait);
+        tickets::happened(waited, wait.owed)
     }
 }
 

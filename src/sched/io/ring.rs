@@ -256,7 +256,7 @@ impl Shared {
                 };
             }
             drop(mark);
-            drop(kept);
+            (kept.into_iter().flatten()).for_each(|kept| self.part_with(kept));
             if taken < BATCH {
                 return;
             }

@@ -107,6 +107,8 @@ pub(crate) mod model {
     unsafe impl<const STARVES: bool> Waits for Model<STARVES> {
         type Kept = ();
         const SPINS: u32 = 0;
+        const BREATH: usize = 1;
+        const PASSES: usize = 1;
 
         fn caller() -> Self {
             Model(Arc::new((Mutex::new(false), Condvar::new())))

@@ -1,4 +1,35 @@
-//! The lock modelled.
+//! One who is woken and does not come; and the lock modelled.
+
+#[cfg(not(indent_loom))]
+#[test]
+fn one_who_is_woken_and_does_not_come_keeps_nobody_from_a_free_lock() {
+    use super::*;
+    use std::time::Duration;
+
+    let mutex = RawMutex::<Waiter>::new();
+    let until = || open(Some(Instant::now() + Duration::from_secs(20)));
+    let (one, other) = (THREAD, 3 * THREAD);
+    assert!(mutex.try_lock(one));
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let got = mutex.lock(other, until);
+            mutex.unlock(other);
+            got
+        });
+        while mutex.word.load(Relaxed) & PARKED == 0 {
+            std::thread::yield_now();
+        }
+        mutex.word.fetch_or(WOKEN, Relaxed); // as if another was, whose thread does not run
+        while !waits.is_finished() {
+            mutex.unlock(one);
+            std::thread::yield_now();
+            mutex.lock(one, until).expect("in time");
+        }
+        assert_eq!(waits.join().unwrap(), Ok(false));
+    });
+    mutex.unlock(one);
+    assert_eq!(mutex.word.load(Relaxed) & !ON_HIS_WAY, 0);
+}
 
 #[cfg(indent_loom)]
 #[expect(unsafe_code, reason = "loom's cell checks exclusion")]
@@ -79,6 +110,20 @@ mod models {
             counter.add();
             others.into_iter().for_each(|other| other.join().unwrap());
             assert_eq!(counter.count(), 3);
+        });
+    }
+
+    #[test]
+    fn loom_a_mutex_that_wakes_two_lets_one_in_and_forgets_nobody() {
+        loom::model(|| {
+            let counter = Counter::<true>::new();
+            let others = [(); 2].map(|()| {
+                let counter = counter.clone();
+                thread::spawn(move || counter.add())
+            });
+            (0..2).for_each(|_| counter.add());
+            others.into_iter().for_each(|other| other.join().unwrap());
+            assert_eq!(counter.count(), 4);
         });
     }
 

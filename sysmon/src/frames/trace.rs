@@ -1,3 +1,4 @@
+#![expect(unsafe_code, reason = "compares words of a suspended stack")]
 //! Remembers walks: a stack that is suspended again at the same place is judged by comparing words.
 //!
 //! A [`Trace`] is one walk that was finished: which words of the stack it depended on, where they
@@ -112,7 +113,7 @@ impl Trace {
     fn returns_fit(&self, start: &Registers, stack: &Stack) -> bool {
         let fits = |word: &Word| {
             let want = start.pc.wrapping_add_signed(word.want as i32 as isize);
-            stack.read(start.sp.wrapping_add(word.at as usize)) == Some(want)
+            self.word(start, stack, word.at) == want
         };
         let count = usize::from(self.depth).min(DEPTH);
         self.returns[..count].iter().all(fits)
@@ -122,10 +123,25 @@ impl Trace {
     fn saved_fit(&self, start: &Registers, stack: &Stack) -> bool {
         let fits = |word: &Word| {
             let want = start.sp.wrapping_add(word.want as usize);
-            stack.read(start.sp.wrapping_add(word.at as usize)) == Some(want)
+            self.word(start, stack, word.at) == want
         };
         let count = usize::from(self.bases).min(BASES);
         self.saved[..count].iter().all(fits)
+    }
+
+    /// A word that was recorded, of a stack whose root has the same position.
+    #[inline]
+    fn word(&self, start: &Registers, stack: &Stack, at: u32) -> usize {
+        let address = start.sp + at as usize;
+        debug_assert!(
+            stack.holds(address, address + WORD),
+            "{at} below {}",
+            self.root
+        );
+        // SAFETY: a recorded word lies between start and root, whole and aligned: the walk read it there. All of
+        // that is inside this stack, too, by the position of its root (`judge_in`), and `Stack::new`'s caller
+        // answers for the inside.
+        unsafe { super::peek::word(address) }
     }
 
     fn judgement(&self) -> Judgement {
