@@ -199,7 +199,7 @@ fn locks_that_are_free_share_the_worker() {
         event.set();
         let far = Duration::from_secs(3600);
         let rt = runtime(None);
-        let mut check = |what: &str, operation: &mut (dyn FnMut() + Send)| {
+        let check = |what: &str, operation: &mut (dyn FnMut() + Send)| {
             println!("{what}");
             let seen =
                 rt.block_on(|| beside_a_sibling((0..OPERATIONS).collect(), |_: u64| operation()));
@@ -217,7 +217,9 @@ fn locks_that_are_free_share_the_worker() {
             notify.notify_one();
             notify.notified();
         });
-        check("a barrier", &mut || drop(barrier.wait()));
+        check("a barrier", &mut || {
+            barrier.wait();
+        });
         check("a group", &mut || group.wait());
         check("a once", &mut || Once::new().call_once(|| ()));
         check("a cell", &mut || {

@@ -7,8 +7,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indent::io::pipe;
@@ -75,8 +75,11 @@ fn rounds(mut clients: Vec<TcpStream>, stop: &AtomicBool) -> (Duration, usize) {
     (longest, rounds)
 }
 
-/// Echoes while a fiber on each worker is stuck: no round takes longer than this.
+/// Echoes while a fiber on each worker is stuck: no round takes longer than this. One after the other: what counts
+/// is who waits for whom, not how many share a CPU.
 fn echoes_go_on_beside(stuck: fn(), driver: &str, most: Duration) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     within(60, || {
         for workers in [1, 2] {
             let rt = start(driver, workers);

@@ -208,6 +208,35 @@ fn a_time_limit_or_the_end_of_a_runtime_poisons_nothing_and_lets_go() {
     });
 }
 
+#[test]
+fn whoever_locks_all_the_time_is_told_to_end() {
+    common::within(60, || {
+        let rt = runtime(1);
+        let mutex = Arc::new(Mutex::new(0u64));
+        let locks = {
+            let mutex = mutex.clone();
+            move || -> () {
+                loop {
+                    *mutex.lock().unwrap() += 1;
+                }
+            }
+        };
+        // For long enough to count as one that computes, alone and beside another.
+        let long = Duration::from_millis(200);
+        let alone = rt.block_on(|| time::timeout(long, locks.clone()));
+        assert!(alone.is_err());
+        let fibers: Vec<JoinHandle<()>> = (0..2).map(|_| rt.spawn(locks.clone())).collect();
+        assert!(rt.block_on(|| time::timeout(long, locks)).is_err());
+        assert!(rt.shutdown_timeout(Duration::from_secs(20)).is_clean());
+        assert!(
+            fibers
+                .into_iter()
+                .all(|f| f.join().unwrap_err().is_cancelled())
+        );
+        assert!(mutex.try_lock().is_ok());
+    });
+}
+
 /// A panic in here, with both locked, after it was told that its time is over, or without.
 fn panics_when_its_time_is_over(told: impl FnOnce()) -> (bool, bool, bool) {
     let (mutex, lock, once) = (Mutex::new(1), RwLock::new(1), Once::new());

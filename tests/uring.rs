@@ -195,6 +195,7 @@ mod child {
             let fiber = fiber.fiber();
             wait_for("a fiber that selects", || fiber.phase() == Phase::Parked);
         }
+        common::wait_for_the_survey();
         std::thread::sleep(SETTLE);
         let before = switches();
         std::thread::sleep(2 * SETTLE);
@@ -389,11 +390,13 @@ fn stress_who_selects_among_descriptors_misses_nothing_and_is_called_once() {
             .build()
             .unwrap();
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let hog = rt.spawn(move || {
-            while !stopped.load(SeqCst) {
-                std::hint::spin_loop();
-            }
+        let hogs = [(); 2].map(|()| {
+            let stop = stop.clone();
+            rt.spawn(move || {
+                while !stop.load(SeqCst) {
+                    std::hint::spin_loop();
+                }
+            })
         });
         let pairs: Vec<_> = (0..PAIRS)
             .map(|pair| {
@@ -439,7 +442,7 @@ fn stress_who_selects_among_descriptors_misses_nothing_and_is_called_once() {
             .collect();
         pairs.into_iter().for_each(|pair| pair.join().unwrap());
         stop.store(true, SeqCst);
-        hog.join().unwrap();
+        hogs.into_iter().for_each(|hog| hog.join().unwrap());
         wait_for("no operation", || rt.metrics().io_operations == 0);
         assert!(rt.metrics().freezes > 0, "nobody was stopped");
     });

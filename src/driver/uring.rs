@@ -75,6 +75,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// Numbers of requests of our own: others have none of these bits.
 const BELL: u64 = 1;
 const NOBODY: u64 = 2;
+const NUDGE: u64 = 3;
 const OWN: u64 = 3;
 /// In the number of a poll that nobody's memory depends on: if the ring goes, it goes with it.
 pub(crate) const POLL: u64 = 4;
@@ -127,6 +128,8 @@ pub(crate) struct Uring {
     /// What did not fit into the queue, and names numbers only.
     aside: Mutex<Vec<Entry>>,
     has_aside: AtomicBool,
+    /// There is a nudge on its way, or in the queue for whoever sleeps next.
+    is_nudged: AtomicBool,
     bell: RawFd,
     /// The kernel takes a limit with a wait.
     has_limits: bool,
@@ -169,6 +172,7 @@ impl Uring {
             polls: AtomicUsize::new(0),
             aside: Mutex::new(Vec::new()),
             has_aside: AtomicBool::new(false),
+            is_nudged: AtomicBool::new(false),
             bell: take_bell()?,
             has_limits,
             has_complained: AtomicBool::new(false),
@@ -225,12 +229,16 @@ impl Uring {
     /// Asks for the operation of this number to be over, if it is not; its completion comes all the same.
     /// By anybody; to be submitted.
     pub(crate) fn cancel(&self, number: u64) {
-        self.write_surely(opcode::AsyncCancel::new(number).build());
+        let entry = opcode::AsyncCancel::new(number).build();
+        self.write_surely(entry.user_data(NOBODY));
     }
 
-    /// Ends the sleep of whoever sleeps here, or is about to. By anybody; to be submitted.
+    /// Ends the sleep of whoever sleeps here, or is about to. By whoever has just taken completions; to be submitted.
     pub(crate) fn nudge(&self) {
-        self.write_surely(opcode::Nop::new().build());
+        // One is enough, until it is taken: then by the sleeper, or by somebody who comes here after that.
+        if !self.is_nudged.swap(true, SeqCst) {
+            self.write_surely(opcode::Nop::new().build().user_data(NUDGE));
+        }
     }
 
     /// Somebody else than the holder of the worker wants what was pushed to be submitted.
@@ -275,9 +283,8 @@ impl Uring {
         pushed
     }
 
-    /// An entry that names numbers only, for nobody.
+    /// An entry that names numbers only.
     fn write_surely(&self, entry: Entry) {
-        let entry = entry.user_data(NOBODY);
         // SAFETY: names numbers only.
         if !unsafe { self.try_write(&entry) } {
             let mut aside = lock(&self.aside);
@@ -413,6 +420,7 @@ impl Uring {
             let Some(entry) = queue.next() else { break };
             match entry.user_data() & OWN {
                 BELL => bell.heard(self.bell, &entry),
+                NUDGE => self.is_nudged.store(false, SeqCst),
                 NOBODY => {}
                 _ => {
                     batch[taken] = Completion {
