@@ -42,11 +42,11 @@ fn one_value_arrives_whether_it_is_sent_before_or_after_somebody_waits() {
         assert_eq!(rx.recv(), Ok(1));
         assert_eq!(rx.recv(), Err(RecvError), "there is no other");
         let (tx, mut rx) = chan::oneshot();
+        assert_eq!(rx.try_recv(), Err(TryRecvError::Empty));
         let other = thread::spawn(move || {
             thread::sleep(SHORT);
             tx.send(2).unwrap();
         });
-        assert_eq!(rx.try_recv(), Err(TryRecvError::Empty));
         assert_eq!(rx.recv(), Ok(2));
         other.join().unwrap();
     });
