@@ -93,14 +93,15 @@ fn echoes_go_on_beside(stuck: fn(), driver: &str, most: Duration) {
             stop.store(true, SeqCst);
             let (longest, rounds) = load.join().unwrap();
             assert!(longest < most, "{longest:?}, the longest of {rounds}");
-            assert!(rounds > 10 || most > STUCK, "{rounds}");
+            assert!(rounds > 3 || most > STUCK, "{rounds}");
             println!("{driver}, {workers} workers: {longest:?}, the longest of {rounds}");
         }
     });
 }
 
-/// What nobody who is stuck delays.
-const PROMPT: Duration = STUCK.checked_div(2).unwrap();
+/// What nobody who is stuck delays. Whoever waited for one would take all of its time; where many share a CPU, half of
+/// it says nothing.
+const PROMPT: Duration = Duration::from_millis(900);
 
 #[test]
 fn echoes_go_on_beside_a_fiber_that_waits_for_a_vfork() {
