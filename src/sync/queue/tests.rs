@@ -8,12 +8,20 @@ struct Turn {
     in_front: bool,
 }
 
+/// So many have come, and so many have left.
 #[cfg(not(indent_loom))]
-impl Plan<usize, usize, Waiter> for Turn {
+#[derive(Default)]
+struct Crowd {
+    came: usize,
+    left: usize,
+}
+
+#[cfg(not(indent_loom))]
+impl Plan<Crowd, usize, Waiter> for Turn {
     type Answer = ();
 
-    fn look(&mut self, locked: &mut Locked<'_, usize, usize, Waiter>, _: &mut usize) -> Look<()> {
-        *locked.state() += 1;
+    fn look(&mut self, locked: &mut Locked<'_, Crowd, usize, Waiter>, _: &mut usize) -> Look<()> {
+        locked.state().came += 1;
         if self.in_front {
             Look::InFront
         } else {
@@ -21,8 +29,8 @@ impl Plan<usize, usize, Waiter> for Turn {
         }
     }
 
-    fn leave(&mut self, locked: &mut Locked<'_, usize, usize, Waiter>) {
-        *locked.state() -= 1;
+    fn leave(&mut self, locked: &mut Locked<'_, Crowd, usize, Waiter>) {
+        locked.state().left += 1;
     }
 }
 
@@ -35,7 +43,7 @@ fn until(soon: bool) -> Until {
 #[cfg(not(indent_loom))]
 #[test]
 fn waiters_are_taken_in_order_those_in_front_first_and_no_more_than_fit() {
-    let queue = Queue::<usize, usize>::new(0);
+    let queue = Queue::<Crowd, usize>::new(Crowd::default());
     std::thread::scope(|scope| {
         for name in 0..2 * BATCH {
             let queue = &queue;
@@ -44,7 +52,7 @@ fn waiters_are_taken_in_order_those_in_front_first_and_no_more_than_fit() {
                 let waited = queue.wait(name, &until(false), &mut Turn { in_front });
                 assert!(matches!(waited, Waited::Called(n) if n == name + 100));
             });
-            while *queue.lock().state() <= name {
+            while queue.lock().state().came <= name {
                 std::thread::yield_now();
             }
         }
@@ -70,7 +78,7 @@ fn waiters_are_taken_in_order_those_in_front_first_and_no_more_than_fit() {
 #[cfg(not(indent_loom))]
 #[test]
 fn whoever_leaves_from_the_middle_leaves_the_others_in_order() {
-    let queue = Queue::<usize, usize>::new(0);
+    let queue = Queue::<Crowd, usize>::new(Crowd::default());
     std::thread::scope(|scope| {
         for name in 0..5 {
             let queue = &queue;
@@ -79,12 +87,11 @@ fn whoever_leaves_from_the_middle_leaves_the_others_in_order() {
                 let waited = queue.wait(name, &until(leaves), &mut Turn { in_front: false });
                 assert_eq!(matches!(waited, Waited::TimedOut), leaves);
             });
-            let before = Instant::now();
-            while *queue.lock().state() <= name && before.elapsed().as_millis() < 5 {
+            while queue.lock().state().came <= name {
                 std::thread::yield_now();
             }
         }
-        while *queue.lock().state() > 2 {
+        while queue.lock().state().left < 3 {
             std::thread::yield_now();
         }
         let mut locked = queue.lock();
