@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
+use crate::base::descriptor::is_shortage;
 use crate::base::{fork, os};
 
 /// Why a runtime could not be started.
@@ -97,6 +98,8 @@ fn uring_remedy(refusal: &io::Error) -> &'static str {
             "allow it (the sysctl kernel.io_uring_disabled, the container's seccomp profile)"
         }
         io::ErrorKind::OutOfMemory => "raise the limit on locked memory (ulimit -l)",
+        _ if is_shortage(refusal) => "raise the limit on descriptors (ulimit -n)",
+        io::ErrorKind::WouldBlock => "raise the limit on threads (ulimit -u, pids.max)",
         _ => "use a kernel that has it (Linux 5.10 or later)",
     }
 }

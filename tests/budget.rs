@@ -2,17 +2,24 @@
 //! operations that cannot block never do.
 
 mod common;
+mod sockets;
 
+use std::io::{Read, Write};
+use std::net;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use indent::io::pipe;
+use indent::net::{TcpListener, UdpSocket, UnixListener, UnixStream};
 use indent::park::{self, ParkReason, Woken};
 use indent::runtime::{Builder, Runtime, no_preempt};
 use indent::sync::{
     Barrier, Condvar, Event, Mutex, Notify, Once, OnceLock, RwLock, Semaphore, SpinLock, WaitGroup,
 };
 use indent::task::{self, JoinHandle};
+
+use sockets::fresh_path;
 
 /// Operations a fiber may do in one turn by default.
 const BUDGET: u64 = 128;
@@ -210,7 +217,9 @@ fn locks_that_are_free_share_the_worker() {
             notify.notify_one();
             notify.notified();
         });
-        check("a barrier", &mut || assert!(barrier.wait().is_leader()));
+        check("a barrier", &mut || {
+            barrier.wait();
+        });
         check("a group", &mut || group.wait());
         check("a once", &mut || Once::new().call_once(|| ()));
         check("a cell", &mut || {
@@ -266,6 +275,96 @@ fn a_budget_of_all_operations_is_never_used_up() {
             beside_a_sibling(things, |_| task::checkpoint())
         });
         assert_eq!(turns, 0);
+    });
+}
+
+/// Operations that succeed at once reach no driver, so there is one test for all drivers.
+fn assert_io_shares<T>(operation: impl FnOnce() -> T + Send)
+where
+    T: FnMut(u64) + 'static,
+{
+    let seen = runtime(None).block_on(|| beside_a_sibling((0..OPERATIONS).collect(), operation()));
+    assert_shared(BUDGET, seen);
+}
+
+#[test]
+fn reads_and_writes_that_need_not_wait_share_the_worker() {
+    common::within(60, || {
+        // A pipe has room for all that is written here.
+        assert_io_shares(|| {
+            let (reader, mut writer) = pipe().unwrap();
+            move |_| {
+                let _open = &reader;
+                writer.write_all(b"x").unwrap();
+            }
+        });
+        assert_io_shares(|| {
+            let (mut reader, mut writer) = pipe().unwrap();
+            writer.write_all(&[0; OPERATIONS as usize]).unwrap();
+            move |_| reader.read_exact(&mut [0]).unwrap()
+        });
+        // What is written is read by std at once, and the other way round.
+        assert_io_shares(|| {
+            let (mut one, other) = UnixStream::pair().unwrap();
+            let mut other = other.into_std();
+            move |_| {
+                one.write_all(b"x").unwrap();
+                other.read_exact(&mut [0]).unwrap();
+            }
+        });
+        assert_io_shares(|| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut theirs = net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let (mut ours, _) = listener.accept().unwrap();
+            theirs.write_all(&[0; OPERATIONS as usize]).unwrap();
+            move |_| {
+                let _open = &theirs;
+                ours.read_exact(&mut [0]).unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn datagrams_that_are_there_or_find_room_share_the_worker() {
+    let pair = || {
+        let theirs = net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let ours = UdpSocket::bind("127.0.0.1:0").unwrap();
+        theirs.connect(ours.local_addr().unwrap()).unwrap();
+        ours.connect(theirs.local_addr().unwrap()).unwrap();
+        (ours, theirs)
+    };
+    common::within(60, || {
+        assert_io_shares(|| {
+            let (ours, theirs) = pair();
+            move |_| {
+                assert_eq!(ours.send(b"x").unwrap(), 1);
+                assert_eq!(theirs.recv(&mut [0]).unwrap(), 1);
+            }
+        });
+        assert_io_shares(|| {
+            let (ours, theirs) = pair();
+            move |_| {
+                assert_eq!(theirs.send(b"x").unwrap(), 1);
+                assert_eq!(ours.recv(&mut [0]).unwrap(), 1);
+            }
+        });
+    });
+}
+
+#[test]
+fn connections_that_wait_to_be_accepted_share_the_worker() {
+    common::within(60, || {
+        assert_io_shares(|| {
+            // Not TCP: each connection would keep its port for a minute.
+            let path = fresh_path();
+            let listener = UnixListener::bind(&path).unwrap();
+            move |_| {
+                let guest = std::os::unix::net::UnixStream::connect(&path).unwrap();
+                drop(listener.accept().unwrap());
+                drop(guest);
+            }
+        });
     });
 }
 

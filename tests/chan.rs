@@ -1,8 +1,9 @@
 //! Channels: what is sent is received, once, in order; who waits is served or told.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -46,6 +47,43 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
     }
+}
+
+#[test]
+fn a_value_whose_drop_panics_does_not_keep_the_others_alive() {
+    struct Picky {
+        panics: bool,
+        _counted: Counted,
+    }
+
+    impl Drop for Picky {
+        fn drop(&mut self) {
+            if self.panics {
+                resume_unwind(Box::new("not like this")); // no message
+            }
+        }
+    }
+
+    for (tx, rx) in [chan::bounded(100), chan::unbounded()] {
+        let alive = Arc::new(AtomicUsize::new(0));
+        for n in 0..100 {
+            let (panics, _counted) = (n == 40, Counted::new(&alive));
+            assert!(tx.send(Picky { panics, _counted }).is_ok());
+        }
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(rx)));
+        assert!(dropped.is_err());
+        assert_eq!(alive.load(SeqCst), 0);
+    }
+}
+
+#[test]
+fn values_may_be_large() {
+    const LARGE: usize = 10 << 10; // as many as are allocated at a time are more than a stack
+    runtime(1).block_on(|| {
+        let (tx, rx) = chan::unbounded();
+        (0..40u8).for_each(|n| tx.send([n; LARGE]).unwrap());
+        (0..40).for_each(|n| assert_eq!(rx.recv().unwrap()[LARGE - 1], n));
+    });
 }
 
 #[test]
@@ -461,6 +499,175 @@ proptest! {
             prop_assert_eq!(rx.is_closed(), closed);
         }
     }
+}
+
+/// How an operation that may wait has ended.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ended {
+    Sent,
+    NotSent(u8),
+    Got(u8),
+    Over,
+}
+
+/// A channel as one who does one thing after the other would write it down.
+#[derive(Default)]
+struct Written {
+    capacity: Option<usize>,
+    buffer: VecDeque<u8>,
+    senders: VecDeque<(usize, u8)>,
+    receivers: VecDeque<usize>,
+    closed: bool,
+    /// Of each operation, by its number; `None` while it waits.
+    ended: Vec<Option<Ended>>,
+}
+
+impl Written {
+    fn has_room(&self) -> bool {
+        self.capacity.is_none_or(|most| self.buffer.len() < most)
+    }
+
+    fn send(&mut self, value: u8) {
+        let number = self.ended.len();
+        let ended = if self.closed {
+            Some(Ended::NotSent(value))
+        } else if let Some(first) = self.receivers.pop_front() {
+            self.ended[first] = Some(Ended::Got(value));
+            Some(Ended::Sent)
+        } else if self.has_room() {
+            self.buffer.push_back(value);
+            Some(Ended::Sent)
+        } else {
+            self.senders.push_back((number, value));
+            None
+        };
+        self.ended.push(ended);
+    }
+
+    fn receive(&mut self) {
+        let number = self.ended.len();
+        let first = self.buffer.pop_front();
+        let ended = if let Some((sender, value)) = self.senders.pop_front() {
+            self.ended[sender] = Some(Ended::Sent);
+            match first {
+                Some(first) => {
+                    self.buffer.push_back(value);
+                    Some(Ended::Got(first))
+                }
+                None => Some(Ended::Got(value)),
+            }
+        } else if let Some(first) = first {
+            Some(Ended::Got(first))
+        } else if self.closed {
+            Some(Ended::Over)
+        } else {
+            self.receivers.push_back(number);
+            None
+        };
+        self.ended.push(ended);
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+        for (sender, value) in self.senders.drain(..) {
+            self.ended[sender] = Some(Ended::NotSent(value));
+        }
+        for receiver in self.receivers.drain(..) {
+            self.ended[receiver] = Some(Ended::Over);
+        }
+    }
+}
+
+/// The only worker runs one fiber at a time, so what happened is known when all others wait or are over.
+fn one_after_the_other(
+    check: impl FnOnce() -> Result<(), TestCaseError> + Send,
+) -> Result<(), TestCaseError> {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| runtime(1)).block_on(check)
+}
+
+proptest! {
+    #[test]
+    fn who_waits_is_served_in_order_handed_over_to_or_told(
+        capacity in prop_oneof![(0..4usize).prop_map(Some), Just(None)],
+        steps in proptest::collection::vec(step(), 0..60),
+    ) {
+        one_after_the_other(move || {
+            let (tx, rx) = match capacity {
+                Some(capacity) => chan::bounded(capacity),
+                None => chan::unbounded(),
+            };
+            let mut written = Written { capacity, ..Written::default() };
+            let mut fibers = Vec::new();
+            for step in steps.into_iter().chain([Step::Close]) {
+                let (sender, receiver) = (tx.clone(), rx.clone());
+                match step {
+                    Step::Send(value) => {
+                        written.send(value);
+                        fibers.push(indent::spawn(move || match sender.send(value) {
+                            Ok(()) => Ended::Sent,
+                            Err(SendError(value)) => Ended::NotSent(value),
+                        }));
+                    }
+                    Step::Receive => {
+                        written.receive();
+                        fibers.push(indent::spawn(move || receiver.recv().map_or(Ended::Over, Ended::Got)));
+                    }
+                    Step::Close => {
+                        prop_assert_eq!(tx.close(), !written.closed);
+                        written.close();
+                    }
+                }
+                for (fiber, ended) in fibers.iter().zip(&written.ended) {
+                    let parked = || fiber.fiber().phase() == task::Phase::Parked;
+                    let start = Instant::now();
+                    while !(if ended.is_some() { fiber.is_finished() } else { parked() }) {
+                        prop_assert!(start.elapsed() < LONG, "{:?}: {:?}", ended, fiber);
+                        task::yield_now();
+                    }
+                    prop_assert!(ended.is_some() || !fiber.is_finished());
+                }
+                prop_assert_eq!(rx.len(), written.buffer.len());
+            }
+            for (fiber, ended) in fibers.into_iter().zip(written.ended) {
+                prop_assert_eq!(Some(fiber.join().unwrap()), ended);
+            }
+            Ok(())
+        })?;
+    }
+}
+
+#[test]
+fn operations_that_succeed_at_once_are_charged_and_tries_are_not() {
+    const BUDGET: u32 = 8;
+    // How often the only worker let others run meanwhile.
+    let exhausted = |operation: fn(&chan::Sender<u32>, &chan::Receiver<u32>)| {
+        let builder = Builder::new().workers(1).preempt(false);
+        let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
+        let before = runtime.metrics().workers[0].budget_exhausted;
+        runtime.block_on(|| {
+            let (tx, rx) = chan::unbounded();
+            (0..100 * BUDGET).for_each(|_| operation(&tx, &rx));
+        });
+        runtime.metrics().workers[0].budget_exhausted - before
+    };
+    let send = exhausted(|tx, _| tx.send(1).unwrap());
+    assert!((90..=110).contains(&send), "{send}");
+    let both = exhausted(|tx, rx| {
+        tx.send(1).unwrap();
+        rx.recv().unwrap();
+    });
+    assert!((180..=220).contains(&both), "{both}");
+    let in_time = exhausted(|tx, rx| {
+        tx.send_timeout(1, LONG).unwrap();
+        rx.recv_deadline(Instant::now()).unwrap();
+    });
+    assert!((180..=220).contains(&in_time), "{in_time}");
+    let tries = exhausted(|tx, rx| {
+        tx.try_send(1).unwrap();
+        assert_eq!(rx.try_iter().count(), 1);
+    });
+    assert_eq!(tries, 0);
 }
 
 const SENT: usize = 1;

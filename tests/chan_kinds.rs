@@ -1,13 +1,14 @@
 //! Channels of the other kinds: one value once, every value for all, the latest value.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent::chan::{self, BroadcastError, RecvError, RecvTimeoutError, TryRecvError};
 use indent::runtime::{Builder, Runtime};
-use indent::{select, time};
+use indent::{select, task, time};
+use proptest::prelude::*;
 
 mod common;
 use common::Random;
@@ -41,11 +42,11 @@ fn one_value_arrives_whether_it_is_sent_before_or_after_somebody_waits() {
         assert_eq!(rx.recv(), Ok(1));
         assert_eq!(rx.recv(), Err(RecvError), "there is no other");
         let (tx, mut rx) = chan::oneshot();
+        assert_eq!(rx.try_recv(), Err(TryRecvError::Empty));
         let other = thread::spawn(move || {
             thread::sleep(SHORT);
             tx.send(2).unwrap();
         });
-        assert_eq!(rx.try_recv(), Err(TryRecvError::Empty));
         assert_eq!(rx.recv(), Ok(2));
         other.join().unwrap();
     });
@@ -179,6 +180,368 @@ fn what_is_pushed_out_or_left_over_is_dropped() {
     assert!(tx.send(Counted(drops.clone())).is_err());
     drop(tx);
     assert_eq!(drops.load(SeqCst), 11);
+}
+
+#[test]
+fn a_channel_of_any_kind_can_be_closed_by_hand() {
+    everywhere(|| {
+        let (tx, mut rx) = chan::broadcast(4);
+        let mut waits = rx.clone();
+        let other = thread::spawn(move || (waits.recv(), waits.recv(), waits.is_closed()));
+        tx.send(1).unwrap();
+        thread::sleep(SHORT);
+        assert!(rx.close() && !tx.close() && tx.is_closed());
+        assert_eq!(tx.send(2).unwrap_err().into_inner(), 2);
+        assert_eq!(
+            other.join().unwrap(),
+            (Ok(1), Err(BroadcastError::Closed), true)
+        );
+        assert_eq!(rx.iter().collect::<Vec<_>>(), [Ok(1)], "it was sent before");
+        assert_eq!(tx.subscribe().recv(), Err(BroadcastError::Closed));
+
+        let (tx, mut rx) = chan::watch(0);
+        let mut waits = rx.clone();
+        let other = thread::spawn(move || waits.wait_for(|n| *n > 5).is_err());
+        tx.send(1).unwrap();
+        thread::sleep(SHORT);
+        assert!(!rx.is_closed() && tx.close() && !rx.close() && rx.is_closed());
+        assert_eq!(tx.send(2).unwrap_err().into_inner(), 2);
+        assert!(other.join().unwrap(), "it was told");
+        assert_eq!(rx.iter().map(|n| *n).collect::<Vec<_>>(), [1]);
+        assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Closed);
+        assert_eq!(*rx.get(), 1);
+    });
+}
+
+#[test]
+fn a_wait_for_a_value_that_does_not_come_ends_in_time() {
+    everywhere(|| {
+        let (tx, mut rx) = chan::watch(0);
+        let other = thread::spawn(move || {
+            for n in 1.. {
+                thread::sleep(Duration::from_micros(300));
+                if tx.send(n).is_err() {
+                    return;
+                }
+            }
+        });
+        let start = Instant::now();
+        let late = rx.wait_for_timeout(|n| *n < 0, 3 * SHORT).unwrap_err();
+        assert_eq!(
+            late,
+            RecvTimeoutError::Timeout,
+            "changes do not begin it anew"
+        );
+        assert!(start.elapsed() >= 3 * SHORT);
+        assert!(*rx.wait_for_timeout(|n| *n > 5, LONG).unwrap() > 5);
+        drop(rx);
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn absent_receivers_of_any_kind_never_fire() {
+    everywhere(|| {
+        let (tx, mut hears) = chan::broadcast(4);
+        tx.send(5).unwrap();
+        let mut once: Option<chan::OneshotReceiver<u8>> = None;
+        let mut news: Option<chan::BroadcastReceiver<u8>> = None;
+        let mut state: Option<chan::WatchReceiver<u8>> = None;
+        for heard in [Some(5), None] {
+            let fired = select! {
+                recv(once.as_mut()) -> _ => unreachable!(),
+                recv(news.as_mut()) -> _ => unreachable!(),
+                recv(state.as_mut()) -> _ => unreachable!(),
+                recv(Some(&mut hears)) -> value => value.ok(),
+                after(SHORT) => None,
+            };
+            assert_eq!(fired, heard);
+        }
+    });
+}
+
+#[test]
+fn stress_what_is_broadcast_is_received_in_order_or_known_to_be_lost() {
+    const EACH: u64 = 3_000;
+    const SENDERS: u64 = 3;
+    let runtime = restless();
+    let (tx, rx) = chan::broadcast(16);
+    let receive = |seed: u64, mut rx: chan::BroadcastReceiver<(u64, u64)>| {
+        move || {
+            let (_tx, never) = chan::bounded::<u8>(0);
+            let mut random = Random::new(seed + 1);
+            let (mut all, mut next) = (0, [0; SENDERS as usize]);
+            loop {
+                let pause = Duration::from_micros(random.below(200));
+                let received = match random.below(4) {
+                    0 => rx.try_recv(),
+                    1 => rx.recv_timeout(pause),
+                    2 => time::timeout(pause, || rx.recv()).unwrap_or(Err(BroadcastError::Timeout)),
+                    _ => select! {
+                        recv(&mut rx) -> value => value,
+                        recv(&never) -> _ => unreachable!(),
+                        after(pause) => Err(BroadcastError::Timeout),
+                    },
+                };
+                match received {
+                    Ok((sender, n)) => {
+                        let next = &mut next[sender as usize];
+                        assert!(n >= *next, "{n} of {sender}, {next} was expected");
+                        (*next, all) = (n + 1, all + 1);
+                    }
+                    Err(BroadcastError::Lagged(lost)) => all += lost,
+                    Err(BroadcastError::Closed) => return all,
+                    Err(_) => {}
+                }
+            }
+        }
+    };
+    let receivers: Vec<_> = (0..6)
+        .map(|seed| runtime.spawn(receive(seed, rx.clone())))
+        .collect();
+    let on_thread = thread::spawn(receive(99, rx));
+    let senders: Vec<_> = (0..SENDERS)
+        .map(|sender| {
+            let tx = tx.clone();
+            runtime.spawn(move || {
+                for n in 0..EACH {
+                    tx.send((sender, n)).unwrap();
+                    if n % 32 == 0 {
+                        task::yield_now();
+                    }
+                }
+            })
+        })
+        .collect();
+    drop(tx);
+    senders.into_iter().for_each(|fiber| fiber.join().unwrap());
+    for fiber in receivers {
+        assert_eq!(fiber.join().unwrap(), SENDERS * EACH);
+    }
+    assert_eq!(on_thread.join().unwrap(), SENDERS * EACH);
+}
+
+#[test]
+fn receives_of_news_that_are_there_are_charged() {
+    const BUDGET: u32 = 8;
+    let builder = Builder::new().workers(1).preempt(false);
+    let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
+    let exhausted = || runtime.metrics().workers[0].budget_exhausted;
+    let charged = |what: &str, operation: &(dyn Fn() + Sync)| {
+        let before = exhausted();
+        runtime.block_on(|| (0..100 * BUDGET).for_each(|_| operation()));
+        let times = exhausted() - before;
+        assert!((90..=110).contains(&times), "{what}: {times}");
+    };
+    charged("a one-shot", &|| {
+        let (tx, mut rx) = chan::oneshot();
+        tx.send(1).unwrap();
+        assert_eq!(rx.recv(), Ok(1));
+    });
+    charged("a broadcast", &|| {
+        let (tx, mut rx) = chan::broadcast(1);
+        tx.send(1).unwrap();
+        assert_eq!(rx.recv(), Ok(1));
+    });
+    charged("a change", &|| {
+        let (tx, mut rx) = chan::watch(0);
+        tx.send(1).unwrap();
+        assert_eq!(*rx.recv().unwrap(), 1);
+    });
+    charged("a value that is as it should be", &|| {
+        let (_tx, mut rx) = chan::watch(0);
+        assert!(rx.wait_for(|n| *n == 0).is_ok());
+    });
+}
+
+/// What a step of a random sequence does; receivers are numbered.
+#[derive(Clone, Debug)]
+enum Step {
+    Send(u8),
+    Receive(usize),
+    TryReceive(usize),
+    Subscribe,
+    Close,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        10 => any::<u8>().prop_map(Step::Send),
+        8 => (0..4usize).prop_map(Step::Receive),
+        4 => (0..4usize).prop_map(Step::TryReceive),
+        2 => Just(Step::Subscribe),
+        1 => Just(Step::Close),
+    ];
+    proptest::collection::vec(step, 0..60)
+}
+
+/// The only worker runs one fiber at a time, so what happened is known when all others wait or are over.
+fn one_after_the_other(
+    check: impl FnOnce() -> Result<(), TestCaseError> + Send,
+) -> Result<(), TestCaseError> {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| runtime(1)).block_on(check)
+}
+
+/// A receiver: at hand, or with a fiber that waits by it and gives it back with what it received.
+enum Seat<R, V> {
+    AtHand(R),
+    Waits(task::JoinHandle<(R, V)>),
+}
+
+impl<R: Send + 'static, V: Send + 'static> Seat<R, V> {
+    /// Begins a wait, until it is known how that goes on.
+    fn wait(self, receive: fn(&mut R) -> V) -> Self {
+        let Seat::AtHand(mut receiver) = self else {
+            return self;
+        };
+        let fiber = indent::spawn(move || {
+            let value = receive(&mut receiver);
+            (receiver, value)
+        });
+        while !fiber.is_finished() && fiber.fiber().phase() != task::Phase::Parked {
+            task::yield_now();
+        }
+        Seat::Waits(fiber)
+    }
+
+    /// What it was told, if there is news for it; else it waits on.
+    fn settle(self, has_news: bool) -> (Self, Option<V>) {
+        match self {
+            Seat::Waits(fiber) if has_news => {
+                let (receiver, value) = fiber.join().unwrap();
+                (Seat::AtHand(receiver), Some(value))
+            }
+            Seat::Waits(fiber) => {
+                assert!(!fiber.is_finished(), "it was told of nothing");
+                (Seat::Waits(fiber), None)
+            }
+            at_hand => (at_hand, None),
+        }
+    }
+}
+
+/// All sends so far, of which a receiver finds the next, or has lost some; or the last alone.
+struct Written {
+    all: Vec<u8>,
+    kept: usize,
+    closed: bool,
+}
+
+impl Written {
+    fn has_news(&self, next: usize) -> bool {
+        self.all.len() > next || self.closed
+    }
+
+    fn heard(&self, next: &mut usize) -> Result<u8, BroadcastError> {
+        let oldest = self.all.len().saturating_sub(self.kept);
+        if *next < oldest {
+            let lost = oldest - std::mem::replace(next, oldest);
+            return Err(BroadcastError::Lagged(lost as u64));
+        }
+        let value = self.all.get(*next).copied();
+        *next += usize::from(value.is_some());
+        let closed = self.closed;
+        value.ok_or(if closed {
+            BroadcastError::Closed
+        } else {
+            BroadcastError::Empty
+        })
+    }
+
+    fn watched(&self, next: &mut usize) -> Option<u8> {
+        let seen = std::mem::replace(next, self.all.len());
+        self.all[seen..].last().copied()
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_broadcast_is_a_list_that_each_reads_for_itself(kept in 1..4usize, steps in steps()) {
+        one_after_the_other(move || {
+            let (tx, rx) = chan::broadcast(kept);
+            let mut written = Written { all: Vec::new(), kept, closed: false };
+            let mut seats = vec![(Some(Seat::AtHand(rx)), 0)];
+            for step in steps.into_iter().chain([Step::Close]) {
+                let count = seats.len();
+                match step {
+                    Step::Send(value) => {
+                        let sent = tx.send(value);
+                        prop_assert_eq!(sent.is_ok(), !written.closed);
+                        written.all.extend(sent.is_ok().then_some(value));
+                    }
+                    Step::Receive(n) => {
+                        let (seat, _) = &mut seats[n % count];
+                        *seat = seat.take().map(|seat| seat.wait(|rx| rx.recv()));
+                    }
+                    Step::TryReceive(n) => {
+                        let (seat, next) = &mut seats[n % count];
+                        if let Some(Seat::AtHand(rx)) = seat {
+                            prop_assert_eq!(rx.len(), written.all.len() - *next);
+                            prop_assert_eq!(rx.try_recv(), written.heard(next));
+                        }
+                    }
+                    Step::Subscribe => seats.push((Some(Seat::AtHand(tx.subscribe())), written.all.len())),
+                    Step::Close => {
+                        prop_assert_eq!(tx.close(), !written.closed);
+                        written.closed = true;
+                    }
+                }
+                for (seat, next) in &mut seats {
+                    let settled = seat.take().expect("it is there").settle(written.has_news(*next));
+                    if let Some(heard) = settled.1 {
+                        prop_assert_eq!(heard, written.heard(next));
+                    }
+                    *seat = Some(settled.0);
+                }
+            }
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn a_watch_is_the_end_of_a_list(steps in steps()) {
+        one_after_the_other(move || {
+            let (tx, rx) = chan::watch(0);
+            let mut written = Written { all: Vec::new(), kept: 1, closed: false };
+            let mut seats = vec![(Some(Seat::AtHand(rx)), 0)];
+            for step in steps.into_iter().chain([Step::Close]) {
+                let count = seats.len();
+                match step {
+                    Step::Send(value) => {
+                        let sent = tx.send(value);
+                        prop_assert_eq!(sent.is_ok(), !written.closed);
+                        written.all.extend(sent.is_ok().then_some(value));
+                    }
+                    Step::Receive(n) => {
+                        let (seat, _) = &mut seats[n % count];
+                        *seat = seat.take().map(|seat| seat.wait(|rx| rx.recv().ok().map(|n| *n)));
+                    }
+                    Step::TryReceive(n) => {
+                        let (seat, next) = &mut seats[n % count];
+                        if let Some(Seat::AtHand(rx)) = seat {
+                            prop_assert_eq!(rx.has_changed(), written.all.len() > *next);
+                            prop_assert_eq!(rx.try_recv().ok().map(|n| *n), written.watched(next));
+                        }
+                    }
+                    Step::Subscribe => seats.push((Some(Seat::AtHand(tx.subscribe())), written.all.len())),
+                    Step::Close => {
+                        prop_assert_eq!(tx.close(), !written.closed);
+                        written.closed = true;
+                    }
+                }
+                for (seat, next) in &mut seats {
+                    let settled = seat.take().expect("it is there").settle(written.has_news(*next));
+                    if let Some(seen) = settled.1 {
+                        prop_assert_eq!(seen, written.watched(next));
+                    }
+                    *seat = Some(settled.0);
+                }
+                prop_assert_eq!(*tx.get(), written.all.last().copied().unwrap_or(0));
+            }
+            Ok(())
+        })?;
+    }
 }
 
 #[test]

@@ -3,14 +3,17 @@
 //! The half that must not compile (closures that borrow or are not `Send`, a guard that leaves its
 //! fiber) lives in `compile_fail` doctests of `spawn`, `pin` and `block_on`.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::fmt::{Debug, Display};
 use std::panic::{Location, RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use indent::chan;
 use indent::park::{ParkReason, Unparker, Woken};
 use indent::runtime::{Abandoned, Guard, Handle, Metrics, ShutdownReport, WorkerMetrics};
+use indent::select::{Fired, Select, Token};
 use indent::sync::{
     AcquireError, Barrier, BarrierWaitResult, Condvar, Event, LazyLock, Member, Mutex, MutexGuard,
     Notify, Once, OnceLock, OnceState, OwnedSemaphorePermit, RwLock, RwLockReadGuard,
@@ -72,6 +75,50 @@ assert_has! {
     JoinError: Send, Sync, Error;
 }
 
+assert_has! {
+    chan::Sender<Cell<u8>>: Send, Sync, Clone, Debug;
+    chan::Receiver<Cell<u8>>: Send, Sync, Clone, Debug;
+    chan::OneshotSender<Cell<u8>>: Send, Sync, Debug;
+    chan::OneshotReceiver<Cell<u8>>: Send, Sync, Debug;
+    chan::BroadcastSender<u8>: Send, Sync, Clone, Debug;
+    chan::BroadcastReceiver<u8>: Send, Sync, Clone, Debug;
+    chan::WatchSender<u8>: Send, Sync, Clone, Debug;
+    chan::WatchReceiver<u8>: Send, Sync, Clone, Debug;
+    chan::Seen<u8>: Send, Sync, Debug;
+    chan::Iter<'static, u8>: Send, Sync, Debug, Iterator;
+    chan::TryIter<'static, u8>: Send, Sync, Debug, Iterator;
+    chan::IntoIter<u8>: Send, Sync, Debug, Iterator;
+    chan::BroadcastIter<'static, u8>: Send, Sync, Debug, Iterator;
+    chan::WatchIter<'static, u8>: Send, Sync, Debug, Iterator;
+    chan::SendError<Rc<()>>: Debug, Error;
+    chan::TrySendError<Rc<()>>: Debug, Error;
+    chan::SendTimeoutError<Rc<()>>: Debug, Error;
+    chan::RecvError: Send, Sync, Copy, Error, Eq;
+    chan::TryRecvError: Send, Sync, Copy, Error, Eq;
+    chan::RecvTimeoutError: Send, Sync, Copy, Error, Eq;
+    chan::BroadcastError: Send, Sync, Copy, Error, Eq;
+    Select<'static>: Debug, Default;
+    Token<Rc<()>>: Send, Sync, Copy, Debug;
+    Fired<'static, 'static>: Debug;
+}
+
+// What is sent to another thread can be sent there.
+assert_not!(chan::Sender<Rc<()>>: Send, Sync);
+assert_not!(chan::Receiver<Rc<()>>: Send, Sync);
+assert_not!(chan::OneshotSender<Rc<()>>: Send, Sync);
+assert_not!(chan::OneshotReceiver<Rc<()>>: Send, Sync);
+// What several look at can be looked at from several threads.
+assert_not!(chan::BroadcastSender<Cell<u8>>: Send, Sync);
+assert_not!(chan::BroadcastReceiver<Cell<u8>>: Send, Sync);
+assert_not!(chan::WatchSender<Cell<u8>>: Send, Sync);
+assert_not!(chan::WatchReceiver<Cell<u8>>: Send, Sync);
+assert_not!(chan::Seen<Cell<u8>>: Send, Sync);
+// One value, one right to send it and one to receive it.
+assert_not!(chan::OneshotSender<u8>: Clone);
+assert_not!(chan::OneshotReceiver<u8>: Clone);
+// Arms know the fiber they wait for.
+assert_not!(Select<'static>: Send, Sync, Clone);
+assert_not!(Fired<'static, 'static>: Send, Sync, Clone);
 // It stays on its fiber's thread.
 assert_not!(PinGuard: Send, Sync, Clone);
 // The payload of a panic is there once.

@@ -1,21 +1,23 @@
 //! A runtime without work does nothing at all: no thread of it wakes up, not even to look.
 //!
 //! One child process holds several runtimes, each left idle in another way: after work, with parked
-//! fibers, with a spare carrier that rests, with deadlines that are over and one far away. After a
-//! time to settle, no thread but the one that measures may be switched to, for a few seconds; and
+//! fibers, with a spare carrier that rests, with deadlines that are over and one far away, with connections on which
+//! nothing comes, by each driver. After a time to settle, no thread but the one that measures may be switched to, for a few seconds; and
 //! where `strace` is installed it must see no system call.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use indent::net::TcpListener;
 use indent::park;
 use indent::runtime::{Builder, Runtime};
 use indent::task::{self, Phase};
 
 mod common;
+mod sockets;
 
 /// How long runtimes get to settle, and how long they are watched.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -52,9 +54,11 @@ fn idle_threads_make_no_system_call() {
     });
     let waiter = waiter.expect("the child announces itself");
     let log = format!("{}/idle-{}.strace", env!("CARGO_TARGET_TMPDIR"), child.id());
-    let seconds = WATCH.as_secs().to_string();
+    let seconds = (SETTLE + WATCH).as_secs().to_string();
     let strace = Command::new("timeout")
-        .args(["-s", "INT", &seconds, "strace", "-f", "-qq", "-o", &log])
+        .args([
+            "-s", "INT", &seconds, "strace", "-f", "-qq", "-ttt", "-o", &log,
+        ])
         .args(["-p", &child.id().to_string()])
         .output()
         .expect("timeout and strace");
@@ -74,8 +78,12 @@ fn idle_threads_make_no_system_call() {
             || line.contains("<detached ...>")
             || line.contains("resuming interrupted")
     };
+    // When strace comes, it ends the sleep of those that wait for descriptors: they look, and sleep again.
+    let when = |line: &str| line.split_whitespace().nth(1)?.parse::<f64>().ok();
+    let settled = text.lines().find_map(when).unwrap_or(0.0) + SETTLE.as_secs_f64();
     let calls: Vec<_> = text
         .lines()
+        .filter(|line| when(line).is_none_or(|time| time > settled))
         .filter(|line| line.split_whitespace().next() != Some(&waiter) && !sleeping(line))
         .collect();
     println!("{text}\n{errors}");
@@ -181,6 +189,46 @@ mod child {
         rt
     }
 
+    fn resident() -> usize {
+        let text = std::fs::read_to_string("/proc/self/statm").expect("/proc/self/statm");
+        let pages = text.split_whitespace().nth(1).expect("a second number");
+        pages.parse::<usize>().expect("a number") * 4096
+    }
+
+    /// Connections at rest, with a fiber for each that waits for the next message. The other sides stay open.
+    fn with_connections(driver: &str) -> Runtime {
+        const CONNECTIONS: usize = 200;
+        let name = format!("{driver}-calm");
+        let builder = sockets::builder(driver).workers(2).thread_name(name);
+        let rt = builder.build().unwrap();
+        work(&rt);
+        common::wait_for_the_survey();
+        let before = resident();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        drop(rt.spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                drop(indent::spawn(move || {
+                    let mut buffer = [0; 64];
+                    while let Ok(n @ 1..) = stream.read(&mut buffer) {
+                        stream.write_all(&buffer[..n]).unwrap();
+                    }
+                }));
+            }
+        }));
+        for _ in 0..CONNECTIONS {
+            let mut client = std::net::TcpStream::connect(address).unwrap();
+            client.write_all(b"hello").unwrap();
+            client.read_exact(&mut [0; 5]).unwrap();
+            std::mem::forget(client);
+        }
+        sockets::wait_for_waiters(&rt, CONNECTIONS + 1);
+        let each = resident().saturating_sub(before) / CONNECTIONS;
+        println!("{driver}: {each} bytes for each of {CONNECTIONS} connections at rest");
+        rt
+    }
+
     fn all() -> Vec<Runtime> {
         let runtimes = vec![
             never_used(),
@@ -188,6 +236,8 @@ mod child {
             with_parked_fibers(),
             with_a_spare_carrier(),
             with_deadlines(),
+            with_connections("epoll"),
+            with_connections("uring"),
         ];
         std::thread::sleep(SETTLE);
         runtimes

@@ -8,3 +8,6 @@ mod epoll;
 #[expect(clippy::duplicate_mod, reason = "once more, with the other driver")]
 #[path = "net/suite.rs"]
 mod uring;
+
+#[path = "net/random.rs"]
+mod random;

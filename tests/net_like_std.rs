@@ -1,8 +1,15 @@
-#![expect(unsafe_code, reason = "takes ownership of a raw descriptor")]
+#![expect(unsafe_code, reason = "raw descriptors and an option std does not set")]
 //! Sockets behave as std's do: one body of tests, for std's types on threads, for ours on threads, and for
 //! ours on fibers, with each driver. That it compiles for all says that names and signatures agree.
 
+use std::io;
+use std::net;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net as unix_std;
+use std::sync::Arc;
 use std::time::Duration;
+
+use indent::net::{UdpSocket, UnixDatagram};
 
 mod common;
 mod sockets;
@@ -13,6 +20,20 @@ const MS: Duration = Duration::from_millis(1);
 /// More than the kernel keeps for a connection on its way.
 const MUCH: usize = 12 << 20;
 
+/// `SO_RCVTIMEO`, also of sockets for which std has no name for it.
+fn set_read_limit(fd: BorrowedFd<'_>, limit: Duration) {
+    let value = libc::timeval {
+        tv_sec: limit.as_secs() as libc::time_t,
+        tv_usec: libc::suseconds_t::from(limit.subsec_micros()),
+    };
+    let size = std::mem::size_of_val(&value) as libc::socklen_t;
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
+    let value = std::ptr::from_ref(&value).cast();
+    // SAFETY: reads from `value`, as far as `size` says.
+    let set = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value, size) };
+    assert_eq!(set, 0);
+}
+
 macro_rules! promises {
     ($place:ident, $($net:ident)::+, $($unix:ident)::+, $spawn:path, $run:expr) => {
 mod $place {
@@ -20,12 +41,13 @@ mod $place {
     use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
     use std::os::fd::{AsFd, AsRawFd, IntoRawFd, FromRawFd, OwnedFd};
     use std::os::linux::net::SocketAddrExt;
+    use std::time::Instant;
 
     use $($net)::+::{TcpListener, TcpStream, UdpSocket};
     use $($unix)::+::{SocketAddr as UnixAddr, UnixDatagram, UnixListener, UnixStream};
     use $spawn as spawn;
 
-    use super::{MS, MUCH, fresh_path, pattern};
+    use super::{MS, MUCH, fresh_path, pattern, set_read_limit};
     #[allow(unused_imports, reason = "for the driver of fibers")]
     use super::sockets;
     use crate::common::within;
@@ -498,8 +520,29 @@ mod $place {
     }
 
     #[test]
+    fn a_listener_whose_descriptor_has_a_time_limit_gives_up_after_it() {
+        run(|| {
+            let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+            let unix = UnixListener::bind(fresh_path()).unwrap();
+            set_read_limit(tcp.as_fd(), 5 * MS);
+            set_read_limit(unix.as_fd(), 5 * MS);
+            let begun = Instant::now();
+            assert_eq!(tcp.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+            assert_eq!(unix.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+            assert!(begun.elapsed() >= 10 * MS, "{:?}", begun.elapsed());
+            let guest = TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+            let stream = tcp.accept().unwrap().0;
+            assert!(stream.read_timeout().unwrap().is_some(), "it is handed down");
+            drop(guest);
+        });
+    }
+
+    #[test]
     fn descriptors_go_out_and_come_in() {
-        fn unchanged<T: AsFd + AsRawFd + IntoRawFd + From<OwnedFd> + Into<OwnedFd>>(socket: T) -> T {
+        fn unchanged<T>(socket: T) -> T
+        where
+            T: AsFd + AsRawFd + IntoRawFd + FromRawFd + From<OwnedFd> + Into<OwnedFd>,
+        {
             let number = socket.as_raw_fd();
             assert_eq!(socket.as_fd().as_raw_fd(), number);
             let fd: OwnedFd = socket.into();
@@ -507,7 +550,7 @@ mod $place {
             let raw = T::from(fd).into_raw_fd();
             assert_eq!(raw, number);
             // SAFETY: just given to us.
-            T::from(unsafe { OwnedFd::from_raw_fd(raw) })
+            unsafe { T::from_raw_fd(raw) }
         }
         run(|| {
             let (mut client, server) = tcp_pair();
@@ -557,3 +600,64 @@ promises!(
     indent::spawn,
     |body| sockets::builder("uring").build().unwrap().block_on(body)
 );
+
+/// A receiver goes from a fiber to a thread to std, and back to a fiber: it waits wherever it is. `send` sends
+/// three bytes to it.
+fn waits_everywhere<O: Send + Sync + 'static, S: Send + From<O> + Into<O> + 'static>(
+    ours: O,
+    receive: fn(&O, &mut [u8]) -> io::Result<usize>,
+    receive_std: fn(&S, &mut [u8]) -> io::Result<usize>,
+    send: impl Fn() + Clone + Send + Sync + 'static,
+) {
+    let send_late = || {
+        let send = send.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(5 * MS);
+            send();
+        })
+    };
+    for driver in ["epoll", "uring"] {
+        let rt = sockets::builder(driver).workers(1).build().unwrap();
+        // On a fiber, where it registers what there is to register.
+        rt.block_on(|| {
+            let late = indent::time::timeout(2 * MS, || receive(&ours, &mut [0; 8]).map(drop));
+            assert!(late.is_err(), "it waits");
+            let sender = send_late();
+            assert_eq!(receive(&ours, &mut [0; 8]).unwrap(), 3);
+            sender.join().unwrap();
+        });
+        let sender = send_late();
+        assert_eq!(receive(&ours, &mut [0; 8]).unwrap(), 3, "on this thread");
+        sender.join().unwrap();
+    }
+    let theirs = S::from(ours);
+    let sender = send_late();
+    assert_eq!(receive_std(&theirs, &mut [0; 8]).unwrap(), 3, "as std's");
+    sender.join().unwrap();
+    let ours: O = theirs.into();
+    let sender = send_late();
+    let received = indent::spawn(move || receive(&ours, &mut [0; 8]).unwrap());
+    assert_eq!(received.join().unwrap(), 3, "ours again");
+    sender.join().unwrap();
+}
+
+#[test]
+fn datagrams_are_waited_for_on_fibers_on_threads_and_by_std() {
+    common::within(60, || {
+        let [one, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+        one.connect(other.local_addr().unwrap()).unwrap();
+        let one = Arc::new(one);
+        let send = move || assert_eq!(one.send(b"abc").unwrap(), 3);
+        waits_everywhere(other, UdpSocket::recv, net::UdpSocket::recv, send);
+
+        let (one, other) = UnixDatagram::pair().unwrap();
+        let one = Arc::new(one);
+        let send = move || assert_eq!(one.send(b"abc").unwrap(), 3);
+        waits_everywhere(
+            other,
+            UnixDatagram::recv,
+            unix_std::UnixDatagram::recv,
+            send,
+        );
+    });
+}

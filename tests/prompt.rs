@@ -1,14 +1,19 @@
 //! Whoever waits for a descriptor is told at once, whatever the thread does that last looked after it.
+//!
+//! With each driver, but for what differs: a request in a ring is completed by the thread that submitted it. While
+//! that one computes or is frozen the kernel interrupts it for that; while it sleeps in a call of its own that
+//! call may end early (`EINTR`); while nothing can wake it (`vfork`) the request waits for it. With epoll
+//! nothing depends on that thread.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indent::io::pipe;
 use indent::net::TcpListener;
-use indent::runtime::{Builder, Runtime};
+use indent::runtime::Runtime;
 use indent::task;
 
 mod common;
@@ -22,8 +27,11 @@ use sockets::wait_for_waiters;
 const CONNECTIONS: usize = 64;
 const STUCK: Duration = Duration::from_secs(1);
 
-fn start(workers: usize) -> Runtime {
-    Builder::new().workers(workers).build().unwrap()
+const EPOLL: &str = "epoll";
+const URING: &str = "uring";
+
+fn start(driver: &str, workers: usize) -> Runtime {
+    sockets::builder(driver).workers(workers).build().unwrap()
 }
 
 /// A fiber for each connection, which sends back what it gets.
@@ -67,11 +75,14 @@ fn rounds(mut clients: Vec<TcpStream>, stop: &AtomicBool) -> (Duration, usize) {
     (longest, rounds)
 }
 
-/// Echoes while a fiber on each worker is stuck: no round takes nearly as long as that does.
-fn echoes_go_on_beside(stuck: fn()) {
+/// Echoes while a fiber on each worker is stuck: no round takes longer than this. One after the other: what counts
+/// is who waits for whom, not how many share a CPU.
+fn echoes_go_on_beside(stuck: fn(), driver: &str, most: Duration) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     within(60, || {
         for workers in [1, 2] {
-            let rt = start(workers);
+            let rt = start(driver, workers);
             common::wait_for_the_survey(); // before, nobody leaves the carrier that is stuck
             let clients = echo(&rt, CONNECTIONS);
             let stop = Arc::new(AtomicBool::new(false));
@@ -81,36 +92,66 @@ fn echoes_go_on_beside(stuck: fn()) {
             fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
             stop.store(true, SeqCst);
             let (longest, rounds) = load.join().unwrap();
-            assert!(longest < STUCK / 2, "{longest:?}, the longest of {rounds}");
-            assert!(rounds > 10, "{rounds}");
+            assert!(longest < most, "{longest:?}, the longest of {rounds}");
+            assert!(rounds > 3 || most > STUCK, "{rounds}");
+            println!("{driver}, {workers} workers: {longest:?}, the longest of {rounds}");
         }
     });
 }
 
+/// What nobody who is stuck delays. Whoever waited for one would take all of its time; where many share a CPU, half of
+/// it says nothing.
+const PROMPT: Duration = Duration::from_millis(900);
+
 #[test]
 fn echoes_go_on_beside_a_fiber_that_waits_for_a_vfork() {
-    echoes_go_on_beside(|| stuck::in_vfork(STUCK));
+    echoes_go_on_beside(|| stuck::in_vfork(STUCK), EPOLL, PROMPT);
+}
+
+#[test]
+fn with_a_ring_echoes_wait_for_a_fiber_in_vfork_at_most() {
+    echoes_go_on_beside(|| stuck::in_vfork(STUCK), URING, 5 * STUCK);
 }
 
 #[test]
 fn echoes_go_on_beside_a_fiber_in_an_epoll_of_its_own_and_do_not_disturb_it() {
-    echoes_go_on_beside(|| assert_eq!(stuck::in_epoll(STUCK).unwrap(), 0));
+    let waits = || assert_eq!(stuck::in_epoll(STUCK).unwrap(), 0);
+    echoes_go_on_beside(waits, EPOLL, PROMPT);
+}
+
+#[test]
+fn with_a_ring_echoes_go_on_beside_a_fiber_in_an_epoll_which_may_end_early() {
+    let waits = || {
+        let begun = Instant::now();
+        while begun.elapsed() < STUCK {
+            let end = stuck::in_epoll(STUCK - begun.elapsed().min(STUCK));
+            assert!(end.map_or_else(|e| e.kind() == ErrorKind::Interrupted, |n| n == 0));
+        }
+    };
+    echoes_go_on_beside(waits, URING, PROMPT);
 }
 
 #[test]
 fn echoes_go_on_beside_fibers_that_compute() {
-    echoes_go_on_beside(|| {
+    let computes = || {
         let begun = Instant::now();
         while begun.elapsed() < STUCK {
             std::hint::black_box((0..1000).sum::<u64>());
         }
-    });
+    };
+    echoes_go_on_beside(computes, EPOLL, PROMPT);
+    echoes_go_on_beside(computes, URING, PROMPT);
 }
 
 #[test]
 fn a_reader_goes_on_while_the_only_worker_computes() {
+    reads_beside_a_hog(EPOLL);
+    reads_beside_a_hog(URING);
+}
+
+fn reads_beside_a_hog(driver: &str) {
     within(60, || {
-        let rt = start(1);
+        let rt = start(driver, 1);
         let (mut reader, writer) = pipe().unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stops = stop.clone();
@@ -133,8 +174,13 @@ fn a_reader_goes_on_while_the_only_worker_computes() {
 
 #[test]
 fn a_reader_is_told_although_its_worker_has_retired() {
+    reads_after_its_worker_retired(EPOLL);
+    reads_after_its_worker_retired(URING);
+}
+
+fn reads_after_its_worker_retired(driver: &str) {
     within(60, || {
-        let rt = start(4);
+        let rt = start(driver, 4);
         let pipes: Vec<_> = (0..16).map(|_| pipe().unwrap()).collect();
         let (readers, writers): (Vec<_>, Vec<_>) = pipes.into_iter().unzip();
         let readers: Vec<_> = readers

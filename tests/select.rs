@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indent::chan::{self, Receiver, RecvError, SendError, Sender};
+use indent::chan::{self, Receiver, RecvError, SendError, Sender, TrySendError};
 use indent::io::Source;
 use indent::runtime::{Builder, Runtime};
 use indent::select::Select;
@@ -187,6 +189,12 @@ fn the_end_of_a_fiber_fires() {
             recv(&rx) -> _ => 0,
         };
         assert_eq!(result, 11);
+        // A field will do, and is still there if another arm fires.
+        let holder = (0, (indent::spawn(indent::park::park), 0));
+        select! {
+            join(holder.1.0) -> result => result.unwrap(),
+            after(Duration::ZERO) => holder.1.0.unparker().unpark(),
+        }
         // One that loses can be waited for again.
         let (tx, rx) = chan::bounded(1);
         let slow = indent::spawn(move || rx.recv());
@@ -199,6 +207,39 @@ fn the_end_of_a_fiber_fires() {
         tx.send(12).unwrap();
         select! { finished(&slow) => {} }
         assert_eq!(slow.join().unwrap(), Ok(12));
+    });
+}
+
+#[test]
+fn the_end_of_a_fiber_fires_for_all_who_wait_and_not_before() {
+    everywhere(|| {
+        let over = Arc::new(AtomicBool::new(false));
+        let (tx, rx) = chan::bounded::<()>(0);
+        let flag = over.clone();
+        let fiber = Arc::new(indent::spawn(move || {
+            let _until_closed = rx.recv();
+            flag.store(true, SeqCst);
+        }));
+        let wait = |fiber: Arc<task::JoinHandle<()>>, over: Arc<AtomicBool>| {
+            move || {
+                select! {
+                    finished(&*fiber) => {}
+                    finished(&*fiber) => {} // one more, of the same select
+                }
+                assert!(over.load(SeqCst), "it was not over");
+            }
+        };
+        let fibers: Vec<_> = (0..3)
+            .map(|_| indent::spawn(wait(fiber.clone(), over.clone())))
+            .collect();
+        let thread = thread::spawn(wait(fiber.clone(), over.clone()));
+        select! {
+            finished(&*fiber) => unreachable!("it waits"),
+            after(SHORT) => drop(tx),
+        }
+        wait(fiber, over)();
+        fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+        thread.join().unwrap();
     });
 }
 
@@ -228,6 +269,49 @@ fn a_descriptor_that_becomes_ready_fires() {
         assert_eq!(source.into_inner().read(&mut byte).unwrap(), 1);
         let writer = Source::new(other.join().unwrap()).unwrap();
         select! { writable(&writer) -> ready => ready.unwrap() }
+    });
+}
+
+/// A descriptor whose owner panics when it is asked for it for the last time of so many.
+struct Moody {
+    reader: indent::io::PipeReader,
+    patience: AtomicUsize,
+}
+
+impl AsFd for Moody {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let left = self.patience.fetch_sub(1, SeqCst);
+        if left == 1 {
+            resume_unwind(Box::new("not again")); // no message
+        }
+        self.reader.as_fd()
+    }
+}
+
+#[test]
+fn an_owner_of_a_descriptor_that_panics_leaves_nobody_in_a_queue() {
+    everywhere(|| {
+        for patience in 1..8 {
+            let (reader, _writer) = indent::io::pipe().unwrap();
+            let moody = |patience| Moody {
+                reader,
+                patience: AtomicUsize::new(patience),
+            };
+            let source = Source::new(moody(usize::MAX)).unwrap();
+            source.get_ref().patience.store(patience, SeqCst);
+            let (tx, rx) = chan::bounded(0);
+            let _ended = catch_unwind(AssertUnwindSafe(|| {
+                let value = [0; 64];
+                select! {
+                    recv(&rx) -> _ => unreachable!("nobody sends"),
+                    readable(&source) -> ready => ready.unwrap(),
+                    after(SHORT) => {}
+                }
+                value
+            }));
+            source.get_ref().patience.store(usize::MAX, SeqCst); // it is asked for it in the end
+            assert_eq!(tx.try_send([1; 64]), Err(TrySendError::Full([1; 64])));
+        }
     });
 }
 
@@ -367,6 +451,37 @@ fn a_time_limit_and_a_request_to_end_unwind_a_select() {
 }
 
 #[test]
+fn a_select_that_does_not_wait_neither_yields_nor_unwinds() {
+    let budget = 4;
+    let builder = Builder::new().workers(1).coop_budget(budget).preempt(false);
+    let runtime = builder.build().expect("a runtime");
+    let (_tx, rx) = chan::bounded::<u8>(0);
+    let sibling_ran = Arc::new(AtomicBool::new(false));
+    let (flag, past) = (sibling_ran.clone(), Arc::new(AtomicUsize::new(0)));
+    let count = past.clone();
+    let fiber = runtime.spawn(move || {
+        let told = flag.clone();
+        drop(indent::spawn(move || told.store(true, SeqCst)));
+        for _ in 0..100 * budget {
+            select! { recv(&rx) -> _ => unreachable!(), default => {} }
+        }
+        assert!(!flag.load(SeqCst), "it gave way");
+        let limit = time::timeout(Duration::ZERO, || {
+            thread::sleep(Duration::from_millis(1));
+            let mut select = Select::new();
+            select.recv(&rx);
+            for n in 0..100 * budget as usize {
+                assert!(select.try_select().is_none());
+                count.store(n, SeqCst);
+            }
+        });
+        assert!(limit.is_ok(), "it unwound");
+    });
+    fiber.join().unwrap();
+    assert_eq!(past.load(SeqCst), 100 * budget as usize - 1);
+}
+
+#[test]
 fn bodies_may_leave_loops_and_functions() {
     fn first(rx: &Receiver<u8>) -> Option<u8> {
         loop {
@@ -399,6 +514,67 @@ fn what_an_arm_gave_and_nobody_took_is_dropped() {
     select.send(&tx, value.clone());
     drop(select);
     assert_eq!(Arc::strong_count(&value), 1, "a send that was never done");
+}
+
+#[test]
+fn a_clone_that_panics_takes_its_value_and_no_other() {
+    struct Shy(u8);
+
+    impl Clone for Shy {
+        fn clone(&self) -> Self {
+            if self.0 == 1 {
+                resume_unwind(Box::new("not now")); // no message
+            }
+            Shy(self.0)
+        }
+    }
+
+    let (tx, mut rx) = chan::broadcast(8);
+    (0..4).for_each(|n| drop(tx.send(Shy(n))));
+    let mut select = Select::new();
+    let token = select.recv(&mut rx);
+    let mut next = || {
+        let complete = || select.select().complete(token).map(|value| value.0);
+        catch_unwind(AssertUnwindSafe(complete)).map_err(|_| "it panicked")
+    };
+    assert_eq!(next(), Ok(Ok(0)));
+    assert_eq!(next(), Err("it panicked"));
+    assert_eq!(next(), Ok(Ok(2)));
+    drop(select.select()); // clones nothing, and takes the last
+    assert!(select.try_select().is_none());
+}
+
+#[test]
+fn a_select_at_the_end_of_a_thread_is_woken() {
+    struct Late(task::JoinHandle<()>, std::sync::mpsc::Sender<&'static str>);
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            let woken = select! {
+                finished(&self.0) => "by the end of the fiber",
+                after(Duration::from_secs(10)) => "too late",
+            };
+            self.1.send(woken).unwrap();
+        }
+    }
+
+    thread_local! {
+        static LATE: std::cell::OnceCell<Late> = const { std::cell::OnceCell::new() };
+    }
+
+    let (told, tell) = std::sync::mpsc::channel();
+    let (tx, rx) = chan::bounded::<()>(0);
+    let fiber = indent::spawn(move || assert!(rx.recv().is_err()));
+    let thread = thread::spawn(move || {
+        // It is dropped after what the runtime keeps of a thread that waits, which comes later.
+        LATE.with(|late| assert!(late.set(Late(fiber, told)).is_ok()));
+        let (_tx, never) = chan::bounded::<()>(0);
+        assert!(never.recv_timeout(SHORT).is_err());
+    });
+    thread::sleep(10 * SHORT);
+    drop(tx);
+    assert_eq!(tell.recv(), Ok("by the end of the fiber"));
+    thread.join().unwrap();
 }
 
 #[test]
@@ -475,6 +651,84 @@ fn stress_selects_at_random_moments_lose_and_double_nothing() {
     assert!(seen.values().all(|n| *n == 1), "received twice");
     assert_eq!(sent.load(SeqCst), received.load(SeqCst));
     assert!(received.load(SeqCst) > 0);
+}
+
+#[test]
+fn stress_selects_that_are_asked_to_end_lose_and_double_nothing() {
+    const EACH: usize = 100_000;
+    for round in 0..10 {
+        let quantum = Duration::from_micros(200);
+        let builder = Builder::new().workers(2).preempt_quantum(quantum);
+        let runtime = builder.build().expect("a runtime");
+        let channels: Arc<Vec<_>> = Arc::new((0..3).map(chan::bounded::<usize>).collect());
+        // Of each value: how often it was sent, and how often it was received.
+        let zeros = || (0..4 * EACH).map(|_| AtomicUsize::new(0)).collect();
+        let counts: Arc<[Vec<AtomicUsize>; 2]> = Arc::new([zeros(), zeros()]);
+        for side in 0..4 {
+            let (all, count) = (channels.clone(), counts.clone());
+            drop(runtime.spawn(move || {
+                for n in side * EACH..(side + 1) * EACH {
+                    let sent = select! {
+                        send(&all[0].0, n) -> sent => sent,
+                        send(&all[1].0, n) -> sent => sent,
+                        send(&all[2].0, n) -> sent => sent,
+                    };
+                    sent.unwrap();
+                    count[0][n].fetch_add(1, SeqCst);
+                }
+            }));
+            let (all, count) = (channels.clone(), counts.clone());
+            drop(runtime.spawn(move || {
+                loop {
+                    let value = select! {
+                        recv(&all[0].1) -> value => value,
+                        recv(&all[1].1) -> value => value,
+                        recv(&all[2].1) -> value => value,
+                    };
+                    count[1][value.unwrap()].fetch_add(1, SeqCst);
+                }
+            }));
+        }
+        let first = &counts[1][0]; // received by somebody, like all that follow
+        common::wait_for("the first value", || first.load(SeqCst) > 0);
+        thread::sleep(Duration::from_millis(5 + round));
+        drop(runtime); // asks all to end
+        for n in channels.iter().flat_map(|(_, rx)| rx.try_iter()) {
+            counts[1][n].fetch_add(1, SeqCst);
+        }
+        for (number, (s, r)) in counts[0].iter().zip(&counts[1]).enumerate() {
+            let (s, r) = (s.load(SeqCst), r.load(SeqCst));
+            assert!(s == r && s <= 1, "value {number}: sent {s}, received {r}");
+        }
+    }
+}
+
+#[test]
+fn a_select_that_fires_at_once_is_charged() {
+    const BUDGET: u32 = 8;
+    let builder = Builder::new().workers(1).preempt(false);
+    let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
+    let exhausted = || runtime.metrics().workers[0].budget_exhausted;
+    let times = |operation: &(dyn Fn() + Sync)| {
+        let before = exhausted();
+        runtime.block_on(|| (0..100 * BUDGET).for_each(|_| operation()));
+        exhausted() - before
+    };
+    let (tx, rx) = chan::bounded(1);
+    tx.send(1).unwrap();
+    // Two selects for each: one receives, the other sends it back.
+    let both = times(&|| {
+        select! { recv(&rx) -> value => assert_eq!(value, Ok(1)) }
+        select! { send(&tx, 1) -> sent => sent.unwrap() }
+    });
+    assert!((180..=220).contains(&both), "{both}");
+    let clock = times(&|| select! { at(Instant::now()) => {} });
+    assert!((90..=110).contains(&clock), "{clock}");
+    let tries = times(&|| {
+        select! { recv(&rx) -> value => assert!(value.is_ok()), default => unreachable!("it is there") }
+        tx.try_send(1).unwrap();
+    });
+    assert_eq!(tries, 0, "it never yields");
 }
 
 #[test]

@@ -1,18 +1,24 @@
-#![expect(unsafe_code, reason = "forbids system calls by a filter")]
+#![expect(
+    unsafe_code,
+    reason = "forbids system calls by a filter, sets options of sockets"
+)]
 //! The choice between the drivers, and what only a ring has to promise: nothing is left in flight.
 //!
 //! What sockets and pipes promise is in `tests/net` and `tests/io`, for both drivers.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use indent::io::Source;
 use indent::net::{TcpListener, TcpStream, UnixStream};
 use indent::park::ParkReason;
 use indent::runtime::{Builder, Io, IoDriver, Runtime};
 use indent::task::{self, Phase};
-use indent::{StartError, time};
+use indent::{StartError, chan, select, time};
 
 mod common;
 mod sockets;
@@ -145,6 +151,140 @@ mod child {
         );
     }
 
+    /// How often the threads of this process, but the caller, were switched to.
+    fn switches() -> BTreeMap<String, u64> {
+        let me = std::fs::read_link("/proc/thread-self").unwrap();
+        let mut all = BTreeMap::new();
+        for entry in std::fs::read_dir("/proc/self/task").unwrap() {
+            let entry = entry.unwrap();
+            if Some(entry.file_name().as_os_str()) == me.file_name() {
+                continue;
+            }
+            let status = std::fs::read_to_string(entry.path().join("status")).unwrap();
+            let lines = status
+                .lines()
+                .filter(|line| line.contains("_ctxt_switches:"));
+            let counts = lines.map(|line| line.split_once(':').unwrap().1.trim().parse::<u64>());
+            let name = status.lines().next().unwrap();
+            let name = format!("{name} {}", entry.file_name().display());
+            all.insert(name, counts.map(Result::unwrap).sum());
+        }
+        all
+    }
+
+    #[test]
+    #[ignore = "needs a process where nothing else happens"]
+    fn idle_selects() {
+        const SETTLE: Duration = Duration::from_secs(1);
+        let rt = ring(2).build().unwrap();
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (to_end, ended) = chan::bounded::<()>(0);
+        let waiting: Vec<_> = (0..4)
+            .map(|_| {
+                let source = Source::new(theirs.try_clone().unwrap()).unwrap();
+                let ended = ended.clone();
+                rt.spawn(move || {
+                    select! {
+                        readable(&source) -> ready => { ready.unwrap(); true }
+                        recv(&ended) -> _ => false,
+                    }
+                })
+            })
+            .collect();
+        for fiber in &waiting {
+            let fiber = fiber.fiber();
+            wait_for("a fiber that selects", || fiber.phase() == Phase::Parked);
+        }
+        common::wait_for_the_survey();
+        std::thread::sleep(SETTLE);
+        let before = switches();
+        std::thread::sleep(2 * SETTLE);
+        assert_eq!(before, switches(), "somebody woke up");
+        assert!(before.len() > 3, "{before:?}");
+        ours.write_all(b"!").unwrap();
+        assert!(waiting.into_iter().all(|fiber| fiber.join().unwrap()));
+        drop(to_end);
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+    }
+
+    /// So many descriptors may be open; how many before.
+    fn limit_descriptors(to: u64) -> u64 {
+        let mut limit = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        // SAFETY: writes to `limit`.
+        let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+        let before = limit.rlim_cur;
+        limit.rlim_cur = to;
+        // SAFETY: reads `limit`.
+        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+        assert_eq!((known, set), (0, 0));
+        before
+    }
+
+    /// The calling thread may run on these CPUs; on which before.
+    fn run_on(cpus: &libc::cpu_set_t) -> libc::cpu_set_t {
+        let size = size_of::<libc::cpu_set_t>();
+        // SAFETY: of this type all bits may be zero.
+        let mut before = unsafe { std::mem::zeroed() };
+        // SAFETY: writes to `before`, which is of that size.
+        let known = unsafe { libc::sched_getaffinity(0, size, &mut before) };
+        // SAFETY: reads `cpus`, which is of that size.
+        let set = unsafe { libc::sched_setaffinity(0, size, cpus) };
+        assert_eq!((known, set), (0, 0));
+        before
+    }
+
+    #[test]
+    #[ignore = "has few descriptors"]
+    fn short_of_descriptors() {
+        // SAFETY: of this type all bits may be zero.
+        let mut one: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        let first = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let first = first
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+        let first = first.unwrap().trim().split([',', '-']).next().unwrap();
+        // SAFETY: a number that fits.
+        unsafe { libc::CPU_SET(first.parse().unwrap(), &mut one) };
+        let all = run_on(&one);
+        let rt = sockets::builder("uring").build().unwrap(); // one worker, with room for more
+        run_on(&all);
+        rt.handle().resize(2);
+        if rt.metrics().io_sockets != IoDriver::Uring || rt.metrics().workers_now < 2 {
+            return common::skip("one CPU, or no rings");
+        }
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let (mut to_source, from) = std::os::unix::net::UnixStream::pair().unwrap();
+        let source = Source::new(from).unwrap();
+        let before = limit_descriptors(3); // there are more
+        let error = std::fs::File::open("/").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+        let on_second = |body: Box<dyn FnOnce() + Send>| {
+            rt.block_on(|| task::Builder::new().worker(1).spawn(body))
+        };
+        let reader = on_second(Box::new(move || {
+            theirs.read_exact(&mut [0]).unwrap();
+        }));
+        let selects = on_second(Box::new(move || {
+            let (_to_end, ended) = chan::bounded::<()>(0);
+            select! {
+                readable(&source) -> ready => ready.unwrap(),
+                recv(&ended) -> _ => unreachable!(),
+            }
+        }));
+        std::thread::sleep(50 * MS);
+        assert!(!reader.is_finished() && !selects.is_finished());
+        limit_descriptors(before);
+        std::thread::sleep(50 * MS);
+        ours.write_all(b"!").unwrap();
+        to_source.write_all(b"!").unwrap();
+        reader.join().unwrap();
+        selects.join().unwrap();
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+    }
+
     #[test]
     #[ignore = "leaves things behind"]
     fn abandoned() {
@@ -180,6 +320,137 @@ mod child {
             assert_eq!(next.metrics().io_operations, 0);
         }
     }
+}
+
+#[test]
+fn a_process_in_which_fibers_select_among_descriptors_does_nothing_meanwhile() {
+    common::alone("idle_selects");
+}
+
+#[test]
+fn who_selects_is_told_promptly_of_a_descriptor_however_long_it_has_waited() {
+    within(60, || {
+        let rt = ring(2).build().unwrap();
+        let mut delays: Vec<_> = (0..15)
+            .map(|_| {
+                let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+                let source = Source::new(theirs).unwrap();
+                let (_to_end, ended) = chan::bounded::<()>(0);
+                let fiber = rt.spawn(move || {
+                    select! {
+                        readable(&source) -> ready => ready.unwrap(),
+                        recv(&ended) -> _ => unreachable!(),
+                    }
+                    Instant::now()
+                });
+                std::thread::sleep(50 * MS); // whoever asks again and again would do so rarely by now
+                let written = Instant::now();
+                ours.write_all(b"!").unwrap();
+                fiber.join().unwrap().duration_since(written)
+            })
+            .collect();
+        delays.sort_unstable();
+        println!("{delays:?}");
+        assert!(delays[5] < 4 * MS, "{delays:?}");
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+    });
+}
+
+#[test]
+fn who_has_withdrawn_from_a_descriptor_leaves_nothing_and_it_is_closed() {
+    within(60, || {
+        let rt = ring(1).build().unwrap();
+        for _ in 0..50 {
+            let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            rt.block_on(move || {
+                let source = Source::new(theirs).unwrap();
+                let (_to_end, ended) = chan::bounded::<()>(0);
+                select! {
+                    readable(&source) -> _ => panic!("there is nothing"),
+                    recv(&ended) -> _ => unreachable!(),
+                    after(MS) => {}
+                }
+                drop(source);
+            });
+            assert_eq!(ours.read(&mut [0]).unwrap(), 0, "the end");
+        }
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+    });
+}
+
+/// Withdrawing races with completions, while fibers are stopped at any instruction; descriptors come and go.
+#[test]
+fn stress_who_selects_among_descriptors_misses_nothing_and_is_called_once() {
+    const PAIRS: u64 = 12;
+    const ROUNDS: u64 = 12;
+    const MESSAGES: u64 = 40;
+    within(120, || {
+        let rt = ring(2)
+            .preempt_quantum(Duration::from_micros(200))
+            .build()
+            .unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let hogs = [(); 2].map(|()| {
+            let stop = stop.clone();
+            rt.spawn(move || {
+                while !stop.load(SeqCst) {
+                    std::hint::spin_loop();
+                }
+            })
+        });
+        let pairs: Vec<_> = (0..PAIRS)
+            .map(|pair| {
+                rt.spawn(move || {
+                    for round in 0..ROUNDS {
+                        let mut random = Random::new(1_000 * pair + round);
+                        let (mut to_source, from) = std::os::unix::net::UnixStream::pair().unwrap();
+                        from.set_nonblocking(true).unwrap();
+                        let source = Source::new(from).unwrap();
+                        let (tx, rx) = chan::bounded(1);
+                        let sender = indent::spawn(move || {
+                            for _ in 0..MESSAGES {
+                                match random.below(4) {
+                                    0 => time::sleep(Duration::from_micros(random.below(1_500))),
+                                    1 => task::yield_now(),
+                                    _ => {}
+                                }
+                                match random.below(2) {
+                                    0 => tx.send(()).unwrap(),
+                                    _ => to_source.write_all(b"!").unwrap(),
+                                }
+                            }
+                            (tx, to_source) // nothing ends before all is received
+                        });
+                        let mut random = Random::new(7_000 + 1_000 * pair + round);
+                        let mut received = 0;
+                        while received < MESSAGES {
+                            select! {
+                                readable(&source) -> ready => {
+                                    ready.unwrap();
+                                    let mut stream = source.get_ref();
+                                    received += stream.read(&mut [0; 64]).unwrap() as u64;
+                                }
+                                recv(&rx) -> message => { message.unwrap(); received += 1; }
+                                after(Duration::from_micros(random.below(1_000))) => {}
+                            }
+                        }
+                        drop(source);
+                        drop(sender.join().unwrap());
+                    }
+                })
+            })
+            .collect();
+        pairs.into_iter().for_each(|pair| pair.join().unwrap());
+        stop.store(true, SeqCst);
+        hogs.into_iter().for_each(|hog| hog.join().unwrap());
+        wait_for("no operation", || rt.metrics().io_operations == 0);
+        assert!(rt.metrics().freezes > 0, "nobody was stopped");
+    });
+}
+
+#[test]
+fn who_waits_where_no_ring_can_be_had_waits_until_one_can_and_is_told_no_error() {
+    common::alone("short_of_descriptors");
 }
 
 #[test]
@@ -282,6 +553,62 @@ fn idle_connections_are_operations_in_flight_and_end_with_their_fibers() {
         assert!(rt.shutdown_timeout(Duration::from_secs(60)).is_clean());
         assert_eq!(handle.metrics().io_operations, 0);
         assert!(acceptor.join().unwrap_err().is_cancelled());
+    });
+}
+
+/// A socket with something in its error queue: it is ready, says `poll` again and again, and has nothing to read.
+fn with_an_error_in_its_queue() -> std::net::UdpSocket {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let on: libc::c_int = 1;
+    let size = size_of_val(&on) as libc::socklen_t;
+    // SAFETY: reads `on`, which is of that size.
+    let set = unsafe {
+        let (at, fd) = ((&raw const on).cast(), socket.as_raw_fd());
+        libc::setsockopt(fd, libc::IPPROTO_IP, libc::IP_RECVERR, at, size)
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(nobody.local_addr().unwrap()).unwrap();
+    drop(nobody);
+    socket.set_nonblocking(true).unwrap();
+    socket.send(b"x").unwrap();
+    let mut error = socket.recv(&mut [0; 8]).unwrap_err();
+    while error.kind() == std::io::ErrorKind::ConnectionRefused {
+        error = socket.recv(&mut [0; 8]).unwrap_err(); // told once, and left in the queue
+    }
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    socket
+}
+
+#[test]
+fn what_is_always_ready_and_has_nothing_to_give_keeps_no_worker_busy_and_no_fiber_from_its_end() {
+    within(60, || {
+        let rt = ring(1).build().unwrap();
+        let source = Arc::new(Source::new(with_an_error_in_its_queue()).unwrap());
+        let tries = Arc::new(AtomicUsize::new(0));
+        let (late, count) = (source.clone(), tries.clone());
+        let read = move |source: &Source<std::net::UdpSocket>| {
+            source.read_with(|socket| {
+                count.fetch_add(1, SeqCst);
+                socket.recv(&mut [0; 8])
+            })
+        };
+        let (first, second) = (read.clone(), read);
+        rt.block_on(move || time::timeout(100 * MS, || first(&late)).unwrap_err());
+        let tried = tries.swap(0, SeqCst);
+        assert!(tried < 100, "tried {tried} times in a tenth of a second");
+        // And by the operation of a socket.
+        let socket = indent::net::UdpSocket::from(with_an_error_in_its_queue());
+        socket.set_nonblocking(false).unwrap();
+        socket.set_read_timeout(Some(50 * MS)).unwrap();
+        let error = rt.block_on(|| socket.recv(&mut [0; 8]).unwrap_err());
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+        let reader = rt.spawn(move || second(&source));
+        wait_for("many tries", || tries.load(SeqCst) > 18);
+        let handle = rt.handle().clone();
+        assert!(rt.shutdown_timeout(Duration::from_secs(30)).is_clean());
+        assert!(reader.join().unwrap_err().is_cancelled());
+        assert_eq!(handle.metrics().io_operations, 0);
     });
 }
 

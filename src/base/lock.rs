@@ -19,7 +19,21 @@ use crate::base::loom::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use crate::base::loom::{self, pause};
-use crate::base::mark;
+use crate::base::{fork, mark, os};
+
+/// Pauses after which a lock that is still held in the child of a fork is held by nobody: seconds.
+const HELD_FOR_GOOD: u32 = 20_000;
+
+/// A thread that the child does not have held the lock when the process was forked. Channels are asked without
+/// a look at what process this is, so this is where F1 ends.
+#[cold]
+fn end_child() -> ! {
+    os::complain(
+        "indent: a channel that another thread used in the moment of a fork cannot be used in the child, which ends: \
+         make new ones there\n",
+    );
+    std::process::abort()
+}
 
 /// The lock alone, for whoever has to take several.
 pub(crate) struct RawLock(AtomicBool);
@@ -56,6 +70,9 @@ impl RawLock {
                     .is_ok()
             {
                 return;
+            }
+            if failures == HELD_FOR_GOOD && fork::in_child() {
+                end_child();
             }
         }
     }
@@ -139,5 +156,31 @@ impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         // SAFETY: acquired by `lock`, and no reference to the inside outlives the guard.
         unsafe { self.0.raw.release() };
+    }
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_was_held_at_a_fork_ends_the_child() {
+        extern "C" fn nothing() {}
+        fork::watch(nothing);
+        let lock = Lock::new(());
+        let held = lock.lock();
+        // SAFETY: the child waits for a lock, says a sentence and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(lock.lock());
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: writes the status of a child of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert!(libc::WIFSIGNALED(status), "{status:#x}");
+        assert_eq!(libc::WTERMSIG(status), libc::SIGABRT);
+        drop(held);
     }
 }

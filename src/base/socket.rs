@@ -6,7 +6,7 @@
 //! made has no such flag.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
@@ -126,28 +126,38 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
     }
 }
 
+/// Whether it is a TCP socket, and not one of whatever else is wrapped as one.
+pub(crate) fn is_tcp(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: a number.
+    let protocol = unsafe { option_of(fd, libc::SO_PROTOCOL, -1_i32) };
+    protocol.is_ok_and(|protocol| protocol == libc::IPPROTO_TCP)
+}
+
 /// How long a transfer may wait, as set by `SO_RCVTIMEO` or `SO_SNDTIMEO`; that is, by std.
 pub(crate) fn time_limit(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Duration>> {
     let option = match interest {
         Interest::Read => libc::SO_RCVTIMEO,
         Interest::Write => libc::SO_SNDTIMEO,
     };
-    let mut value = MaybeUninit::<libc::timeval>::zeroed();
-    let mut size = mem::size_of::<libc::timeval>() as libc::socklen_t;
-    let (socket, at) = (fd.as_raw_fd(), value.as_mut_ptr().cast());
-    // SAFETY: writes to `value`, as far as `size` says.
-    let result = unsafe {
-        libc::getsockopt(
-            socket,
-            libc::SOL_SOCKET,
-            option,
-            at,
-            ptr::from_mut(&mut size),
-        )
+    // Zero: without a limit.
+    let zero = libc::timeval {
+        tv_sec: 0,
+        tv_usec: 0,
     };
-    done(result)?;
-    // SAFETY: zero at first, and written since.
-    let value = unsafe { value.assume_init() };
+    // SAFETY: two numbers.
+    let value = unsafe { option_of(fd, option, zero) }?;
     let limit = Duration::new(value.tv_sec as u64, value.tv_usec as u32 * 1_000);
     Ok(Some(limit).filter(|limit| !limit.is_zero()))
+}
+
+/// What an option is set to.
+///
+/// # Safety
+/// Any bytes are a value of `T`.
+unsafe fn option_of<T: Copy>(fd: BorrowedFd<'_>, option: libc::c_int, before: T) -> io::Result<T> {
+    let (mut value, mut size) = (before, mem::size_of::<T>() as libc::socklen_t);
+    let (at, size) = (ptr::from_mut(&mut value).cast(), ptr::from_mut(&mut size));
+    // SAFETY: writes to `value`, as far as `size` says.
+    done(unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, option, at, size) })?;
+    Ok(value)
 }

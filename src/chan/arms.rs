@@ -2,15 +2,19 @@
     unsafe_code,
     reason = "slots that others read and write; see park/queue.rs"
 )]
-//! Sends and receives as arms of a select.
+//! Sends and receives as arms of a select; and news.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::Arc;
 
+use super::broadcast::{self, BroadcastReceiver};
 use super::core::{Attempt, Channel};
-use super::error::{RecvError, SendError, TryRecvError, TrySendError};
+use super::error::{BroadcastError, RecvError, SendError, TryRecvError, TrySendError};
+use super::told::News;
+use super::watch::{self, Seen, WatchReceiver};
 use crate::base::loom::RawLock;
 use crate::park::queue::{Entry, How, Taken};
 use crate::park::select::{Arm, ArmRef, Fires, Queued};
@@ -127,6 +131,8 @@ impl<T> fmt::Debug for Receiving<'_, T> {
 pub struct Sending<'a, T> {
     channel: Option<&'a Channel<T>>,
     value: &'a UnsafeCell<Option<T>>,
+    /// Where in there the value is, once others may know: from then on no reference is made to it.
+    slot: Cell<*mut T>,
     how: Cell<Option<How>>,
 }
 
@@ -137,6 +143,7 @@ impl<'a, T> Sending<'a, T> {
             channel,
             // SAFETY: the same layout, and borrowed mutably for as long.
             value: unsafe { &*value },
+            slot: Cell::new(ptr::null_mut()),
             how: Cell::new(None),
         }
     }
@@ -216,7 +223,7 @@ unsafe impl<T> Queued for Sending<'_, T> {
         // SAFETY: the lock is held, by the caller's promise.
         let state = unsafe { self.channel().state.inside() };
         // SAFETY: the value is there.
-        match unsafe { state.send(self.slot().cast()) } {
+        match unsafe { state.send(self.slot.get()) } {
             Attempt::Done(taken) => {
                 self.forget();
                 Some(taken)
@@ -232,7 +239,9 @@ unsafe impl<T> Queued for Sending<'_, T> {
     fn slot(&self) -> *mut () {
         // SAFETY: no entry is in a queue yet.
         let value = unsafe { self.value() }.as_mut();
-        ptr::from_mut(value.expect("an arm that is not absent")).cast()
+        let value = ptr::from_mut(value.expect("an arm that is not absent"));
+        self.slot.set(value);
+        value.cast()
     }
 
     unsafe fn enlist(&self, entry: &Entry) {
@@ -260,5 +269,95 @@ unsafe impl<T> Queued for Sending<'_, T> {
 impl<T> fmt::Debug for Sending<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Sending")
+    }
+}
+
+/// To receive the next value, if there is a receiver, as an arm of a select.
+#[doc(hidden)]
+pub struct Hearing<'a, T>(Option<Hears<'a, T>>);
+
+struct Hears<'a, T> {
+    news: News<'a, broadcast::State<T>>,
+    shared: &'a broadcast::Shared<T>,
+    next: &'a mut u64,
+}
+
+impl<'a, T> Hearing<'a, T> {
+    pub(crate) fn new(receiver: Option<&'a mut BroadcastReceiver<T>>) -> Self {
+        Hearing(receiver.map(|receiver| Hears {
+            news: News::new(&receiver.shared.state, receiver.next),
+            shared: &receiver.shared,
+            next: &mut receiver.next,
+        }))
+    }
+
+    fn look(&mut self) -> Result<Arc<T>, BroadcastError> {
+        let this = self.0.as_mut().expect("an arm that is not absent");
+        let looked = this.shared.look(this.next);
+        this.news.set_position(*this.next);
+        looked
+    }
+}
+
+impl<T: Clone> Fires for Hearing<'_, T> {
+    type Output = Result<T, BroadcastError>;
+
+    fn arm(&self) -> ArmRef<'_> {
+        News::arm(self.0.as_ref().map(|this| &this.news))
+    }
+
+    fn finish(&mut self) -> Self::Output {
+        self.look().map(Arc::unwrap_or_clone)
+    }
+
+    fn discard(&mut self) {
+        drop(self.look()); // which clones nothing
+    }
+}
+
+impl<T> fmt::Debug for Hearing<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hearing")
+    }
+}
+
+/// To receive the next value, if there is a receiver, as an arm of a select.
+#[doc(hidden)]
+pub struct Watching<'a, T>(Option<Watches<'a, T>>);
+
+struct Watches<'a, T> {
+    news: News<'a, watch::State<T>>,
+    shared: &'a watch::Shared<T>,
+    seen: &'a mut u64,
+}
+
+impl<'a, T> Watching<'a, T> {
+    pub(crate) fn new(receiver: Option<&'a mut WatchReceiver<T>>) -> Self {
+        Watching(receiver.map(|receiver| Watches {
+            news: News::new(&receiver.shared.state, receiver.seen),
+            shared: &receiver.shared,
+            seen: &mut receiver.seen,
+        }))
+    }
+}
+
+impl<T> Fires for Watching<'_, T> {
+    type Output = Result<Seen<T>, RecvError>;
+
+    fn arm(&self) -> ArmRef<'_> {
+        News::arm(self.0.as_ref().map(|this| &this.news))
+    }
+
+    fn finish(&mut self) -> Self::Output {
+        let this = self.0.as_mut().expect("an arm that is not absent");
+        let looked = this.shared.look(this.seen);
+        this.news.set_position(*this.seen);
+        looked.map_err(|_| RecvError)
+    }
+}
+
+impl<T> fmt::Debug for Watching<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watching")
     }
 }

@@ -6,17 +6,18 @@
 //! oldest there is.
 
 use std::collections::VecDeque;
-use std::error::Error;
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::error::SendError;
+use super::error::{BroadcastError, SendError};
+use super::iter::BroadcastIter;
 use super::mpmc::after;
-use super::told::{self, News, Tells};
-use crate::park::queue::{Guarded, Queue};
-use crate::park::select::{ArmRef, Fires};
+use super::told::{self, Tells};
+use crate::park::guarded::Guarded;
+use crate::park::queue::Queue;
 
 /// A channel whose values go to all receivers. A send never waits: a receiver that is more than so many values
 /// behind loses the oldest, and is told how many.
@@ -59,52 +60,8 @@ pub fn broadcast<T>(capacity: usize) -> (BroadcastSender<T>, BroadcastReceiver<T
     )
 }
 
-/// Nothing was received from a broadcast channel.
-///
-/// ```
-/// use indent::chan::{self, BroadcastError};
-///
-/// let (tx, mut rx) = chan::broadcast::<u8>(2);
-/// assert_eq!(rx.try_recv(), Err(BroadcastError::Empty));
-/// drop(tx);
-/// assert_eq!(rx.recv(), Err(BroadcastError::Closed));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum BroadcastError {
-    /// There is nothing now. Only of `try_recv`.
-    Empty,
-    /// There was nothing until the time was over. Only of `recv_timeout` and `recv_deadline`.
-    Timeout,
-    /// The receiver was too slow: so many values are lost for it. The next receive gives the oldest there is.
-    Lagged(u64),
-    /// There is nothing left, and all senders are gone.
-    Closed,
-}
-
-impl fmt::Display for BroadcastError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            BroadcastError::Empty => {
-                f.write_str("the channel is empty: try again later, or receive and wait")
-            }
-            BroadcastError::Timeout => f.write_str("the channel was empty until the time was over"),
-            BroadcastError::Lagged(lost) => write!(
-                f,
-                "the receiver was too slow and has lost {lost} values: receive again for the oldest that is left, \
-                 or make the channel larger"
-            ),
-            BroadcastError::Closed => {
-                f.write_str("the channel is empty and all senders are gone, so stop receiving")
-            }
-        }
-    }
-}
-
-impl Error for BroadcastError {}
-
 pub(crate) struct Shared<T> {
-    state: Guarded<State<T>>,
+    pub(super) state: Guarded<State<T>>,
     capacity: usize,
     senders: AtomicUsize,
     receivers: AtomicUsize,
@@ -115,7 +72,7 @@ pub(crate) struct State<T> {
     values: VecDeque<Arc<T>>,
     /// How many were sent in all.
     sent: u64,
-    /// There are no senders any more.
+    /// Nothing is sent any more.
     is_closed: bool,
     waiting: Queue,
 }
@@ -139,7 +96,7 @@ impl<T> Tells for State<T> {
 
 impl<T> Shared<T> {
     /// The value with this number, if it is there.
-    fn look(&self, next: &mut u64) -> Result<Arc<T>, BroadcastError> {
+    pub(super) fn look(&self, next: &mut u64) -> Result<Arc<T>, BroadcastError> {
         let state = self.state.lock();
         let oldest = state.oldest();
         if *next < oldest {
@@ -155,6 +112,16 @@ impl<T> Shared<T> {
             None if state.is_closed => Err(BroadcastError::Closed),
             None => Err(BroadcastError::Empty),
         }
+    }
+
+    fn close(&self) -> bool {
+        !told::tell(&self.state, |state| {
+            mem::replace(&mut state.is_closed, true)
+        })
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state.lock().is_closed
     }
 }
 
@@ -176,13 +143,13 @@ pub struct BroadcastSender<T>(Arc<Shared<T>>);
 /// assert_eq!((rx.recv(), other.recv()), (Ok(1), Ok(1)));
 /// ```
 pub struct BroadcastReceiver<T> {
-    shared: Arc<Shared<T>>,
-    next: u64,
+    pub(super) shared: Arc<Shared<T>>,
+    pub(super) next: u64,
 }
 
 impl<T> BroadcastSender<T> {
-    /// Sends to all receivers there are, and says how many those are. The value comes back if there are none.
-    /// Never waits, never yields.
+    /// Sends to all receivers there are, and says how many those are. The value comes back if there are none, or
+    /// the channel is closed. Never waits, never yields.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::broadcast(2);
@@ -196,15 +163,86 @@ impl<T> BroadcastSender<T> {
             return Err(SendError(value));
         }
         let value = Arc::new(value);
-        let dropped = told::tell(&self.0.state, |state| {
+        let sent = told::tell(&self.0.state, |state| {
+            if state.is_closed {
+                return Err(value);
+            }
             let full = state.values.len() == self.0.capacity;
             let dropped = if full { state.values.pop_front() } else { None };
             state.values.push_back(value);
             state.sent += 1;
-            dropped
+            Ok(dropped)
         });
-        drop(dropped);
-        Ok(receivers)
+        match sent {
+            Ok(dropped) => {
+                drop(dropped);
+                Ok(receivers)
+            }
+            Err(value) => {
+                let value = Arc::into_inner(value);
+                Err(SendError(value.expect("nobody else has seen it")))
+            }
+        }
+    }
+
+    /// Closes the channel for all: nothing can be sent any more, what is kept is still received. False if it was
+    /// closed already.
+    ///
+    /// ```
+    /// use indent::chan::{self, BroadcastError};
+    ///
+    /// let (tx, mut rx) = chan::broadcast(2);
+    /// tx.send(1).unwrap();
+    /// assert!(tx.close());
+    /// assert!(tx.send(2).is_err());
+    /// assert_eq!((rx.recv(), rx.recv()), (Ok(1), Err(BroadcastError::Closed)));
+    /// ```
+    pub fn close(&self) -> bool {
+        self.0.close()
+    }
+
+    /// Whether a send would give its value back: the channel was closed, or nobody receives now.
+    ///
+    /// ```
+    /// let (tx, rx) = indent::chan::broadcast::<u8>(2);
+    /// drop(rx);
+    /// assert!(tx.is_closed());
+    /// let _rx = tx.subscribe();
+    /// assert!(!tx.is_closed());
+    /// ```
+    pub fn is_closed(&self) -> bool {
+        self.receivers() == 0 || self.0.is_closed()
+    }
+
+    /// How many values are kept now.
+    ///
+    /// ```
+    /// let (tx, _rx) = indent::chan::broadcast(2);
+    /// (0..5).for_each(|n| drop(tx.send(n)));
+    /// assert_eq!(tx.len(), 2);
+    /// ```
+    pub fn len(&self) -> usize {
+        self.0.state.lock().values.len()
+    }
+
+    /// Whether nothing was sent so far.
+    ///
+    /// ```
+    /// let (tx, _rx) = indent::chan::broadcast::<u8>(2);
+    /// assert!(tx.is_empty());
+    /// ```
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many values are kept for those who are behind.
+    ///
+    /// ```
+    /// let (tx, _rx) = indent::chan::broadcast::<u8>(2);
+    /// assert_eq!(tx.capacity(), 2);
+    /// ```
+    pub fn capacity(&self) -> usize {
+        self.0.capacity
     }
 
     /// One more receiver, of what is sent from now on.
@@ -244,8 +282,9 @@ impl<T> BroadcastReceiver<T> {
     /// tx.send(1).unwrap();
     /// assert_eq!(rx.len(), 1);
     /// ```
-    pub fn len(&self) -> u64 {
-        self.shared.state.lock().sent - self.next
+    pub fn len(&self) -> usize {
+        let sent = self.shared.state.lock().sent;
+        usize::try_from(sent - self.next).unwrap_or(usize::MAX)
     }
 
     /// Whether there is nothing for this receiver now.
@@ -266,6 +305,30 @@ impl<T> BroadcastReceiver<T> {
     /// ```
     pub fn capacity(&self) -> usize {
         self.shared.capacity
+    }
+
+    /// Closes the channel for all: see [`BroadcastSender::close`].
+    ///
+    /// ```
+    /// let (tx, rx) = indent::chan::broadcast(2);
+    /// assert!(rx.close());
+    /// assert!(tx.send(1).is_err());
+    /// ```
+    pub fn close(&self) -> bool {
+        self.shared.close()
+    }
+
+    /// Whether nothing will be sent any more. There may be something left to receive.
+    ///
+    /// ```
+    /// let (tx, mut rx) = indent::chan::broadcast(2);
+    /// tx.send(1).unwrap();
+    /// drop(tx);
+    /// assert!(rx.is_closed());
+    /// assert_eq!(rx.recv(), Ok(1));
+    /// ```
+    pub fn is_closed(&self) -> bool {
+        self.shared.is_closed()
     }
 }
 
@@ -320,40 +383,20 @@ impl<T: Clone> BroadcastReceiver<T> {
         self.try_recv()
     }
 
-    pub(crate) fn arm(&mut self) -> Hearing<'_, T> {
-        Hearing {
-            news: News::new(&self.shared.state, self.next),
-            shared: &self.shared,
-            next: &mut self.next,
-        }
-    }
-}
-
-/// To receive the next value, as an arm of a select.
-#[doc(hidden)]
-pub struct Hearing<'a, T> {
-    news: News<'a, State<T>>,
-    shared: &'a Shared<T>,
-    next: &'a mut u64,
-}
-
-impl<T: Clone> Fires for Hearing<'_, T> {
-    type Output = Result<T, BroadcastError>;
-
-    fn arm(&self) -> ArmRef<'_> {
-        self.news.arm()
-    }
-
-    fn finish(&mut self) -> Self::Output {
-        let looked = self.shared.look(self.next);
-        self.news.set_position(*self.next);
-        looked.map(Arc::unwrap_or_clone)
-    }
-}
-
-impl<T> fmt::Debug for Hearing<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hearing")
+    /// All that is received until the channel is closed; waits in between. An error is
+    /// [`Lagged`](BroadcastError::Lagged): so many were lost.
+    ///
+    /// ```
+    /// use indent::chan::{self, BroadcastError};
+    ///
+    /// let (tx, mut rx) = chan::broadcast(2);
+    /// (0..5).for_each(|n| drop(tx.send(n)));
+    /// drop(tx);
+    /// let all: Vec<_> = rx.iter().collect();
+    /// assert_eq!(all, [Err(BroadcastError::Lagged(3)), Ok(3), Ok(4)]);
+    /// ```
+    pub fn iter(&mut self) -> BroadcastIter<'_, T> {
+        BroadcastIter(self)
     }
 }
 
@@ -377,7 +420,7 @@ impl<T> Clone for BroadcastReceiver<T> {
 impl<T> Drop for BroadcastSender<T> {
     fn drop(&mut self) {
         if self.0.senders.fetch_sub(1, AcqRel) == 1 {
-            told::tell(&self.0.state, |state| state.is_closed = true);
+            self.0.close();
         }
     }
 }

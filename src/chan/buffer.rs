@@ -9,7 +9,7 @@
 //! never frees: a *ring* is made with all its room; a *chain* grows by blocks that its user brings along, and
 //! gives the user those it has no use for.
 
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::ptr;
 
 /// Values in one block of a chain.
@@ -79,27 +79,43 @@ impl<T> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// Memory that a pop has left, to be freed without the lock.
+    /// Memory that pops have left, to be freed without the lock.
     #[inline]
-    pub(crate) fn surplus(&mut self) -> Option<Box<Block<T>>> {
+    pub(crate) fn surplus(&mut self) -> Surplus<T> {
         match self {
-            Buffer::Ring(_) => None,
-            Buffer::Chain(chain) => chain.surplus.take(),
+            Buffer::Ring(_) => Surplus(ptr::null_mut()),
+            Buffer::Chain(chain) => mem::replace(&mut chain.surplus, Surplus(ptr::null_mut())),
         }
+    }
+}
+
+impl<T> Buffer<T> {
+    /// Drops the oldest value. False if there is none.
+    fn drop_one(&mut self) -> bool {
+        let mut value = MaybeUninit::uninit();
+        // SAFETY: there is room in a local.
+        let was_there = unsafe { self.pop(value.as_mut_ptr()) };
+        if was_there {
+            // SAFETY: just moved there.
+            drop(unsafe { value.assume_init() });
+        }
+        was_there
     }
 }
 
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
-        loop {
-            let mut value = MaybeUninit::uninit();
-            // SAFETY: there is room in a local.
-            if !unsafe { self.pop(value.as_mut_ptr()) } {
-                return;
+        /// If the drop of one value unwinds, the others are dropped all the same: somebody may wait for that.
+        struct Rest<'a, T>(&'a mut Buffer<T>);
+
+        impl<T> Drop for Rest<'_, T> {
+            fn drop(&mut self) {
+                while self.0.drop_one() {}
             }
-            // SAFETY: just moved there.
-            drop(unsafe { value.assume_init() });
         }
+
+        let rest = Rest(self);
+        while rest.0.drop_one() {}
     }
 }
 
@@ -173,8 +189,26 @@ pub(crate) struct Chain<T> {
     len: usize,
     /// One that is not in use.
     spare: Option<Box<Block<T>>>,
-    /// One that is of no use, for whoever has taken the last value to free.
-    surplus: Option<Box<Block<T>>>,
+    surplus: Surplus<T>,
+}
+
+/// Blocks that are of no use, for whoever has taken a value to free. Mostly none, or one.
+pub(crate) struct Surplus<T>(*mut Block<T>);
+
+impl<T> Surplus<T> {
+    fn add(&mut self, mut block: Box<Block<T>>) {
+        block.next = self.0;
+        self.0 = Box::into_raw(block);
+    }
+}
+
+impl<T> Drop for Surplus<T> {
+    fn drop(&mut self) {
+        while !self.0.is_null() {
+            // SAFETY: made by `Box::into_raw` in `add`, and taken off the list here.
+            self.0 = unsafe { Box::from_raw(self.0) }.next;
+        }
+    }
 }
 
 // SAFETY: it owns its blocks and the values in them.
@@ -186,11 +220,15 @@ pub(crate) struct Block<T> {
 }
 
 impl<T> Block<T> {
+    /// Made where it stays: it may be larger than a stack.
     pub(crate) fn new() -> Box<Self> {
-        Box::new(Block {
-            next: ptr::null_mut(),
-            values: [const { MaybeUninit::uninit() }; BLOCK],
-        })
+        let mut block = Box::<Self>::new_uninit();
+        // SAFETY: a field of what was allocated.
+        let next = unsafe { &raw mut (*block.as_mut_ptr()).next };
+        // SAFETY: as above; there is nothing to be dropped.
+        unsafe { next.write(ptr::null_mut()) };
+        // SAFETY: the other field needs no value.
+        unsafe { block.assume_init() }
     }
 }
 
@@ -203,7 +241,7 @@ impl<T> Chain<T> {
             write: BLOCK,
             len: 0,
             spare: None,
-            surplus: None,
+            surplus: Surplus(ptr::null_mut()),
         }
     }
 
@@ -267,9 +305,11 @@ impl<T> Chain<T> {
     fn drop_first(&mut self) {
         // SAFETY: made by `Box::into_raw`, and off the chain from here on.
         let mut block = unsafe { Box::from_raw(self.head) };
-        self.head = std::mem::replace(&mut block.next, ptr::null_mut());
+        self.head = mem::replace(&mut block.next, ptr::null_mut());
         self.read = 0;
-        self.surplus = self.spare.replace(block);
+        if let Some(block) = self.spare.replace(block) {
+            self.surplus.add(block);
+        }
     }
 }
 

@@ -26,8 +26,10 @@ use std::time::Instant;
 
 use super::buffer::{Block, Buffer};
 use super::error::{RecvTimeoutError, SendTimeoutError, TryRecvError, TrySendError};
-use crate::park::queue::{Entry, Guarded, How, Locked, Queue, Taken};
+use crate::park::guarded::{Guarded, Locked};
+use crate::park::queue::{Entry, How, Queue, Taken};
 use crate::park::{self, ParkReason, Woken};
+use crate::sched::wake::Waiter;
 
 pub(crate) struct Channel<T> {
     pub(crate) state: Guarded<State<T>>,
@@ -172,7 +174,7 @@ impl<T> Channel<T> {
         let attempt = unsafe { state.send(&raw const *value) };
         match attempt {
             Attempt::Done(taken) => {
-                state.finish(taken);
+                state.finish([taken]);
                 Ok(())
             }
             Attempt::Closed => {
@@ -196,19 +198,27 @@ impl<T> Channel<T> {
         // This may unwind: the value is not forgotten before.
         let mut state = self.with_room(self.state.lock_charged());
         let mut value = ManuallyDrop::new(value);
-        // SAFETY: the value is there.
-        match unsafe { state.send(&raw const *value) } {
-            Attempt::Done(taken) => {
-                state.finish(taken);
-                return Ok(());
+        let mut thread = None;
+        let operation = loop {
+            // SAFETY: the value is there.
+            match unsafe { state.send(&raw const *value) } {
+                Attempt::Done(taken) => {
+                    state.finish([taken]);
+                    return Ok(());
+                }
+                Attempt::Closed => {
+                    drop(state);
+                    return Err(SendTimeoutError::Closed(ManuallyDrop::into_inner(value)));
+                }
+                Attempt::Wait => {}
             }
-            Attempt::Closed => {
-                drop(state);
-                return Err(SendTimeoutError::Closed(ManuallyDrop::into_inner(value)));
+            if let Some(operation) = state.operation(&mut thread) {
+                break operation;
             }
-            Attempt::Wait => {}
-        }
-        let operation = state.operation();
+            drop(state);
+            thread = Some(Waiter::caller());
+            state = self.lock_to_send();
+        };
         let entry = Entry::only(&operation, (&raw mut value).cast());
         // SAFETY: it stays here until the operation is over: see below.
         unsafe { state.sending.push(&entry) };
@@ -234,7 +244,7 @@ impl<T> Channel<T> {
         match unsafe { state.receive(value.as_mut_ptr()) } {
             Attempt::Done(taken) => {
                 let surplus = state.buffer.surplus();
-                state.finish(taken);
+                state.finish([taken]);
                 drop(surplus);
                 // SAFETY: moved there.
                 Ok(unsafe { value.assume_init() })
@@ -252,19 +262,27 @@ impl<T> Channel<T> {
     ) -> Result<T, RecvTimeoutError> {
         let mut value = MaybeUninit::<T>::uninit();
         let mut state = self.state.lock_charged();
-        // SAFETY: the slot is empty.
-        match unsafe { state.receive(value.as_mut_ptr()) } {
-            Attempt::Done(taken) => {
-                let surplus = state.buffer.surplus();
-                state.finish(taken);
-                drop(surplus);
-                // SAFETY: moved there.
-                return Ok(unsafe { value.assume_init() });
+        let mut thread = None;
+        let operation = loop {
+            // SAFETY: the slot is empty.
+            match unsafe { state.receive(value.as_mut_ptr()) } {
+                Attempt::Done(taken) => {
+                    let surplus = state.buffer.surplus();
+                    state.finish([taken]);
+                    drop(surplus);
+                    // SAFETY: moved there.
+                    return Ok(unsafe { value.assume_init() });
+                }
+                Attempt::Closed => return Err(RecvTimeoutError::Closed),
+                Attempt::Wait => {}
             }
-            Attempt::Closed => return Err(RecvTimeoutError::Closed),
-            Attempt::Wait => {}
-        }
-        let operation = state.operation();
+            if let Some(operation) = state.operation(&mut thread) {
+                break operation;
+            }
+            drop(state);
+            thread = Some(Waiter::caller());
+            state = self.state.lock();
+        };
         let entry = Entry::only(&operation, value.as_mut_ptr().cast());
         // SAFETY: it stays here until the operation is over: see below.
         unsafe { state.receiving.push(&entry) };
@@ -282,14 +300,13 @@ impl<T> Channel<T> {
 
     /// C3. False if it was closed before.
     pub(crate) fn close(&self) -> bool {
-        let (closed, [senders, receivers]) = {
-            let mut state = self.state.lock();
-            let closed = !mem::replace(&mut state.is_closed, true);
-            let senders = state.sending.take_all(How::Over);
-            (closed, [senders, state.receiving.take_all(How::Over)])
-        };
-        senders.call();
-        receivers.call();
+        let mut state = self.state.lock();
+        let closed = !mem::replace(&mut state.is_closed, true);
+        self.state
+            .call_all(state, How::Over, |state| &mut state.sending);
+        let state = self.state.lock();
+        self.state
+            .call_all(state, How::Over, |state| &mut state.receiving);
         closed
     }
 

@@ -265,3 +265,45 @@ impl From<RecvError> for RecvTimeoutError {
         RecvTimeoutError::Closed
     }
 }
+
+/// Nothing was received from a broadcast channel.
+///
+/// ```
+/// use indent::chan::{self, BroadcastError};
+///
+/// let (tx, mut rx) = chan::broadcast::<u8>(2);
+/// assert_eq!(rx.try_recv(), Err(BroadcastError::Empty));
+/// drop(tx);
+/// assert_eq!(rx.recv(), Err(BroadcastError::Closed));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BroadcastError {
+    /// There is nothing now. Only of `try_recv`.
+    Empty,
+    /// There was nothing until the time was over. Only of `recv_timeout` and `recv_deadline`.
+    Timeout,
+    /// The receiver was too slow: so many values are lost for it. The next receive gives the oldest there is.
+    Lagged(u64),
+    /// There is nothing left, and nothing will be sent: it was closed, or all senders are gone.
+    Closed,
+}
+
+impl fmt::Display for BroadcastError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BroadcastError::Empty => {
+                f.write_str("the channel is empty: try again later, or receive and wait")
+            }
+            BroadcastError::Timeout => f.write_str("the channel was empty until the time was over"),
+            BroadcastError::Lagged(lost) => write!(
+                f,
+                "the receiver was too slow and has lost {lost} values: receive again for the oldest that is left, \
+                 or make the channel larger"
+            ),
+            BroadcastError::Closed => f.write_str(CLOSED_TO_RECEIVERS),
+        }
+    }
+}
+
+impl Error for BroadcastError {}

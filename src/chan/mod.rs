@@ -50,19 +50,18 @@ mod broadcast;
 mod buffer;
 pub(crate) mod core;
 mod error;
+mod iter;
 mod mpmc;
 mod oneshot;
 mod told;
 mod watch;
 
-#[doc(hidden)]
-pub use broadcast::Hearing;
-pub use broadcast::{BroadcastError, BroadcastReceiver, BroadcastSender, broadcast};
+pub use broadcast::{BroadcastReceiver, BroadcastSender, broadcast};
 pub use error::{
-    RecvError, RecvTimeoutError, SendError, SendTimeoutError, TryRecvError, TrySendError,
+    BroadcastError, RecvError, RecvTimeoutError, SendError, SendTimeoutError, TryRecvError,
+    TrySendError,
 };
+pub use iter::{BroadcastIter, WatchIter};
 pub use mpmc::{IntoIter, Iter, Receiver, Sender, TryIter, bounded, unbounded};
 pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
-#[doc(hidden)]
-pub use watch::Watching;
 pub use watch::{Seen, WatchReceiver, WatchSender, watch};

@@ -6,7 +6,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::arms::Receiving;
 use super::core::Channel;
 use super::error::{RecvError, RecvTimeoutError, SendError, TryRecvError};
 use super::mpmc::after;
@@ -126,8 +125,18 @@ impl<T> OneshotReceiver<T> {
         self.0.close()
     }
 
-    pub(crate) fn arm(&mut self) -> Receiving<'_, T> {
-        Receiving::new(Some(&self.0))
+    /// Whether nothing will be sent any more: it was, or the sender is gone, or this was [closed](Self::close).
+    /// What was sent may not have been received yet.
+    ///
+    /// ```
+    /// let (tx, mut rx) = indent::chan::oneshot();
+    /// assert!(!rx.is_closed());
+    /// tx.send(1).unwrap();
+    /// assert!(rx.is_closed());
+    /// assert_eq!(rx.recv(), Ok(1));
+    /// ```
+    pub fn is_closed(&self) -> bool {
+        self.0.is_closed()
     }
 }
 

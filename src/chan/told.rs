@@ -8,9 +8,11 @@
 use std::time::Instant;
 
 use crate::base::loom::RawLock;
-use crate::park::queue::{Entry, Guarded, How, Queue, Taken};
+use crate::park::guarded::Guarded;
+use crate::park::queue::{Entry, How, Queue, Taken};
 use crate::park::select::{Arm, ArmRef, Queued};
 use crate::park::{self, ParkReason, Woken};
+use crate::sched::wake::Waiter;
 
 /// What is inside the lock.
 pub(crate) trait Tells {
@@ -29,11 +31,18 @@ pub(crate) fn wait<S: Tells>(
     position: u64,
     deadline: impl FnOnce() -> Option<Instant>,
 ) -> Result<(), TimedOut> {
-    let mut inside = state.lock_charged();
-    if inside.has_news(position) {
-        return Ok(());
-    }
-    let operation = inside.operation();
+    let (mut inside, mut thread) = (state.lock_charged(), None);
+    let operation = loop {
+        if inside.has_news(position) {
+            return Ok(());
+        }
+        if let Some(operation) = inside.operation(&mut thread) {
+            break operation;
+        }
+        drop(inside);
+        thread = Some(Waiter::caller());
+        inside = state.lock();
+    };
     let entry = Entry::only(&operation, std::ptr::null_mut());
     // SAFETY: it stays here until the operation is over: see below.
     unsafe { inside.waiting().push(&entry) };
@@ -51,9 +60,7 @@ pub(crate) fn wait<S: Tells>(
 pub(crate) fn tell<S: Tells, R>(state: &Guarded<S>, change: impl FnOnce(&mut S) -> R) -> R {
     let mut inside = state.lock();
     let changed = change(&mut inside);
-    let waiting = inside.waiting().take_all(How::Done);
-    drop(inside);
-    waiting.call();
+    state.call_all(inside, How::Done, S::waiting);
     changed
 }
 
@@ -73,8 +80,9 @@ impl<'a, S: Tells> News<'a, S> {
         self.position = position;
     }
 
-    pub(crate) fn arm(&self) -> ArmRef<'_> {
-        ArmRef(Arm::Queued(self))
+    /// If there is somebody to be told.
+    pub(crate) fn arm(this: Option<&Self>) -> ArmRef<'_> {
+        ArmRef(this.map_or(Arm::Absent, |this| Arm::Queued(this)))
     }
 }
 

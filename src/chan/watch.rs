@@ -10,11 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::error::{RecvError, RecvTimeoutError, SendError};
+use super::error::{RecvError, RecvTimeoutError, SendError, TryRecvError};
+use super::iter::WatchIter;
 use super::mpmc::after;
-use super::told::{self, News, Tells};
-use crate::park::queue::{Guarded, Queue};
-use crate::park::select::{ArmRef, Fires};
+use super::told::{self, Tells};
+use crate::park;
+use crate::park::guarded::Guarded;
+use crate::park::queue::Queue;
 
 /// A value that is replaced by the next one. Receivers see the latest and are told when it changes; those
 /// that come late, or are slow, see no other.
@@ -48,7 +50,7 @@ pub fn watch<T>(value: T) -> (WatchSender<T>, WatchReceiver<T>) {
 }
 
 pub(crate) struct Shared<T> {
-    state: Guarded<State<T>>,
+    pub(super) state: Guarded<State<T>>,
     senders: AtomicUsize,
     receivers: AtomicUsize,
 }
@@ -56,7 +58,7 @@ pub(crate) struct Shared<T> {
 pub(crate) struct State<T> {
     value: Arc<T>,
     changes: u64,
-    /// There are no senders any more.
+    /// Nothing is sent any more.
     is_closed: bool,
     waiting: Queue,
 }
@@ -89,8 +91,8 @@ pub struct WatchSender<T>(Arc<Shared<T>>);
 /// assert_eq!((*rx.recv().unwrap(), *other.recv().unwrap()), (1, 1));
 /// ```
 pub struct WatchReceiver<T> {
-    shared: Arc<Shared<T>>,
-    seen: u64,
+    pub(super) shared: Arc<Shared<T>>,
+    pub(super) seen: u64,
 }
 
 /// A value as it was when it was looked at: others may replace it, this stays.
@@ -118,8 +120,8 @@ impl<T: fmt::Debug> fmt::Debug for Seen<T> {
 }
 
 impl<T> WatchSender<T> {
-    /// Replaces the value and tells all who wait. It comes back if there are no receivers. Never waits, never
-    /// yields.
+    /// Replaces the value and tells all who wait. It comes back if there are no receivers, or the channel is
+    /// closed. Never waits, never yields.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::watch(0);
@@ -131,23 +133,44 @@ impl<T> WatchSender<T> {
         if self.0.receivers.load(Relaxed) == 0 {
             return Err(SendError(value));
         }
-        drop(self.replace(value));
-        Ok(())
+        match self.0.replace(Arc::new(value), true) {
+            Ok(before) => {
+                drop(before);
+                Ok(())
+            }
+            Err(value) => {
+                let value = Arc::into_inner(value);
+                Err(SendError(value.expect("nobody else has seen it")))
+            }
+        }
     }
 
-    /// Replaces the value, whether there are receivers or not, and returns the one before.
+    /// Replaces the value, whether there are receivers or not and whether it is closed or not, and returns the one
+    /// before.
     ///
     /// ```
     /// let (tx, _rx) = indent::chan::watch("old");
     /// assert_eq!(*tx.replace("new"), "old");
     /// ```
     pub fn replace(&self, value: T) -> Seen<T> {
-        let value = Arc::new(value);
-        let before = told::tell(&self.0.state, |state| {
-            state.changes += 1;
-            mem::replace(&mut state.value, value)
-        });
-        Seen(before)
+        match self.0.replace(Arc::new(value), false) {
+            Ok(before) | Err(before) => Seen(before),
+        }
+    }
+
+    /// Closes the channel for all: nothing can be sent any more; what was sent last can still be received, and
+    /// looked at. False if it was closed already.
+    ///
+    /// ```
+    /// let (tx, mut rx) = indent::chan::watch(1);
+    /// tx.send(2).unwrap();
+    /// assert!(tx.close());
+    /// assert!(tx.send(3).is_err());
+    /// assert_eq!(*rx.recv().unwrap(), 2);
+    /// assert!(rx.recv().is_err());
+    /// ```
+    pub fn close(&self) -> bool {
+        self.0.close()
     }
 
     /// The value as it is now.
@@ -176,7 +199,7 @@ impl<T> WatchSender<T> {
         }
     }
 
-    /// Whether nobody looks.
+    /// Whether a send would give its value back: the channel was closed, or nobody looks now.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::watch(1);
@@ -184,7 +207,7 @@ impl<T> WatchSender<T> {
     /// assert!(tx.is_closed());
     /// ```
     pub fn is_closed(&self) -> bool {
-        self.0.receivers.load(Relaxed) == 0
+        self.0.receivers.load(Relaxed) == 0 || self.0.is_closed()
     }
 }
 
@@ -213,8 +236,46 @@ impl<T> WatchReceiver<T> {
         self.shared.state.lock().changes > self.seen
     }
 
-    /// The latest value, once it is one that this receiver has not received; waits for that. An error: all
-    /// senders are gone.
+    /// Closes the channel for all: see [`WatchSender::close`].
+    ///
+    /// ```
+    /// let (tx, rx) = indent::chan::watch(1);
+    /// assert!(rx.close());
+    /// assert!(tx.send(2).is_err());
+    /// ```
+    pub fn close(&self) -> bool {
+        self.shared.close()
+    }
+
+    /// Whether nothing will be sent any more. The last value may not have been received yet.
+    ///
+    /// ```
+    /// let (tx, rx) = indent::chan::watch(1);
+    /// drop(tx);
+    /// assert!(rx.is_closed());
+    /// ```
+    pub fn is_closed(&self) -> bool {
+        self.shared.is_closed()
+    }
+
+    /// The latest value if this receiver has not received it. Never yields.
+    ///
+    /// ```
+    /// use indent::chan::{self, TryRecvError};
+    ///
+    /// let (tx, mut rx) = chan::watch(1);
+    /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Empty);
+    /// tx.send(2).unwrap();
+    /// assert_eq!(*rx.try_recv().unwrap(), 2);
+    /// drop(tx);
+    /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Closed);
+    /// ```
+    pub fn try_recv(&mut self) -> Result<Seen<T>, TryRecvError> {
+        self.shared.look(&mut self.seen)
+    }
+
+    /// The latest value, once it is one that this receiver has not received; waits for that. An error: the channel
+    /// is closed, or all senders are gone.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::watch(1);
@@ -255,10 +316,56 @@ impl<T> WatchReceiver<T> {
     /// assert!(fiber.join().unwrap() > 5);
     /// ```
     pub fn wait_for(&mut self, is_it: impl Fn(&T) -> bool) -> Result<Seen<T>, RecvError> {
-        let (mut value, seen) = self.shared.latest();
+        self.wait_until(is_it, || None).map_err(|_| RecvError)
+    }
+
+    /// The same, for at most this long.
+    ///
+    /// ```
+    /// use indent::chan::{self, RecvTimeoutError};
+    /// use std::time::Duration;
+    ///
+    /// let (_tx, mut rx) = chan::watch(1);
+    /// let late = rx.wait_for_timeout(|n| *n > 5, Duration::from_millis(1));
+    /// assert_eq!(late.unwrap_err(), RecvTimeoutError::Timeout);
+    /// assert!(rx.wait_for_timeout(|n| *n == 1, Duration::ZERO).is_ok());
+    /// ```
+    pub fn wait_for_timeout(
+        &mut self,
+        is_it: impl Fn(&T) -> bool,
+        timeout: Duration,
+    ) -> Result<Seen<T>, RecvTimeoutError> {
+        self.wait_until(is_it, || after(timeout))
+    }
+
+    /// The same, until this time at most.
+    ///
+    /// ```
+    /// let (_tx, mut rx) = indent::chan::watch(1);
+    /// assert!(rx.wait_for_deadline(|n| *n > 5, std::time::Instant::now()).is_err());
+    /// ```
+    pub fn wait_for_deadline(
+        &mut self,
+        is_it: impl Fn(&T) -> bool,
+        deadline: Instant,
+    ) -> Result<Seen<T>, RecvTimeoutError> {
+        self.wait_until(is_it, || Some(deadline))
+    }
+
+    fn wait_until(
+        &mut self,
+        is_it: impl Fn(&T) -> bool,
+        deadline: impl FnOnce() -> Option<Instant>,
+    ) -> Result<Seen<T>, RecvTimeoutError> {
+        park::charge_ahead(); // also if it is so at once
+        let (mut value, seen, _) = self.shared.latest();
         self.seen = seen;
+        if is_it(&value) {
+            return Ok(value);
+        }
+        let deadline = deadline();
         while !is_it(&value) {
-            value = self.recv()?;
+            value = self.receive(|| deadline)?;
         }
         Ok(value)
     }
@@ -269,60 +376,63 @@ impl<T> WatchReceiver<T> {
     ) -> Result<Seen<T>, RecvTimeoutError> {
         let waited = told::wait(&self.shared.state, self.seen, deadline);
         waited.map_err(|_| RecvTimeoutError::Timeout)?;
+        // There are news, and nobody can take them away.
         let looked = self.shared.look(&mut self.seen);
-        looked.map_err(RecvTimeoutError::from)
+        looked.map_err(|_| RecvTimeoutError::Closed)
     }
 
-    pub(crate) fn arm(&mut self) -> Watching<'_, T> {
-        Watching {
-            news: News::new(&self.shared.state, self.seen),
-            shared: &self.shared,
-            seen: &mut self.seen,
-        }
+    /// All values that are received until the channel is closed; waits in between.
+    ///
+    /// ```
+    /// let (tx, mut rx) = indent::chan::watch(0);
+    /// (1..5).for_each(|n| tx.send(n).unwrap());
+    /// drop(tx);
+    /// let seen: Vec<i32> = rx.iter().map(|value| *value).collect();
+    /// assert_eq!(seen, [4]); // the latest
+    /// ```
+    pub fn iter(&mut self) -> WatchIter<'_, T> {
+        WatchIter(self)
     }
 }
 
 impl<T> Shared<T> {
-    fn latest(&self) -> (Seen<T>, u64) {
+    /// The value, the number of its change, and whether it is the last.
+    fn latest(&self) -> (Seen<T>, u64, bool) {
         let state = self.state.lock();
-        (Seen(state.value.clone()), state.changes)
+        (Seen(state.value.clone()), state.changes, state.is_closed)
     }
 
-    /// There are news: the value, or that there will be none.
-    fn look(&self, seen: &mut u64) -> Result<Seen<T>, RecvError> {
-        let (value, changes) = self.latest();
-        if mem::replace(seen, changes) == changes {
-            return Err(RecvError);
+    /// The value if it is news, or that there is none.
+    pub(super) fn look(&self, seen: &mut u64) -> Result<Seen<T>, TryRecvError> {
+        let (value, changes, is_closed) = self.latest();
+        if mem::replace(seen, changes) != changes {
+            Ok(value)
+        } else if is_closed {
+            Err(TryRecvError::Closed)
+        } else {
+            Err(TryRecvError::Empty)
         }
-        Ok(value)
-    }
-}
-
-/// To receive the next value, as an arm of a select.
-#[doc(hidden)]
-pub struct Watching<'a, T> {
-    news: News<'a, State<T>>,
-    shared: &'a Shared<T>,
-    seen: &'a mut u64,
-}
-
-impl<T> Fires for Watching<'_, T> {
-    type Output = Result<Seen<T>, RecvError>;
-
-    fn arm(&self) -> ArmRef<'_> {
-        self.news.arm()
     }
 
-    fn finish(&mut self) -> Self::Output {
-        let looked = self.shared.look(self.seen);
-        self.news.set_position(*self.seen);
-        looked
+    /// The value before. It comes back if it was to be sent and the channel is closed.
+    fn replace(&self, value: Arc<T>, to_send: bool) -> Result<Arc<T>, Arc<T>> {
+        told::tell(&self.state, |state| {
+            if to_send && state.is_closed {
+                return Err(value);
+            }
+            state.changes += 1;
+            Ok(mem::replace(&mut state.value, value))
+        })
     }
-}
 
-impl<T> fmt::Debug for Watching<'_, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watching")
+    fn close(&self) -> bool {
+        !told::tell(&self.state, |state| {
+            mem::replace(&mut state.is_closed, true)
+        })
+    }
+
+    fn is_closed(&self) -> bool {
+        self.state.lock().is_closed
     }
 }
 
@@ -346,7 +456,7 @@ impl<T> Clone for WatchReceiver<T> {
 impl<T> Drop for WatchSender<T> {
     fn drop(&mut self) {
         if self.0.senders.fetch_sub(1, AcqRel) == 1 {
-            told::tell(&self.0.state, |state| state.is_closed = true);
+            self.0.close();
         }
     }
 }

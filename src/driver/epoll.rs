@@ -15,18 +15,22 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 use std::sync::atomic::{
-    AtomicI32, AtomicUsize,
+    AtomicBool, AtomicI32, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
 use std::time::Duration;
 
-use crate::base::descriptor;
+use crate::base::{descriptor, os};
 
 /// Events that are taken at once.
 const EVENTS: usize = 64;
 /// In place of a key: the bell.
 const BELL: u64 = u64::MAX;
+
+/// The kernel knows `epoll_pwait2`, as far as we have seen.
+static IS_EXACT: AtomicBool = AtomicBool::new(true);
 
 /// What may be ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,15 +149,49 @@ impl Epoll {
     /// bell was rung, and for no reason.
     pub(crate) fn wait(&self, time: Option<Duration>) -> Events {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
-        // A millisecond that has begun is waited for.
+        let exact = time.filter(|time| !time.is_zero() && IS_EXACT.load(Relaxed));
+        let found = exact.and_then(|time| self.wait_exactly(&mut events, time));
+        let found = found.unwrap_or_else(|| self.wait_roughly(&mut events, time));
+        let number = usize::try_from(found).unwrap_or(0);
+        Events { events, number }
+    }
+
+    /// By nanoseconds; `None` if the kernel cannot (it came with Linux 5.11).
+    fn wait_exactly(
+        &self,
+        events: &mut [libc::epoll_event; EVENTS],
+        time: Duration,
+    ) -> Option<i32> {
+        let time = libc::timespec {
+            tv_sec: time.as_secs().min(i64::MAX as u64) as i64,
+            tv_nsec: i64::from(time.subsec_nanos()),
+        };
+        let (set, first, room) = (self.raw(), events.as_mut_ptr(), EVENTS);
+        let (time, no_mask) = (ptr::from_ref(&time), ptr::null::<libc::sigset_t>());
+        let call = libc::SYS_epoll_pwait2;
+        // SAFETY: the kernel writes at most `EVENTS` of them, and reads the time; there is no mask, so its size
+        // means nothing.
+        let found = unsafe { libc::syscall(call, set, first, room, time, no_mask, 0_usize) };
+        // Some sandboxes say EPERM of what they do not know.
+        if found < 0 && matches!(os::errno(), libc::ENOSYS | libc::EPERM) {
+            IS_EXACT.store(false, Relaxed);
+            return None;
+        }
+        Some(found as i32)
+    }
+
+    /// By milliseconds, of which one that has begun is waited for.
+    fn wait_roughly(
+        &self,
+        events: &mut [libc::epoll_event; EVENTS],
+        time: Option<Duration>,
+    ) -> i32 {
         let limit = time.map_or(-1, |time| {
             i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
         });
-        let room = EVENTS as i32;
+        let (set, first, room) = (self.raw(), events.as_mut_ptr(), EVENTS as i32);
         // SAFETY: the kernel writes at most `EVENTS` of them.
-        let found = unsafe { libc::epoll_wait(self.raw(), events.as_mut_ptr(), room, limit) };
-        let number = usize::try_from(found).unwrap_or(0);
-        Events { events, number }
+        unsafe { libc::epoll_wait(set, first, room, limit) }
     }
 }
 
@@ -200,7 +238,6 @@ fn checked(result: i32) -> io::Result<i32> {
 #[cfg(all(test, not(indent_loom)))]
 mod tests {
     use super::*;
-    use crate::base::os;
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
@@ -255,6 +292,37 @@ mod tests {
         let before = Instant::now();
         epoll.wait(Some(Duration::from_millis(2))).tell(|_| ());
         assert!(before.elapsed() >= Duration::from_millis(2), "nobody rang");
+    }
+
+    #[test]
+    fn a_wait_lasts_for_as_long_as_was_said_to_a_part_of_a_millisecond() {
+        let epoll = Epoll::new().unwrap();
+        let time = Duration::from_micros(150);
+        let waits = |exact: bool| {
+            let waited = |_| {
+                let before = Instant::now();
+                let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
+                match exact {
+                    true => epoll.wait_exactly(&mut events, time),
+                    false => Some(epoll.wait_roughly(&mut events, Some(time))),
+                };
+                before.elapsed()
+            };
+            (0..20).map(waited).min().unwrap()
+        };
+        let rough = waits(false);
+        assert!(rough >= Duration::from_millis(1), "{rough:?}");
+        if IS_EXACT.load(Relaxed)
+            && epoll
+                .wait_exactly(&mut [libc::epoll_event { events: 0, u64: 0 }; EVENTS], time)
+                .is_some()
+        {
+            let exact = waits(true);
+            assert!(
+                exact >= time && exact < Duration::from_millis(1),
+                "{exact:?}"
+            );
+        }
     }
 
     #[test]

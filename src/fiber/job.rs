@@ -13,7 +13,8 @@
 //!
 //! - the fiber completes with one swap to DONE, and owes a call if it found a waiter; if it found
 //!   DETACHED the result is its own, to drop on its own stack;
-//! - the handle registers a waiter, or finds DONE: then the result is the handle's;
+//! - the handle registers a waiter, or finds DONE: then the result is the handle's; a handle that several
+//!   look at finds another's waiter: then it asks again later, as there is room for one;
 //! - it withdraws a waiter, or finds DONE: then the call is on its way and the waiter, which lies
 //!   on the joiner's stack, must stay until it has come;
 //! - it detaches, or finds DONE: then it drops the result itself.
@@ -292,12 +293,26 @@ pub(crate) fn is_done(word: &AtomicUsize) -> bool {
     word.load(Acquire) == DONE
 }
 
-/// False if the fiber is done already.
+/// What came of the wish to be called at the end.
 #[must_use]
-pub(crate) fn register(word: &AtomicUsize, waiter: usize) -> bool {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registered {
+    /// The waiter will be called, or withdraws.
+    Waits,
+    /// The fiber is done.
+    Done,
+    /// Another one waits, and there is room for one.
+    Occupied,
+}
+
+pub(crate) fn register(word: &AtomicUsize, waiter: usize) -> Registered {
     debug_assert!(waiter > DETACHED);
-    word.compare_exchange(EMPTY, waiter, AcqRel, Acquire)
-        .is_ok()
+    match word.compare_exchange(EMPTY, waiter, AcqRel, Acquire) {
+        Ok(_) => Registered::Waits,
+        Err(DONE) => Registered::Done,
+        Err(DETACHED) => unreachable!("somebody waits for a fiber whose handle is gone"),
+        Err(_) => Registered::Occupied,
+    }
 }
 
 /// False if the fiber is done already: then the waiter's call is on its way.
@@ -361,9 +376,28 @@ mod models {
     }
 
     #[test]
+    fn loom_who_finds_another_waiting_is_not_told_that_it_is_over() {
+        fiber_beside(|model| {
+            let first = register(&model.word, WAITER);
+            assert_ne!(first, Registered::Occupied);
+            let second = register(&model.word, 2 * WAITER);
+            assert!(is_done(&model.word) || second == Registered::Occupied);
+            if first == Registered::Waits && !withdraw(&model.word, WAITER) {
+                while !model.woken.load(SeqCst) {
+                    loom::thread::yield_now();
+                }
+            }
+            if !detach(&model.word) {
+                model.drops.fetch_add(1, SeqCst);
+            }
+        });
+    }
+
+    #[test]
     fn loom_a_waiter_that_cannot_withdraw_is_woken() {
         fiber_beside(|model| {
-            if register(&model.word, WAITER) && !withdraw(&model.word, WAITER) {
+            if register(&model.word, WAITER) == Registered::Waits && !withdraw(&model.word, WAITER)
+            {
                 while !model.woken.load(SeqCst) {
                     loom::thread::yield_now();
                 }

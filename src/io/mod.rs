@@ -31,3 +31,4 @@ pub(crate) mod watched;
 
 pub use pipe::{PipeReader, PipeWriter, pipe};
 pub use source::Source;
+pub(crate) use source::{Enlisted, Watch};

@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::process::Stdio;
 
 use super::registration::Interest;
@@ -123,9 +123,21 @@ impl Write for PipeWriter {
 
 /// What both ends have.
 macro_rules! pipe_end {
-    ($ours:ident, $std:ty) => {
+    ($ours:ident, $std:ty, $name:literal) => {
         impl $ours {
             /// Another handle of the same end.
+            ///
+            /// ```
+            /// use indent::io::pipe;
+            /// use std::io::{Read, Write};
+            ///
+            /// let (mut reader, mut writer) = pipe()?;
+            #[doc = concat!("let clone = ", $name, ".try_clone()?;")]
+            /// writer.write_all(b"x")?;
+            /// assert_eq!(reader.read(&mut [0; 8])?, 1);
+            /// drop(clone); // now the end is gone when the other handle is
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn try_clone(&self) -> io::Result<Self> {
                 Ok($ours(Watched::new(self.0.get().try_clone()?)))
             }
@@ -134,6 +146,17 @@ macro_rules! pipe_end {
             ///
             /// It gets back to blocking mode; clones of it that stay here keep their thread when they
             /// wait from now on.
+            ///
+            /// ```
+            /// use indent::io::pipe;
+            /// use std::io::{Read, Write};
+            ///
+            /// let (mut reader, mut writer) = pipe()?;
+            #[doc = concat!("let mut ", $name, " = ", $name, ".into_std();")]
+            /// writer.write_all(b"x")?;
+            /// assert_eq!(reader.read(&mut [0; 8])?, 1);
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn into_std(self) -> $std {
                 let end = self.0.into_inner();
                 let _valid = descriptor::set_nonblocking(end.as_fd(), false);
@@ -152,6 +175,14 @@ macro_rules! pipe_end {
         impl From<OwnedFd> for $ours {
             fn from(fd: OwnedFd) -> Self {
                 <$std>::from(fd).into()
+            }
+        }
+
+        #[expect(unsafe_code, reason = "a descriptor by its number, as std does it")]
+        impl FromRawFd for $ours {
+            unsafe fn from_raw_fd(fd: RawFd) -> Self {
+                // SAFETY: the caller has promised the same: it is open, and nobody else's.
+                unsafe { <$std>::from_raw_fd(fd) }.into()
             }
         }
 
@@ -199,5 +230,5 @@ macro_rules! pipe_end {
     };
 }
 
-pipe_end!(PipeReader, io::PipeReader);
-pipe_end!(PipeWriter, io::PipeWriter);
+pipe_end!(PipeReader, io::PipeReader, "reader");
+pipe_end!(PipeWriter, io::PipeWriter, "writer");

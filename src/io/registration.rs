@@ -69,9 +69,7 @@ impl Registration {
             Some(_) if ring::is_used() => wait_by_ring(fd, interest, deadline),
             // Then whoever waits looks again and again.
             Some(_) => match self.known.wait(fd, interest, seen, deadline) {
-                Err(error) if descriptor::is_one_too_many(&error) => {
-                    pause(&mut Backoff::after(SOME), deadline)
-                }
+                Err(error) if descriptor::is_one_too_many(&error) => pause_a_bit(deadline),
                 ended => ended,
             },
             None => wait_on_thread(fd, interest, deadline),
@@ -88,20 +86,21 @@ impl Registration {
     ) -> io::Result<Outcome<usize>> {
         let interest = request.interest();
         if park::current_fiber().is_some() && ring::is_used() {
-            return match ring::perform(fd, request, deadline)? {
+            return match ring::perform(fd, request, deadline) {
                 ring::Outcome::Done(answer) => answer.map(Outcome::Done),
                 ring::Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
                 ring::Outcome::NotByRing => {
                     wait_by_ring(fd, interest, deadline).map(Outcome::Ended)
                 }
+                ring::Outcome::NotNow => pause_a_bit(deadline).map(Outcome::Ended),
             };
         }
         self.wait(fd, interest, seen, deadline).map(Outcome::Ended)
     }
 
-    /// Whether somebody calls who waits here: a fiber, and not one of a runtime that uses rings.
+    /// Whether somebody calls who waits here: a fiber.
     pub(crate) fn calls(&self) -> bool {
-        park::current_fiber().is_some() && !ring::is_used()
+        park::current_fiber().is_some()
     }
 
     /// Has the waiter of the calling fiber called; false if something was told that it had not seen.
@@ -112,11 +111,18 @@ impl Registration {
         seen: Seen,
         waiter: &Waiter,
     ) -> io::Result<bool> {
+        if ring::is_used() {
+            self.known.enlist_by_ring(fd, interest, waiter); // which looks for itself
+            return Ok(true);
+        }
         self.known.enlist(fd, interest, seen, waiter)
     }
 
-    /// Takes a waiter back; false if it was called, or is about to be.
+    /// Takes a waiter back, by the same fiber; false if it was called, or is about to be.
     pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
+        if ring::is_used() {
+            return self.known.withdraw_by_ring(interest, waiter);
+        }
         self.known.withdraw(interest, waiter)
     }
 
@@ -142,6 +148,11 @@ impl Registration {
 /// Failures in a row that a pause is as long as after (`backoff.rs`).
 const SOME: u32 = 3;
 
+/// The system refuses what a wait needs, which is none of the caller's business: it tries again.
+fn pause_a_bit(deadline: Option<Instant>) -> io::Result<Ended> {
+    pause(&mut Backoff::after(SOME), deadline)
+}
+
 fn wait_on_thread(
     fd: BorrowedFd<'_>,
     interest: Interest,
@@ -166,9 +177,10 @@ fn wait_by_ring(
     interest: Interest,
     deadline: Option<Instant>,
 ) -> io::Result<Ended> {
-    match ring::perform(fd, &mut Request::Ready(interest), deadline)? {
+    match ring::perform(fd, &mut Request::Ready(interest), deadline) {
         ring::Outcome::Done(answer) => answer.map(|_| Ended::Ready),
         ring::Outcome::Ended(ended) => Ok(ended),
         ring::Outcome::NotByRing => Ok(Ended::Ready), // it never says so of a poll
+        ring::Outcome::NotNow => pause_a_bit(deadline),
     }
 }

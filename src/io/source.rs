@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use super::registration::Interest;
+use super::registration::{Interest, Registration};
 use super::watched::{Patience, Watched};
 use crate::base::descriptor;
 use crate::sched::wake::Waiter;
@@ -46,6 +46,17 @@ pub struct Source<T: AsFd>(Watched<T>);
 impl<T: AsFd> Source<T> {
     /// Takes what has the descriptor. An error ([`Unsupported`](io::ErrorKind::Unsupported)) if the kernel
     /// cannot tell when it becomes ready.
+    ///
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::ErrorKind;
+    ///
+    /// let (socket, _other) = std::os::unix::net::UnixDatagram::pair()?;
+    /// assert!(Source::new(socket).is_ok());
+    /// let folder = std::fs::File::open("/")?;
+    /// assert_eq!(Source::new(folder).unwrap_err().kind(), ErrorKind::Unsupported);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn new(inner: T) -> io::Result<Self> {
         if !descriptor::is_pollable(inner.as_fd())? {
             return Err(io::Error::new(
@@ -121,7 +132,19 @@ impl<T: AsFd> Source<T> {
     /// waits for something to read in between. `f` should not wait itself: the descriptor is in
     /// non-blocking mode, or the call is one that does not wait.
     ///
-    /// There is an example at [`Source`].
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::{Read, Write};
+    /// use std::os::unix::net::UnixStream;
+    ///
+    /// let (ours, mut theirs) = UnixStream::pair()?;
+    /// ours.set_nonblocking(true)?;
+    /// let source = Source::new(ours)?;
+    /// let late = indent::spawn(move || theirs.write_all(b"in"));
+    /// assert_eq!(source.read_with(|mut stream| stream.read(&mut [0; 8]))?, 2);
+    /// late.join().unwrap()?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn read_with<R>(&self, f: impl FnMut(&T) -> io::Result<R>) -> io::Result<R> {
         self.0.run(Interest::Read, |_| Patience::Forever, f)
     }
@@ -144,11 +167,35 @@ impl<T: AsFd> Source<T> {
     }
 
     /// What has the descriptor.
+    ///
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::Write;
+    ///
+    /// let (reader, mut writer) = std::io::pipe()?;
+    /// let source = Source::new(reader)?;
+    /// writer.write_all(b"x")?;
+    /// source.wait_readable()?;
+    /// assert_eq!(std::io::Read::read(&mut source.get_ref(), &mut [0; 8])?, 1);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn get_ref(&self) -> &T {
         self.0.get()
     }
 
     /// The same, to be changed. Another descriptor may be put there, which is not checked again.
+    ///
+    /// ```
+    /// use indent::io::Source;
+    /// use std::io::Write;
+    ///
+    /// let [(one, _), (other, mut writer)] = [std::io::pipe()?, std::io::pipe()?];
+    /// let mut source = Source::new(one)?;
+    /// *source.get_mut() = other;
+    /// writer.write_all(b"x")?;
+    /// source.wait_readable()?; // the other one is
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut()
     }
@@ -167,34 +214,16 @@ impl<T: AsFd> Source<T> {
         self.0.into_inner()
     }
 
-    /// What the kernel says now.
-    pub(crate) fn is_ready(&self, to_write: bool) -> io::Result<bool> {
-        descriptor::poll(self.as_fd(), way(to_write), Some(Duration::ZERO))
-    }
-
-    /// Has the waiter called when it may be ready; false if it is. If nobody calls: see `ask_again`.
-    pub(crate) fn enlist(&self, to_write: bool, waiter: &Waiter) -> io::Result<bool> {
-        let (registration, way) = (self.0.registration(), way(to_write));
-        loop {
-            let seen = registration.seen(way);
-            if self.is_ready(to_write)? {
-                return Ok(false);
-            }
-            if !registration.calls() || registration.enlist(self.as_fd(), way, seen, waiter)? {
-                return Ok(true);
-            }
+    /// For a select: the descriptor is asked for here, once, and nothing of the user's is called after that.
+    pub(crate) fn watch(&self, to_write: bool) -> Watch<'_> {
+        Watch {
+            fd: self.as_fd(),
+            registration: self.0.registration(),
+            way: match to_write {
+                true => Interest::Write,
+                false => Interest::Read,
+            },
         }
-    }
-
-    /// Takes a waiter back; false if it was called, or is about to be.
-    pub(crate) fn withdraw(&self, to_write: bool, waiter: &Waiter) -> bool {
-        let registration = self.0.registration();
-        !registration.calls() || registration.withdraw(way(to_write), waiter)
-    }
-
-    /// The first pause after which to ask again, where nobody calls.
-    pub(crate) fn ask_again(&self) -> Option<Duration> {
-        (!self.0.registration().calls()).then_some(Duration::from_millis(1))
     }
 
     fn wait(&self, interest: Interest, patience: Patience) -> io::Result<()> {
@@ -212,11 +241,58 @@ impl<T: AsFd> Source<T> {
     }
 }
 
-fn way(to_write: bool) -> Interest {
-    match to_write {
-        true => Interest::Write,
-        false => Interest::Read,
+/// A source and one way to be ready, for whoever must not call [`AsFd::as_fd`]: that is the user's, and may unwind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watch<'a> {
+    fd: BorrowedFd<'a>,
+    registration: &'a Registration,
+    way: Interest,
+}
+
+impl Watch<'_> {
+    /// What the kernel says now.
+    pub(crate) fn is_ready(&self) -> io::Result<bool> {
+        descriptor::poll(self.fd, self.way, Some(Duration::ZERO))
     }
+
+    /// Has the waiter called when it may be ready. If there is no room for another registration nobody calls, as
+    /// in other waits.
+    pub(crate) fn enlist(&self, waiter: &Waiter) -> io::Result<Enlisted> {
+        let registration = self.registration;
+        loop {
+            let seen = registration.seen(self.way);
+            if self.is_ready()? {
+                return Ok(Enlisted::Ready);
+            }
+            if !registration.calls() {
+                return Ok(Enlisted::NobodyCalls);
+            }
+            match registration.enlist(self.fd, self.way, seen, waiter) {
+                Ok(true) => return Ok(Enlisted::Calls),
+                Ok(false) => {} // something was told meanwhile
+                Err(error) if descriptor::is_one_too_many(&error) => {
+                    return Ok(Enlisted::NobodyCalls);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes a waiter back that was to be called; false if it was, or is about to be.
+    pub(crate) fn withdraw(&self, waiter: &Waiter) -> bool {
+        self.registration.withdraw(self.way, waiter)
+    }
+}
+
+/// What came of the wish to be called when a descriptor is ready.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Enlisted {
+    Calls,
+    /// On a plain thread, with a ring, or because there is no room.
+    NobodyCalls,
+    /// It is ready now.
+    Ready,
 }
 
 impl<T: AsFd> AsFd for Source<T> {

@@ -16,7 +16,8 @@
 //! So the next read can wait without a try that would be in vain, which is most of them where requests and
 //! answers alternate. An end, an error or an urgent byte may have been told before that read: then it is
 //! tried. Not for Unix streams, where a read ends at descriptors that were sent, nor for pipes, where it may
-//! end at a packet.
+//! end at a packet. And only for streams that we made and of which nobody else has had the descriptor: what comes
+//! from elsewhere as a TCP stream may be a socket whose reads end at messages, or be made one.
 //!
 //! The registration is told before the descriptor is closed or given away.
 
@@ -32,6 +33,7 @@ use crate::base::descriptor;
 use crate::base::request::Request;
 use crate::base::socket::Take;
 use crate::park;
+use crate::sched::io::ring;
 
 /// How long an operation may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,12 +58,14 @@ pub(crate) struct Watched<T: AsFd> {
     inner: Option<T>,
     registration: Registration,
     /// What is known of how long it may wait: a bit for each way that does so for as long as it takes, or
-    /// [`LENT`].
+    /// [`LENT`], or [`LIMITED`].
     patience: AtomicU8,
 }
 
 /// Others may have a handle of the same open file, and change its mode or its limits: nothing is known for good.
 const LENT: u8 = 1 << 7;
+/// Its mode or its limits have been set, by us: they are asked for.
+const LIMITED: u8 = 1 << 6;
 
 impl<T: AsFd> Watched<T> {
     pub(crate) const fn new(inner: T) -> Self {
@@ -87,8 +91,18 @@ impl<T: AsFd> Watched<T> {
         self.get()
     }
 
+    /// For a change of its mode or its limits.
+    pub(crate) fn limit(&self) -> &T {
+        self.patience.fetch_or(LIMITED, Relaxed);
+        self.get()
+    }
+
+    fn is_lent(&self) -> bool {
+        self.patience.load(Relaxed) & LENT != 0
+    }
+
     /// How long it may wait, if that need not be asked each time.
-    fn known_patience(
+    pub(crate) fn known_patience(
         &self,
         interest: Interest,
         ask: impl FnOnce(BorrowedFd<'_>) -> Patience,
@@ -96,11 +110,12 @@ impl<T: AsFd> Watched<T> {
     ) -> Patience {
         let bit = 1 << interest as u8;
         let known = self.patience.load(Relaxed);
-        if known & (bit | LENT) == bit {
+        let never = LENT | LIMITED;
+        if known & (bit | never) == bit {
             return Patience::Forever;
         }
         let answer = ask(fd);
-        if answer == Patience::Forever && known & LENT == 0 {
+        if answer == Patience::Forever && known & never == 0 {
             // If it is lent in this moment it stays lent.
             let _ = self
                 .patience
@@ -164,12 +179,15 @@ impl<T: AsFd> Watched<T> {
         self.perform_by(Way::Tried(request.interest()), patience, request, attempt)
     }
 
-    /// Reads from a stream of which all is told (R3).
+    /// Reads from a TCP stream, of which all is told (R3).
     pub(crate) fn read_stream(
         &self,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         buffer: &mut [u8],
     ) -> io::Result<usize> {
+        if self.is_lent() {
+            return self.perform(patience, Request::Receive(buffer, Take::Take));
+        }
         let (room, mut before) = (buffer.len(), None);
         let attempt = |request: &mut Request<'_, '_>, inner: &T| {
             before = Some(self.registration.seen(Interest::Read));
@@ -302,30 +320,45 @@ pub(super) fn pause(backoff: &mut Backoff, deadline: Option<Instant>) -> io::Res
     }
 }
 
-/// Waits that ended at once and for nothing, on a plain thread: the kernel has something to tell that this
-/// operation does not take, say, an error queue. Whoever tries again at once would do so for ever.
+/// Waits that ended at once and for nothing: the kernel has something to tell that this operation does not take,
+/// say, an error queue. Whoever tries again at once would do so for ever. That is so where each wait asks anew, on
+/// plain threads and by rings; a set tells a change once.
 struct Vain {
     times: u32,
     backoff: Backoff,
+    /// When the last one ended, or the pause after it.
+    last: Option<Instant>,
 }
 
 impl Vain {
     /// So many may be chance: others were faster.
     const FEW: u32 = 16;
+    /// What took longer has waited.
+    const AT_ONCE: Duration = Duration::from_millis(1);
 
     fn new() -> Self {
         Vain {
             times: 0,
             backoff: Backoff::new(),
+            last: None,
         }
     }
 
     fn again(&mut self, deadline: Option<Instant>) -> io::Result<Ended> {
-        self.times += 1;
-        if self.times > Self::FEW && park::current_fiber().is_none() {
-            return pause(&mut self.backoff, deadline);
+        if park::current_fiber().is_some() && !ring::is_used() {
+            return Ok(Ended::Ready);
         }
-        Ok(Ended::Ready)
+        if self.last.is_some_and(|last| last.elapsed() > Self::AT_ONCE) {
+            (self.times, self.backoff) = (0, Backoff::new());
+        }
+        self.times += 1;
+        let ended = if self.times > Self::FEW {
+            pause(&mut self.backoff, deadline)
+        } else {
+            Ok(Ended::Ready)
+        };
+        self.last = Some(Instant::now());
+        ended
     }
 }
 

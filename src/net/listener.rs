@@ -11,13 +11,14 @@
 //! only he can mend; to return at once, as std, Go and Tokio do, where each user has to find out.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::base::address::Address;
 use crate::base::descriptor;
+use crate::base::socket;
 use crate::io::backoff::Backoff;
 use crate::io::registration::Interest;
 use crate::io::watched::{Patience, Watched};
@@ -35,25 +36,51 @@ struct Mode {
     is_nonblocking: AtomicBool,
     /// A clone has left us with the kernel's mode as the user wants it.
     is_given_away: AtomicBool,
+    /// It is a TCP socket, so that this is what it accepts.
+    is_tcp: bool,
     /// Failures in a row for want of something.
     shortages: AtomicU32,
 }
 
 impl<T: AsFd> Listening<T> {
+    /// Of a socket that others may have a handle of.
     pub(super) fn new(socket: T) -> Self {
-        let mode = Mode::default();
+        Self::of(Watched::new(socket))
+    }
+
+    /// Of a socket that nobody else has had so far.
+    pub(super) fn sole(socket: T) -> Self {
+        Self::of(Watched::sole(socket))
+    }
+
+    fn of(watched: Watched<T>) -> Self {
+        let socket = watched.get();
+        let mode = Mode {
+            is_tcp: socket::is_tcp(socket.as_fd()),
+            ..Mode::default()
+        };
         // Neither fails for an open descriptor.
         let before = descriptor::is_nonblocking(socket.as_fd()).unwrap_or(false);
         mode.is_nonblocking.store(before, Relaxed);
         let _valid = descriptor::set_nonblocking(socket.as_fd(), true);
         Listening {
-            socket: Watched::new(socket),
+            socket: watched,
             mode: Arc::new(mode),
         }
     }
 
     pub(super) fn get(&self) -> &T {
         self.socket.get()
+    }
+
+    /// For whoever may do with it what we do not see.
+    pub(super) fn lend(&self) -> &T {
+        self.socket.lend()
+    }
+
+    /// Whether what it accepts are TCP streams.
+    pub(super) fn is_tcp(&self) -> bool {
+        self.mode.is_tcp
     }
 
     /// Another handle, for a duplicate of the descriptor.
@@ -131,9 +158,13 @@ impl<T: AsFd> Listening<T> {
                 result => result,
             }
         };
-        let patience = |_: std::os::fd::BorrowedFd<'_>| match mode.is_nonblocking.load(Relaxed) {
+        let limit = |fd: BorrowedFd<'_>| match socket::time_limit(fd, Interest::Read) {
+            Ok(Some(limit)) => Patience::of(limit), // only by the descriptor: std cannot set it
+            _ => Patience::Forever,
+        };
+        let patience = |fd: BorrowedFd<'_>| match mode.is_nonblocking.load(Relaxed) {
             true => Patience::Never,
-            false => Patience::Forever,
+            false => self.socket.known_patience(Interest::Read, limit, fd),
         };
         self.socket.accept(patience, attempt, make)
     }

@@ -28,6 +28,14 @@ pub trait ToSocketAddrs {
     type Iter: Iterator<Item = SocketAddr>;
 
     /// The addresses. If a name has to be looked up, this blocks, and cannot be cancelled meanwhile.
+    ///
+    /// ```
+    /// use indent::net::ToSocketAddrs;
+    ///
+    /// let mut addresses = "127.0.0.1:80".to_socket_addrs()?;
+    /// assert_eq!(addresses.next(), Some("127.0.0.1:80".parse().unwrap()));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     fn to_socket_addrs(&self) -> io::Result<Self::Iter>;
 }
 

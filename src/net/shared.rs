@@ -49,7 +49,7 @@ pub(super) fn read<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Resul
     receive(socket, buffer, Take::Take)
 }
 
-/// From a stream of which the kernel tells all (R3).
+/// From a TCP stream (R3).
 pub(super) fn read_told<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
     socket.read_stream(to_read, buffer)
 }
@@ -100,9 +100,9 @@ pub(super) fn unconnected(to: &Address) -> io::Result<Watched<OwnedFd>> {
     socket::stream_for(to).map(Watched::sole)
 }
 
-/// Conversions from and to std's type, and to descriptors, which `$lent` lends.
+/// Conversions from and to std's type, and to descriptors.
 macro_rules! in_company {
-    ($ours:ident, $std:ty, $lent:ident) => {
+    ($ours:ident, $std:ty) => {
         impl From<$ours> for $std {
             fn from(socket: $ours) -> Self {
                 socket.into_std()
@@ -115,6 +115,14 @@ macro_rules! in_company {
             }
         }
 
+        #[expect(unsafe_code, reason = "a descriptor by its number, as std does it")]
+        impl FromRawFd for $ours {
+            unsafe fn from_raw_fd(fd: RawFd) -> Self {
+                // SAFETY: the caller has promised the same: it is open, and nobody else's.
+                unsafe { <$std>::from_raw_fd(fd) }.into()
+            }
+        }
+
         impl From<$ours> for OwnedFd {
             fn from(socket: $ours) -> Self {
                 socket.into_std().into()
@@ -123,13 +131,13 @@ macro_rules! in_company {
 
         impl AsFd for $ours {
             fn as_fd(&self) -> BorrowedFd<'_> {
-                self.$lent().as_fd()
+                self.lent().as_fd()
             }
         }
 
         impl AsRawFd for $ours {
             fn as_raw_fd(&self) -> RawFd {
-                self.$lent().as_raw_fd()
+                self.lent().as_raw_fd()
             }
         }
 
@@ -147,9 +155,10 @@ macro_rules! in_company {
     };
 }
 
-/// What sockets have that transfer data: not listeners.
+/// What sockets have that transfer data: not listeners. Examples begin with `$make`, which makes a `socket`, and
+/// receive by `$receive`.
 macro_rules! transfers {
-    ($ours:ident, $std:ty) => {
+    ($ours:ident, $std:ty, $make:literal, $receive:literal) => {
         impl $ours {
             fn std(&self) -> &$std {
                 self.0.get()
@@ -159,12 +168,32 @@ macro_rules! transfers {
                 self.0.lend()
             }
 
+            /// Of a socket that nobody else has had so far.
+            fn sole(socket: $std) -> Self {
+                $ours(Watched::sole(socket))
+            }
+
             /// The socket as std knows it: whoever waits there blocks the thread.
+            ///
+            /// ```
+            #[doc = $make]
+            /// let socket = socket.into_std();
+            /// socket.set_nonblocking(false)?; // as it has been anyway
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn into_std(self) -> $std {
                 self.0.into_inner()
             }
 
             /// Another handle of the same socket: all that one does or sets is done and set for both.
+            ///
+            /// ```
+            #[doc = $make]
+            /// let clone = socket.try_clone()?;
+            /// clone.set_read_timeout(Some(std::time::Duration::from_secs(1)))?;
+            /// assert!(socket.read_timeout()?.is_some()); // of both
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn try_clone(&self) -> io::Result<Self> {
                 self.0.lend().try_clone().map(Self::from)
             }
@@ -172,34 +201,76 @@ macro_rules! transfers {
             /// How long those may wait who read from here on; then they get
             /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
             /// an error.
+            ///
+            /// ```
+            #[doc = $make]
+            /// socket.set_read_timeout(Some(std::time::Duration::from_millis(1)))?;
+            #[doc = concat!("let error = ", $receive, ".unwrap_err();")]
+            /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-                self.0.lend().set_read_timeout(timeout)
+                self.0.limit().set_read_timeout(timeout)
             }
 
             /// How long those may wait who write from here on; then they get
             /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
             /// an error.
+            ///
+            /// ```
+            #[doc = $make]
+            /// let second = std::time::Duration::from_secs(1);
+            /// socket.set_write_timeout(Some(second))?;
+            /// assert_eq!(socket.write_timeout()?, Some(second));
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
-                self.0.lend().set_write_timeout(timeout)
+                self.0.limit().set_write_timeout(timeout)
             }
 
             /// What was set by [`set_read_timeout`](Self::set_read_timeout), rounded up by the kernel.
+            ///
+            /// ```
+            #[doc = $make]
+            /// assert_eq!(socket.read_timeout()?, None);
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
                 self.std().read_timeout()
             }
 
             /// What was set by [`set_write_timeout`](Self::set_write_timeout), rounded up by the kernel.
+            ///
+            /// ```
+            #[doc = $make]
+            /// assert_eq!(socket.write_timeout()?, None);
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
                 self.std().write_timeout()
             }
 
             /// Whether operations return [`WouldBlock`](io::ErrorKind::WouldBlock) where they would have
             /// to wait. They are charged to the fiber's budget all the same.
+            ///
+            /// ```
+            #[doc = $make]
+            /// socket.set_nonblocking(true)?;
+            #[doc = concat!("let error = ", $receive, ".unwrap_err();")]
+            /// assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-                self.0.lend().set_nonblocking(nonblocking)
+                self.0.limit().set_nonblocking(nonblocking)
             }
 
             /// The error that is waiting to be told, which is then told.
+            ///
+            /// ```
+            #[doc = $make]
+            /// assert!(socket.take_error()?.is_none());
+            /// # Ok::<(), std::io::Error>(())
+            /// ```
             pub fn take_error(&self) -> io::Result<Option<io::Error>> {
                 self.std().take_error()
             }
@@ -211,20 +282,13 @@ macro_rules! transfers {
             }
         }
 
-        in_company!($ours, $std, lent);
+        in_company!($ours, $std);
     };
 }
 
 /// Streams are read and written, by reference too.
 macro_rules! streams {
-    ($ours:ident, $std:ty, $read:path) => {
-        impl $ours {
-            /// Of a socket that nobody else has had so far.
-            fn sole(socket: $std) -> Self {
-                $ours(Watched::sole(socket))
-            }
-        }
-
+    ($ours:ident, $read:path) => {
         impl Read for &$ours {
             fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
                 $read(&self.0, buffer)

@@ -4,7 +4,8 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::iter::FusedIterator;
 use std::net::{self, Shutdown, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::linux::net::TcpStreamExt;
 use std::time::Duration;
 
 use super::ToSocketAddrs;
@@ -109,25 +110,118 @@ impl TcpStream {
 
     as_in_std! {
         /// Whom it is connected to.
+        ///
+        /// ```
+        /// # use indent::net::{TcpListener, TcpStream};
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// assert_eq!(stream.peer_addr()?, listener.local_addr()?);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn peer_addr(&self) -> io::Result<SocketAddr>;
         /// The address on this side.
+        ///
+        /// ```
+        /// # use indent::net::{TcpListener, TcpStream};
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// let (_accepted, from) = listener.accept()?;
+        /// assert_eq!(stream.local_addr()?, from);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
         /// Ends one direction of the connection or both, for all clones. Whoever waits to read is told that this
         /// is the end.
+        ///
+        /// ```
+        /// # use indent::net::{Shutdown, TcpListener, TcpStream};
+        /// # use std::io::Read;
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// let (mut accepted, _) = listener.accept()?;
+        /// stream.shutdown(Shutdown::Write)?;
+        /// assert_eq!(accepted.read(&mut [0])?, 0);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn shutdown(&self, how: Shutdown) -> io::Result<()>;
         /// Whether small writes are sent at once, instead of being gathered for a while.
+        ///
+        /// ```
+        /// # use indent::net::{TcpListener, TcpStream};
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// stream.set_nodelay(true)?;
+        /// assert!(stream.nodelay()?);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn set_nodelay(&self, nodelay: bool) -> io::Result<()>;
         /// What was set by [`set_nodelay`](Self::set_nodelay).
+        ///
+        /// ```
+        /// # use indent::net::{TcpListener, TcpStream};
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// assert!(!stream.nodelay()?);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn nodelay(&self) -> io::Result<bool>;
         /// Over how many hops a packet may go.
+        ///
+        /// ```
+        /// # use indent::net::{TcpListener, TcpStream};
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// stream.set_ttl(64)?;
+        /// assert_eq!(stream.ttl()?, 64);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn set_ttl(&self, ttl: u32) -> io::Result<()>;
         /// What was set by [`set_ttl`](Self::set_ttl).
+        ///
+        /// ```
+        /// # use indent::net::{TcpListener, TcpStream};
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// assert!(stream.ttl()? > 0);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn ttl(&self) -> io::Result<u32>;
+        /// Whether what was received is acknowledged at once, and not with the next data. The kernel goes back to
+        /// its own ways now and then.
+        ///
+        /// ```
+        /// # use indent::net::{TcpListener, TcpStream};
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// stream.set_quickack(true)?;
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
+        fn set_quickack(&self, quickack: bool) -> io::Result<()>;
+        /// Whether it is so now; see [`set_quickack`](Self::set_quickack).
+        ///
+        /// ```
+        /// # use indent::net::{TcpListener, TcpStream};
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// # let stream = TcpStream::connect(listener.local_addr()?)?;
+        /// stream.set_quickack(false)?;
+        /// assert!(!stream.quickack()?);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
+        fn quickack(&self) -> io::Result<bool>;
     }
 }
 
-transfers!(TcpStream, net::TcpStream);
-streams!(TcpStream, net::TcpStream, shared::read_told);
+transfers!(
+    TcpStream,
+    net::TcpStream,
+    r#"use indent::net::{TcpListener, TcpStream};
+# use std::io::Read;
+
+let listener = TcpListener::bind("127.0.0.1:0")?;
+let socket = TcpStream::connect(listener.local_addr()?)?;"#,
+    "(&socket).read(&mut [0])"
+);
+streams!(TcpStream, shared::read_told);
 
 /// The socket does not wait while it connects, and is as std's from then on.
 fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
@@ -157,8 +251,18 @@ pub struct TcpListener(Listening<net::TcpListener>);
 
 impl TcpListener {
     /// Listens at the first address that is to be had. A name is looked up on a thread that may block.
+    ///
+    /// ```
+    /// use indent::net::{SocketAddr, TcpListener};
+    ///
+    /// let addresses = ["127.0.0.1:0", "[::1]:0"].map(|text| text.parse::<SocketAddr>().unwrap());
+    /// let listener = TcpListener::bind(&addresses[..])?;
+    /// assert_ne!(listener.local_addr()?.port(), 0); // the system has chosen one
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<TcpListener> {
-        lookup::first_of(addr, net::TcpListener::bind).map(TcpListener::from)
+        let listener = lookup::first_of(addr, net::TcpListener::bind)?;
+        Ok(TcpListener(Listening::sole(listener)))
     }
 
     /// Waits for the next connection.
@@ -166,26 +270,73 @@ impl TcpListener {
     /// If there is one, but no descriptor or memory for it (`EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM`), this pauses
     /// for 1 ms, and twice as long after each such failure in a row, up to 100 ms, and tries once more before it
     /// returns the error: a loop that simply goes on does not spin. Not so in non-blocking mode.
+    ///
+    /// ```
+    /// use indent::net::{TcpListener, TcpStream};
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// let guest = TcpStream::connect(listener.local_addr()?)?;
+    /// let (_stream, from) = listener.accept()?;
+    /// assert_eq!(from, guest.local_addr()?);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let make = |fd, from: Address| Ok((net::TcpStream::from(fd), from.to_inet()?));
         let (stream, from) = self.0.accept(net::TcpListener::accept, make)?;
-        Ok((TcpStream::sole(stream), from))
+        let stream = match self.0.is_tcp() {
+            true => TcpStream::sole(stream),
+            false => TcpStream::from(stream), // of a socket that came as a descriptor
+        };
+        Ok((stream, from))
     }
 
     /// One connection after the other, for ever; errors are handed out and do not end it.
     ///
     /// There is an example at [`net`](crate::net).
+    ///
+    /// ```
+    /// use indent::net::{TcpListener, TcpStream};
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// let address = listener.local_addr()?;
+    /// let guests = indent::spawn(move || [(); 2].map(|()| TcpStream::connect(address).is_ok()));
+    /// for stream in listener.incoming().take(2) {
+    ///     let _stream = stream?;
+    /// }
+    /// assert_eq!(guests.join().unwrap(), [true; 2]);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming { listener: self }
     }
 
     /// Another handle of the same listener; each connection goes to one of them.
+    ///
+    /// ```
+    /// use indent::net::{TcpListener, TcpStream};
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// let clone = listener.try_clone()?;
+    /// let _guest = TcpStream::connect(listener.local_addr()?)?;
+    /// clone.accept()?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn try_clone(&self) -> io::Result<TcpListener> {
-        Ok(TcpListener(self.0.clone_as(self.std().try_clone()?)))
+        Ok(TcpListener(self.0.clone_as(self.lent().try_clone()?)))
     }
 
     /// The listener as std knows it: whoever waits there blocks the thread, as long as
     /// [`set_nonblocking`](Self::set_nonblocking) has not said otherwise.
+    ///
+    /// ```
+    /// use indent::net::{TcpListener, TcpStream};
+    ///
+    /// let listener = TcpListener::bind("127.0.0.1:0")?;
+    /// let _guest = TcpStream::connect(listener.local_addr()?)?;
+    /// let listener: std::net::TcpListener = listener.into_std();
+    /// listener.accept()?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn into_std(self) -> net::TcpListener {
         self.0.into_std()
     }
@@ -207,17 +358,50 @@ impl TcpListener {
 
     as_in_std! {
         /// Where it listens.
+        ///
+        /// ```
+        /// # use indent::net::TcpListener;
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// assert!(listener.local_addr()?.ip().is_loopback());
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
         /// Over how many hops a packet may go.
+        ///
+        /// ```
+        /// # use indent::net::TcpListener;
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// listener.set_ttl(64)?;
+        /// assert_eq!(listener.ttl()?, 64);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn set_ttl(&self, ttl: u32) -> io::Result<()>;
         /// What was set by [`set_ttl`](Self::set_ttl).
+        ///
+        /// ```
+        /// # use indent::net::TcpListener;
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// assert!(listener.ttl()? > 0);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn ttl(&self) -> io::Result<u32>;
         /// The error that is waiting to be told, which is then told.
+        ///
+        /// ```
+        /// # use indent::net::TcpListener;
+        /// # let listener = TcpListener::bind("127.0.0.1:0")?;
+        /// assert!(listener.take_error()?.is_none());
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn take_error(&self) -> io::Result<Option<io::Error>>;
     }
 
     fn std(&self) -> &net::TcpListener {
         self.0.get()
+    }
+
+    fn lent(&self) -> &net::TcpListener {
+        self.0.lend()
     }
 }
 
@@ -227,7 +411,7 @@ impl From<net::TcpListener> for TcpListener {
     }
 }
 
-in_company!(TcpListener, net::TcpListener, std);
+in_company!(TcpListener, net::TcpListener);
 
 /// The connections of a [`TcpListener`]; see [`incoming`](TcpListener::incoming).
 ///

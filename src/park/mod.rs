@@ -24,6 +24,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+pub(crate) mod guarded;
 pub(crate) mod lend;
 pub(crate) mod queue;
 pub(crate) mod select;

@@ -6,7 +6,7 @@
 //!
 //! An *operation* is what one fiber or plain thread waits for: one thing, or the first of several, its *arms*.
 //! For each arm it has an *entry* in the *queue* of that thing. Operation and entries lie on the stack of
-//! whoever waits; nothing is allocated. A queue belongs to something that has a lock ([`Guarded`]), and is
+//! whoever waits; nothing is allocated. A queue belongs to something that has a lock ([`Guarded`](super::guarded::Guarded)), and is
 //! touched by whoever holds that lock.
 //!
 //! The *winner* is one word of the operation: open, withdrawn, or the arm that has won and how.
@@ -15,7 +15,8 @@
 //!   look whether there is something to do; if not, put the entries into the queues. Unlock, park.
 //! - **Take**: the counterpart, under the lock, takes the first entry off whose operation it can *commit*: by
 //!   exchanging open for the arm. Others that it meets on the way have lost already; they are taken off as well.
-//!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter.
+//!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter, all with the mark up: who
+//!   was taken hears nothing else until it is called (S6). Who tells all takes a few, calls them, takes the next.
 //! - **Withdraw**: at the deadline, or because it is to end, whoever waits exchanges open for withdrawn. If that
 //!   fails an arm has won: what was moved was moved. The call is on its way; it waits for that, deaf.
 //!   An operation with one arm withdraws by taking its entry out under the lock: there the lock decides, and the
@@ -34,19 +35,17 @@
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomPinned;
-use std::ops::{Deref, DerefMut};
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
-use crate::base::lock::{Guard, Lock};
-use crate::base::loom::RawLock;
 use crate::base::loom::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed},
 };
+use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
-use crate::sched::context::{self, Marked};
+use crate::sched::context::Marked;
 use crate::sched::wake::{Kept, Waiter};
 
 const OPEN: usize = 0;
@@ -92,11 +91,17 @@ impl Operation {
         Self::of(Waiter::caller())
     }
 
-    fn of(waiter: Waiter) -> Self {
+    pub(super) fn of(waiter: Waiter) -> Self {
         Operation {
             winner: AtomicUsize::new(OPEN),
             waiter,
         }
+    }
+
+    /// Of a thread of a model.
+    #[cfg(all(test, indent_loom))]
+    pub(crate) fn of_model() -> Self {
+        Self::of(Waiter::of_model())
     }
 
     /// False if another arm has won, or nobody waits any more.
@@ -126,6 +131,11 @@ impl Operation {
         self.waiter.park_charged(deadline, reason, hearing)
     }
 
+    /// One more waiter of whoever waits.
+    pub(crate) fn waiter(&self) -> Waiter {
+        self.waiter.another()
+    }
+
     /// Whether an arm has won by another's hand, who does not touch the operation any more.
     pub(crate) fn was_called(&self) -> bool {
         self.waiter.was_called()
@@ -153,18 +163,21 @@ impl Operation {
         withdraw: &dyn Fn() -> bool,
     ) -> Result<How, Woken> {
         let (mut deadline, mut hearing) = (deadline, Hearing::Open);
-        loop {
+        let bomb = AbortOnDrop("a waiter left its frame while others know of it");
+        let ended = loop {
             let woken = self.park(deadline, reason, hearing);
             if self.was_called() {
-                return Ok(self.won().how);
+                break Ok(self.won().how);
             }
             if woken != Woken::ByWake {
                 if withdraw() {
-                    return Err(woken);
+                    break Err(woken);
                 }
                 (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
             }
-        }
+        };
+        std::mem::forget(bomb);
+        ended
     }
 }
 
@@ -183,6 +196,8 @@ pub(crate) struct Entry {
 struct Links {
     next: *const Entry,
     prev: *const Entry,
+    /// How many had come to the queue before it.
+    came: u64,
     is_in: bool,
 }
 
@@ -214,6 +229,7 @@ impl Entry {
             links: UnsafeCell::new(Links {
                 next: ptr::null(),
                 prev: ptr::null(),
+                came: 0,
                 is_in: false,
             }),
             _stays: PhantomPinned,
@@ -257,6 +273,8 @@ impl Entry {
 pub(crate) struct Queue {
     head: *const Entry,
     tail: *const Entry,
+    /// How many have come so far.
+    came: u64,
 }
 
 // SAFETY: it is touched under a lock, and its members may be touched by any thread that holds it.
@@ -267,6 +285,7 @@ impl Queue {
         Queue {
             head: ptr::null(),
             tail: ptr::null(),
+            came: 0,
         }
     }
 
@@ -278,8 +297,10 @@ impl Queue {
         *unsafe { entry.links() } = Links {
             next: ptr::null(),
             prev: self.tail,
+            came: self.came,
             is_in: true,
         };
+        self.came += 1;
         // SAFETY: a member is there (I28).
         match unsafe { self.tail.as_ref() } {
             None => self.head = entry,
@@ -332,21 +353,26 @@ impl Queue {
         None
     }
 
-    /// Takes all out and commits them to this.
-    pub(crate) fn take_all(&mut self, how: How) -> All {
-        let mut all = All { first: ptr::null() };
-        let mut end = &raw mut all.first;
-        while let Some(taken) = self.take(how) {
-            // SAFETY: the end of the list: a field of `all`, or of an entry that waits for our call.
-            unsafe { *end = taken.0.as_ptr() };
-            // SAFETY: I28: it waits for our call.
-            let links = unsafe { taken.0.as_ref() }.links.get();
-            // SAFETY: it is out of the queue, so the link is ours; no reference is made to its neighbours.
-            end = unsafe { &raw mut (*links).next };
-            // SAFETY: as above.
-            unsafe { *end = ptr::null() };
+    /// Everybody who is in now came before this.
+    pub(super) fn now(&self) -> u64 {
+        self.came
+    }
+
+    /// As `take`, of those who came before this.
+    pub(super) fn take_before(&mut self, then: u64, how: How) -> Option<Taken> {
+        // SAFETY: a member is there (I28).
+        while let Some(entry) = unsafe { self.head.as_ref() } {
+            // SAFETY: a member, and we hold the lock.
+            if unsafe { entry.links() }.came >= then {
+                return None;
+            }
+            // SAFETY: it is the first of this queue.
+            unsafe { self.remove(entry) };
+            if entry.commit(how) {
+                return Some(Taken(NonNull::from(entry)));
+            }
         }
-        all
+        None
     }
 }
 
@@ -369,118 +395,6 @@ impl Taken {
         let waiter = unsafe { self.0.as_ref() }.operation().waiter.address();
         // SAFETY: the winner calls, and we are the winner, once.
         unsafe { Waiter::call(mark, waiter) }
-    }
-}
-
-/// Entries that have won by the caller's hand, all to be called. They are in no queue: who of them withdraws finds
-/// that it was taken.
-#[must_use = "they wait for the call"]
-pub(crate) struct All {
-    first: *const Entry,
-}
-
-impl All {
-    /// Calls them in the order in which they came. Without the lock.
-    pub(crate) fn call(self) {
-        let mut next = self.first;
-        // SAFETY: I28: it waits for our call.
-        while let Some(entry) = unsafe { next.as_ref() } {
-            let mark = context::marked();
-            // SAFETY: the link is ours, as it is out of the queue; its owner looks at `is_in` alone.
-            next = unsafe { (*entry.links.get()).next };
-            let kept = Taken(NonNull::from(entry)).call(&mark);
-            drop(mark);
-            drop(kept);
-        }
-    }
-}
-
-/// Something with a lock, which is taken together with the mark.
-pub(crate) struct Guarded<T>(Lock<T>);
-
-impl<T> Guarded<T> {
-    pub(crate) fn new(inside: T) -> Self {
-        Guarded(Lock::new(inside))
-    }
-
-    #[inline]
-    pub(crate) fn lock(&self) -> Locked<'_, T> {
-        let mark = context::marked();
-        Locked {
-            guard: self.0.lock(),
-            mark,
-        }
-    }
-
-    /// For an operation that could block: it is charged first, and a fiber whose budget is used up gives way and,
-    /// if it was asked to end, unwinds.
-    #[inline]
-    pub(crate) fn lock_charged(&self) -> Locked<'_, T> {
-        let mut mark = context::marked();
-        if !mark.pays() {
-            drop(mark);
-            super::charge_ahead();
-            mark = context::marked();
-        }
-        Locked {
-            guard: self.0.lock(),
-            mark,
-        }
-    }
-
-    pub(crate) fn raw(&self) -> &RawLock {
-        self.0.raw()
-    }
-
-    /// # Safety
-    /// The caller has acquired the raw lock and has no other such reference.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "by the caller's promise it is the only one"
-    )]
-    pub(crate) unsafe fn inside(&self) -> &mut T {
-        // SAFETY: by the caller's promise.
-        unsafe { self.0.inside() }
-    }
-}
-
-/// The lock is released first, then the mark.
-pub(crate) struct Locked<'a, T> {
-    guard: Guard<'a, T>,
-    mark: Marked,
-}
-
-impl<T> Locked<'_, T> {
-    /// An operation of whoever holds the lock.
-    #[inline]
-    pub(crate) fn operation(&self) -> Operation {
-        Operation::of(Waiter::of(&self.mark))
-    }
-
-    /// Unlocks, and calls whoever was taken meanwhile.
-    #[inline]
-    pub(crate) fn finish(self, taken: Option<Taken>) {
-        let Locked { guard, mark } = self;
-        drop(guard);
-        let kept = taken.map(|taken| taken.call(&mark));
-        drop(mark);
-        drop(kept);
-    }
-}
-
-impl<T> Deref for Locked<'_, T> {
-    type Target = T;
-
-    #[inline]
-    fn deref(&self) -> &T {
-        &self.guard
-    }
-}
-
-impl<T> DerefMut for Locked<'_, T> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.guard
     }
 }
 

@@ -18,12 +18,14 @@
 //! I27 to I29 of `queue.rs` hold for queues. **I30** *An event that loses is not lost.* It changes nothing that
 //! the next look would not find: a fiber that is over stays so, and readiness is asked from the kernel.
 
+use std::mem;
 use std::ptr;
 use std::time::{Duration, Instant};
 
 use crate::base::few::Few;
-use crate::base::loom::{self, RawLock};
+use crate::base::loom::{RawLock, pause};
 use crate::base::rng;
+use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::park::queue::{Entry, How, Operation, Taken, Won};
@@ -44,10 +46,10 @@ pub(crate) unsafe trait Queued {
     /// As `try_now`; whoever is to be called is called by the caller, without the lock.
     ///
     /// # Safety
-    /// The lock is held.
+    /// The lock is held, and `slot` was asked for since the arms were gathered.
     unsafe fn attempt(&self) -> Option<Option<Taken>>;
 
-    /// Where the value lies, or is to be put.
+    /// Where the value lies, or is to be put. Asked for once in a select, before anybody else knows.
     fn slot(&self) -> *mut ();
 
     /// # Safety
@@ -62,20 +64,27 @@ pub(crate) unsafe trait Queued {
     fn won(&self, how: How);
 }
 
-/// An arm that is called when something has happened, and finds that again if it is called in vain.
+/// An arm that is called when something has happened, and finds that again if it is called in vain. Nothing here
+/// calls the user's code, or unwinds: the entries of other arms are in their queues.
 pub(crate) trait Event {
     fn is_ready(&self) -> bool;
 
-    /// Has the waiter called once. False if there is no need: it is ready, and nobody will call.
-    fn register(&self, waiter: &Waiter) -> bool;
+    fn register(&self, waiter: &Waiter) -> Registered;
 
-    /// False if somebody is about to call the waiter, or has.
+    /// Of a waiter that was to be called. False if somebody is about to call it, or has.
     fn withdraw(&self, waiter: &Waiter) -> bool;
+}
 
-    /// How long to wait at most before it is asked again, if nobody can call.
-    fn ask_again(&self) -> Option<Duration> {
-        None
-    }
+/// What came of the wish to be called.
+#[must_use]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Registered {
+    /// The waiter will be called, once.
+    Calls,
+    /// Nobody can call it now: whoever waits asks again after a while.
+    AskAgain,
+    /// It has happened, and nobody will call.
+    Ready,
 }
 
 /// One arm.
@@ -107,6 +116,11 @@ pub trait Fires {
 
     /// To be called once after it has fired; then it can be an arm again.
     fn finish(&mut self) -> Self::Output;
+
+    /// The same if nobody wants what came out.
+    fn discard(&mut self) {
+        drop(self.finish());
+    }
 }
 
 /// How long to wait for an arm.
@@ -116,7 +130,8 @@ pub(crate) enum Patience {
     Until(Option<Instant>),
 }
 
-/// The longest pause before an event is asked again.
+/// The first pause before an event is asked again, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// What an arm has where others find it.
@@ -126,9 +141,15 @@ enum Seat {
     Waiter(Waiter),
 }
 
-/// The arm that fires, or none. Charged to the budget; a fiber that is to end unwinds.
+/// The arm that fires, or none. Charged to the budget; one that could wait gives way if that is used up, and unwinds
+/// if the fiber is to end. One that does not wait does neither (S13).
 pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
-    super::charge_ahead();
+    match patience {
+        Patience::Never => {
+            let _or_nothing_is_left = context::marked().pays();
+        }
+        Patience::Until(_) => super::charge_ahead(),
+    }
     let order = shuffled(arms.len());
     if let Some(arm) = order.iter().find(|arm| try_now(arms[**arm].0)) {
         return Some(*arm);
@@ -137,21 +158,17 @@ pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
         return None;
     };
     let operation = Operation::caller();
-    let mut set = Set {
-        arms,
-        seats: Few::new(arms.len()),
-        operation: &operation,
-    };
-    set.prepare();
-    let locks = Locks::acquire(arms);
-    if let Some((arm, taken)) = attempt(arms, &order) {
-        locks.release(taken);
+    let mut set = Set::new(arms, &operation);
+    // Whoever unwound from here would leave entries behind that others write to (I28). Nothing of the user's is
+    // called before `leave`; if something of ours unwinds all the same, the process ends.
+    let bomb = AbortOnDrop("a select left its frame while others know of it");
+    if let Some(arm) = set.attempt_or_enlist(&order) {
+        mem::forget(bomb);
         return Some(arm);
     }
-    set.enlist();
-    locks.release(None);
     let ended = set.wait(deadline);
     set.leave(ended.ok());
+    mem::forget(bomb);
     match ended {
         Ok(Won { arm, how }) => {
             if let Arm::Queued(queued) = arms[arm].0 {
@@ -186,7 +203,7 @@ fn try_now(arm: Arm<'_>) -> bool {
 /// The first arm of a queue that can be done. All locks are held.
 fn attempt(arms: &[ArmRef<'_>], order: &[usize]) -> Option<(usize, Option<Taken>)> {
     let attempt = |arm: &usize| match arms[*arm].0 {
-        // SAFETY: the lock is held.
+        // SAFETY: the lock is held, and `prepare` has asked for the slot.
         Arm::Queued(queued) => unsafe { queued.attempt() }.map(|taken| (*arm, taken)),
         _ => None,
     };
@@ -222,13 +239,22 @@ impl<'a> Locks<'a> {
             unsafe { lock.release() };
         }
         let kept = taken.map(|taken| taken.call(&self.mark));
-        drop(self);
-        drop(kept);
+        let Locks { held, mark } = self;
+        drop(mark);
+        drop((kept, held)); // which may free memory
     }
 }
 
-/// Another arm has won.
-struct Lost;
+/// What a look at the events has found.
+#[must_use]
+enum Look {
+    /// One has happened, and wins.
+    Won(Won),
+    /// One has happened, and another arm was faster.
+    Lost,
+    /// None has; and whether one must be asked again.
+    Nothing { asks: bool },
+}
 
 /// The arms of an operation, and where others find them.
 struct Set<'a> {
@@ -237,13 +263,35 @@ struct Set<'a> {
     operation: &'a Operation,
 }
 
-impl Set<'_> {
-    /// A seat for each arm. From here on the set stays where it is.
+impl<'a> Set<'a> {
+    fn new(arms: &'a [ArmRef<'a>], operation: &'a Operation) -> Self {
+        Set {
+            arms,
+            seats: Few::new(arms.len()),
+            operation,
+        }
+    }
+
+    /// The arm that could be done, with all locks held; or none, and all entries are in their queues. From here on
+    /// the set stays where it is.
+    fn attempt_or_enlist(&mut self, order: &[usize]) -> Option<usize> {
+        self.prepare();
+        let locks = Locks::acquire(self.arms);
+        if let Some((arm, taken)) = attempt(self.arms, order) {
+            locks.release(taken);
+            return Some(arm);
+        }
+        self.enlist();
+        locks.release(None);
+        None
+    }
+
+    /// A seat for each arm.
     fn prepare(&mut self) {
         for (at, arm) in self.arms.iter().enumerate() {
             self.seats.push(match arm.0 {
                 Arm::Queued(queued) => Seat::Entry(Entry::new(self.operation, at, queued.slot())),
-                Arm::Event(_) => Seat::Waiter(Waiter::caller()),
+                Arm::Event(_) => Seat::Waiter(self.operation.waiter()),
                 Arm::Absent | Arm::At(_) => Seat::None,
             });
         }
@@ -275,80 +323,103 @@ impl Set<'_> {
 
     /// The arm that has won, or how the wait ended; the operation is decided then.
     fn wait(&self, deadline: Option<Instant>) -> Result<Won, Woken> {
-        let mut hearing = match self.register() {
-            Some(Ok(won)) => return Ok(won),
-            Some(Err(Lost)) => Hearing::Deaf,
-            None => Hearing::Open,
-        };
         let first = self.first_in_time().map(|(at, _)| at);
         let deadline = deadline.into_iter().chain(first).min();
-        let mut pauses = self.events().filter_map(|(_, event, _)| event.ask_again());
-        let mut pause = pauses.next();
-        while !self.operation.was_called() {
+        let (mut hearing, mut pause) = (Hearing::Open, FIRST_PAUSE);
+        let mut found = self.register();
+        loop {
+            let asks = match found {
+                Look::Won(won) => return Ok(won),
+                Look::Lost => {
+                    hearing = Hearing::Deaf;
+                    false
+                }
+                Look::Nothing { asks } => asks,
+            };
+            if self.operation.was_called() {
+                return Ok(self.operation.won());
+            }
             if hearing == Hearing::Deaf {
                 // The call is on its way.
                 let _ = self.operation.park(None, ParkReason::Select, hearing);
                 continue;
             }
-            let again = pause.map(|pause| Instant::now() + pause);
+            let again = asks.then(|| Instant::now() + pause);
             let until = deadline.into_iter().chain(again).min();
             let woken = self.operation.park(until, ParkReason::Select, hearing);
             if self.operation.was_called() {
-                break;
+                continue;
             }
-            match self.look(pause.is_some()) {
-                Some(Ok(won)) => return Ok(won),
-                Some(Err(Lost)) => hearing = Hearing::Deaf,
-                None if woken == Woken::ByDeadline && again.is_some() && again == until => {
-                    pause = pause.map(|pause| (pause * 2).min(LONGEST_PAUSE));
-                }
-                None if woken == Woken::ByWake => {} // meant for an earlier wait, or in vain
-                None if self.operation.withdraw() => return Err(woken),
-                None => hearing = Hearing::Deaf,
+            found = self.look();
+            if let Look::Nothing { .. } = found {
+                if woken == Woken::ByDeadline && again.is_some() && again == until {
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                } else if woken != Woken::ByWake {
+                    if self.operation.withdraw() {
+                        return Err(woken);
+                    }
+                    found = Look::Lost;
+                } // else it was meant for an earlier wait, or in vain
             }
         }
-        Ok(self.operation.won())
     }
 
     /// Has all events call, or finds that one has happened and whether it wins.
-    fn register(&self) -> Option<Result<Won, Lost>> {
-        let mut found = None;
+    fn register(&self) -> Look {
+        let mut found = Look::Nothing { asks: false };
         for (arm, event, waiter) in self.events() {
-            if found.is_some() {
-                waiter.call_off();
-            } else if !event.register(waiter) {
-                waiter.call_off();
-                found = Some(self.decide_for(arm));
+            match found {
+                Look::Nothing { asks } => found = self.enrol(arm, event, waiter, asks),
+                _ => waiter.call_off(),
             }
         }
         found
     }
 
-    /// Looks for an event that has happened. One that called in vain is registered again.
-    fn look(&self, ask: bool) -> Option<Result<Won, Lost>> {
+    /// Looks for an event that has happened. One that called in vain, or that nobody calls, is registered again.
+    fn look(&self) -> Look {
+        let mut asks = false;
         for (arm, event, waiter) in self.events() {
-            let called = waiter.was_called();
-            if (called || ask) && event.is_ready() {
-                return Some(self.decide_for(arm));
+            if !waiter.was_called() {
+                continue;
             }
-            if called {
-                waiter.reset();
-                if !event.register(waiter) {
-                    waiter.call_off();
-                    return Some(self.decide_for(arm));
-                }
+            if event.is_ready() {
+                return self.decide_for(arm);
+            }
+            waiter.reset();
+            match self.enrol(arm, event, waiter, asks) {
+                Look::Nothing { asks: now } => asks = now,
+                found => return found,
             }
         }
-        None
+        Look::Nothing { asks }
+    }
+
+    /// Has one event call. Who is not called counts as called: nothing is to be taken back.
+    fn enrol(&self, arm: usize, event: &dyn Event, waiter: &Waiter, asks: bool) -> Look {
+        match event.register(waiter) {
+            Registered::Calls => Look::Nothing { asks },
+            Registered::AskAgain => {
+                waiter.call_off();
+                Look::Nothing { asks: true }
+            }
+            Registered::Ready => {
+                waiter.call_off();
+                self.decide_for(arm)
+            }
+        }
     }
 
     /// An event has happened: it wins, unless an arm has.
-    fn decide_for(&self, arm: usize) -> Result<Won, Lost> {
+    fn decide_for(&self, arm: usize) -> Look {
         let won = Won {
             arm,
             how: How::Done,
         };
-        self.operation.commit(won).then_some(won).ok_or(Lost)
+        match self.operation.commit(won) {
+            true => Look::Won(won),
+            false => Look::Lost,
+        }
     }
 
     /// Takes back all that others know. The operation is decided, and called if another has decided.
@@ -369,7 +440,7 @@ impl Set<'_> {
             if !waiter.was_called() && !event.withdraw(waiter) {
                 let mut failures = 0;
                 while !waiter.was_called() {
-                    loom::pause(failures);
+                    pause(failures);
                     failures += 1;
                 }
             }
@@ -394,3 +465,6 @@ impl Set<'_> {
             .map(|(_, arm)| arm)
     }
 }
+
+#[cfg(all(test, indent_loom))]
+mod tests;

@@ -520,13 +520,13 @@ impl Builder {
     }
 }
 
-/// Whether fibers wait by rings. An error if somebody asked for that, and it cannot be.
-fn uses_ring(asked: Option<&Asked<Io>>) -> Result<bool, StartError> {
+/// By which name somebody asked for rings, if so. An error if they cannot be used.
+fn uses_ring(asked: Option<&Asked<Io>>) -> Result<Option<&'static str>, StartError> {
     let Some(asked) = asked.filter(|asked| asked.value == Io::Uring) else {
-        return Ok(false);
+        return Ok(None);
     };
     match uring::refusal() {
-        None => Ok(true),
+        None => Ok(Some(asked.name)),
         Some(source) => Err(StartError::NoUring {
             setting: asked.name,
             source,

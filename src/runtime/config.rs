@@ -72,14 +72,14 @@ pub enum Rounding {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Io {
-    /// Sockets, pipes and whatever else can be polled by epoll, whose wake-ups depend on no thread of ours;
-    /// files by io_uring where the system allows it, else by threads that may block.
+    /// Sockets, pipes and whatever else can be polled by epoll, whose wake-ups depend on no thread of ours.
+    /// io_uring is kept for files; there are no operations on files yet.
     #[default]
     Auto,
-    /// All by io_uring. An error at start where the system does not allow it. What a thread has submitted is
-    /// completed by that thread: while it sleeps in the kernel uninterruptibly, others may wait for it.
+    /// All that can be polled by io_uring. An error at start where the system does not allow it. What a thread has
+    /// submitted is completed by that thread: while it sleeps in the kernel uninterruptibly, others may wait for it.
     Uring,
-    /// All that can be polled by epoll, files by threads that may block; io_uring is not touched.
+    /// All that can be polled by epoll; io_uring is not touched, and will not be for files.
     Epoll,
 }
 
@@ -205,8 +205,8 @@ settings![
         variable: Some("INDENT_IO"),
         preset: Preset::Value(Io::Auto as u64),
         kind: Kind::Word(&["auto", "uring", "epoll"]),
-        meaning: "how fibers wait for descriptors: auto is epoll for sockets, and io_uring for files \
-                  where that is allowed; uring is an error where it is not",
+        meaning: "how fibers wait for descriptors: auto is epoll for all that can be polled; io_uring is kept \
+                  for files, for which there are no operations yet; uring is an error where it is not allowed",
     },
     IDLE_SPIN = Setting {
         method: "idle_spin",

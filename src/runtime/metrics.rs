@@ -295,8 +295,8 @@ impl Metrics {
             eintr: os::interrupted_calls(),
             bound_waiting: shared.bound_waiting.load(Relaxed),
             io_sockets: match shared.settings.ring {
-                true => IoDriver::Uring,
-                false => IoDriver::Epoll,
+                Some(_) => IoDriver::Uring,
+                None => IoDriver::Epoll,
             },
             io_files: match shared.may_ring() {
                 true => IoDriver::Uring,

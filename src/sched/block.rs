@@ -1,3 +1,7 @@
+#![expect(
+    unsafe_code,
+    reason = "empties the home queue of a carrier that is blocked; see I17"
+)]
 //! How a fiber leaves its worker: parking, yielding, handing over; and what it is charged.
 //!
 //! A fiber that is unwinding keeps its thread to itself (S3): it does not switch away but blocks
@@ -155,6 +159,12 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
                 if let Some(worker) = token.holds() {
                     carrier.shared().poll_io(worker);
                 }
+                // A sibling whom these have woken is next to run, but nobody runs here.
+                if carrier.home().next.is_some() {
+                    // SAFETY: I17: our own thread, and the token is the mark.
+                    let woken = unsafe { carrier.take_runnable() };
+                    carrier.shared().release_taken(carrier, woken);
+                }
             }
         }
     }
@@ -199,14 +209,14 @@ fn leave(here: &Here, back: Back) {
 }
 
 /// The one place where operations that could block are charged: a fiber whose operations all
-/// succeed at once gives way when its budget is used up, or somebody wants it to: better here than where it is frozen
-/// a moment later. True if it did, or had no need to: then it looks whether it is to end.
+/// succeed at once gives way when its budget is used up, or somebody wants it to. Better here
+/// than where it is frozen a moment later. True if it did, or might have: then it hears whether it is to end.
 #[inline]
 pub(crate) fn charge() -> bool {
     context::here().is_some_and(|here| charge_here(&here))
 }
 
-/// Charges an operation before it is tried: a fiber whose budget was used up and that was asked to end unwinds. Who the
+/// Charges an operation before it is tried: a fiber that gave way and was asked to end unwinds. Who the
 /// caller is, since that had to be found out.
 #[inline]
 pub(crate) fn charge_caller() -> Option<FiberRef> {
@@ -250,7 +260,7 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
             // They would go on for a slice each, and it for a budget.
             let carrier = token.carrier();
             carrier.budget.set(carrier.shared().settings.budget);
-            return true; // but whoever never blocks hears once in a while that it is to end
+            return true; // but it hears what was asked of it
         }
     } else if !token.carrier().takes_request() {
         token.carrier().budget.set(left - 1);

@@ -19,13 +19,14 @@
 //! the list. That holds for each of several who wait: nobody uses up what another one needs. **I24** *A waiter is called once, or withdraws.* Both take it off the
 //! list under the lock; who takes it off to call it has the mark up until it is called (S6).
 //!
-//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below), and has no sets.
+//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below, and `polled.rs` for
+//! those who wait for other things, too), and has no sets.
 //!
 //! Sources are never freed, and used again under another *generation*: events of a descriptor that was closed
 //! meanwhile mean nobody.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64,
@@ -38,16 +39,22 @@ use crate::base::descriptor::Interest;
 use crate::base::fork;
 use crate::base::loom::{Mutex, lock};
 use crate::driver::epoll::{Epoll, Events, Ready};
-use crate::driver::uring::Uring;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::context;
-use crate::sched::wake::Waiter;
+use crate::sched::io::polled::Polls;
+use crate::sched::wake::{Kept, Waiter};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, block};
 
+mod parting;
+mod polled;
 pub(crate) mod ring;
 pub(crate) mod watch;
+mod way;
+
+pub(crate) use parting::{Parting, drop_left};
+use way::{FEW, Way};
 
 /// How a wait ended.
 #[must_use]
@@ -68,33 +75,6 @@ pub(crate) struct Seen {
     pub(crate) told: u32,
 }
 
-/// Who waits for one way of a descriptor.
-#[derive(Default)]
-struct Way {
-    /// Mostly one.
-    first: Option<usize>,
-    others: Vec<usize>,
-}
-
-impl Way {
-    fn push(&mut self, waiter: usize) {
-        match self.first {
-            None => self.first = Some(waiter),
-            Some(_) => self.others.push(waiter),
-        }
-    }
-
-    /// False if it is not there: somebody has taken it off to call it.
-    fn withdraw(&mut self, waiter: usize) -> bool {
-        if self.first == Some(waiter) {
-            self.first = self.others.pop();
-            return true;
-        }
-        let place = self.others.iter().position(|other| *other == waiter);
-        place.map(|at| self.others.swap_remove(at)).is_some()
-    }
-}
-
 /// What is known of one descriptor.
 #[derive(Default)]
 struct Source {
@@ -106,6 +86,8 @@ struct Source {
     told: [AtomicU32; 2],
     /// It has an end, an error or an urgent byte to tell, or had.
     odd: AtomicBool,
+    /// Who waits by a ring.
+    polls: [Mutex<Polls>; 2],
 }
 
 /// The set of a worker.
@@ -146,15 +128,24 @@ impl Place {
     fn suits(&mut self, shared: &Shared, worker: usize) -> bool {
         let is_here = self.worker == worker;
         self.strangers = if is_here { 0 } else { self.strangers + 1 };
-        ptr::eq(self.runtime.as_ptr(), shared) && self.strangers < STRANGERS
+        self.is_of(shared) && self.strangers < STRANGERS
     }
 
-    fn remove(self, fd: BorrowedFd<'_>) -> Option<Arc<Shared>> {
-        let runtime = self.runtime.upgrade()?;
-        if let Some(io) = runtime.workers[self.worker].io.get() {
+    fn is_of(&self, shared: &Shared) -> bool {
+        ptr::eq(self.runtime.as_ptr(), shared)
+    }
+
+    /// Takes it out of the set. What is left may be the last of a runtime: to be dropped without the mark.
+    #[must_use = "dropped without the mark"]
+    fn remove(self, fd: BorrowedFd<'_>) -> (Place, Option<Arc<Shared>>) {
+        let runtime = self.runtime.upgrade();
+        if let Some(io) = runtime
+            .as_ref()
+            .and_then(|at| at.workers[self.worker].io.get())
+        {
             io.remove(self.twin.as_ref().map_or(fd, |twin| twin.as_fd()));
         }
-        Some(runtime)
+        (self, runtime)
     }
 }
 
@@ -299,14 +290,20 @@ impl Registration {
         {
             return Ok(None);
         }
-        let left = place.take().and_then(|place| place.remove(fd));
         let told = source.told[interest as usize].load(SeqCst);
-        let made = Place::new(shared, worker, fd, key - 1);
-        let made = made.map(|made| *place = Some(made));
+        // The new one first: until it is there, others who wait are told by the old one.
+        let made = match (Place::new(shared, worker, fd, key - 1), place.as_mut()) {
+            (Ok(new), _) => Ok(place.replace(new)),
+            (Err(_), Some(old)) if old.is_of(shared) => {
+                old.strangers = 0; // it will do, as before
+                return Ok(None);
+            }
+            (Err(error), _) => Err(error),
+        };
+        let left = made.map(|old| old.map(|old| old.remove(fd)));
         drop(place);
         drop(token);
-        drop(left); // perhaps the last
-        made.map(|()| Some(Seen { key, told }))
+        left.map(|_without_the_mark| Some(Seen { key, told }))
     }
 
     /// The key, of a new source if there was none. With the mark up.
@@ -319,7 +316,7 @@ impl Registration {
         match self.key.compare_exchange(0, new, SeqCst, SeqCst) {
             Ok(_) => new,
             Err(other) => {
-                give_back(new - 1);
+                drop(give_back(new - 1)); // nothing was there
                 other
             }
         }
@@ -343,22 +340,21 @@ impl Registration {
         }
         let mark = context::marked();
         let place = lock(&source((key - 1) as u32).place).take();
-        let runtime = place.and_then(|place| place.remove(fd));
-        give_back(key - 1);
+        let left = (place.map(|place| place.remove(fd)), give_back(key - 1));
         drop(mark);
-        drop(runtime); // perhaps the last
+        drop(left);
     }
 }
 
-/// Events for it mean nobody from here on. With the mark up.
-fn give_back(key: u64) {
+/// Events for it mean nobody from here on. With the mark up; what is left is dropped without.
+#[must_use = "dropped without the mark"]
+fn give_back(key: u64) -> [Way; 2] {
     let source = source(key as u32);
     source.generation.fetch_add(1, SeqCst);
-    for way in &source.ways {
-        *lock(way) = Way::default();
-    }
+    let left = [0, 1].map(|way| std::mem::take(&mut *lock(&source.ways[way])));
     source.odd.store(false, SeqCst);
     lock(&FREE).list.push(key as u32);
+    left
 }
 
 impl Source {
@@ -372,46 +368,47 @@ impl Source {
         drop(mark);
     }
 
-    /// Something has happened: whoever waits is called.
-    fn tell(&self, interest: Interest, generation: u32) {
-        let mark = context::marked();
-        let mut way = lock(&self.ways[interest as usize]);
-        if self.generation.load(SeqCst) != generation {
-            return; // of a descriptor that is closed
-        }
-        self.told[interest as usize].fetch_add(1, SeqCst);
-        let (first, others) = (way.first.take(), std::mem::take(&mut way.others));
-        drop(way);
-        let call = |address: usize| {
-            #[expect(unsafe_code, reason = "calls a waiter by its address")]
-            // SAFETY: I24: it was on the list, so it is there until it is called, by us alone.
-            unsafe {
-                Waiter::call(&mark, address)
+    /// Something has happened: whoever waits is called, a few at a time, and nothing is allocated or freed
+    /// meanwhile (S9). Whoever comes while that goes on has seen it. What was kept for that is given to `part`.
+    fn tell(&self, interest: Interest, generation: u32, mut part: impl FnMut(Kept)) {
+        let mut left = None;
+        loop {
+            let mut kept = [const { None::<Kept> }; FEW];
+            let mark = context::marked();
+            let mut way = lock(&self.ways[interest as usize]);
+            if self.generation.load(SeqCst) != generation {
+                return; // of a descriptor that is closed
             }
-        };
-        let kept: Vec<_> = others.into_iter().map(call).collect();
-        let kept = (first.map(call), kept);
-        drop(mark);
-        drop(kept);
-    }
-}
-
-fn tell(ready: Ready) {
-    let (source, generation) = (source(ready.key as u32), (ready.key >> 32) as u32);
-    if ready.odd {
-        source.be_odd(generation); // before anybody hears of it
-    }
-    if ready.read {
-        source.tell(Interest::Read, generation);
-    }
-    if ready.write {
-        source.tell(Interest::Write, generation);
+            let most = left.unwrap_or_else(|| {
+                self.told[interest as usize].fetch_add(1, SeqCst);
+                way.len()
+            });
+            let batch = way.take(most);
+            drop(way);
+            for (address, kept) in batch.iter().zip(&mut kept) {
+                #[expect(unsafe_code, reason = "calls a waiter by its address")]
+                // SAFETY: I24: it was on the list, so it is there until it is called, by us alone.
+                let called = unsafe { Waiter::call(&mark, *address) };
+                *kept = Some(called);
+            }
+            drop(mark);
+            kept.into_iter().flatten().for_each(&mut part);
+            match most - batch.len() {
+                more @ 1.. if batch.len() == FEW => left = Some(more),
+                _ => return,
+            }
+        }
     }
 }
 
 impl Shared {
     /// The set of a worker, made if there is none yet.
     fn set_of(&self, worker: usize) -> io::Result<&Epoll> {
+        // Whoever looks at a worker's set does not look for a ring.
+        debug_assert!(
+            self.settings.ring.is_none(),
+            "a worker with a set and a ring"
+        );
         let place = &self.workers[worker].io;
         if place.get().is_none() {
             let set = Epoll::new()?;
@@ -421,8 +418,19 @@ impl Shared {
         Ok(place.get().expect("just set"))
     }
 
-    /// Wakes who waits for what has become ready.
+    /// Wakes who waits for what has become ready. By the worker's holder.
     pub(crate) fn poll_io(&self, worker: &Worker) {
+        debug_assert!(
+            worker
+                .carrier()
+                .is_some_and(|carrier| ptr::eq(carrier, context::carrier())),
+            "whoever does not hold the worker may hear its bell, and has to pass it on"
+        );
+        self.look_into(worker);
+    }
+
+    /// Submits and looks, and hears the bell.
+    fn look_into(&self, worker: &Worker) {
         self.tell_io(worker, self.sleep_io(worker, Some(Duration::ZERO)));
     }
 
@@ -444,7 +452,7 @@ impl Shared {
             .io_looks
             .store(worker.io_looks.load(Relaxed).wrapping_add(1), Relaxed);
         if let Some(events) = found {
-            events.tell(tell);
+            events.tell(|ready| self.tell(ready));
         } else if let Some(ring) = worker.uring.get() {
             self.reap(ring);
         }
@@ -458,41 +466,29 @@ impl Shared {
         for index in 0..used {
             let source = source(index);
             let mut place = lock(&source.place);
-            if place
-                .as_ref()
-                .is_some_and(|p| std::ptr::eq(p.runtime.as_ptr(), self))
-            {
+            if place.as_ref().is_some_and(|place| place.is_of(self)) {
                 left.push((source, source.generation.load(SeqCst)));
                 *place = None;
             }
         }
         drop(mark);
         for (source, generation) in left {
-            source.tell(Interest::Read, generation);
-            source.tell(Interest::Write, generation);
-        }
-    }
-}
-
-impl Worker {
-    /// Whether somebody may wait for a descriptor in its set, or for an operation in its ring.
-    #[inline]
-    pub(crate) fn has_sources(&self) -> bool {
-        match self.io.get() {
-            Some(set) => !set.is_empty(),
-            None => self.uring.get().is_some_and(|ring| ring.in_flight() > 0),
+            source.tell(Interest::Read, generation, drop);
+            source.tell(Interest::Write, generation, drop);
         }
     }
 
-    /// What wakes whoever sleeps among them, if there are any.
-    #[inline]
-    pub(crate) fn io_bell(&self) -> Option<RawFd> {
-        self.has_sources().then(|| self.set_bell())?
-    }
-
-    /// The bell of its set, or of its ring.
-    pub(crate) fn set_bell(&self) -> Option<RawFd> {
-        let ring = || self.uring.get().map(Uring::bell);
-        self.io.get().map(Epoll::bell).or_else(ring)
+    fn tell(&self, ready: Ready) {
+        let (source, generation) = (source(ready.key as u32), (ready.key >> 32) as u32);
+        if ready.odd {
+            source.be_odd(generation); // before anybody hears of it
+        }
+        let part = |kept| self.part_with(kept);
+        if ready.read {
+            source.tell(Interest::Read, generation, part);
+        }
+        if ready.write {
+            source.tell(Interest::Write, generation, part);
+        }
     }
 }

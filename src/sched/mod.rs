@@ -136,8 +136,8 @@ pub(crate) struct Settings {
     pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
     pub(crate) log_overruns: bool,
-    /// Fibers wait for descriptors by rings.
-    pub(crate) ring: bool,
+    /// Fibers wait for descriptors by rings; by which name that was asked for.
+    pub(crate) ring: Option<&'static str>,
     /// Rings may be used for files.
     pub(crate) may_ring: bool,
     pub(crate) on_overrun: Vec<overrun::desk::Listener>,
@@ -243,6 +243,7 @@ pub(crate) struct Shared {
     clock: timers::Clock,
     /// Looks for I/O while workers compute.
     io_watch: io::watch::Watch,
+    parting: io::Parting,
     may_ring: OnceLock<bool>,
     missed_timers: AtomicBool,
     /// How many CPUs there were when somebody last looked.
@@ -336,6 +337,7 @@ impl Shared {
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
             io_watch: io::watch::Watch::default(),
+            parting: io::Parting::default(),
             may_ring: OnceLock::new(),
             missed_timers: AtomicBool::new(false),
             cpus: AtomicUsize::new(settings.cpus),
@@ -353,6 +355,7 @@ impl Shared {
     fn start_threads(&self) -> Result<(), StartError> {
         self.start_watchers()
             .map_err(|source| StartError::SpawnCarrier { started: 0, source })?;
+        self.make_rings()?;
         // Not `allowed`: that may change from here on.
         let workers = &self.workers[..self.settings.workers];
         for (started, worker) in workers.iter().enumerate() {

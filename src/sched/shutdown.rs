@@ -24,7 +24,7 @@ use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Notify, Phase};
 use crate::fiber::{FiberRef, Held, slab};
 use crate::sched::gate::Entry;
-use crate::sched::{Shared, context, wake};
+use crate::sched::{Shared, context, io, wake};
 
 /// A fiber that did not end in time.
 ///
@@ -310,6 +310,7 @@ impl Shared {
         let carriers = threads.into_iter().map(|(_, thread)| thread);
         let left = join_until(patience, carriers.chain(self.close_reports()));
         self.forget_listeners();
+        io::drop_left(); // what was left there after the helper had ended
         left
     }
 

@@ -22,7 +22,7 @@ use crate::base::loom::atomic::{
     self, AtomicU32,
     Ordering::{Acquire, Release},
 };
-use crate::base::loom::spin;
+use crate::base::loom::pause;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
 use crate::fiber::{FiberRef, Record};
@@ -67,12 +67,18 @@ impl Waiter {
         })
     }
 
-    /// The same, by its mark.
+    /// The calling fiber, by the mark; `None` on a plain thread. Nothing is allocated.
     #[inline]
-    pub(crate) fn of(mark: &Marked) -> Self {
-        Self::new(match mark.fiber() {
-            Some(fiber) => Who::Fiber(fiber),
-            None => Who::Thread(context::thread_parker()),
+    pub(crate) fn of_fiber(mark: &Marked) -> Option<Self> {
+        mark.fiber().map(|fiber| Self::new(Who::Fiber(fiber)))
+    }
+
+    /// One more of the same fiber or thread, for another call. A thread is not asked for its parker again: at its
+    /// end it has none of its own.
+    pub(crate) fn another(&self) -> Self {
+        Self::new(match &self.who {
+            Who::Fiber(fiber) => Who::Fiber(*fiber),
+            Who::Thread(parker) => Who::Thread(parker.clone()),
         })
     }
 
@@ -129,13 +135,22 @@ impl Waiter {
     /// If so the caller does not touch the waiter any more.
     #[inline]
     pub(crate) fn was_called(&self) -> bool {
-        loop {
-            match self.called.load(Acquire) {
-                NOT_CALLED => return false,
-                CALLED => return true,
-                _ => spin(), // it has not come to the third step
-            }
+        match self.called.load(Acquire) {
+            NOT_CALLED => false,
+            CALLED => true,
+            _ => self.is_soon_called(),
         }
+    }
+
+    /// The caller has not come to the third step.
+    #[cold]
+    fn is_soon_called(&self) -> bool {
+        let mut failures = 0;
+        while self.called.load(Acquire) != CALLED {
+            pause(failures);
+            failures += 1;
+        }
+        true
     }
 
     /// Nobody knows this waiter, nor will anybody call it: as if it had been called.
@@ -165,7 +180,7 @@ impl Waiter {
                 waiter.called.store(CALLED, Release);
                 Kept {
                     _thread: None,
-                    _runtime: match owed {
+                    runtime: match owed {
                         Notify::Enqueue => enqueue(mark, fiber),
                         Notify::Nothing => None,
                     },
@@ -177,7 +192,7 @@ impl Waiter {
                 parker.wake(Signal::Call);
                 Kept {
                     _thread: Some(parker),
-                    _runtime: None,
+                    runtime: None,
                 }
             }
         }
@@ -189,7 +204,14 @@ impl Waiter {
 #[derive(Default)]
 pub(crate) struct Kept {
     _thread: Option<Arc<ThreadParker>>,
-    _runtime: Option<Arc<Shared>>,
+    runtime: Option<Arc<Shared>>,
+}
+
+impl Kept {
+    /// The runtime of the fiber that was woken, if it was another one.
+    pub(crate) fn into_runtime(self) -> Option<Arc<Shared>> {
+        self.runtime
+    }
 }
 
 /// Unparks a fiber, or calls it.

@@ -38,6 +38,7 @@ const TEND: u32 = 4;
 const TRIM: u32 = 8;
 const STUDY: u32 = 16;
 const REPORTS: u32 = 32;
+const PARTING: u32 = 64;
 
 /// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
 /// programs pay nothing; soon, because until then fibers share threads that should not.
@@ -293,6 +294,18 @@ impl Shared {
     /// Somebody has been captured, or may be soon. May be called in a signal handler.
     pub(crate) fn ask_for_reports(&self) {
         self.watchers.ask(REPORTS);
+    }
+
+    /// Another runtime was let go of where it may not be dropped.
+    pub(crate) fn part_soon(&self) {
+        self.watchers.ask(PARTING);
+    }
+
+    fn part_if(&self, asked: u32) -> Option<Duration> {
+        if asked & PARTING != 0 {
+            crate::sched::io::drop_left();
+        }
+        None
     }
 
     fn report_if(&self, asked: u32) -> Option<Duration> {
@@ -557,6 +570,7 @@ impl Shared {
             self.report_if(asked), // before the survey, which may take its time
             self.study_if(asked),
             self.trim_stacks(asked),
+            self.part_if(asked),
         ];
         again.into_iter().flatten().min()
     }

@@ -6,12 +6,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use crate::chan::arms::{Receiving, Sending};
-use crate::chan::{
-    BroadcastReceiver, Hearing, OneshotReceiver, Receiver, Sender, WatchReceiver, Watching,
-};
-use crate::io::Source;
-use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience};
+use crate::chan::arms::{Hearing, Receiving, Sending, Watching};
+use crate::chan::{BroadcastReceiver, OneshotReceiver, Receiver, Sender, WatchReceiver};
+use crate::fiber::job;
+use crate::io::{Enlisted, Source, Watch};
+use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience, Registered};
 use crate::sched::wake::Waiter;
 use crate::task::JoinHandle;
 
@@ -20,8 +19,8 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// What can be received from in a select: `&Receiver`, or an `Option` of it, which is absent if it is `None`; and
-/// `&mut` to the receivers of the other kinds of channels.
+/// What can be received from in a select: `&Receiver`, `&mut` to the receivers of the other kinds of channels, or an
+/// `Option` of those, which is absent if it is `None`.
 ///
 /// ```
 /// use indent::{chan, select};
@@ -38,7 +37,7 @@ use sealed::Sealed;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received from in a select",
     note = "pass a reference: `recv(&receiver)`, or `recv(option.as_ref())`; receivers of one-shot, broadcast and watch \
-            channels by `&mut`"
+            channels by `&mut`, or `option.as_mut()`"
 )]
 pub trait Receive: Sealed {
     /// What is received.
@@ -95,7 +94,16 @@ impl<'a, T> Receive for &'a mut OneshotReceiver<T> {
     type Arm = Receiving<'a, T>;
 
     fn into_arm(self) -> Receiving<'a, T> {
-        self.arm()
+        Some(self).into_arm()
+    }
+}
+
+impl<'a, T> Receive for Option<&'a mut OneshotReceiver<T>> {
+    type Output = <Receiving<'a, T> as Fires>::Output;
+    type Arm = Receiving<'a, T>;
+
+    fn into_arm(self) -> Receiving<'a, T> {
+        Receiving::new(self.map(|receiver| &*receiver.0))
     }
 }
 
@@ -105,7 +113,16 @@ impl<'a, T> Receive for &'a mut WatchReceiver<T> {
     type Arm = Watching<'a, T>;
 
     fn into_arm(self) -> Watching<'a, T> {
-        self.arm()
+        Some(self).into_arm()
+    }
+}
+
+impl<'a, T> Receive for Option<&'a mut WatchReceiver<T>> {
+    type Output = <Watching<'a, T> as Fires>::Output;
+    type Arm = Watching<'a, T>;
+
+    fn into_arm(self) -> Watching<'a, T> {
+        Watching::new(self)
     }
 }
 
@@ -115,7 +132,16 @@ impl<'a, T: Clone> Receive for &'a mut BroadcastReceiver<T> {
     type Arm = Hearing<'a, T>;
 
     fn into_arm(self) -> Hearing<'a, T> {
-        self.arm()
+        Some(self).into_arm()
+    }
+}
+
+impl<'a, T: Clone> Receive for Option<&'a mut BroadcastReceiver<T>> {
+    type Output = <Hearing<'a, T> as Fires>::Output;
+    type Arm = Hearing<'a, T>;
+
+    fn into_arm(self) -> Hearing<'a, T> {
+        Hearing::new(self)
     }
 }
 
@@ -184,8 +210,12 @@ impl<T> Event for Finishing<'_, T> {
         self.0.is_none_or(JoinHandle::is_over)
     }
 
-    fn register(&self, waiter: &Waiter) -> bool {
-        self.0.is_some_and(|handle| handle.enlist(waiter))
+    fn register(&self, waiter: &Waiter) -> Registered {
+        match self.0.map(|handle| handle.enlist(waiter)) {
+            Some(job::Registered::Waits) => Registered::Calls,
+            Some(job::Registered::Occupied) => Registered::AskAgain,
+            Some(job::Registered::Done) | None => Registered::Ready,
+        }
     }
 
     fn withdraw(&self, waiter: &Waiter) -> bool {
@@ -222,13 +252,12 @@ impl Fires for Then {
 
 /// A descriptor that is to become ready, if there is one.
 #[doc(hidden)]
-pub struct Descriptor<'a, T: AsFd> {
-    source: Option<&'a Source<T>>,
-    to_write: bool,
+pub struct Descriptor<'a> {
+    watch: Option<Watch<'a>>,
     failed: Cell<Option<io::Error>>,
 }
 
-impl<T: AsFd> fmt::Debug for Descriptor<'_, T> {
+impl fmt::Debug for Descriptor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Descriptor")
     }
@@ -236,26 +265,26 @@ impl<T: AsFd> fmt::Debug for Descriptor<'_, T> {
 
 /// For the macro.
 #[doc(hidden)]
-pub fn readable<'a, T: AsFd>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a, T> {
-    Descriptor {
-        source: source.into(),
-        to_write: false,
-        failed: Cell::new(None),
-    }
+pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
+    Descriptor::new(source.into().map(|source| source.watch(false)))
 }
 
 /// For the macro.
 #[doc(hidden)]
-pub fn writable<'a, T: AsFd>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a, T> {
-    Descriptor {
-        to_write: true,
-        ..readable(source)
-    }
+pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
+    Descriptor::new(source.into().map(|source| source.watch(true)))
 }
 
-impl<T: AsFd> Descriptor<'_, T> {
-    fn source(&self) -> &Source<T> {
-        self.source.expect("an arm that is not absent")
+impl<'a> Descriptor<'a> {
+    fn new(watch: Option<Watch<'a>>) -> Self {
+        Descriptor {
+            watch,
+            failed: Cell::new(None),
+        }
+    }
+
+    fn watch(&self) -> &Watch<'a> {
+        self.watch.as_ref().expect("an arm that is not absent")
     }
 
     /// An error is something to be told, too.
@@ -267,11 +296,12 @@ impl<T: AsFd> Descriptor<'_, T> {
     }
 }
 
-impl<T: AsFd> Fires for Descriptor<'_, T> {
+impl Fires for Descriptor<'_> {
     type Output = io::Result<()>;
 
     fn arm(&self) -> ArmRef<'_> {
-        ArmRef(match self.source {
+        self.failed.set(None); // of a time when another arm has won
+        ArmRef(match self.watch {
             Some(_) => Arm::Event(self),
             None => Arm::Absent,
         })
@@ -282,25 +312,25 @@ impl<T: AsFd> Fires for Descriptor<'_, T> {
     }
 }
 
-impl<T: AsFd> Event for Descriptor<'_, T> {
+impl Event for Descriptor<'_> {
     fn is_ready(&self) -> bool {
-        self.told(self.source().is_ready(self.to_write))
+        self.told(self.watch().is_ready())
     }
 
-    fn register(&self, waiter: &Waiter) -> bool {
-        !self.told(
-            self.source()
-                .enlist(self.to_write, waiter)
-                .map(|waits| !waits),
-        )
+    fn register(&self, waiter: &Waiter) -> Registered {
+        match self.watch().enlist(waiter) {
+            Ok(Enlisted::Calls) => Registered::Calls,
+            Ok(Enlisted::NobodyCalls) => Registered::AskAgain,
+            Ok(Enlisted::Ready) => Registered::Ready,
+            Err(error) => {
+                self.failed.set(Some(error));
+                Registered::Ready
+            }
+        }
     }
 
     fn withdraw(&self, waiter: &Waiter) -> bool {
-        self.source().withdraw(self.to_write, waiter)
-    }
-
-    fn ask_again(&self) -> Option<Duration> {
-        self.source().ask_again()
+        self.watch().withdraw(waiter)
     }
 }
 

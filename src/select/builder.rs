@@ -9,7 +9,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -112,7 +112,7 @@ impl<F: Fires> Erased for F {
     }
 
     fn discard(&mut self) {
-        drop(Fires::finish(self));
+        Fires::discard(self);
     }
 }
 
@@ -468,11 +468,12 @@ impl Fired<'_, '_> {
             self.index
         );
         let mut output = MaybeUninit::<O>::uninit();
-        let arm = self.select.arms[self.index].as_mut();
+        let mut this = ManuallyDrop::new(self); // the user's code may unwind: it is finished once
+        let index = this.index;
+        let arm = this.select.arms[index].as_mut();
         let arm = arm.expect("an arm that has fired is there");
         // SAFETY: the token was made with this arm, so `O` is what it gives.
         unsafe { arm.finish(output.as_mut_ptr().cast()) };
-        std::mem::forget(self);
         // SAFETY: just written.
         unsafe { output.assume_init() }
     }

@@ -34,6 +34,18 @@
 /// }
 /// assert_eq!(value, Some(1));
 /// ```
+///
+/// A handle that is joined is a variable, or a field: it stays where it is if another arm fires.
+///
+/// ```compile_fail
+/// use std::time::Duration;
+///
+/// let mut fibers = vec![indent::spawn(|| 42)];
+/// indent::select! {
+///     join(fibers.remove(0)) -> result => assert_eq!(result.unwrap(), 42),
+///     after(Duration::from_secs(60)) => {}
+/// }
+/// ```
 #[macro_export]
 macro_rules! select {
     () => { compile_error!("a select without arms would wait for ever") };
@@ -68,6 +80,8 @@ macro_rules! __select {
     (@next $left:tt $arms:tt [$first:expr] default => $($rest:tt)*) => {
         compile_error!("a select has one `default`")
     };
+    // Something is left to read, and no number for it.
+    (@next [] $($rest:tt)*) => { compile_error!("a select! has 32 arms at most: use indent::select::Select for more") };
     // An arm: its name and what is in the brackets, the pattern, what to do, the rest.
     (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt -> $p:pat => $body:block $(,)? $($rest:tt)*) => {
         $crate::__select!(@arm $kind $what [$p] [$body] $left $arms $default $($rest)*)
@@ -81,7 +95,6 @@ macro_rules! __select {
     (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt => $body:expr $(, $($rest:tt)*)?) => {
         $crate::__select!(@arm $kind $what [_] [$body] $left $arms $default $($($rest)*)?)
     };
-    (@next [] $($rest:tt)*) => { compile_error!("a select! has 32 arms at most: use indent::select::Select for more") };
     // What each arm is.
     (@arm recv ($from:expr) $($rest:tt)*) => {
         $crate::__select!(@one [$crate::select::recv($from)] $($rest)*)
@@ -94,10 +107,16 @@ macro_rules! __select {
     (@arm send_from ($to:expr, $slot:expr $(,)?) $($rest:tt)*) => {
         $crate::__select!(@one [$crate::select::send($to, $slot)] $($rest)*)
     };
-    (@arm join ($handle:expr) [$p:pat] [$body:expr] [$n:tt $($left:tt)*] [$($arms:tt)*] $default:tt $($rest:tt)*) => {
-        match $crate::select::join_arm(&$handle) {
-            arm => $crate::__select!(@next [$($left)*] [$($arms)* ($n arm [let $p = $handle.join();] $body)] $default $($rest)*),
+    // A place is named twice: it is borrowed, and the handle moved out if the arm fires. An expression would be
+    // evaluated twice.
+    (@arm join ($handle:ident $(. $field:tt)* $(,)?) [$p:pat] [$body:expr] [$n:tt $($left:tt)*] [$($arms:tt)*] $default:tt $($rest:tt)*) => {
+        match $crate::select::join_arm(&$handle $(. $field)*) {
+            arm => $crate::__select!(@next [$($left)*] [$($arms)* ($n arm [let $p = $handle $(. $field)* .join();] $body)] $default $($rest)*),
         }
+    };
+    (@arm join ($($what:tt)*) $($rest:tt)*) => {
+        compile_error!("`join` in a select takes a variable or a field of one: bind the handle with `let` first, so that \
+            it is still there if another arm fires")
     };
     (@arm finished ($handle:expr) $($rest:tt)*) => {
         $crate::__select!(@one [$crate::select::finished($handle)] $($rest)*)

@@ -26,7 +26,7 @@
 //! | `recv(&receiver) -> value` | a value was received, or the channel is closed and drained | `Result<T, RecvError>`, or what the receiver's own `recv` gives |
 //! | `send(&sender, value) -> sent` | the value was sent, or the channel is closed | `Result<(), SendError<T>>` |
 //! | `send_from(&sender, &mut option) -> sent` | the same, for what is in the `Option` | the same |
-//! | `join(handle) -> result` | the fiber is over | `Result<T, JoinError>`; the handle is moved |
+//! | `join(handle) -> result` | the fiber is over | `Result<T, JoinError>`; the handle, a variable or a field, is moved |
 //! | `finished(&handle)` | the fiber is over | `()`; a join will not block |
 //! | `readable(&source) -> ready`, `writable(&source) -> ready` | the kernel says so | `io::Result<()>` |
 //! | `after(duration)`, `at(instant)` | the time has come | `()` |
@@ -42,13 +42,14 @@
 //! *Fair.* Of several arms that could fire one is chosen at random. Arms that wait stand in the queues of their
 //! channels like anybody else.
 //!
-//! *Absent arms never fire*: `recv(None)` of an `Option<&Receiver<T>>`, so with `option.as_ref()`; likewise
-//! `send`, `finished`, `readable` and `writable`, and `send_from` of an empty `Option`. If all arms are absent it
+//! *Absent arms never fire*: `recv(None)` of an `Option<&Receiver<T>>`, so with `option.as_ref()`, or
+//! `option.as_mut()` for receivers of the other kinds; likewise `send`, `finished`, `readable` and `writable`, and `send_from` of an empty `Option`. If all arms are absent it
 //! waits for ever, or until the fiber is asked to end.
 //!
 //! *A select is one operation that could block*: it is charged to the budget; a fiber that was asked to end, or is
-//! past a time limit, unwinds where it would have to wait. On a plain thread the thread waits; for descriptors it
-//! looks again every some milliseconds, as nobody tells a plain thread.
+//! past a time limit, unwinds where it would have to wait. With a `default` it never yields, and never unwinds.
+//! On a plain thread the thread waits; for descriptors it looks again every some milliseconds, as nobody tells a
+//! plain thread, and so does whoever is not the first to wait for a fiber's end.
 
 mod arms;
 mod builder;

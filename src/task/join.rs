@@ -99,9 +99,8 @@ impl<T> JoinHandle<T> {
         self.is_finished() || fork::in_child()
     }
 
-    /// Has the waiter called at the end; false if that is over. There is one at a time: the handle is borrowed
-    /// for as long as it waits.
-    pub(crate) fn enlist(&self, waiter: &Waiter) -> bool {
+    /// Has the waiter called at the end. There is one at a time.
+    pub(crate) fn enlist(&self, waiter: &Waiter) -> job::Registered {
         job::register(&self.fiber.join, waiter.address())
     }
 
@@ -160,9 +159,14 @@ impl<T> JoinHandle<T> {
             return Woken::ByWake;
         }
         let waiter = Waiter::caller();
-        if !job::register(word, waiter.address()) {
-            park::charge();
-            return Woken::ByWake;
+        match job::register(word, waiter.address()) {
+            job::Registered::Waits => {}
+            job::Registered::Done => {
+                park::charge();
+                return Woken::ByWake;
+            }
+            // Others wait by a borrowed handle, and this one is ours.
+            job::Registered::Occupied => unreachable!("two wait at one handle"),
         }
         // From here on the waiter's address is known: it stays until it was called or withdrawn.
         let mut hearing = hearing;

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::OwnedFd;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indent::io::{PipeReader, PipeWriter, Source, pipe};
@@ -14,8 +14,8 @@ use indent::runtime::Runtime;
 use indent::task::{self, Phase};
 use indent::time;
 
-use crate::common::{wait_for, within};
-use crate::sockets::{self, pattern, wait_for_waiters};
+use crate::common::{self, wait_for, within};
+use crate::sockets::{self, limit_descriptors, pattern, wait_for_waiters};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -299,6 +299,34 @@ fn a_fiber_whose_reads_all_succeed_gives_way_and_hears_that_it_is_to_end() {
 }
 
 #[test]
+fn a_fiber_that_computes_by_reads_that_succeed_hears_limits_and_that_it_is_to_end() {
+    fn reads_for_ever(reads: &AtomicUsize) {
+        let (reader, writer) = pipe().unwrap();
+        loop {
+            (&writer).write_all(b"x").unwrap();
+            (&reader).read_exact(&mut [0]).unwrap();
+            reads.fetch_add(1, SeqCst);
+        }
+    }
+    within(60, || {
+        let rt = start(1);
+        let reads = Arc::new(AtomicUsize::new(0));
+        let seen = reads.clone();
+        let busy = rt.spawn(move || {
+            // From here on it is known to compute, and there is nobody for whose sake it would give way.
+            let begun = Instant::now();
+            indent::runtime::no_preempt(|| while begun.elapsed() < 200 * MS {});
+            assert!(time::timeout(5 * MS, || reads_for_ever(&AtomicUsize::new(0))).is_err());
+            reads_for_ever(&seen);
+        });
+        wait_for("many reads", || reads.load(SeqCst) > 1_000);
+        let report = rt.shutdown_timeout(Duration::from_secs(30));
+        assert!(report.is_clean(), "{report:?}");
+        assert!(busy.join().unwrap_err().is_cancelled());
+    });
+}
+
+#[test]
 fn two_sources_of_one_descriptor_are_both_told() {
     within(60, || {
         let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -317,4 +345,79 @@ fn two_sources_of_one_descriptor_are_both_told() {
             (&*mine).read_exact(&mut [0]).unwrap();
         }
     });
+}
+
+#[test]
+fn whoever_waits_is_told_although_another_runtime_cannot_wait_there() {
+    let text = common::alone_in(module_path!(), "one_waits_without_descriptors");
+    assert!(text.contains("was told"), "{text}");
+}
+
+#[test]
+fn the_last_of_a_runtime_is_not_dropped_by_the_scheduler_of_another() {
+    /// What belongs to a runtime, and notes who drops it.
+    struct Gone(Arc<Mutex<Vec<String>>>);
+    impl Drop for Gone {
+        fn drop(&mut self) {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or("no name").to_owned();
+            self.0.lock().unwrap().push(name);
+        }
+    }
+    const ROUNDS: usize = 100;
+    within(60, || {
+        let elder = sockets::builder(module_path!()).workers(1);
+        let elder = elder.thread_name("elder").build().unwrap();
+        let names = Arc::new(Mutex::new(Vec::new()));
+        for _ in 0..ROUNDS {
+            let gone = Gone(names.clone());
+            let short = sockets::builder(module_path!()).workers(1);
+            let short = short.on_thread_start(move || _ = &gone).build().unwrap();
+            let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            let source = Arc::new(Source::new(mine).unwrap());
+            let waiting = [&short, &elder].map(|rt| {
+                let source = source.clone();
+                let fiber = rt.spawn(move || source.wait_readable().unwrap());
+                wait_for_waiters(rt, 1);
+                fiber
+            });
+            (&theirs).write_all(b"x").unwrap(); // the elder tells both
+            drop(short);
+            waiting.into_iter().for_each(|fiber| drop(fiber.join()));
+        }
+        wait_for("the end of all", || names.lock().unwrap().len() == ROUNDS);
+        let names = names.lock().unwrap();
+        let by_elder = |name: &&String| name.starts_with("elder-") && *name != "elder-helper";
+        assert_eq!(names.iter().find(by_elder), None, "{names:?}");
+    });
+}
+
+mod child {
+    use super::*;
+
+    #[test]
+    #[ignore = "limits the descriptors of its process"]
+    fn one_waits_without_descriptors() {
+        within(60, || {
+            let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            let source = Arc::new(Source::new(mine).unwrap());
+            let [one, other] = [(); 2].map(|()| start(1));
+            let wait = |rt: &Runtime| {
+                let source = source.clone();
+                rt.spawn(move || source.wait_readable())
+            };
+            let told = wait(&one);
+            wait_for_waiters(&one, 1);
+            limit_descriptors(3); // all of which are taken
+            let poor = wait(&other); // looks again and again, or says what it lacks
+            let asked = poor.fiber();
+            wait_for("a fiber that cannot wait", || {
+                poor.is_finished() || asked.park_reason() == ParkReason::Io
+            });
+            (&theirs).write_all(b"x").unwrap();
+            told.join().unwrap().unwrap();
+            println!("was told");
+            drop(poor.join().unwrap());
+        });
+    }
 }

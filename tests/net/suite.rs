@@ -1,9 +1,8 @@
-#![expect(unsafe_code, reason = "limits descriptors by a system call")]
 //! Sockets of ours where std has nothing to compare: fibers that are asked to end, time limits, the way to
 //! std and back, descriptors that run out.
 
-use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -16,10 +15,9 @@ use indent::park::ParkReason;
 use indent::runtime::Runtime;
 use indent::task::{self, Phase, Verdict};
 use indent::time;
-use proptest::prelude::*;
 
 use crate::common::{self, Random, wait_for, within};
-use crate::sockets::{self, fresh_path, pattern};
+use crate::sockets::{self, fresh_path, limit_descriptors, pattern};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -349,6 +347,32 @@ fn a_stream_goes_from_a_fiber_to_a_thread_to_std_and_back_and_always_waits() {
 }
 
 #[test]
+fn messages_that_come_together_are_read_one_after_the_other_from_what_is_no_tcp_stream() {
+    within(60, || {
+        let rt = start(1);
+        let (one, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        let mut stream = TcpStream::from(OwnedFd::from(one));
+        let (all_are_sent, reads) = (Arc::new(AtomicBool::new(false)), 4);
+        let sent = all_are_sent.clone();
+        let reader = rt.spawn(move || {
+            let lengths = (1..=reads).map(|_| {
+                let length = stream.read(&mut [0; 64]).unwrap();
+                wait_for("the others", || sent.load(SeqCst));
+                length
+            });
+            lengths.collect::<Vec<_>>()
+        });
+        let seen = reader.fiber();
+        wait_for("a waiting fiber", || is_waiting(&seen));
+        for length in 1..=reads {
+            other.send(&vec![0; length]).unwrap();
+        }
+        all_are_sent.store(true, SeqCst);
+        assert_eq!(reader.join().unwrap(), [1, 2, 3, 4]);
+    });
+}
+
+#[test]
 fn a_listener_that_leaves_blocks_as_stds_and_its_clones_go_on() {
     within(60, || {
         let rt = start(1);
@@ -539,19 +563,6 @@ fn a_listener_without_descriptors_pauses_says_so_and_recovers() {
 mod child {
     use super::*;
 
-    fn limit_descriptors(most: u64) {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: writes to `limit`.
-        let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
-        limit.rlim_cur = most.min(limit.rlim_max);
-        // SAFETY: reads from `limit`.
-        let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
-        assert_eq!((known, set), (0, 0));
-    }
-
     fn accept_without_descriptors() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -588,198 +599,5 @@ mod child {
         accept_without_descriptors();
         rt.block_on(accept_without_descriptors);
         println!("recovered twice");
-    }
-}
-
-/// One step of a test that a model knows the outcome of.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Write(bool, usize),
-    Read(bool, usize),
-    Peek(bool, usize),
-    Shutdown(bool),
-}
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let side = any::<bool>();
-    let step = prop_oneof![
-        4 => (side, 1..5_000usize).prop_map(|(side, n)| Step::Write(side, n)),
-        5 => (side, 1..5_000usize).prop_map(|(side, n)| Step::Read(side, n)),
-        2 => (side, 1..5_000usize).prop_map(|(side, n)| Step::Peek(side, n)),
-        1 => side.prop_map(Step::Shutdown),
-    ];
-    prop::collection::vec(step, 1..60)
-}
-
-/// What is on its way to one side.
-#[derive(Default)]
-struct Way {
-    bytes: VecDeque<u8>,
-    is_ended: bool,
-}
-
-/// A stream of either kind.
-trait Stream: Read + Write + Send + 'static {
-    fn peek(&self, _buffer: &mut [u8]) -> Option<io::Result<usize>> {
-        None
-    }
-    fn end(&self) -> io::Result<()>;
-}
-
-impl Stream for TcpStream {
-    fn peek(&self, buffer: &mut [u8]) -> Option<io::Result<usize>> {
-        Some(TcpStream::peek(self, buffer))
-    }
-    fn end(&self) -> io::Result<()> {
-        again_is_fine(self.shutdown(Shutdown::Write))
-    }
-}
-
-impl Stream for UnixStream {
-    fn end(&self) -> io::Result<()> {
-        again_is_fine(self.shutdown(Shutdown::Write))
-    }
-}
-
-/// A connection that has ended both ways is none any more.
-fn again_is_fine(end: io::Result<()>) -> io::Result<()> {
-    end.or_else(|error| match error.kind() {
-        ErrorKind::NotConnected => Ok(()),
-        _ => Err(error),
-    })
-}
-
-/// Follows the steps; a read finds what the model has, its end, or nothing until its limit passes.
-fn follow<S: Stream>(mut streams: [S; 2], steps: &[Step]) {
-    const MOST: usize = 60_000; // fits into the buffers of any socket
-    let mut ways = [Way::default(), Way::default()];
-    let mut next = 0u8;
-    for step in steps {
-        match *step {
-            Step::Write(side, n) => {
-                let (from, to) = (usize::from(side), usize::from(!side));
-                if ways[to].is_ended {
-                    let error = streams[from].write(&[0]).unwrap_err();
-                    assert_eq!(error.kind(), ErrorKind::BrokenPipe);
-                } else if ways[to].bytes.len() + n < MOST {
-                    next = next.wrapping_add(1);
-                    let bytes = pattern(n, next);
-                    streams[from].write_all(&bytes).unwrap();
-                    ways[to].bytes.extend(bytes);
-                }
-            }
-            Step::Read(side, n) | Step::Peek(side, n) => {
-                let side = usize::from(side);
-                let (stream, way) = (&mut streams[side], &mut ways[side]);
-                let mut buffer = vec![0; n];
-                let is_peek = matches!(step, Step::Peek(..));
-                let limit = match way.bytes.is_empty() && !way.is_ended {
-                    true => Duration::from_micros(50),
-                    false => Duration::from_secs(3600),
-                };
-                let result = time::timeout(limit, || match is_peek {
-                    true => stream.peek(&mut buffer),
-                    false => Some(stream.read(&mut buffer)),
-                });
-                let Ok(Some(result)) = result else {
-                    assert!(is_peek || way.bytes.is_empty() && !way.is_ended);
-                    continue;
-                };
-                let length = result.unwrap();
-                assert_eq!(length == 0, way.bytes.is_empty());
-                assert!(way.bytes.iter().take(length).eq(&buffer[..length]));
-                if !is_peek {
-                    way.bytes.drain(..length);
-                }
-            }
-            Step::Shutdown(side) => {
-                streams[usize::from(side)].end().unwrap();
-                ways[usize::from(!side)].is_ended = true;
-            }
-        }
-    }
-    for stream in &streams {
-        stream.end().unwrap();
-    }
-    for (mut stream, way) in streams.into_iter().zip(ways) {
-        let mut rest = Vec::new();
-        stream.read_to_end(&mut rest).unwrap();
-        assert!(way.bytes.iter().eq(&rest), "what was left");
-    }
-}
-
-/// Two fibers with a side each follow their own steps at once: what one reads is what the other wrote.
-fn follow_at_once<S: Stream>(streams: [S; 2], steps: &[Step], rt: &Runtime) {
-    let fibers = [0, 1].into_iter().zip(streams).map(|(side, mut stream)| {
-        let of_side = |step: &&Step| {
-            let (Step::Write(on, _) | Step::Read(on, _) | Step::Peek(on, _) | Step::Shutdown(on)) =
-                **step;
-            usize::from(on) == side
-        };
-        let steps: Vec<Step> = steps.iter().filter(of_side).copied().collect();
-        rt.spawn(move || {
-            let (mut written, mut read, mut peeked) = (Vec::new(), Vec::new(), Vec::new());
-            let limit = Duration::from_micros(200);
-            for step in steps {
-                match step {
-                    Step::Write(_, n) => {
-                        let bytes = pattern(n, side as u8);
-                        // A limit may end this between two parts, so each is its own.
-                        if let Ok(n) = time::timeout(limit, || stream.write(&bytes)) {
-                            written.extend_from_slice(&bytes[..n.unwrap_or(0)]);
-                        }
-                    }
-                    Step::Read(_, n) => {
-                        let mut buffer = vec![0; n];
-                        if let Ok(n) = time::timeout(limit, || stream.read(&mut buffer)) {
-                            read.extend_from_slice(&buffer[..n.unwrap()]);
-                        }
-                    }
-                    Step::Peek(_, n) => {
-                        let mut buffer = vec![0; n];
-                        if let Ok(Some(n)) = time::timeout(limit, || stream.peek(&mut buffer)) {
-                            peeked.push((read.len(), buffer[..n.unwrap()].to_vec()));
-                        }
-                    }
-                    Step::Shutdown(_) => stream.end().unwrap(),
-                }
-            }
-            stream.end().unwrap();
-            stream.read_to_end(&mut read).unwrap();
-            for (at, bytes) in peeked {
-                assert!(read[at..].starts_with(&bytes), "peeked at something else");
-            }
-            (written, read)
-        })
-    });
-    let fibers: Vec<_> = fibers.collect();
-    let [one, other] = <[_; 2]>::try_from(fibers).ok().unwrap();
-    let ((wrote_one, read_one), (wrote_other, read_other)) =
-        (one.join().unwrap(), other.join().unwrap());
-    assert!(read_one == wrote_other && read_other == wrote_one);
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn streams_do_as_the_model_says(steps in steps()) {
-        let run = |steps: &[Step]| {
-            follow(tcp_pair().into(), steps);
-            follow(UnixStream::pair().unwrap().into(), steps);
-        };
-        within(60, || {
-            run(&steps);
-            start(1).block_on(|| run(&steps));
-        });
-    }
-
-    #[test]
-    fn of_two_that_interleave_each_reads_what_the_other_wrote(steps in steps()) {
-        within(60, || {
-            let rt = start(2);
-            follow_at_once(tcp_pair().into(), &steps, &rt);
-            follow_at_once(UnixStream::pair().unwrap().into(), &steps, &rt);
-        });
     }
 }

@@ -81,3 +81,18 @@ pub fn wait_for_waiters(rt: &Runtime, expected: usize) {
         fibers.iter().filter(waits).count() >= expected
     });
 }
+
+/// This process gets no descriptor with this number or a higher one.
+#[expect(unsafe_code, reason = "limits descriptors by a system call")]
+pub fn limit_descriptors(most: u64) {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: writes to `limit`.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    limit.rlim_cur = most.min(limit.rlim_max);
+    // SAFETY: reads from `limit`.
+    let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    assert_eq!((known, set), (0, 0));
+}

@@ -1,6 +1,7 @@
-//! Models of a channel: one value sent, by tries, with the ends of both sides.
+//! Models of a channel: one value sent, to tries and to who waits, with the ends of both sides.
 
 use super::*;
+use crate::park::queue::Operation;
 use loom::thread;
 use std::sync::Arc;
 
@@ -47,5 +48,87 @@ fn loom_a_value_sent_while_the_receiver_goes_is_dropped_once() {
         channel.drop_receiver();
         sender.join().unwrap();
         assert_eq!(drops.load(loom::sync::atomic::Ordering::SeqCst), 1);
+    });
+}
+
+/// As `receive`, but for the park: whoever waits looks again and again, or withdraws.
+fn receive(channel: &Channel<Counted>, patient: bool) -> Result<Counted, RecvTimeoutError> {
+    let mut value = MaybeUninit::<Counted>::uninit();
+    let operation = Operation::of_model();
+    let entry = Entry::only(&operation, value.as_mut_ptr().cast());
+    let mut state = channel.state.lock();
+    // SAFETY: the slot is empty.
+    match unsafe { state.receive(value.as_mut_ptr()) } {
+        Attempt::Done(taken) => {
+            state.finish([taken]);
+            // SAFETY: moved there.
+            return Ok(unsafe { value.assume_init() });
+        }
+        Attempt::Closed => return Err(RecvTimeoutError::Closed),
+        Attempt::Wait => {}
+    }
+    // SAFETY: it stays here until it is called, or taken out.
+    unsafe { state.receiving.push(&entry) };
+    drop(state);
+    // SAFETY: it was put into this queue.
+    if !patient && unsafe { channel.state.lock().receiving.remove(&entry) } {
+        return Err(RecvTimeoutError::Timeout);
+    }
+    while !operation.was_called() {
+        thread::yield_now();
+    }
+    match operation.won().how {
+        // SAFETY: moved there by whoever has called.
+        How::Done => Ok(unsafe { value.assume_init() }),
+        How::Over => Err(RecvTimeoutError::Closed),
+    }
+}
+
+/// A oneshot of which one side is this, and the other sends or goes; how many values were dropped in the end.
+fn oneshot(sends: bool, receiver: impl Fn(&Channel<Counted>) -> usize + Send + Sync + 'static) {
+    let receiver = Arc::new(receiver);
+    loom::model(move || {
+        let drops = loom::sync::Arc::new(loom::sync::atomic::AtomicUsize::new(0));
+        let channel = Arc::new(Channel::new(Some(1)));
+        let (other, value) = (channel.clone(), Counted(drops.clone()));
+        let sender = thread::spawn(move || {
+            let sent = sends && other.try_send(value).is_ok();
+            other.drop_sender();
+            sent
+        });
+        let received = receiver(&channel);
+        channel.drop_receiver();
+        let sent = sender.join().unwrap();
+        assert!(received <= usize::from(sent));
+        assert_eq!(drops.load(loom::sync::atomic::Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
+fn loom_who_waits_for_a_oneshot_gets_its_value() {
+    oneshot(true, |channel| {
+        assert!(receive(channel, true).is_ok());
+        1
+    });
+}
+
+#[test]
+fn loom_who_waits_for_a_oneshot_learns_that_its_sender_went() {
+    oneshot(false, |channel| {
+        let received = receive(channel, true);
+        assert_eq!(received.err(), Some(RecvTimeoutError::Closed));
+        0
+    });
+}
+
+#[test]
+fn loom_who_gives_up_a_oneshot_gets_its_value_or_leaves_it() {
+    oneshot(true, |channel| match receive(channel, false) {
+        Ok(value) => {
+            drop(value);
+            1
+        }
+        Err(RecvTimeoutError::Timeout) => 0,
+        Err(RecvTimeoutError::Closed) => panic!("a value was sent before"),
     });
 }

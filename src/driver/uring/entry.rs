@@ -23,7 +23,7 @@ use crate::base::address::Address;
 use crate::base::descriptor::Interest;
 use crate::base::request::Request;
 use crate::base::socket::{self, PATIENT_SEND};
-use crate::driver::uring::polls_first;
+use crate::driver::uring::probe::polls_first;
 
 /// What a request needs beside itself.
 pub(crate) struct Room {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::{self, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -30,38 +30,97 @@ pub struct UnixDatagram(Watched<net::UnixDatagram>);
 
 impl UnixDatagram {
     /// A socket with this path, where nothing may be so far.
+    ///
+    /// ```
+    /// # use indent::net::UnixDatagram;
+    /// let path = std::env::temp_dir().join(format!("indent-datagrams-{}", std::process::id()));
+    /// let socket = UnixDatagram::bind(&path)?;
+    /// assert_eq!(socket.local_addr()?.as_pathname(), Some(&*path));
+    /// std::fs::remove_file(path)?;
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<UnixDatagram> {
-        net::UnixDatagram::bind(path).map(UnixDatagram::from)
+        net::UnixDatagram::bind(path).map(UnixDatagram::sole)
     }
 
     /// A socket with this address.
+    ///
+    /// ```
+    /// use indent::net::unix::{SocketAddr, UnixDatagram};
+    /// use std::os::linux::net::SocketAddrExt;
+    ///
+    /// let name = format!("bound of {}", std::process::id());
+    /// let address = SocketAddr::from_abstract_name(name)?;
+    /// let socket = UnixDatagram::bind_addr(&address)?;
+    /// UnixDatagram::unbound()?.send_to_addr(b"hello", &address)?;
+    /// assert_eq!(socket.recv(&mut [0; 8])?, 5);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn bind_addr(socket_addr: &SocketAddr) -> io::Result<UnixDatagram> {
-        net::UnixDatagram::bind_addr(socket_addr).map(UnixDatagram::from)
+        net::UnixDatagram::bind_addr(socket_addr).map(UnixDatagram::sole)
     }
 
     /// A socket without a name: it can send, and receive if it is connected.
+    ///
+    /// ```
+    /// # use indent::net::UnixDatagram;
+    /// assert!(UnixDatagram::unbound()?.local_addr()?.is_unnamed());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn unbound() -> io::Result<UnixDatagram> {
-        net::UnixDatagram::unbound().map(UnixDatagram::from)
+        net::UnixDatagram::unbound().map(UnixDatagram::sole)
     }
 
     /// Two sockets that are connected to each other.
+    ///
+    /// ```
+    /// # use indent::net::UnixDatagram;
+    /// let (one, other) = UnixDatagram::pair()?;
+    /// one.send(b"hello")?;
+    /// assert_eq!(other.recv(&mut [0; 8])?, 5);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn pair() -> io::Result<(UnixDatagram, UnixDatagram)> {
         let (one, other) = net::UnixDatagram::pair()?;
-        Ok((one.into(), other.into()))
+        Ok((Self::sole(one), Self::sole(other)))
     }
 
     /// From now on `send` sends to this path.
+    ///
+    /// ```
+    /// # use indent::net::UnixDatagram;
+    /// let error = UnixDatagram::unbound()?.connect("/there/is/nobody").unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn connect<P: AsRef<Path>>(&self, path: P) -> io::Result<()> {
         self.std().connect(path)
     }
 
     /// Waits for a datagram, and says from whom it came. What does not fit into the buffer is lost.
+    ///
+    /// ```
+    /// # use indent::net::UnixDatagram;
+    /// let (one, other) = UnixDatagram::pair()?;
+    /// one.send(b"hello")?;
+    /// let (length, from) = other.recv_from(&mut [0; 8])?;
+    /// assert_eq!((length, from.is_unnamed()), (5, true));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn recv_from(&self, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let (length, from) = shared::receive_from(&self.0, buf, Take::Take)?;
         Ok((length, from.to_unix()?))
     }
 
     /// Waits for a datagram. What does not fit into the buffer is lost.
+    ///
+    /// ```
+    /// # use indent::net::UnixDatagram;
+    /// let (one, other) = UnixDatagram::pair()?;
+    /// one.send(b"hello")?;
+    /// assert_eq!(other.recv(&mut [0; 2])?, 2); // and that is all one gets
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         shared::receive(&self.0, buf, Take::Take)
     }
@@ -83,6 +142,17 @@ impl UnixDatagram {
     }
 
     /// Sends a datagram to this address, and [looks again](crate::net::unix) for as long as there is no room.
+    ///
+    /// ```
+    /// use indent::net::unix::{SocketAddr, UnixDatagram};
+    /// use std::os::linux::net::SocketAddrExt;
+    ///
+    /// let name = format!("addressed of {}", std::process::id());
+    /// let address = SocketAddr::from_abstract_name(name)?;
+    /// let error = UnixDatagram::unbound()?.send_to_addr(b"?", &address).unwrap_err();
+    /// assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn send_to_addr(&self, buf: &[u8], socket_addr: &SocketAddr) -> io::Result<usize> {
         let address = socket_addr.into();
         let attempt = |socket: &net::UnixDatagram| socket::send_to(socket.as_fd(), buf, &address);
@@ -90,20 +160,69 @@ impl UnixDatagram {
     }
 
     /// Sends a datagram to the [connected](Self::connect) socket.
+    ///
+    /// ```
+    /// # use indent::net::UnixDatagram;
+    /// let (one, other) = UnixDatagram::pair()?;
+    /// assert_eq!(one.send(b"hello")?, 5);
+    /// assert_eq!(other.recv(&mut [0; 8])?, 5);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     pub fn send(&self, buf: &[u8]) -> io::Result<usize> {
         shared::send_whole(&self.0, buf)
     }
 
     as_in_std! {
         /// From now on `send` sends to this address.
+        ///
+        /// ```
+        /// # use indent::net::unix::{SocketAddr, UnixDatagram};
+        /// # use std::os::linux::net::SocketAddrExt;
+        /// # let name = format!("connected of {}", std::process::id());
+        /// # let address = SocketAddr::from_abstract_name(name)?;
+        /// let (here, there) = (UnixDatagram::unbound()?, UnixDatagram::bind_addr(&address)?);
+        /// here.connect_addr(&address)?;
+        /// here.send(b"hello")?;
+        /// assert_eq!(there.recv(&mut [0; 8])?, 5);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn connect_addr(&self, socket_addr: &SocketAddr) -> io::Result<()>;
         /// Whom it is connected to.
+        ///
+        /// ```
+        /// # use indent::net::UnixDatagram;
+        /// let (one, _other) = UnixDatagram::pair()?;
+        /// assert!(one.peer_addr()?.is_unnamed());
+        /// assert!(UnixDatagram::unbound()?.peer_addr().is_err()); // there is none
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn peer_addr(&self) -> io::Result<SocketAddr>;
         /// Its address.
+        ///
+        /// ```
+        /// # use indent::net::UnixDatagram;
+        /// assert!(UnixDatagram::unbound()?.local_addr()?.is_unnamed());
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
         /// Ends one direction or both, for all clones.
+        ///
+        /// ```
+        /// # use indent::net::{Shutdown, UnixDatagram};
+        /// let (one, _other) = UnixDatagram::pair()?;
+        /// one.shutdown(Shutdown::Both)?;
+        /// assert_eq!(one.send(b"?").unwrap_err().kind(), std::io::ErrorKind::BrokenPipe);
+        /// # Ok::<(), std::io::Error>(())
+        /// ```
         fn shutdown(&self, how: Shutdown) -> io::Result<()>;
     }
 }
 
-transfers!(UnixDatagram, net::UnixDatagram);
+transfers!(
+    UnixDatagram,
+    net::UnixDatagram,
+    r#"use indent::net::UnixDatagram;
+
+let (socket, _other) = UnixDatagram::pair()?;"#,
+    "socket.recv(&mut [0])"
+);

@@ -1,6 +1,7 @@
-//! Models of the queue: who is taken is called, who withdraws is not, and one arm wins.
+//! Models of the queue: who is taken is called, who withdraws is not. Those of several arms are in `select/tests.rs`.
 
 use super::*;
+use crate::park::guarded::Guarded;
 use loom::sync::Arc;
 use loom::thread;
 
@@ -29,7 +30,7 @@ impl Thing {
             Some(taken) => unsafe { *taken.slot().cast::<usize>() += 1 },
             None => state.there += 1,
         }
-        state.finish(taken);
+        state.finish([taken]);
     }
 
     /// One, if it is there; else the entry is put in.
@@ -51,7 +52,7 @@ impl Thing {
 }
 
 fn operation() -> Operation {
-    Operation::of(Waiter::of_model())
+    Operation::of_model()
 }
 
 /// After all who could call have ended: nobody has to be waited for.
@@ -110,8 +111,8 @@ fn loom_who_was_taken_with_all_others_does_not_withdraw() {
             assert!(!thing.take_or_enlist(entry));
         }
         let tells = thread::spawn(move || {
-            let all = other.0.lock().queue.take_all(How::Done);
-            all.call();
+            let state = other.0.lock();
+            other.0.call_all(state, How::Done, |state| &mut state.queue);
         });
         let withdrawn = entries.each_ref().map(|entry| thing.remove(entry));
         tells.join().unwrap();
@@ -140,57 +141,4 @@ fn loom_one_of_several_arms_withdraws_or_has_won() {
         }
         assert_eq!(thing.0.lock().there + got, 1, "neither lost nor doubled");
     });
-}
-
-#[test]
-fn loom_of_two_arms_one_wins_and_the_other_leaves() {
-    loom::model(|| {
-        let things = Arc::new([Thing::new(), Thing::new()]);
-        let brings: Vec<_> = (0..2)
-            .map(|n| {
-                let things = things.clone();
-                thread::spawn(move || things[n].bring())
-            })
-            .collect();
-        let (operation, mut slots) = (operation(), [0usize; 2]);
-        let entry = |n: usize, slot: *mut usize| Entry::new(&operation, n, slot.cast());
-        let [one, other] = &mut slots;
-        let entries = [entry(0, one), entry(1, other)];
-        let ready = look_or_enlist(&things, &entries);
-        for brings in brings {
-            brings.join().unwrap();
-        }
-        let got = ready.unwrap_or_else(|| {
-            let won = called(&operation).arm;
-            things[1 - won].remove(&entries[1 - won]);
-            won
-        });
-        let there = things.each_ref().map(|thing| thing.0.lock().there);
-        assert_eq!(there.iter().sum::<usize>(), 1, "one is left");
-        assert_eq!(there[got], 0);
-        assert!(slots.iter().sum::<usize>() <= 1);
-    });
-}
-
-/// As `park/select.rs` does it: both locks, look, put both in.
-fn look_or_enlist(things: &[Thing; 2], entries: &[Entry; 2]) -> Option<usize> {
-    let mut locks = things.each_ref();
-    locks.sort_by_key(|thing| ptr::from_ref(thing.0.raw()));
-    locks.iter().for_each(|thing| thing.0.raw().acquire());
-    // SAFETY: both locks are held.
-    let states = things.each_ref().map(|thing| unsafe { thing.0.inside() });
-    let ready = states.iter().position(|state| state.there > 0);
-    for (n, state) in states.into_iter().enumerate() {
-        match ready {
-            Some(ready) if ready == n => state.there -= 1,
-            Some(_) => {}
-            // SAFETY: they stay until they are removed below.
-            None => unsafe { state.queue.push(&entries[n]) },
-        }
-    }
-    for thing in locks {
-        // SAFETY: acquired above.
-        unsafe { thing.0.raw().release() };
-    }
-    ready
 }

@@ -40,7 +40,8 @@ use std::time::{Duration, Instant};
 
 use crate::base::descriptor;
 use crate::base::request::Request;
-use crate::driver::uring::{self, Answer, BATCH, Completion, Entry, Room, Uring};
+use crate::driver::uring::{self, Answer, BATCH, Completion, Entry, POLL, Room, Uring};
+use crate::error::StartError;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::sched::io::Ended;
@@ -58,12 +59,15 @@ pub(crate) enum Outcome {
     Ended(Ended),
     /// The ring does not wait for this: poll, and try.
     NotByRing,
+    /// There is no ring, or the kernel takes nothing: that passes.
+    NotNow,
 }
 
 /// Whether the calling fiber waits by a ring.
 pub(crate) fn is_used() -> bool {
     let mark = context::marked();
-    mark.shared().is_some_and(|shared| shared.settings.ring)
+    mark.shared()
+        .is_some_and(|shared| shared.settings.ring.is_some())
 }
 
 /// Aligned so that its address leaves room for the ring's own bits.
@@ -92,8 +96,8 @@ impl Operation {
         }
     }
 
-    fn address(&self) -> usize {
-        ptr::from_ref(self).expose_provenance()
+    fn number(&self) -> u64 {
+        ptr::from_ref(self).expose_provenance() as u64
     }
 
     /// Parks until it is complete; and what was asked of it meanwhile, if it was.
@@ -107,7 +111,7 @@ impl Operation {
             if woken == Woken::ByWake || asked.is_some() {
                 continue; // meant for an earlier wait
             }
-            cancel(worker, self.address());
+            cancel(worker, self.number());
             asked = Some(match woken {
                 Woken::ByCancel => Ended::Cancelled,
                 _ => Ended::TimedOut,
@@ -122,12 +126,14 @@ pub(crate) fn perform(
     fd: BorrowedFd<'_>,
     request: &mut Request<'_, '_>,
     deadline: Option<Instant>,
-) -> io::Result<Outcome> {
+) -> Outcome {
     let mut operation = Operation::new();
     let Some(entry) = uring::entry(fd, request, operation.room.get_mut()) else {
-        return Ok(Outcome::NotByRing);
+        return Outcome::NotByRing;
     };
-    let worker = begin(&entry, &operation)?;
+    let Some(worker) = begin(&entry, &operation) else {
+        return Outcome::NotNow;
+    };
     let flight = Flight;
     let asked = operation.wait(worker, deadline);
     std::mem::forget(flight);
@@ -135,50 +141,40 @@ pub(crate) fn perform(
     if result >= 0 {
         uring::finish(request, &operation.room.into_inner());
     }
-    Ok(conclude(request, Answer::of(result), asked))
+    conclude(request, Answer::of(result), asked)
 }
 
-/// Pushes it to the ring of the caller's worker; which one that is.
-fn begin(entry: &Entry, operation: &Operation) -> io::Result<usize> {
+/// Pushes it to the ring of the caller's worker; which one that is, if that can be done now.
+#[inline(never)] // not part of a frame that waits: what system calls touch would bind it
+fn begin(entry: &Entry, operation: &Operation) -> Option<usize> {
     let token = context::here().expect("on a fiber").enter_with_worker();
     let (shared, worker) = (token.carrier().shared(), token.worker());
-    let ring = shared.ring_of(worker)?;
-    loop {
-        // SAFETY: I25; the caller borrows what the entry names, until then.
-        if unsafe { ring.push(entry.clone(), operation.address()) } {
-            return Ok(worker.index);
-        }
-        shared.reap(ring); // the kernel takes no more until somebody does
-    }
+    // SAFETY: I25; the caller borrows what the entry names, until then.
+    let pushed = unsafe { shared.push_to(worker, entry, operation.number()) };
+    pushed.then_some(worker.index)
 }
 
 /// Asks for an operation to be over, at once.
 #[cold]
-fn cancel(worker: usize, address: usize) {
+fn cancel(worker: usize, number: u64) {
     let mark = context::marked();
     let shared = mark.shared().expect("a fiber has a runtime");
     let ring = shared.workers[worker].uring.get().expect("it is in there");
-    let token = context::enter();
+    ring.cancel(number);
+    let token = mark.enter();
     if token.is_some_and(|token| token.worker().index == worker) {
-        while !ring.cancel(address) {
-            ring.submit();
-            shared.reap(ring);
-        }
-        ring.submit();
-        return;
-    }
-    // We hold another worker, or none: what we submit would depend on what we do next.
-    while !ring.cancel(address) {
+        ring.submit(); // if the kernel takes less, so will whoever looks next
+    } else {
+        // We hold another worker, or none: what we submit would depend on what we do next.
         shared.urge_watch(ring);
-        std::thread::yield_now();
     }
-    shared.urge_watch(ring);
 }
 
 fn conclude(request: &Request<'_, '_>, answer: Answer, asked: Option<Ended>) -> Outcome {
     let failed = match answer {
+        // Nothing was transferred. What it is ready for may be nothing to us, again and again: what was asked counts.
         Answer::Count(_) if matches!(request, Request::Ready(_)) => {
-            return Outcome::Ended(Ended::Ready);
+            return Outcome::Ended(asked.unwrap_or(Ended::Ready));
         }
         Answer::Count(count) => return Outcome::Done(Ok(count)),
         // Not by us: it is to be tried again.
@@ -196,8 +192,38 @@ fn conclude(request: &Request<'_, '_>, answer: Answer, asked: Option<Ended>) -> 
 }
 
 impl Shared {
+    /// Pushes to the ring of this worker, by its holder. False if that cannot be done now.
+    ///
+    /// # Safety
+    /// As for [`Uring::push`].
+    pub(super) unsafe fn push_to(&self, worker: &Worker, entry: &Entry, number: u64) -> bool {
+        const TRIES: usize = 8;
+        let Ok(ring) = self.ring_of(worker) else {
+            return false;
+        };
+        (0..TRIES).any(|tries| {
+            if tries > 0 {
+                self.reap(ring); // the kernel takes no more until somebody does
+            }
+            // SAFETY: by the caller's promise.
+            unsafe { ring.push(entry.clone(), number) }
+        })
+    }
+
+    /// Those of the workers there are at first: if the system refuses them that is known at once.
+    pub(crate) fn make_rings(&self) -> Result<(), StartError> {
+        let Some(setting) = self.settings.ring else {
+            return Ok(());
+        };
+        let mut workers = self.workers[..self.settings.workers].iter();
+        let _mark = context::marked(); // a fiber of another runtime may be stopped
+        let made = workers.try_for_each(|worker| self.ring_of(worker).map(drop));
+        made.map_err(|source| StartError::NoUring { setting, source })
+    }
+
     /// The ring of a worker, made if there is none yet. By the worker's holder.
     fn ring_of<'a>(&self, worker: &'a Worker) -> io::Result<&'a Uring> {
+        debug_assert!(worker.io.get().is_none(), "a worker with a set and a ring");
         if worker.uring.get().is_none() {
             let ring = Uring::new()?;
             self.io_watch.include(self, ring.raw(), worker.index)?;
@@ -223,11 +249,14 @@ impl Shared {
             let mark = context::marked();
             let taken = ring.take(&mut batch);
             for (completion, kept) in batch[..taken].iter().zip(&mut kept) {
-                // SAFETY: I25: it was pushed with this address, and this is its completion.
-                *kept = Some(unsafe { complete(&mark, completion) });
+                *kept = match completion.operation & POLL {
+                    // SAFETY: I25: it was pushed with this address, and this is its completion.
+                    0 => Some(unsafe { complete(&mark, completion) }),
+                    _ => self.poll_over(&mark, completion),
+                };
             }
             drop(mark);
-            drop(kept);
+            (kept.into_iter().flatten()).for_each(|kept| self.part_with(kept));
             if taken < BATCH {
                 return;
             }
@@ -237,7 +266,7 @@ impl Shared {
     /// Whether files may be read and written by a ring. Asked once, when somebody wants to know.
     pub(crate) fn may_ring(&self) -> bool {
         let settings = &self.settings;
-        let asks = || settings.ring || settings.may_ring && uring::refusal().is_none();
+        let asks = || settings.ring.is_some() || settings.may_ring && uring::refusal().is_none();
         *self.may_ring.get_or_init(asks)
     }
 

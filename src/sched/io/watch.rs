@@ -19,6 +19,7 @@ use std::sync::atomic::{
     fence,
 };
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use indent_sysmon::Phase;
 
@@ -26,14 +27,20 @@ use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
+use crate::sched::io::polled::Late;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context};
 
+/// Before the kernel is asked again to take what it has refused.
+const REFUSED_PAUSE: Duration = Duration::from_millis(1);
+
 #[derive(Default)]
 pub(crate) struct Watch {
-    sets: OnceLock<Epoll>,
+    pub(super) sets: OnceLock<Epoll>,
     thread: Mutex<Option<JoinHandle<()>>>,
     stops: AtomicBool,
+    /// Who is to be called after a pause.
+    pub(super) late: Mutex<Late>,
 }
 
 impl Watch {
@@ -77,17 +84,18 @@ fn watch(runtime: &Weak<Shared>) {
     let Some(sets) = shared.io_watch.sets.get() else {
         return;
     };
+    let mut pause = None;
     while !shared.io_watch.stops.load(SeqCst) {
-        sets.wait(None).tell(|ready| {
+        sets.wait(pause).tell(|ready| {
             let worker = &shared.workers[ready.key as usize];
             worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
-            shared.poll_io(worker);
-            shared.pass_on_bell(worker);
+            shared.look_in_place_of(worker);
             if shared.needs_watch(worker) {
                 shared.arm_io(worker);
             }
         });
-        shared.submit_for_others();
+        let pauses = [shared.submit_for_others(), shared.call_late()];
+        pause = pauses.into_iter().flatten().min();
     }
 }
 
@@ -106,14 +114,20 @@ impl Shared {
         self.arm_io(worker);
     }
 
-    /// The watch has looked into its set, and may have heard its bell instead of whoever sleeps there: then it
-    /// is rung again. Whoever rang it did so after the sleeper said that it sleeps.
-    fn pass_on_bell(&self, worker: &Worker) {
+    /// The one way to look without holding the worker. We may have heard its bell instead of whoever sleeps there:
+    /// then that one is woken by other means, since the bell may be polled by nobody now. Whoever rang it did so after
+    /// the sleeper said that it sleeps.
+    fn look_in_place_of(&self, worker: &Worker) {
+        self.look_into(worker);
         fence(SeqCst);
-        let sleeps =
-            worker.published.phase() == Phase::Idle && !self.count.is_retired(worker.index);
-        if let Some(bell) = worker.set_bell().filter(|_| sleeps) {
-            os::ring_eventfd(bell);
+        if worker.published.phase() != Phase::Idle || self.count.is_retired(worker.index) {
+            return;
+        }
+        if let Some(set) = worker.io.get() {
+            os::ring_eventfd(set.bell());
+        } else if let Some(ring) = worker.uring.get() {
+            ring.nudge();
+            ring.submit();
         }
     }
 
@@ -149,16 +163,23 @@ impl Shared {
         }
     }
 
-    /// The watch: what workers that compute have not come to, and what is urgent.
-    fn submit_for_others(&self) {
+    /// The watch: what workers that compute have not come to, and what is urgent. If the kernel has not taken all of
+    /// it, how long to wait before it is asked again.
+    fn submit_for_others(&self) -> Option<Duration> {
+        let mut pause = None;
         for worker in &self.workers {
             if let Some(ring) = worker.uring.get()
                 && (ring.was_urged() || worker.io_armed.load(SeqCst))
                 && ring.is_pending()
             {
-                self.poll_io(worker);
+                self.look_in_place_of(worker);
+                if ring.is_pending() {
+                    ring.urge(); // what we have begun is not left to others: they may sleep
+                    pause = Some(REFUSED_PAUSE);
+                }
             }
         }
+        pause
     }
 
     /// This worker looks itself from here on.
@@ -189,5 +210,28 @@ impl Shared {
                 now => told = now,
             }
         }
+    }
+}
+
+impl Worker {
+    /// Whether somebody may wait for a descriptor in its set, or for an operation in its ring.
+    #[inline]
+    pub(crate) fn has_sources(&self) -> bool {
+        match self.io.get() {
+            Some(set) => !set.is_empty(),
+            None => self.uring.get().is_some_and(|ring| ring.in_flight() > 0),
+        }
+    }
+
+    /// What wakes whoever sleeps among them, if there are any.
+    #[inline]
+    pub(crate) fn io_bell(&self) -> Option<RawFd> {
+        self.has_sources().then(|| self.set_bell())?
+    }
+
+    /// The bell of its set, or of its ring.
+    pub(crate) fn set_bell(&self) -> Option<RawFd> {
+        let ring = || self.uring.get().map(Uring::bell);
+        self.io.get().map(Epoll::bell).or_else(ring)
     }
 }

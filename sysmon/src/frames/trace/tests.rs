@@ -261,7 +261,7 @@ fn another_stack_with_the_same_frames_is_a_hit() {
     let mut wrong = make();
     wrong.words[0] = one.words[0];
     let start = wrong.start(100, 0);
-    assert!(!found(&cache, &start, &wrong.stack(), wrong.root()).is_some());
+    assert!(found(&cache, &start, &wrong.stack(), wrong.root()).is_none());
 }
 
 /// Prints what things cost: `cargo test --release -p indent-sysmon -- --ignored --nocapture cost`.
