@@ -131,9 +131,9 @@ impl Once {
     /// ```
     /// # use std::time::Duration;
     /// let once = indent::sync::Once::new();
+    /// let soon = Duration::from_millis(1);
     /// once.call_once(|| {
     ///     std::thread::scope(|scope| {
-    ///         let soon = Duration::from_millis(1);
     ///         scope.spawn(|| assert!(!once.call_once_timeout(soon, || unreachable!())));
     ///     });
     /// });

@@ -143,9 +143,9 @@ impl<T> OnceLock<T> {
     /// ```
     /// # use std::time::Duration;
     /// let cell = indent::sync::OnceLock::new();
+    /// let soon = Duration::from_millis(1);
     /// cell.get_or_init(|| {
     ///     std::thread::scope(|scope| {
-    ///         let soon = Duration::from_millis(1);
     ///         scope.spawn(|| assert_eq!(cell.get_or_init_timeout(soon, || 2), None));
     ///     });
     ///     1
