@@ -66,6 +66,7 @@ fn only_home(token: &mut Entered) -> bool {
         && worker.assigned.is_empty()
         && token.local().own.is_empty()
         && !token.worker().timers.is_due()
+        && !token.worker().io_due.load(Relaxed)
         && token.carrier().shared().ready.len() == 0
         && token.carrier().shared().unsorted.is_empty()
         && !token.carrier().shared().is_batch_owed()
@@ -122,6 +123,9 @@ fn in_order(token: &mut Entered) -> Next {
     }
     if token.worker().timers.is_due() {
         token.carrier().shared().fire(token.worker());
+    }
+    if token.worker().io_due.load(Relaxed) {
+        looks_at_io(token);
     }
     token.carrier().shared().fire_missed();
     token.carrier().forget_bound();

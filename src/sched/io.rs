@@ -451,6 +451,7 @@ impl Shared {
         worker
             .io_looks
             .store(worker.io_looks.load(Relaxed).wrapping_add(1), Relaxed);
+        worker.io_due.store(false, Relaxed);
         if let Some(events) = found {
             events.tell(|ready| self.tell(ready));
         } else if let Some(ring) = worker.uring.get() {

@@ -47,6 +47,8 @@ pub(crate) struct Worker {
     /// How often somebody has looked into its set, and what the monitor knows of that.
     pub(crate) io_looks: AtomicU64,
     pub(crate) io_looks_known: AtomicU64,
+    /// The monitor: nobody has looked for a tick, so its holder should, when it next looks for work.
+    pub(crate) io_due: AtomicBool,
     /// The dispatch in which it was raided last.
     pub(crate) raided: AtomicU64,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
@@ -197,6 +199,7 @@ impl Worker {
             io_away: AtomicU64::new(0),
             io_looks: AtomicU64::new(0),
             io_looks_known: AtomicU64::new(0),
+            io_due: AtomicBool::new(false),
             raided: AtomicU64::new(0),
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),

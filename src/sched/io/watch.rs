@@ -131,12 +131,14 @@ impl Shared {
         }
     }
 
-    /// At each look of the monitor: a worker that always finds something short to do looks into its set rarely.
+    /// At each look of the monitor: a worker that always finds something short to do looks into its set rarely. It is
+    /// told to; if it has not by the next look somebody does in its place.
     pub(crate) fn mind_sets(&self) {
         for worker in self.present().iter().filter(|worker| worker.has_sources()) {
             let looks = worker.io_looks.load(Relaxed);
             let looked = worker.io_looks_known.swap(looks, Relaxed) != looks;
-            if !looked && worker.published.phase() != Phase::Idle {
+            let stays_away = !looked && worker.published.phase() != Phase::Idle;
+            if stays_away && worker.io_due.swap(true, Relaxed) {
                 self.arm_io(worker);
             }
         }
