@@ -39,7 +39,8 @@ const ROUNDS: usize = 15;
 /// A ring as the driver has them.
 fn ring() -> IoUring {
     let mut builder = IoUring::builder();
-    builder.setup_clamp().setup_cqsize(COMPLETIONS).dontfork();
+    builder.setup_clamp().setup_cqsize(COMPLETIONS);
+    builder.setup_submit_all().dontfork();
     builder.build(ENTRIES).expect("a ring")
 }
 
