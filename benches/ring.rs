@@ -9,7 +9,7 @@
 //!
 //! One iteration of `echo` = a message that is received and sent back, of `accept` = a connection that is taken
 //! and closed, of `wake` = a thread that sleeps is woken.
-//! `cargo bench --bench ring [-- table]`
+//! `cargo bench --bench ring`; behind `--` a table can be named.
 
 use std::io;
 use std::sync::OnceLock;

@@ -22,8 +22,12 @@ const CONNECTIONS: usize = 2_000;
 enum Way {
     /// An entry for each.
     OneByOne,
+    /// The same, and nothing is tried before the listener says that it is worth it.
+    PollFirst,
     /// What the runtime does: a call, and an entry if there is none.
     CallFirst,
+    /// The same, with an entry that polls first.
+    CallThenPoll,
     /// One entry for all.
     Multishot,
     /// The same, and nobody asks who it is.
@@ -53,6 +57,16 @@ fn connect(server: SocketAddr) {
     }
 }
 
+/// Has an ACCEPT wait before it tries (Linux 6.10); the crate has no word for it.
+fn poll_first(entry: &mut Entry) {
+    const POLL_FIRST: u16 = 4;
+    let halves = std::ptr::from_mut(entry).cast::<u16>();
+    // SAFETY: an entry is the kernel's: operation and flags, a byte each, then `ioprio`.
+    let ioprio = unsafe { halves.add(1) };
+    // SAFETY: inside of the entry, which is borrowed, and aligned.
+    unsafe { *ioprio |= POLL_FIRST };
+}
+
 struct Server {
     way: Way,
     ring: IoUring,
@@ -66,11 +80,15 @@ impl Server {
     fn entry(&mut self) -> Entry {
         let fd = Fd(self.listener.as_raw_fd());
         match self.way {
-            Way::OneByOne | Way::CallFirst => {
+            Way::OneByOne | Way::CallFirst | Way::PollFirst | Way::CallThenPoll => {
                 self.name.1 = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
-                opcode::Accept::new(fd, (&raw mut self.name.0).cast(), &raw mut self.name.1)
-                    .flags(libc::SOCK_CLOEXEC)
-                    .build()
+                let name = (&raw mut self.name.0).cast();
+                let entry = opcode::Accept::new(fd, name, &raw mut self.name.1);
+                let mut entry = entry.flags(libc::SOCK_CLOEXEC).build();
+                if matches!(self.way, Way::PollFirst | Way::CallThenPoll) {
+                    poll_first(&mut entry);
+                }
+                entry
             }
             Way::Multishot | Way::Nameless => opcode::AcceptMulti::new(fd)
                 .flags(libc::SOCK_CLOEXEC)
@@ -99,6 +117,10 @@ impl Server {
         self.taken += 1;
     }
 
+    fn calls(&self) -> bool {
+        matches!(self.way, Way::CallFirst | Way::CallThenPoll)
+    }
+
     /// Takes by calls whoever is there.
     fn call(&mut self) {
         while let Ok((stream, _)) = self.listener.accept() {
@@ -109,7 +131,7 @@ impl Server {
 
     fn serve(mut self) -> [f64; 2] {
         let stretch = Stretch::begin();
-        if self.way == Way::CallFirst {
+        if self.calls() {
             self.call();
         }
         self.begin();
@@ -120,7 +142,7 @@ impl Server {
                 if self.taken == CONNECTIONS {
                     break;
                 }
-                if self.way == Way::CallFirst {
+                if self.calls() {
                     self.call();
                 }
                 if !cqueue::more(entry.flags()) {
@@ -172,7 +194,11 @@ pub(crate) fn tables() {
             &[
                 ("call first, then ACCEPT", &|| run(Way::CallFirst, when)),
                 ("again", &|| run(Way::CallFirst, when)),
+                ("call, then ACCEPT that polls first", &|| {
+                    run(Way::CallThenPoll, when)
+                }),
                 ("ACCEPT, one by one", &|| run(Way::OneByOne, when)),
+                ("ACCEPT that polls first", &|| run(Way::PollFirst, when)),
                 ("multishot ACCEPT, getpeername", &|| {
                     run(Way::Multishot, when)
                 }),

@@ -263,7 +263,7 @@ impl Server {
             (Some(stretch), ANSWERS) => {
                 let count = ANSWERS - WARM;
                 let [rate, cpu] = stretch.end(count);
-                self.figures = [rate, cpu, count as f64 / self.sleeps as f64];
+                self.figures = [rate, cpu, count as f64 / self.sleeps.max(1) as f64];
             }
             _ => {}
         }
