@@ -435,6 +435,7 @@ pub(crate) unsafe fn resume(
 #[cfg(all(test, not(indent_loom)))]
 mod tests {
     use super::*;
+    #[cfg(debug_assertions)]
     use crate::base::loom::{Mutex, lock};
     use crate::park;
     use crate::runtime::{Builder, Runtime};
