@@ -2,7 +2,6 @@
 //!
 //! `chan/alone/…`: send and receive in one fiber, nobody waits. `chan/ping/…`: a round trip over two channels of
 //! capacity one, on one worker, or on two. `chan/crowd/…`: four producers, `bounded(64)`, one consumer.
-//! `chan/select/…`: a round trip as in `ping`, each side of it by a select of two; or one of two that are ready.
 //! `chan/skynet`: a tree of fibers, ten children each, a million leaves, sums through channels; one iteration is all
 //! of it.
 
@@ -11,7 +10,7 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, criterion_group, criterion_main};
 use indent::chan::{self, Receiver, Sender};
 use indent::runtime::{Builder, Runtime};
-use indent::{select, task};
+use indent::task;
 
 fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
@@ -44,47 +43,6 @@ fn ping(n: u64, partner: task::Builder) -> Duration {
     drop(there);
     other.join().unwrap();
     time
-}
-
-fn select_ping(n: u64) -> Duration {
-    let (there, from_here) = chan::bounded::<u64>(1);
-    let (back, from_there) = chan::bounded::<u64>(1);
-    let (_tx, never) = chan::bounded::<u64>(1);
-    let absent = never.clone();
-    let other = indent::spawn(move || {
-        loop {
-            let value =
-                select! { recv(&from_here) -> value => value, recv(&absent) -> value => value };
-            match value {
-                Ok(value) => back.send(value).unwrap(),
-                Err(_) => return,
-            }
-        }
-    });
-    let start = Instant::now();
-    for i in 0..n {
-        there.send(i).unwrap();
-        let value = select! { recv(&from_there) -> value => value, recv(&never) -> value => value };
-        assert_eq!(value, Ok(i));
-    }
-    let time = start.elapsed();
-    drop(there);
-    other.join().unwrap();
-    time
-}
-
-fn select_ready(n: u64) -> Duration {
-    let channels = [chan::bounded(1), chan::bounded(1)];
-    let start = Instant::now();
-    for i in 0..n {
-        channels[(i % 2) as usize].0.send(i).unwrap();
-        let value = select! {
-            recv(&channels[0].1) -> value => value,
-            recv(&channels[1].1) -> value => value,
-        };
-        assert_eq!(value, Ok(i));
-    }
-    start.elapsed()
 }
 
 fn crowd(n: u64) -> Duration {
@@ -133,12 +91,6 @@ fn bench(criterion: &mut Criterion) {
     });
     criterion.bench_function("chan/crowd/2", |b| {
         b.iter_custom(|n| two.block_on(|| crowd(n)));
-    });
-    criterion.bench_function("chan/select/ping", |b| {
-        b.iter_custom(|n| one.block_on(|| select_ping(n)));
-    });
-    criterion.bench_function("chan/select/ready", |b| {
-        b.iter_custom(|n| one.block_on(|| select_ready(n)));
     });
     let mut group = criterion.benchmark_group("chan");
     group.sample_size(10);

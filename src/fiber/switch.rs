@@ -192,12 +192,16 @@ unsafe fn make(stack: *mut StackHead, body: Body) {
     head.resident.door = ptr::dangling();
 }
 
+/// Cache lines that the innermost frames of a fiber take up which waits for a descriptor.
+const FRAMES: usize = 10;
+
 /// Asks for the cache lines that resuming `fiber` will touch.
 #[inline]
 pub(crate) fn prefetch(fiber: FiberRef) {
     let top = fiber.stack_pointer.load(Relaxed);
-    arch::prefetch(top);
-    arch::prefetch(top + 64);
+    for line in 0..FRAMES {
+        arch::prefetch(top + line * 64);
+    }
     arch::prefetch(fiber.stack.load(Relaxed).addr());
 }
 
