@@ -53,7 +53,7 @@ pub(crate) unsafe trait Waits {
     /// What a call relied on, to be dropped when the mark is down.
     type Kept;
     /// How often to look at a lock that is held before the wait begins, each time after twice as many pauses as the
-    /// time before: for one that is held for some instructions by a thread beside us. Longer is dearer than a park.
+    /// time before: for one that is held for some instructions by a thread beside us.
     const SPINS: u32 = 3;
     /// How many are called in one breath, at most `BATCH`: fewer in models, where a crowd is small.
     const BREATH: usize = BATCH;
@@ -72,9 +72,10 @@ pub(crate) unsafe trait Waits {
     }
 }
 
-/// Waits until something looks free, for a moment: true as soon as `free` says so.
-pub(crate) fn spin<W: Waits>(mut free: impl FnMut() -> bool) -> bool {
-    (0..W::SPINS).any(|round| {
+/// Waits until something looks free, for a moment: true as soon as `free` says so. Each of the looks waits twice as long
+/// as the one before.
+pub(crate) fn spin(looks: u32, mut free: impl FnMut() -> bool) -> bool {
+    (0..looks).any(|round| {
         (0..1 << round).for_each(|_| spin_loop());
         free()
     })

@@ -55,6 +55,9 @@ const ON_HIS_WAY: usize = WOKEN | PASSED;
 const OWNER: usize = !255;
 /// In a name: that of a plain thread.
 const THREAD: usize = 256;
+/// So many times as often as others is it looked at before the wait begins: who lets go hands it to nobody, so it is free
+/// in between, for whoever is there.
+const LOOKS: u32 = 2;
 
 /// The deadline passed, or the fiber is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +200,9 @@ impl<W: Waits> RawMutex<W> {
     /// Looks again for a moment.
     fn spin(&self, me: usize, less: usize) -> bool {
         let is_free = || self.word.load(Relaxed) & LOCKED == 0;
-        queue::spin::<W>(|| is_free() && self.try_lock_among_others(me, less))
+        queue::spin(LOOKS * W::SPINS, || {
+            is_free() && self.try_lock_among_others(me, less)
+        })
     }
 
     /// By whoever has it; `owner` is who took it.

@@ -88,7 +88,7 @@ impl<W: Waits> RawRwLock<W> {
     #[cold]
     #[inline(never)]
     fn lock_slowly(&self, way: Way, until: &Until) -> Result<(), Failed> {
-        if queue::spin::<W>(|| self.try_lock(way)) {
+        if queue::spin(W::SPINS, || self.try_lock(way)) {
             return Ok(());
         }
         match self.queue.wait(way, until, &mut LineUp(self)) {
