@@ -82,15 +82,13 @@ fn nothing(n: u64) -> Duration {
 
 fn bench(criterion: &mut Criterion) {
     let one = Builder::new().workers(1).build().expect("a runtime");
-    let cases: [(&str, fn(u64) -> Duration); 4] = [
-        ("select/ping", ping),
-        ("select/ready", ready),
-        ("select/many/32", many),
-        ("select/default", nothing),
-    ];
-    for (name, case) in cases {
-        criterion.bench_function(name, |b| b.iter_custom(|n| one.block_on(|| case(n))));
-    }
+    let mut case = |name: &str, times: fn(u64) -> Duration| {
+        criterion.bench_function(name, |b| b.iter_custom(|n| one.block_on(|| times(n))));
+    };
+    case("select/ping", ping);
+    case("select/ready", ready);
+    case("select/many/32", many);
+    case("select/default", nothing);
 }
 
 criterion_group!(benches, bench);

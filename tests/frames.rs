@@ -115,8 +115,8 @@ fn a_trait_of_a_user_for_a_type_of_the_runtime_is_judged_like_any_code() {
     }
 }
 
-/// What is noted of a fiber that waits in this way, once it is known.
-fn verdicts(wait: fn()) -> Verdict {
+/// What is noted of a fiber that waits in this way again and again, once it is known.
+fn verdicts(mut wait: impl FnMut() + Send + 'static) -> Verdict {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let fiber = indent::spawn(move || {
@@ -131,9 +131,10 @@ fn verdicts(wait: fn()) -> Verdict {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    let verdict = noted();
+    let (verdict, binding) = (noted(), fiber.fiber().binding());
     stop.store(true, Relaxed);
     fiber.join().unwrap();
+    println!("{binding:?}");
     verdict
 }
 
@@ -174,51 +175,29 @@ fn a_fiber_that_waits_at_a_channel_or_in_a_select_may_move() {
         return;
     }
     const SOON: Duration = Duration::from_micros(200);
-    /// What is noted of a fiber that waits in this way again and again, once it is known.
-    fn verdict(mut wait: impl FnMut() + Send + 'static) -> Verdict {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let fiber = indent::spawn(move || {
-            while !stopped.load(Relaxed) {
-                wait();
-            }
-        });
-        let noted = || fiber.fiber().binding().verdict();
-        for _ in 0..10_000 {
-            if noted() != Verdict::Home {
-                break; // until then it may be that it is not known
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let (verdict, binding) = (noted(), fiber.fiber().binding());
-        stop.store(true, Relaxed);
-        fiber.join().unwrap();
-        println!("{binding:?}");
-        verdict
-    }
     let (_tx, rx) = chan::bounded::<String>(0);
     let theirs = rx.clone();
     let receive = move || drop(theirs.recv_timeout(SOON));
-    assert_eq!(verdict(receive), Verdict::Free);
+    assert_eq!(verdicts(receive), Verdict::Free);
     let (full, _rx) = chan::bounded(0);
     let send = move || drop(full.send_timeout("text".to_owned(), SOON));
-    assert_eq!(verdict(send), Verdict::Free);
+    assert_eq!(verdicts(send), Verdict::Free);
     let (_once, mut answer) = chan::oneshot::<String>();
     let receive = move || drop(answer.recv_timeout(SOON));
-    assert_eq!(verdict(receive), Verdict::Free);
+    assert_eq!(verdicts(receive), Verdict::Free);
     let (_news, mut hears) = chan::broadcast::<String>(1);
     let hear = move || drop(hears.recv_timeout(SOON));
-    assert_eq!(verdict(hear), Verdict::Free);
+    assert_eq!(verdicts(hear), Verdict::Free);
     let (_state, mut watches) = chan::watch(1);
     let watch = move || drop(watches.recv_timeout(SOON));
-    assert_eq!(verdict(watch), Verdict::Free);
+    assert_eq!(verdicts(watch), Verdict::Free);
     let selects = move || {
         select! {
             recv(&rx) -> value => drop(value),
             after(SOON) => {}
         }
     };
-    assert_eq!(verdict(selects), Verdict::Free);
+    assert_eq!(verdicts(selects), Verdict::Free);
 }
 
 /// Held, or not to be had, for as long as the test runs.

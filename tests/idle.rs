@@ -11,7 +11,6 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use indent::net::TcpListener;
 use indent::park;
 use indent::runtime::{Builder, Runtime};
 use indent::task::{self, Phase};
@@ -204,19 +203,7 @@ mod child {
         work(&rt);
         common::wait_for_the_survey();
         let before = resident();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        drop(rt.spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                drop(indent::spawn(move || {
-                    let mut buffer = [0; 64];
-                    while let Ok(n @ 1..) = stream.read(&mut buffer) {
-                        stream.write_all(&buffer[..n]).unwrap();
-                    }
-                }));
-            }
-        }));
+        let address = sockets::serve_echoes(&rt);
         for _ in 0..CONNECTIONS {
             let mut client = std::net::TcpStream::connect(address).unwrap();
             client.write_all(b"hello").unwrap();

@@ -12,7 +12,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indent::io::pipe;
-use indent::net::TcpListener;
 use indent::runtime::Runtime;
 use indent::task;
 
@@ -22,7 +21,7 @@ mod sockets;
 mod stuck;
 
 use common::{wait_for, within};
-use sockets::wait_for_waiters;
+use sockets::{start, wait_for_waiters};
 
 const CONNECTIONS: usize = 64;
 const STUCK: Duration = Duration::from_secs(1);
@@ -30,25 +29,9 @@ const STUCK: Duration = Duration::from_secs(1);
 const EPOLL: &str = "epoll";
 const URING: &str = "uring";
 
-fn start(driver: &str, workers: usize) -> Runtime {
-    sockets::builder(driver).workers(workers).build().unwrap()
-}
-
 /// A fiber for each connection, which sends back what it gets.
 fn echo(rt: &Runtime, connections: usize) -> Vec<TcpStream> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(rt.spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            drop(indent::spawn(move || {
-                let mut buffer = [0; 64];
-                while let Ok(n @ 1..) = stream.read(&mut buffer) {
-                    stream.write_all(&buffer[..n]).unwrap();
-                }
-            }));
-        }
-    }));
+    let address = sockets::serve_echoes(rt);
     let clients = (0..connections).map(|_| TcpStream::connect(address).unwrap());
     let clients: Vec<_> = clients.collect();
     wait_for_waiters(rt, connections + 1);

@@ -102,13 +102,8 @@ impl Waiter {
         reason: ParkReason,
         hearing: Hearing,
     ) -> Woken {
-        match &self.who {
-            Who::Fiber(_) => {
-                let woken = block::park(deadline, reason, hearing, Signal::Call);
-                woken.expect("on the same fiber")
-            }
-            Who::Thread(parker) => parker.park(deadline, hearing, Signal::Call),
-        }
+        block::charge();
+        self.park_charged(deadline, reason, hearing)
     }
 
     /// The same for an operation that was charged ahead.

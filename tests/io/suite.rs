@@ -20,18 +20,11 @@ use crate::sockets::{self, limit_descriptors, pattern, wait_for_waiters};
 const MS: Duration = Duration::from_millis(1);
 
 fn start(workers: usize) -> Runtime {
-    sockets::builder(module_path!())
-        .workers(workers)
-        .build()
-        .unwrap()
+    sockets::start(module_path!(), workers)
 }
 
-/// Runs the body on this thread and on a fiber.
 fn everywhere(body: fn()) {
-    within(60, || {
-        body();
-        start(2).block_on(body);
-    });
+    sockets::everywhere(module_path!(), body);
 }
 
 #[test]

@@ -5,10 +5,13 @@
     reason = "each test binary uses a part of it"
 )]
 
+use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use indent::net::TcpListener;
 use indent::park::ParkReason;
 use indent::runtime::{Builder, Io, Runtime};
 use indent::task::{self, Phase};
@@ -29,6 +32,37 @@ pub fn builder(module: &str) -> Builder {
         return Builder::new();
     }
     builder
+}
+
+/// A runtime with that driver.
+pub fn start(module: &str, workers: usize) -> Runtime {
+    builder(module).workers(workers).build().unwrap()
+}
+
+/// Runs the body on this thread and on a fiber.
+pub fn everywhere(module: &str, body: fn()) {
+    crate::common::within(60, || {
+        body();
+        start(module, 2).block_on(body);
+    });
+}
+
+/// Where a fiber for each connection sends back what it gets.
+pub fn serve_echoes(rt: &Runtime) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(rt.spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            drop(indent::spawn(move || {
+                let mut buffer = [0; 64];
+                while let Ok(n @ 1..) = stream.read(&mut buffer) {
+                    stream.write_all(&buffer[..n]).unwrap();
+                }
+            }));
+        }
+    }));
+    address
 }
 
 /// A path where nothing is, in a folder of its own, which is removed with it.
