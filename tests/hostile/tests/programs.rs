@@ -97,13 +97,7 @@ fn cargo(directory: &str, arguments: &[&str], settings: Settings) -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let (command, rest) = arguments.split_first().expect("a command");
     let output = Command::new(cargo)
-        .args([
-            command,
-            "--offline",
-            "--locked",
-            "--release",
-            "--manifest-path",
-        ])
+        .args([command, "--locked", "--release", "--manifest-path"]) // other allocators may have to be fetched
         .arg(manifest)
         .arg("--target-dir")
         .arg(&target)
