@@ -25,7 +25,7 @@ pub(super) const PROGRAMS: &[Program] = &[Program::new(
 /// Below what makes a fiber worth interrupting, with some room for what we do not see of it.
 const LITTLE: Duration = Duration::from_micros(150);
 
-/// One call in so many may be cut short after little work.
+/// One call in so many may be cut short after little work, or twice.
 const SELDOM: u64 = 1000;
 
 /// Waits so long for nothing; an error if it was cut short.
@@ -39,7 +39,7 @@ const WAITS: [(&str, Wait); 4] = [
 ];
 
 fn eintr(stage: &'static Stage) {
-    let [calls, cut, unlucky]: [&AtomicU64; 3] =
+    let [calls, cut, unlucky, twice]: [&AtomicU64; 4] =
         std::array::from_fn(|_| &*Box::leak(Box::default()));
     stage.crew(4 * WAITS.len(), move |i| {
         let (name, wait) = WAITS[i % WAITS.len()];
@@ -60,23 +60,25 @@ fn eintr(stage: &'static Stage) {
             let little = cpu() - before < LITTLE;
             calls.fetch_add(1, Relaxed);
             cut.fetch_add(cuts, Relaxed);
-            if cuts > 1 {
+            if cuts > 2 {
                 stage.complain(format!("{name} cut short {cuts} times"));
             }
+            twice.fetch_add(u64::from(cuts > 1), Relaxed);
             unlucky.fetch_add(u64::from(little && cuts > 0), Relaxed);
             stage.round();
         }
     });
-    let [calls, cut, unlucky] = [calls, cut, unlucky].map(|count| count.load(Relaxed));
+    let [calls, cut, unlucky, twice] =
+        [calls, cut, unlucky, twice].map(|count| count.load(Relaxed));
     say(&format!(
-        "{}: {cut} of {calls} calls cut short, {unlucky} after little work",
+        "{}: {cut} of {calls} calls cut short, {unlucky} after little work, {twice} twice",
         stage.name
     ));
     // A call that begins between the look at its thread and the signal: rare, not impossible (S10).
-    if unlucky * SELDOM > calls + SELDOM {
-        stage.complain(format!(
-            "{unlucky} of {calls} calls cut short after little work"
-        ));
+    for (number, how) in [(unlucky, "after little work"), (twice, "twice")] {
+        if number * SELDOM > calls + SELDOM {
+            stage.complain(format!("{number} of {calls} calls cut short {how}"));
+        }
     }
 }
 
