@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use indent::runtime::Builder;
-use indent::task::{self, Verdict};
+use indent::task::{self, Mobility};
 
 thread_local!(static CONTEXT: Cell<u64> = const { Cell::new(0) });
 
@@ -40,7 +40,7 @@ fn handoffs(count: u64) -> Duration {
     start.elapsed()
 }
 
-fn yields(count: u64, body: fn(u64) -> Duration, expected: Verdict) -> Duration {
+fn yields(count: u64, body: fn(u64) -> Duration, expected: Mobility) -> Duration {
     let rt = Builder::new().workers(1).build().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
@@ -55,17 +55,17 @@ fn yields(count: u64, body: fn(u64) -> Duration, expected: Verdict) -> Duration 
     let time = fiber.join().unwrap();
     stop.store(true, Relaxed);
     other.join().unwrap();
-    assert!(count < 100 || seen.binding().verdict() == expected);
+    assert!(count < 100 || seen.binding().mobility() == expected);
     time
 }
 
 fn benches(c: &mut Criterion) {
     let mut group = c.benchmark_group("moving");
     group.bench_function("yield/free", |b| {
-        b.iter_custom(|n| yields(n, free, Verdict::Free));
+        b.iter_custom(|n| yields(n, free, Mobility::Movable));
     });
     group.bench_function("yield/alone", |b| {
-        b.iter_custom(|n| yields(n, alone, Verdict::Alone));
+        b.iter_custom(|n| yields(n, alone, Mobility::Bound));
     });
     for pinned in [false, true] {
         let name = if pinned {

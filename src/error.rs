@@ -240,6 +240,7 @@ enum Cause {
     },
     Cancelled,
     NoStack,
+    NoThread,
     Forked,
 }
 
@@ -264,6 +265,13 @@ impl JoinError {
     pub(crate) fn no_stack(fiber: u64) -> Self {
         JoinError {
             cause: Cause::NoStack,
+            fiber,
+        }
+    }
+
+    pub(crate) fn no_thread(fiber: u64) -> Self {
+        JoinError {
+            cause: Cause::NoThread,
             fiber,
         }
     }
@@ -296,6 +304,17 @@ impl JoinError {
     /// There was no memory for the fiber's stack and no other fiber whose end could free one.
     pub fn is_no_stack(&self) -> bool {
         matches!(self.cause, Cause::NoStack)
+    }
+
+    /// There was no thread for the fiber to start on: parked fibers that are bound to their threads hold as
+    /// many as are allowed, and none became free for ten seconds.
+    ///
+    /// ```
+    /// let failed = indent::spawn(|| std::panic::resume_unwind(Box::new("no luck")));
+    /// assert!(!failed.join().unwrap_err().is_no_thread(), "it has started");
+    /// ```
+    pub fn is_no_thread(&self) -> bool {
+        matches!(self.cause, Cause::NoThread)
     }
 
     /// This process was forked from the one in which the fiber runs, before it was over.
@@ -347,6 +366,13 @@ impl fmt::Display for JoinError {
                 f,
                 "fiber {} got no stack: the system refuses memory and no fiber holds one; \
                  free address space (ulimit -v) or ask for a smaller stack",
+                self.fiber
+            ),
+            Cause::NoThread => write!(
+                f,
+                "fiber {} got no thread to start on: parked fibers that are bound to their threads hold all \
+                 that are allowed; raise INDENT_MAX_CARRIERS (or ulimit -u, pids.max), or find out what binds \
+                 them",
                 self.fiber
             ),
             Cause::Forked => write!(

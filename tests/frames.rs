@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use indent::sync;
-use indent::task::{self, Verdict};
+use indent::task::{self, Mobility};
 use indent_sysmon::frames::Judge;
 
 mod common;
@@ -68,7 +68,7 @@ fn functions_of_the_runtime_touch_thread_locals_in_one_module_only() {
     let own = judge.functions().filter_map(|f| Some((f, f.name()?)));
     let own: Vec<_> = own.filter(|(_, name)| ours(name)).collect();
     assert!(own.len() > 100, "{} functions found", own.len());
-    let touching = own.iter().filter(|(f, _)| f.touches > Verdict::Free);
+    let touching = own.iter().filter(|(f, _)| f.touches > indent_sysmon::frames::Verdict::Free);
     let strangers: Vec<_> = touching
         .map(|(_, name)| name.as_str())
         .filter(|name| !ELSEWHERE.iter().any(|part| name.contains(part)))
@@ -111,12 +111,12 @@ fn a_trait_of_a_user_for_a_type_of_the_runtime_is_judged_like_any_code() {
     let traits: Vec<_> = traits.collect();
     assert_eq!(traits.len(), 2, "{traits:?}");
     for (function, name) in traits {
-        assert_eq!(function.verdict, Verdict::Alone, "{name}");
+        assert_eq!(function.verdict, indent_sysmon::frames::Verdict::Alone, "{name}");
     }
 }
 
 /// What is noted of a fiber that waits in this way again and again, once it is known.
-fn verdicts(mut wait: impl FnMut() + Send + 'static) -> Verdict {
+fn verdicts(mut wait: impl FnMut() + Send + 'static) -> Mobility {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let fiber = indent::spawn(move || {
@@ -124,9 +124,9 @@ fn verdicts(mut wait: impl FnMut() + Send + 'static) -> Verdict {
             wait();
         }
     });
-    let noted = || fiber.fiber().binding().verdict();
+    let noted = || fiber.fiber().binding().mobility();
     for _ in 0..10_000 {
-        if noted() != Verdict::Home {
+        if noted() != Mobility::Unjudged {
             break; // until then it may be that it is not known
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -143,19 +143,19 @@ fn a_fiber_that_holds_nothing_of_its_thread_may_move_wherever_it_waits() {
     if common::sanitizer_forbids("its code touches thread-locals everywhere") {
         return;
     }
-    assert_eq!(verdicts(task::yield_now), Verdict::Free);
+    assert_eq!(verdicts(task::yield_now), Mobility::Movable);
     assert_eq!(
         verdicts(|| indent::time::sleep(Duration::from_micros(50))),
-        Verdict::Free
+        Mobility::Movable
     );
     assert_eq!(
         verdicts(|| indent::spawn(|| ()).join().unwrap()),
-        Verdict::Free
+        Mobility::Movable
     );
-    assert_eq!(verdicts(|| indent::runtime::blocking(|| ())), Verdict::Free);
+    assert_eq!(verdicts(|| indent::runtime::blocking(|| ())), Mobility::Movable);
     assert_eq!(
         verdicts(|| indent::runtime::no_preempt(task::yield_now)),
-        Verdict::Free
+        Mobility::Movable
     );
     // What the closure does is its own.
     assert_eq!(
@@ -164,7 +164,7 @@ fn a_fiber_that_holds_nothing_of_its_thread_may_move_wherever_it_waits() {
             task::yield_now();
             COUNT.set(black_box(4));
         })),
-        Verdict::Alone
+        Mobility::Bound
     );
 }
 
@@ -178,26 +178,26 @@ fn a_fiber_that_waits_at_a_channel_or_in_a_select_may_move() {
     let (_tx, rx) = chan::bounded::<String>(0);
     let theirs = rx.clone();
     let receive = move || drop(theirs.recv_timeout(SOON));
-    assert_eq!(verdicts(receive), Verdict::Free);
+    assert_eq!(verdicts(receive), Mobility::Movable);
     let (full, _rx) = chan::bounded(0);
     let send = move || drop(full.send_timeout("text".to_owned(), SOON));
-    assert_eq!(verdicts(send), Verdict::Free);
+    assert_eq!(verdicts(send), Mobility::Movable);
     let (_once, mut answer) = chan::oneshot::<String>();
     let receive = move || drop(answer.recv_timeout(SOON));
-    assert_eq!(verdicts(receive), Verdict::Free);
+    assert_eq!(verdicts(receive), Mobility::Movable);
     let (_news, mut hears) = chan::broadcast::<String>(1);
     let hear = move || drop(hears.recv_timeout(SOON));
-    assert_eq!(verdicts(hear), Verdict::Free);
+    assert_eq!(verdicts(hear), Mobility::Movable);
     let (_state, mut watches) = chan::watch(1);
     let watch = move || drop(watches.recv_timeout(SOON));
-    assert_eq!(verdicts(watch), Verdict::Free);
+    assert_eq!(verdicts(watch), Mobility::Movable);
     let selects = move || {
         select! {
             recv(&rx) -> value => drop(value),
             after(SOON) => {}
         }
     };
-    assert_eq!(verdicts(selects), Verdict::Free);
+    assert_eq!(verdicts(selects), Mobility::Movable);
 }
 
 /// Held, or not to be had, for as long as the test runs.
@@ -241,7 +241,7 @@ fn a_fiber_that_waits_for_a_lock_may_move() {
         }),
     ];
     for (name, wait) in waits {
-        assert_eq!(verdicts(wait), Verdict::Free, "{name}");
+        assert_eq!(verdicts(wait), Mobility::Movable, "{name}");
     }
     drop(held);
 }

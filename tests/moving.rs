@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, O
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indent::runtime::{Builder, Metrics, Runtime};
+use indent::runtime::{Builder, Runtime};
 
 mod common;
 
@@ -20,10 +20,6 @@ fn trusting(workers: usize) -> Runtime {
     // SAFETY: the bodies below hold nothing of a thread.
     unsafe { rt.handle().trust_everything(true) };
     rt
-}
-
-fn adopted(metrics: &Metrics) -> u64 {
-    metrics.workers.iter().map(|worker| worker.adopted).sum()
 }
 
 fn until(mut done: impl FnMut() -> bool) -> bool {
@@ -85,7 +81,6 @@ fn siblings_of_a_fiber_that_computes_go_on_elsewhere() {
         }
     });
     assert!(at_once);
-    assert!(adopted(&rt.metrics()) > 0);
 }
 
 #[test]
@@ -164,12 +159,7 @@ fn stress_fibers_that_change_threads_all_the_time_lose_nothing() {
     over.store(true, SeqCst);
     let taken = taker.join().unwrap();
     assert_eq!(sum, FIBERS as u64 * STEPS);
-    let metrics = rt.metrics();
-    println!(
-        "{taken} workers taken, {} fibers adopted",
-        adopted(&metrics)
-    );
-    assert!(adopted(&metrics) > 100);
+    println!("{taken} workers taken");
     // The last one's result is there a little before its end.
     assert!(until(|| rt.metrics().tasks_alive == 0));
     assert!(until(|| rt.metrics().carriers <= 8), "{:?}", rt.metrics());

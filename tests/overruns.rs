@@ -314,60 +314,6 @@ fn a_callback_that_holds_a_handle_keeps_nothing_alive_after_the_end() {
     });
 }
 
-/// One place in the program: of fibers from there it is soon known that they end at once, so they start
-/// where others are at home.
-fn start(rt: &Runtime, f: Box<dyn FnOnce() + Send>) -> JoinHandle<()> {
-    rt.spawn(f)
-}
-
-#[test]
-fn a_bound_wait_names_both_fibers() {
-    common::within(PATIENCE, || {
-        let (rt, told) = listening(1);
-        (0..64).for_each(|_| start(&rt, Box::new(|| ())).join().unwrap());
-        let met = (0..20).any(|_| occupant_is_reported(&rt, &told));
-        assert!(met, "the two never were on one thread");
-    });
-}
-
-/// False if the two came to be on two threads.
-fn occupant_is_reported(rt: &Runtime, told: &Told) -> bool {
-    let stop = Arc::new(AtomicBool::new(false));
-    let park_pinned = || {
-        let _pinned = task::pin();
-        indent::park::park();
-    };
-    let bound = start(rt, Box::new(park_pinned));
-    common::wait_for("it parks", || bound.fiber().phase() == Phase::Parked);
-    let before = rt.metrics().bound_waiting;
-    let hogs: Vec<_> = (0..2)
-        .map(|_| {
-            let stop = stop.clone();
-            start(rt, Box::new(move || spin_in_a_named_function(&stop)))
-        })
-        .collect();
-    let hogging = |hog: &JoinHandle<()>| told.all().iter().any(|o| o.fiber == hog.id());
-    common::wait_for("they hog", || hogs.iter().all(hogging));
-    bound.unparker().unpark();
-    let met = || rt.metrics().bound_waiting > before;
-    common::wait_for("it ends, or waits", || met() || bound.is_finished());
-    if met() {
-        let waits = |overrun: &Overrun| matches!(&overrun.action, OverrunAction::BoundWait { fiber, .. } if *fiber == bound.id());
-        let overrun = told.wait_for("a bound wait", waits);
-        assert!(hogs.iter().any(|hog| hog.id() == overrun.fiber));
-        assert!(overrun.to_string().contains("it keeps fiber"), "{overrun}");
-        assert!(
-            !overrun.stack.is_empty(),
-            "best effort: it may have gone on meanwhile"
-        );
-    }
-    stop.store(true, SeqCst);
-    let met = met();
-    hogs.into_iter().for_each(|hog| hog.join().unwrap());
-    bound.join().unwrap();
-    met
-}
-
 #[test]
 fn a_fiber_that_gives_way_in_place_is_one_stretch_until_it_comes_back_by_itself() {
     common::within(PATIENCE, || {

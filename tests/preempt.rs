@@ -745,60 +745,6 @@ mod locks {
     }
 }
 
-mod bound {
-    use super::*;
-
-    /// One place in the program: of fibers from there it is soon known that they end at once, so they
-    /// start where others are at home.
-    fn start(rt: &Runtime, f: Box<dyn FnOnce() + Send>) -> JoinHandle<()> {
-        rt.spawn(f)
-    }
-
-    #[test]
-    fn a_fiber_that_may_not_leave_a_frozen_thread_is_counted_and_served_in_the_end() {
-        common::within(PATIENCE, || {
-            let rt = runtime(1);
-            (0..64).for_each(|_| start(&rt, Box::new(|| ())).join().unwrap());
-            let met = (0..20).any(|_| occupant_delays_bound(&rt));
-            assert!(met, "the two never were on one thread");
-        });
-    }
-
-    /// False if the two came to be on two threads.
-    fn occupant_delays_bound(rt: &Runtime) -> bool {
-        let (begun, stop) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicBool::new(false)),
-        );
-        let park_pinned = || {
-            let _pinned = task::pin();
-            indent::park::park();
-        };
-        let bound = start(rt, Box::new(park_pinned));
-        wait_until_parked(&bound);
-        let occupy = {
-            let (begun, stop) = (begun.clone(), stop.clone());
-            move || {
-                begun.store(true, SeqCst);
-                spin_until(|| stop.load(Relaxed));
-            }
-        };
-        let occupant = start(rt, Box::new(occupy));
-        common::wait_for("the other one runs", || begun.load(SeqCst));
-        let hogs = Hogs::start(rt, 1); // so that it freezes now and then
-        let before = rt.metrics();
-        bound.unparker().unpark();
-        let counted = || rt.metrics().bound_waiting > before.bound_waiting;
-        common::wait_for("one or the other", || counted() || bound.is_finished());
-        let delayed = !bound.is_finished();
-        stop.store(true, SeqCst);
-        bound.join().unwrap();
-        occupant.join().unwrap();
-        hogs.end();
-        delayed && before.freezes > 0
-    }
-}
-
 mod classes {
     use super::*;
 

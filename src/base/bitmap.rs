@@ -6,7 +6,7 @@
 //! consistent, because every user runs a "store mine, look at yours" protocol over it (DESIGN §3).
 //! No allocation after construction and no locks: a signal handler may use it.
 
-use crate::base::loom::atomic::{AtomicU64, Ordering::SeqCst};
+use crate::base::loom::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 const BITS: usize = u64::BITS as usize;
 
@@ -71,7 +71,13 @@ impl Bitmap {
 
     /// Those that are in it at some moment of the look.
     pub(crate) fn members(&self) -> impl Iterator<Item = usize> {
-        self.words.iter().enumerate().flat_map(|(index, word)| {
+        self.members_in(usize::MAX)
+    }
+
+    /// The same of the first words.
+    fn members_in(&self, words: usize) -> impl Iterator<Item = usize> {
+        let words = self.words.iter().take(words);
+        words.enumerate().flat_map(|(index, word)| {
             let mut left = word.load(SeqCst);
             std::iter::from_fn(move || {
                 let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
@@ -93,9 +99,88 @@ impl Bitmap {
     }
 }
 
+/// A [`Bitmap`] with many numbers and few members: asking whether it is empty reads one word.
+///
+/// The count is raised before a bit is set and lowered after it is cleared, so it is never below the
+/// number of members: a set that seems empty was empty at some moment of the look.
+pub(crate) struct SparseBitmap {
+    bits: Bitmap,
+    count: AtomicUsize,
+}
+
+impl SparseBitmap {
+    pub(crate) fn new(capacity: usize) -> Self {
+        SparseBitmap {
+            bits: Bitmap::new(capacity),
+            count: AtomicUsize::new(0),
+        }
+    }
+
+    /// Adds `i`; false if it was there already.
+    pub(crate) fn set(&self, i: usize) -> bool {
+        self.count.fetch_add(1, SeqCst);
+        let added = self.bits.set(i);
+        if !added {
+            self.count.fetch_sub(1, SeqCst);
+        }
+        added
+    }
+
+    /// Removes `i`; see [`Bitmap::claim`].
+    #[track_caller]
+    pub(crate) fn claim(&self, i: usize) -> bool {
+        let removed = self.bits.claim(i);
+        if removed {
+            self.count.fetch_sub(1, SeqCst);
+        }
+        removed
+    }
+
+    /// Removes the smallest member.
+    pub(crate) fn claim_any(&self) -> Option<usize> {
+        if self.is_empty() {
+            return None;
+        }
+        let found = self.bits.claim_any(0);
+        if found.is_some() {
+            self.count.fetch_sub(1, SeqCst);
+        }
+        found
+    }
+
+    pub(crate) fn contains(&self, i: usize) -> bool {
+        self.bits.contains(i)
+    }
+
+    /// Those that are in it at some moment of the look.
+    pub(crate) fn members(&self) -> impl Iterator<Item = usize> {
+        let words = if self.is_empty() { 0 } else { usize::MAX };
+        self.bits.members_in(words)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(SeqCst) == 0
+    }
+
+    /// The number of members; while others change the set, perhaps more.
+    pub(crate) fn len(&self) -> usize {
+        self.count.load(SeqCst)
+    }
+}
+
 #[cfg(all(test, not(indent_loom)))]
 mod tests {
-    use super::Bitmap;
+    use super::{Bitmap, SparseBitmap};
+
+    #[test]
+    fn a_sparse_set_counts_its_members() {
+        let set = SparseBitmap::new(10_000);
+        assert!(set.is_empty() && set.claim_any().is_none());
+        assert!(set.set(9_999) && set.set(70) && !set.set(70));
+        assert_eq!((set.len(), set.members().collect::<Vec<_>>()), (2, vec![70, 9_999]));
+        assert!(set.claim(70) && !set.claim(70) && set.contains(9_999));
+        assert_eq!((set.claim_any(), set.len()), (Some(9_999), 0));
+    }
 
     #[test]
     fn claims_go_round_from_the_start_given() {

@@ -108,6 +108,11 @@ impl Doorbell {
     }
 }
 
+/// Sleeps; a signal may end it early.
+pub(crate) fn sleep(time: Duration) {
+    futex_wait(&AtomicU32::new(0), 0, Some(time));
+}
+
 /// The kernel's number of the calling thread. May be called in a signal handler. Never inlined: the
 /// frame of its caller may be one that moves.
 #[inline(never)]

@@ -55,8 +55,7 @@ pub(crate) struct Record {
     pub(crate) join: AtomicUsize,
     /// References; zero while the record is free.
     refs: AtomicU32,
-    /// Until it starts: the worker that must run it first. Then: who woke it last from another thread
-    /// (`sched/company.rs`).
+    /// The worker that must start it, or `ANY_WORKER`.
     pub(crate) worker: AtomicU16,
     /// How much it computes between two parks; see `sched/class.rs`.
     pub(crate) heat: AtomicU8,
@@ -64,8 +63,9 @@ pub(crate) struct Record {
     pub(crate) unstoppable: AtomicU8,
     /// Where on its stack its registers lie since it last switched out (`switch.rs`).
     pub(crate) stack_pointer: AtomicUsize,
-    /// The carrier (a type of the layers above) this fiber belongs to, null until it starts.
-    pub(crate) home: AtomicPtr<()>,
+    /// The carrier (a type of the layers above) that a switched-out fiber is bound to; null if it may run on
+    /// any thread.
+    pub(crate) thread: AtomicPtr<()>,
     /// Null until the first dispatch and again once the fiber is over.
     pub(crate) stack: AtomicPtr<StackHead>,
 
@@ -83,20 +83,15 @@ pub(crate) struct Record {
     pub(crate) stack_class: AtomicU8,
     /// Live `pin()` guards, and one more for a fiber built pinned.
     pub(crate) pins: AtomicU16,
-    /// Whether the fiber waits inside its own frames, on its carrier, which runs nothing else
-    /// meanwhile (S3): zero, `BLOCKS` or `RELEASED`.
-    blocks_carrier: AtomicU8,
-    /// What its frames allow since it last switched out; see `sched/verdict.rs`.
-    pub(crate) verdict: AtomicU8,
-    /// Its home counts it as one that may not leave.
-    pub(crate) counts_as_bound: AtomicBool,
+    /// Whether the fiber is parked inside its own frames, because it unwinds: its thread waits there and not
+    /// at the bottom of its stack (S3).
+    blocks_carrier: AtomicBool,
+    /// Whether it may change threads since it last switched out; see `sched/mobility.rs`.
+    pub(crate) mobility: AtomicU8,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
     pub(crate) job: Job,
 }
-
-const BLOCKS: u8 = 1;
-const RELEASED: u8 = 2;
 
 // SAFETY: `link` is written by lists only.
 unsafe impl Linked for Record {
@@ -136,7 +131,7 @@ impl Record {
         self.join.store(0, Relaxed);
         self.worker.store(birth.worker, Relaxed);
         self.id.store(id, Relaxed);
-        self.home.store(ptr::null_mut(), Relaxed);
+        self.thread.store(ptr::null_mut(), Relaxed);
         self.stack.store(ptr::null_mut(), Relaxed);
         self.stack_pointer.store(0, Relaxed);
         self.runtime.store(birth.runtime, Relaxed);
@@ -149,11 +144,10 @@ impl Record {
         self.reason.store(ParkReason::None as u8, Relaxed);
         self.stack_class.store(birth.stack_class, Relaxed);
         self.pins.store(u16::from(birth.pinned), Relaxed);
-        self.blocks_carrier.store(0, Relaxed);
+        self.blocks_carrier.store(false, Relaxed);
         self.gate_pass.store(false, Relaxed);
-        self.verdict.store(0, Relaxed);
+        self.mobility.store(0, Relaxed);
         self.unstoppable.store(0, Relaxed);
-        self.counts_as_bound.store(false, Relaxed);
         self.heat.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
@@ -204,26 +198,13 @@ impl Record {
         self.reason.store(reason as u8, Relaxed);
     }
 
-    /// The fiber is about to wait inside its own frames.
-    pub(crate) fn block_carrier(&self) {
-        self.blocks_carrier.store(BLOCKS, Release);
+    /// The fiber is about to park inside its own frames, or has done so.
+    pub(crate) fn set_blocks_carrier(&self, blocks: bool) {
+        self.blocks_carrier.store(blocks, Release);
     }
 
     pub(crate) fn blocks_carrier(&self) -> bool {
-        self.blocks_carrier.load(Acquire) == BLOCKS
-    }
-
-    /// Its waker has no further need of it.
-    pub(crate) fn release(&self) {
-        self.blocks_carrier.store(RELEASED, Release);
-    }
-
-    pub(crate) fn is_released(&self) -> bool {
-        self.blocks_carrier.load(Acquire) == RELEASED
-    }
-
-    pub(crate) fn unblock_carrier(&self) {
-        self.blocks_carrier.store(0, Release);
+        self.blocks_carrier.load(Acquire)
     }
 
     /// It is not to be interrupted now.

@@ -238,6 +238,16 @@ impl State {
         })
     }
 
+    /// Takes a parked fiber back to where it was before its park was committed; false if it is not parked. The
+    /// caller holds the fiber until it commits the park again.
+    pub(crate) fn reopen_park(&self) -> bool {
+        mark::expect();
+        self.update(|now| match now & PHASE {
+            PARKED => ((now & !PHASE) | PARKING, true),
+            _ => (now, false),
+        })
+    }
+
     /// Called by the fiber when it runs again: what ended its park.
     pub(crate) fn end_park(&self) -> Woken {
         let now = self.0.load(Acquire);

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "turns stored pointers back into fibers")]
-//! A worker's own unstarted fibers: a slot for the newest, a ring for the others.
+//! A worker's own runnable fibers: a slot for the newest, a ring for the others.
 //!
 //! The ring is a bounded array with two counters that only grow. The worker's holder pushes at the
 //! tail; everybody, the holder too, takes from the head by moving it forward with one
@@ -119,6 +119,17 @@ impl Ring {
                 Err(now) => head = now,
             }
         }
+    }
+
+    /// Holder only: the fiber at the head, which a thief may take, and another thread run, at any moment. Its
+    /// record stays mapped; it is good for a prefetch and nothing else.
+    #[inline]
+    pub(crate) fn peek(&self) -> Option<FiberRef> {
+        let head = self.head.load(Relaxed);
+        if head == self.tail.load(Relaxed) {
+            return None;
+        }
+        fiber(self.slot(head).load(Relaxed))
     }
 
     /// Holder only: takes the older half out, for the shared queue.

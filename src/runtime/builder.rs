@@ -34,6 +34,7 @@ pub struct Builder {
     workers: Option<usize>,
     cpu_rounding: Option<Rounding>,
     max_carriers: Option<usize>,
+    soft_carriers: Option<usize>,
     blocking_threads: Option<usize>,
     blocking_keep_alive: Option<Duration>,
     compute_threads: Option<usize>,
@@ -92,9 +93,13 @@ impl Builder {
         self
     }
 
-    /// How many threads may run fibers, those included that are blocked by one: at least as many as
-    /// there are workers. All runtimes of a process together have no more than the largest of them,
-    /// or 512.
+    /// The number of threads beyond which no fiber starts that may need one of its own.
+    ///
+    /// A fiber that is [bound](crate::task::Mobility::Bound) keeps its thread while it is parked. With so many
+    /// threads, only fibers start that are known not to need one. Others wait until threads become free, and
+    /// end with an error ([`is_no_thread`](crate::JoinError::is_no_thread)) when that takes too long. Fibers
+    /// that have started get a thread in any case. At least as many as there are workers; by default 10,000,
+    /// or less where the system's limits on processes and mappings suggest that.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(2).max_carriers(8).build()?;
@@ -103,6 +108,19 @@ impl Builder {
     /// ```
     pub fn max_carriers(mut self, n: usize) -> Self {
         self.max_carriers = Some(n);
+        self
+    }
+
+    /// The number of threads beyond which a fiber that may need one of its own starts only when all others
+    /// wait.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(2).soft_carriers(100).build()?;
+    /// assert!(rt.metrics().carriers <= 100);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn soft_carriers(mut self, n: usize) -> Self {
+        self.soft_carriers = Some(n);
         self
     }
 
@@ -476,7 +494,7 @@ impl Builder {
                 return Err(too_few_carriers(&threads, workers));
             }
             (Some(threads), _) => threads.value,
-            (None, _) => config::MAX_CARRIERS.preset::<usize>().max(2 * most_workers),
+            (None, _) => cpus::most_threads().max(4 * most_workers),
         };
         let asked_io = config::IO.asked(self.io, env)?;
         let compute_threads = config::COMPUTE_THREADS.asked(self.compute_threads, env)?;
@@ -493,6 +511,7 @@ impl Builder {
             cpus,
             count_cpus,
             max_carriers,
+            soft_carriers: config::SOFT_CARRIERS.value(self.soft_carriers, env)?,
             blocking_threads: config::BLOCKING_THREADS.value(self.blocking_threads, env)?,
             blocking_keep_alive: config::BLOCKING_KEEP_ALIVE
                 .value(self.blocking_keep_alive, env)?,
@@ -549,6 +568,7 @@ impl fmt::Debug for Builder {
             .field("workers", &self.workers)
             .field("cpu_rounding", &self.cpu_rounding)
             .field("max_carriers", &self.max_carriers)
+            .field("soft_carriers", &self.soft_carriers)
             .field("blocking_threads", &self.blocking_threads)
             .field("blocking_keep_alive", &self.blocking_keep_alive)
             .field("compute_threads", &self.compute_threads)

@@ -68,12 +68,29 @@ impl Quota {
 /// The tightest limit of all groups this process is in, as far as it can see them. `read` returns
 /// the contents of a file.
 pub(crate) fn quota(read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<Quota> {
-    let groups = read(Path::new("/proc/self/cgroup"))?;
-    let mounts = read(Path::new("/proc/self/mountinfo"))?;
-    lines(&groups)
-        .filter_map(Group::parse)
-        .filter_map(|group| tightest(&group, &mounts, &read))
-        .min_by(Quota::compare)
+    let limits = limits(b"cpu", &read, |version, dir| version.quota(dir, &read));
+    limits.into_iter().min_by(Quota::compare)
+}
+
+/// The most processes and threads that all groups of this process allow, in the same way.
+pub(crate) fn most_processes(read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<u64> {
+    // `max` is no limit, and no number.
+    let limits = limits(b"pids", &read, |_, dir| number(&read(&dir.join("pids.max"))?));
+    limits.into_iter().min()
+}
+
+/// What `limit` finds in the directories of all groups of this process that may have the controller.
+fn limits<T>(
+    controller: &[u8],
+    read: impl Fn(&Path) -> Option<Vec<u8>>,
+    limit: impl Fn(Version, &Path) -> Option<T>,
+) -> Vec<T> {
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    let mounts = read(Path::new("/proc/self/mountinfo")).unwrap_or_default();
+    let groups = lines(&groups).filter_map(|line| Group::parse(line, controller));
+    groups
+        .flat_map(|group| of_group(&group, controller, &mounts, &limit))
+        .collect()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,7 +101,7 @@ enum Version {
 
 impl Version {
     /// The limit one directory sets, without those above it.
-    fn limit(self, dir: &Path, read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<Quota> {
+    fn quota(self, dir: &Path, read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<Quota> {
         match self {
             // -1 is no limit, and no unsigned number.
             Version::One => Quota::new(
@@ -110,11 +127,11 @@ struct Group<'a> {
 
 impl<'a> Group<'a> {
     /// `4:cpu,cpuacct:/user.slice` or `0::/user.slice`; the path may contain colons.
-    fn parse(line: &'a [u8]) -> Option<Self> {
+    fn parse(line: &'a [u8], controller: &[u8]) -> Option<Self> {
         let mut fields = line.splitn(3, |byte| *byte == b':');
         let version = match (fields.next()?, fields.next()?) {
             (b"0", b"") => Version::Two,
-            (_, controllers) if lists(controllers, b"cpu") => Version::One,
+            (_, controllers) if lists(controllers, controller) => Version::One,
             _ => return None,
         };
         let path = path(fields.next()?);
@@ -134,7 +151,7 @@ struct Mount {
 impl Mount {
     /// `32 31 0:29 /root /mount/point rw,relatime shared:7 - cgroup cgroup rw,cpu`, with any number
     /// of fields before the dash.
-    fn parse(line: &[u8]) -> Option<Self> {
+    fn parse(line: &[u8], controller: &[u8]) -> Option<Self> {
         let mut fields = line.split(|byte| *byte == b' ');
         let root = fields.nth(3)?;
         let point = fields.next()?;
@@ -143,7 +160,7 @@ impl Mount {
         let _source = fields.next()?;
         let version = match (kind, fields.next()?) {
             (b"cgroup2", _) => Version::Two,
-            (b"cgroup", options) if lists(options, b"cpu") => Version::One,
+            (b"cgroup", options) if lists(options, controller) => Version::One,
             _ => return None,
         };
         let [root, point] = [root, point].map(|field| path(&unescaped(field)).to_owned());
@@ -163,16 +180,17 @@ impl Mount {
     }
 }
 
-/// The tightest limit from this group to the topmost one that can be seen.
-fn tightest(
+/// The limits from this group to the topmost one that can be seen.
+fn of_group<T>(
     group: &Group<'_>,
+    controller: &[u8],
     mounts: &[u8],
-    read: impl Fn(&Path) -> Option<Vec<u8>>,
-) -> Option<Quota> {
+    limit: impl Fn(Version, &Path) -> Option<T>,
+) -> Vec<T> {
     // What is mounted later on the same point hides what was there. Of those left, the mount that
     // shows most of what is above the group.
     let mut visible: Vec<Mount> = Vec::new();
-    for mount in lines(mounts).filter_map(Mount::parse) {
+    for mount in lines(mounts).filter_map(|line| Mount::parse(line, controller)) {
         visible.retain(|hidden| hidden.point != mount.point);
         visible.push(mount);
     }
@@ -182,13 +200,16 @@ fn tightest(
         .max_by_key(|mount| {
             let shown = mount.below(group.path);
             shown.map(|_| Reverse(mount.root.components().count()))
-        })?;
+        });
+    let Some(mount) = mount else {
+        return Vec::new();
+    };
     let below = mount.below(group.path).unwrap_or(Path::new(""));
     let leaf = mount.point.join(below);
     leaf.ancestors()
         .take_while(|dir| dir.starts_with(&mount.point))
-        .filter_map(|dir| mount.version.limit(dir, &read))
-        .min_by(Quota::compare)
+        .filter_map(|dir| limit(mount.version, dir))
+        .collect()
 }
 
 fn lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {

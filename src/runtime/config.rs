@@ -24,7 +24,6 @@ use std::ffi::OsString;
 use crate::base::signal_names;
 use crate::error::StartError;
 use crate::fiber::stack;
-use crate::sched::start::PROCESS_LIMIT;
 
 mod kind;
 mod stray;
@@ -131,10 +130,17 @@ settings![
     MAX_CARRIERS = Setting {
         method: "max_carriers",
         variable: Some("INDENT_MAX_CARRIERS"),
-        preset: Preset::Value(PROCESS_LIMIT as u64),
+        preset: Preset::Words("10,000, or what the system's limits on threads and mappings suggest"),
         kind: Kind::Number(1..=MOST_THREADS),
-        meaning: "threads that run fibers, blocked ones included; at least one for every worker, \
-                  unless set at least two",
+        meaning: "threads that run fibers, parked ones included, beyond which no fiber starts that may need \
+                  another; at least one for every worker",
+    },
+    SOFT_CARRIERS = Setting {
+        method: "soft_carriers",
+        variable: Some("INDENT_SOFT_CARRIERS"),
+        preset: Preset::Value(1024),
+        kind: Kind::Number(1..=MOST_THREADS),
+        meaning: "the same number beyond which such a fiber starts only when all others wait",
     },
     BLOCKING_THREADS = Setting {
         method: "blocking_threads",

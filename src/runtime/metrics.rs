@@ -70,14 +70,13 @@ pub struct Metrics {
     pub carriers_holding: usize,
     /// Threads that hold no worker and run nothing.
     pub carriers_spare: usize,
-    /// Threads that hold no worker and are kept for a fiber that shares its thread with nobody.
-    pub carriers_keeping: usize,
+    /// Threads without a worker that a parked fiber has to itself, because it is bound to its thread.
+    pub carriers_occupied: usize,
     /// Threads that were stopped in the middle of a fiber, and wait until it is its turn again.
     pub carriers_frozen: usize,
     /// Threads whose fiber blocked in the kernel, and whose worker went on elsewhere.
     pub carriers_detached: usize,
-    /// Threads in the middle of a fiber, without a worker: they wait for one, or the fiber blocks
-    /// its thread while it unwinds.
+    /// Threads that wait for a worker in the middle of a fiber, whose call in the kernel has returned.
     pub carriers_waiting: usize,
     /// How often a thread was needed and could not be had.
     pub carriers_refused: u64,
@@ -106,9 +105,9 @@ pub struct Metrics {
     pub reports_lost: u64,
     /// Times a system call of the runtime's own was interrupted by a signal.
     pub eintr: u64,
-    /// Fibers that may not leave their thread and waited for it for 50 ms and more because another
-    /// fiber ran there.
-    pub bound_waiting: u64,
+    /// Fibers that wait for a thread to start on, because fibers that are bound to their threads hold as many
+    /// as are allowed.
+    pub tasks_threadless: usize,
     /// What fibers wait by for sockets, pipes, and whatever else can be polled.
     pub io_sockets: IoDriver,
     /// What file operations would be done by. There are none in this crate so far: files are read and written
@@ -200,12 +199,8 @@ pub struct WorkerMetrics {
     pub sleeps: u64,
     /// Times it moved to another carrier.
     pub moves: u64,
-    /// Started fibers that came to it from another thread.
-    pub adopted: u64,
-    /// Those of them that came because they and a fiber of its kept waking each other.
-    pub pulled: u64,
-    /// Times one of its fibers parked or yielded that shares its thread with nobody.
-    pub alone_parks: u64,
+    /// Bound fibers that were found to be movable when it ran them.
+    pub released: u64,
     /// Times its queue was full and half went to the shared one.
     pub overflows: u64,
 }
@@ -230,9 +225,7 @@ impl WorkerMetrics {
             budget_exhausted: counters.budget_exhausted.get(),
             sleeps: counters.sleeps.get(),
             moves: counters.moves.get(),
-            adopted: counters.adopted.get(),
-            pulled: counters.pulled.get(),
-            alone_parks: counters.alone_parks.get(),
+            released: counters.released.get(),
             overflows: counters.overflows.get(),
         }
     }
@@ -248,10 +241,10 @@ impl Metrics {
         let carriers = shared.carrier_threads();
         let holding = shared.holding_carriers().min(carriers);
         let spare = shared.resting_carriers().min(carriers - holding);
-        let keeping = shared.keeping_carriers().min(carriers - holding - spare);
-        let frozen = (shared.frozen_carriers()).min(carriers - holding - spare - keeping);
-        let detached =
-            (shared.detached_carriers()).min(carriers - holding - spare - keeping - frozen);
+        let left = carriers - holding - spare;
+        let frozen = shared.frozen_carriers().min(left);
+        let detached = shared.detached_carriers().min(left - frozen);
+        let waiting = shared.waiting_carriers().min(left - frozen - detached);
         let blocking = blocking::stats(shared);
         let happened = &shared.preempted;
         Metrics {
@@ -277,10 +270,10 @@ impl Metrics {
             carriers,
             carriers_holding: holding,
             carriers_spare: spare,
-            carriers_keeping: keeping,
+            carriers_occupied: left - frozen - detached - waiting,
             carriers_frozen: frozen,
             carriers_detached: detached,
-            carriers_waiting: carriers - holding - spare - keeping - frozen - detached,
+            carriers_waiting: waiting,
             carriers_refused: shared.refused_carriers.load(Relaxed),
             overruns: happened.overruns.load(Relaxed),
             freezes: happened.freezes.load(Relaxed),
@@ -293,7 +286,7 @@ impl Metrics {
             signals_unanswered: happened.unanswered.load(Relaxed),
             reports_lost: shared.reports.lost.load(Relaxed),
             eintr: os::interrupted_calls(),
-            bound_waiting: shared.bound_waiting.load(Relaxed),
+            tasks_threadless: shared.threadless.len(),
             io_sockets: match shared.settings.ring {
                 Some(_) => IoDriver::Uring,
                 None => IoDriver::Epoll,

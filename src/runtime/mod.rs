@@ -58,7 +58,7 @@ use crate::base::fork;
 use crate::error::{AbortOnDrop, NoRuntime, StartError};
 use crate::park;
 use crate::sched::spawn::{self, Limit};
-use crate::sched::{Shared, block, context, verdict};
+use crate::sched::{Shared, block, context, mobility};
 use crate::task::{self, Fiber, JoinHandle, Phase};
 
 /// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most as
@@ -453,7 +453,14 @@ impl Handle {
     #[doc(hidden)]
     #[expect(unsafe_code, reason = "lets fibers move that must not")]
     pub unsafe fn trust_everything(&self, trust: bool) {
-        verdict::trust_everything(trust);
+        mobility::trust_everything(trust);
+    }
+
+    /// Binds all fibers of the process to their threads, whatever is on their stacks. For tests of many
+    /// threads.
+    #[doc(hidden)]
+    pub fn bind_everything(&self, bind: bool) {
+        mobility::bind_everything(bind);
     }
 
     /// Changes the number of workers, up to as many as the runtime has room for. For tests: what

@@ -1,7 +1,3 @@
-#![expect(
-    unsafe_code,
-    reason = "empties the home queue of a carrier that is blocked; see I17"
-)]
 //! How a fiber leaves its worker: parking, yielding, handing over; and what it is charged.
 //!
 //! A fiber that is unwinding keeps its thread to itself (S3): it does not switch away but blocks
@@ -22,9 +18,8 @@ use crate::sched::context::{self, Entered, Here};
 use crate::sched::find;
 use crate::sched::gate::Entry;
 use crate::sched::limit;
-use crate::sched::moving;
 use crate::sched::timers::Deadline;
-use crate::sched::verdict;
+use crate::sched::mobility;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
 pub(crate) const CAN_UNWIND: bool = cfg!(panic = "unwind");
@@ -130,53 +125,51 @@ fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
     Hearing::Open
 }
 
-/// Parks inside the fiber's own frames; nothing else runs on this thread meanwhile.
-///
-/// The fiber goes on when its waker has *released* it, not as soon as the state word says so: until
-/// then the waker still relies on it not to be over (`wake::enqueue`).
+/// Parks inside the fiber's own frames, as the tenant of its thread; its worker goes elsewhere, and comes
+/// back with the fiber when that is runnable, as to any tenant (`tenant.rs`).
 #[cold]
 fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
-    moving::leave_behind(&mut token, true);
-    let carrier = token.carrier();
-    verdict::note_blocking(fiber);
-    fiber.block_carrier(); // before the commit: wakers read it after
-    // Without a thread for it the worker stays, asleep; others steal what it has queued.
-    let mut gone = carrier.hand_over();
-    carrier.shared().free_inbox(carrier); // what came since we looked
+    mobility::note_bound(fiber);
+    fiber.set_blocks_carrier(true);
+    token.carrier().let_in(fiber);
     if fiber.state.commit_park() == Commit::Parked {
-        while !fiber.is_released() {
-            if let Some(worker) = token.holds().filter(|_| !gone) {
-                worker.published.set_phase(Phase::Idle); // there is nothing to watch
+        token = wait_in_frames(token);
+    }
+    fiber.set_blocks_carrier(false);
+    token.carrier().let_out(fiber);
+    token.carrier().publish(token.worker());
+    token
+}
+
+/// Until a worker is here and the tenant is runnable.
+fn wait_in_frames(token: Entered) -> Entered {
+    let mut token = token;
+    loop {
+        let carrier = token.carrier();
+        if carrier.owner.peek().is_some() {
+            // The worker may be another one than before.
+            std::mem::forget(token);
+            token = Entered::resumed();
+            if token.carrier().delivered().is_some() || token.local().next.take().is_some() {
+                token.carrier().spread_out();
+                return token;
             }
-            carrier.bell.wait((!gone).then_some(REFUSED_PAUSE));
-            // It stayed with us, or an old request brought us one: not now.
-            if !fiber.is_released() && carrier.owner.peek().is_some() {
-                gone = carrier.hand_over();
-                carrier.shared().free_inbox(carrier);
+            if token.carrier().hand_over() {
+                continue;
             }
-            if !gone {
-                carrier.shared().fire_all(); // perhaps nobody else is there to do it
-                if let Some(worker) = token.holds() {
-                    carrier.shared().poll_io(worker);
-                }
-                // A sibling whom these have woken is next to run, but nobody runs here.
-                if carrier.home().next.is_some() {
-                    // SAFETY: I17: our own thread, and the token is the mark.
-                    let woken = unsafe { carrier.take_runnable() };
-                    carrier.shared().release_taken(carrier, woken);
-                }
+            // No thread for it: it stays, asleep, and others steal what it has queued.
+            let (carrier, worker) = (token.carrier(), token.worker());
+            worker.published.set_phase(Phase::Idle);
+            carrier.bell.wait(Some(REFUSED_PAUSE));
+            carrier.shared().fire_all(); // perhaps no other worker is there to do it
+            carrier.shared().poll_io(worker);
+        } else if !carrier.shared().adopt_orphan(carrier) {
+            carrier.ignore_release();
+            if carrier.owner.peek().is_none() {
+                carrier.bell.wait(None);
             }
         }
     }
-    carrier.spread_out(); // it may have been given a worker by one that stopped
-    fiber.unblock_carrier();
-    if carrier.owner.peek().is_none() {
-        carrier.ask_for_worker(); // the waker has asked, too
-    }
-    std::mem::forget(token); // the mark stays up; the worker may be another
-    let token = Entered::resumed();
-    token.carrier().publish(token.worker());
-    token
 }
 
 /// Lets others run; the caller goes behind its siblings, unless it was asked to end: then it

@@ -1,47 +1,47 @@
 #![expect(unsafe_code, reason = "carriers are shared by pointer; see the header")]
 //! The OS thread that can hold a worker, and how it gets and loses one.
 //!
-//! A carrier is *holding* a worker and runs the scheduler loop; or it *rests* at the bottom of its
-//! stack, without one; or it *waits* for one in the middle of a fiber that wants to block and
-//! whose worker was taken; or it is *blocked* by a fiber that parked while unwinding. Started
-//! fibers belong to their carrier: its home queue, and its inbox for wakes from other threads.
+//! A carrier is in one of these states:
 //!
-//! Sets say who may be given a worker (numbers of carriers, claims as in `bitmap.rs`): *resting*, by any
-//! giver, and *homes*, the same with fibers at home, if there is no other; *frozen* (`freeze.rs`); *keeping*, carriers that rest and keep fibers which want to be alone
-//! (`moving.rs`): for the sake of those fibers only; *wanted*, by the next worker that looks; *vacant*
-//! numbers have no thread. Somebody who claims a resting or keeping carrier owes it a worker.
+//! | state | worker | what its thread does | how a worker comes to it |
+//! |---|---|---|---|
+//! | holding | yes | runs the scheduler loop, or a fiber | |
+//! | spare | no | waits at the bottom of its stack; it has no fiber | set `spares` |
+//! | occupied | no | the same, but it has a tenant: a parked fiber that is bound to it | with its tenant (`tenant.rs`) |
+//! | frozen | no | waits in the middle of a fiber that was interrupted | set `frozen` (`freeze.rs`) |
+//! | wanting | no | waits in the middle of a fiber whose worker was taken | set `wanted` |
+//! | detached | no | runs, or sleeps in the kernel, in the middle of a fiber | none; see `detach.rs` |
 //!
-//! **I10** A runnable started fiber is never forgotten. A waker posts to the inbox, then looks:
-//! the carrier holds a worker → that worker is roused if it sleeps, and looks into the inbox before
-//! it sleeps; it holds none → the waker claims it from *resting* or *keeping* and puts it into *wanted*.
-//! If the claim fails, the carrier is on its way into its set and looks into its inbox after it has
-//! announced itself; or somebody else claimed it and owes it a worker; or a fiber blocks it, and it
-//! will look when that fiber is done.
+//! The sets hold numbers of carriers (claims as in `bitmap.rs`): the thread that claims a carrier owes it a
+//! worker. A worker moves from carrier to carrier with its queues; nothing is sorted when it leaves.
 //!
-//! A `Carrier` lives as long as `Shared`; its thread keeps `Shared` alive. A thread ends only with
-//! no worker and no started fiber, and its number is given to the next one.
+//! A `Carrier` lives as long as `Shared`; its thread keeps `Shared` alive. A thread ends only with no
+//! worker and no fiber, and its number is given to the next one.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{
-    AtomicU8, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, compiler_fence,
+    AtomicPtr, AtomicU8, Ordering::Relaxed, Ordering::SeqCst, compiler_fence,
 };
+use std::time::Duration;
 
 use indent_sysmon::Thread;
 
 use crate::base::alarm::Alarm;
-use crate::base::bitmap::Bitmap;
-
-use crate::base::inbox::Inbox;
-use crate::base::list::List;
+use crate::base::loom::atomic;
 use crate::base::os::{self, Doorbell};
 use crate::fiber::{FiberRef, Record};
+use crate::queue::inject::popped;
 use crate::sched::freeze::Ice;
 use crate::sched::overrun::Stretch;
 use crate::sched::owner::Owner;
-use crate::sched::worker::Worker;
-use crate::sched::{Shared, class, context, run};
+use crate::sched::tenant::{Delivered, Slot};
+use crate::sched::worker::{Roused, Worker};
+use crate::sched::{Shared, context, run};
+
+/// How long a spare thread beyond those that are kept waits for the next fiber before it ends.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
 #[repr(align(128))]
@@ -50,40 +50,24 @@ pub(crate) struct Carrier {
     shared: NonNull<Shared>,
     pub(crate) owner: Owner<Worker>,
     pub(crate) bell: Doorbell,
-    /// Started fibers woken by others.
-    pub(crate) inbox: Inbox<Record>,
+    /// The switched-out fiber that has this thread to itself, or null. Written by the own thread, and by the
+    /// thread that holds the fiber when it finds that the fiber may leave.
+    tenant: AtomicPtr<Record>,
+    /// The tenant, runnable, on its way to the worker that is here.
+    delivered: Slot<Record>,
     /// The fiber that runs now. From here on: own thread only.
     pub(crate) current: Cell<Option<FiberRef>>,
     /// Operations left in this dispatch.
     pub(crate) budget: Cell<u32>,
     /// How long that fiber has run; written by the own thread, and read by the monitor.
     pub(crate) stretch: Stretch,
-    /// Fibers that started here or came here and are not over; those of them that left are in `left`
-    /// (I18). Written by the own thread.
-    pub(crate) started: AtomicUsize,
-    /// Switched-out fibers that want to be alone.
-    pub(crate) alone: Cell<usize>,
-    home: UnsafeCell<Home>,
-    /// Switched-out fibers that may not leave.
-    pub(crate) bound: AtomicUsize,
-    /// What its handler needs; set before the thread runs anybody.
+    /// What its handler needs; set before the thread runs a fiber.
     own: UnsafeCell<Own>,
-    /// Fibers that others adopted. From here on: anybody.
-    pub(crate) left: AtomicUsize,
-    /// Its thread, for whoever watches it.
+    /// Its thread, for the monitor. From here on: any thread.
     pub(crate) thread: Thread,
     pub(crate) ice: Ice,
-    /// Whether somebody made its thread run on one CPU only: `WIDE`, `NARROWING`, `NARROW`.
+    /// Whether its thread may run on one CPU only: `WIDE`, `NARROWING`, `NARROW`.
     narrowed: AtomicU8,
-}
-
-/// Runnable started fibers; of the carrier's own thread, but see I17.
-pub(crate) struct Home {
-    pub(crate) queue: List<Record>,
-    /// Those that others come before.
-    pub(crate) batch: List<Record>,
-    /// Woken last by a sibling: next to run.
-    pub(crate) next: Option<FiberRef>,
 }
 
 /// Of the thread of a carrier.
@@ -95,23 +79,7 @@ pub(crate) struct Own {
     pub(crate) signal_stack: Range<usize>,
 }
 
-impl Home {
-    /// # Safety
-    /// It is runnable, in no list, and alive (I3).
-    #[inline]
-    pub(crate) unsafe fn push(&mut self, fiber: FiberRef) {
-        let queue = if class::is_batch(&fiber) {
-            &mut self.batch
-        } else {
-            &mut self.queue
-        };
-        // SAFETY: by the caller's promise.
-        unsafe { queue.push(fiber.pointer()) };
-    }
-}
-
-// SAFETY: the cells are touched by the carrier's own thread only, `home` by whom I17 says; the rest is
-// atomic.
+// SAFETY: the cells are touched by the carrier's own thread only; the rest is atomic.
 unsafe impl Sync for Carrier {}
 // SAFETY: as above; a carrier is made by one thread before its own thread starts.
 unsafe impl Send for Carrier {}
@@ -137,20 +105,12 @@ impl Carrier {
             shared,
             owner: Owner::new(),
             bell: Doorbell::new(),
-            inbox: Inbox::new(),
+            tenant: AtomicPtr::new(ptr::null_mut()),
+            delivered: Slot::new(),
             current: Cell::new(None),
             budget: Cell::new(0),
             stretch: Stretch::default(),
-            started: AtomicUsize::new(0),
-            alone: Cell::new(0),
-            home: UnsafeCell::new(Home {
-                queue: List::new(),
-                batch: List::new(),
-                next: None,
-            }),
-            bound: AtomicUsize::new(0),
             own: UnsafeCell::default(),
-            left: AtomicUsize::new(0),
             thread: Thread::new(),
             ice: Ice::default(),
             narrowed: AtomicU8::new(WIDE),
@@ -162,28 +122,67 @@ impl Carrier {
         unsafe { self.shared.as_ref() }
     }
 
-    /// The home queue, on the carrier's own thread; callers keep the reference within one step.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "own thread only, and never across a call out"
-    )]
-    pub(crate) fn home(&self) -> &mut Home {
-        debug_assert!(ptr::eq(context::carrier(), self));
-        // SAFETY: I17: own thread, mark up; no caller holds it across a call that gets here again.
-        unsafe { &mut *self.home.get() }
+    /// Whether a switched-out fiber has this thread to itself.
+    #[inline]
+    pub(crate) fn has_tenant(&self) -> bool {
+        !self.tenant.load(SeqCst).is_null()
     }
 
-    /// For whoever may touch it by I17.
-    pub(crate) fn home_cell(&self) -> *mut Home {
-        self.home.get()
+    /// Own thread, in the scheduler: `fiber` has switched out here and is bound to this thread.
+    #[inline]
+    pub(crate) fn let_in(&self, fiber: FiberRef) {
+        let here = ptr::from_ref(self).cast_mut().cast();
+        fiber.thread.store(here, atomic::Ordering::Relaxed); // its park releases it
+        self.tenant.store(fiber.pointer().as_ptr(), SeqCst);
     }
 
-    pub(crate) fn has_runnable(&self) -> bool {
-        let home = self.home();
-        !home.queue.is_empty()
-            || !home.batch.is_empty()
-            || home.next.is_some()
-            || !self.inbox.is_empty()
+    /// The tenant, which the caller holds (I1), runs again, or is found to be movable.
+    #[inline]
+    pub(crate) fn let_out(&self, fiber: FiberRef) {
+        fiber.thread.store(ptr::null_mut(), atomic::Ordering::Relaxed);
+        self.tenant.store(ptr::null_mut(), SeqCst);
+    }
+
+    /// Own thread, in the scheduler: the tenant, if it was delivered.
+    #[inline]
+    pub(crate) fn delivered(&self) -> Option<FiberRef> {
+        self.delivered.take().map(popped)
+    }
+
+    /// Own thread, in the scheduler: whether the tenant was delivered.
+    #[inline]
+    pub(crate) fn has_delivery(&self) -> bool {
+        !self.delivered.is_empty()
+    }
+
+    /// Any thread that holds this carrier's runnable tenant: leaves it to the worker that is here. False if
+    /// there is none, and the tenant is still the caller's.
+    pub(crate) fn deliver(&self, fiber: FiberRef) -> bool {
+        match self.delivered.deliver(&self.owner, fiber.pointer()) {
+            Delivered::To(worker) => {
+                // SAFETY: workers live as long as `Shared`.
+                let worker = unsafe { worker.as_ref() };
+                let asleep = self.shared().idle.claim(worker.index);
+                if asleep {
+                    self.shared().rouse(worker, Roused::TO_WORK);
+                }
+                self.shared().count_wake(asleep);
+                true
+            }
+            Delivered::Taken => true,
+            Delivered::Back => false,
+        }
+    }
+
+    /// Own thread, mark up, and its worker in hand: gives up the owner word, and takes along a tenant that
+    /// was delivered meanwhile (I10).
+    pub(crate) fn leave_with_delivery(&self) -> NonNull<Worker> {
+        let worker = self.owner.surrender();
+        if let Some(fiber) = self.delivered() {
+            // SAFETY: workers live as long as `Shared`.
+            self.shared().push_local(unsafe { worker.as_ref() }, fiber);
+        }
+        worker
     }
 
     /// In the middle of a fiber, mark up: asks for a worker and waits for it.
@@ -209,7 +208,7 @@ impl Carrier {
 
     /// Own thread, mark up, and it waits for a worker: somebody thought that it was frozen, and told it to go
     /// on without.
-    fn ignore_release(&self) {
+    pub(crate) fn ignore_release(&self) {
         if self.owner.is_released() {
             self.owner.come_back();
         }
@@ -233,26 +232,17 @@ impl Carrier {
     /// Gives this carrier's worker to `other`, which the caller claimed; false if that one has got
     /// a worker by another way, and ours stays. True means that the caller's token is void.
     pub(crate) fn hand_to(&self, other: &Carrier) -> bool {
-        let worker = self.owner.surrender();
+        let worker = self.leave_with_delivery();
         if other.receive(worker).is_ok() {
             return true;
         }
         !self.keep(worker)
     }
 
-    /// Gives this carrier's worker to any other; false if no thread can be had, and ours stays. True
+    /// Gives this carrier's worker to one without a fiber; false if no thread can be had, and ours stays. True
     /// means that the caller's token is void.
     pub(crate) fn hand_over(&self) -> bool {
-        self.hand_over_by(Shared::place)
-    }
-
-    /// The same, but only to one that keeps nobody.
-    pub(crate) fn hand_over_to_free(&self) -> bool {
-        self.hand_over_by(Shared::place_free)
-    }
-
-    fn hand_over_by(&self, place: fn(&Shared, NonNull<Worker>) -> Placed) -> bool {
-        match place(self.shared(), self.owner.surrender()) {
+        match self.shared().place(self.leave_with_delivery()) {
             Ok(()) => true,
             Err(worker) => !self.keep(worker),
         }
@@ -294,31 +284,16 @@ impl Carrier {
             .inspect_err(|_| word.store(before, SeqCst))
     }
 
-    /// Own thread: where it can be found while it has no worker.
-    fn place_of_rest(&self) -> &Bitmap {
-        let shared = self.shared();
-        if self.keeps_fibers() {
-            &shared.keeping
-        } else if self.has_no_fibers() {
-            &shared.resting
-        } else {
-            &shared.homes
-        }
-    }
-
     /// At the bottom of the stack, mark up: until there is a worker, or no need for this thread.
     fn rest(&self, first_of_spare: bool) -> Rested {
         let shared = self.shared();
-        // It keeps fibers or it does not, for as long as it holds no worker.
-        let mut set = self.place_of_rest();
-        set.set(self.index);
-        if first_of_spare {
-            shared.watchers.starting.fetch_sub(1, SeqCst);
-        }
+        let (mut listed, mut starting) = (false, first_of_spare);
         loop {
             self.ignore_release();
             if self.owner.peek().is_some() {
-                set.claim(self.index);
+                if listed {
+                    shared.spares.claim(self.index);
+                }
                 self.spread_out();
                 return Rested::Holding;
             }
@@ -326,30 +301,28 @@ impl Carrier {
                 continue;
             }
             if shared.is_stopping() {
-                set.claim(self.index);
+                shared.spares.claim(self.index);
                 return Rested::End;
             }
-            if self.has_runnable() {
-                if set.claim(self.index) {
-                    shared.want(self.index);
+            if self.has_tenant() {
+                self.bell.wait(None);
+            } else if !listed {
+                shared.spares.set(self.index);
+                listed = true; // and looks again
+                if std::mem::take(&mut starting) {
+                    shared.watchers.starting.fetch_sub(1, SeqCst);
                 }
-            } else if !ptr::eq(set, self.place_of_rest()) {
-                // The last of its fibers has gone on elsewhere.
-                if set.claim(self.index) {
-                    set = self.place_of_rest();
-                    set.set(self.index);
-                    continue;
-                }
-            } else if self.has_no_fibers()
-                && shared.resting.len() > shared.spares_kept()
-                && shared.resting.claim(self.index)
+            } else if !shared.has_too_many_spares() {
+                self.bell.wait(None);
+            } else if !self.bell.wait(Some(KEEP_ALIVE))
+                && shared.has_too_many_spares()
+                && shared.spares.claim(self.index)
             {
                 if self.owner.close() {
                     return Rested::End;
                 }
-                continue; // somebody has just given us a worker
+                listed = false; // a worker has just come
             }
-            self.bell.wait(None);
         }
     }
 
@@ -447,62 +420,20 @@ impl Carrier {
 }
 
 impl Shared {
-    /// Finds a carrier for a worker that has none: a resting one, else a new one. At the limit the
-    /// worker comes back.
+    /// Finds a carrier without a fiber for a worker that has none: a spare, else a new one. If the system
+    /// refuses a thread the worker comes back.
     pub(crate) fn place(&self, worker: NonNull<Worker>) -> Placed {
-        self.place_or(worker, Shared::give_to_wanted)
-    }
-
-    /// The same without those that keep fibers which want to be alone.
-    pub(crate) fn place_free(&self, worker: NonNull<Worker>) -> Placed {
-        self.place_or(worker, Shared::give_to_wanted_free)
-    }
-
-    fn place_or(
-        &self,
-        worker: NonNull<Worker>,
-        otherwise: fn(&Shared, NonNull<Worker>) -> bool,
-    ) -> Placed {
-        let rests = || {
-            self.resting
-                .claim_any(0)
-                .or_else(|| self.homes.claim_any(0))
-        };
-        while let Some(index) = rests() {
+        while let Some(index) = self.spares.claim_any() {
             // Fails if the carrier got a worker by another way; then it has no need of ours.
             if self.carrier(index).receive(worker).is_ok() {
                 return Ok(());
             }
         }
-        if self.start_carrier(worker).is_ok() || otherwise(self, worker) {
+        if self.start_carrier(worker).is_ok() {
             return Ok(());
         }
         self.refused_carriers.fetch_add(1, Relaxed);
         Err(worker)
-    }
-
-    /// Gives a worker to a carrier that asked for one.
-    fn give_to_wanted(&self, worker: NonNull<Worker>) -> bool {
-        while let Some(index) = self.wanted.claim_any(0) {
-            if self.carrier(index).receive(worker).is_ok() {
-                return true;
-            }
-        }
-        false
-    }
-
-    /// The same, to one that keeps nobody; the others go on waiting.
-    fn give_to_wanted_free(&self, worker: NonNull<Worker>) -> bool {
-        for index in 0..self.settings.max_carriers {
-            // It does not begin to keep anybody while it holds no worker.
-            if !self.keeps.contains(index)
-                && self.wanted.claim(index)
-                && self.carrier(index).receive(worker).is_ok()
-            {
-                return true;
-            }
-        }
-        false
     }
 
     /// Takes a worker from a carrier that is outside runtime code and gives it to another one.
@@ -513,14 +444,11 @@ impl Shared {
         if self.is_stopping() {
             return false;
         }
-        // Perhaps not `worker` any more but the one this carrier holds now: as good.
-        // SAFETY: I17: called while the worker is in our hand and the mark is down.
-        let taken = carrier.owner.take(|| unsafe { carrier.take_runnable() });
-        let Some((taken, fibers)) = taken else {
+        // Perhaps not `worker` any more but the one this carrier holds now, which will do.
+        let Some((taken, ())) = carrier.owner.take(|| ()) else {
             carrier.bell.ring(); // given back: in case it noticed
             return false;
         };
-        self.release_taken(carrier, fibers);
         match self.place(taken) {
             Ok(()) => true,
             Err(taken) => {

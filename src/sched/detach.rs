@@ -65,8 +65,6 @@ impl Shared {
             return false;
         };
         let meanwhile = || {
-            // SAFETY: I17: called while the worker is in our hand and the mark is down.
-            unsafe { carrier.unpack() };
             carrier.note_sleeper();
             self.detached.set(carrier.index); // before it can ask for another one
         };

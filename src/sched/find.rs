@@ -1,138 +1,120 @@
-#![expect(unsafe_code, reason = "moves fibers between intrusive lists")]
 //! What a worker runs next.
 //!
-//! Order: slices that are owed to those whom others come before; fibers that should not wait, many times
-//! in a row; every so many dispatches the shared queue; a LIFO slot, a few times in a row; started and
-//! unstarted fibers in turn; the shared queue; other workers' rings; then those that others come before:
-//! frozen carriers, batch fibers. Each is reached within a bounded number of dispatches, or by what is
-//! owed, whatever the others hold. A worker in excess looks no further: it retires.
+//! Order: a tenant that was delivered; slices that are owed to fibers that compute much; the global queue when
+//! it is too old, and threads that were interrupted in the middle of a short computation, many times in a row;
+//! every so many dispatches the global queue; the LIFO slot, a few times in a row; the local queue and the
+//! fibers assigned to this worker in turn; the global queue; other workers' queues; then fibers that compute
+//! much: frozen carriers, batch fibers, deferred starts. Each is reached within a bounded number of
+//! dispatches, or by what is owed, whatever the others hold. A worker in excess looks no further: it retires.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::base::arch;
 use crate::fiber::{FiberRef, switch};
-use crate::queue::inject::popped;
+use crate::queue::inject::{Inject, popped};
 use crate::sched::Shared;
-use crate::sched::carrier::Carrier;
 use crate::sched::context::Entered;
-use crate::sched::moving;
 use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
 
-/// Turns the LIFO slots get in a row: enough for a short conversation, not for starving a queue.
+/// Turns the LIFO slot gets in a row: enough for a short conversation, not for starving a queue.
 pub(crate) const LIFO_TURNS: u32 = 3;
-/// Turns started fibers get for one of the unstarted ones while another worker is idle: it will come
-/// and steal those, and a fiber that is started stays here. Otherwise they alternate.
-const HOME_TURNS: u32 = 48;
-/// Turns those get in a row that should not wait.
-const READY_TURNS: u32 = 16;
-/// Most fibers taken off the shared queue at once.
+/// Turns in a row for fibers that have waited too long in the global queue, and for interrupted ones.
+const URGENT_TURNS: u32 = 16;
+/// Most fibers taken off the global queue at once.
 const BATCH: usize = 64;
 
 pub(crate) enum Next {
     Run(FiberRef),
-    /// A carrier with runnable fibers, or with one that waits, wants this worker.
-    MoveTo(usize),
-    /// An unstarted fiber whose turn has come.
+    /// An unstarted fiber whose start was deferred, and whose turn has come.
     Start(FiberRef),
-    /// A frozen carrier, whose turn it is; claimed.
+    /// A carrier that waits for a worker in the middle of a fiber; claimed.
     Thaw(usize),
     /// There are more workers than there should be, and this is one too many.
     Retire,
     Nothing,
 }
 
-/// What to run now. The usual case, started fibers and nothing else, comes first and is short.
+/// What to run now. The usual case, this worker's own fibers and nothing else, comes first and is short.
 #[inline]
 pub(crate) fn next(token: &mut Entered) -> Next {
     let local = token.local();
     local.until_shared = local.until_shared.saturating_sub(1);
     if token.local().until_shared > 0
-        && only_home(token)
-        && let Some(fiber) = next_at_home(token.carrier())
+        && only_local(token)
+        && let Some(fiber) = next_local(token)
     {
         return Next::Run(fiber);
     }
     in_order(token)
 }
 
-/// Nothing is there but, perhaps, fibers at home.
+/// Nothing is there but, perhaps, fibers in the slot and the queue of this worker.
 #[inline]
-fn only_home(token: &mut Entered) -> bool {
-    let (carrier, worker) = (token.carrier(), token.worker());
-    carrier.inbox.is_empty()
-        && worker.lifo.is_empty()
-        && worker.ring.is_empty()
-        && worker.assigned.is_empty()
+fn only_local(token: &mut Entered) -> bool {
+    let worker = token.worker();
+    worker.assigned.is_empty()
+        && !worker.timers.is_due()
+        && !worker.io_due.load(Relaxed)
         && token.local().own.is_empty()
-        && !token.worker().timers.is_due()
-        && !token.worker().io_due.load(Relaxed)
-        && token.carrier().shared().ready.len() == 0
-        && token.carrier().shared().unsorted.is_empty()
-        && !token.carrier().shared().is_batch_owed()
+        && !token.carrier().has_delivery()
+        && !token.carrier().shared().is_urgent()
 }
 
-/// Whether nobody waits whom a fiber that computes much would let go first: those like it take turns by time.
+/// Whether only fibers wait that compute much, too: those take turns by time.
 pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
-    if !only_home(token) {
+    if !only_local(token) {
         return false;
     }
-    let (home, shared) = (token.carrier().home(), token.carrier().shared());
-    home.next.is_none()
-        && home.queue.is_empty()
+    let (worker, shared) = (token.worker(), token.carrier().shared());
+    worker.lifo.is_empty()
+        && worker.ring.is_empty()
         && shared.global.len() == 0
         && shared.wanted.is_empty()
         && !shared.has_frozen(Which::Interactive)
-        && !shared.count.is_excess(token.worker().index)
+        && !shared.count.is_excess(worker.index)
         && !shared.is_stopping()
 }
 
-/// Of the home queue, or the slot if nobody waits behind it; if somebody does, turns have to be counted.
+/// Of the queue, or the slot if nothing waits behind it; if something does, turns have to be counted.
 #[inline]
-fn next_at_home(carrier: &Carrier) -> Option<FiberRef> {
-    let home = carrier.home();
-    match home.next.is_some() {
-        true if home.queue.is_empty() => home.next.take(),
-        true => None,
-        false => pop_home(carrier),
+fn next_local(token: &Entered) -> Option<FiberRef> {
+    let worker = token.worker();
+    match worker.lifo.is_empty() {
+        true => pop_local(worker),
+        false if worker.ring.is_empty() => worker.lifo.take(),
+        false => None,
     }
 }
 
-/// The oldest of the home queue; the one after it is asked for, since the caches hold few fibers.
+/// The oldest of the local queue; the one after it is prefetched, since the caches hold few fibers.
 #[inline]
-fn pop_home(carrier: &Carrier) -> Option<FiberRef> {
-    let queue = &mut carrier.home().queue;
-    let fiber = queue.pop().map(popped);
-    if let Some((next, after)) = queue.peek() {
-        arch::prefetch(after);
-        switch::prefetch(popped(next));
+fn pop_local(worker: &Worker) -> Option<FiberRef> {
+    let fiber = worker.ring.pop();
+    if let Some(next) = worker.ring.peek() {
+        switch::prefetch(next);
     }
     fiber
 }
 
 #[inline(never)]
 fn in_order(token: &mut Entered) -> Next {
-    if token
-        .carrier()
-        .shared()
-        .count
-        .is_excess(token.worker().index)
-    {
+    let carrier = token.carrier();
+    let shared = carrier.shared();
+    if shared.count.is_excess(token.worker().index) {
         token.local().until_shared = 1; // should it stay in service after all
         return Next::Retire;
     }
     if token.worker().timers.is_due() {
-        token.carrier().shared().fire(token.worker());
+        shared.fire(token.worker());
     }
     if token.worker().io_due.load(Relaxed) {
         looks_at_io(token);
     }
     token.carrier().shared().fire_missed();
-    token.carrier().forget_bound();
-    if !token.carrier().shared().unsorted.is_empty() {
-        moving::sort_unsorted(token);
+    if let Some(fiber) = token.carrier().delivered() {
+        return Next::Run(fiber);
     }
-    collect(token);
+    collect_assigned(token);
     // Not twice in a row: when decisions are rare a slice is owed at each of them.
     let owed = !token.local().paid && token.carrier().shared().is_batch_owed();
     token.local().paid = owed;
@@ -142,23 +124,13 @@ fn in_order(token: &mut Entered) -> Next {
             found => return found,
         }
     }
-    match from_ready(token) {
+    match urgent(token) {
         Next::Nothing => {}
         found => return found,
     }
     if token.local().until_shared == 0 {
         token.local().until_shared = token.carrier().shared().settings.global_interval;
-        token.local().put_off = false;
         looks_at_io(token);
-        moving::share_if_crowded(token);
-        let local = token.local();
-        local.batch_round = !local.batch_round;
-        if local.batch_round
-            && let Some(fiber) = token.carrier().home().batch.pop()
-        {
-            token.local().until_shared = 1; // the shared queue comes next
-            return Next::Run(popped(fiber)); // however much the others do
-        }
         match shared_queue(token) {
             Next::Nothing => {}
             found => return found,
@@ -173,23 +145,21 @@ fn in_order(token: &mut Entered) -> Next {
     {
         return Next::Run(fiber);
     }
-    token.local().ready_turns = 1; // whose turn it is does not matter here
-    match from_ready(token) {
-        Next::Nothing => {}
-        found => return found,
-    }
     match shared_queue(token) {
         Next::Nothing => {}
         found => return found,
     }
+    if let Some(index) = claim_stopped(token.carrier().shared()) {
+        return Next::Thaw(index);
+    }
     if let Some(fiber) = steal(token) {
         return Next::Run(fiber);
     }
-    // Nobody else waits: those that were stopped go on.
+    // Nothing else waits: those that were interrupted go on.
     batch(token)
 }
 
-/// Wakes who waits for what has become ready. False if there is nobody who could wait.
+/// Wakes the fibers that wait for what has become ready. False if no fiber can wait there.
 fn looks_at_io(token: &mut Entered) -> bool {
     let (shared, worker) = (token.carrier().shared(), token.worker());
     if !worker.has_sources() {
@@ -197,33 +167,27 @@ fn looks_at_io(token: &mut Entered) -> bool {
     }
     shared.disarm_io(worker);
     shared.poll_io(worker);
-    collect(token);
     true
 }
 
-/// Fibers that others come before: those of this carrier, frozen ones, unstarted ones in turn. While many
-/// are frozen few are started: each could cost a thread.
+/// Fibers that compute much: runnable ones, frozen ones, and deferred starts in turn. While many are frozen
+/// few are started: each could cost a thread.
 fn batch(token: &mut Entered) -> Next {
     const KINDS: u32 = 4;
     for _ in 0..KINDS {
         let local = token.local();
         local.batch_turn = local.batch_turn.wrapping_add(1);
         let turn = local.batch_turn;
-        let carrier = token.carrier();
-        let shared = carrier.shared();
-        let roaming = || shared.roaming.pop(1).pop().map(|f| Next::Run(popped(f)));
-        let unstarted = || {
-            let may = shared.batch.len() > 0 && shared.may_start_batch();
-            may.then(|| shared.batch.pop(1).pop().map(|f| Next::Start(popped(f))))?
-        };
+        let shared = token.carrier().shared();
+        let pop = |queue: &Inject| queue.pop(1).pop().map(popped);
         let found = match turn % KINDS {
-            0 if turn.is_multiple_of(2 * KINDS) => roaming().or_else(unstarted),
-            0 => unstarted().or_else(roaming),
-            1 => carrier.home().batch.pop().map(|f| Next::Run(popped(f))),
+            0 if shared.may_start_deferred() => pop(&shared.deferred).map(Next::Start),
+            1 => pop(&shared.batch).map(Next::Run),
             2 => (shared.claim_frozen(Which::Batch))
                 .or_else(|| shared.claim_frozen(Which::Any))
                 .map(Next::Thaw),
-            _ => shared.claim_frozen(Which::Any).map(Next::Thaw),
+            3 => shared.claim_frozen(Which::Any).map(Next::Thaw),
+            _ => None,
         };
         if let Some(found) = found {
             shared.pay_batch();
@@ -233,125 +197,100 @@ fn batch(token: &mut Entered) -> Next {
     Next::Nothing
 }
 
-/// A fiber that should not wait, or one that was stopped and does not compute much, in turn with this
-/// worker's own.
-fn from_ready(token: &mut Entered) -> Next {
+/// A carrier that waits for a worker in the middle of a fiber that does not compute much; claimed.
+fn claim_stopped(shared: &Shared) -> Option<usize> {
+    let wanted = shared.wanted.claim_any();
+    wanted.or_else(|| shared.claim_frozen(Which::Interactive))
+}
+
+/// What has waited too long for any worker, and fibers that were interrupted and do not compute much, in turn
+/// with this worker's own.
+fn urgent(token: &mut Entered) -> Next {
     let shared = token.carrier().shared();
-    if shared.ready.len() == 0 && shared.frozen.is_empty() {
+    if !shared.is_urgent() {
         return Next::Nothing;
     }
     let local = token.local();
-    local.ready_turns += 1;
-    if local.ready_turns > READY_TURNS {
-        local.ready_turns = 0;
+    local.urgent_turns += 1;
+    if local.urgent_turns > URGENT_TURNS {
+        local.urgent_turns = 0;
         return Next::Nothing;
     }
-    let turn = local.ready_turns;
-    let shared = token.carrier().shared();
-    let frozen = || (shared.claim_frozen(Which::Interactive)).map(Next::Thaw);
-    let ready = || {
-        let fiber = shared.ready.pop(1).pop()?;
+    let turn = local.urgent_turns;
+    let stopped = || claim_stopped(token.carrier().shared()).map(Next::Thaw);
+    let queued = || {
+        let shared = token.carrier().shared();
+        let fiber = shared.global.pop(1).pop()?;
+        shared.note_global_served();
         token.worker().counters.from_shared.add(1);
         Some(Next::Run(popped(fiber)))
     };
     let found = match turn % 4 {
-        0 => frozen().or_else(ready),
-        2 => ready().or_else(frozen),
-        _ => ready(), // who was stopped takes his time: not at every turn
+        0 => stopped().or_else(queued),
+        2 => queued().or_else(stopped),
+        _ => queued(), // an interrupted fiber takes its time: not at every turn
     };
     found.unwrap_or(Next::Nothing)
 }
 
-/// Moves what others sent to where this worker looks.
+/// Moves what others assigned to this worker to where it looks.
 #[inline]
-fn collect(token: &mut Entered) {
-    let carrier = token.carrier();
-    if !carrier.inbox.is_empty() {
-        carrier.ice.fresh_mail.store(false, Relaxed);
-        let mut mail = carrier.inbox.take();
-        let home = carrier.home();
-        while let Some(member) = mail.pop() {
-            // SAFETY: just popped, and runnable fibers are alive (I3).
-            unsafe { home.push(popped(member)) };
-        }
-    }
+fn collect_assigned(token: &mut Entered) {
     if !token.worker().assigned.is_empty() {
         let assigned = token.worker().assigned.take();
         token.local().own.append(assigned);
     }
 }
 
-/// The LIFO slots: a fiber woken by its sibling, or spawned last. When they have had their turns and
-/// others wait, what they hold goes behind those.
+/// The LIFO slot. When it has had its turns and others wait, what it holds goes behind those.
 #[inline]
 fn lifo(token: &mut Entered) -> Option<FiberRef> {
-    let woken = token.carrier().home().next.is_some();
-    let spawned = !token.worker().lifo.is_empty();
-    if !woken && !spawned {
+    let worker = token.worker();
+    if worker.lifo.is_empty() {
         token.local().lifo_turns = 0;
         return None;
     }
-    let nobody_waits = woken != spawned
-        && token.carrier().home().queue.is_empty()
-        && token.worker().ring.is_empty()
-        && token.local().own.is_empty();
-    if nobody_waits || token.local().lifo_turns < LIFO_TURNS {
-        let next = token.carrier().home().next.take();
-        if let Some(found) = next.or_else(|| token.worker().lifo.take()) {
-            token.local().lifo_turns = token.local().lifo_turns.saturating_add(1);
-            return Some(found);
-        }
+    let nothing_waits = worker.ring.is_empty() && token.local().own.is_empty();
+    if (nothing_waits || token.local().lifo_turns < LIFO_TURNS)
+        && let Some(found) = token.worker().lifo.take()
+    {
+        token.local().lifo_turns = token.local().lifo_turns.saturating_add(1);
+        return Some(found);
     }
     token.local().lifo_turns = 0;
-    let home = token.carrier().home();
-    if let Some(fiber) = home.next.take() {
-        // SAFETY: it was in the slot, so in no list, and runnable fibers are alive (I3).
-        unsafe { home.queue.push(fiber.pointer()) };
-    }
     if let Some(fiber) = token.worker().lifo.take() {
         let shared = token.carrier().shared();
         shared.push_local(token.worker(), fiber);
-        shared.rouse_from(token.worker()); // the monitor minds slots, not rings
+        shared.rouse_from(token.worker()); // the monitor minds slots, not queues
     }
     None
 }
 
-/// Started and unstarted fibers in turn.
+/// The local queue and the fibers assigned to this worker, in turn.
 #[inline]
 fn in_turn(token: &mut Entered) -> Option<FiberRef> {
-    let turns = token.local().home_turns;
-    if (turns == 0 || (turns < HOME_TURNS && token.carrier().shared().idle.has_free_hands()))
-        && let Some(fiber) = pop_home(token.carrier())
-    {
-        token.local().home_turns += 1;
-        return Some(fiber);
-    }
     let local = token.local();
-    local.home_turns = 0;
+    if local.own.is_empty() {
+        return pop_local(token.worker());
+    }
     local.own_turn = !local.own_turn;
-    let unstarted = if local.own_turn {
+    if local.own_turn {
         let own = local.own.pop().map(popped);
-        own.or_else(|| token.worker().ring.pop())
+        own.or_else(|| pop_local(token.worker()))
     } else {
-        let ring = token.worker().ring.pop();
-        ring.or_else(|| token.local().own.pop().map(popped))
-    };
-    unstarted.or_else(|| pop_home(token.carrier()))
+        let queued = pop_local(token.worker());
+        queued.or_else(|| token.local().own.pop().map(popped))
+    }
 }
 
-/// Carriers that want a worker, and fibers anybody may run; they take turns too.
+/// Carriers that want a worker, and the global queue; they take turns.
 fn shared_queue(token: &mut Entered) -> Next {
     for _ in 0..2 {
         let local = token.local();
         local.carrier_turn = !local.carrier_turn;
         if local.carrier_turn {
-            let shared = token.carrier().shared();
-            if !shared.wanted.is_empty() {
-                // Round robin: from the one after ours.
-                let start = (token.carrier().index + 1) % shared.settings.max_carriers;
-                if let Some(carrier) = shared.wanted.claim_any(start) {
-                    return Next::MoveTo(carrier);
-                }
+            if let Some(index) = token.carrier().shared().wanted.claim_any() {
+                return Next::Thaw(index);
             }
         } else if let Some(fiber) = from_global(token) {
             return Next::Run(fiber);
@@ -360,18 +299,19 @@ fn shared_queue(token: &mut Entered) -> Next {
     Next::Nothing
 }
 
-/// A fair share of the shared queue: one to run, the others into the ring.
+/// A fair share of the global queue: one to run, the others into the local queue. Then fibers that waited for a
+/// thread to start on, if there are threads again.
 fn from_global(token: &Entered) -> Option<FiberRef> {
     let shared = token.carrier().shared();
     let len = shared.global.len();
     if len == 0 {
-        return None;
+        return shared.next_threadless();
     }
     let share = (len / shared.count.allowed() + 1)
         .min(BATCH)
         .min(shared.settings.local_queue / 2);
     token.worker().counters.from_shared.add(1);
-    shared.pressed.store(false, Relaxed);
+    shared.note_global_served();
     let mut taken = shared.global.pop(share.max(1));
     let first = taken.pop().map(popped);
     if !taken.is_empty() {
@@ -383,7 +323,7 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
     first
 }
 
-/// Half of somebody's ring; or the fiber in the slot of a worker that does not get on.
+/// Half of another worker's queue; or the fiber in the slot of a worker that makes no progress.
 fn steal(token: &mut Entered) -> Option<FiberRef> {
     let n = token.carrier().shared().count.present();
     let start = token.local().rng.below(n);
@@ -397,8 +337,7 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
         }
         let other = &token.carrier().shared().workers[victim];
         let found = other.ring.steal_into(&me.ring);
-        let found = found.or_else(|| steal_slot(token, victim));
-        if let Some(fiber) = found.or_else(|| moving::raid(token, other)) {
+        if let Some(fiber) = found.or_else(|| steal_slot(other)) {
             let me = token.worker();
             me.counters.steals.add(1);
             me.counters.stolen.add(me.ring.len() as u64 + 1);
@@ -411,24 +350,52 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
     None
 }
 
-/// Takes the fiber out of a victim's LIFO slot if the monitor has seen the victim overrun, and it
-/// still does.
-fn steal_slot(token: &Entered, victim: usize) -> Option<FiberRef> {
-    let victim: &Worker = &token.carrier().shared().workers[victim];
-    if victim.lifo.is_empty() || victim.overran.load(Relaxed) != victim.published.dispatches() {
+/// Takes the fiber out of a victim's LIFO slot if the monitor has seen the victim in one dispatch at two looks,
+/// and it still is.
+fn steal_slot(victim: &Worker) -> Option<FiberRef> {
+    if victim.lifo.is_empty() || !victim.is_stuck() {
         return None;
     }
     victim.lifo.take()
 }
 
 impl Shared {
-    /// Queues an unstarted fiber on a worker the caller holds; what does not fit goes to all.
+    /// Queues a fiber on a worker the caller holds; what does not fit goes to all.
+    #[inline]
     pub(crate) fn push_local(&self, worker: &Worker, fiber: FiberRef) {
-        let mut fiber = fiber;
-        while let Err(back) = worker.ring.push(fiber) {
-            fiber = back;
+        if let Err(back) = worker.ring.push(fiber) {
+            self.push_overflowing(worker, back);
+        }
+    }
+
+    #[cold]
+    fn push_overflowing(&self, worker: &Worker, mut fiber: FiberRef) {
+        loop {
             worker.counters.overflows.add(1);
             self.global.push_all(worker.ring.take_half());
+            match worker.ring.push(fiber) {
+                Ok(()) => return,
+                Err(back) => fiber = back,
+            }
+        }
+    }
+
+    /// Fibers wait that any worker should run before its own: the monitor or a handler has seen that the global
+    /// queue is too old, or a carrier waits in the middle of a fiber that does not compute much.
+    #[inline]
+    pub(crate) fn is_urgent(&self) -> bool {
+        self.global_is_old.load(Relaxed) && self.global.len() > 0
+            || !self.wanted.is_empty()
+            || !self.frozen.is_empty()
+            || self.is_batch_owed()
+    }
+
+    /// A worker has taken fibers off the global queue.
+    fn note_global_served(&self) {
+        self.global_served.fetch_add(1, Relaxed);
+        self.pressed.store(false, Relaxed);
+        if self.global.len() <= 1 {
+            self.global_is_old.store(false, Relaxed);
         }
     }
 }

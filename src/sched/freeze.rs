@@ -7,9 +7,8 @@
 //! worker again: it *thaws*. Nothing else runs on it meanwhile.
 //!
 //! All of this happens on the carrier's own thread with the mark up, in a handler: no allocation, no
-//! lock, no formatting ([S7]). What it needs is claimed from bitmaps; what must be sorted (runnable
-//! siblings of the frozen fiber, which may move or not) is posted to an inbox of the runtime, *unsorted*,
-//! where the next worker that looks for work finds it.
+//! lock, no formatting ([S7]). What it needs is claimed from bitmaps. The worker takes its queues along, so
+//! nothing is sorted.
 //!
 //! **I19** A frozen carrier is in the set *frozen*, or has been claimed from it by somebody who owes it
 //! a worker or its release, or holds a worker. It enters the set after it has given up its own worker and
@@ -27,20 +26,17 @@
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
+    AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed,
 };
 
 use indent_sysmon::Phase;
 
-use crate::base::bitmap::Bitmap;
-use crate::base::list::List;
-use crate::queue::inject::popped;
+use crate::base::bitmap::SparseBitmap;
 use crate::sched::carrier::Carrier;
 use crate::sched::overrun::Occupant;
 use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, verdict};
+use crate::sched::Shared;
 
 /// What a carrier knows of being interrupted.
 #[derive(Default)]
@@ -72,18 +68,8 @@ pub(crate) struct Ice {
     pub(crate) cpu: AtomicU64,
     /// In which round it was last released; the monitor's own.
     rotated: AtomicU64,
-    /// Fibers have been posted since its inbox was last emptied that may be able to move.
-    pub(crate) fresh_mail: AtomicBool,
     /// Which fiber was frozen here last; own thread.
     pub(crate) fiber: Cell<u64>,
-    /// Who was left in the home queues when its fiber was dispatched: the flags of `slices.rs`.
-    pub(crate) siblings: AtomicU8,
-    /// A fiber that may not leave has waited for this carrier for long: the one that runs is to come to
-    /// an end.
-    pub(crate) hurries: AtomicBool,
-    /// Since when such fibers wait, and how many.
-    pub(crate) bound_since: AtomicU64,
-    pub(crate) bound: AtomicU64,
     /// It slept in a lock at the last look; the monitor's own.
     pub(crate) locked: AtomicBool,
     /// Checkpoints its fibers passed, and how many of them the handler knew of; own thread.
@@ -101,11 +87,8 @@ impl Ice {
     pub(crate) fn forget(&self) {
         self.request.store(0, Relaxed);
         self.long.store(0, Relaxed);
-        self.hurries.store(false, Relaxed);
         self.locked.store(false, Relaxed);
         self.refused.store(0, Relaxed);
-        self.bound.store(0, Relaxed);
-        self.fresh_mail.store(false, Relaxed);
         self.tries.set((0, 0));
     }
 }
@@ -130,8 +113,7 @@ pub(crate) struct Counters {
 /// A carrier somebody has claimed, to give it a worker.
 #[derive(Clone, Copy)]
 pub(crate) enum Receiver {
-    Resting(usize),
-    Home(usize),
+    Spare(usize),
     Wanted(usize),
     Frozen(usize),
 }
@@ -139,8 +121,7 @@ pub(crate) enum Receiver {
 impl Receiver {
     fn index(self) -> usize {
         match self {
-            Receiver::Resting(index) | Receiver::Home(index) => index,
-            Receiver::Wanted(index) | Receiver::Frozen(index) => index,
+            Receiver::Spare(index) | Receiver::Wanted(index) | Receiver::Frozen(index) => index,
         }
     }
 }
@@ -156,8 +137,6 @@ impl Carrier {
     /// False if that cannot be now: nobody is there to take it, or somebody has it in hand.
     pub(crate) fn freeze(&self, worker: &Worker, suspect: bool, registers: [usize; 3]) -> bool {
         let shared = self.shared();
-        // SAFETY: I17: our own thread with the mark up.
-        unsafe { self.unpack() };
         // Who is queued for this worker is of no use to a carrier in the middle of a fiber.
         let to_frozen = !shared.has_queued_for(worker);
         let Some(receiver) = shared.claim_receiver(to_frozen) else {
@@ -168,11 +147,6 @@ impl Carrier {
             shared.unclaim(receiver);
             return false;
         };
-        if !self.inbox.is_empty() {
-            // I10: posted by somebody who still saw the worker here.
-            // SAFETY: I17, as above.
-            unsafe { self.unpack() };
-        }
         // SAFETY: workers live as long as `Shared`.
         let held = unsafe { worker.as_ref() };
         held.published.set_phase(Phase::Scheduling);
@@ -181,6 +155,7 @@ impl Carrier {
         self.ice.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.rung.store(false, Relaxed); // whoever presses next is heard at once
+        shared.hurry_global(); // what waits there has waited for this
         shared.frozen.set(self.index); // I19: from here on it can be given a worker
         shared.hand(worker, receiver);
         if let Some(facts) = overrun {
@@ -206,34 +181,6 @@ impl Carrier {
         }
         self.stay_frozen();
         self.ice.tries.set((0, 0));
-    }
-
-    /// The runnable siblings that are not known to be bound are anybody's to sort.
-    ///
-    /// # Safety
-    /// As I17 says.
-    pub(crate) unsafe fn unpack(&self) {
-        // SAFETY: by the caller's promise.
-        let mut fibers = unsafe { self.take_some_runnable() };
-        let mut bound = List::new();
-        while let Some(member) = fibers.pop() {
-            if verdict::is_bound(popped(member)) {
-                // SAFETY: just popped.
-                unsafe { bound.push(member) };
-            } else {
-                // SAFETY: just popped, and runnable fibers are alive (I3).
-                unsafe { self.shared().unsorted.post(member) };
-            }
-        }
-        // SAFETY: by the caller's promise.
-        let home = unsafe { &mut *self.home_cell() };
-        while let Some(member) = bound.pop() {
-            // SAFETY: just popped, and runnable fibers are alive (I3).
-            unsafe { home.push(popped(member)) };
-        }
-        if !self.shared().unsorted.is_empty() {
-            self.shared().rouse_one(self.index); // an idle worker may have time for them
-        }
     }
 
     /// Until there is a worker, or it is released. The mark is up before and after.
@@ -275,18 +222,6 @@ impl Carrier {
         self.begin_slice(worker);
     }
 
-    /// Somebody posted a fiber that perhaps may move.
-    pub(crate) fn note_fresh_mail(&self) {
-        if !self.ice.fresh_mail.load(Relaxed) {
-            self.ice.fresh_mail.store(true, SeqCst);
-        }
-    }
-
-    /// There may be fibers in its inbox that would run elsewhere.
-    pub(crate) fn has_fresh_mail(&self) -> bool {
-        self.ice.fresh_mail.load(SeqCst)
-    }
-
     pub(crate) fn rotated_in(&self) -> u64 {
         self.ice.rotated.load(Relaxed)
     }
@@ -316,12 +251,11 @@ impl Shared {
     /// Somebody to give a worker to who is there: one that waits for a worker, a spare, or else a frozen
     /// one.
     pub(crate) fn claim_receiver(&self, to_frozen: bool) -> Option<Receiver> {
-        let wanted = || self.wanted.claim_any(0).map(Receiver::Wanted);
-        let resting = || self.resting.claim_any(0).map(Receiver::Resting);
-        let homes = || self.homes.claim_any(0).map(Receiver::Home);
+        let wanted = || self.wanted.claim_any().map(Receiver::Wanted);
+        let spare = || self.spares.claim_any().map(Receiver::Spare);
         let frozen = || self.claim_frozen(Which::Any).map(Receiver::Frozen);
-        let spare = wanted().or_else(resting).or_else(homes);
-        spare.or_else(|| to_frozen.then(frozen)?)
+        let there = wanted().or_else(spare);
+        there.or_else(|| to_frozen.then(frozen)?)
     }
 
     /// Whether somebody waits who needs this worker at its scheduler.
@@ -333,16 +267,17 @@ impl Shared {
             || worker.has_own.load(Relaxed)
             || self.count.is_excess(worker.index)
             || self.has_batch()
-            || self.ready.len() > 0
             || self.global.len() > 0
-            || !self.unsorted.is_empty()
     }
 
     /// The claim is not needed after all.
     pub(crate) fn unclaim(&self, receiver: Receiver) {
         match receiver {
-            Receiver::Resting(index) => self.unclaim_rest(&self.resting, index),
-            Receiver::Home(index) => self.unclaim_rest(&self.homes, index),
+            Receiver::Spare(index) => {
+                self.spares.set(index);
+                self.void_if_served(&self.spares, index);
+                self.carrier(index).bell.ring(); // perhaps it is not needed any more
+            }
             Receiver::Wanted(index) => {
                 self.want(index);
                 self.void_if_served(&self.wanted, index);
@@ -355,14 +290,8 @@ impl Shared {
         }
     }
 
-    fn unclaim_rest(&self, set: &Bitmap, index: usize) {
-        set.set(index);
-        self.void_if_served(set, index);
-        self.carrier(index).bell.ring(); // it looks into its inbox: nobody owes it anything
-    }
-
     /// It has got a worker meanwhile, and does not wait any more.
-    fn void_if_served(&self, set: &Bitmap, index: usize) {
+    fn void_if_served(&self, set: &SparseBitmap, index: usize) {
         if self.carrier(index).owner.peek().is_some() {
             set.claim(index);
         }
@@ -416,7 +345,7 @@ impl Shared {
 
     /// No thread is there to take a worker over: the helper is asked for one.
     pub(crate) fn no_receiver(&self) {
-        if self.vacant.is_empty() || self.watchers.is_refused() {
+        if self.carrier_threads() >= self.settings.max_carriers || self.watchers.is_refused() {
             self.preempted.cap_hits.fetch_add(1, Relaxed);
         }
         self.ask_for_spares();

@@ -33,7 +33,7 @@ use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 
-use indent_sysmon::frames::{Registers, Stack};
+use indent_sysmon::frames::{Registers, Stack, Verdict};
 
 use crate::base::arch::At;
 use crate::base::loom::atomic;
@@ -46,9 +46,8 @@ use crate::fiber::switch;
 use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered};
-use crate::sched::moving;
 use crate::sched::overrun::Kind;
-use crate::sched::verdict::{self, Verdict};
+use crate::sched::mobility;
 
 /// An open region, in a frame of its fiber.
 pub(crate) struct Region {
@@ -151,7 +150,7 @@ impl Carrier {
         let Some(verdict) = (unsafe { self.judge_interrupted(fiber, at, region) }) else {
             return false;
         };
-        verdict::note_interrupted(fiber, verdict);
+        mobility::note_interrupted(fiber, verdict);
         // SAFETY: by the caller's promise; there is room, and I21.
         unsafe { redirect(context, yield_in_place, region.controls) };
         true
@@ -212,7 +211,4 @@ pub(crate) extern "C" fn yield_in_place(saved: &Saved) {
 pub(crate) fn came_back(token: &Entered, fiber: FiberRef) {
     class::be_batch(&fiber); // it has had its time
     token.carrier().shared().rung.store(false, Relaxed); // whoever presses next is heard at once
-    if !verdict::is_free(fiber) {
-        moving::count_bound(token.carrier(), fiber);
-    }
 }

@@ -1,15 +1,17 @@
 //! L3: who runs what, where.
 //!
 //! A *worker* is a right to run fibers, with queues; there are as many as there may be fibers
-//! running at once. A *carrier* is an OS thread that can hold one. Fibers that have not started
-//! belong to workers and move freely; a started fiber belongs to its carrier, because what lies on
-//! its stack may belong to that thread. It moves only if its frames say that nothing does; else the
-//! *worker* comes to it.
+//! running at once. A *carrier* is an OS thread that can hold one, and takes its queues along when it moves.
+//! A fiber that holds nothing of its thread, because it has not started or because its frames say so, waits in
+//! the queues of workers and runs on any thread. A parked fiber that may hold something of its thread has
+//! that thread to itself, and the *worker* comes to it.
 //!
 //! | file | protocol |
 //! |---|---|
 //! | `owner` | which worker a carrier holds; taking, giving, surrendering |
-//! | `carrier` | resting, waiting, being brought a worker |
+//! | `carrier` | the states of a thread; how a worker comes to it |
+//! | `tenant` | the fiber that has a thread to itself |
+//! | `starts` | whether a fiber may start now |
 //! | `count`, `resize` | how many workers there are, live |
 //! | `idle`, `sleep` | who sleeps, who searches, who is roused |
 //! | `context` | the current carrier, the `Entered` token |
@@ -23,8 +25,7 @@
 //! | `overrun` | who is hogging: stretches, captures, reports |
 //! | `find`, `run` | what runs next; what happens when it comes back |
 //! | `wake` | making a parked fiber runnable |
-//! | `verdict` | what the frames of a fiber allow |
-//! | `moving` | started fibers that change threads, or keep theirs to themselves |
+//! | `mobility` | whether a fiber may change threads |
 //! | `spawn` | from a closure to a queued fiber |
 //! | `block` | parking, yielding and handing over, on the fiber's side |
 //! | `timers` | deadlines |
@@ -41,27 +42,25 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
 };
 use std::sync::{Arc, OnceLock, Weak};
-use std::thread::JoinHandle as ThreadHandle;
 use std::time::Duration;
 
 use crate::base::affinity::Mask;
-use crate::base::bitmap::Bitmap;
-use crate::base::inbox::Inbox;
+use crate::base::bitmap::{Bitmap, SparseBitmap};
 use crate::base::loom::{Mutex, lock};
 use crate::base::mark;
 use crate::error::StartError;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::{self, Guard};
-use crate::fiber::{Record, overflow};
+use crate::fiber::overflow;
 use crate::queue::inject::Inject;
 
 pub(crate) mod block;
 pub(crate) mod carrier;
 mod class;
-mod company;
 pub(crate) mod context;
 mod count;
 mod detach;
+mod dump;
 mod find;
 mod freeze;
 mod gate;
@@ -71,7 +70,7 @@ mod interrupt;
 pub(crate) mod io;
 pub(crate) mod latency;
 pub(crate) mod limit;
-mod moving;
+pub(crate) mod mobility;
 pub(crate) mod overrun;
 mod owner;
 mod press;
@@ -84,10 +83,12 @@ mod sleep;
 mod slices;
 pub(crate) mod spawn;
 pub(crate) mod start;
+mod starts;
 mod starve;
+mod tenant;
+mod threads;
 pub(crate) mod thread;
 mod timers;
-pub(crate) mod verdict;
 pub(crate) mod wake;
 mod watch;
 pub(crate) mod worker;
@@ -111,6 +112,9 @@ pub(crate) struct Settings {
     pub(crate) cpus: usize,
     /// How many CPUs may be used now, and so how many workers there should be; at least one.
     pub(crate) count_cpus: Arc<dyn Fn() -> usize + Send + Sync>,
+    /// Fibers that may need a thread start while there are fewer threads than this.
+    pub(crate) soft_carriers: usize,
+    /// No fiber that may need a thread starts while there are as many threads as this.
     pub(crate) max_carriers: usize,
     pub(crate) stack_class: u8,
     pub(crate) guard: Guard,
@@ -167,32 +171,20 @@ pub(crate) struct Shared {
     pub(crate) workers: Box<[Worker]>,
     pub(crate) count: count::Count,
     resizing: std::sync::Mutex<()>,
-    carriers: Box<[OnceLock<Carrier>]>,
-    threads: Mutex<Vec<(usize, ThreadHandle<()>)>>,
-    /// Without a worker: those with no fiber at home, and those with some.
-    resting: Bitmap,
-    homes: Bitmap,
-    keeping: Bitmap,
-    wanted: Bitmap,
-    vacant: Bitmap,
+    carriers: threads::Carriers,
+    threads: Mutex<threads::Threads>,
+    /// Carriers without a worker and without a fiber.
+    spares: SparseBitmap,
+    /// Carriers that wait for a worker in the middle of a fiber whose worker was taken.
+    wanted: SparseBitmap,
     /// Carriers that stopped in the middle of a fiber and wait for a worker (`freeze.rs`).
-    frozen: Bitmap,
+    frozen: SparseBitmap,
     /// Carriers whose worker was taken while they slept in the kernel, and that have not come back.
-    detached: Bitmap,
-    /// Runnable started fibers of carriers that froze or were detached: to be sorted by who looks for work.
-    unsorted: Inbox<Record>,
-    /// Of some that wait for a carrier that is busy it is not known yet whether they may move.
-    puzzled: AtomicBool,
-    /// Carriers that are in the middle of a fiber while another waits for them that may not leave.
-    awaited: Bitmap,
+    detached: SparseBitmap,
     /// Workers that found no carrier.
     orphans: Bitmap,
-    /// The carrier that thawed last.
-    claims: AtomicUsize,
     /// Turns of frozen carriers that have been dealt out.
     tickets: AtomicU64,
-    /// From which turn on an unstarted fiber may start although many are frozen.
-    start_at: AtomicU64,
     /// Somebody from outside has queued a fiber for all while everybody was busy.
     pressed: AtomicBool,
     /// The monitor has been rung since it last took its time.
@@ -201,21 +193,20 @@ pub(crate) struct Shared {
     pub(crate) reports: overrun::Reports,
     /// On which CPUs our threads may run.
     cpu_mask: Mask,
-    /// Carriers that keep fibers which want to be alone, and their number.
-    keeps: Bitmap,
-    pub(crate) keepers: AtomicUsize,
-    /// Fibers that may not move and waited long for their thread.
-    pub(crate) bound_waiting: AtomicU64,
     pub(crate) refused_carriers: AtomicU64,
     global: Inject,
-    /// Unstarted fibers that others come before.
+    /// The monitor has found that no worker serves the global queue; how often a worker has.
+    global_is_old: AtomicBool,
+    global_served: AtomicU64,
+    /// Started fibers that compute much: others come before them.
     batch: Inject,
+    /// Unstarted fibers that will, while many of those are frozen; and that one of them is to start now.
+    deferred: Inject,
+    deferred_is_due: AtomicBool,
+    /// Unstarted fibers that wait for a thread.
+    pub(crate) threadless: starts::Threadless,
     /// So many slices the fibers that others come before are to get next.
     owed: AtomicUsize,
-    /// Fibers that anybody may run and that should not wait: woken by others, or spawned from outside.
-    ready: Inject,
-    /// Started fibers that others come before, and that may go on anywhere.
-    roaming: Inject,
     idle: Idle,
     /// Records for spawns from threads that hold no worker.
     outside: Mutex<Option<Slab>>,
@@ -268,7 +259,7 @@ impl Shared {
             interrupt::prepare(settings.preempt_signal)
                 .map_err(|source| StartError::Signal { source })?;
         }
-        let (n, cap) = (settings.workers, settings.max_carriers);
+        let (n, most_threads) = (settings.workers, threads::MOST);
         let worker = |i| {
             Worker::new(
                 i,
@@ -279,32 +270,19 @@ impl Shared {
         };
         let most = settings.most_workers.max(n);
         let workers = (0..most).map(worker).collect();
-        let vacant = Bitmap::new(cap);
-        (0..cap).for_each(|i| assert!(vacant.set(i)));
         let listeners = std::mem::take(&mut settings.on_overrun);
         let desk = overrun::desk::Desk::new(listeners, settings.log_overruns);
         let shared = Arc::new_cyclic(|this| Shared {
             this: this.clone(),
             workers,
-            carriers: (0..cap).map(|_| OnceLock::new()).collect(),
-            threads: Mutex::new(Vec::new()),
-            resting: Bitmap::new(cap),
-            homes: Bitmap::new(cap),
-            keeping: Bitmap::new(cap),
-            keeps: Bitmap::new(cap),
-            keepers: AtomicUsize::new(0),
-            bound_waiting: AtomicU64::new(0),
-            wanted: Bitmap::new(cap),
-            vacant,
-            frozen: Bitmap::new(cap),
-            detached: Bitmap::new(cap),
-            awaited: Bitmap::new(cap),
-            unsorted: Inbox::new(),
-            puzzled: AtomicBool::new(false),
+            carriers: threads::Carriers::new(),
+            threads: Mutex::new(threads::Threads::new()),
+            spares: SparseBitmap::new(most_threads),
+            wanted: SparseBitmap::new(most_threads),
+            frozen: SparseBitmap::new(most_threads),
+            detached: SparseBitmap::new(most_threads),
             orphans: Bitmap::new(most),
-            claims: AtomicUsize::new(0),
             tickets: AtomicU64::new(0),
-            start_at: AtomicU64::new(0),
             pressed: AtomicBool::new(false),
             rung: AtomicBool::new(false),
             preempted: freeze::Counters::default(),
@@ -312,10 +290,13 @@ impl Shared {
             cpu_mask: Mask::new(),
             refused_carriers: AtomicU64::new(0),
             global: Inject::new(),
+            global_is_old: AtomicBool::new(false),
+            global_served: AtomicU64::new(0),
             batch: Inject::new(),
+            deferred: Inject::new(),
+            deferred_is_due: AtomicBool::new(false),
+            threadless: starts::Threadless::new(),
             owed: AtomicUsize::new(0),
-            ready: Inject::new(),
-            roaming: Inject::new(),
             idle: Idle::new(most),
             count: count::Count::new(most, n),
             resizing: std::sync::Mutex::new(()),
@@ -332,7 +313,7 @@ impl Shared {
             fiber_limit: stack::limit(settings.guard),
             closing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            gate: gate::Gate::new((cap / 4).max(1)),
+            gate: gate::Gate::new((settings.max_carriers / 4).max(1)),
             observers: AtomicUsize::new(0),
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
@@ -364,6 +345,7 @@ impl Shared {
                 .map_err(|source| StartError::SpawnCarrier { started, source })?;
         }
         self.watchers.begun.store(true, SeqCst);
+        self.study_soon(); // while the program starts up
         Ok(())
     }
 
@@ -374,9 +356,7 @@ impl Shared {
     }
 
     pub(crate) fn carrier(&self, index: usize) -> &Carrier {
-        self.carriers[index]
-            .get()
-            .expect("a number in a set belongs to a carrier")
+        (self.carriers.get(index)).expect("a number in a set belongs to a carrier")
     }
 
     /// Carriers without a worker and without fibers that are kept for the next hand-over.
@@ -384,6 +364,10 @@ impl Shared {
         let allowed = self.count.allowed();
         // A freeze takes one that it gives back only when another one freezes or ends.
         allowed + (2 * self.frozen.len()).min(4 * allowed)
+    }
+
+    fn has_too_many_spares(&self) -> bool {
+        self.spares.len() > self.spares_kept()
     }
 
     /// Workers worth looking at.
@@ -397,6 +381,11 @@ impl Shared {
         set.unwrap_or_else(|| self.count.allowed())
     }
 
+    /// Fibers wait that compute much, or will.
+    pub(crate) fn has_batch(&self) -> bool {
+        self.batch.len() > 0 || self.deferred.len() > 0
+    }
+
     fn is_stopping(&self) -> bool {
         self.stopping.load(SeqCst)
     }
@@ -405,7 +394,7 @@ impl Shared {
         self.closing.load(SeqCst)
     }
 
-    /// Asks for a worker to be brought to a carrier.
+    /// Asks for a worker to be brought to a carrier that waits in the middle of a fiber.
     fn want(&self, carrier: usize) {
         self.wanted.set(carrier);
         if !self.rouse_one(carrier) {
@@ -462,19 +451,19 @@ impl Shared {
 
     /// Carrier threads of this runtime.
     pub(crate) fn carrier_threads(&self) -> usize {
-        self.settings.max_carriers - self.vacant.len()
+        self.carriers.len()
     }
 
     pub(crate) fn resting_carriers(&self) -> usize {
-        self.resting.len() + self.homes.len()
-    }
-
-    pub(crate) fn keeping_carriers(&self) -> usize {
-        self.keeping.len()
+        self.spares.len()
     }
 
     pub(crate) fn frozen_carriers(&self) -> usize {
         self.frozen.len()
+    }
+
+    pub(crate) fn waiting_carriers(&self) -> usize {
+        self.wanted.len()
     }
 
     pub(crate) fn detached_carriers(&self) -> usize {
@@ -483,12 +472,13 @@ impl Shared {
 
     /// Those that hold a worker.
     pub(crate) fn holding_carriers(&self) -> usize {
-        let carriers = self.carriers.iter().filter_map(|carrier| carrier.get());
-        carriers.filter(|c| c.owner.peek().is_some()).count()
+        let workers = self.workers.iter();
+        let held = |w: &&Worker| w.carrier().is_some_and(|c| c.owner.peek() == Some(NonNull::from(*w)));
+        workers.filter(held).count()
     }
 
     pub(crate) fn queued_for_all(&self) -> usize {
-        self.global.len() + self.ready.len() + self.batch.len() + self.roaming.len()
+        self.global.len() + self.batch.len() + self.deferred.len()
     }
 
     pub(crate) fn starved(&self) -> usize {

@@ -38,7 +38,6 @@ use crate::base::os;
 use crate::fiber::{FiberRef, Held, Record, switch};
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
-use crate::sched::slices::{BATCH, OTHERS};
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 
@@ -66,12 +65,10 @@ pub(crate) enum Kind {
     Detach = 3,
     /// Switched out in place.
     InPlace = 4,
-    /// It occupies the thread of a fiber that may not leave it (S12).
-    BoundWait = 5,
 }
 
 impl Kind {
-    pub(crate) const COUNT: usize = 6;
+    pub(crate) const COUNT: usize = 5;
 
     fn from_number(number: u8) -> Kind {
         match number {
@@ -79,7 +76,6 @@ impl Kind {
             2 => Kind::SuspectFreeze,
             3 => Kind::Detach,
             4 => Kind::InPlace,
-            5 => Kind::BoundWait,
             _ => Kind::Noticed,
         }
     }
@@ -162,10 +158,6 @@ pub(crate) struct Occupant {
     /// For whom somebody pressed, and in which dispatch.
     pressed_for: AtomicU64,
     pressed_in: AtomicU64,
-    /// Who waits for this thread and may not leave it.
-    waits: MaybeGone,
-    /// That is still to be reported.
-    bound: AtomicBool,
     /// The dispatch that was last counted as one nobody looked at; the monitor's own.
     unseen_in: AtomicU64,
 }
@@ -175,16 +167,6 @@ impl Occupant {
     pub(crate) fn pressed(&self, fiber: u64, stamp: u64) {
         self.pressed_for.store(fiber, Relaxed);
         self.pressed_in.store(stamp, Relaxed);
-    }
-
-    /// Nobody waits any more.
-    pub(crate) fn forget_bound(&self) {
-        self.bound.store(false, Relaxed);
-    }
-
-    /// This fiber may not leave, and waits for the occupant.
-    pub(crate) fn waits(&self, who: (*mut Record, u64)) {
-        self.waits.set(who);
     }
 }
 
@@ -241,10 +223,6 @@ impl Carrier {
         for (place, value) in occupant.registers.iter().zip(registers) {
             place.store(value, Relaxed);
         }
-        if occupant.bound.swap(false, Relaxed) {
-            let ran = self.stretch.ran.load(Relaxed);
-            return Some(self.facts(Kind::BoundWait, worker, ran));
-        }
         let kind = if suspect {
             Kind::SuspectFreeze
         } else {
@@ -265,13 +243,7 @@ impl Carrier {
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let worker = worker.map(|worker| unsafe { worker.as_ref() });
-        let bound = self.ice.occupant.bound.swap(false, Relaxed);
-        let facts = if bound && kind == Kind::Noticed {
-            Some(self.facts(Kind::BoundWait, worker, ran))
-        } else {
-            self.overrun(kind, worker, ran)
-        };
-        if let Some(facts) = facts {
+        if let Some(facts) = self.overrun(kind, worker, ran) {
             self.report(facts, registers);
         }
     }
@@ -284,7 +256,7 @@ impl Carrier {
 
     fn facts(&self, kind: Kind, worker: Option<&Worker>, ran: u64) -> Facts {
         let (shared, occupant) = (self.shared(), &self.ice.occupant);
-        let (interactive, batch) = shared.how_many_wait(self, worker);
+        let (interactive, batch) = shared.how_many_wait(worker);
         let in_this = worker.is_some_and(|w| w.stamp() == occupant.pressed_in.load(Relaxed));
         Facts {
             kind,
@@ -306,9 +278,6 @@ impl Carrier {
         let Some(fiber) = self.current.get() else {
             return;
         };
-        let waits = (facts.kind == Kind::BoundWait)
-            .then(|| self.ice.occupant.waits.hold())
-            .flatten();
         // SAFETY: its own thread, and it does not go on before the copy is taken.
         let at = unsafe { switch::running(fiber, registers) };
         // SAFETY: the part of the stack that it uses; nobody else writes to it. Where the stack pointer
@@ -316,7 +285,7 @@ impl Carrier {
         let stack = unsafe { Stack::new(at.inside()) };
         let [code, sp, bp] = registers;
         let start = Registers::interrupted(code, sp, bp);
-        self.file(facts, fiber.hold(), waits, (&start, &stack, code), || true);
+        self.file(facts, fiber.hold(), (&start, &stack, code), || true);
     }
 
     /// Any thread that has taken all the facts: puts them into a slot, with a copy of the stack, which is
@@ -325,7 +294,6 @@ impl Carrier {
         &self,
         facts: Facts,
         fiber: Held,
-        waits: Option<Held>,
         (start, stack, code): (&Registers, &Stack, usize),
         still: impl Fn() -> bool,
     ) {
@@ -337,7 +305,7 @@ impl Carrier {
             return; // it has gone on, and another fiber may be here
         }
         self.stretch.reported.store(facts.ran, Relaxed);
-        if slots.put(facts, fiber, waits, (start, stack, code), still) {
+        if slots.put(facts, fiber, (start, stack, code), still) {
             shared.ask_for_reports();
         } else {
             shared.reports.lost.fetch_add(1, Relaxed);
@@ -347,16 +315,14 @@ impl Carrier {
 
 impl Shared {
     /// How many fibers wait for this worker, or for any: those that others come before apart. What can be
-    /// seen without a lock; siblings count as one.
-    fn how_many_wait(&self, carrier: &Carrier, worker: Option<&Worker>) -> (usize, usize) {
-        let mut interactive = self.ready.len() + self.global.len() + self.wanted.len();
-        interactive += usize::from(carrier.has_siblings(OTHERS));
-        interactive += usize::from(!carrier.inbox.is_empty());
+    /// seen without a lock.
+    fn how_many_wait(&self, worker: Option<&Worker>) -> (usize, usize) {
+        let mut interactive = self.global.len() + self.wanted.len();
         if let Some(worker) = worker {
             interactive += worker.ring.len() + usize::from(!worker.lifo.is_empty());
             interactive += usize::from(!worker.assigned.is_empty() || worker.timers.is_due());
         }
-        let batch = self.batch.len() + self.frozen.len() + usize::from(carrier.has_siblings(BATCH));
+        let batch = self.batch.len() + self.deferred.len() + self.frozen.len();
         (interactive, batch)
     }
 }

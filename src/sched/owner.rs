@@ -13,8 +13,6 @@
 //! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
 //!   Down: the word is away; the worker is the taker's. The enterer makes it empty when it begins to
 //!   wait: nothing can be given to a carrier that would not notice.
-//! - **Visit**: as a take, but the worker is put back in any case; if the mark was down, the visitor
-//!   may touch meanwhile what the carrier's thread touches only with the mark up.
 //! - **Give**: exchange empty for the worker; on failure the giver keeps it.
 //! - **Release**: exchange empty for *released*: who waits goes away again. So a giver and a releaser do
 //!   not both succeed.
@@ -142,23 +140,9 @@ impl<W> Owner<W> {
         }
     }
 
-    /// Takes the worker from a carrier that is outside runtime code, and before anybody can enter
-    /// again does what must be done to the things of that carrier.
+    /// Takes the worker from a carrier that is outside runtime code, and before its thread can enter again
+    /// does what must be done to the things of that carrier.
     pub(crate) fn take<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<(NonNull<W>, R)> {
-        self.take_in_hand(meanwhile, |_| away())
-    }
-
-    /// The same, but leaves the worker where it is.
-    pub(crate) fn visit<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<R> {
-        self.take_in_hand(meanwhile, NonNull::as_ptr)
-            .map(|(_, done)| done)
-    }
-
-    fn take_in_hand<R>(
-        &self,
-        meanwhile: impl FnOnce() -> R,
-        then: impl FnOnce(NonNull<W>) -> *mut W,
-    ) -> Option<(NonNull<W>, R)> {
         let mut word = self.word.load(SeqCst);
         let worker = loop {
             let worker = holds(word)?;
@@ -171,7 +155,7 @@ impl<W> Owner<W> {
         // Nobody else changes the word while it says so: a store will do.
         if self.mark.load(Acquire) == 0 {
             let done = meanwhile();
-            self.word.store(then(worker), SeqCst);
+            self.word.store(away(), SeqCst);
             return Some((worker, done));
         }
         self.word.store(worker.as_ptr(), SeqCst);
@@ -365,24 +349,6 @@ mod models {
             let taker = thread::spawn(move || other.take_over(false));
             model.enter_once();
             model.enter_once();
-            taker.join().unwrap();
-            model.worker_is_somewhere_once();
-        });
-    }
-
-    #[test]
-    fn loom_a_visitor_and_the_enterer_take_turns() {
-        check(3, || {
-            let model = Model::new();
-            let other = model.clone();
-            let visitor = thread::spawn(move || {
-                let worker = NonNull::from(&other.worker);
-                other.carriers[0].visit(|| other.touch(worker));
-            });
-            let other = model.clone();
-            let taker = thread::spawn(move || other.take_over(true));
-            model.enter_once();
-            visitor.join().unwrap();
             taker.join().unwrap();
             model.worker_is_somewhere_once();
         });

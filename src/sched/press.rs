@@ -8,14 +8,12 @@
 //! rings the monitor, which looks twice, 200 µs apart. It is rung at most once a tick, unless somebody froze
 //! since.
 
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use indent_sysmon::{GRACE, Phase, ThreadState, Waiting};
 
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
-use crate::sched::slices::{BATCH, OTHERS};
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 
@@ -23,13 +21,6 @@ use crate::sched::worker::Worker;
 const LOOKED_AT: usize = 8;
 
 impl Carrier {
-    /// Whether the worker it holds is in a dispatch that is known to be long and has had its time.
-    #[expect(unsafe_code, reason = "workers are known by pointer")]
-    pub(crate) fn is_long_in_one_dispatch(&self, worker: NonNull<Worker>) -> bool {
-        // SAFETY: workers live as long as `Shared`.
-        self.long_stamp(unsafe { worker.as_ref() }).is_some()
-    }
-
     /// Whether its thread is not asleep: a signal would end its sleep with `EINTR` (S10).
     fn runs(&self) -> bool {
         let state = self.thread.state();
@@ -70,20 +61,6 @@ impl Worker {
 }
 
 impl Shared {
-    /// A fiber was posted to this carrier, whose worker is busy.
-    pub(crate) fn press_on(&self, carrier: &Carrier, worker: &Worker, fiber: u64) {
-        if !self.settings.preempt || worker.published.phase() != Phase::Fiber {
-            return;
-        }
-        match carrier.long_stamp(worker) {
-            Some(stamp) if carrier.computes() => {
-                carrier.ice.occupant.pressed(fiber, stamp);
-                carrier.ask_to_freeze(stamp);
-            }
-            _ => self.ring_monitor(),
-        }
-    }
-
     /// A fiber (of this number) was queued that anybody may run, or a carrier that wants a worker (zero),
     /// and nobody was roused.
     pub(crate) fn press(&self, fiber: u64) {
@@ -113,36 +90,47 @@ impl Shared {
         if !self.settings.preempt {
             return Waiting::Nobody;
         }
-        let carrier = worker.carrier();
-        let mail = carrier.is_some_and(|carrier| !carrier.inbox.is_empty());
+        let queued = !worker.ring.is_empty() || !worker.lifo.is_empty();
         if worker.timers.is_due()
-            || carrier.is_some_and(Carrier::has_pressing_siblings)
-            || mail && carrier.is_some_and(|carrier| carrier.has_fresh_mail())
+            || queued && worker.is_in_long_dispatch() && !self.has_many_frozen()
             || self.watchers.may_press() && self.somebody_presses()
         {
             return Waiting::Pressing;
         }
-        let others = carrier.is_some_and(|carrier| carrier.has_siblings(BATCH | OTHERS));
-        let queued = !worker.ring.is_empty() || !worker.lifo.is_empty() || self.global.len() > 0;
         let assigned = !worker.assigned.is_empty() || worker.has_own.load(Relaxed);
         let excess = self.count.is_excess(worker.index);
         let batch = !self.frozen.is_empty() || self.has_batch();
-        if mail || others || queued || assigned || excess || batch {
+        if queued || assigned || excess || batch || self.global.len() > 0 {
             return Waiting::ForTurn;
         }
         Waiting::Nobody
     }
 
     fn somebody_presses(&self) -> bool {
-        self.ready.len() > 0
-            || !self.unsorted.is_empty()
-            || !self.wanted.is_empty()
+        !self.wanted.is_empty()
             || self.missed_timers.load(Relaxed)
             || self.pressed.load(Relaxed) && self.global.len() > 0
     }
 
+    /// The global queue has waited for too long: workers serve it next. May be called in a signal handler.
+    pub(crate) fn hurry_global(&self) {
+        if self.global.len() > 0 {
+            self.global_is_old.store(true, Relaxed);
+        }
+    }
+
+    /// On the monitor's thread, at each look: whether any worker has served the global queue since the last.
+    pub(crate) fn mind_global(&self) {
+        let served = self.global_served.load(Relaxed);
+        if self.watchers.global_served.swap(served, Relaxed) == served {
+            self.hurry_global();
+        }
+    }
+
     /// How many workers it takes to serve those who press and can be served by any.
     pub(crate) fn pressing(&self) -> usize {
-        self.ready.len() + self.wanted.len() + usize::from(self.somebody_presses())
+        let pressed = self.pressed.load(Relaxed);
+        let queued = if pressed { self.global.len() } else { 0 };
+        queued + self.wanted.len() + usize::from(self.somebody_presses())
     }
 }

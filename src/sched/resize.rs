@@ -4,7 +4,6 @@ use std::ptr::NonNull;
 
 use crate::sched::Shared;
 use crate::sched::context::{self, Entered};
-use crate::sched::moving;
 use crate::sched::worker::{Roused, Worker};
 
 impl Shared {
@@ -51,6 +50,13 @@ impl Shared {
         self.workers.len() - self.count.retired()
     }
 
+    /// By the holder of a worker: its queue goes to all.
+    fn empty_ring(&self, worker: &Worker) {
+        while let Some(fiber) = worker.ring.pop() {
+            self.global.push(fiber);
+        }
+    }
+
     /// Lets any worker start what was sent to a worker that is retired.
     pub(crate) fn release_assigned(&self, worker: &Worker) {
         let fibers = worker.assigned.take();
@@ -63,11 +69,11 @@ impl Shared {
 
 /// Takes the worker of the calling carrier out of service. True: it is gone, and the token is void.
 pub(crate) fn retire(token: &mut Entered) -> bool {
-    moving::take_along(token); // before: they go where the others go
     empty(token);
     let carrier = token.carrier();
     let shared = carrier.shared();
-    let (index, worker) = (token.worker().index, carrier.owner.surrender());
+    let (index, worker) = (token.worker().index, carrier.leave_with_delivery());
+    shared.empty_ring(&shared.workers[index]); // with what was delivered meanwhile
     if shared.count.retire(index) {
         let kept = carrier.keep(worker); // wanted again meanwhile
         if kept {
@@ -86,9 +92,7 @@ fn empty(token: &mut Entered) {
     if let Some(fiber) = worker.lifo.take() {
         shared.global.push(fiber);
     }
-    while let Some(fiber) = worker.ring.pop() {
-        shared.global.push(fiber);
-    }
+    shared.empty_ring(worker);
     worker.published.set_phase(indent_sysmon::Phase::Idle);
     let local = token.local();
     let own = std::mem::replace(&mut local.own, crate::base::list::List::new());

@@ -3,6 +3,7 @@
 
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use indent_sysmon::Phase;
 
@@ -10,18 +11,21 @@ use crate::base::loom::{atomic, light_barrier};
 use crate::base::{fork, os};
 use crate::error::JoinError;
 use crate::fiber::job::{self, Completed, Job, Leftover};
-use crate::fiber::record::ANY_WORKER;
 use crate::fiber::state::Commit;
 use crate::fiber::switch::{self, Back};
 use crate::fiber::{FiberRef, Record};
-use crate::queue::inject::popped;
+use crate::sched::carrier::Carrier;
 use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
-use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
-use crate::sched::verdict::{self, Verdict};
+use crate::sched::starts::Start;
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, carrier::Carrier, class, company, in_place, latency, resize};
+use crate::sched::{Shared, class, in_place, latency, resize, mobility, wake};
+
+/// How long a worker waits after the system refused it a thread.
+const REFUSED_PAUSE: Duration = Duration::from_millis(1);
+/// From this value of `Local::bound_lately` on a worker sleeps on the thread of a bound fiber.
+const MOSTLY_BOUND: u32 = 4;
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
 pub(crate) enum Left {
@@ -33,40 +37,25 @@ pub(crate) enum Left {
 pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.carrier().shared().awake(token.worker());
-    // Where a worker arrives it runs something before it looks at who else wants one. But not each time: it
-    // may be called away after every single one.
-    let waits = token.carrier().has_runnable();
-    let local = token.local();
-    if local.until_shared < 2 && !local.put_off {
-        (local.until_shared, local.put_off) = (2, true);
-    }
-    local.looked = false;
-    if waits {
-        local.lifo_turns = find::LIFO_TURNS; // whom it came for is first, in turn with unstarted ones
-    }
+    token.local().looked = false;
     let mut search = Search::new();
     let left = loop {
-        match find::next(&mut token) {
-            next @ (Next::Run(fiber) | Next::Start(fiber)) => {
+        let next = match token.local().next.take() {
+            Some(brought) => Next::Run(brought), // the worker came here for its sake
+            None => find::next(&mut token),
+        };
+        match next {
+            Next::Run(fiber) | Next::Start(fiber) => {
                 search.found(&mut token);
-                let its_turn = matches!(next, Next::Start(_));
-                let at_home = ptr::eq(moving::home(fiber), token.carrier());
-                if !(at_home && stays(&token, fiber)) {
-                    match leave_for(&mut token, fiber, its_turn) {
-                        Leave::Left => break Left::GaveWorkerAway,
-                        Leave::Gone => continue,
-                        Leave::Stays => {}
-                    }
+                let deferred = matches!(next, Next::Start(_));
+                match go_where_it_runs(&mut token, fiber, deferred) {
+                    Where::Here => {}
+                    Where::WorkerLeft => break Left::GaveWorkerAway,
+                    Where::Elsewhere => continue,
                 }
                 let handed;
-                (token, handed) = run(token, fiber, at_home);
-                if handed && hand_over(&mut token, Carrier::hand_over) {
-                    break Left::GaveWorkerAway;
-                }
-            }
-            Next::MoveTo(index) => {
-                search.found(&mut token);
-                if move_to(&mut token, index) {
+                (token, handed) = run(token, fiber);
+                if handed && hand_over(&mut token) {
                     break Left::GaveWorkerAway;
                 }
             }
@@ -83,126 +72,152 @@ pub(crate) fn run_fibers() -> Left {
                 }
             }
             Next::Nothing if token.carrier().shared().is_stopping() => break Left::Stopping,
-            Next::Nothing => search.rest(&mut token),
+            Next::Nothing => {
+                if !search.searching && leaves_before_sleep(&mut token) && hand_over(&mut token) {
+                    break Left::GaveWorkerAway;
+                }
+                search.rest(&mut token);
+            }
         }
     };
     std::mem::forget(token); // the mark stays up: we are still in the scheduler
     left
 }
 
-/// Takes the worker to a carrier that wants one. False if there is no need.
-fn move_to(token: &mut Entered, index: usize) -> bool {
-    if index == token.carrier().index {
-        return false; // its own fibers wait: the loop finds them
-    }
-    moving::leave_behind(token, false);
-    token.worker().counters.moves.add(1);
-    let carrier = token.carrier();
-    carrier.hand_to(carrier.shared().carrier(index))
-}
-
-/// Takes the worker to a frozen carrier.
+/// Takes the worker to a carrier that waits in the middle of a fiber, which the caller claimed. False if it
+/// has got one by another way.
 fn thaw(token: &mut Entered, index: usize) -> bool {
-    moving::leave_behind(token, false);
     token.worker().counters.moves.add(1);
     let carrier = token.carrier();
     let shared = carrier.shared();
-    match shared
-        .carrier(index)
-        .receive_here(carrier.owner.surrender())
-    {
+    let worker = carrier.leave_with_delivery();
+    match shared.carrier(index).receive_here(worker) {
         Ok(()) => true,
         Err(worker) => !carrier.keep(worker),
     }
 }
 
-/// Takes the worker to another carrier, and along with it what may move.
-fn hand_over(token: &mut Entered, by: fn(&Carrier) -> bool) -> bool {
-    moving::take_along(token);
+/// Takes the worker to a carrier without a fiber. False if no thread can be had.
+fn hand_over(token: &mut Entered) -> bool {
     token.worker().counters.moves.add(1);
-    by(token.carrier())
+    token.carrier().hand_over()
 }
 
-/// Whether a fiber that is at home here runs here: not one that may leave, if another wants to be
-/// alone.
+/// A worker that would sleep on the thread of a bound fiber goes to one without a fiber first, so that the
+/// next movable fiber does not wait for that; unless bound fibers are what it runs most of the time.
+fn leaves_before_sleep(token: &mut Entered) -> bool {
+    token.carrier().has_tenant() && token.local().bound_lately < MOSTLY_BOUND
+}
+
+/// Where a fiber runs that the worker has taken off a queue.
+enum Where {
+    Here,
+    /// On another thread, and the worker is on its way there: the token is void.
+    WorkerLeft,
+    /// Later, or on a thread that has a worker.
+    Elsewhere,
+}
+
+/// Finds the thread for a fiber: its own if it is bound to one, else any without a tenant.
 #[inline]
-fn stays(token: &Entered, fiber: FiberRef) -> bool {
-    !token.carrier().keeps_fibers() || !verdict::is_free(fiber)
+fn go_where_it_runs(token: &mut Entered, fiber: FiberRef, deferred: bool) -> Where {
+    let thread = wake::thread_of(fiber);
+    if thread.is_some_and(|thread| ptr::eq(thread, token.carrier())) {
+        return Where::Here;
+    }
+    if thread.is_none() && !token.carrier().has_tenant() && !is_unstarted(fiber) {
+        return Where::Here;
+    }
+    go_elsewhere(token, fiber, thread, deferred)
 }
 
-/// A fiber that is not at home here, or need not be: if it is not welcome (S12), takes it and the
-/// worker to another carrier, where it is the first to run.
-fn leave_for(token: &mut Entered, fiber: FiberRef, its_turn: bool) -> Leave {
-    // SAFETY: I1: `next` took it off a queue.
-    let welcome = unsafe { moving::welcome(token, fiber) };
-    match welcome {
-        Welcome::Here => return Leave::Stays,
-        Welcome::Later if its_turn && !token.carrier().keeps_fibers() => return Leave::Stays,
-        Welcome::Later if its_turn => {}
-        Welcome::Later => {
-            token.carrier().shared().batch.push(fiber);
-            return Leave::Gone;
+#[inline(never)]
+fn go_elsewhere(
+    token: &mut Entered,
+    fiber: FiberRef,
+    thread: Option<&Carrier>,
+    deferred: bool,
+) -> Where {
+    let shared = token.carrier().shared();
+    if let Some(thread) = thread {
+        // SAFETY: I1: `next` took it off a queue.
+        if !unsafe { mobility::may_move_after_all(fiber) } {
+            return go_to_thread(token, fiber, thread);
         }
-        Welcome::Elsewhere | Welcome::With(_) => {}
+        thread.let_out(fiber);
+        thread.bell.ring(); // it is a spare now
+        token.worker().counters.released.add(1);
+    } else if is_unstarted(fiber) {
+        match shared.admit_start(fiber, deferred) {
+            Start::Now => {}
+            Start::Deferred => {
+                shared.deferred.push(fiber);
+                return Where::Elsewhere;
+            }
+            Start::WithoutThread => {
+                shared.wait_for_thread(fiber);
+                return Where::Elsewhere;
+            }
+        }
     }
-    let unstarted = fiber.stack.load(atomic::Ordering::Relaxed).is_null();
-    let assigned = unstarted && fiber.worker.load(atomic::Ordering::Relaxed) != ANY_WORKER;
-    if assigned {
-        // SAFETY: `next` took it off a queue, so it is in no list; it is not over, so alive (I3).
-        unsafe { token.local().own.push_front(fiber.pointer()) };
-    } else if let Some(before) = token.worker().lifo.replace(fiber) {
-        // There it can be stolen, should the worker not get on.
-        token.carrier().shared().push_local(token.worker(), before);
+    if !token.carrier().has_tenant() {
+        return Where::Here;
     }
-    let gone = match welcome {
-        Welcome::With(keeper) => move_to(token, keeper),
-        _ => hand_over(token, Carrier::hand_over_to_free),
-    };
-    if gone {
-        return Leave::Left;
+    token.local().next = Some(fiber);
+    if hand_over(token) {
+        return Where::WorkerLeft;
     }
-    let back = if assigned {
-        token.local().own.pop().map(popped)
-    } else {
-        token.worker().lifo.take()
-    };
-    if back == Some(fiber) {
-        Leave::Stays
-    } else {
-        Leave::Gone
+    // The system refused a thread.
+    if let Some(fiber) = token.local().next.take() {
+        token.carrier().shared().global.push(fiber);
+        token.local().until_shared = u32::MAX; // what is bound to threads comes first
+        os::sleep(REFUSED_PAUSE);
+    }
+    Where::Elsewhere
+}
+
+/// Takes the worker, or the fiber to the worker, to the thread that the fiber is bound to.
+fn go_to_thread(token: &mut Entered, fiber: FiberRef, thread: &Carrier) -> Where {
+    loop {
+        if thread.deliver(fiber) {
+            return Where::Elsewhere;
+        }
+        token.local().next = Some(fiber);
+        token.worker().counters.moves.add(1);
+        if token.carrier().hand_to(thread) {
+            return Where::WorkerLeft;
+        }
+        // A worker has come there meanwhile.
+        if token.local().next.take().is_none() {
+            return Where::Elsewhere;
+        }
     }
 }
 
-/// What became of a fiber that is not welcome.
-enum Leave {
-    /// It left with the worker; the token is void.
-    Left,
-    /// There is no need to leave, or no thread to be had: it runs here.
-    Stays,
-    /// It waits for its turn; or there was no thread to be had, and another worker has taken it.
-    Gone,
+#[inline]
+fn is_unstarted(fiber: FiberRef) -> bool {
+    fiber.stack.load(atomic::Ordering::Relaxed).is_null()
 }
 
 /// Runs one fiber until it comes back; true if it handed its worker over.
-fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
-    if !at_home && !take_in(&mut token, fiber) {
+fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
+    if is_unstarted(fiber) && !attach(&mut token, fiber) {
         return (token, false);
     }
     let carrier = token.carrier();
-    if verdict::is_alone(fiber) {
-        carrier.keep_no_longer();
+    let was_bound = carrier.has_tenant();
+    if was_bound {
+        carrier.let_out(fiber);
     }
-    moving::uncount_bound(fiber);
     carrier.current.set(Some(fiber));
     carrier.budget.set(carrier.shared().settings.budget);
     carrier.stretch.begin();
     latency::runs(&token, fiber);
-    let long = (!at_home || class::is_batch(&fiber)) && is_likely_long(carrier, fiber);
-    carrier.note_siblings(long);
+    note_bound_lately(&mut token, was_bound);
     note_own(&mut token);
     token.worker().published.dispatch();
-    if long {
-        token.carrier().begin_slice(token.worker()); // whoever presses can tell for how long it has run
+    if class::is_batch(&fiber) && token.carrier().shared().settings.preempt {
+        token.carrier().begin_slice(token.worker()); // a waker can tell for how long it has run
     }
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
@@ -210,30 +225,49 @@ fn run(mut token: Entered, fiber: FiberRef, at_home: bool) -> (Entered, bool) {
     token.worker().published.set_phase(Phase::Scheduling);
     account(&token, fiber);
     match back {
-        Back::Finished => {}
-        Back::Interrupted => in_place::came_back(&token, fiber),
-        _ => assess(&mut token, fiber), // before anybody else can get hold of it
-    }
-    let carrier = token.carrier();
-    match back {
-        Back::Yielded | Back::Interrupted => push_home(carrier, fiber),
-        Back::HandedOver => push_home(carrier, fiber),
-        Back::Parking => {
-            class::cool_down(&fiber);
-            if fiber.state.commit_park() == Commit::Resume {
-                push_home(carrier, fiber);
-            }
+        Back::Finished => {
+            retire(&mut token, fiber);
+            return (token, false);
         }
-        Back::Finished => retire(&mut token, fiber),
+        Back::Interrupted => in_place::came_back(&token, fiber),
+        Back::Yielded | Back::HandedOver | Back::Parking => {
+            // SAFETY: it has just come back to us, and is in no queue yet.
+            unsafe { mobility::judge(fiber, &mut token.local().traces) };
+        }
     }
+    // Before any other thread can get hold of it.
+    if back == Back::HandedOver || !mobility::is_movable(fiber) {
+        token.carrier().let_in(fiber);
+    }
+    if back == Back::Parking {
+        class::cool_down(&fiber);
+        if fiber.state.commit_park() == Commit::Parked {
+            return (token, false);
+        }
+    }
+    queue_again(&token, fiber);
     (token, back == Back::HandedOver)
 }
 
-/// A fiber that computes much goes on, or one starts from a place of which too little good is known.
+/// A fiber that has switched out and is runnable goes behind the others.
+fn queue_again(token: &Entered, fiber: FiberRef) {
+    let shared = token.carrier().shared();
+    if class::is_batch(&fiber) {
+        shared.queue_batch(fiber);
+    } else {
+        shared.push_local(token.worker(), fiber);
+    }
+}
+
+/// Whether the last dispatches were of bound fibers, most of them.
 #[inline]
-fn is_likely_long(carrier: &Carrier, fiber: FiberRef) -> bool {
-    let computes = || class::is_batch(&fiber) || !class::Sites::get(fiber.location()).is_good();
-    carrier.shared().settings.preempt && computes()
+fn note_bound_lately(token: &mut Entered, bound: bool) {
+    let lately = &mut token.local().bound_lately;
+    *lately = if bound {
+        (*lately + 1).min(2 * MOSTLY_BOUND)
+    } else {
+        lately.saturating_sub(1)
+    };
 }
 
 /// Whether fibers wait that only this worker may start.
@@ -246,11 +280,6 @@ fn note_own(token: &mut Entered) {
     }
 }
 
-fn push_home(carrier: &Carrier, fiber: FiberRef) {
-    // SAFETY: it just ran, so it is in no list; a fiber that is not over is alive (I3).
-    unsafe { carrier.home().push(fiber) };
-}
-
 /// The fiber has switched out: what the monitor has seen of it counts.
 #[inline]
 fn account(token: &Entered, fiber: FiberRef) {
@@ -261,33 +290,7 @@ fn account(token: &Entered, fiber: FiberRef) {
     }
 }
 
-/// The fiber has switched out: what its frames allow.
-#[inline]
-fn assess(token: &mut Entered, fiber: FiberRef) {
-    // SAFETY: it has just come back to us, and is in no queue yet.
-    let verdict = unsafe { verdict::judge(fiber, &mut token.local().traces) };
-    match verdict {
-        Verdict::Free => {}
-        Verdict::Home => moving::count_bound(token.carrier(), fiber),
-        Verdict::Alone => {
-            token.carrier().keep_alone();
-            token.worker().counters.alone_parks.add(1);
-        }
-    }
-}
-
-/// A fiber that is not at home here: it starts, or is adopted. False if there is no stack for it.
-fn take_in(token: &mut Entered, fiber: FiberRef) -> bool {
-    if !fiber.stack.load(atomic::Ordering::Relaxed).is_null() {
-        moving::settle(token.carrier(), fiber);
-        company::forget(fiber);
-        token.worker().counters.adopted.add(1);
-        return true;
-    }
-    attach(token, fiber)
-}
-
-/// The first dispatch: a stack and a home.
+/// The first dispatch: a stack. False if there is none, and the fiber waits for one.
 fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
     let Ok(stack) = token.local().stacks.take(class) else {
@@ -295,12 +298,9 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
         return false;
     };
     token.show_stacks();
-    let carrier = token.carrier();
+    // Whoever wakes the fiber reads it; the park it ends has released it.
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
-    company::forget(fiber);
-    // Whoever wakes the fiber reads both; the park it ends has released them.
-    moving::settle(carrier, fiber);
     token.worker().counters.started.add(1);
     token.carrier().shared().count_odd_stack(class, 1); // after: rather too much hope than too little
     true
@@ -378,7 +378,6 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     }
     token.show_stacks();
     let carrier = token.carrier();
-    carrier.count_started(-1);
     if carrier.shared().settings.preempt && !class::is_batch(&fiber) {
         class::Sites::get(fiber.location()).ended();
     }

@@ -295,20 +295,19 @@ impl Shared {
     pub(crate) fn stop_threads(&self, patience: Patience) -> usize {
         self.stopping.store(true, SeqCst);
         // Those that are frozen go on: they may hold what we need to come to an end.
-        for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
+        for carrier in self.carriers.iter() {
             carrier.bell.ring();
         }
         self.io_watch.stop();
         self.leave_io();
         self.watchers.stop();
-        for carrier in self.carriers.iter().filter_map(|carrier| carrier.get()) {
+        for carrier in self.carriers.iter() {
             carrier.bell.ring();
         }
         let mark = context::marked();
-        let threads = std::mem::take(&mut *lock(&self.threads));
+        let threads = lock(&self.threads).take_all();
         drop(mark);
-        let carriers = threads.into_iter().map(|(_, thread)| thread);
-        let left = join_until(patience, carriers.chain(self.close_reports()));
+        let left = join_until(patience, threads.into_iter().chain(self.close_reports()));
         self.forget_listeners();
         io::drop_left(); // what was left there after the helper had ended
         left

@@ -155,12 +155,11 @@ impl Shared {
     /// Everything the worker could do something about; the look after the announcement.
     fn has_work_for(&self, token: &Entered) -> bool {
         self.is_stopping()
-            || !token.carrier().inbox.is_empty()
+            || token.carrier().has_delivery()
             || !token.worker().assigned.is_empty()
             || self.global.len() > 0
-            || self.ready.len() > 0
             || self.has_batch()
-            || !self.unsorted.is_empty()
+            || self.may_start_threadless()
             || self.missed_timers.load(Relaxed)
             || !self.frozen.is_empty()
             || !self.wanted.is_empty()

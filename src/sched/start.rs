@@ -1,4 +1,4 @@
-//! Starting the threads of carriers, within a limit for the process, and their beginning and end.
+//! Starting the threads of carriers, and their beginning and end.
 
 use std::io;
 use std::ptr::NonNull;
@@ -13,8 +13,6 @@ use crate::sched::carrier::{Carrier, Own};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, interrupt, roster};
 
-/// Threads of all runtimes together: so many there may be, unless one runtime asks for more.
-pub(crate) const PROCESS_LIMIT: usize = 512;
 static PROCESS_CARRIERS: AtomicUsize = AtomicUsize::new(0);
 
 impl Shared {
@@ -35,29 +33,20 @@ impl Shared {
         if self.is_stopping() {
             return Err(io::Error::other("the runtime is stopping"));
         }
-        let process_limit = PROCESS_LIMIT.max(self.settings.max_carriers);
-        let place = Place::claim(process_limit);
-        // The number is only claimed with a place in hand: a claim is not undone.
-        let number = place.and_then(|place| Some((place, self.vacant.claim_any(0)?)));
-        let Some((place, index)) = number else {
-            return Err(io::Error::other(
-                "as many carrier threads as allowed run already",
-            ));
+        let Some(index) = threads.take_number() else {
+            return Err(io::Error::other(format!(
+                "{} threads run fibers already",
+                self.carriers.len()
+            )));
         };
-        // A thread that ended because the runtime stops has not closed its word. It left its number
-        // after it saw that; so whoever claims such a number sees it too.
+        // A thread that ended because the runtime stops has not closed its owner word. It gave its number back
+        // after it saw that, so a thread that takes such a number sees it, too.
         if self.is_stopping() {
-            self.vacant.set(index);
+            threads.give_back(index);
             return Err(io::Error::other("the runtime is stopping"));
         }
-        let carrier = self.carriers[index].get_or_init(|| Carrier::new(index, NonNull::from(self)));
-        // The former thread of this number may still run destructors, which are the users' and may
-        // take their time: only what is over is joined.
-        let (over, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *threads)
-            .into_iter()
-            .partition(|(_, thread)| thread.is_finished());
-        *threads = left;
-        over.into_iter().for_each(|(_, thread)| drop(thread.join()));
+        let make = || Carrier::new(index, NonNull::from(self));
+        let carrier = self.carriers.get_or_make(index, make);
         // The mark is up until the thread has it: nobody takes the worker meanwhile. Without one the
         // word stays closed until the thread opens it, so none can come while there is no thread.
         let _ = carrier.owner.enter();
@@ -70,12 +59,15 @@ impl Shared {
         let keep_alive = self.arc();
         let name = format!("{}-{index}", self.settings.thread_name);
         let spare = worker.is_none();
+        self.carriers.count(1);
+        let place = Place::take();
         let started = std::thread::Builder::new().name(name).spawn(move || {
             carrier_main(&keep_alive, index, place, spare);
         });
+        self.threadless.note_refused(started.is_err());
         match started {
             Ok(thread) => {
-                threads.push((index, thread));
+                threads.set(index, thread);
                 Ok(())
             }
             Err(error) => {
@@ -86,21 +78,21 @@ impl Shared {
                     }
                 }
                 carrier.owner.leave();
-                self.vacant.set(index);
+                self.carriers.count(-1);
+                threads.give_back(index);
                 Err(error)
             }
         }
     }
 }
 
-/// One of the carrier threads the process may have.
+/// One of the carrier threads of the process.
 struct Place;
 
 impl Place {
-    fn claim(limit: usize) -> Option<Place> {
-        let claimed =
-            PROCESS_CARRIERS.fetch_update(SeqCst, SeqCst, |n| (n < limit).then_some(n + 1));
-        claimed.is_ok().then_some(Place)
+    fn take() -> Place {
+        PROCESS_CARRIERS.fetch_add(1, SeqCst);
+        Place
     }
 }
 
@@ -133,7 +125,8 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     carrier.set_own(Own::default());
     drop(signal_stack);
     drop(place);
-    shared.vacant.set(index);
+    shared.carriers.count(-1);
+    lock(&shared.threads).give_back(index);
     drop(abort);
 }
 

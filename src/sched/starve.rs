@@ -13,9 +13,10 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use crate::base::loom::{atomic, heavy_barrier};
 use crate::base::os;
 use crate::error::JoinError;
-use crate::fiber::FiberRef;
+use crate::base::list::List;
+use crate::fiber::{FiberRef, Record};
 use crate::fiber::job::Job;
-use crate::queue::inject::popped;
+use crate::queue::inject::{Inject, popped};
 use crate::sched::worker::Roused;
 use crate::sched::{Shared, run};
 
@@ -25,7 +26,10 @@ impl Shared {
     pub(crate) fn starve(&self, fiber: FiberRef) {
         let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
         if self.with_stack_of(class) == 0 {
-            return self.fail_unstarted(fiber);
+            let mut alone = List::new();
+            // SAFETY: the caller took it off its queue.
+            unsafe { alone.push(fiber.pointer()) };
+            return self.fail_unstarted(alone, JoinError::no_stack);
         }
         // Counted first: the count is never below what is queued.
         self.starved_count.fetch_add(1, SeqCst);
@@ -57,27 +61,38 @@ impl Shared {
         }
     }
 
-    /// Its closure is dropped on a thread of its own: that is user code, which may block.
-    fn fail_unstarted(&self, fiber: FiberRef) {
+    /// Ends fibers that never ran. Their closures are dropped on a thread of its own: that is the program's code,
+    /// which may block.
+    pub(crate) fn fail_unstarted(&self, mut fibers: List<Record>, error: fn(u64) -> JoinError) {
         let shared = self.arc();
-        let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
+        let failed = std::sync::Arc::new(Inject::new());
+        while let Some(fiber) = fibers.pop() {
+            failed.push(popped(fiber));
+        }
         let end = move || {
-            // SAFETY: it never ran and is off its queue for good.
-            unsafe { Job::fail(&fiber, JoinError::no_stack(fiber.id())) };
-            run::complete(fiber);
-            fiber.state.finish();
-            if let Some(record) = fiber.end() {
-                // SAFETY: free now; slab memory stays valid.
-                unsafe { record.as_ref() }.owner().give_back(record);
+            while let Some(fiber) = failed.pop(1).pop().map(popped) {
+                shared.end_unstarted(fiber, error(fiber.id()));
             }
-            shared.never_started.fetch_add(1, SeqCst);
-            shared.feed_starved(class, 1); // the next one learns it, too
-            shared.tell_observers();
         };
-        let thread = std::thread::Builder::new().name("indent-no-stack".to_owned());
+        let thread = std::thread::Builder::new().name("indent-failed".to_owned());
         if thread.spawn(end.clone()).is_err() {
             end(); // no thread either: here, then
         }
+    }
+
+    fn end_unstarted(&self, fiber: FiberRef, error: JoinError) {
+        let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
+        // SAFETY: it never ran and is off its queue for good.
+        unsafe { Job::fail(&fiber, error) };
+        run::complete(fiber);
+        fiber.state.finish();
+        if let Some(record) = fiber.end() {
+            // SAFETY: free now; slab memory stays valid.
+            unsafe { record.as_ref() }.owner().give_back(record);
+        }
+        self.never_started.fetch_add(1, SeqCst);
+        self.feed_starved(class, 1); // the next one learns it, too
+        self.tell_observers();
     }
 
     /// Counts a fiber with a stack of another than the default class.

@@ -1,11 +1,11 @@
 #![expect(
     unsafe_code,
-    reason = "wakes waiters by address and posts fibers to inboxes"
+    reason = "wakes waiters by address, and knows runtimes and threads by pointer"
 )]
 //! Making a parked fiber, or a plain thread, run again.
 //!
-//! A fiber goes to its home, or elsewhere if its home cannot run it now and it may move
-//! (`moving.rs`).
+//! A fiber that may run on any thread goes to the worker of its waker. One that is bound to a thread is
+//! left to the worker on that thread, if there is one (`tenant.rs`), and else queued like the others.
 //!
 //! From the moment the state word gives a fiber to its waker until it is in a queue, nobody else can
 //! run it: the mark is up for as long (S6). So it is from the swap of a word that holds a waiter until
@@ -15,6 +15,7 @@
 
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::base::fork;
@@ -25,14 +26,11 @@ use crate::base::loom::atomic::{
 use crate::base::loom::pause;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
-use crate::fiber::{FiberRef, Record};
+use crate::fiber::FiberRef;
 use crate::sched::carrier::Carrier;
-use crate::sched::context::Marked;
-use crate::sched::moving::Whereto;
-use crate::sched::overrun::MaybeGone;
+use crate::sched::context::{Entered, Marked};
 use crate::sched::thread::ThreadParker;
-use crate::sched::worker::Roused;
-use crate::sched::{Shared, block, company, context, latency, verdict};
+use crate::sched::{Shared, block, class, context, latency};
 
 /// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
 /// so the waiter stays until it was called, or has made sure that nobody will call.
@@ -234,105 +232,77 @@ pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
     if mark.carrier().is_none() && fork::in_child() {
         return None; // F1: it is the parent's
     }
-    let home = fiber.home.load(atomic::Ordering::Relaxed).cast::<Carrier>();
-    // SAFETY: a started fiber has a home, which lives as long as `Shared`; see above.
-    let carrier = unsafe { &*home };
-    let shared = carrier.shared();
-    let here = mark.carrier();
-    let own_thread = here.is_some_and(|here| ptr::eq(here.shared(), shared));
+    let runtime = fiber.runtime.load(atomic::Ordering::Relaxed);
+    // SAFETY: a fiber that is not over keeps its runtime alive; see above.
+    let shared = unsafe { &*runtime.cast::<Shared>() };
+    let own_thread = (mark.carrier()).is_some_and(|here| ptr::eq(here.shared(), shared));
     let keep = (!own_thread).then(|| shared.arc());
-    if fiber.blocks_carrier() {
-        fiber.release();
-        rouse_blocked(carrier);
-        return keep;
-    }
     latency::woken(fiber, &shared.clock);
-    let queued = match here {
-        Some(here) if ptr::eq(here, carrier) => queue_sibling(mark, carrier, fiber),
-        Some(here) if own_thread => company::pulls(here, fiber),
-        _ => false,
-    };
-    if !queued {
-        queue_started(carrier, fiber);
-    }
+    let token = mark.enter().filter(|_| own_thread);
+    shared.queue_woken(token, fiber);
     keep
 }
 
-/// On the thread of the fiber's home: it runs next. False if the carrier has lost its worker.
-fn queue_sibling(mark: &Marked, carrier: &Carrier, fiber: FiberRef) -> bool {
-    let token = mark.enter();
-    if token.is_some() {
-        // What was next before it goes behind the others.
-        if let Some(before) = carrier.home().next.replace(fiber) {
-            // SAFETY: runnable by I1, so in no list, and alive by I3.
-            unsafe { carrier.home().queue.push(before.pointer()) };
+/// The carrier that a switched-out fiber is bound to, which the caller holds (I1).
+#[inline]
+pub(crate) fn thread_of(fiber: FiberRef) -> Option<&'static Carrier> {
+    let thread = fiber.thread.load(atomic::Ordering::Relaxed);
+    // SAFETY: null, or a carrier, which lives as long as `Shared`, and so longer than the fiber. The lifetime
+    // is not used beyond that: callers keep the reference while they hold the fiber.
+    unsafe { thread.cast::<Carrier>().as_ref() }
+}
+
+impl Shared {
+    /// Queues a started fiber that the caller made runnable (I1). `token` is the caller's, if it holds a worker
+    /// of this runtime.
+    fn queue_woken(&self, token: Option<Entered>, fiber: FiberRef) {
+        let here = token.as_ref().map_or(ptr::null(), |token| ptr::from_ref(token.carrier()));
+        if let Some(thread) = thread_of(fiber)
+            && !ptr::eq(thread, here)
+            && thread.deliver(fiber)
+        {
+            return;
         }
-        carrier.note_sibling(); // they wait for whoever runs now
+        if class::is_batch(&fiber) {
+            return self.queue_batch(fiber);
+        }
+        match token {
+            Some(token) if !token.worker().is_in_long_dispatch() => self.queue_here(&token, fiber),
+            _ => self.queue_for_all(fiber),
+        }
     }
-    token.is_some()
-}
 
-/// To its home, or elsewhere.
-fn queue_started(carrier: &Carrier, fiber: FiberRef) {
-    let shared = carrier.shared();
-    // SAFETY: made runnable by the caller (I1), and it is switched out since its park was committed.
-    let held = match unsafe { shared.whereto(carrier, fiber) } {
-        Whereto::Elsewhere => return shared.submit_started(fiber),
-        Whereto::Home { held } => held,
-    };
-    let bound = verdict::is_bound(fiber);
-    if !held && !bound {
-        return shared.send_home(fiber);
-    }
-    let who = MaybeGone::of(fiber);
-    // SAFETY: as above.
-    unsafe { carrier.inbox.post(fiber.pointer()) };
-    if !bound {
-        carrier.note_fresh_mail();
-    }
-    if !rouse_for_inbox(carrier, who, bound) && held {
-        shared.free_inbox(carrier); // its worker has left it since we looked
-    }
-}
-
-/// The waker's half of I10, after the post of a fiber that is bound to its thread, or perhaps not. False if the carrier holds no worker and cannot be claimed:
-/// it is on its way to rest and will look, or somebody owes it a worker, or a fiber blocks it.
-pub(crate) fn rouse_for_inbox(carrier: &Carrier, who: (*mut Record, u64), bound: bool) -> bool {
-    let shared = carrier.shared();
-    match carrier.owner.peek() {
-        None => {
-            let sets = [&shared.resting, &shared.homes, &shared.keeping];
-            let claimed = sets.iter().any(|set| set.claim(carrier.index));
-            if claimed {
-                shared.want(carrier.index);
-            } else if bound {
-                carrier.ice.occupant.waits(who);
-                carrier.note_bound();
+    /// To the worker of the caller. What a fiber wakes runs next; what the scheduler wakes, for the sake of
+    /// timers or descriptors, waits for its turn.
+    fn queue_here(&self, token: &Entered, fiber: FiberRef) {
+        let worker = token.worker();
+        if token.carrier().current.get().is_none() {
+            let first = worker.ring.is_empty();
+            self.push_local(worker, fiber);
+            if !first {
+                self.rouse_from(worker); // the first one this worker runs itself, at once
             }
-            claimed
-        }
-        Some(worker) => {
-            // SAFETY: workers live as long as `Shared`.
-            let worker = unsafe { worker.as_ref() };
-            let asleep = shared.idle.claim(worker.index);
-            if asleep {
-                shared.rouse(worker, Roused::TO_WORK);
-            } else if !bound {
-                shared.press_on(carrier, worker, who.1);
-            } else if worker.is_stuck() {
-                carrier.ice.occupant.waits(who);
-                carrier.note_bound();
-            }
-            shared.count_wake(asleep);
-            true
+        } else if let Some(behind) = worker.lifo.replace(fiber) {
+            self.push_local(worker, behind);
+            self.rouse_from(worker);
         }
     }
-}
 
-/// The fiber waits inside its own frames (S3): its carrier needs a worker, or only to be rung.
-fn rouse_blocked(carrier: &Carrier) {
-    if carrier.owner.peek().is_none() {
-        carrier.shared().want(carrier.index);
+    /// To the first worker that has time.
+    pub(crate) fn queue_for_all(&self, fiber: FiberRef) {
+        let id = fiber.id(); // from then on it may end
+        self.global.push(fiber);
+        let sent = self.rouse_one(0);
+        if !sent {
+            self.pressed.store(true, Relaxed);
+            self.press(id);
+        }
+        self.count_wake(sent);
     }
-    carrier.bell.ring();
+
+    /// Behind all fibers that compute less.
+    pub(crate) fn queue_batch(&self, fiber: FiberRef) {
+        self.batch.push(fiber);
+        self.rouse_one(0);
+    }
 }

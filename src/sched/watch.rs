@@ -39,19 +39,19 @@ const TRIM: u32 = 8;
 const STUDY: u32 = 16;
 const REPORTS: u32 = 32;
 const PARTING: u32 = 64;
+const NO_THREAD: u32 = 128;
 
 /// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
 /// programs pay nothing; soon, because until then fibers share threads that should not.
 const STUDY_AFTER: u32 = 4;
-/// Looks after which the siblings of a fiber that runs and runs are looked at again.
-const RAID_AGAIN: u32 = 16;
 
 /// How often the monitor looks at threads that are blocked in the kernel while all workers sleep.
 const RARELY: Duration = Duration::from_millis(10);
-/// Ticks until fibers of whom too little was known are looked at again.
-const PUZZLE_AGAIN: u64 = 16;
 /// Most ticks between two rounds of rotation.
 const MOST_PAUSE: u32 = 64;
+
+/// How often the helper looks whether the program's code has been read.
+const STUDY_PAUSE: Duration = Duration::from_millis(2);
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -94,6 +94,10 @@ pub(crate) struct Watchers {
     helps: AtomicBool,
     /// Looks a tick apart; the monitor's own.
     ticks: AtomicU64,
+    /// How often the global queue had been served at the last look; the monitor's own.
+    pub(crate) global_served: AtomicU64,
+    /// The helper has looked again at all parked fibers since the program's code was read.
+    judged_again: AtomicBool,
     /// All workers have their first carriers: before that the helper does nothing.
     pub(crate) begun: AtomicBool,
 }
@@ -120,6 +124,8 @@ impl Watchers {
             helper_thread: Thread::new(),
             helps: AtomicBool::new(false),
             ticks: AtomicU64::new(0),
+            global_served: AtomicU64::new(0),
+            judged_again: AtomicBool::new(false),
             begun: AtomicBool::new(false),
         }
     }
@@ -268,8 +274,8 @@ impl Shared {
     /// Those that rest beyond what is kept look again whether they are needed.
     fn end_spares(&self) {
         let kept = self.spares_kept();
-        if self.resting.len() > kept {
-            let surplus = self.resting.members().skip(kept);
+        if self.spares.len() > kept {
+            let surplus = self.spares.members().skip(kept);
             surplus.for_each(|index| self.carrier(index).bell.ring());
         }
     }
@@ -319,7 +325,27 @@ impl Shared {
         if asked & STUDY != 0 {
             frames::study();
         }
+        if self.watchers.judged_again.load(Relaxed) || frames::has_failed() {
+            return None;
+        }
+        if frames::judge().is_none() {
+            return Some(STUDY_PAUSE);
+        }
+        self.watchers.judged_again.store(true, Relaxed);
+        self.judge_again();
         None
+    }
+
+    fn fail_threadless_if(&self, asked: u32) -> Option<Duration> {
+        if asked & NO_THREAD != 0 {
+            self.fail_threadless();
+        }
+        None
+    }
+
+    /// Fibers have waited too long for a thread.
+    pub(crate) fn ask_to_fail_threadless(&self) {
+        self.watchers.ask(NO_THREAD);
     }
 
     /// On the helper's thread: says so, once in a process, if our handler was replaced.
@@ -336,7 +362,8 @@ impl Shared {
 
     fn spares_missing(&self) -> bool {
         let wanted = self.watchers.awake.load(Relaxed).min(self.spares_kept());
-        self.resting.len() + self.watchers.starting.load(SeqCst) < wanted
+        let room = self.carriers.len() < self.settings.max_carriers;
+        room && self.spares.len() + self.watchers.starting.load(SeqCst) < wanted
     }
 
     /// On the helper's thread: one spare for each worker that is awake.
@@ -372,6 +399,7 @@ impl Pool for Shared {
         self.look_at_timers(now);
         self.watchers.press.store(self.pressing(), Relaxed);
         self.watchers.somebody_pressed.store(false, Relaxed);
+        self.mind_global();
         let nanos = self.clock.nanos();
         let last = self.watchers.ticked.load(Relaxed);
         if nanos.saturating_sub(last) < TICK.as_nanos() as u64 {
@@ -382,7 +410,6 @@ impl Pool for Shared {
         if !self.orphans.is_empty() {
             self.place_orphans();
         }
-        self.count_bound();
         if !self.detached.is_empty() {
             self.mind_detached();
         }
@@ -392,9 +419,8 @@ impl Pool for Shared {
         if ticks.is_multiple_of(2) {
             self.owe_batch();
         }
-        if ticks.is_multiple_of(PUZZLE_AGAIN) {
-            self.puzzle_again();
-        }
+        self.mind_deferred(ticks);
+        self.mind_threadless();
     }
 
     fn thread(&self, worker: usize) -> Option<&Thread> {
@@ -498,7 +524,7 @@ impl Pool for Shared {
     }
 
     fn restless(&self) -> bool {
-        self.puzzled.load(SeqCst) || !self.orphans.is_empty() || !self.detached.is_empty()
+        self.threadless.len() > 0 || !self.orphans.is_empty() || !self.detached.is_empty()
     }
 
     fn refresh(&self) {
@@ -533,9 +559,6 @@ impl Shared {
         }
         self.watch_io(worker, dispatch);
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
-        if let Some(carrier) = worker.carrier() {
-            carrier.look_for_bound();
-        }
         let looks = if again {
             worker.overran_for.load(Relaxed) + 1
         } else {
@@ -545,12 +568,7 @@ impl Shared {
         if worker.timers.is_due() {
             self.miss_timers();
         }
-        // Its siblings: once, and again for those of whom we knew too little or who came too late.
-        let raid = looks % RAID_AGAIN == 1;
-        if raid {
-            worker.raided.store(0, Relaxed);
-        }
-        if raid || !worker.lifo.is_empty() || !worker.ring.is_empty() {
+        if !worker.lifo.is_empty() || !worker.ring.is_empty() {
             self.rouse_one(index + 1);
         }
     }
@@ -569,6 +587,7 @@ impl Shared {
             refused.or_else(|| self.make_spares()),
             self.report_if(asked), // before the survey, which may take its time
             self.study_if(asked),
+            self.fail_threadless_if(asked),
             self.trim_stacks(asked),
             self.part_if(asked),
         ];

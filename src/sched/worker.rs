@@ -18,7 +18,7 @@ use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
-use crate::fiber::{Record, stack::Guard};
+use crate::fiber::{FiberRef, Record, stack::Guard};
 use crate::queue::local::{Ring, Slot};
 use crate::sched::carrier::Carrier;
 use crate::sched::latency::Recorder;
@@ -29,7 +29,7 @@ use crate::sched::timers::Timers;
 #[repr(align(128))]
 pub(crate) struct Worker {
     pub(crate) index: usize,
-    /// The unstarted fiber that was spawned last.
+    /// The fiber that was spawned or woken last.
     pub(crate) lifo: Slot,
     pub(crate) ring: Ring,
     /// Unstarted fibers that must start here.
@@ -49,8 +49,6 @@ pub(crate) struct Worker {
     pub(crate) io_looks_known: AtomicU64,
     /// The monitor: nobody has looked for a tick, so its holder should, when it next looks for work.
     pub(crate) io_due: AtomicBool,
-    /// The dispatch in which it was raided last.
-    pub(crate) raided: AtomicU64,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
     pub(crate) overran_for: AtomicU32,
     /// The carrier that holds or last held this worker.
@@ -97,9 +95,7 @@ pub(crate) struct Counters {
     pub(crate) wakes_coalesced: Count,
     pub(crate) sleeps: Count,
     pub(crate) moves: Count,
-    pub(crate) adopted: Count,
-    pub(crate) pulled: Count,
-    pub(crate) alone_parks: Count,
+    pub(crate) released: Count,
     pub(crate) overflows: Count,
 }
 
@@ -139,30 +135,26 @@ pub(crate) struct Local {
     pub(crate) rng: Rng,
     /// Dispatches until the shared queue comes first again.
     pub(crate) until_shared: u32,
-    /// The look at the shared queue was put off once.
-    pub(crate) put_off: bool,
     /// Assigned fibers had the last turn among the unstarted ones.
     pub(crate) own_turn: bool,
     /// The last turn was one that was owed.
     pub(crate) paid: bool,
     /// Turns the LIFO slots have had in a row.
     pub(crate) lifo_turns: u32,
-    /// Turns that started fibers have had since the last unstarted one.
-    pub(crate) home_turns: u32,
     /// Whose turn it is at the shared queue: carriers' without worker, or fibers'.
     pub(crate) carrier_turn: bool,
-    /// Turns that fibers which should not wait have had in a row.
-    pub(crate) ready_turns: u32,
-    /// Whether the batch fibers of the carrier come before the shared queue next time.
-    pub(crate) batch_round: bool,
+    /// Turns in a row for fibers that had waited too long.
+    pub(crate) urgent_turns: u32,
     /// Whose turn it is of those that others come before.
     pub(crate) batch_turn: u32,
     /// It has looked into its set since it last found something to do.
     pub(crate) looked: bool,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
-    /// How often in a row it had too much to do while others had nothing.
-    pub(crate) crowded: u32,
+    /// The fiber for whose sake the worker came to the carrier that holds it: it runs first.
+    pub(crate) next: Option<FiberRef>,
+    /// Raised by each dispatch of a bound fiber, lowered by each of a movable one, within bounds.
+    pub(crate) bound_lately: u32,
     /// Stacks seen lately, and what they allow.
     pub(crate) traces: TraceCache,
 }
@@ -200,7 +192,6 @@ impl Worker {
             io_looks: AtomicU64::new(0),
             io_looks_known: AtomicU64::new(0),
             io_due: AtomicBool::new(false),
-            raided: AtomicU64::new(0),
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             has_own: AtomicBool::new(false),
@@ -215,18 +206,16 @@ impl Worker {
                 stacks: Cache::new(class, guard),
                 rng: Rng::new(index as u64),
                 until_shared: 1,
-                put_off: false,
                 own_turn: false,
                 paid: false,
                 lifo_turns: 0,
-                home_turns: 0,
                 carrier_turn: false,
-                ready_turns: 0,
-                batch_round: false,
+                urgent_turns: 0,
                 batch_turn: 0,
                 looked: false,
                 own: List::new(),
-                crowded: 0,
+                next: None,
+                bound_lately: 0,
                 traces: TraceCache::new(),
             }),
         }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use indent_sysmon::frames::{self, Step};
 
-pub use indent_sysmon::frames::Verdict;
+pub use crate::sched::mobility::Mobility;
 
 use crate::park;
-use crate::sched::verdict;
+use crate::sched::mobility;
 use crate::task::Fiber;
 use crate::time;
 
@@ -17,28 +17,28 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// What keeps a fiber on its thread; see [`Fiber::binding`].
 ///
 /// ```
-/// use indent::task::{self, Verdict};
+/// use indent::task::{self, Mobility};
 ///
 /// indent::runtime::block_on(|| {
 ///     let here = std::thread::current(); // may be used to unpark this very thread
 ///     let binding = task::current().unwrap().binding();
-///     assert_eq!(binding.verdict(), Verdict::Alone);
+///     assert_eq!(binding.mobility(), Mobility::Bound);
 ///     drop(here);
 /// });
 /// ```
 #[derive(Clone, Debug)]
 pub struct Binding {
-    verdict: Verdict,
+    mobility: Mobility,
     /// The innermost frame that binds, and why; unless it is known only that one does.
     frame: Option<frames::Binding>,
 }
 
 impl Binding {
-    /// What its frames allow.
+    /// Whether the fiber may change threads.
     ///
     /// See [`Binding`] for an example.
-    pub fn verdict(&self) -> Verdict {
-        self.verdict
+    pub fn mobility(&self) -> Mobility {
+        self.mobility
     }
 
     /// The function that touches what belongs to the thread.
@@ -65,16 +65,17 @@ impl Binding {
 }
 
 impl Fiber {
-    /// Whether the fiber may change threads, and what keeps it from doing so: of the calling fiber,
-    /// as it stands here. Waits, as a sleep does, until that is known. Of any other fiber: what was
-    /// noted when it last parked or yielded, without reasons.
+    /// Whether the fiber may change threads, and what keeps it from doing so.
+    ///
+    /// Of the calling fiber: as it stands here. Blocks until that is known, at most until the program's code
+    /// has been read. Of any other fiber: what was noted when it last parked or yielded, without reasons.
     ///
     /// ```
-    /// use indent::task::{self, Verdict};
+    /// use indent::task::{self, Mobility};
     ///
     /// indent::runtime::block_on(|| {
     ///     let binding = task::current().unwrap().binding();
-    ///     if binding.verdict() != Verdict::Free {
+    ///     if binding.mobility() != Mobility::Movable {
     ///         println!("{:?} touches {:?}", binding.function(), binding.variable());
     ///     }
     /// });
@@ -83,17 +84,17 @@ impl Fiber {
         let own = park::current_fiber().is_some_and(|fiber| fiber.id() == self.id());
         if !own {
             return Binding {
-                verdict: verdict::noted(&self.0),
+                mobility: mobility::noted(&self.0),
                 frame: None,
             };
         }
-        let (verdict, address) = loop {
-            match verdict::of_caller() {
-                Some(known) => break known,
-                None => time::sleep(PAUSE),
+        let (mobility, address) = loop {
+            match mobility::of_caller() {
+                (Mobility::Unjudged, _) if !frames::has_failed() => time::sleep(PAUSE),
+                known => break known,
             }
         };
         let frame = address.and_then(|address| Some(frames::judge()?.explain(address)));
-        Binding { verdict, frame }
+        Binding { mobility, frame }
     }
 }

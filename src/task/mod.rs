@@ -8,7 +8,7 @@ mod binding;
 mod builder;
 mod join;
 
-pub use binding::{Binding, Verdict};
+pub use binding::{Binding, Mobility};
 pub use builder::Builder;
 pub use join::JoinHandle;
 

@@ -13,7 +13,7 @@ use indent::net::{
 };
 use indent::park::ParkReason;
 use indent::runtime::Runtime;
-use indent::task::{self, Phase, Verdict};
+use indent::task::{self, Phase, Mobility};
 use indent::time;
 
 use crate::common::{self, Random, wait_for, within};
@@ -532,17 +532,17 @@ fn a_fiber_that_uses_sockets_may_leave_its_thread() {
             task::current().unwrap().binding()
         });
         let binding = fiber.join().unwrap();
-        assert_eq!(binding.verdict(), Verdict::Free, "{binding:?}");
+        assert_eq!(binding.mobility(), Mobility::Movable, "{binding:?}");
         // Where a park that nobody knows so far is judged, for the next fiber that comes there.
         wait_for("a free fiber", || {
             let (stream, peer) = tcp_pair();
             let waiting = rt.spawn(move || (&stream).read(&mut [0; 8]).unwrap());
             let fiber = waiting.fiber();
             wait_for("a waiting fiber", || is_waiting(&fiber));
-            let verdict = fiber.binding().verdict();
+            let verdict = fiber.binding().mobility();
             drop(peer);
             assert_eq!(waiting.join().unwrap(), 0);
-            verdict == Verdict::Free
+            verdict == Mobility::Movable
         });
     });
 }

@@ -22,8 +22,7 @@ use std::time::{Duration, Instant};
 use crate::base::{fork, mark, os};
 use crate::fiber::Held;
 use crate::sched::overrun::log::Log;
-use crate::sched::overrun::outside;
-use crate::sched::overrun::report::{self, Named, Names, Overrun, Told, Waits};
+use crate::sched::overrun::report::{self, Named, Names, Overrun, Told};
 use crate::sched::overrun::slots::Captured;
 use crate::sched::overrun::summary::Overruns;
 use crate::sched::overrun::table::Table;
@@ -102,10 +101,6 @@ impl Desk {
         let told = Told {
             facts: captured.facts,
             fiber: named(&captured.fiber),
-            waits: captured.waits.map(|waits| Waits {
-                fiber: named(&waits),
-                binding: outside::binding(&waits),
-            }),
             frames: captured.frames,
         };
         let _mark = context::marked();

@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "looks at stacks of other threads")]
-//! What the monitor sees of overruns: whoever sleeps, whoever computes while nobody waits, and whoever
-//! occupies the thread of a fiber that may not leave it.
+//! What the monitor sees of overruns: fibers that sleep in the kernel, and fibers that compute while no other
+//! fiber waits.
 //!
 //! All of this runs on the monitor's thread and keeps its law.
 //!
@@ -15,10 +15,10 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-use indent_sysmon::frames::{self, Registers, Stack};
+use indent_sysmon::frames::{Registers, Stack};
 use indent_sysmon::{SystemCall, TICK};
 
-use crate::fiber::{Held, switch};
+use crate::fiber::switch;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::interrupt::LOOK;
@@ -92,56 +92,11 @@ impl Carrier {
             Some(call) => Registers::asleep(call),
             None => Registers::interrupted(code, sp, bp),
         };
-        let waits = (facts.kind == Kind::BoundWait)
-            .then(|| occupant.waits.hold())
-            .flatten();
         let still = || match call {
             Some(_) => self.thread.system_call() == call,
             None => self.shared().frozen.contains(self.index),
         };
-        self.file(facts, fiber, waits, (&start, &stack, code), still);
-    }
-
-    /// At a tick, of a carrier for which a fiber waits that may not leave it, `now` for long: who is it that
-    /// runs here? Until somebody has told.
-    pub(crate) fn report_bound(&self, now: bool) {
-        let (shared, occupant) = (self.shared(), &self.ice.occupant);
-        if now {
-            occupant.bound.store(true, Relaxed);
-        }
-        if !occupant.bound.load(Relaxed) {
-            return;
-        }
-        if occupant.waits.hold().is_none() {
-            self.note_first_waiter();
-        }
-        if shared.frozen.contains(self.index) {
-            occupant.forget_bound();
-            let ran = self.stretch.ran.load(Relaxed);
-            self.capture(self.facts(Kind::BoundWait, None, ran), None);
-        } else if shared.detached.contains(self.index) {
-            occupant.forget_bound();
-            let ran = self.stretch.ran.load(Relaxed) + self.has_slept();
-            self.capture_sleeper(self.facts(Kind::BoundWait, None, ran));
-        } else if shared.reports.listens() {
-            // SAFETY: workers live as long as `Shared`.
-            let worker = self.owner.peek().map(|worker| unsafe { worker.as_ref() });
-            if let Some(worker) = worker {
-                self.ask_to_look(worker.stamp());
-            }
-        } else {
-            occupant.forget_bound();
-            shared.reports.unseen.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Somebody in its inbox waits for it.
-    pub(crate) fn note_first_waiter(&self) {
-        if let Some(first) = self.inbox.peek() {
-            // SAFETY: a record: memory of slabs is never unmapped.
-            let id = unsafe { first.as_ref() }.id();
-            self.ice.occupant.waits((first.as_ptr(), id));
-        }
+        self.file(facts, fiber, (&start, &stack, code), still);
     }
 
     /// Asks the fiber that runs to look at itself, unless somebody wants more of it.
@@ -186,18 +141,4 @@ impl Shared {
             }
         }
     }
-}
-
-/// What binds a fiber that waits to its thread, as far as that can be seen: a place in the code.
-pub(crate) fn binding(fiber: &Held) -> Option<usize> {
-    let at = switch::elsewhere(fiber, None)?;
-    let range = at.inside();
-    if range.is_empty() {
-        return None;
-    }
-    let [code, sp, bp] = at.registers;
-    // SAFETY: part of a stack; stacks stay mapped. See the header for who writes to it.
-    let stack = unsafe { Stack::new(range) };
-    let judgement = frames::judge_stack(&Registers::interrupted(code, sp, bp), &stack, at.root);
-    judgement.binding.filter(|_| judgement.complete)
 }

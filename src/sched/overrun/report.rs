@@ -82,17 +82,6 @@ pub enum OverrunAction {
     },
     /// It was switched out in place: other fibers run on its thread.
     InPlace,
-    /// Nothing can be done: it occupies the thread of a fiber that cannot go on elsewhere.
-    BoundWait {
-        /// The id of the fiber that waits.
-        fiber: u64,
-        /// The name of that fiber.
-        name: Option<String>,
-        /// Where that fiber was spawned.
-        location: &'static Location<'static>,
-        /// The function of that fiber that binds it to its thread, if it is known.
-        binding: Option<Place>,
-    },
 }
 
 impl fmt::Display for OverrunAction {
@@ -113,23 +102,6 @@ impl fmt::Display for OverrunAction {
                 f.write_str("; its worker went on without it")
             }
             OverrunAction::InPlace => f.write_str("it was switched out in place"),
-            OverrunAction::BoundWait {
-                fiber,
-                name,
-                location,
-                binding,
-            } => {
-                write!(f, "it keeps fiber {fiber}")?;
-                if let Some(name) = name {
-                    write!(f, " '{name}'")?;
-                }
-                let (file, line) = (location.file(), location.line());
-                write!(f, ", spawned at {file}:{line}, from its thread")?;
-                match binding {
-                    Some(place) => write!(f, ", which that one cannot leave because of {place}"),
-                    None => f.write_str(", which that one cannot leave"),
-                }
-            }
         }
     }
 }
@@ -171,20 +143,12 @@ impl Overrun {
     pub(crate) fn new(told: &Told, names: &mut Names) -> Self {
         let facts = &told.facts;
         let stack = names.of(&told.frames);
-        let mut name_of = |address: usize| names.of(&[address]).pop();
-        let action = match (facts.kind, &told.waits) {
-            (Kind::Noticed, _) => OverrunAction::Noticed,
-            (Kind::Freeze, _) => OverrunAction::Frozen,
-            (Kind::SuspectFreeze, _) => OverrunAction::FrozenInLibrary,
-            (Kind::InPlace, _) => OverrunAction::InPlace,
-            (Kind::BoundWait, Some(waits)) => OverrunAction::BoundWait {
-                fiber: waits.fiber.id,
-                name: waits.fiber.name.clone(),
-                location: waits.fiber.location,
-                binding: waits.binding.and_then(&mut name_of),
-            },
-            (Kind::BoundWait, None) => OverrunAction::Noticed, // it waits no more
-            (Kind::Detach, _) => OverrunAction::Detached {
+        let action = match facts.kind {
+            Kind::Noticed => OverrunAction::Noticed,
+            Kind::Freeze => OverrunAction::Frozen,
+            Kind::SuspectFreeze => OverrunAction::FrozenInLibrary,
+            Kind::InPlace => OverrunAction::InPlace,
+            Kind::Detach => OverrunAction::Detached {
                 call: facts.call,
                 name: SystemCall::name_of(facts.call),
             },
@@ -287,13 +251,7 @@ pub(crate) struct Named {
 pub(crate) struct Told {
     pub(crate) facts: Facts,
     pub(crate) fiber: Named,
-    pub(crate) waits: Option<Waits>,
     pub(crate) frames: Vec<usize>,
-}
-
-pub(crate) struct Waits {
-    pub(crate) fiber: Named,
-    pub(crate) binding: Option<usize>,
 }
 
 /// The name of the function that most likely is the reason. Line tables name functions without their path,

@@ -44,8 +44,6 @@ pub(crate) struct Facts {
 pub(crate) struct Captured {
     pub(crate) facts: Facts,
     pub(crate) fiber: Held,
-    /// A fiber that waits for it and cannot go elsewhere.
-    pub(crate) waits: Option<Held>,
     /// Places in the code, innermost first.
     pub(crate) frames: Vec<usize>,
 }
@@ -60,7 +58,6 @@ struct Slot {
     pressed_for: AtomicU64,
     /// Counted, or null.
     fiber: AtomicPtr<Record>,
-    waits: AtomicPtr<Record>,
     /// The instruction, should there be no stack.
     code: AtomicUsize,
     stack: Snapshot<WORDS>,
@@ -79,14 +76,13 @@ impl Slot {
             batch: AtomicUsize::new(0),
             pressed_for: AtomicU64::new(0),
             fiber: AtomicPtr::new(ptr::null_mut()),
-            waits: AtomicPtr::new(ptr::null_mut()),
             code: AtomicUsize::new(0),
             stack: Snapshot::new(),
             torn: AtomicBool::new(false),
         }
     }
 
-    fn write(&self, facts: Facts, fiber: Held, waits: Option<Held>) {
+    fn write(&self, facts: Facts, fiber: Held) {
         self.kind.store(facts.kind as u8, Relaxed);
         self.ran.store(facts.ran, Relaxed);
         self.reported.store(facts.reported, Relaxed);
@@ -95,8 +91,6 @@ impl Slot {
         self.batch.store(facts.batch, Relaxed);
         self.pressed_for.store(facts.pressed_for, Relaxed);
         self.fiber.store(into_raw(fiber), Relaxed);
-        let waits = waits.map_or(ptr::null_mut(), into_raw);
-        self.waits.store(waits, Relaxed);
     }
 
     fn facts(&self) -> Facts {
@@ -151,7 +145,6 @@ impl Slots {
         &self,
         facts: Facts,
         fiber: Held,
-        waits: Option<Held>,
         (start, stack, code): (&Registers, &Stack, usize),
         still: impl FnOnce() -> bool,
     ) -> bool {
@@ -159,7 +152,7 @@ impl Slots {
             return false;
         };
         let slot = &self.slots[index];
-        slot.write(facts, fiber, waits);
+        slot.write(facts, fiber);
         slot.code.store(code, Relaxed);
         let _without_one = slot.stack.take(start, stack);
         slot.torn.store(!still(), Relaxed);
@@ -173,7 +166,6 @@ impl Slots {
         let slot = &self.slots[index];
         let facts = slot.facts();
         let fiber = take(&slot.fiber);
-        let waits = take(&slot.waits);
         let code = slot.code.load(Relaxed);
         let frames = (slot.stack.frames())
             .filter(|_| !slot.torn.load(Relaxed))
@@ -182,7 +174,6 @@ impl Slots {
         Some(Captured {
             facts,
             fiber: fiber.expect("a full slot has its fiber"),
-            waits,
             frames,
         })
     }
@@ -261,7 +252,6 @@ mod tests {
         slots.put(
             facts(ran),
             fiber.hold(),
-            None,
             (&start, &stack, code),
             || true,
         )

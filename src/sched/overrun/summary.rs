@@ -63,8 +63,6 @@ pub struct OverrunRow {
     pub detached: u64,
     /// Reports after which the fiber was switched out in place.
     pub in_place: u64,
-    /// Reports of fibers that kept another one from its thread.
-    pub bound_waits: u64,
     /// Reports after which nothing was done.
     pub noticed: u64,
 }
@@ -81,7 +79,6 @@ impl OverrunRow {
             frozen_in_library: 0,
             detached: 0,
             in_place: 0,
-            bound_waits: 0,
             noticed: 0,
         };
         row.add(entry);
@@ -97,7 +94,6 @@ impl OverrunRow {
         self.frozen_in_library += by(Kind::SuspectFreeze);
         self.detached += by(Kind::Detach);
         self.in_place += by(Kind::InPlace);
-        self.bound_waits += by(Kind::BoundWait);
         self.noticed += by(Kind::Noticed);
     }
 
@@ -108,7 +104,6 @@ impl OverrunRow {
             (self.frozen_in_library, "frozen in a library"),
             (self.detached, "detached"),
             (self.in_place, "in place"),
-            (self.bound_waits, "bound waits"),
             (self.noticed, "noticed"),
         ];
         let parts = parts.iter().filter(|(n, _)| *n > 0);
@@ -194,7 +189,7 @@ mod tests {
             overruns: 2,
             longest: 12_000_000,
             total,
-            by_kind: [0, 3, 0, 0, 0, 0],
+            by_kind: [0, 3, 0, 0, 0],
         };
         let entries = [
             entry(Location::caller(), 20_000_000),

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indent::runtime::Handle;
-use indent::task::{self, JoinHandle, Verdict};
+use indent::task::{self, JoinHandle, Mobility};
 
 const BEAT: Duration = Duration::from_millis(5);
 /// A median above this, and above so many times the thread's, is starvation.
@@ -52,11 +52,10 @@ impl Heartbeat {
         }
     }
 
-    /// Waits until the runtime knows what the fiber may do, for a while. Before, it shares its thread
-    /// with everybody; and if it then turns out that it may not leave, it waits there for whoever runs.
+    /// Waits until the runtime knows whether the fiber may change threads, for a while.
     pub(crate) fn warm_up(&self) {
         let start = Instant::now();
-        while self.fiber.fiber().binding().verdict() == Verdict::Home && start.elapsed() < WARM {
+        while self.fiber.fiber().binding().mobility() == Mobility::Unjudged && start.elapsed() < WARM {
             thread::sleep(Duration::from_millis(2));
         }
     }

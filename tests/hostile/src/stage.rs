@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use indent::runtime::Handle;
-use indent::task::{self, JoinHandle, Verdict};
+use indent::task::{self, JoinHandle, Mobility};
 
 use crate::region::{pure, region};
 
@@ -182,17 +182,16 @@ impl Stage {
     }
 
     /// Starts and releases fibers, one after the other, until the runtime knows that one which parks
-    /// like them shares its thread with nobody. Before, it shares with everybody, and nothing is promised of
-    /// fibers that wait for each other without telling the runtime.
+    /// like them is bound to its thread.
     pub(crate) fn until_known_alone(&self, start: impl Fn() -> JoinHandle<()>, release: impl Fn()) {
         loop {
             let fiber = start();
             std::thread::sleep(Duration::from_millis(2));
-            let verdict = fiber.fiber().binding().verdict();
+            let verdict = fiber.fiber().binding().mobility();
             release();
             fiber.unparker().unpark();
             self.join([fiber]);
-            if verdict == Verdict::Alone {
+            if verdict == Mobility::Bound {
                 return;
             }
         }

@@ -1,0 +1,223 @@
+#![expect(
+    unsafe_code,
+    reason = "looks at the stacks of fibers that are switched out"
+)]
+//! Whether a switched-out fiber may go on on another thread.
+//!
+//! A fiber is judged when it has switched out, on its own thread, before any other thread can get hold of
+//! it; the result is noted in its record and holds until it runs again. It is *movable* if all its frames
+//! are known and hold nothing of the thread (S5). Otherwise it counts as bound. As long as the program's code
+//! has not been read it is *unjudged*, which counts as bound, too; a thread that holds the fiber may look
+//! again later, and so does the helper when all code has been read ([`Shared::judge_again`]).
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use indent_sysmon::frames::{self, Judgement, Registers, Stack, TraceCache, Verdict};
+
+use crate::base::arch;
+use crate::base::loom::atomic;
+use crate::fiber::state::Commit;
+use crate::fiber::{FiberRef, Record, switch};
+use crate::sched::{Shared, context, wake};
+
+/// Whether a fiber may change threads.
+///
+/// ```
+/// use indent::task::{self, Mobility};
+///
+/// indent::runtime::block_on(|| {
+///     let binding = task::current().unwrap().binding();
+///     if binding.mobility() == Mobility::Bound {
+///         println!("{:?} touches {:?}", binding.function(), binding.variable());
+///     }
+/// });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Mobility {
+    /// The program's code has not been read yet. While it is parked it keeps its thread, as a bound
+    /// fiber does.
+    Unjudged = 0,
+    /// Its frames may hold something of its thread. While it is parked it keeps its thread, and shares it
+    /// with no other fiber.
+    Bound = 1,
+    /// It holds nothing of its thread, and goes on on any.
+    Movable = 2,
+}
+
+impl Mobility {
+    fn of(judgement: &Judgement) -> Self {
+        match judgement.verdict {
+            _ if TRUST.load(Relaxed) => Mobility::Movable,
+            _ if DISTRUST.load(Relaxed) => Mobility::Bound,
+            _ if !judgement.complete => Mobility::Unjudged,
+            Verdict::Free => Mobility::Movable,
+            Verdict::Home | Verdict::Alone => Mobility::Bound,
+        }
+    }
+}
+
+/// For tests that must be able to fail: nothing binds.
+static TRUST: AtomicBool = AtomicBool::new(false);
+/// For tests of many threads: everything binds.
+static DISTRUST: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn trust_everything(trust: bool) {
+    TRUST.store(trust, Relaxed);
+}
+
+pub(crate) fn bind_everything(bind: bool) {
+    DISTRUST.store(bind, Relaxed);
+}
+
+/// Judges a fiber that has just switched out, on its own thread, and notes the result.
+///
+/// # Safety
+/// It is started, switched out and the caller's (I1).
+#[inline]
+pub(crate) unsafe fn judge(fiber: FiberRef, traces: &mut TraceCache) {
+    // SAFETY: by the caller's promise.
+    let (registers, stack, root) = unsafe { suspended(fiber) };
+    note(fiber, Mobility::of(&traces.judge(&registers, &stack, root)));
+}
+
+fn note(fiber: FiberRef, mobility: Mobility) {
+    let noted = &fiber.mobility;
+    noted.store(mobility as u8, atomic::Ordering::Relaxed);
+}
+
+/// # Safety
+/// As for `judge`.
+#[inline]
+unsafe fn suspended(fiber: FiberRef) -> (Registers, Stack, usize) {
+    // SAFETY: by the caller's promise.
+    let at = unsafe { switch::suspended(fiber) };
+    // SAFETY: it stays switched out meanwhile.
+    unsafe { parts(at) }
+}
+
+/// # Safety
+/// The fiber is switched out or the caller's own.
+#[inline]
+unsafe fn parts(at: switch::Suspended) -> (Registers, Stack, usize) {
+    let [ip, sp, bp] = at.registers;
+    // SAFETY: the part of its stack that it uses; no other thread writes to it.
+    let stack = unsafe { Stack::new(at.stack) };
+    (Registers::interrupted(ip, sp, bp), stack, at.root)
+}
+
+/// What the frames of the calling fiber allow now, and the place in the code that binds it.
+#[inline(never)]
+pub(crate) fn of_caller() -> (Mobility, Option<usize>) {
+    if std::thread::panicking() {
+        return (Mobility::Bound, None); // S3
+    }
+    let Some(here) = context::here() else {
+        return (Mobility::Bound, None);
+    };
+    // SAFETY: its own, and it does not leave this function meanwhile.
+    let at = unsafe { switch::running(here.fiber, arch::registers()) };
+    // SAFETY: as above.
+    let (registers, stack, root) = unsafe { parts(at) };
+    let judgement = frames::judge_stack(&registers, &stack, root);
+    let mobility = Mobility::of(&judgement);
+    if mobility == Mobility::Unjudged {
+        let mark = context::marked();
+        if let Some(shared) = mark.shared() {
+            shared.study_soon();
+        }
+    }
+    (mobility, judgement.binding.filter(|_| judgement.complete))
+}
+
+/// Notes of a fiber that was interrupted what its frames allow, as was found there.
+pub(crate) fn note_interrupted(fiber: FiberRef, verdict: Verdict) {
+    note(
+        fiber,
+        match verdict {
+            Verdict::Free => Mobility::Movable,
+            Verdict::Home | Verdict::Alone => Mobility::Bound,
+        },
+    );
+}
+
+/// Notes of a fiber that parks inside its own frames that it is bound (S3), whatever they hold.
+pub(crate) fn note_bound(fiber: FiberRef) {
+    note(fiber, Mobility::Bound);
+}
+
+/// What was noted when a fiber last switched out.
+pub(crate) fn noted(fiber: &Record) -> Mobility {
+    match fiber.mobility.load(atomic::Ordering::Relaxed) {
+        movable if movable == Mobility::Movable as u8 => Mobility::Movable,
+        bound if bound == Mobility::Bound as u8 => Mobility::Bound,
+        _ => Mobility::Unjudged,
+    }
+}
+
+/// Whether it was noted that the fiber may go on anywhere.
+#[inline]
+pub(crate) fn is_movable(fiber: FiberRef) -> bool {
+    noted(&fiber) == Mobility::Movable && fiber.pins.load(atomic::Ordering::Relaxed) == 0
+}
+
+/// Whether a fiber that has not started is known to be movable at every park: its first function leads to
+/// nothing that belongs to a thread.
+///
+/// # Safety
+/// It is the caller's (I1).
+pub(crate) unsafe fn starts_movable(fiber: FiberRef) -> bool {
+    if fiber.pins.load(atomic::Ordering::Relaxed) > 0 || DISTRUST.load(Relaxed) {
+        return false;
+    }
+    // SAFETY: it has not started, and is the caller's.
+    let entry = unsafe { fiber.job.entry() };
+    TRUST.load(Relaxed) || frames::verdict_of(entry) == Some(Verdict::Free)
+}
+
+/// Looks again at a fiber of which too little was known when it switched out. True if it is movable.
+///
+/// # Safety
+/// It is started, switched out and the caller's (I1).
+pub(crate) unsafe fn may_move_after_all(fiber: FiberRef) -> bool {
+    if noted(&fiber) != Mobility::Unjudged || frames::judge().is_none() {
+        return false;
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { judge(fiber, &mut TraceCache::new()) };
+    is_movable(fiber)
+}
+
+impl Shared {
+    /// On the helper's thread, when all code has been read: looks at all parked fibers that are unjudged, and
+    /// sets the threads of movable ones free.
+    ///
+    /// A fiber is taken out of its park for as long: it is as if it were about to park once more.
+    pub(crate) fn judge_again(&self) {
+        self.each_fiber(|held| {
+            let fiber = held.fiber();
+            if noted(&fiber) != Mobility::Unjudged || fiber.blocks_carrier() {
+                return;
+            }
+            let mark = context::marked();
+            if !fiber.state.reopen_park() {
+                return; // it runs, or will be judged when it does
+            }
+            let thread = wake::thread_of(fiber);
+            // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the commit.
+            if let Some(thread) = thread
+                && !fiber.blocks_carrier()
+                && unsafe { may_move_after_all(fiber) }
+            {
+                thread.let_out(fiber);
+                thread.bell.ring();
+            }
+            let mut kept = None;
+            if fiber.state.commit_park() == Commit::Resume {
+                kept = wake::enqueue(&mark, fiber);
+            }
+            drop(mark);
+            drop(kept);
+        });
+    }
+}
