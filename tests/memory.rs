@@ -109,6 +109,8 @@ mod child {
     }
 
     fn start(workers: usize) -> Runtime {
+        // Before the program's code has been read, fibers keep threads, and threads keep mappings.
+        crate::common::wait_for_the_survey();
         // Who is interrupted makes room for others, which is not the question here.
         let rt = Builder::new()
             .workers(workers)
@@ -119,8 +121,6 @@ mod child {
             .map(|_| rt.spawn(indent::task::yield_now))
             .collect();
         warm.into_iter().for_each(|fiber| fiber.join().unwrap());
-        // The program's code is read once, by the way; not while we measure.
-        rt.block_on(|| indent::task::current().unwrap().binding());
         rt
     }
 

@@ -180,7 +180,7 @@ mod child {
             join_all(fibers);
             let metrics = rt.metrics();
             assert!(metrics.cap_hits > 0, "{metrics:?}");
-            assert!(most <= 4, "{most}");
+            assert!(most <= 4 + 2, "{most}"); // a worker that must leave a thread gets another
         });
     }
 

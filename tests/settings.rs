@@ -338,12 +338,12 @@ fn the_budget_comes_from_the_environment() {
 
 #[test]
 fn the_most_threads_come_from_the_environment() {
-    let most = ("INDENT_MAX_CARRIERS", "1");
-    assert_eq!(found("handoff", &[]), "another thread");
-    assert_eq!(found("handoff", &[most]), "refused");
+    let most = ("INDENT_MAX_CARRIERS", "4");
+    assert_eq!(found("starts", &[]), "all started");
+    assert_eq!(found("starts", &[most]), "some wait for a thread");
     assert_eq!(
-        found("handoff", &[most, ("CASE_CARRIERS", "2")]),
-        "another thread"
+        found("starts", &[most, ("CASE_CARRIERS", "64")]),
+        "all started"
     );
 }
 
@@ -516,16 +516,24 @@ mod child {
 
     #[test]
     #[ignore = "run in a child process"]
-    fn handoff() {
+    fn starts() {
+        crate::common::wait_for_the_survey();
         let rt = one_worker();
-        rt.block_on(indent::runtime::handoff);
-        let metrics = rt.metrics();
-        match (metrics.carriers, metrics.carriers_refused) {
-            (1, 1..) => println!("found refused"),
-            // Perhaps a spare, which was on its way and could not be had at once.
-            (2.., _) => println!("found another thread"),
-            other => panic!("threads and refusals: {other:?}"),
-        }
+        rt.handle().bind_everything(true); // each that parks keeps its thread
+        let parked: Vec<_> = (0..8).map(|_| rt.spawn(indent::park::park)).collect();
+        let waits = || rt.metrics().tasks_threadless > 0;
+        let is_parked = |fiber: &indent::task::JoinHandle<()>| {
+            fiber.fiber().phase() == indent::task::Phase::Parked
+        };
+        crate::common::wait_for("either", || waits() || parked.iter().all(is_parked));
+        println!(
+            "found {}",
+            if waits() {
+                "some wait for a thread"
+            } else {
+                "all started"
+            }
+        );
     }
 
     #[test]

@@ -69,12 +69,7 @@ impl Bitmap {
         self.words[i / BITS].load(SeqCst) & (1 << (i % BITS)) != 0
     }
 
-    /// Those that are in it at some moment of the look.
-    pub(crate) fn members(&self) -> impl Iterator<Item = usize> {
-        self.members_in(usize::MAX)
-    }
-
-    /// The same of the first words.
+    /// Those of the first words that are in it at some moment of the look.
     fn members_in(&self, words: usize) -> impl Iterator<Item = usize> {
         let words = self.words.iter().take(words);
         words.enumerate().flat_map(|(index, word)| {
@@ -177,7 +172,10 @@ mod tests {
         let set = SparseBitmap::new(10_000);
         assert!(set.is_empty() && set.claim_any().is_none());
         assert!(set.set(9_999) && set.set(70) && !set.set(70));
-        assert_eq!((set.len(), set.members().collect::<Vec<_>>()), (2, vec![70, 9_999]));
+        assert_eq!(
+            (set.len(), set.members().collect::<Vec<_>>()),
+            (2, vec![70, 9_999])
+        );
         assert!(set.claim(70) && !set.claim(70) && set.contains(9_999));
         assert_eq!((set.claim_any(), set.len()), (Some(9_999), 0));
     }
@@ -190,7 +188,7 @@ mod tests {
         }
         assert!(!set.set(70));
         assert_eq!(set.len(), 3);
-        assert_eq!(set.members().collect::<Vec<_>>(), [3, 70, 130]);
+        assert_eq!(set.members_in(9).collect::<Vec<_>>(), [3, 70, 130]);
         assert_eq!(set.claim_any(71), Some(130));
         assert_eq!(set.claim_any(131), Some(3));
         assert!(set.contains(70));

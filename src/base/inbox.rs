@@ -48,11 +48,6 @@ impl<T: Linked> Inbox<T> {
         }
     }
 
-    /// Who was posted last, if anybody; it may be taken by now.
-    pub(crate) fn peek(&self) -> Option<NonNull<T>> {
-        NonNull::new(self.head.load(SeqCst))
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.head.load(SeqCst).is_null()
     }

@@ -90,15 +90,6 @@ impl<T: Linked> List<T> {
         Some(member)
     }
 
-    /// The member that will be popped next, and the address of the one after it.
-    #[inline]
-    pub(crate) fn peek(&self) -> Option<(NonNull<T>, usize)> {
-        let member = NonNull::new(self.head)?;
-        // SAFETY: a member, valid by its pusher's promise.
-        let after = unsafe { member.as_ref() }.link().load(Relaxed);
-        Some((member, after.addr()))
-    }
-
     /// Moves all of `other` behind our own members.
     pub(crate) fn append(&mut self, other: List<T>) {
         if other.is_empty() {

@@ -207,6 +207,12 @@ impl Record {
         self.blocks_carrier.load(Acquire)
     }
 
+    /// It has never run.
+    #[inline]
+    pub(crate) fn is_unstarted(&self) -> bool {
+        self.stack.load(Relaxed).is_null()
+    }
+
     /// It is not to be interrupted now.
     pub(crate) fn is_unstoppable(&self) -> bool {
         self.unstoppable.load(Relaxed) > 0

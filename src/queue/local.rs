@@ -1,7 +1,8 @@
 #![expect(unsafe_code, reason = "turns stored pointers back into fibers")]
-//! A worker's own runnable fibers: a slot for the newest, a ring for the others.
+//! A worker's own runnable fibers: a slot for the newest, a queue for the others.
 //!
-//! The ring is a bounded array with two counters that only grow. The worker's holder pushes at the
+//! The queue consists of two rings, for fibers that have started and for those that have not, which take
+//! turns: a fiber that was woken does not wait behind a thousand starts. A ring is a bounded array with two counters that only grow. The worker's holder pushes at the
 //! tail; everybody, the holder too, takes from the head by moving it forward with one
 //! compare-exchange, after reading what lies there.
 //!
@@ -18,7 +19,7 @@ use std::ptr::{self, NonNull};
 
 use crate::base::list::List;
 use crate::base::loom::atomic::{
-    AtomicPtr, AtomicU32,
+    AtomicBool, AtomicPtr, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
 };
 use crate::fiber::{FiberRef, Record};
@@ -54,7 +55,7 @@ impl Slot {
     }
 }
 
-pub(crate) struct Ring {
+struct Ring {
     head: AtomicU32,
     tail: AtomicU32,
     slots: Box<[AtomicPtr<Record>]>,
@@ -62,7 +63,7 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// `capacity` is a power of two.
-    pub(crate) fn new(capacity: usize) -> Self {
+    fn new(capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "ring of {capacity}");
         let slots = (0..capacity)
             .map(|_| AtomicPtr::new(ptr::null_mut()))
@@ -78,7 +79,7 @@ impl Ring {
         &self.slots[at as usize & (self.slots.len() - 1)]
     }
 
-    pub(crate) fn len(&self) -> usize {
+    fn len(&self) -> usize {
         let head = self.head.load(SeqCst);
         let len = self.tail.load(SeqCst).wrapping_sub(head) as usize;
         // The head may have overtaken an old tail between the two loads.
@@ -87,12 +88,12 @@ impl Ring {
 
     /// Never true while a fiber is in it: the head is read first and only grows.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    fn is_empty(&self) -> bool {
         self.head.load(SeqCst) == self.tail.load(SeqCst)
     }
 
     /// Holder only. Gives the fiber back when the ring is full.
-    pub(crate) fn push(&self, new: FiberRef) -> Result<(), FiberRef> {
+    fn push(&self, new: FiberRef) -> Result<(), FiberRef> {
         let head = self.head.load(Acquire);
         let tail = self.tail.load(Relaxed);
         if tail.wrapping_sub(head) as usize >= self.slots.len() {
@@ -104,7 +105,7 @@ impl Ring {
     }
 
     /// Holder only.
-    pub(crate) fn pop(&self) -> Option<FiberRef> {
+    fn pop(&self) -> Option<FiberRef> {
         let mut head = self.head.load(Acquire);
         loop {
             if head == self.tail.load(Relaxed) {
@@ -124,7 +125,7 @@ impl Ring {
     /// Holder only: the fiber at the head, which a thief may take, and another thread run, at any moment. Its
     /// record stays mapped; it is good for a prefetch and nothing else.
     #[inline]
-    pub(crate) fn peek(&self) -> Option<FiberRef> {
+    fn peek(&self) -> Option<FiberRef> {
         let head = self.head.load(Relaxed);
         if head == self.tail.load(Relaxed) {
             return None;
@@ -133,7 +134,7 @@ impl Ring {
     }
 
     /// Holder only: takes the older half out, for the shared queue.
-    pub(crate) fn take_half(&self) -> List<Record> {
+    fn take_half(&self) -> List<Record> {
         let mut head = self.head.load(Acquire);
         loop {
             let len = self.tail.load(Relaxed).wrapping_sub(head);
@@ -160,7 +161,7 @@ impl Ring {
 
     /// Moves up to half of `self`, rounded up, into `thief`, whose holder calls this and whose
     /// ring is empty, so that the two end even; returns one of them to run at once.
-    pub(crate) fn steal_into(&self, thief: &Ring) -> Option<FiberRef> {
+    fn steal_into(&self, thief: &Ring) -> Option<FiberRef> {
         debug_assert_eq!(thief.len(), 0);
         let start = thief.tail.load(Relaxed);
         let mut head = self.head.load(Acquire);
@@ -192,6 +193,87 @@ impl Ring {
                 Err(now) => head = now,
             }
         }
+    }
+}
+
+/// The local queue of a worker.
+pub(crate) struct Queue {
+    started: Ring,
+    unstarted: Ring,
+    /// The last one that was popped had not started; the holder's own.
+    turn: AtomicBool,
+}
+
+impl Queue {
+    /// `capacity` is a power of two: room for so many of either kind.
+    pub(crate) fn new(capacity: usize) -> Self {
+        Queue {
+            started: Ring::new(capacity),
+            unstarted: Ring::new(capacity),
+            turn: AtomicBool::new(false),
+        }
+    }
+
+    fn ring_for(&self, fiber: FiberRef) -> &Ring {
+        if fiber.is_unstarted() {
+            &self.unstarted
+        } else {
+            &self.started
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.started.len() + self.unstarted.len()
+    }
+
+    /// Never true while a fiber is in it.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.started.is_empty() && self.unstarted.is_empty()
+    }
+
+    /// Whether a fiber waits that has started.
+    pub(crate) fn has_started(&self) -> bool {
+        !self.started.is_empty()
+    }
+
+    /// Holder only. If there is no room, the fiber comes back with the older half of its kind.
+    #[inline]
+    pub(crate) fn push(&self, fiber: FiberRef) -> Result<(), (FiberRef, List<Record>)> {
+        let ring = self.ring_for(fiber);
+        ring.push(fiber).map_err(|back| (back, ring.take_half()))
+    }
+
+    /// Holder only.
+    #[inline]
+    pub(crate) fn pop(&self) -> Option<FiberRef> {
+        if self.unstarted.is_empty() {
+            return self.started.pop();
+        }
+        self.pop_in_turn()
+    }
+
+    fn pop_in_turn(&self) -> Option<FiberRef> {
+        let turn = !self.turn.load(Relaxed);
+        self.turn.store(turn, Relaxed);
+        let [first, second] = match turn {
+            true => [&self.started, &self.unstarted],
+            false => [&self.unstarted, &self.started],
+        };
+        first.pop().or_else(|| second.pop())
+    }
+
+    /// Holder only: the started fiber that is next, for a prefetch and nothing else. A thief may take it, and
+    /// another thread run it, at any moment.
+    #[inline]
+    pub(crate) fn peek_started(&self) -> Option<FiberRef> {
+        self.started.peek()
+    }
+
+    /// Moves half of one kind into the empty queue of a thief, and returns one of them to run at once.
+    pub(crate) fn steal_into(&self, thief: &Queue) -> Option<FiberRef> {
+        let started = self.started.steal_into(&thief.started);
+        started.or_else(|| self.unstarted.steal_into(&thief.unstarted))
     }
 }
 
@@ -246,7 +328,6 @@ mod models {
 mod tests {
     use super::*;
     use std::sync::Arc;
-    use std::sync::atomic::AtomicBool;
 
     fn number(n: usize) -> FiberRef {
         // SAFETY: never dereferenced.

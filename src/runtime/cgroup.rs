@@ -75,7 +75,9 @@ pub(crate) fn quota(read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<Quota> {
 /// The most processes and threads that all groups of this process allow, in the same way.
 pub(crate) fn most_processes(read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<u64> {
     // `max` is no limit, and no number.
-    let limits = limits(b"pids", &read, |_, dir| number(&read(&dir.join("pids.max"))?));
+    let limits = limits(b"pids", &read, |_, dir| {
+        number(&read(&dir.join("pids.max"))?)
+    });
     limits.into_iter().min()
 }
 

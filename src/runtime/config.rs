@@ -130,7 +130,9 @@ settings![
     MAX_CARRIERS = Setting {
         method: "max_carriers",
         variable: Some("INDENT_MAX_CARRIERS"),
-        preset: Preset::Words("10,000, or what the system's limits on threads and mappings suggest"),
+        preset: Preset::Words(
+            "10,000, or what the system's limits on threads and mappings suggest"
+        ),
         kind: Kind::Number(1..=MOST_THREADS),
         meaning: "threads that run fibers, parked ones included, beyond which no fiber starts that may need \
                   another; at least one for every worker",

@@ -209,7 +209,7 @@ impl WorkerMetrics {
     fn of(worker: &Worker) -> Self {
         let counters = &worker.counters;
         WorkerMetrics {
-            queue_depth_local: worker.ring.len() + usize::from(!worker.lifo.is_empty()),
+            queue_depth_local: worker.queue.len() + usize::from(!worker.lifo.is_empty()),
             busy_duration: worker.published.busy(),
             dispatches: worker.published.dispatches(),
             dispatches_shared: counters.from_shared.get(),

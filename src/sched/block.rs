@@ -18,8 +18,8 @@ use crate::sched::context::{self, Entered, Here};
 use crate::sched::find;
 use crate::sched::gate::Entry;
 use crate::sched::limit;
-use crate::sched::timers::Deadline;
 use crate::sched::mobility;
+use crate::sched::timers::Deadline;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
 pub(crate) const CAN_UNWIND: bool = cfg!(panic = "unwind");

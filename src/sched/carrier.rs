@@ -21,9 +21,7 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{
-    AtomicPtr, AtomicU8, Ordering::Relaxed, Ordering::SeqCst, compiler_fence,
-};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 use std::time::Duration;
 
 use indent_sysmon::Thread;
@@ -139,7 +137,9 @@ impl Carrier {
     /// The tenant, which the caller holds (I1), runs again, or is found to be movable.
     #[inline]
     pub(crate) fn let_out(&self, fiber: FiberRef) {
-        fiber.thread.store(ptr::null_mut(), atomic::Ordering::Relaxed);
+        fiber
+            .thread
+            .store(ptr::null_mut(), atomic::Ordering::Relaxed);
         self.tenant.store(ptr::null_mut(), SeqCst);
     }
 

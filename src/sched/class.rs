@@ -125,12 +125,6 @@ impl Sites {
         })
     }
 
-    /// No fiber from here has come to its end yet.
-    pub(crate) fn is_new(self) -> bool {
-        self.0
-            .is_none_or(|site| site.counts.load(Relaxed) & 0xffff == 0)
-    }
-
     /// Fibers from here compute much, more often than not.
     pub(crate) fn is_bad(self) -> bool {
         self.0.is_some_and(|site| {

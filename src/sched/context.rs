@@ -334,12 +334,6 @@ impl Entered {
         unsafe { self.worker.as_ref() }
     }
 
-    /// The worker the carrier holds now; for one whose own may have gone.
-    pub(crate) fn holds(&self) -> Option<&Worker> {
-        // SAFETY: workers live as long as `Shared`.
-        (self.carrier().owner.peek()).map(|worker| unsafe { worker.as_ref() })
-    }
-
     /// The part of the worker that is its holder's alone.
     pub(crate) fn local(&mut self) -> &mut Local {
         // SAFETY: I7: while the mark is up this thread alone has the worker; and the token is

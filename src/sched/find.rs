@@ -1,8 +1,8 @@
 //! What a worker runs next.
 //!
-//! Order: a tenant that was delivered; slices that are owed to fibers that compute much; the global queue when
-//! it is too old, and threads that were interrupted in the middle of a short computation, many times in a row;
-//! every so many dispatches the global queue; the LIFO slot, a few times in a row; the local queue and the
+//! Order: a tenant that was delivered; slices that are owed to fibers that compute much; fibers that were woken
+//! while all workers were busy, and threads that were interrupted in the middle of a short computation, many
+//! times in a row; every so many dispatches the global queue; the LIFO slot, a few times in a row; the local queue and the
 //! fibers assigned to this worker in turn; the global queue; other workers' queues; then fibers that compute
 //! much: frozen carriers, batch fibers, deferred starts. Each is reached within a bounded number of
 //! dispatches, or by what is owed, whatever the others hold. A worker in excess looks no further: it retires.
@@ -18,7 +18,7 @@ use crate::sched::worker::Worker;
 
 /// Turns the LIFO slot gets in a row: enough for a short conversation, not for starving a queue.
 pub(crate) const LIFO_TURNS: u32 = 3;
-/// Turns in a row for fibers that have waited too long in the global queue, and for interrupted ones.
+/// Turns in a row for started fibers of the global queue, and for interrupted ones.
 const URGENT_TURNS: u32 = 16;
 /// Most fibers taken off the global queue at once.
 const BATCH: usize = 64;
@@ -62,14 +62,18 @@ fn only_local(token: &mut Entered) -> bool {
 
 /// Whether only fibers wait that compute much, too: those take turns by time.
 pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
-    if !only_local(token) {
+    if !token.local().own.is_empty() || token.carrier().has_delivery() {
         return false;
     }
     let (worker, shared) = (token.worker(), token.carrier().shared());
     worker.lifo.is_empty()
-        && worker.ring.is_empty()
-        && shared.global.len() == 0
+        && worker.queue.is_empty()
+        && worker.assigned.is_empty()
+        && !worker.timers.is_due()
+        && !worker.io_due.load(Relaxed)
+        && shared.woken.len() + shared.global.len() == 0
         && shared.wanted.is_empty()
+        && !shared.is_batch_owed()
         && !shared.has_frozen(Which::Interactive)
         && !shared.count.is_excess(worker.index)
         && !shared.is_stopping()
@@ -81,7 +85,7 @@ fn next_local(token: &Entered) -> Option<FiberRef> {
     let worker = token.worker();
     match worker.lifo.is_empty() {
         true => pop_local(worker),
-        false if worker.ring.is_empty() => worker.lifo.take(),
+        false if worker.queue.is_empty() => worker.lifo.take(),
         false => None,
     }
 }
@@ -89,8 +93,8 @@ fn next_local(token: &Entered) -> Option<FiberRef> {
 /// The oldest of the local queue; the one after it is prefetched, since the caches hold few fibers.
 #[inline]
 fn pop_local(worker: &Worker) -> Option<FiberRef> {
-    let fiber = worker.ring.pop();
-    if let Some(next) = worker.ring.peek() {
+    let fiber = worker.queue.pop();
+    if let Some(next) = worker.queue.peek_started() {
         switch::prefetch(next);
     }
     fiber
@@ -144,6 +148,11 @@ fn in_order(token: &mut Entered) -> Next {
         && let Some(fiber) = lifo(token).or_else(|| in_turn(token))
     {
         return Next::Run(fiber);
+    }
+    token.local().urgent_turns = 1; // whose turn it is does not matter here
+    match urgent(token) {
+        Next::Nothing => {}
+        found => return found,
     }
     match shared_queue(token) {
         Next::Nothing => {}
@@ -203,8 +212,8 @@ fn claim_stopped(shared: &Shared) -> Option<usize> {
     wanted.or_else(|| shared.claim_frozen(Which::Interactive))
 }
 
-/// What has waited too long for any worker, and fibers that were interrupted and do not compute much, in turn
-/// with this worker's own.
+/// Fibers that were woken while all workers were busy, and fibers that were interrupted and do not compute much,
+/// in turn with this worker's own.
 fn urgent(token: &mut Entered) -> Next {
     let shared = token.carrier().shared();
     if !shared.is_urgent() {
@@ -220,8 +229,8 @@ fn urgent(token: &mut Entered) -> Next {
     let stopped = || claim_stopped(token.carrier().shared()).map(Next::Thaw);
     let queued = || {
         let shared = token.carrier().shared();
-        let fiber = shared.global.pop(1).pop()?;
-        shared.note_global_served();
+        let fiber = shared.woken.pop(1).pop()?;
+        shared.pressed.store(false, Relaxed);
         token.worker().counters.from_shared.add(1);
         Some(Next::Run(popped(fiber)))
     };
@@ -250,7 +259,7 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
         token.local().lifo_turns = 0;
         return None;
     }
-    let nothing_waits = worker.ring.is_empty() && token.local().own.is_empty();
+    let nothing_waits = worker.queue.is_empty() && token.local().own.is_empty();
     if (nothing_waits || token.local().lifo_turns < LIFO_TURNS)
         && let Some(found) = token.worker().lifo.take()
     {
@@ -311,7 +320,7 @@ fn from_global(token: &Entered) -> Option<FiberRef> {
         .min(BATCH)
         .min(shared.settings.local_queue / 2);
     token.worker().counters.from_shared.add(1);
-    shared.note_global_served();
+    shared.pressed.store(false, Relaxed);
     let mut taken = shared.global.pop(share.max(1));
     let first = taken.pop().map(popped);
     if !taken.is_empty() {
@@ -336,12 +345,12 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
             continue;
         }
         let other = &token.carrier().shared().workers[victim];
-        let found = other.ring.steal_into(&me.ring);
+        let found = other.queue.steal_into(&me.queue);
         if let Some(fiber) = found.or_else(|| steal_slot(other)) {
             let me = token.worker();
             me.counters.steals.add(1);
-            me.counters.stolen.add(me.ring.len() as u64 + 1);
-            if !me.ring.is_empty() {
+            me.counters.stolen.add(me.queue.len() as u64 + 1);
+            if !me.queue.is_empty() {
                 token.carrier().shared().rouse_from(me); // as in `from_global`
             }
             return Some(fiber);
@@ -363,39 +372,35 @@ impl Shared {
     /// Queues a fiber on a worker the caller holds; what does not fit goes to all.
     #[inline]
     pub(crate) fn push_local(&self, worker: &Worker, fiber: FiberRef) {
-        if let Err(back) = worker.ring.push(fiber) {
-            self.push_overflowing(worker, back);
-        }
-    }
-
-    #[cold]
-    fn push_overflowing(&self, worker: &Worker, mut fiber: FiberRef) {
-        loop {
+        let mut pushed = worker.queue.push(fiber);
+        while let Err((back, older)) = pushed {
             worker.counters.overflows.add(1);
-            self.global.push_all(worker.ring.take_half());
-            match worker.ring.push(fiber) {
-                Ok(()) => return,
-                Err(back) => fiber = back,
-            }
+            self.global_for(back).push_all(older);
+            pushed = worker.queue.push(back);
         }
     }
 
-    /// Fibers wait that any worker should run before its own: the monitor or a handler has seen that the global
-    /// queue is too old, or a carrier waits in the middle of a fiber that does not compute much.
+    /// The global queue for fibers that have started, or for those that have not.
+    fn global_for(&self, fiber: FiberRef) -> &Inject {
+        if fiber.is_unstarted() {
+            &self.global
+        } else {
+            &self.woken
+        }
+    }
+
+    /// Queues a fiber for any worker.
+    pub(crate) fn push_global(&self, fiber: FiberRef) {
+        self.global_for(fiber).push(fiber);
+    }
+
+    /// Fibers wait that any worker should run before its own: they were woken while all workers were busy, or
+    /// a carrier waits in the middle of a fiber.
     #[inline]
     pub(crate) fn is_urgent(&self) -> bool {
-        self.global_is_old.load(Relaxed) && self.global.len() > 0
+        self.woken.len() > 0
             || !self.wanted.is_empty()
             || !self.frozen.is_empty()
             || self.is_batch_owed()
-    }
-
-    /// A worker has taken fibers off the global queue.
-    fn note_global_served(&self) {
-        self.global_served.fetch_add(1, Relaxed);
-        self.pressed.store(false, Relaxed);
-        if self.global.len() <= 1 {
-            self.global_is_old.store(false, Relaxed);
-        }
     }
 }

@@ -25,18 +25,16 @@
 
 use std::cell::Cell;
 use std::ptr::NonNull;
-use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed,
-};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use indent_sysmon::Phase;
 
 use crate::base::bitmap::SparseBitmap;
+use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::overrun::Occupant;
 use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
-use crate::sched::Shared;
 
 /// What a carrier knows of being interrupted.
 #[derive(Default)]
@@ -155,7 +153,6 @@ impl Carrier {
         self.ice.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.rung.store(false, Relaxed); // whoever presses next is heard at once
-        shared.hurry_global(); // what waits there has waited for this
         shared.frozen.set(self.index); // I19: from here on it can be given a worker
         shared.hand(worker, receiver);
         if let Some(facts) = overrun {
@@ -260,14 +257,14 @@ impl Shared {
 
     /// Whether somebody waits who needs this worker at its scheduler.
     pub(crate) fn has_queued_for(&self, worker: &Worker) -> bool {
-        !worker.ring.is_empty()
+        !worker.queue.is_empty()
             || !worker.lifo.is_empty()
             || !worker.assigned.is_empty()
             || worker.timers.is_due()
             || worker.has_own.load(Relaxed)
             || self.count.is_excess(worker.index)
             || self.has_batch()
-            || self.global.len() > 0
+            || self.global.len() + self.woken.len() > 0
     }
 
     /// The claim is not needed after all.

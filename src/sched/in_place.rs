@@ -46,8 +46,8 @@ use crate::fiber::switch;
 use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered};
-use crate::sched::overrun::Kind;
 use crate::sched::mobility;
+use crate::sched::overrun::Kind;
 
 /// An open region, in a frame of its fiber.
 pub(crate) struct Region {

@@ -49,9 +49,9 @@ use crate::base::bitmap::{Bitmap, SparseBitmap};
 use crate::base::loom::{Mutex, lock};
 use crate::base::mark;
 use crate::error::StartError;
+use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::{self, Guard};
-use crate::fiber::overflow;
 use crate::queue::inject::Inject;
 
 pub(crate) mod block;
@@ -86,8 +86,8 @@ pub(crate) mod start;
 mod starts;
 mod starve;
 mod tenant;
-mod threads;
 pub(crate) mod thread;
+mod threads;
 mod timers;
 pub(crate) mod wake;
 mod watch;
@@ -194,10 +194,9 @@ pub(crate) struct Shared {
     /// On which CPUs our threads may run.
     cpu_mask: Mask,
     pub(crate) refused_carriers: AtomicU64,
+    /// The global queue: fibers that have not started, and those that have.
     global: Inject,
-    /// The monitor has found that no worker serves the global queue; how often a worker has.
-    global_is_old: AtomicBool,
-    global_served: AtomicU64,
+    woken: Inject,
     /// Started fibers that compute much: others come before them.
     batch: Inject,
     /// Unstarted fibers that will, while many of those are frozen; and that one of them is to start now.
@@ -290,8 +289,7 @@ impl Shared {
             cpu_mask: Mask::new(),
             refused_carriers: AtomicU64::new(0),
             global: Inject::new(),
-            global_is_old: AtomicBool::new(false),
-            global_served: AtomicU64::new(0),
+            woken: Inject::new(),
             batch: Inject::new(),
             deferred: Inject::new(),
             deferred_is_due: AtomicBool::new(false),
@@ -473,12 +471,15 @@ impl Shared {
     /// Those that hold a worker.
     pub(crate) fn holding_carriers(&self) -> usize {
         let workers = self.workers.iter();
-        let held = |w: &&Worker| w.carrier().is_some_and(|c| c.owner.peek() == Some(NonNull::from(*w)));
+        let held = |w: &&Worker| {
+            w.carrier()
+                .is_some_and(|c| c.owner.peek() == Some(NonNull::from(*w)))
+        };
         workers.filter(held).count()
     }
 
     pub(crate) fn queued_for_all(&self) -> usize {
-        self.global.len() + self.batch.len() + self.deferred.len()
+        self.global.len() + self.woken.len() + self.batch.len() + self.deferred.len()
     }
 
     pub(crate) fn starved(&self) -> usize {

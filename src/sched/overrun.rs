@@ -317,9 +317,9 @@ impl Shared {
     /// How many fibers wait for this worker, or for any: those that others come before apart. What can be
     /// seen without a lock.
     fn how_many_wait(&self, worker: Option<&Worker>) -> (usize, usize) {
-        let mut interactive = self.global.len() + self.wanted.len();
+        let mut interactive = self.global.len() + self.woken.len() + self.wanted.len();
         if let Some(worker) = worker {
-            interactive += worker.ring.len() + usize::from(!worker.lifo.is_empty());
+            interactive += worker.queue.len() + usize::from(!worker.lifo.is_empty());
             interactive += usize::from(!worker.assigned.is_empty() || worker.timers.is_due());
         }
         let batch = self.batch.len() + self.deferred.len() + self.frozen.len();

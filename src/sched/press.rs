@@ -90,9 +90,9 @@ impl Shared {
         if !self.settings.preempt {
             return Waiting::Nobody;
         }
-        let queued = !worker.ring.is_empty() || !worker.lifo.is_empty();
+        let queued = !worker.queue.is_empty() || !worker.lifo.is_empty();
         if worker.timers.is_due()
-            || queued && worker.is_in_long_dispatch() && !self.has_many_frozen()
+            || worker.queue.has_started() && worker.is_in_long_dispatch()
             || self.watchers.may_press() && self.somebody_presses()
         {
             return Waiting::Pressing;
@@ -107,30 +107,14 @@ impl Shared {
     }
 
     fn somebody_presses(&self) -> bool {
-        !self.wanted.is_empty()
+        self.woken.len() > 0
+            || !self.wanted.is_empty()
             || self.missed_timers.load(Relaxed)
             || self.pressed.load(Relaxed) && self.global.len() > 0
     }
 
-    /// The global queue has waited for too long: workers serve it next. May be called in a signal handler.
-    pub(crate) fn hurry_global(&self) {
-        if self.global.len() > 0 {
-            self.global_is_old.store(true, Relaxed);
-        }
-    }
-
-    /// On the monitor's thread, at each look: whether any worker has served the global queue since the last.
-    pub(crate) fn mind_global(&self) {
-        let served = self.global_served.load(Relaxed);
-        if self.watchers.global_served.swap(served, Relaxed) == served {
-            self.hurry_global();
-        }
-    }
-
     /// How many workers it takes to serve those who press and can be served by any.
     pub(crate) fn pressing(&self) -> usize {
-        let pressed = self.pressed.load(Relaxed);
-        let queued = if pressed { self.global.len() } else { 0 };
-        queued + self.wanted.len() + usize::from(self.somebody_presses())
+        self.woken.len() + self.wanted.len() + usize::from(self.somebody_presses())
     }
 }

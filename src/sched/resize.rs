@@ -52,8 +52,8 @@ impl Shared {
 
     /// By the holder of a worker: its queue goes to all.
     fn empty_ring(&self, worker: &Worker) {
-        while let Some(fiber) = worker.ring.pop() {
-            self.global.push(fiber);
+        while let Some(fiber) = worker.queue.pop() {
+            self.push_global(fiber);
         }
     }
 
@@ -90,7 +90,7 @@ fn empty(token: &mut Entered) {
     let shared = token.carrier().shared();
     let worker = token.worker();
     if let Some(fiber) = worker.lifo.take() {
-        shared.global.push(fiber);
+        shared.push_global(fiber);
     }
     shared.empty_ring(worker);
     worker.published.set_phase(indent_sysmon::Phase::Idle);

@@ -20,7 +20,7 @@ use crate::sched::find::{self, Next};
 use crate::sched::sleep::Search;
 use crate::sched::starts::Start;
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, class, in_place, latency, resize, mobility, wake};
+use crate::sched::{Shared, class, in_place, latency, mobility, resize, wake};
 
 /// How long a worker waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
@@ -125,7 +125,7 @@ fn go_where_it_runs(token: &mut Entered, fiber: FiberRef, deferred: bool) -> Whe
     if thread.is_some_and(|thread| ptr::eq(thread, token.carrier())) {
         return Where::Here;
     }
-    if thread.is_none() && !token.carrier().has_tenant() && !is_unstarted(fiber) {
+    if thread.is_none() && !token.carrier().has_tenant() && !fiber.is_unstarted() {
         return Where::Here;
     }
     go_elsewhere(token, fiber, thread, deferred)
@@ -147,7 +147,7 @@ fn go_elsewhere(
         thread.let_out(fiber);
         thread.bell.ring(); // it is a spare now
         token.worker().counters.released.add(1);
-    } else if is_unstarted(fiber) {
+    } else if fiber.is_unstarted() {
         match shared.admit_start(fiber, deferred) {
             Start::Now => {}
             Start::Deferred => {
@@ -169,7 +169,7 @@ fn go_elsewhere(
     }
     // The system refused a thread.
     if let Some(fiber) = token.local().next.take() {
-        token.carrier().shared().global.push(fiber);
+        token.carrier().shared().push_global(fiber);
         token.local().until_shared = u32::MAX; // what is bound to threads comes first
         os::sleep(REFUSED_PAUSE);
     }
@@ -194,14 +194,9 @@ fn go_to_thread(token: &mut Entered, fiber: FiberRef, thread: &Carrier) -> Where
     }
 }
 
-#[inline]
-fn is_unstarted(fiber: FiberRef) -> bool {
-    fiber.stack.load(atomic::Ordering::Relaxed).is_null()
-}
-
 /// Runs one fiber until it comes back; true if it handed its worker over.
 fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
-    if is_unstarted(fiber) && !attach(&mut token, fiber) {
+    if fiber.is_unstarted() && !attach(&mut token, fiber) {
         return (token, false);
     }
     let carrier = token.carrier();

@@ -157,13 +157,13 @@ impl Shared {
         self.is_stopping()
             || token.carrier().has_delivery()
             || !token.worker().assigned.is_empty()
-            || self.global.len() > 0
+            || self.global.len() + self.woken.len() > 0
             || self.has_batch()
             || self.may_start_threadless()
             || self.missed_timers.load(Relaxed)
             || !self.frozen.is_empty()
             || !self.wanted.is_empty()
             || self.count.is_excess(token.worker().index)
-            || self.present().iter().any(|worker| !worker.ring.is_empty())
+            || self.present().iter().any(|worker| !worker.queue.is_empty())
     }
 }

@@ -119,8 +119,9 @@ impl Shared {
     fn is_put_off(&self, fiber: FiberRef) -> bool {
         let anywhere = fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;
         let site = Sites::get(fiber.location());
-        let put_off =
-            site.is_bad() || !site.is_good() && self.has_too_many_frozen() || self.has_far_too_many_frozen();
+        let put_off = site.is_bad()
+            || !site.is_good() && self.has_too_many_frozen()
+            || self.has_far_too_many_frozen();
         self.settings.preempt && anywhere && put_off
     }
 
@@ -200,7 +201,11 @@ impl Shared {
         let now = self.clock.nanos();
         let dispatches = self.workers.iter().map(|w| w.published.dispatches()).sum();
         let before = threadless.dispatches.swap(dispatches, Relaxed);
-        let still = nanos(if self.has_studied() { STILL } else { STILL_COLD });
+        let still = nanos(if self.has_studied() {
+            STILL
+        } else {
+            STILL_COLD
+        });
         if before != dispatches {
             threadless.still_since.store(now, Relaxed);
             threadless.step.store(1, Relaxed);
@@ -222,7 +227,12 @@ impl Shared {
     pub(crate) fn fail_threadless(&self) {
         let threadless = &self.threadless;
         let overdue = nanos(START_TIMEOUT);
-        if self.clock.nanos().saturating_sub(threadless.progress.load(Relaxed)) < overdue {
+        if self
+            .clock
+            .nanos()
+            .saturating_sub(threadless.progress.load(Relaxed))
+            < overdue
+        {
             return;
         }
         os::complain(&self.dump());

@@ -10,12 +10,12 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use crate::base::list::List;
 use crate::base::loom::{atomic, heavy_barrier};
 use crate::base::os;
 use crate::error::JoinError;
-use crate::base::list::List;
-use crate::fiber::{FiberRef, Record};
 use crate::fiber::job::Job;
+use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::{Inject, popped};
 use crate::sched::worker::Roused;
 use crate::sched::{Shared, run};

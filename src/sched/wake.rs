@@ -15,7 +15,6 @@
 
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::base::fork;
@@ -24,9 +23,9 @@ use crate::base::loom::atomic::{
     Ordering::{Acquire, Release},
 };
 use crate::base::loom::pause;
+use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
-use crate::fiber::FiberRef;
 use crate::sched::carrier::Carrier;
 use crate::sched::context::{Entered, Marked};
 use crate::sched::thread::ThreadParker;
@@ -256,7 +255,9 @@ impl Shared {
     /// Queues a started fiber that the caller made runnable (I1). `token` is the caller's, if it holds a worker
     /// of this runtime.
     fn queue_woken(&self, token: Option<Entered>, fiber: FiberRef) {
-        let here = token.as_ref().map_or(ptr::null(), |token| ptr::from_ref(token.carrier()));
+        let here = token
+            .as_ref()
+            .map_or(ptr::null(), |token| ptr::from_ref(token.carrier()));
         if let Some(thread) = thread_of(fiber)
             && !ptr::eq(thread, here)
             && thread.deliver(fiber)
@@ -277,7 +278,7 @@ impl Shared {
     fn queue_here(&self, token: &Entered, fiber: FiberRef) {
         let worker = token.worker();
         if token.carrier().current.get().is_none() {
-            let first = worker.ring.is_empty();
+            let first = worker.queue.is_empty();
             self.push_local(worker, fiber);
             if !first {
                 self.rouse_from(worker); // the first one this worker runs itself, at once
@@ -289,12 +290,11 @@ impl Shared {
     }
 
     /// To the first worker that has time.
-    pub(crate) fn queue_for_all(&self, fiber: FiberRef) {
+    fn queue_for_all(&self, fiber: FiberRef) {
         let id = fiber.id(); // from then on it may end
-        self.global.push(fiber);
+        self.woken.push(fiber);
         let sent = self.rouse_one(0);
         if !sent {
-            self.pressed.store(true, Relaxed);
             self.press(id);
         }
         self.count_wake(sent);

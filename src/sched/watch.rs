@@ -94,8 +94,6 @@ pub(crate) struct Watchers {
     helps: AtomicBool,
     /// Looks a tick apart; the monitor's own.
     ticks: AtomicU64,
-    /// How often the global queue had been served at the last look; the monitor's own.
-    pub(crate) global_served: AtomicU64,
     /// The helper has looked again at all parked fibers since the program's code was read.
     judged_again: AtomicBool,
     /// All workers have their first carriers: before that the helper does nothing.
@@ -124,7 +122,6 @@ impl Watchers {
             helper_thread: Thread::new(),
             helps: AtomicBool::new(false),
             ticks: AtomicU64::new(0),
-            global_served: AtomicU64::new(0),
             judged_again: AtomicBool::new(false),
             begun: AtomicBool::new(false),
         }
@@ -399,7 +396,6 @@ impl Pool for Shared {
         self.look_at_timers(now);
         self.watchers.press.store(self.pressing(), Relaxed);
         self.watchers.somebody_pressed.store(false, Relaxed);
-        self.mind_global();
         let nanos = self.clock.nanos();
         let last = self.watchers.ticked.load(Relaxed);
         if nanos.saturating_sub(last) < TICK.as_nanos() as u64 {
@@ -568,7 +564,7 @@ impl Shared {
         if worker.timers.is_due() {
             self.miss_timers();
         }
-        if !worker.lifo.is_empty() || !worker.ring.is_empty() {
+        if !worker.lifo.is_empty() || !worker.queue.is_empty() {
             self.rouse_one(index + 1);
         }
     }

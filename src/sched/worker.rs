@@ -19,7 +19,7 @@ use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
 use crate::fiber::{FiberRef, Record, stack::Guard};
-use crate::queue::local::{Ring, Slot};
+use crate::queue::local::{Queue, Slot};
 use crate::sched::carrier::Carrier;
 use crate::sched::latency::Recorder;
 use crate::sched::spawn;
@@ -31,7 +31,7 @@ pub(crate) struct Worker {
     pub(crate) index: usize,
     /// The fiber that was spawned or woken last.
     pub(crate) lifo: Slot,
-    pub(crate) ring: Ring,
+    pub(crate) queue: Queue,
     /// Unstarted fibers that must start here.
     pub(crate) assigned: Inbox<Record>,
     /// What sysmon sees.
@@ -178,11 +178,11 @@ impl Worker {
             && self.overran.load(Relaxed) == self.published.dispatches()
     }
 
-    pub(crate) fn new(index: usize, ring: usize, class: u8, guard: Guard) -> Self {
+    pub(crate) fn new(index: usize, queue: usize, class: u8, guard: Guard) -> Self {
         Worker {
             index,
             lifo: Slot::new(),
-            ring: Ring::new(ring),
+            queue: Queue::new(queue),
             assigned: Inbox::new(),
             published: Published::new(),
             timers: Timers::new(),

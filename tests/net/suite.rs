@@ -13,7 +13,7 @@ use indent::net::{
 };
 use indent::park::ParkReason;
 use indent::runtime::Runtime;
-use indent::task::{self, Phase, Mobility};
+use indent::task::{self, Mobility, Phase};
 use indent::time;
 
 use crate::common::{self, Random, wait_for, within};

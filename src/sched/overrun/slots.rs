@@ -249,12 +249,7 @@ mod tests {
         let stack = unsafe { Stack::new(at.inside()) };
         let [code, sp, bp] = registers;
         let start = Registers::interrupted(code, sp, bp);
-        slots.put(
-            facts(ran),
-            fiber.hold(),
-            (&start, &stack, code),
-            || true,
-        )
+        slots.put(facts(ran), fiber.hold(), (&start, &stack, code), || true)
     }
 
     #[test]

@@ -55,7 +55,9 @@ impl Heartbeat {
     /// Waits until the runtime knows whether the fiber may change threads, for a while.
     pub(crate) fn warm_up(&self) {
         let start = Instant::now();
-        while self.fiber.fiber().binding().mobility() == Mobility::Unjudged && start.elapsed() < WARM {
+        while self.fiber.fiber().binding().mobility() == Mobility::Unjudged
+            && start.elapsed() < WARM
+        {
             thread::sleep(Duration::from_millis(2));
         }
     }
