@@ -1,24 +1,21 @@
 //! The large request: some CPU time of ordinary Rust.
 //!
-//! A round writes a report as text, reads it again, counts what is in it and sorts the counts: it formats,
-//! allocates, parses, hashes and sorts, with std alone. It knows nothing of fibers. How many rounds make up
-//! the CPU time that is wanted is measured once, at the start, on this machine.
-//!
-//! One thing is not as usual: the hash map has std's hash, but fixed keys. `HashMap::new` counts random keys up in a
-//! thread-local, and where the compiler inlines that, the fiber of whoever calls it may not leave its thread: a ping
-//! would wait for a crunch that keeps the same one ("Where it ends" in the README).
+//! A round makes up orders at random, writes them as JSON, reads them again, picks customers out of their notes
+//! with a regular expression, and adds up what each of them owes in a hash map. It knows nothing of fibers. How
+//! many rounds make up the CPU time that is wanted is measured once, at the start, on this machine.
 
 use std::collections::HashMap;
-use std::fmt::Write;
-use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::hint::black_box;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
+use regex::Regex;
+use serde_json::{Value, json};
 
-/// Lines of a report.
-const LINES: u64 = 200;
+/// Orders in a round.
+const ORDERS: usize = 50;
 /// Rounds that are timed together, and how often: the median counts.
 const BATCH: u32 = 50;
 const BATCHES: usize = 15;
@@ -26,7 +23,7 @@ const BATCHES: usize = 15;
 /// Rounds so far: requests that take turns all end late, but work is done from the beginning.
 static DONE: AtomicU64 = AtomicU64::new(0);
 
-type FixedKeys = BuildHasherDefault<DefaultHasher>;
+static CUSTOMER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"customer-(\d+)").expect("it is one"));
 
 /// How much work one request is.
 #[derive(Clone, Copy, Debug)]
@@ -39,8 +36,8 @@ impl Crunch {
     pub(crate) fn of(time: Duration) -> Crunch {
         let mut batches = [(); BATCHES].map(|()| {
             let before = cpu_time();
-            for seed in 0..BATCH {
-                black_box(round(seed.into()));
+            for _ in 0..BATCH {
+                black_box(round());
             }
             cpu_time() - before
         });
@@ -54,9 +51,9 @@ impl Crunch {
 
     /// Computes; the result is of no use, but it has to be computed.
     pub(crate) fn run(self) -> u64 {
-        (0..self.rounds).fold(0, |sum, seed| {
+        (0..self.rounds).fold(0, |sum, _| {
             DONE.fetch_add(1, Relaxed);
-            sum ^ round(black_box(seed.into()))
+            sum ^ round()
         })
     }
 
@@ -73,38 +70,29 @@ fn cpu_time() -> Duration {
         .into()
 }
 
-fn round(seed: u64) -> u64 {
-    let report = written(seed);
-    let mut totals: Vec<(u64, &str)> = counted(&report)
-        .into_iter()
-        .map(|(name, total)| (total, name))
-        .collect();
-    totals.sort_unstable();
-    let (largest, name) = totals.last().expect("a report has lines");
-    largest.rotate_left(name.len() as u32)
+fn round() -> u64 {
+    let orders: Vec<_> = (0..ORDERS).map(|_| order()).collect();
+    let text = serde_json::to_string(&orders).expect("it is plain data");
+    let orders: Vec<Value> = serde_json::from_str(&text).expect("we have just written it");
+    let mut totals = HashMap::new();
+    for order in &orders {
+        let note = order["note"].as_str().expect("every order has a note");
+        let customer = CUSTOMER.captures(note).expect("a note names a customer");
+        let owes = order["amount"].as_u64().zip(order["price"].as_u64());
+        let (amount, price) = owes.expect("they are numbers");
+        *totals.entry(customer[1].to_owned()).or_insert(0) += amount * price;
+    }
+    let mut totals: Vec<_> = totals.into_iter().collect();
+    totals.sort();
+    let (customer, total) = totals.last().expect("there are orders");
+    total.rotate_left(customer.len() as u32)
 }
 
-/// Lines such as `customer-17 4242 3.25`.
-fn written(seed: u64) -> String {
-    let mut report = String::new();
-    let mut x = seed;
-    for line in 0..LINES {
-        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(line);
-        let (customer, amount, price) = (x >> 59, (x >> 33) % 10_000, (x >> 50) as f64 / 64.0);
-        writeln!(report, "customer-{customer} {amount} {price:.2}").expect("a String has room");
-    }
-    report
-}
-
-fn counted(report: &str) -> HashMap<&str, u64, FixedKeys> {
-    let mut totals = HashMap::<_, _, FixedKeys>::default();
-    for line in report.lines() {
-        let mut words = line.split(' ');
-        let mut next = || words.next().expect("a line has three words");
-        let name = next();
-        let amount: u64 = next().parse().expect("an amount is a number");
-        let price: f64 = next().parse().expect("a price is a number");
-        *totals.entry(name).or_default() += (amount as f64 * price) as u64;
-    }
-    totals
+fn order() -> Value {
+    let customer: u8 = rand::random();
+    json!({
+        "amount": rand::random::<u16>(),
+        "price": rand::random::<u16>(),
+        "note": format!("for customer-{customer}, with care"),
+    })
 }

@@ -72,7 +72,7 @@ pub(crate) fn table(rows: &[Row], wanted: &Demonstration) -> String {
     let mut table = String::new();
     table.push_str(&heading(rows, wanted));
     table.push_str(
-        "preemption  crunches       p50       p99     p99.9       max      pings answered  crunches/s\n",
+        "preemption  crunches       p50       p99     p99.9       max      pings answered  crunches/s  bound  threads\n",
     );
     for row in rows {
         let (preempt, crunches) = (on_or_off(row.preempt), row.crunches);
@@ -83,7 +83,8 @@ pub(crate) fn table(rows: &[Row], wanted: &Demonstration) -> String {
         }
         let answered = format!("{} of {}", row.answered(), row.pings.len());
         let rate = row.crunched_per_second;
-        writeln!(table, "{answered:>20}{rate:>12.1}").expect("a String has room");
+        let (bound, threads) = (row.bound, row.threads);
+        writeln!(table, "{answered:>20}{rate:>12.1}{bound:>7}{threads:>9}").expect("a String has room");
     }
     table
 }
@@ -140,13 +141,15 @@ pub(crate) fn json(row: &Row, wanted: &Demonstration) -> String {
     }
     write!(
         line,
-        r#""at_least":[{}],"crunches_per_s":{:.2},"crunch_ms":{},"seconds":{},"rate":{},"workers":{},"fifo":{}}}"#,
+        r#""at_least":[{}],"crunches_per_s":{:.2},"crunch_ms":{},"seconds":{},"rate":{},"workers":{},"bound":{},"threads":{},"fifo":{}}}"#,
         at_least.join(","),
         row.crunched_per_second,
         wanted.crunch.as_secs_f64() * 1e3,
         wanted.seconds,
         wanted.rate,
         row.workers,
+        row.bound,
+        row.threads,
         row.fifo.is_ok()
     )
     .expect("a String has room");

@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use indent::runtime::{Builder, Runtime};
+use indent::task::{Fiber, Mobility};
 
 use crate::arguments::Demonstration;
 use crate::crunch::Crunch;
@@ -24,6 +25,9 @@ pub(crate) struct Row {
     pub(crate) pings: Vec<Ping>,
     pub(crate) crunched_per_second: f64,
     pub(crate) workers: usize,
+    /// Most fibers that were bound to their threads, and most threads that ran fibers, at a look.
+    pub(crate) bound: usize,
+    pub(crate) threads: usize,
     /// Whether the load generator ran before all others, or why not.
     pub(crate) fifo: Result<(), String>,
 }
@@ -108,28 +112,43 @@ fn measure(
         crunches,
         pings: Vec::new(),
         crunched_per_second: 0.0,
-        workers: workers(&runtime),
+        workers: runtime.metrics().workers.len(),
+        bound: 0,
+        threads: 0,
         fifo: Ok(()),
     };
-    let row = collect(row, load, crunch, progress);
+    let row = collect(row, load, crunch, progress, &runtime);
     service.stop()?; // what is in flight is finished
     runtime.wait_idle();
     row
 }
 
-fn workers(runtime: &Runtime) -> usize {
-    runtime.metrics().workers.len()
+/// Fibers that are bound to their threads.
+fn bound(runtime: &Runtime) -> usize {
+    let fibers = runtime.handle().fibers();
+    let is_bound = |fiber: &&Fiber| fiber.binding().mobility() == Mobility::Bound;
+    fibers.iter().filter(is_bound).count()
 }
 
 /// Listens to the load generator until its end.
-fn collect(mut row: Row, mut load: Child, crunch: Crunch, progress: &Progress) -> io::Result<Row> {
+fn collect(
+    mut row: Row,
+    mut load: Child,
+    crunch: Crunch,
+    progress: &Progress,
+    runtime: &Runtime,
+) -> io::Result<Row> {
     let now = || (Instant::now(), crunch.done());
     let mut begun = now();
     let lines = BufReader::new(load.stdout.take().expect("it is a pipe")).lines();
     let heard = lines.map(|line| line?.parse()).try_for_each(|told| {
         match told? {
             Told::Fifo(fifo) => row.fifo = fifo,
-            Told::Progress(part) => progress.at(part),
+            Told::Progress(part) => {
+                progress.at(part);
+                row.bound = row.bound.max(bound(runtime));
+                row.threads = row.threads.max(runtime.metrics().carriers);
+            }
             Told::Begins => begun = now(),
             Told::Ends => {
                 let (time, done) = now();
