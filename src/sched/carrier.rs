@@ -24,18 +24,16 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{
-    AtomicU8, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, compiler_fence,
-};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 
 use indent_sysmon::Thread;
 
+use crate::base::affinity::Placement;
 use crate::base::alarm::Alarm;
 use crate::base::bitmap::Bitmap;
-
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
-use crate::base::os::{self, Doorbell};
+use crate::base::os::Doorbell;
 use crate::fiber::{FiberRef, Record};
 use crate::sched::freeze::Ice;
 use crate::sched::overrun::Stretch;
@@ -73,8 +71,8 @@ pub(crate) struct Carrier {
     /// Its thread, for whoever watches it.
     pub(crate) thread: Thread,
     pub(crate) ice: Ice,
-    /// Whether somebody made its thread run on one CPU only: `WIDE`, `NARROWING`, `NARROW`.
-    narrowed: AtomicU8,
+    /// On which CPUs its thread may run.
+    placement: Placement,
 }
 
 /// Runnable started fibers; of the carrier's own thread, but see I17.
@@ -119,11 +117,6 @@ unsafe impl Send for Carrier {}
 /// Whether a worker has found a carrier; if not, it comes back.
 pub(crate) type Placed = Result<(), NonNull<Worker>>;
 
-/// Whether a thread may run on one CPU only.
-const WIDE: u8 = 0;
-const NARROWING: u8 = 1;
-const NARROW: u8 = 2;
-
 /// How a rest ended.
 enum Rested {
     Holding,
@@ -153,7 +146,7 @@ impl Carrier {
             left: AtomicUsize::new(0),
             thread: Thread::new(),
             ice: Ice::default(),
-            narrowed: AtomicU8::new(WIDE),
+            placement: Placement::new(),
         }
     }
 
@@ -327,6 +320,7 @@ impl Carrier {
             }
             if shared.is_stopping() {
                 set.claim(self.index);
+                self.spread_out(); // a hook of the users' runs at the end
                 return Rested::End;
             }
             if self.has_runnable() {
@@ -353,40 +347,30 @@ impl Carrier {
         }
     }
 
-    /// Any thread that is about to stop: gives this carrier, which sleeps, a worker, and makes it run where
-    /// the caller runs. May be called in a signal handler.
+    /// Any thread that is about to stop: gives this carrier, which waits for it, a worker, and makes it
+    /// run where the caller runs. May be called in a signal handler.
     pub(crate) fn receive_here(&self, worker: NonNull<Worker>) -> Placed {
-        let number = self.thread.number();
-        let narrows = number.is_some()
-            && self
-                .narrowed
-                .compare_exchange(WIDE, NARROWING, SeqCst, SeqCst)
-                .is_ok();
-        if let Some(number) = number.filter(|_| narrows) {
-            let narrow = self.shared().cpu_mask.bring_here(number);
-            self.narrowed
-                .store(if narrow { NARROW } else { WIDE }, SeqCst);
-        }
-        self.receive(worker).inspect_err(|_| {
-            // It has got one by another way, and may run by now.
-            if let Some(number) = number.filter(|_| narrows) {
-                self.shared().cpu_mask.spread_out(number);
-                // A third one may have begun to narrow it again.
-                let _ = (self.narrowed).compare_exchange(NARROW, WIDE, SeqCst, SeqCst);
+        let number = self.thread.number().filter(|_| self.placement.claim());
+        let given = self.accept(worker);
+        if let Some(number) = number {
+            match given {
+                Ok(()) => self.placement.narrow(number, &self.shared().allowed_cpus),
+                // It has got one by another way, and may run by now.
+                Err(_) => self.placement.leave_wide(),
             }
-        })
+        }
+        given.inspect(|()| self.bell.ring())
     }
 
-    /// Own thread, before it runs anybody: on all CPUs again.
+    /// Own thread, before it runs user code: on all CPUs again.
     #[inline]
     pub(crate) fn spread_out(&self) {
-        while self.narrowed.load(SeqCst) == NARROWING {
-            os::yield_thread(); // for the length of a system call
-        }
-        if self.narrowed.load(SeqCst) == NARROW {
-            self.shared().cpu_mask.spread_out(0);
-            self.narrowed.store(WIDE, SeqCst);
-        }
+        self.placement.widen(&self.shared().allowed_cpus);
+    }
+
+    /// Own thread, when it starts: where its maker may run is of no importance.
+    pub(crate) fn begin_spread_out(&self) {
+        self.placement.begin(&self.shared().allowed_cpus);
     }
 
     /// Own thread: the mark goes down, and a request that came while it was up is looked at.

@@ -44,7 +44,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::Duration;
 
-use crate::base::affinity::Mask;
+use crate::base::affinity::Allowed;
 use crate::base::bitmap::Bitmap;
 use crate::base::inbox::Inbox;
 use crate::base::loom::{Mutex, lock};
@@ -200,7 +200,7 @@ pub(crate) struct Shared {
     pub(crate) preempted: freeze::Counters,
     pub(crate) reports: overrun::Reports,
     /// On which CPUs our threads may run.
-    cpu_mask: Mask,
+    allowed_cpus: Allowed,
     /// Carriers that keep fibers which want to be alone, and their number.
     keeps: Bitmap,
     pub(crate) keepers: AtomicUsize,
@@ -309,7 +309,7 @@ impl Shared {
             rung: AtomicBool::new(false),
             preempted: freeze::Counters::default(),
             reports: overrun::Reports::new(desk),
-            cpu_mask: Mask::new(),
+            allowed_cpus: Allowed::new(),
             refused_carriers: AtomicU64::new(0),
             global: Inject::new(),
             batch: Inject::new(),
