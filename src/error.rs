@@ -158,7 +158,7 @@ impl fmt::Display for SpawnError {
         match self {
             SpawnError::TooManyFibers { limit } => write!(
                 f,
-                "{limit} fibers are alive and each needs a mapping of its own for its guard page; \
+                "{limit} fibers are alive and each needs a mapping of its own for its guard; \
                  raise vm.max_map_count (a kernel from 6.13 on needs no such mappings)"
             ),
             SpawnError::ShuttingDown => write!(f, "the runtime is shutting down"),

@@ -16,7 +16,7 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 11] = [
+const ELSEWHERE: [&str; 12] = [
     "indent::sched::context::",
     "indent::base::signal::AlternateStack",
     "indent::sched::start::carrier_main",
@@ -26,6 +26,7 @@ const ELSEWHERE: [&str; 11] = [
     "indent::base::os::errno",
     "indent::base::os::set_errno",
     "indent::base::signal::unblock",
+    "indent::base::affinity::get",
     "indent::base::affinity::set",
     // The keys of its hash map; of the helper, and of a start.
     "indent::sched::overrun::desk::Desk::",

@@ -7,6 +7,7 @@
 //! Whatever ends its process, or uses it up, runs in a child (module `child`), which says on its
 //! standard output what the parent should find in the message.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -62,7 +63,18 @@ fn killed_by(signal: i32, test: &str, variables: &[(&str, &str)]) -> Output {
 
 /// The child's fiber overflows its stack; checks every part of the message.
 fn overflow(size: &str, name: &str, guard: &str) {
+    let text = overflow_by("dig", size, name, guard);
+    let frames = text.matches("dig_deeper").count();
+    assert!(
+        frames > 10,
+        "{frames} frames of the recursion are named in\n{text}"
+    );
+}
+
+/// The same, for any kind of overflow; returns what the child wrote.
+fn overflow_by(way: &str, size: &str, name: &str, guard: &str) -> String {
     let variables = [
+        ("CASE_WAY", way),
         ("CASE_SIZE", size),
         ("CASE_NAME", name),
         ("CASE_GUARD", guard),
@@ -83,15 +95,11 @@ fn overflow(size: &str, name: &str, guard: &str) {
          give it more with task::Builder::stack_size"
     );
     assert!(text.contains(&message), "{message}\nis missing in\n{text}");
-    let frames = text.matches("dig_deeper").count();
-    assert!(
-        frames > 10,
-        "{frames} frames of the recursion are named in\n{text}"
-    );
     assert!(
         !text.contains("has overflowed its stack"),
         "std's message too:\n{text}"
     );
+    text
 }
 
 #[test]
@@ -118,6 +126,79 @@ fn an_overflow_of_a_large_stack_is_reported() {
 fn an_overflow_into_a_guard_page_is_reported() {
     overflow("default", "digger", "page");
     overflow("65536", "", "page");
+}
+
+#[test]
+fn a_frame_that_jumps_up_to_64_kib_past_the_end_is_reported_as_an_overflow() {
+    for guard in ["", "page"] {
+        for jump in [1, 8 * KIB, 16 * KIB, 24 * KIB, 64 * KIB - 1, 64 * KIB] {
+            overflow_by(&jump.to_string(), "65536", "jumper", guard);
+        }
+    }
+}
+
+/// The first byte of the page that holds `address`.
+fn page_of(address: usize) -> usize {
+    address & !(4 * KIB - 1)
+}
+
+/// Whether a byte can be read. The kernel is asked, so that a guard raises no signal.
+fn is_readable(address: usize) -> bool {
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    // SAFETY: the kernel reads the byte, or fails with EFAULT.
+    let written = unsafe { libc::write(writer.as_raw_fd(), address as *const libc::c_void, 1) };
+    drop(reader);
+    written == 1
+}
+
+/// The lowest byte that the calling fiber may use of its stack.
+fn end_of_stack() -> usize {
+    let here = 0u8;
+    let mut page = page_of(std::ptr::from_ref(std::hint::black_box(&here)).addr());
+    while is_readable(page - 4 * KIB) {
+        page -= 4 * KIB;
+    }
+    page
+}
+
+/// How many bytes below the calling fiber's stack cannot be touched.
+fn guard_of_stack() -> usize {
+    let end = end_of_stack();
+    let mut page = end - 4 * KIB;
+    while !is_readable(page - 4 * KIB) && end - page < MIB {
+        page -= 4 * KIB;
+    }
+    end - page
+}
+
+#[test]
+fn between_two_stacks_lie_more_than_64_kib_that_cannot_be_touched() {
+    for guard in [Guard::Marker, Guard::Page] {
+        let builder = Builder::new().workers(1);
+        let builder = match guard {
+            Guard::Page => builder.stack_guard(guard),
+            _ => builder,
+        };
+        let rt = builder.build().expect("a runtime");
+        for size in [16 * KIB, 64 * KIB, 256 * KIB, 4 * MIB] {
+            let fibers: Vec<_> = (0..20)
+                .map(|_| {
+                    rt.block_on(|| {
+                        task::Builder::new().stack_size(size).spawn(|| {
+                            let guard = guard_of_stack();
+                            park::park(); // so that each has a stack of its own
+                            guard
+                        })
+                    })
+                })
+                .collect();
+            fibers.iter().for_each(|fiber| fiber.unparker().unpark());
+            for fiber in fibers {
+                let bytes = fiber.join().unwrap();
+                assert!(bytes > 64 * KIB, "{bytes} bytes below a stack of {size}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -330,6 +411,16 @@ mod child {
         below + std::hint::black_box(room)[3]
     }
 
+    /// Writes so many bytes below the calling fiber's stack, as a large frame without probes does.
+    fn jump(bytes: usize) -> usize {
+        let at = end_of_stack() - bytes;
+        let stranger: *mut u8 = std::hint::black_box(std::ptr::with_exposed_provenance_mut(at));
+        // SAFETY: none: the fault is the point; the process is a child made for it.
+        unsafe { stranger.write_volatile(1) };
+        println!("wrote {bytes} bytes past the end, into another stack");
+        bytes
+    }
+
     #[test]
     #[ignore = "aborts"]
     fn overflow() {
@@ -345,11 +436,20 @@ mod child {
         if !case("CASE_NAME").is_empty() {
             fiber = fiber.name(case("CASE_NAME"));
         }
+        // Neighbours, so that there are stacks on both sides.
+        let beside = || {
+            let fiber = task::Builder::new().stack_size(64 * KIB);
+            rt.block_on(|| fiber.spawn(park::park))
+        };
+        let _below: Vec<_> = (0..8).map(|_| beside()).collect();
         rt.block_on(|| {
             let line = line!() + 1;
             let fiber = fiber.spawn(|| {
                 park::park();
-                dig_deeper(0)
+                match case("CASE_WAY").parse() {
+                    Ok(bytes) => jump(bytes),
+                    Err(_) => dig_deeper(0),
+                }
             });
             println!("\nfiber {} line {line}", fiber.id());
             fiber.unparker().unpark();

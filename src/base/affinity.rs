@@ -1,13 +1,34 @@
 #![expect(unsafe_code, reason = "system calls")]
 //! On which CPUs a thread may run.
 //!
-//! A thread that is about to take over the work of another is told to run on the CPU the other leaves:
-//! else it queues behind whoever computes elsewhere (DESIGN §9). That is done while it sleeps, and it
-//! goes back to all CPUs itself before anything of the users' runs, so that nobody inherits the
-//! narrow mask: neither threads nor processes they start.
+//! A thread that is about to take over the work of another is made to run on the CPU the other
+//! leaves: else it queues behind what computes elsewhere (DESIGN §4). That is done while it waits
+//! for the work, and it widens its mask itself before any of the users' code runs, so that neither
+//! threads nor processes started there inherit the narrow mask.
+//!
+//! **The mask of a thread is the user's, unless it is ours.** It is ours if it equals the mask of
+//! the helper's thread ([`Allowed`]) or the last one the runtime gave the thread (which may be out of
+//! date: `taskset`, a cpuset, a CPU that was switched on). Any other mask was set by a hook, a fiber
+//! or from outside; such a thread is never narrowed. A mask that is set from outside while the thread
+//! is narrow stays, too: the thread widens only the very mask that the giver of the work set.
+//!
+//! **Protocol** (`Placement::state`). *Wide → narrowing*: a giver, before it gives the work; one
+//! at a time. *Narrowing → narrow* or *wide*: the same giver, after it has given the work, so the
+//! thread runs no user code until it has passed `widen`, which waits out *narrowing*; or *wide*
+//! at once if the thread had got work elsewhere: such a thread may run user code, and is not
+//! touched. *Narrow → wide*: the thread itself.
+//!
+//! What remains: a mask that another thread or process sets between the two calls of `bring_here`,
+//! or that is the very CPU the thread is narrowed to at that moment, is lost.
 
-use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32,
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+};
+
+use crate::base::os;
 
 /// CPUs a mask has room for.
 const CPUS: usize = 1024;
@@ -15,96 +36,291 @@ const WORDS: usize = CPUS / 64;
 
 type Words = [u64; WORDS];
 
-/// The CPUs the threads of a runtime may use, as last asked; written by one thread at a time.
-pub(crate) struct Mask([AtomicU64; WORDS]);
+/// All masks that a helper's thread ever had. They are compared by value but never freed: readers are
+/// signal handlers, and there are few different ones.
+static KNOWN: Mutex<Vec<&'static Words>> = Mutex::new(Vec::new());
 
-impl Mask {
-    /// Of nobody has asked yet: threads stay where they are.
+fn known(mask: Words) -> &'static Words {
+    let mut known = KNOWN.lock().unwrap_or_else(|e| e.into_inner());
+    let found = known.iter().copied().find(|words| **words == mask);
+    found.unwrap_or_else(|| {
+        let new: &'static Words = Box::leak(Box::new(mask));
+        known.push(new);
+        new
+    })
+}
+
+/// The CPUs the threads of a runtime may use, as last asked; none are known at first.
+pub(crate) struct Allowed(AtomicPtr<Words>);
+
+impl Allowed {
     pub(crate) const fn new() -> Self {
-        Mask([const { AtomicU64::new(0) }; WORDS])
+        Allowed(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Remembers the CPUs the calling thread may use.
+    /// Remembers the CPUs the calling thread may use: the helper's, whose mask no part of the runtime
+    /// changes.
     pub(crate) fn remember(&self) {
-        let mut words: Words = [0; WORDS];
-        // SAFETY: the kernel writes at most that many bytes.
-        let known =
-            unsafe { libc::sched_getaffinity(0, size_of::<Words>(), words.as_mut_ptr().cast()) };
-        if known == 0 {
-            for (word, now) in self.0.iter().zip(words) {
-                word.store(now, Relaxed);
-            }
+        if let Some(now) = get(0) {
+            let now = ptr::from_ref(known(now)).cast_mut();
+            self.0.store(now, Release);
         }
     }
 
-    /// Whether there is a choice, and this CPU is in it.
-    fn has_choice_with(&self, cpu: usize) -> bool {
-        let words = || self.0.iter().map(|word| word.load(Relaxed));
-        let there = words()
-            .nth(cpu / 64)
-            .is_some_and(|word| word & (1 << (cpu % 64)) != 0);
-        there && words().map(|word| word.count_ones()).sum::<u32>() > 1
-    }
-
-    /// Makes a thread that sleeps run on the CPU the caller runs on. False if it stays as it was. May be
-    /// called in a signal handler.
-    pub(crate) fn bring_here(&self, thread: i32) -> bool {
-        // SAFETY: takes nothing.
-        let Ok(cpu) = usize::try_from(unsafe { libc::sched_getcpu() }) else {
-            return false;
-        };
-        if !self.has_choice_with(cpu) {
-            return false;
-        }
-        let mut words: Words = [0; WORDS];
-        words[cpu / 64] = 1 << (cpu % 64);
-        set(thread, &words).is_ok()
-    }
-
-    /// Lets a thread, zero for the calling one, run on all of them. May be called in a signal handler.
-    pub(crate) fn spread_out(&self, thread: i32) {
-        let words: Words = std::array::from_fn(|i| self.0[i].load(Relaxed));
-        let _as_it_was = set(thread, &words);
+    fn get(&self) -> Option<&'static Words> {
+        // SAFETY: null, or from `known`, which frees nothing.
+        unsafe { self.0.load(Acquire).as_ref() }
     }
 }
 
-/// Never inlined: the frame of its caller may be one that moves.
-#[inline(never)]
-fn set(thread: i32, words: &Words) -> io::Result<()> {
-    // SAFETY: the kernel reads that many bytes.
-    let done =
-        unsafe { libc::sched_setaffinity(thread, size_of::<Words>(), words.as_ptr().cast()) };
-    if done == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+const WIDE: u32 = 0;
+const NARROWING: u32 = 1;
+/// And above: narrowed to the CPU with this number more.
+const NARROW: u32 = 2;
+
+/// Where one thread may run, as far as the runtime has changed that.
+pub(crate) struct Placement {
+    state: AtomicU32,
+    /// The last mask for good that the runtime gave the thread. Of the giver while the state is
+    /// *narrowing*, else of the thread.
+    given: AtomicPtr<Words>,
+}
+
+impl Placement {
+    pub(crate) const fn new() -> Self {
+        Placement {
+            state: AtomicU32::new(WIDE),
+            given: AtomicPtr::new(ptr::null_mut()),
+        }
     }
+
+    /// Own thread, before anything of the users' runs: it has inherited the mask of the thread that
+    /// started it, which a fiber may have pinned.
+    pub(crate) fn begin(&self, allowed: &Allowed) {
+        self.given.store(ptr::null_mut(), Relaxed);
+        if let Some(all) = allowed.get()
+            && get(0).is_some_and(|own| own != *all)
+        {
+            self.give(0, all);
+        }
+    }
+
+    fn give(&self, thread: i32, all: &'static Words) {
+        if set(thread, all) {
+            self.given.store(ptr::from_ref(all).cast_mut(), Relaxed);
+        }
+    }
+
+    /// A giver, before it gives: true if it may [`narrow`](Self::narrow) the thread afterwards, and
+    /// must then do that or [`leave_wide`](Self::leave_wide).
+    #[must_use]
+    pub(crate) fn claim(&self) -> bool {
+        let claimed = (self.state).compare_exchange(WIDE, NARROWING, SeqCst, SeqCst);
+        claimed.is_ok()
+    }
+
+    /// The giver that claimed it: it has given nothing.
+    pub(crate) fn leave_wide(&self) {
+        self.state.store(WIDE, SeqCst);
+    }
+
+    /// The giver that claimed it and has given: makes the thread run on the CPU the caller runs on, if
+    /// its mask is ours. May be called in a signal handler.
+    pub(crate) fn narrow(&self, thread: i32, allowed: &Allowed) {
+        let state = self
+            .bring_here(thread, allowed)
+            .map_or(WIDE, |cpu| NARROW + cpu);
+        self.state.store(state, SeqCst);
+    }
+
+    fn bring_here(&self, thread: i32, allowed: &Allowed) -> Option<u32> {
+        let all = allowed.get()?;
+        // SAFETY: takes nothing.
+        let cpu = u32::try_from(unsafe { libc::sched_getcpu() }).ok()?;
+        let here = only(cpu)?;
+        let is_a_choice = *all != here && all.iter().zip(here).any(|(all, here)| all & here != 0);
+        // SAFETY: as in `Allowed::get`.
+        let given = unsafe { self.given.load(Relaxed).as_ref() };
+        let outdated = given.filter(|given| *given != all);
+        if !is_a_choice && outdated.is_none() {
+            return None;
+        }
+        let own = get(thread)?;
+        if own != *all && outdated != Some(&own) {
+            return None; // the user's
+        }
+        if !is_a_choice {
+            self.give(thread, all);
+            return None;
+        }
+        set(thread, &here).then_some(cpu)
+    }
+
+    /// Own thread, before it runs user code: on all CPUs again, if a giver narrowed it. May be called
+    /// in a signal handler.
+    #[inline]
+    pub(crate) fn widen(&self, allowed: &Allowed) {
+        if self.state.load(SeqCst) != WIDE {
+            self.widen_now(allowed);
+        }
+    }
+
+    #[cold]
+    fn widen_now(&self, allowed: &Allowed) {
+        let mut state = self.state.load(SeqCst);
+        while state == NARROWING {
+            os::yield_thread(); // for the length of two system calls
+            state = self.state.load(SeqCst);
+        }
+        let Some(cpu) = state.checked_sub(NARROW) else {
+            return;
+        };
+        // If the kernel does not answer any more, it is as we left it.
+        if get(0).is_none_or(|own| Some(own) == only(cpu))
+            && let Some(all) = allowed.get()
+        {
+            self.give(0, all);
+        }
+        self.state.store(WIDE, SeqCst);
+    }
+}
+
+/// The mask of one CPU.
+fn only(cpu: u32) -> Option<Words> {
+    let cpu = cpu as usize;
+    let mut words: Words = [0; WORDS];
+    *words.get_mut(cpu / 64)? = 1 << (cpu % 64);
+    Some(words)
+}
+
+/// The mask of a thread, zero for the calling one. Never inlined: the frame of its caller may be one
+/// that moves.
+#[inline(never)]
+fn get(thread: i32) -> Option<Words> {
+    let mut words: Words = [0; WORDS];
+    let (size, at) = (size_of::<Words>(), words.as_mut_ptr());
+    // SAFETY: the kernel writes at most that many bytes.
+    let bytes = unsafe { libc::syscall(libc::SYS_sched_getaffinity, thread, size, at) };
+    (bytes > 0).then_some(words)
+}
+
+/// As `get`; false if the kernel refuses.
+#[inline(never)]
+#[must_use]
+fn set(thread: i32, words: &Words) -> bool {
+    let (size, at) = (size_of::<Words>(), words.as_ptr());
+    // SAFETY: the kernel reads that many bytes.
+    unsafe { libc::syscall(libc::SYS_sched_setaffinity, thread, size, at) == 0 }
 }
 
 #[cfg(all(test, not(indent_loom)))]
 mod tests {
     use super::*;
 
-    fn allowed() -> usize {
-        let mask = Mask::new();
-        mask.remember();
-        mask.0
-            .iter()
-            .map(|word| word.load(Relaxed).count_ones() as usize)
-            .sum()
+    /// On a thread of its own, whose mask may be changed; not if there is one CPU only.
+    fn with_a_choice(test: impl FnOnce(&Allowed, Words) + Send) {
+        let body = || {
+            let allowed = Allowed::new();
+            allowed.remember();
+            let all = get(0).unwrap();
+            if all.iter().map(|word| word.count_ones()).sum::<u32>() > 1 {
+                test(&allowed, all);
+            }
+        };
+        std::thread::scope(|scope| scope.spawn(body).join().unwrap());
+    }
+
+    /// The first CPU of a mask.
+    fn first(all: &Words) -> Words {
+        let cpu = (0..CPUS as u32).find(|cpu| all[*cpu as usize / 64] >> (cpu % 64) & 1 == 1);
+        only(cpu.unwrap()).unwrap()
+    }
+
+    fn narrow(placement: &Placement, allowed: &Allowed) {
+        assert!(placement.claim());
+        placement.narrow(0, allowed);
     }
 
     #[test]
-    fn a_thread_that_was_brought_to_a_cpu_spreads_out_again() {
-        let mask = Mask::new();
-        assert!(!mask.bring_here(0), "nothing is known yet");
-        mask.remember();
-        let before = allowed();
-        if before > 1 {
-            assert!(mask.bring_here(0));
-            assert_eq!(allowed(), 1);
-        }
-        mask.spread_out(0);
-        assert_eq!(allowed(), before);
+    fn a_thread_that_was_brought_to_a_cpu_widens_again() {
+        with_a_choice(|allowed, all| {
+            let placement = Placement::new();
+            narrow(&placement, &Allowed::new());
+            assert_eq!(get(0), Some(all), "nothing is known yet");
+            for _ in 0..3 {
+                narrow(&placement, allowed);
+                assert_eq!(get(0).unwrap().map(u64::count_ones).iter().sum::<u32>(), 1);
+                assert!(!placement.claim(), "it is narrow");
+                placement.widen(allowed);
+                assert_eq!(get(0), Some(all));
+            }
+            assert!(placement.claim());
+            placement.leave_wide();
+            placement.widen(allowed);
+            assert_eq!(get(0), Some(all));
+        });
+    }
+
+    #[test]
+    fn a_mask_of_the_users_is_not_changed() {
+        with_a_choice(|allowed, all| {
+            let placement = Placement::new();
+            assert!(set(0, &first(&all)));
+            narrow(&placement, allowed);
+            placement.widen(allowed);
+            assert_eq!(get(0), Some(first(&all)));
+        });
+    }
+
+    #[test]
+    fn a_mask_that_is_set_while_the_thread_is_narrow_stays() {
+        with_a_choice(|allowed, all| {
+            let placement = Placement::new();
+            narrow(&placement, allowed);
+            let here = get(0).unwrap();
+            let other: Words = std::array::from_fn(|i| all[i] & !here[i]);
+            assert!(set(0, &other));
+            placement.widen(allowed);
+            assert_eq!(get(0), Some(other));
+        });
+    }
+
+    #[test]
+    fn a_mask_the_runtime_gave_follows_that_of_the_process() {
+        with_a_choice(|allowed, all| {
+            // As if all but one CPU had been away when the thread was last widened.
+            let fewer = first(&all);
+            let placement = Placement::new();
+            assert!(set(0, &fewer));
+            let given = ptr::from_ref(known(fewer)).cast_mut();
+            placement.given.store(given, Relaxed);
+            narrow(&placement, allowed);
+            placement.widen(allowed);
+            assert_eq!(get(0), Some(all));
+        });
+    }
+
+    #[test]
+    fn a_mask_the_runtime_gave_follows_that_of_the_process_to_a_single_cpu() {
+        with_a_choice(|allowed, all| {
+            let placement = Placement::new();
+            narrow(&placement, allowed);
+            placement.widen(allowed);
+            let one = Allowed::new();
+            let only_one = ptr::from_ref(known(first(&all))).cast_mut();
+            one.0.store(only_one, Release);
+            narrow(&placement, &one);
+            placement.widen(&one);
+            assert_eq!(get(0), Some(first(&all)));
+        });
+    }
+
+    #[test]
+    fn a_new_thread_does_not_inherit_a_pin() {
+        with_a_choice(|allowed, all| {
+            assert!(set(0, &first(&all)));
+            Placement::new().begin(allowed);
+            assert_eq!(get(0), Some(all));
+        });
     }
 }

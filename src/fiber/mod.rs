@@ -6,7 +6,7 @@
 //! - `state`: the state word
 //! - `stack`: slabs of stacks, guards, pools
 //! - `switch`: corosensei behind `resume` and `suspend`
-//! - `overflow`: what a touched guard page prints
+//! - `overflow`: what a touched guard prints
 
 pub(crate) mod job;
 pub(crate) mod overflow;

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "runs inside a signal handler")]
-//! What a touched guard page prints.
+//! What a touched guard prints.
 //!
 //! A fault at an address that lies in no stack of ours, or not in the guard of the fiber that runs
 //! on this thread, is somebody else's and goes to the handler that was there before. Ours: one line

@@ -10,9 +10,12 @@
 //! touches anyway; it holds the coroutine that lives on the stack (`switch.rs`) and the link for
 //! lists. The kernel commits page by page: that is how a stack grows.
 //!
-//! The guard is installed once, when a stack is first cut from its slab: a marker without a mapping
-//! of its own (`MADV_GUARD_INSTALL`), else an inaccessible page, which splits the mapping in two, so
-//! that the process limit on mappings becomes a limit on stacks.
+//! The guard is [`GUARD`] bytes long: code that was compiled without stack probes (most C) touches a
+//! large frame at its far end first, and must not reach the next stack (S15). It is installed once,
+//! when a stack is first cut from its slab: markers without a mapping of their own
+//! (`MADV_GUARD_INSTALL`), else inaccessible pages, which split the mapping in two, so that the
+//! process limit on mappings becomes a limit on stacks. In both cases its length costs address space,
+//! and eight bytes of page table for each page of it, but no memory and no further mapping.
 //!
 //! Slabs are never unmapped (a fault handler must be able to ask whose address it is at any time):
 //! free stacks wait in one pool per class for the next fiber of any runtime; workers keep a few of
@@ -51,6 +54,9 @@ const FIRST_SLAB: usize = 16 * 1024 * 1024;
 /// … up to this: a million default stacks then take some twenty slabs.
 const LAST_SLAB: usize = 16 << 30;
 
+/// Between two stacks: more than 64 KiB, and an odd number of pages (see [`stride`]).
+const GUARD: usize = 64 * 1024 + PAGE;
+
 /// A worker keeps this many free stacks; beyond, half go to the pool.
 const CACHE: usize = 64;
 /// Of the stacks in a pool beyond this number those that are not needed give back their pages
@@ -58,6 +64,9 @@ const CACHE: usize = 64;
 const POOL_KEEPS_PAGES: usize = 1024;
 
 /// How the end of a stack is guarded.
+///
+/// With either kind more than 64 KiB below each stack cannot be touched, so that an overflow of C
+/// code without stack probes faults, too, instead of writing into another fiber's stack.
 ///
 /// ```
 /// use indent::runtime::{Builder, Guard};
@@ -72,9 +81,9 @@ const POOL_KEEPS_PAGES: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Guard {
-    /// A marker in the page table (`MADV_GUARD_INSTALL`, Linux 6.13): no mapping of its own.
+    /// Markers in the page table (`MADV_GUARD_INSTALL`, Linux 6.13): no mapping of their own.
     Marker,
-    /// An inaccessible page (`mprotect`): two mappings for every stack.
+    /// Inaccessible pages (`mprotect`): two mappings for every stack.
     Page,
 }
 
@@ -93,10 +102,11 @@ pub(crate) const fn class_size(class: u8) -> usize {
 
 pub(crate) const LARGEST_STACK: usize = LARGEST;
 
-/// From one stack of a class to the next: the guard page comes on top of the size. The odd number of
-/// pages matters: at a power of two the same lines of all stacks would compete for one cache set.
+/// From one stack of a class to the next: the guard comes on top of the size. The odd number of pages
+/// matters: at a multiple of a large power of two the same lines of all stacks would compete for a few
+/// cache sets.
 const fn stride(class: u8) -> usize {
-    class_size(class) + PAGE
+    class_size(class) + GUARD
 }
 
 /// Stacks differ in where within their uppermost page they begin, by this many cache lines at most.
@@ -155,7 +165,7 @@ impl StackHead {
     /// There is a head.
     pub(crate) unsafe fn lowest_of(head: *const StackHead) -> usize {
         // SAFETY: by the caller's promise.
-        unsafe { Self::limit_of(head) + PAGE }
+        unsafe { Self::limit_of(head) + GUARD }
     }
 
     /// The innermost region the stack's fiber is in (a type of the layers above), in a frame of its own;
@@ -178,7 +188,7 @@ impl StackHead {
 
     /// True if `address` lies in the guard.
     pub(crate) fn guards(&self, address: usize) -> bool {
-        (self.limit()..self.limit() + PAGE).contains(&address)
+        (self.limit()..self.limit() + GUARD).contains(&address)
     }
 }
 
@@ -261,7 +271,7 @@ impl Pool {
         }
         let bottom = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(self.fresh))
             .expect("no stack at address zero");
-        // SAFETY: the lowest page of a stack nobody has, inside our slab.
+        // SAFETY: the lowest pages of a stack that has no user yet, inside our slab.
         unsafe { install_guard(bottom, guard)? };
         self.fresh += size;
         // SAFETY: `size` bytes from `bottom` are ours.
@@ -289,13 +299,13 @@ impl Pool {
 }
 
 /// # Safety
-/// The page at `bottom` is mapped and nobody uses it.
+/// The `GUARD` bytes at `bottom` are mapped and unused.
 unsafe fn install_guard(bottom: NonNull<u8>, guard: Guard) -> io::Result<()> {
     match guard {
         // SAFETY: by the caller's promise.
-        Guard::Marker => unsafe { os::advise(bottom, PAGE, Advice::InstallGuard) },
+        Guard::Marker => unsafe { os::advise(bottom, GUARD, Advice::InstallGuard) },
         // SAFETY: by the caller's promise.
-        Guard::Page => unsafe { os::forbid(bottom, PAGE) },
+        Guard::Page => unsafe { os::forbid(bottom, GUARD) },
     }
 }
 

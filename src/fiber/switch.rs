@@ -46,7 +46,7 @@ pub(crate) type Body = fn(FiberRef);
 /// The part of a stack that frames may use: below its head, which says how far down.
 struct Extent(*const StackHead);
 
-// SAFETY: cut by `stack.rs`, which puts a guard page at the lower end and leaves at least
+// SAFETY: cut by `stack.rs`, which puts a guard at the lower end and leaves at least
 // `MIN_STACK_SIZE` above it.
 unsafe impl Stack for Extent {
     fn base(&self) -> StackPointer {
@@ -291,10 +291,10 @@ pub(crate) fn elsewhere(fiber: &Held, registers: Option<[usize; 3]>) -> Option<S
     // SAFETY: in such a head, and aligned.
     let root = unsafe { root.read_volatile() };
     // SAFETY: as above.
-    let limit = unsafe { StackHead::limit_of(stack) };
+    let lowest = unsafe { StackHead::lowest_of(stack) };
     let registers = registers.or_else(|| {
         let top = fiber.stack_pointer.load(Relaxed);
-        let inside = limit < top && top + size_of::<[usize; 3]>() <= stack.addr();
+        let inside = lowest <= top && top + size_of::<[usize; 3]>() <= stack.addr();
         let top = ptr::with_exposed_provenance::<[usize; 3]>(top);
         // SAFETY: aligned and inside the used part of a stack that stays mapped.
         (inside && top.is_aligned()).then(|| unsafe { top.read_volatile() })

@@ -410,6 +410,9 @@ impl Builder {
     /// needed for waits meanwhile, so a hook must not wait for fibers or calls of this runtime. If it
     /// panics, the process ends.
     ///
+    /// CPUs that the hook binds the thread to (`sched_setaffinity`) stay as they are. Such a thread is not
+    /// moved to the CPU that becomes free when it takes over work, and may wait for its own.
+    ///
     /// ```
     /// use std::sync::Arc;
     /// use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

@@ -21,14 +21,15 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 use std::time::Duration;
 
 use indent_sysmon::Thread;
 
+use crate::base::affinity::Placement;
 use crate::base::alarm::Alarm;
 use crate::base::loom::atomic;
-use crate::base::os::{self, Doorbell};
+use crate::base::os::Doorbell;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::popped;
 use crate::sched::freeze::Ice;
@@ -64,8 +65,8 @@ pub(crate) struct Carrier {
     /// Its thread, for the monitor. From here on: any thread.
     pub(crate) thread: Thread,
     pub(crate) ice: Ice,
-    /// Whether its thread may run on one CPU only: `WIDE`, `NARROWING`, `NARROW`.
-    narrowed: AtomicU8,
+    /// On which CPUs its thread may run.
+    placement: Placement,
 }
 
 /// Of the thread of a carrier.
@@ -84,11 +85,6 @@ unsafe impl Send for Carrier {}
 
 /// Whether a worker has found a carrier; if not, it comes back.
 pub(crate) type Placed = Result<(), NonNull<Worker>>;
-
-/// Whether a thread may run on one CPU only.
-const WIDE: u8 = 0;
-const NARROWING: u8 = 1;
-const NARROW: u8 = 2;
 
 /// How a rest ended.
 enum Rested {
@@ -111,7 +107,7 @@ impl Carrier {
             own: UnsafeCell::default(),
             thread: Thread::new(),
             ice: Ice::default(),
-            narrowed: AtomicU8::new(WIDE),
+            placement: Placement::new(),
         }
     }
 
@@ -302,6 +298,7 @@ impl Carrier {
             }
             if shared.is_stopping() {
                 shared.spares.claim(self.index);
+                self.spread_out(); // a hook of the program's runs at the end
                 return Rested::End;
             }
             if self.has_tenant() {
@@ -326,40 +323,30 @@ impl Carrier {
         }
     }
 
-    /// Any thread that is about to stop: gives this carrier, which sleeps, a worker, and makes it run where
-    /// the caller runs. May be called in a signal handler.
+    /// Any thread that is about to stop: gives this carrier, which waits for it, a worker, and makes it
+    /// run where the caller runs. May be called in a signal handler.
     pub(crate) fn receive_here(&self, worker: NonNull<Worker>) -> Placed {
-        let number = self.thread.number();
-        let narrows = number.is_some()
-            && self
-                .narrowed
-                .compare_exchange(WIDE, NARROWING, SeqCst, SeqCst)
-                .is_ok();
-        if let Some(number) = number.filter(|_| narrows) {
-            let narrow = self.shared().cpu_mask.bring_here(number);
-            self.narrowed
-                .store(if narrow { NARROW } else { WIDE }, SeqCst);
-        }
-        self.receive(worker).inspect_err(|_| {
-            // It has got one by another way, and may run by now.
-            if let Some(number) = number.filter(|_| narrows) {
-                self.shared().cpu_mask.spread_out(number);
-                // A third one may have begun to narrow it again.
-                let _ = (self.narrowed).compare_exchange(NARROW, WIDE, SeqCst, SeqCst);
+        let number = self.thread.number().filter(|_| self.placement.claim());
+        let given = self.accept(worker);
+        if let Some(number) = number {
+            match given {
+                Ok(()) => self.placement.narrow(number, &self.shared().allowed_cpus),
+                // It has got one by another way, and may run by now.
+                Err(_) => self.placement.leave_wide(),
             }
-        })
+        }
+        given.inspect(|()| self.bell.ring())
     }
 
-    /// Own thread, before it runs anybody: on all CPUs again.
+    /// Own thread, before it runs user code: on all CPUs again.
     #[inline]
     pub(crate) fn spread_out(&self) {
-        while self.narrowed.load(SeqCst) == NARROWING {
-            os::yield_thread(); // for the length of a system call
-        }
-        if self.narrowed.load(SeqCst) == NARROW {
-            self.shared().cpu_mask.spread_out(0);
-            self.narrowed.store(WIDE, SeqCst);
-        }
+        self.placement.widen(&self.shared().allowed_cpus);
+    }
+
+    /// Own thread, when it starts: where its maker may run is of no importance.
+    pub(crate) fn begin_spread_out(&self) {
+        self.placement.begin(&self.shared().allowed_cpus);
     }
 
     /// Own thread: the mark goes down, and a request that came while it was up is looked at.

@@ -44,7 +44,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use crate::base::affinity::Mask;
+use crate::base::affinity::Allowed;
 use crate::base::bitmap::{Bitmap, SparseBitmap};
 use crate::base::loom::{Mutex, lock};
 use crate::base::mark;
@@ -192,7 +192,7 @@ pub(crate) struct Shared {
     pub(crate) preempted: freeze::Counters,
     pub(crate) reports: overrun::Reports,
     /// On which CPUs our threads may run.
-    cpu_mask: Mask,
+    allowed_cpus: Allowed,
     pub(crate) refused_carriers: AtomicU64,
     /// The global queue: fibers that have not started, and those that have.
     global: Inject,
@@ -286,7 +286,7 @@ impl Shared {
             rung: AtomicBool::new(false),
             preempted: freeze::Counters::default(),
             reports: overrun::Reports::new(desk),
-            cpu_mask: Mask::new(),
+            allowed_cpus: Allowed::new(),
             refused_carriers: AtomicU64::new(0),
             global: Inject::new(),
             woken: Inject::new(),

@@ -117,6 +117,7 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
         });
         roster::enter(carrier)
     });
+    carrier.begin_spread_out();
     shared.settings.on_thread_start();
     carrier.live(spare);
     shared.settings.on_thread_stop();

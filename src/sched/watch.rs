@@ -226,7 +226,7 @@ impl Shared {
 
     /// As many workers as there are CPUs; false if threads for them could not be had.
     fn follow_cpus(&self) -> bool {
-        self.cpu_mask.remember();
+        self.allowed_cpus.remember();
         let cpus = (self.settings.count_cpus)();
         self.cpus.store(cpus, Relaxed);
         if self.settings.workers_set {

@@ -80,7 +80,8 @@ fn trim_some(guard: Guard, class: u8, n: usize) -> bool {
 
 /// Lets go of all pages but the two on top, which the next fiber needs at once.
 fn give_back_pages(head: &StackHead) {
-    let low = head.limit() + PAGE;
+    // SAFETY: the head is there.
+    let low = unsafe { StackHead::lowest_of(head) };
     let top = head.limit() + stride(head.class());
     let keep = top - 2 * PAGE;
     let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(low)).expect("not at zero");
