@@ -35,6 +35,7 @@ use indent_sysmon::Phase;
 
 use crate::base::bitmap::Bitmap;
 use crate::base::list::List;
+use crate::base::preempt_request::PreemptRequest;
 use crate::queue::inject::popped;
 use crate::sched::carrier::Carrier;
 use crate::sched::overrun::Occupant;
@@ -46,7 +47,7 @@ use crate::sched::{Shared, verdict};
 #[derive(Default)]
 pub(crate) struct Ice {
     /// For which dispatch somebody wants it to freeze: a [`Worker::stamp`], `WITHOUT_WORKER`, or zero.
-    pub(crate) request: AtomicU64,
+    pub(crate) request: PreemptRequest,
     /// How often the monitor has sent it again; its own.
     pub(crate) asked: AtomicU32,
     /// The dispatch in which its fiber was not to be interrupted when we asked.
@@ -99,7 +100,7 @@ pub(crate) struct Ice {
 impl Ice {
     /// A new thread begins under an old number.
     pub(crate) fn forget(&self) {
-        self.request.store(0, Relaxed);
+        self.request.clear();
         self.long.store(0, Relaxed);
         self.hurries.store(false, Relaxed);
         self.locked.store(false, Relaxed);
@@ -242,7 +243,7 @@ impl Carrier {
         let thawed = self.wait_frozen();
         shared.frozen.claim(self.index); // it may have been helped without a claim
         self.spread_out();
-        self.ice.request.store(0, Relaxed);
+        self.ice.request.clear(); // what was asked of it while it stood still is late
         shared.preempted.thaws.fetch_add(1, Relaxed);
         match thawed {
             // SAFETY: workers live as long as `Shared`.
