@@ -257,7 +257,7 @@ impl std::panic::RefUnwindSafe for Shared {}
 
 impl Shared {
     pub(crate) fn start(mut settings: Settings) -> Result<Arc<Shared>, StartError> {
-        crate::base::fork::watch(context::be_plain);
+        crate::base::fork::watch(&[context::be_plain, roster::forget_all]);
         crate::base::os::prepare_membarrier();
         mark::ask_by(context::is_marked);
         let mark = context::marked(); // on a fiber of another runtime
