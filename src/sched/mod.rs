@@ -168,7 +168,7 @@ pub(crate) struct Shared {
     pub(crate) count: count::Count,
     resizing: std::sync::Mutex<()>,
     carriers: Box<[OnceLock<Carrier>]>,
-    threads: Mutex<Vec<(usize, ThreadHandle<()>)>>,
+    threads: Mutex<Vec<ThreadHandle<()>>>,
     /// Without a worker: those with no fiber at home, and those with some.
     resting: Bitmap,
     homes: Bitmap,

@@ -10,6 +10,7 @@ use crate::base::loom::lock;
 use crate::base::signal::{self, AlternateStack};
 use crate::error::AbortOnUnwind;
 use crate::sched::carrier::{Carrier, Own};
+use crate::sched::shutdown::still_running;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, interrupt, roster};
 
@@ -53,11 +54,7 @@ impl Shared {
         let carrier = self.carriers[index].get_or_init(|| Carrier::new(index, NonNull::from(self)));
         // The former thread of this number may still run destructors, which are the users' and may
         // take their time: only what is over is joined.
-        let (over, left): (Vec<_>, Vec<_>) = std::mem::take(&mut *threads)
-            .into_iter()
-            .partition(|(_, thread)| thread.is_finished());
-        *threads = left;
-        over.into_iter().for_each(|(_, thread)| drop(thread.join()));
+        *threads = still_running(std::mem::take(&mut *threads));
         // The mark is up until the thread has it: nobody takes the worker meanwhile. Without one the
         // word stays closed until the thread opens it, so none can come while there is no thread.
         let _ = carrier.owner.enter();
@@ -75,7 +72,7 @@ impl Shared {
         });
         match started {
             Ok(thread) => {
-                threads.push((index, thread));
+                threads.push(thread);
                 Ok(())
             }
             Err(error) => {
