@@ -261,12 +261,12 @@ impl Shared {
         crate::base::os::prepare_membarrier();
         mark::ask_by(context::is_marked);
         let mark = context::marked(); // on a fiber of another runtime
-        overflow::prepare(context::current_fiber)
-            .map_err(|source| StartError::Signal { source })?;
+        overflow::prepare(context::current_fiber)?;
         drop(mark);
         if settings.preempt {
-            interrupt::prepare(settings.preempt_signal)
-                .map_err(|source| StartError::Signal { source })?;
+            let signal = settings.preempt_signal;
+            interrupt::prepare(signal)
+                .map_err(|source| StartError::PreemptHandler { signal, source })?;
         }
         let (n, cap) = (settings.workers, settings.max_carriers);
         let worker = |i| {
