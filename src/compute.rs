@@ -288,6 +288,7 @@ fn start(
         os::be_nicer(NICER);
         start.iter().for_each(|hook| hook());
         thread.run();
+        context::serves_no_more();
         stop.iter().for_each(|hook| hook());
         drop(abort);
     };

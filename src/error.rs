@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use crate::base::descriptor::is_shortage;
-use crate::base::{fork, os};
+use crate::base::{fork, os, signal_names};
 
 /// Why a runtime could not be started.
 ///
@@ -35,8 +35,17 @@ pub enum StartError {
         /// What the system said.
         source: io::Error,
     },
-    /// The handler for stack overflows could not be installed.
-    Signal {
+    /// The handler that reports stack overflows could not be installed.
+    OverflowHandler {
+        /// The number of the signal.
+        signal: i32,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The handler that preempts fibers could not be installed.
+    PreemptHandler {
+        /// The number of the signal ([`preempt_signal`](crate::runtime::Builder::preempt_signal)).
+        signal: i32,
         /// What the system said.
         source: io::Error,
     },
@@ -69,12 +78,19 @@ impl fmt::Display for StartError {
                  (ulimit -u, pids.max) or ask for fewer workers",
                 started + 1
             ),
-            StartError::Signal { source } => {
-                write!(
-                    f,
-                    "the handler for stack overflows cannot be installed: {source}"
-                )
-            }
+            StartError::OverflowHandler { signal, source } => write!(
+                f,
+                "the handler for stack overflows ({}) cannot be installed: {source}; allow the \
+                 system call rt_sigaction (the container's seccomp profile)",
+                signal_names::describe(*signal)
+            ),
+            StartError::PreemptHandler { signal, source } => write!(
+                f,
+                "the handler for preemption ({}) cannot be installed: {source}; choose another \
+                 signal (Builder::preempt_signal, INDENT_PREEMPT_SIGNAL) or switch preemption off \
+                 (Builder::preempt, INDENT_PREEMPT=off)",
+                signal_names::describe(*signal)
+            ),
             StartError::NoUring { setting, source } => write!(
                 f,
                 "{setting} = uring: io_uring cannot be used here: {source}; {}, or set {setting} to auto or \
@@ -110,7 +126,8 @@ impl Error for StartError {
             StartError::BadSetting { .. } | StartError::Forked => None,
             StartError::SpawnCarrier { source, .. }
             | StartError::NoUring { source, .. }
-            | StartError::Signal { source } => Some(source),
+            | StartError::OverflowHandler { source, .. }
+            | StartError::PreemptHandler { source, .. } => Some(source),
         }
     }
 }

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use indent::StartError;
 use indent::runtime::{Builder, Runtime};
 use indent::task::{self, JoinHandle};
 
@@ -34,6 +35,12 @@ fn alone_with(test: &str, variables: &[(&str, &str)]) -> String {
     assert!(output.status.success(), "{text}");
     assert!(text.contains("1 passed"), "no such test: {text}");
     text
+}
+
+#[test]
+fn a_start_without_its_handlers_says_which_one_and_what_to_do() {
+    alone_with("forbidden_handlers", &[]);
+    alone_with("forbidden_overflow_handler", &[]);
 }
 
 #[test]
@@ -481,6 +488,95 @@ mod child {
             let text = String::from_utf8_lossy(&bytes[..n]).into_owned();
             said.lock().unwrap().push_str(&text);
         }
+    }
+
+    /// From here on no handler can be installed for this signal. False if that cannot be had here.
+    fn forbid_handler(signal: i32) -> bool {
+        let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+        let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+        let is = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+        let answer = (libc::BPF_RET | libc::BPF_K) as u16;
+        const NUMBER: u32 = 0; // in `seccomp_data`
+        const FIRST_ARGUMENT: u32 = 16;
+        let mut filter = [
+            step(load, 0, 0, NUMBER),
+            step(is, 0, 3, libc::SYS_rt_sigaction as u32),
+            step(load, 0, 0, FIRST_ARGUMENT),
+            step(is, 0, 1, signal as u32),
+            step(answer, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+            step(answer, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: takes numbers only.
+        let gives_up = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+        let (mode, at) = (libc::SECCOMP_SET_MODE_FILTER, &raw const program);
+        const THREADS_TOO: u32 = 1; // SECCOMP_FILTER_FLAG_TSYNC: the harness has started us as one
+        // SAFETY: the kernel copies the program.
+        let set = unsafe { libc::syscall(libc::SYS_seccomp, mode, THREADS_TOO, at) };
+        gives_up == 0 && set == 0
+    }
+
+    #[test]
+    #[ignore = "forbids system calls to its process"]
+    fn forbidden_handlers() {
+        let refused = |builder: Builder, parts: &[&str]| {
+            let error = builder.build().unwrap_err();
+            let text = error.to_string();
+            for part in parts {
+                assert!(text.contains(part), "no '{part}' in: {text}");
+            }
+            error
+        };
+        if !forbid_handler(libc::SIGURG) {
+            return common::skip("no filter of system calls can be installed");
+        }
+        let parts = [
+            "preemption",
+            "SIGURG",
+            "not permitted",
+            "INDENT_PREEMPT_SIGNAL",
+        ];
+        let error = refused(Builder::new(), &parts);
+        assert!(matches!(
+            error,
+            StartError::PreemptHandler {
+                signal: libc::SIGURG,
+                ..
+            }
+        ));
+        assert!(!error.to_string().contains("overflow"), "{error}");
+        // Both ways out that it names.
+        drop(Builder::new().preempt(false).build().unwrap());
+        drop(
+            Builder::new()
+                .preempt_signal(libc::SIGUSR1)
+                .build()
+                .unwrap(),
+        );
+    }
+
+    #[test]
+    #[ignore = "forbids system calls to its process"]
+    fn forbidden_overflow_handler() {
+        if !forbid_handler(libc::SIGBUS) {
+            return common::skip("no filter of system calls can be installed");
+        }
+        let error = Builder::new().build().unwrap_err();
+        assert!(matches!(
+            error,
+            StartError::OverflowHandler {
+                signal: libc::SIGBUS,
+                ..
+            }
+        ));
+        let text = error.to_string();
+        assert!(
+            text.contains("overflows (SIGBUS)") && text.contains("rt_sigaction"),
+            "{text}"
+        );
     }
 
     #[test]

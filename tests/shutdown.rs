@@ -451,6 +451,125 @@ fn waiting_for_itself_is_refused_in_words() {
 mod child {
     use super::*;
 
+    /// Where the one owner of a runtime is, until the first thread that ends takes it.
+    type Owner = Arc<Mutex<Option<Runtime>>>;
+
+    fn take(owner: &Owner) -> Option<Runtime> {
+        owner.lock().unwrap().take()
+    }
+
+    /// Drops the runtime when its thread ends.
+    struct DropsRuntime(Owner);
+
+    impl Drop for DropsRuntime {
+        fn drop(&mut self) {
+            drop(take(&self.0));
+        }
+    }
+
+    thread_local! {
+        static AT_END: std::cell::RefCell<Option<DropsRuntime>> = const { std::cell::RefCell::new(None) };
+    }
+
+    /// Has so many fibers at once that block their threads, each after `f`, and releases them after `then`.
+    /// Most of the threads end soon afterwards, because there is nothing for them to do.
+    fn on_many_threads(
+        handle: &Handle,
+        f: impl Fn() + Clone + Send + 'static,
+        then: impl FnOnce(),
+    ) {
+        const THREADS: usize = 12;
+        let all_there = Arc::new(std::sync::Barrier::new(THREADS + 1));
+        for _ in 0..THREADS {
+            let (f, all_there) = (f.clone(), all_there.clone());
+            drop(handle.spawn(move || {
+                f();
+                all_there.wait();
+                all_there.wait();
+            }));
+        }
+        all_there.wait();
+        then();
+        all_there.wait();
+    }
+
+    /// Waits until a runtime has been dropped by one of its own threads, and its threads have ended.
+    fn is_over_soon(owner: &Owner, before: usize) {
+        wait_for("the runtime to be dropped", || {
+            owner.lock().unwrap().is_none()
+        });
+        threads_are_back_to(before);
+    }
+
+    /// Keeps the runtime busy until the owner is gone: threads in excess end while something happens.
+    fn stir(handle: &Handle, owner: &Owner) {
+        while owner.lock().unwrap().is_some() {
+            drop(
+                handle
+                    .spawn(|| std::thread::sleep(Duration::from_millis(1)))
+                    .join(),
+            );
+        }
+    }
+
+    #[test]
+    #[ignore = "counts the threads of its process"]
+    fn a_runtime_dropped_in_a_thread_local_of_its_own_carrier_ends() {
+        let before = common::threads();
+        let rt = Builder::new()
+            .workers(2)
+            .shutdown_timeout(LONG)
+            .build()
+            .unwrap();
+        let handle = rt.handle().clone();
+        let owner: Owner = Arc::new(Mutex::new(None));
+        let kept = owner.clone();
+        let keep = move || AT_END.set(Some(DropsRuntime(kept.clone())));
+        on_many_threads(&handle, keep, || *owner.lock().unwrap() = Some(rt));
+        stir(&handle, &owner);
+        drop(handle); // the last one may be its own thread's
+        is_over_soon(&owner, before);
+    }
+
+    #[test]
+    #[ignore = "counts the threads of its process"]
+    fn a_runtime_dropped_in_a_thread_local_of_its_own_pool_ends() {
+        let before = common::threads();
+        let rt = Builder::new()
+            .workers(1)
+            .blocking_keep_alive(Duration::from_millis(1))
+            .shutdown_timeout(LONG)
+            .build()
+            .unwrap();
+        let handle = rt.handle().clone();
+        let owner: Owner = Arc::new(Mutex::new(Some(rt)));
+        let kept = owner.clone();
+        handle.block_on(|| {
+            indent::runtime::blocking(|| AT_END.set(Some(DropsRuntime(kept))));
+        });
+        drop(handle);
+        is_over_soon(&owner, before);
+    }
+
+    #[test]
+    #[ignore = "counts the threads of its process"]
+    fn a_runtime_dropped_in_its_own_stop_hook_ends() {
+        let before = common::threads();
+        let owner: Owner = Arc::new(Mutex::new(None));
+        let stops = owner.clone();
+        let rt = Builder::new()
+            .workers(2)
+            .shutdown_timeout(LONG)
+            .on_thread_stop(move || drop(take(&stops)))
+            .build()
+            .unwrap();
+        let handle = rt.handle().clone();
+        on_many_threads(&handle, || (), || *owner.lock().unwrap() = Some(rt));
+        stir(&handle, &owner);
+        drop(handle);
+        is_over_soon(&owner, before);
+    }
+
     fn threads_are_back_to(before: usize) {
         wait_for("threads to end", || common::threads() <= before);
     }
@@ -823,6 +942,21 @@ fn stress_a_wake_that_comes_while_the_runtime_ends_touches_nothing_of_it() {
         drop(rt);
         waker.join().unwrap();
     }
+}
+
+#[test]
+fn a_runtime_dropped_in_a_thread_local_of_its_own_carrier_ends() {
+    common::alone("a_runtime_dropped_in_a_thread_local_of_its_own_carrier_ends");
+}
+
+#[test]
+fn a_runtime_dropped_in_a_thread_local_of_its_own_pool_ends() {
+    common::alone("a_runtime_dropped_in_a_thread_local_of_its_own_pool_ends");
+}
+
+#[test]
+fn a_runtime_dropped_in_its_own_stop_hook_ends() {
+    common::alone("a_runtime_dropped_in_its_own_stop_hook_ends");
 }
 
 #[test]

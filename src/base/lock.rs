@@ -165,8 +165,7 @@ mod tests {
 
     #[test]
     fn a_lock_that_was_held_at_a_fork_ends_the_child() {
-        extern "C" fn nothing() {}
-        fork::watch(nothing);
+        let _watches = crate::runtime::Builder::new().workers(1).build().unwrap();
         let lock = Lock::new(());
         let held = lock.lock();
         // SAFETY: the child waits for a lock, says a sentence and ends.

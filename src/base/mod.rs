@@ -14,6 +14,7 @@ pub(crate) mod lock;
 pub(crate) mod loom;
 pub(crate) mod mark;
 pub(crate) mod os;
+pub(crate) mod preempt_request;
 pub(crate) mod program;
 pub(crate) mod redirect;
 pub(crate) mod request;

@@ -2,11 +2,13 @@
 //! The kernel's services this crate uses, as small safe functions where that is possible.
 
 use std::io;
+use std::os::unix::thread::JoinHandleExt;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{
     AtomicU8, AtomicU32, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Sleeps while `word` holds `expected`; also returns early for no reason, as futexes do.
@@ -296,6 +298,28 @@ pub(crate) fn complain(text: &str) {
             Err(_) => return,
         }
     }
+}
+
+/// Joins a thread that has ended, destructors of its thread-locals included; the handle comes back if it
+/// has not. [`JoinHandle::is_finished`] is true while those destructors run, which are the users' and may
+/// wait for the caller, so a plain join after it could wait for ever.
+pub(crate) fn try_join(thread: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
+    // SAFETY: the thread is neither joined nor detached while the handle is there; nothing is written
+    // through null.
+    let refused = unsafe { libc::pthread_tryjoin_np(thread.as_pthread_t(), ptr::null_mut()) };
+    if refused != 0 {
+        return Err(thread);
+    }
+    let _joined = thread.into_pthread_t(); // so that it is not detached, too
+    Ok(())
+}
+
+/// Whether the calling thread is this one. Also right in destructors of thread-locals, where
+/// [`std::thread::current`] may panic.
+#[inline(never)]
+pub(crate) fn is_own(thread: &JoinHandle<()>) -> bool {
+    // SAFETY: takes nothing and cannot fail; the other thread is not joined, so its name is valid.
+    unsafe { libc::pthread_equal(libc::pthread_self(), thread.as_pthread_t()) != 0 }
 }
 
 /// Makes the calling thread give way to others: so many steps nicer than it was, as far as that goes.

@@ -42,6 +42,15 @@ pub(crate) fn name(number: c_int) -> Option<String> {
         .then(|| format!("{REAL_TIME}{place}"))
 }
 
+/// A signal in words: its name, or its number.
+pub(crate) fn describe(number: c_int) -> String {
+    match number {
+        libc::SIGSEGV => "SIGSEGV".to_owned(),
+        libc::SIGBUS => "SIGBUS".to_owned(),
+        _ => name(number).map_or(format!("signal {number}"), |name| format!("SIG{name}")),
+    }
+}
+
 /// The signal of this name, with or without `SIG` before it, if it is one that may be taken.
 pub(crate) fn number(text: &str) -> Option<c_int> {
     let text = text.strip_prefix("SIG").unwrap_or(text);

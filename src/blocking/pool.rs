@@ -61,8 +61,8 @@ struct Seat {
 #[derive(Default)]
 struct Handles {
     running: Vec<(usize, ThreadHandle<()>)>,
-    /// The last thread that ended because it had nothing to do. Whoever is next joins it.
-    leaving: Option<ThreadHandle<()>>,
+    /// Threads that ended because they had nothing to do, until another one does and joins them.
+    leaving: Vec<ThreadHandle<()>>,
     serial: usize,
 }
 
@@ -223,6 +223,7 @@ impl Inner {
         let abort = AbortOnUnwind("the threads for blocking calls");
         context::set_served(self.runtime.clone());
         self.serve();
+        context::serves_no_more();
         self.hooks.1.iter().for_each(|hook| hook());
         let owed = self.with(|state| {
             let may_start = state.may_start();
@@ -231,16 +232,14 @@ impl Inner {
         });
         self.pay(owed);
         let mut handles = lock(&self.handles);
-        let running = &mut handles.running;
-        let former = match running.iter().position(|(n, _)| *n == number) {
-            None => None, // closed: somebody joins us
-            Some(at) => {
-                let me = running.swap_remove(at).1;
-                handles.leaving.replace(me)
-            }
-        };
+        let at = handles.running.iter().position(|(n, _)| *n == number);
+        // None if the pool was closed: then we are joined there.
+        if let Some(at) = at {
+            let mut leaving = shutdown::still_running(std::mem::take(&mut handles.leaving));
+            leaving.push(handles.running.swap_remove(at).1);
+            handles.leaving = leaving;
+        }
         drop(handles);
-        former.map(ThreadHandle::join); // it is at its end
         drop(abort);
     }
 

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 use crate::base::os;
 use crate::base::signal::{self, Previous, SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
+use crate::error::StartError;
 use crate::fiber::record::{FiberRef, Record};
 use crate::fiber::stack;
 
@@ -29,16 +30,23 @@ static CURRENT: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 type Current = fn() -> Option<FiberRef>;
 
 /// Installs the handler, once per process.
-pub(crate) fn prepare(current: Current) -> std::io::Result<()> {
+pub(crate) fn prepare(current: Current) -> Result<(), StartError> {
     CURRENT.store(current as *mut (), Relaxed);
-    static ONCE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _one_at_a_time = ONCE.lock().unwrap_or_else(|e| e.into_inner());
+    static DONE: std::sync::Mutex<bool> = std::sync::Mutex::new(false);
+    let mut done = DONE.lock().unwrap_or_else(|e| e.into_inner());
+    let each = |signal, step: fn(c_int) -> std::io::Result<Previous>| {
+        step(signal).map_err(|source| StartError::OverflowHandler { signal, source })
+    };
     if BEFORE.get().is_none() {
-        let before = [
-            signal::install(SIGSEGV, on_fault)?,
-            signal::install(SIGBUS, on_fault)?,
-        ];
-        let _ = BEFORE.set(before);
+        // Noted before the first fault can come, and before a start that fails half-way.
+        let now = |signal| each(signal, signal::current);
+        let _ = BEFORE.set([now(SIGSEGV)?, now(SIGBUS)?]);
+    }
+    if !*done {
+        let install = |signal| each(signal, |signal| signal::install(signal, on_fault));
+        install(SIGSEGV)?;
+        install(SIGBUS)?;
+        *done = true;
     }
     Ok(())
 }
@@ -54,7 +62,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void
     }
     match BEFORE.get() {
         Some(before) => before[usize::from(signal == SIGBUS)].forward(signal, info, context),
-        // A fault between installing and noting what was there before.
+        // Noted before the handler is installed.
         None => std::process::abort(),
     }
 }

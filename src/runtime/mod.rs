@@ -64,6 +64,10 @@ use crate::task::{self, Fiber, JoinHandle, Phase};
 /// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most as
 /// long as [`Builder::shutdown_timeout`] says, by default five seconds.
 ///
+/// It may be dropped on one of its own threads outside fibers and closures: in the hook
+/// [`Builder::on_thread_stop`], or in the destructor of a thread-local. That thread is then not waited
+/// for; it ends afterwards. On a fiber of its own a drop panics.
+///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(2).build()?;
 /// let sum: u32 = rt.block_on(|| {
@@ -475,9 +479,11 @@ impl Handle {
         park::current_fiber().is_some() && self.is_inside()
     }
 
-    /// On one of its fibers, or in a closure for which one waits.
+    /// On one of its fibers, or on a thread that runs closures for them and has not come to its end.
     fn is_inside(&self) -> bool {
-        spawn::with_current(|here| std::ptr::eq(here, &*self.shared)).unwrap_or(false)
+        let own = |here: &Shared| std::ptr::eq(here, &*self.shared);
+        (park::current_fiber().is_some() || context::serves())
+            && spawn::with_current(own).unwrap_or(false)
     }
 
     #[track_caller]

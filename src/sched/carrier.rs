@@ -354,7 +354,7 @@ impl Carrier {
     pub(crate) fn leave(&self) {
         self.owner.leave();
         compiler_fence(SeqCst); // the handler sees the mark down, or we see its request
-        if self.ice.request.load(Relaxed) != 0 && self.owner.depth() == 0 {
+        if self.ice.request.is_some() && self.owner.depth() == 0 {
             self.look_at_request();
         }
     }

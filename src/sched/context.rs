@@ -45,6 +45,7 @@ thread_local! {
     static NUMBER: Cell<u64> = const { Cell::new(0) };
     static IGNORES_LIMITS: Cell<bool> = const { Cell::new(false) };
     static SERVED: OnceCell<Weak<Shared>> = const { OnceCell::new() };
+    static SERVES: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The carrier this thread is, or null. Never inlined: see the header.
@@ -113,6 +114,19 @@ pub(crate) fn ignores_limits() -> bool {
 #[inline(never)]
 pub(crate) fn set_served(runtime: Weak<Shared>) {
     SERVED.with(|served| served.set(runtime).expect("a thread serves one runtime"));
+    SERVES.set(true);
+}
+
+/// Called by the same thread after its last closure: no fiber waits for it from here on.
+#[inline(never)]
+pub(crate) fn serves_no_more() {
+    SERVES.set(false);
+}
+
+/// Whether a fiber may wait for the calling thread, no carrier.
+#[inline(never)]
+pub(crate) fn serves() -> bool {
+    black_box(SERVES.get())
 }
 
 /// The runtime for whose fibers the calling thread, no carrier, runs closures.

@@ -18,7 +18,7 @@
 //!
 //! [S9]: DESIGN.md
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use indent_sysmon::{GRACE, Phase, ThreadState};
@@ -88,6 +88,7 @@ impl Shared {
     pub(crate) fn mind_detached(&self) {
         let (mut locked, mut newly) = (false, false);
         for carrier in self.detached.members().map(|index| self.carrier(index)) {
+            let request = carrier.ice.request.get(); // a later one is for a worker it got since
             if carrier.owner.peek().is_some() {
                 self.detached.claim(carrier.index); // it has got one by another way
                 continue;
@@ -98,8 +99,9 @@ impl Shared {
             newly |= is_locked && !was_locked;
             match state {
                 ThreadState::Running | ThreadState::Unknown if carrier.has_computed() => {
-                    carrier.ice.request.store(WITHOUT_WORKER, SeqCst);
-                    carrier.send();
+                    if carrier.ice.request.replace_seen(request, WITHOUT_WORKER) {
+                        carrier.send();
+                    }
                 }
                 ThreadState::Running => {}
                 ThreadState::Locked => locked = true,

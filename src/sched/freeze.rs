@@ -30,6 +30,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use indent_sysmon::Phase;
 
 use crate::base::bitmap::SparseBitmap;
+use crate::base::preempt_request::PreemptRequest;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::overrun::Occupant;
@@ -40,7 +41,7 @@ use crate::sched::worker::Worker;
 #[derive(Default)]
 pub(crate) struct Ice {
     /// For which dispatch somebody wants it to freeze: a [`Worker::stamp`], `WITHOUT_WORKER`, or zero.
-    pub(crate) request: AtomicU64,
+    pub(crate) request: PreemptRequest,
     /// How often the monitor has sent it again; its own.
     pub(crate) asked: AtomicU32,
     /// The dispatch in which its fiber was not to be interrupted when we asked.
@@ -83,7 +84,7 @@ pub(crate) struct Ice {
 impl Ice {
     /// A new thread begins under an old number.
     pub(crate) fn forget(&self) {
-        self.request.store(0, Relaxed);
+        self.request.clear();
         self.long.store(0, Relaxed);
         self.locked.store(false, Relaxed);
         self.refused.store(0, Relaxed);
@@ -186,7 +187,7 @@ impl Carrier {
         let thawed = self.wait_frozen();
         shared.frozen.claim(self.index); // it may have been helped without a claim
         self.spread_out();
-        self.ice.request.store(0, Relaxed);
+        self.ice.request.clear(); // what was asked of it while it stood still is late
         shared.preempted.thaws.fetch_add(1, Relaxed);
         match thawed {
             // SAFETY: workers live as long as `Shared`.

@@ -106,7 +106,7 @@ unsafe fn is_ours(info: *mut siginfo_t) -> bool {
     }
     // SAFETY: by the caller's promise.
     let lost = unsafe { signal::has_lost_its_value(info) };
-    let asked = |carrier: &Carrier| carrier.ice.request.load(Relaxed) != 0;
+    let asked = |carrier: &Carrier| carrier.ice.request.is_some();
     lost && roster::carrier().is_some_and(asked)
 }
 
@@ -119,7 +119,7 @@ impl Carrier {
     /// Any thread: asks for a freeze in this dispatch of the worker it holds. A request that is there
     /// already is not sent again.
     pub(crate) fn ask_to_freeze(&self, stamp: u64) {
-        if self.ice.request.swap(stamp, SeqCst) != stamp {
+        if self.ice.request.replace(stamp) {
             self.send();
         }
     }
@@ -127,7 +127,7 @@ impl Carrier {
     /// On the monitor's thread, at each look: the same, and sent again as long as there is no answer.
     pub(crate) fn ask_again(&self, stamp: u64) {
         let ice = &self.ice;
-        if ice.request.swap(stamp, SeqCst) != stamp {
+        if ice.request.replace(stamp) {
             ice.asked.store(0, Relaxed);
         } else if ice.asked.fetch_add(1, Relaxed) + 1 == UNANSWERED {
             self.shared().preempted.unanswered.fetch_add(1, Relaxed);
@@ -152,6 +152,7 @@ impl Carrier {
     /// # Safety
     /// `context` is the third argument of the running handler.
     unsafe fn interrupted(&self, context: *mut c_void) {
+        let request = self.ice.request.get();
         // SAFETY: by the caller's promise.
         let at = unsafe { arch::interrupted(context) };
         if self.owner.depth() > 0 || self.on_signal_stack(at.stack) {
@@ -160,7 +161,7 @@ impl Carrier {
         if at.in_kernel {
             // It slept. It is not interrupted again before it is seen to run.
             self.ice.long.store(0, Relaxed);
-            self.ice.request.store(0, Relaxed);
+            self.ice.request.withdraw(request);
             return;
         }
         self.owner.raise();
@@ -185,7 +186,7 @@ impl Carrier {
             }
             self.owner.leave();
             compiler_fence(SeqCst); // what comes from here on finds the mark down
-            if self.ice.request.load(Relaxed) == 0 {
+            if !self.ice.request.is_some() {
                 return;
             }
         }
@@ -199,17 +200,16 @@ impl Carrier {
         registers: [usize; 3],
         in_place: impl FnOnce() -> bool,
     ) -> bool {
-        let request = self.ice.request.load(SeqCst);
+        let request = self.ice.request.get();
         if self.shared().is_stopping() {
-            self.ice.request.store(0, Relaxed); // nobody would bring it a worker
+            self.ice.request.withdraw(request); // nobody would bring it a worker
             return false;
         }
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
         if request == stamp | LOOK && request != WITHOUT_WORKER {
-            let looked = (self.ice.request).compare_exchange(request, 0, SeqCst, SeqCst);
-            if looked.is_ok() {
+            if self.ice.request.withdraw(request) {
                 self.note_overrun(Kind::Noticed, registers);
             }
             return false;
@@ -221,7 +221,7 @@ impl Carrier {
                 .is_none_or(|fiber| fiber.is_unstoppable())
         {
             if request != stamp {
-                self.ice.request.store(0, Relaxed); // late
+                self.ice.request.withdraw(request); // late
             } else {
                 self.ice.refused.store(stamp, Relaxed); // the section's end looks at it
             }
@@ -232,7 +232,7 @@ impl Carrier {
             return false;
         }
         if worker.is_some() && in_place() {
-            self.ice.request.store(0, Relaxed);
+            self.ice.request.withdraw(request);
             return true;
         }
         let frozen = match worker {
@@ -244,7 +244,7 @@ impl Carrier {
             }
         };
         if !frozen {
-            self.ice.request.store(0, Relaxed); // who wants it asks again
+            self.ice.request.withdraw(request); // who wants it asks again
         }
         false
     }
@@ -264,7 +264,7 @@ impl Carrier {
     /// Own thread: somebody wants something of this carrier, or wanted it of an earlier dispatch.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
-        self.ice.request.load(Relaxed) != 0
+        self.ice.request.is_some()
     }
 
     /// Own thread, in a fiber that may yield: takes a request that it does so in this dispatch. Others stay.
@@ -273,8 +273,7 @@ impl Carrier {
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
-        let taken = (self.ice.request).compare_exchange(stamp, 0, SeqCst, SeqCst);
-        taken.is_ok()
+        self.ice.request.withdraw(stamp)
     }
 
     /// Whether the freeze is put off once more: a lock of the allocator may be held.

@@ -247,16 +247,16 @@ impl std::panic::RefUnwindSafe for Shared {}
 
 impl Shared {
     pub(crate) fn start(mut settings: Settings) -> Result<Arc<Shared>, StartError> {
-        crate::base::fork::watch(context::be_plain);
+        crate::base::fork::watch(&[context::be_plain, roster::forget_all]);
         crate::base::os::prepare_membarrier();
         mark::ask_by(context::is_marked);
         let mark = context::marked(); // on a fiber of another runtime
-        overflow::prepare(context::current_fiber)
-            .map_err(|source| StartError::Signal { source })?;
+        overflow::prepare(context::current_fiber)?;
         drop(mark);
         if settings.preempt {
-            interrupt::prepare(settings.preempt_signal)
-                .map_err(|source| StartError::Signal { source })?;
+            let signal = settings.preempt_signal;
+            interrupt::prepare(signal)
+                .map_err(|source| StartError::PreemptHandler { signal, source })?;
         }
         let (n, most_threads) = (settings.workers, threads::MOST);
         let worker = |i| {

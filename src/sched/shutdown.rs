@@ -8,6 +8,9 @@
 //!    freed, and listed.
 //! 5. Close what layers above keep here (pools), stop and join the other threads.
 //!
+//! A thread of the runtime may do this itself, outside fibers and closures: in the hook that is called when
+//! it stops, or in a destructor of a thread-local. It waits for all threads but itself.
+//!
 //! Fibers that park while they unwind each block a carrier, so only so many may unwind at once
 //! (`gate.rs`); the others are asked as those end.
 
@@ -155,15 +158,17 @@ impl Patience {
     }
 }
 
-/// Joins threads that were told to end; the number of those that have not ended by then.
+/// Joins threads that were asked to end; returns the number of those that have not ended by then.
+///
+/// The calling thread is neither joined nor counted: it shuts its own runtime down, in a hook or in a
+/// destructor of a thread-local, and ends after that.
 pub(crate) fn join_until(
     patience: Patience,
     threads: impl Iterator<Item = ThreadHandle<()>>,
 ) -> usize {
-    let mut threads: Vec<_> = threads.collect();
+    let mut threads: Vec<_> = threads.filter(|thread| !os::is_own(thread)).collect();
     loop {
-        let (over, left): (Vec<_>, Vec<_>) = threads.into_iter().partition(|t| t.is_finished());
-        over.into_iter().for_each(|thread| drop(thread.join()));
+        let left = still_running(threads);
         let until = if left.len() > patience.abandoned {
             patience.most
         } else {
@@ -175,6 +180,12 @@ pub(crate) fn join_until(
         threads = left;
         std::thread::sleep(Duration::from_micros(100));
     }
+}
+
+/// Joins those that have ended; the others.
+pub(crate) fn still_running(threads: Vec<ThreadHandle<()>>) -> Vec<ThreadHandle<()>> {
+    let left = threads.into_iter().map(os::try_join);
+    left.filter_map(Result::err).collect()
 }
 
 impl Shared {
@@ -307,7 +318,8 @@ impl Shared {
         let mark = context::marked();
         let threads = lock(&self.threads).take_all();
         drop(mark);
-        let left = join_until(patience, threads.into_iter().chain(self.close_reports()));
+        let threads = threads.into_iter().chain(self.close_reports());
+        let left = join_until(patience, threads);
         self.forget_listeners();
         io::drop_left(); // what was left there after the helper had ended
         left

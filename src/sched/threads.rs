@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
 
 use crate::sched::carrier::Carrier;
+use crate::sched::shutdown::still_running;
 
 const CHUNKS: usize = 128;
 const CHUNK: usize = 512;
@@ -102,15 +103,7 @@ impl Threads {
     /// Its destructors are the program's and may take their time: only a thread that is over is joined.
     fn join_or_keep(&mut self, thread: JoinHandle<()>) {
         self.ending.push(thread);
-        let mut left = Vec::new();
-        for thread in self.ending.drain(..) {
-            if thread.is_finished() {
-                drop(thread.join());
-            } else {
-                left.push(thread);
-            }
-        }
-        self.ending = left;
+        self.ending = still_running(std::mem::take(&mut self.ending));
     }
 
     /// All handles, at the end.

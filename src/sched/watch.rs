@@ -454,7 +454,7 @@ impl Pool for Shared {
             if waiting == Waiting::Pressing {
                 let left = self.watchers.press.load(Relaxed);
                 self.watchers.press.store(left.saturating_sub(1), Relaxed);
-            } else if carrier.ice.request.load(Relaxed) != stamp {
+            } else if carrier.ice.request.get() != stamp {
                 self.preempted.overruns.fetch_add(1, Relaxed);
             }
             if carrier.computes() {

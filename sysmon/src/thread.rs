@@ -6,11 +6,17 @@
 //! is no `/proc` the state is not known, and the clock alone must do.
 //!
 //! A late question about a thread that has left is harmless: a clock of a thread that is gone is an
-//! error, a file that was closed meanwhile says nothing or nonsense, and a thread leaves before its
-//! number can belong to another one, so none of them is signalled by mistake.
+//! error, the file says nothing or speaks of the next thread that enlists here, and a thread leaves before
+//! its number can belong to another one, so none of them is signalled by mistake.
+//!
+//! **T1** The number of the file is a [`Thread`]'s own from the first [`enlist`](Thread::enlist) until the
+//! `Thread` is dropped, and nobody can ask a `Thread` that is dropped. A later `enlist` replaces the file
+//! behind the number by one atomic call (`dup3`). So a question that has loaded the number and comes late
+//! never reads a file that the program has opened since. Rejected: to close it in `leave` once all readers
+//! are out, because a reader may be stopped for long.
 
 use std::fs::File;
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{
     AtomicI32,
     Ordering::{Relaxed, SeqCst},
@@ -70,13 +76,19 @@ pub enum ThreadState {
 #[derive(Debug)]
 pub struct Thread {
     number: AtomicI32,
-    /// `/proc/self/task/N/syscall`, or `stat` where there is none.
+    /// `/proc/self/task/N/syscall`, or `stat` where there is none; the number in `kept`, or none.
     file: AtomicI32,
+    /// The open file of whichever thread enlisted last, until this is dropped (T1).
+    kept: AtomicI32,
 }
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        self.leave(); // its thread may have ended without
+        let kept = *self.kept.get_mut();
+        if kept != NONE {
+            // SAFETY: opened by `enlist`, which gave it away, and no question can come any more (T1).
+            drop(unsafe { OwnedFd::from_raw_fd(kept) });
+        }
     }
 }
 
@@ -88,10 +100,12 @@ impl Thread {
         Thread {
             number: AtomicI32::new(NONE),
             file: AtomicI32::new(NONE),
+            kept: AtomicI32::new(NONE),
         }
     }
 
-    /// The calling thread can be asked about from here on. Opens a file.
+    /// The calling thread can be asked about from here on. Opens a file, which stays open until this is
+    /// dropped; threads that enlist here one after the other need one file in all.
     ///
     /// See [`Thread`] for an example.
     pub fn enlist(&self) {
@@ -99,9 +113,22 @@ impl Thread {
         let number = unsafe { libc::gettid() };
         let open = |name| File::open(format!("/proc/self/task/{number}/{name}"));
         let file = open("syscall").or_else(|_| open("stat"));
-        self.file
-            .store(file.map_or(NONE, IntoRawFd::into_raw_fd), SeqCst);
+        let kept = file.ok().and_then(|file| self.keep(file));
+        self.file.store(kept.unwrap_or(NONE), SeqCst);
         self.number.store(number, SeqCst);
+    }
+
+    /// Puts the file behind the number that is kept, or keeps its number if there is none.
+    fn keep(&self, file: File) -> Option<i32> {
+        let kept = self.kept.load(Relaxed); // written by the thread that enlists, one at a time
+        if kept == NONE {
+            let kept = file.into_raw_fd();
+            self.kept.store(kept, Relaxed);
+            return Some(kept);
+        }
+        // SAFETY: both are open, and `kept` is ours to replace (T1).
+        let replaced = unsafe { libc::dup3(file.as_raw_fd(), kept, libc::O_CLOEXEC) };
+        (replaced == kept).then_some(kept)
     }
 
     /// The calling thread, which enlisted, is about to end: nobody learns anything about it, or signals
@@ -110,11 +137,7 @@ impl Thread {
     /// See [`Thread`] for an example.
     pub fn leave(&self) {
         self.number.store(NONE, SeqCst);
-        let file = self.file.swap(NONE, SeqCst);
-        if file != NONE {
-            // SAFETY: opened by `enlist`, and nobody else closes it.
-            drop(unsafe { OwnedFd::from_raw_fd(file) });
-        }
+        self.file.store(NONE, SeqCst);
     }
 
     /// Its number in the kernel. A signal handler can tell by it whether its thread is a watched one.
@@ -187,7 +210,7 @@ impl Thread {
         if file == NONE {
             return None;
         }
-        // SAFETY: writes at most that many bytes to `text`.
+        // SAFETY: writes at most that many bytes to `text`; the number is open, and ours (T1).
         let read = unsafe { libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0) };
         text.get(..usize::try_from(read).ok()?)
     }
@@ -387,5 +410,35 @@ mod tests {
         });
         assert_eq!(thread.state(), ThreadState::Unknown);
         assert!(!thread.signal(0), "nobody is there");
+    }
+    #[test]
+    fn a_late_question_never_reads_a_file_that_was_opened_since() {
+        let thread = Thread::new();
+        let enlist_elsewhere = || {
+            std::thread::scope(|scope| {
+                let enlisted = scope.spawn(|| {
+                    thread.enlist();
+                    thread.file.load(SeqCst)
+                });
+                enlisted.join().unwrap()
+            })
+        };
+        let loaded = enlist_elsewhere();
+        if loaded == NONE {
+            return; // no /proc
+        }
+        thread.leave();
+        let strangers: Vec<_> = (0..64).map(|_| File::open("/dev/null").unwrap()).collect();
+        let numbers = || strangers.iter().map(File::as_raw_fd);
+        assert!(numbers().all(|number| number != loaded), "it left");
+        assert_eq!(enlist_elsewhere(), loaded, "one number for all who enlist");
+        assert_eq!(thread.state(), ThreadState::Unknown, "that thread is over");
+        thread.enlist();
+        assert_eq!(thread.file.load(SeqCst), loaded);
+        assert_ne!(thread.state(), ThreadState::Unknown, "this one is not");
+        let behind = || std::fs::read_link(format!("/proc/self/fd/{loaded}")).ok();
+        let own = behind();
+        drop(thread);
+        assert_ne!(behind(), own, "closed at last");
     }
 }

@@ -193,6 +193,7 @@ impl Desk {
             .spawn(move || {
                 context::set_served(runtime); // for callbacks
                 desk.serve();
+                context::serves_no_more();
             });
         // If it cannot be had: the next report tries again.
         let _mark = context::marked();
@@ -255,8 +256,7 @@ impl Shared {
         let mark = context::marked();
         let thread = self.reports.desk.close();
         drop(mark);
-        // Who shuts a runtime down in a callback does not wait for himself.
-        thread.filter(|handle| handle.thread().id() != thread::current().id())
+        thread
     }
 
     /// What the callbacks hold may hold the runtime.

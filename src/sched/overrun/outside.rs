@@ -102,11 +102,11 @@ impl Carrier {
     /// Asks the fiber that runs to look at itself, unless somebody wants more of it.
     fn ask_to_look(&self, stamp: u64) {
         let request = &self.ice.request;
-        let asked = request.compare_exchange(0, stamp | LOOK, SeqCst, SeqCst);
-        if asked.is_ok() && self.computes() {
+        let asked = request.replace_seen(0, stamp | LOOK);
+        if asked && self.computes() {
             self.send();
-        } else if asked.is_ok() {
-            let _ = request.compare_exchange(stamp | LOOK, 0, SeqCst, SeqCst);
+        } else if asked {
+            request.withdraw(stamp | LOOK);
         }
     }
 }
