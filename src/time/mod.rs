@@ -78,6 +78,14 @@ fn sleep_to(deadline: Option<Instant>) {
 /// [`runtime::compute`](crate::runtime::compute) a limit is not heard. If `f` returns, its result counts,
 /// however late. With `panic = "abort"` nothing is interrupted.
 ///
+/// # Coroutines of other libraries
+///
+/// A stackful coroutine may be suspended inside `f`, and `f` may end inside other limits than it
+/// began in, or never. The limit belongs to the fiber or thread that called `timeout`. It does not
+/// apply to the code that resumes the coroutine, but to all coroutines that the same fiber or thread
+/// runs, until `f` ends. If the coroutine goes on in another fiber or thread, the limit does not
+/// apply there, and is not removed where it began.
+///
 /// ```
 /// use indent::time::{self, Duration};
 ///
