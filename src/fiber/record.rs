@@ -79,6 +79,8 @@ pub(crate) struct Record {
     owner: AtomicPtr<Remote>,
     /// Whether it is in a time limit, and more (`sched/limit.rs`); its own only.
     pub(crate) limited: sync::atomic::AtomicU8,
+    /// How often it has caught the unwinding of a blocking call (`sched/swallow.rs`); its own only.
+    pub(crate) swallowed: sync::atomic::AtomicU8,
     reason: AtomicU8,
     /// The size class of the stack it wants.
     pub(crate) stack_class: AtomicU8,
@@ -142,6 +144,7 @@ impl Record {
         self.stack_pointer.store(0, Relaxed);
         self.runtime.store(birth.runtime, Relaxed);
         self.limited.store(0, Relaxed);
+        self.swallowed.store(0, Relaxed);
         self.location
             .store(ptr::from_ref(birth.location).cast_mut(), Relaxed);
         let name = birth.name.map_or(ptr::null_mut(), Box::into_raw);

@@ -55,7 +55,7 @@ use crate::fiber::limits::{Effect, Id, Limits};
 use crate::fiber::stack::StackHead;
 use crate::fiber::state::Hearing;
 use crate::sched::block::CAN_UNWIND;
-use crate::sched::context;
+use crate::sched::{context, swallow};
 
 /// In the byte of flags: its owner unwinds as it was told.
 const TOLD: u8 = 1;
@@ -65,6 +65,7 @@ const LIMITED: u8 = 2;
 /// What a plain thread has in place of a fiber's record and stack.
 pub(crate) struct OfThread {
     flags: AtomicU8,
+    swallowed: AtomicU8,
     limits: Limits,
     /// Where its stack lies, once that was asked for; empty if it is not known.
     stack: Cell<Option<(usize, usize)>>,
@@ -74,6 +75,7 @@ impl OfThread {
     pub(crate) const fn new() -> Self {
         OfThread {
             flags: AtomicU8::new(0),
+            swallowed: AtomicU8::new(0),
             limits: Limits::new(),
             stack: Cell::new(None),
         }
@@ -94,8 +96,10 @@ impl OfThread {
 pub(crate) struct TimeOver;
 
 /// What limits the caller.
-struct Own<'a> {
+pub(crate) struct Own<'a> {
     flags: &'a AtomicU8,
+    /// Counts unwindings (`swallow.rs`).
+    pub(crate) swallowed: &'a AtomicU8,
     limits: &'a Limits,
     stack: Stack<'a>,
 }
@@ -108,11 +112,12 @@ enum Stack<'a> {
 
 /// Calls `f`, which does not switch, with what limits the caller: `fiber`, if it is one.
 #[inline]
-fn own<R>(fiber: Option<FiberRef>, f: impl FnOnce(Own<'_>) -> R) -> R {
+pub(crate) fn own<R>(fiber: Option<FiberRef>, f: impl FnOnce(Own<'_>) -> R) -> R {
     let Some(fiber) = fiber else {
         return context::of_thread(|own| {
             f(Own {
                 flags: &own.flags,
+                swallowed: &own.swallowed,
                 limits: &own.limits,
                 stack: Stack::Thread(own),
             })
@@ -121,6 +126,7 @@ fn own<R>(fiber: Option<FiberRef>, f: impl FnOnce(Own<'_>) -> R) -> R {
     let head = fiber.stack.load(Relaxed);
     f(Own {
         flags: &fiber.limited,
+        swallowed: &fiber.swallowed,
         // SAFETY: a fiber that runs has a stack, and the caller is that fiber; `f` does not switch.
         limits: unsafe { StackHead::limits(head) },
         stack: Stack::Fiber(head),
@@ -261,8 +267,19 @@ fn enter(at: Instant) -> Option<Id> {
 #[inline(never)]
 fn end(id: Id, at: Instant, told: bool) -> bool {
     let fiber = context::current_fiber(); // perhaps not the one that entered it
-    own(fiber, |own| own.leave(id));
-    let ends_here = !told || (Instant::now() >= at && !is_cancelled(fiber));
+    let counting = own(fiber, |own| {
+        own.leave(id);
+        swallow::is_counting(&own)
+    });
+    if !told && !counting {
+        give_up_place(fiber);
+        return true;
+    }
+    let (now, cancelled) = (Instant::now(), is_cancelled(fiber));
+    if counting && !cancelled && current(fiber).is_none_or(|outer| now < outer) {
+        own(fiber, |own| swallow::begin_anew(&own));
+    }
+    let ends_here = !told || (now >= at && !cancelled);
     if ends_here {
         give_up_place(fiber);
     }

@@ -31,6 +31,7 @@
 //! | `latency` | how long woken fibers wait, sampled |
 //! | `starve` | fibers for which there is no stack |
 //! | `limit` | time limits |
+//! | `swallow` | delays for code that catches its unwinding and blocks again |
 //! | `gate` | how many fibers may unwind at once |
 //! | `watch` | what the watching threads see and do |
 //! | `service` | what layers above keep in a runtime: pools of threads |
@@ -85,6 +86,7 @@ mod slices;
 pub(crate) mod spawn;
 pub(crate) mod start;
 mod starve;
+pub(crate) mod swallow;
 pub(crate) mod thread;
 mod timers;
 pub(crate) mod verdict;
@@ -220,6 +222,8 @@ pub(crate) struct Shared {
     /// Records for spawns from threads that hold no worker.
     outside: Mutex<Option<Slab>>,
     outside_spawned: AtomicU64,
+    /// Delays of fibers that catch their unwinding (`swallow.rs`).
+    pub(crate) unwind_pauses: AtomicU64,
     pub(crate) outside_wakes_sent: AtomicU64,
     pub(crate) outside_wakes_coalesced: AtomicU64,
     /// Unstarted fibers for which there was no stack, by class.
@@ -321,6 +325,7 @@ impl Shared {
             resizing: std::sync::Mutex::new(()),
             outside: Mutex::new(Some(spawn::obtain_slab())),
             outside_spawned: AtomicU64::new(0),
+            unwind_pauses: AtomicU64::new(0),
             outside_wakes_sent: AtomicU64::new(0),
             outside_wakes_coalesced: AtomicU64::new(0),
             starved: std::array::from_fn(|_| Inject::new()),
