@@ -4,11 +4,13 @@
 //! - `slab`: where records come from, and how all of them are listed
 //! - `job`: the closure and, later, its result, inside the record
 //! - `state`: the state word
+//! - `limits`: the time limits a fiber is in
 //! - `stack`: slabs of stacks, guards, pools
 //! - `switch`: corosensei behind `resume` and `suspend`
 //! - `overflow`: what a touched guard prints
 
 pub(crate) mod job;
+pub(crate) mod limits;
 pub(crate) mod overflow;
 pub(crate) mod reason;
 pub(crate) mod record;

@@ -32,6 +32,10 @@ pub enum ParkReason {
     Receive = 9,
     /// Waits for one of [several things](mod@crate::select).
     Select = 10,
+    /// Delayed by the runtime: it was asked to end, or its [time limit](crate::time::timeout) has
+    /// passed, and it catches the unwinding of every blocking call
+    /// ([`unwind_pauses`](crate::runtime::Metrics::unwind_pauses)).
+    Pause = 11,
     /// Waits for a [`Mutex`](crate::sync::Mutex) or an [`RwLock`](crate::sync::RwLock).
     Lock = 16,
     /// Waits for a [`Condvar`](crate::sync::Condvar) to be notified.
@@ -61,6 +65,7 @@ impl ParkReason {
             8 => ParkReason::Send,
             9 => ParkReason::Receive,
             10 => ParkReason::Select,
+            11 => ParkReason::Pause,
             16 => ParkReason::Lock,
             17 => ParkReason::Condvar,
             18 => ParkReason::Semaphore,
@@ -87,6 +92,7 @@ impl std::fmt::Display for ParkReason {
             ParkReason::Send => "send",
             ParkReason::Receive => "receive",
             ParkReason::Select => "select",
+            ParkReason::Pause => "pause after unwinding",
             ParkReason::Lock => "lock",
             ParkReason::Condvar => "condvar",
             ParkReason::Semaphore => "semaphore",

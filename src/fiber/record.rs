@@ -24,6 +24,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::panic::Location;
 use std::ptr::{self, NonNull};
+use std::sync;
 
 use crate::base::list::Linked;
 use crate::base::loom::atomic::{
@@ -72,12 +73,14 @@ pub(crate) struct Record {
     id: AtomicU64,
     /// The runtime (a type of the layers above); valid until the fiber is over.
     pub(crate) runtime: AtomicPtr<()>,
-    /// The innermost time limit (a type of the layers above), in a frame of the fiber; its own only.
-    pub(crate) limit: AtomicPtr<()>,
     location: AtomicPtr<Location<'static>>,
     name: AtomicPtr<Box<str>>,
     /// Where the record goes when it is free.
     owner: AtomicPtr<Remote>,
+    /// Whether it is in a time limit, and more (`sched/limit.rs`); its own only.
+    pub(crate) limited: sync::atomic::AtomicU8,
+    /// How often it has caught the unwinding of a blocking call (`sched/swallow.rs`); its own only.
+    pub(crate) swallowed: sync::atomic::AtomicU8,
     reason: AtomicU8,
     /// The size class of the stack it wants.
     pub(crate) stack_class: AtomicU8,
@@ -135,7 +138,8 @@ impl Record {
         self.stack.store(ptr::null_mut(), Relaxed);
         self.stack_pointer.store(0, Relaxed);
         self.runtime.store(birth.runtime, Relaxed);
-        self.limit.store(ptr::null_mut(), Relaxed);
+        self.limited.store(0, Relaxed);
+        self.swallowed.store(0, Relaxed);
         self.location
             .store(ptr::from_ref(birth.location).cast_mut(), Relaxed);
         let name = birth.name.map_or(ptr::null_mut(), Box::into_raw);

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A stack comes in size classes, powers of two. Its head, at the top, lies in the page every fiber
-//! touches anyway; it holds the coroutine that lives on the stack (`switch.rs`) and the link for
-//! lists. The kernel commits page by page: that is how a stack grows.
+//! touches anyway; it holds the coroutine that lives on the stack (`switch.rs`), the link for
+//! lists, and the time limits of the fiber (`limits.rs`). The kernel commits page by page: that is how a stack grows.
 //!
 //! The guard is [`GUARD`] bytes long: code that was compiled without stack probes (most C) touches a
 //! large frame at its far end first, and must not reach the next stack (S15). It is installed once,
@@ -34,6 +34,7 @@ use std::sync::atomic::{
 use crate::base::list::{Linked, List};
 use crate::base::mark;
 use crate::base::os::{self, Advice, PAGE};
+use crate::fiber::limits::Limits;
 use crate::fiber::switch::Resident;
 
 mod trim;
@@ -111,8 +112,10 @@ const fn stride(class: u8) -> usize {
 
 /// Stacks differ in where within their uppermost page they begin, by this many cache lines at most.
 const COLOURS: usize = 16;
+const CACHE_LINE: usize = 64;
 
-/// What lies at the top of every stack: one cache line. Its address is the stack's name.
+/// What lies at the top of every stack. Its first cache line is all that a switch needs. Its address is
+/// the stack's name.
 #[repr(C, align(64))]
 pub(crate) struct StackHead {
     /// While nobody uses the stack, of the list it is in; else see [`StackHead::region`].
@@ -120,6 +123,7 @@ pub(crate) struct StackHead {
     /// The lowest address, a multiple of the page size; below that size, class and guard kind.
     bottom: usize,
     pub(crate) resident: Resident,
+    limits: Limits,
 }
 
 // SAFETY: the link is written by lists only.
@@ -184,6 +188,16 @@ impl StackHead {
         let region = region.cast_mut().cast();
         // SAFETY: by the caller's promise.
         unsafe { (*head).link.store(region, Relaxed) };
+    }
+
+    /// The time limits of the stack's fiber, or of one before it: the record says whether there are any.
+    ///
+    /// # Safety
+    /// There is a head; on the thread that runs the fiber; and it does not leave the stack while the
+    /// result is used.
+    pub(crate) unsafe fn limits<'a>(head: *const StackHead) -> &'a Limits {
+        // SAFETY: by the caller's promise; and only its fiber touches it.
+        unsafe { &(*head).limits }
     }
 
     /// True if `address` lies in the guard.
@@ -314,7 +328,7 @@ unsafe fn install_guard(bottom: NonNull<u8>, guard: Guard) -> io::Result<()> {
 unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<StackHead> {
     static SERIAL: AtomicUsize = AtomicUsize::new(0);
     let colour = SERIAL.fetch_add(1, Relaxed) % COLOURS;
-    let offset = stride(class) - (colour + 1) * size_of::<StackHead>();
+    let offset = stride(class) - colour * CACHE_LINE - size_of::<StackHead>();
     // SAFETY: inside the stack.
     let head = unsafe { bottom.add(offset) }.cast::<StackHead>();
     let link = crate::base::loom::atomic::AtomicPtr::new(ptr::null_mut());
@@ -328,6 +342,7 @@ unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<St
         link,
         bottom,
         resident: Resident::none(),
+        limits: Limits::new(),
     };
     // SAFETY: stacks are page-aligned and the head's size is a multiple of its alignment.
     unsafe { head.write(value) };
@@ -497,8 +512,9 @@ mod tests {
 
     #[test]
     #[cfg(not(feature = "sanitizer"))]
-    fn the_head_is_one_cache_line() {
-        assert_eq!(size_of::<StackHead>(), 64);
+    fn a_switch_needs_one_cache_line_of_the_head() {
+        assert_eq!(std::mem::offset_of!(StackHead, limits), CACHE_LINE);
+        assert_eq!(size_of::<StackHead>(), 3 * CACHE_LINE);
     }
 
     #[test]

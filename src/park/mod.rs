@@ -37,14 +37,14 @@ use crate::fiber::{FiberRef, Held};
 pub(crate) use crate::sched::limit::within;
 use crate::sched::thread::ThreadParker;
 use crate::sched::wake;
-use crate::sched::{block, context, limit};
+use crate::sched::{block, context, limit, swallow};
 
 /// Blocks the calling fiber, or the calling thread, until somebody unparks it or the deadline
 /// passes. Charged to the fiber's budget.
 ///
 /// A fiber that was asked to end gets [`Woken::ByCancel`] at once, this time and every time after:
 /// let go of what you hold and return, or call [`task::checkpoint`](crate::task::checkpoint), which
-/// unwinds. A fiber that is unwinding is not told again, and while a great many others unwind it is
+/// unwinds. From the third time on that takes longer each time, up to 100 ms. A fiber that is unwinding is not told again, and while a great many others unwind it is
 /// told later.
 ///
 /// ```
@@ -57,7 +57,11 @@ use crate::sched::{block, context, limit};
 /// assert_eq!(park::until(None, ParkReason::Park), Woken::ByWake);
 /// ```
 pub fn until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
-    wait(deadline, reason, Signal::Unpark)
+    let woken = wait(deadline, reason, Signal::Unpark);
+    if woken == Woken::ByCancel {
+        swallow::note_unwinding();
+    }
+    woken
 }
 
 /// Blocks until somebody unparks; a fiber that was asked to end unwinds instead.
@@ -69,7 +73,7 @@ pub fn until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
 /// park::park(); // returns at once: the wake was kept
 /// ```
 pub fn park() {
-    if until(None, ParkReason::Park) == Woken::ByCancel {
+    if wait(None, ParkReason::Park, Signal::Unpark) == Woken::ByCancel {
         unwind_cancelled();
     }
 }

@@ -108,6 +108,13 @@ pub struct Metrics {
     /// Fibers that wait for a thread to start on, because fibers that are bound to their threads hold as many
     /// as are allowed.
     pub tasks_threadless: usize,
+    /// Times a fiber was delayed because it was asked to end, or its [time
+    /// limit](crate::time::timeout) had passed, and it caught the unwinding of its blocking calls
+    /// and blocked again. Two such unwindings are immediate, the next is delayed by 1 ms, and
+    /// each further one for twice as long, up to 100 ms. One line on standard error names such a fiber. If
+    /// this grows, some code catches every panic: it should pass the payload on with
+    /// [`resume_unwind`](std::panic::resume_unwind), or stop.
+    pub unwind_pauses: u64,
     /// What fibers wait by for sockets, pipes, and whatever else can be polled.
     pub io_sockets: IoDriver,
     /// What file operations would be done by. There are none in this crate so far: files are read and written
@@ -287,6 +294,7 @@ impl Metrics {
             reports_lost: shared.reports.lost.load(Relaxed),
             eintr: os::interrupted_calls(),
             tasks_threadless: shared.threadless.len(),
+            unwind_pauses: shared.unwind_pauses.load(Relaxed),
             io_sockets: match shared.settings.ring {
                 Some(_) => IoDriver::Uring,
                 None => IoDriver::Epoll,

@@ -19,6 +19,7 @@ use crate::sched::find;
 use crate::sched::gate::Entry;
 use crate::sched::limit;
 use crate::sched::mobility;
+use crate::sched::swallow;
 use crate::sched::timers::Deadline;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
@@ -72,8 +73,7 @@ fn park_within(
         if woken != Woken::ByDeadline || deadline == Some(until) {
             return Some(woken);
         }
-        let here = context::here()?;
-        if may_unwind(&here.enter_with_worker(), here.fiber) {
+        if enters_gate() {
             return Some(Woken::ByCancel);
         }
         let soon = Instant::now() + GATE_PAUSE;
@@ -336,6 +336,12 @@ fn unwind_if_allowed(here: &Here) {
     }
 }
 
+/// Gets the calling fiber a place among those that unwind; false if there is none.
+pub(crate) fn enters_gate() -> bool {
+    let here = context::here().expect("a fiber runs here");
+    may_unwind(&here.enter_with_worker(), here.fiber)
+}
+
 fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
     token.carrier().shared().gate.enter(&fiber.gate_pass) != Entry::Full
 }
@@ -346,8 +352,10 @@ pub(crate) fn unwinds_as_told() -> bool {
     limit::is_told(context::current_fiber())
 }
 
-/// Leaves the fiber by unwinding: destructors run, no message is printed.
+/// Leaves the fiber by unwinding: destructors run, no message is printed. Not at once if it has come to
+/// this again and again.
 pub(crate) fn unwind() -> ! {
+    swallow::note_unwinding();
     limit::say_told(context::current_fiber());
     std::panic::resume_unwind(Box::new(Cancelled::new(limit::was_caught)))
 }

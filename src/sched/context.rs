@@ -21,6 +21,7 @@
 use std::cell::{Cell, OnceCell};
 use std::hint::black_box;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -32,15 +33,15 @@ use crate::fiber::state::{Hearing, Signal, Woken};
 use crate::fiber::switch::{self, Back};
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
-use crate::sched::limit::Limit;
+use crate::sched::limit::OfThread;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::{Local, Worker};
 
 thread_local! {
     static CARRIER: Cell<*const Carrier> = const { Cell::new(ptr::null()) };
     static PARKER: Arc<ThreadParker> = ThreadParker::new();
-    /// Of plain threads; fibers carry their own.
-    static LIMIT: Cell<*const Limit> = const { Cell::new(ptr::null()) };
+    /// Of plain threads; fibers carry their own. Usable until the thread is gone.
+    static OF_THREAD: ManuallyDrop<OfThread> = const { ManuallyDrop::new(OfThread::new()) };
     /// Of plain threads; zero until it is asked for.
     static NUMBER: Cell<u64> = const { Cell::new(0) };
     static IGNORES_LIMITS: Cell<bool> = const { Cell::new(false) };
@@ -78,15 +79,10 @@ pub(crate) fn thread_parker() -> Arc<ThreadParker> {
         .unwrap_or_else(|_| ThreadParker::new())
 }
 
-/// The innermost time limit of the calling plain thread: nothing on it ever switches.
+/// Calls `f`, which does not switch, with what limits the calling plain thread.
 #[inline(never)]
-pub(crate) fn thread_limit() -> *const Limit {
-    LIMIT.get()
-}
-
-#[inline(never)]
-pub(crate) fn set_thread_limit(limit: *const Limit) {
-    LIMIT.set(limit);
+pub(crate) fn of_thread<R>(f: impl FnOnce(&OfThread) -> R) -> R {
+    OF_THREAD.with(|own| f(own))
 }
 
 /// The number of the calling plain thread, which no other has or has had.

@@ -32,6 +32,7 @@
 //! | `latency` | how long woken fibers wait, sampled |
 //! | `starve` | fibers for which there is no stack |
 //! | `limit` | time limits |
+//! | `swallow` | delays for code that catches its unwinding and blocks again |
 //! | `gate` | how many fibers may unwind at once |
 //! | `watch` | what the watching threads see and do |
 //! | `service` | what layers above keep in a runtime: pools of threads |
@@ -86,6 +87,7 @@ pub(crate) mod start;
 mod starts;
 mod starve;
 mod tenant;
+pub(crate) mod swallow;
 pub(crate) mod thread;
 mod threads;
 mod timers;
@@ -210,6 +212,8 @@ pub(crate) struct Shared {
     /// Records for spawns from threads that hold no worker.
     outside: Mutex<Option<Slab>>,
     outside_spawned: AtomicU64,
+    /// Delays of fibers that catch their unwinding (`swallow.rs`).
+    pub(crate) unwind_pauses: AtomicU64,
     pub(crate) outside_wakes_sent: AtomicU64,
     pub(crate) outside_wakes_coalesced: AtomicU64,
     /// Unstarted fibers for which there was no stack, by class.
@@ -300,6 +304,7 @@ impl Shared {
             resizing: std::sync::Mutex::new(()),
             outside: Mutex::new(Some(spawn::obtain_slab())),
             outside_spawned: AtomicU64::new(0),
+            unwind_pauses: AtomicU64::new(0),
             outside_wakes_sent: AtomicU64::new(0),
             outside_wakes_coalesced: AtomicU64::new(0),
             starved: std::array::from_fn(|_| Inject::new()),

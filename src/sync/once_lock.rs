@@ -12,7 +12,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
 use crate::base::loom::const_fn;
-use crate::sched::limit::{Limit, Undisturbed};
+use crate::sched::limit::Undisturbed;
 use crate::sync::once::{Begun, Once};
 
 /// A place for a value that is put there once; who wants it meanwhile waits.
@@ -334,9 +334,7 @@ impl<T, F: FnOnce() -> T> LazyLock<T, F> {
             let Some(f) = this.f.take() else {
                 panic!("this LazyLock has no value: the closure that was to make it has panicked")
             };
-            let none = Limit::none();
-            // SAFETY: it is dropped here, before the limit, by returning or by unwinding.
-            let _alone = unsafe { Undisturbed::begin(&none) };
+            let _alone = Undisturbed::begin();
             f()
         })
     }

@@ -90,7 +90,7 @@ pub use helper::{Chores, Helper};
 pub use monitor::{Monitor, Pool, TICK};
 pub use policy::{GRACE, Judgement, Look, Policy, Rest, Waiting};
 pub use slot::{Phase, Slot};
-pub use thread::{Thread, ThreadState, be_prompt};
+pub use thread::{Thread, ThreadState, be_prompt, own_stack};
 
 /// So that the README's example is tried.
 #[cfg(doctest)]

@@ -16,7 +16,10 @@
 //! are out, because a reader may be stopped for long.
 
 use std::fs::File;
+use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::ptr;
 use std::sync::atomic::{
     AtomicI32,
     Ordering::{Relaxed, SeqCst},
@@ -355,6 +358,32 @@ fn parse_state(line: &[u8]) -> ThreadState {
         Some(b'S' | b'D') => ThreadState::Sleeping,
         _ => ThreadState::Unknown,
     }
+}
+
+/// The addresses of the calling thread's stack; empty if they are not known.
+///
+/// A coroutine, or a signal handler, may run on another one.
+///
+/// ```
+/// let here = 0;
+/// assert!(indent_sysmon::own_stack().contains(&(&raw const here).addr()));
+/// ```
+pub fn own_stack() -> Range<usize> {
+    let (mut low, mut size) = (ptr::null_mut(), 0);
+    let mut attributes = MaybeUninit::uninit();
+    // SAFETY: takes nothing and cannot fail.
+    let own = unsafe { libc::pthread_self() };
+    // SAFETY: a thread that runs, and memory for the answer.
+    if unsafe { libc::pthread_getattr_np(own, attributes.as_mut_ptr()) } != 0 {
+        return 0..0;
+    }
+    // SAFETY: filled in above.
+    let mut attributes = unsafe { attributes.assume_init() };
+    // SAFETY: filled in above.
+    unsafe { libc::pthread_attr_getstack(&attributes, &mut low, &mut size) };
+    // SAFETY: filled in above, and not used any more.
+    unsafe { libc::pthread_attr_destroy(&mut attributes) };
+    low.addr()..low.addr() + size
 }
 
 #[cfg(test)]

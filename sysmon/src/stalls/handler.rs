@@ -24,6 +24,7 @@ use libc::{c_int, c_void, siginfo_t};
 
 use super::record::Record;
 use crate::frames::{Registers, Stack};
+use crate::own_stack;
 
 /// Bytes of a signal stack, and of the guard below it.
 const ROOM: usize = 64 * 1024;
@@ -203,7 +204,8 @@ pub(super) fn settle_here(record: &'static Record, signal: c_int) -> io::Result<
             own.stack = SignalStack::install()?;
         }
         unblock(signal);
-        record.sit_down(own_stack());
+        let stack = own_stack();
+        record.sit_down([stack.start, stack.end]);
         own.records.push(record);
         Ok(())
     })
@@ -225,25 +227,6 @@ fn unblock(signal: c_int) {
     unsafe { libc::sigaddset(&mut set, signal) };
     // SAFETY: reads the set.
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut()) };
-}
-
-/// Where the stack of the calling thread begins and ends; nowhere if that is not known.
-fn own_stack() -> [usize; 2] {
-    let (mut low, mut size) = (ptr::null_mut(), 0);
-    let mut attributes = MaybeUninit::uninit();
-    // SAFETY: takes nothing and cannot fail.
-    let own = unsafe { libc::pthread_self() };
-    // SAFETY: a thread that runs, and memory for the answer.
-    if unsafe { libc::pthread_getattr_np(own, attributes.as_mut_ptr()) } != 0 {
-        return [0, 0]; // then no stack is ever shown
-    }
-    // SAFETY: filled in above.
-    let mut attributes = unsafe { attributes.assume_init() };
-    // SAFETY: filled in above.
-    unsafe { libc::pthread_attr_getstack(&attributes, &mut low, &mut size) };
-    // SAFETY: filled in above, and not used any more.
-    unsafe { libc::pthread_attr_destroy(&mut attributes) };
-    [low.addr(), low.addr() + size]
 }
 
 /// A signal stack of our own, with a guard below it.
