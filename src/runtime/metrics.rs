@@ -104,6 +104,9 @@ pub struct Metrics {
     /// Reports of fibers that ran for too long for which there was no room: too many at once, or whoever
     /// [listens](crate::runtime::Builder::on_overrun) takes too long.
     pub reports_lost: u64,
+    /// Times the kernel refused a `membarrier` it had granted before: a seccomp filter, in most cases. Workers
+    /// are then taken only from threads that are seen asleep. Of the whole process.
+    pub barriers_refused: u64,
     /// Times a system call of the runtime's own was interrupted by a signal.
     pub eintr: u64,
     /// Fibers that may not leave their thread and waited for it for 50 ms and more because another
@@ -292,6 +295,7 @@ impl Metrics {
             cap_hits: happened.cap_hits.load(Relaxed),
             signals_unanswered: happened.unanswered.load(Relaxed),
             reports_lost: shared.reports.lost.load(Relaxed),
+            barriers_refused: os::barriers_refused(),
             eintr: os::interrupted_calls(),
             bound_waiting: shared.bound_waiting.load(Relaxed),
             io_sockets: match shared.settings.ring {

@@ -515,7 +515,8 @@ impl Shared {
         }
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
         // SAFETY: I17: called while the worker is in our hand and the mark is down.
-        let taken = carrier.owner.take(|| unsafe { carrier.take_runnable() });
+        let take = || unsafe { carrier.take_runnable() };
+        let taken = carrier.owner.take(|| carrier.sleeps(), take);
         let Some((taken, fibers)) = taken else {
             carrier.bell.ring(); // given back: in case it noticed
             return false;

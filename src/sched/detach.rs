@@ -43,6 +43,12 @@ impl Carrier {
         nanos(cpu.saturating_sub(time))
     }
 
+    /// Whether the kernel has its thread off the CPU at this moment, as a proof (`owner.rs`). To be asked
+    /// on another thread.
+    pub(crate) fn sleeps(&self) -> bool {
+        self.thread.system_call().is_some()
+    }
+
     /// On the monitor's thread: whether it has computed for some time since it was last seen asleep. One
     /// that wakes for a moment between two sleeps would be hit in the second (S10).
     fn has_computed(&self) -> bool {
@@ -71,7 +77,7 @@ impl Shared {
             self.detached.set(carrier.index); // before it can ask for another one
         };
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
-        let Some((taken, ())) = carrier.owner.take(meanwhile) else {
+        let Some((taken, ())) = carrier.owner.take(|| carrier.sleeps(), meanwhile) else {
             carrier.bell.ring(); // given back: in case it noticed
             self.unclaim(receiver);
             return false;

@@ -286,7 +286,7 @@ pub(crate) fn raid(token: &Entered, victim: &Worker) -> Option<FiberRef> {
         }
         all
     };
-    let Some(all) = carrier.owner.visit(take) else {
+    let Some(all) = carrier.owner.visit(|| carrier.sleeps(), take) else {
         carrier.bell.ring(); // while the worker was in our hand it seemed to have none
         victim.raided.store(0, Relaxed);
         return None;

@@ -39,6 +39,7 @@ const TRIM: u32 = 8;
 const STUDY: u32 = 16;
 const REPORTS: u32 = 32;
 const PARTING: u32 = 64;
+const FEED: u32 = 128;
 
 /// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
 /// programs pay nothing; soon, because until then fibers share threads that should not.
@@ -299,6 +300,12 @@ impl Shared {
     /// Another runtime was let go of where it may not be dropped.
     pub(crate) fn part_soon(&self) {
         self.watchers.ask(PARTING);
+    }
+
+    /// Asks the helper to give fibers that wait for a stack another chance, in case that a fiber that
+    /// ended did not see them.
+    pub(crate) fn feed_later(&self) {
+        self.watchers.ask(FEED);
     }
 
     fn part_if(&self, asked: u32) -> Option<Duration> {
@@ -563,6 +570,7 @@ impl Shared {
         }
         if asked & CPUS != 0 {
             self.check_handler();
+            check_barrier();
         }
         let again = [
             self.resize_again(asked),
@@ -571,7 +579,20 @@ impl Shared {
             self.study_if(asked),
             self.trim_stacks(asked),
             self.part_if(asked),
+            self.feed_unsure(asked & FEED != 0),
         ];
         again.into_iter().flatten().min()
+    }
+}
+
+/// On the helper's thread: reports, once in a process, that the kernel refuses barriers (S18).
+fn check_barrier() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if os::barriers_refused() > 0 && !SAID.swap(true, SeqCst) {
+        os::complain(
+            "indent: the kernel refuses membarrier since the runtime started (a seccomp filter?); \
+             workers are taken only from threads that /proc/self/task/*/syscall shows asleep, and \
+             fibers that wait behind a busy one wait longer. Allow membarrier in the filter\n",
+        );
     }
 }
