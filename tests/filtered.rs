@@ -129,7 +129,7 @@ mod child {
         assert!(rt.metrics().barriers_refused > 0);
         end.write_all(b"!").unwrap();
         early.join().unwrap();
-        rt.block_on(|| time::sleep(2500 * MS)); // until the helper has looked around
+        rt.block_on(|| time::sleep(300 * MS)); // until the helper has reported it
         rt.wait_idle();
     }
 

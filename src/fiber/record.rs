@@ -81,7 +81,7 @@ pub(crate) struct Record {
     reason: AtomicU8,
     /// The size class of the stack it wants.
     pub(crate) stack_class: AtomicU8,
-    /// Live `pin()` guards, and one more for a fiber built pinned.
+    /// Live `pin()` guards, and one more for a fiber built pinned; and `UNTIL_THE_END`.
     pub(crate) pins: AtomicU16,
     /// Whether the fiber waits inside its own frames, on its carrier, which runs nothing else
     /// meanwhile (S3): zero, `BLOCKS` or `RELEASED`.
@@ -94,6 +94,9 @@ pub(crate) struct Record {
     pub(crate) gate_pass: AtomicBool,
     pub(crate) job: Job,
 }
+
+/// In `pins`: the fiber stays on its thread until it ends. Guards are counted below this bit.
+pub(crate) const UNTIL_THE_END: u16 = 1 << 15;
 
 const BLOCKS: u8 = 1;
 const RELEASED: u8 = 2;
@@ -207,6 +210,11 @@ impl Record {
     /// The fiber is about to wait inside its own frames.
     pub(crate) fn block_carrier(&self) {
         self.blocks_carrier.store(BLOCKS, Release);
+    }
+
+    /// By the fiber itself: it does not leave its thread any more, whatever its frames allow.
+    pub(crate) fn keep_on_thread(&self) {
+        self.pins.fetch_or(UNTIL_THE_END, Relaxed);
     }
 
     pub(crate) fn blocks_carrier(&self) -> bool {

@@ -81,6 +81,9 @@ pub struct Metrics {
     pub carriers_waiting: usize,
     /// How often a thread was needed and could not be had.
     pub carriers_refused: u64,
+    /// Threads that ended because a fiber changed what the kernel keeps for them; see
+    /// [`retire_thread`](crate::runtime::retire_thread).
+    pub carriers_retired: u64,
     /// Times a fiber ran for its whole quantum while others waited for their turn.
     pub overruns: u64,
     /// Times a fiber was stopped in the middle of its code, with its thread.
@@ -285,6 +288,7 @@ impl Metrics {
             carriers_detached: detached,
             carriers_waiting: carriers - holding - spare - keeping - frozen - detached,
             carriers_refused: shared.refused_carriers.load(Relaxed),
+            carriers_retired: shared.retired_carriers.load(Relaxed),
             overruns: happened.overruns.load(Relaxed),
             freezes: happened.freezes.load(Relaxed),
             thaws: happened.thaws.load(Relaxed),

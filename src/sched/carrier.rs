@@ -6,10 +6,12 @@
 //! whose worker was taken; or it is *blocked* by a fiber that parked while unwinding. Started
 //! fibers belong to their carrier: its home queue, and its inbox for wakes from other threads.
 //!
-//! Sets say who may be given a worker (numbers of carriers, claims as in `bitmap.rs`): *resting*, by any
-//! giver, and *homes*, the same with fibers at home, if there is no other; *frozen* (`freeze.rs`); *keeping*, carriers that rest and keep fibers which want to be alone
-//! (`moving.rs`): for the sake of those fibers only; *wanted*, by the next worker that looks; *vacant*
-//! numbers have no thread. Somebody who claims a resting or keeping carrier owes it a worker.
+//! Sets say which carriers may be given a worker (numbers of carriers, claims as in `bitmap.rs`):
+//! *resting*, by any giver, and *homes*, the same with fibers at home, if there is no other; *frozen*
+//! (`freeze.rs`); *keeping*, carriers that rest and keep fibers which want to be alone (`moving.rs`),
+//! and *retiring*, whose threads end with their fibers (`retire.rs`), both for the sake of those
+//! fibers only; *wanted*, by the next worker that looks; *vacant* numbers have no thread. A thread that
+//! claims a resting, keeping or retiring carrier owes it a worker.
 //!
 //! **I10** A runnable started fiber is never forgotten. A waker posts to the inbox, then looks:
 //! the carrier holds a worker → that worker is roused if it sleeps, and looks into the inbox before
@@ -63,6 +65,8 @@ pub(crate) struct Carrier {
     pub(crate) started: AtomicUsize,
     /// Switched-out fibers that want to be alone.
     pub(crate) alone: Cell<usize>,
+    /// Its thread ends with its fibers (`retire.rs`).
+    pub(crate) retires: Cell<bool>,
     home: UnsafeCell<Home>,
     /// Switched-out fibers that may not leave.
     pub(crate) bound: AtomicUsize,
@@ -143,6 +147,7 @@ impl Carrier {
             stretch: Stretch::default(),
             started: AtomicUsize::new(0),
             alone: Cell::new(0),
+            retires: Cell::new(false),
             home: UnsafeCell::new(Home {
                 queue: List::new(),
                 batch: List::new(),
@@ -297,7 +302,9 @@ impl Carrier {
     /// Own thread: where it can be found while it has no worker.
     fn place_of_rest(&self) -> &Bitmap {
         let shared = self.shared();
-        if self.keeps_fibers() {
+        if self.retires() {
+            &shared.retiring
+        } else if self.keeps_fibers() {
             &shared.keeping
         } else if self.has_no_fibers() {
             &shared.resting
@@ -322,7 +329,7 @@ impl Carrier {
                 self.spread_out();
                 return Rested::Holding;
             }
-            if shared.adopt_orphan(self) {
+            if (!self.retires() || self.has_runnable()) && shared.adopt_orphan(self) {
                 continue;
             }
             if shared.is_stopping() {
@@ -341,10 +348,12 @@ impl Carrier {
                     continue;
                 }
             } else if self.has_no_fibers()
-                && shared.resting.len() > shared.spares_kept()
-                && shared.resting.claim(self.index)
+                && (self.retires() || shared.resting.len() > shared.spares_kept())
+                && set.claim(self.index)
             {
                 if self.owner.close() {
+                    let retired = u64::from(self.retires());
+                    shared.retired_carriers.fetch_add(retired, Relaxed);
                     return Rested::End;
                 }
                 continue; // somebody has just given us a worker
@@ -431,6 +440,7 @@ impl Carrier {
     /// The life of the thread.
     pub(crate) fn live(&self, spare: bool) {
         context::set_carrier(self);
+        self.retires.set(false);
         if spare {
             self.owner.open_empty();
         }

@@ -74,7 +74,8 @@ pub(crate) fn pulls(here: &Carrier, fiber: FiberRef) -> bool {
 
 #[cold]
 fn pull(here: &Carrier, fiber: FiberRef) -> bool {
-    if !verdict::is_free(fiber) || class::is_batch(&fiber) || here.keeps_fibers() {
+    if !verdict::is_free(fiber) || class::is_batch(&fiber) || here.keeps_fibers() || here.retires()
+    {
         return false;
     }
     let Some(token) = context::enter() else {

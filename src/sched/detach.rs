@@ -18,11 +18,15 @@
 //!
 //! [S9]: DESIGN.md
 
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::time::Duration;
 
 use indent_sysmon::{GRACE, Phase, ThreadState};
 
+use crate::base::os;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::freeze::WITHOUT_WORKER;
@@ -163,4 +167,20 @@ impl Shared {
         next.note_rotation(round);
         self.frozen.claim(next.index).then_some(next)
     }
+}
+
+/// On the monitor's thread: whether the kernel refuses barriers (S18) and that is to be reported, which is
+/// once in a process.
+pub(crate) fn has_barrier_to_report() -> bool {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    os::barriers_refused() > 0 && !REPORTED.swap(true, SeqCst)
+}
+
+/// On the helper's thread, since a full pipe may block it.
+pub(crate) fn report_barrier() {
+    os::complain(
+        "indent: the kernel refuses membarrier since the runtime started (a seccomp filter?); \
+         workers are taken only from threads that /proc/self/task/*/syscall shows asleep, and \
+         fibers that wait behind a busy one wait longer. Allow membarrier in the filter\n",
+    );
 }

@@ -76,6 +76,7 @@ pub(crate) mod overrun;
 mod owner;
 mod press;
 mod resize;
+pub(crate) mod retire;
 mod roster;
 pub(crate) mod run;
 pub(crate) mod service;
@@ -173,6 +174,8 @@ pub(crate) struct Shared {
     resting: Bitmap,
     homes: Bitmap,
     keeping: Bitmap,
+    /// Those whose thread ends with its fibers.
+    retiring: Bitmap,
     wanted: Bitmap,
     vacant: Bitmap,
     /// Carriers that stopped in the middle of a fiber and wait for a worker (`freeze.rs`).
@@ -207,6 +210,7 @@ pub(crate) struct Shared {
     /// Fibers that may not move and waited long for their thread.
     pub(crate) bound_waiting: AtomicU64,
     pub(crate) refused_carriers: AtomicU64,
+    pub(crate) retired_carriers: AtomicU64,
     global: Inject,
     /// Unstarted fibers that others come before.
     batch: Inject,
@@ -291,6 +295,7 @@ impl Shared {
             resting: Bitmap::new(cap),
             homes: Bitmap::new(cap),
             keeping: Bitmap::new(cap),
+            retiring: Bitmap::new(cap),
             keeps: Bitmap::new(cap),
             keepers: AtomicUsize::new(0),
             bound_waiting: AtomicU64::new(0),
@@ -311,6 +316,7 @@ impl Shared {
             reports: overrun::Reports::new(desk),
             cpu_mask: Mask::new(),
             refused_carriers: AtomicU64::new(0),
+            retired_carriers: AtomicU64::new(0),
             global: Inject::new(),
             batch: Inject::new(),
             owed: AtomicUsize::new(0),
@@ -470,7 +476,7 @@ impl Shared {
     }
 
     pub(crate) fn keeping_carriers(&self) -> usize {
-        self.keeping.len()
+        self.keeping.len() + self.retiring.len()
     }
 
     pub(crate) fn frozen_carriers(&self) -> usize {

@@ -29,6 +29,7 @@
 //! keeps a fiber rests in a set of its own, where nobody looks for a thread to start fibers on. That
 //! is so for a number of carriers; beyond it, fibers whose first function already says that they will
 //! be alone start on carriers that keep some. If no thread can be had, they share with everybody.
+//! Fibers that change their thread share with none in any case (`retire.rs`).
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -503,6 +504,9 @@ pub(crate) enum Welcome {
 pub(crate) unsafe fn welcome(token: &Entered, fiber: FiberRef) -> Welcome {
     let carrier = token.carrier();
     let shared = carrier.shared();
+    if carrier.retires() {
+        return Welcome::Elsewhere;
+    }
     // SAFETY: by the caller's promise.
     if shared.has_enough_keepers() && unsafe { verdict::will_be_alone(fiber) } {
         if carrier.keeps_fibers() {
@@ -517,6 +521,11 @@ pub(crate) unsafe fn welcome(token: &Entered, fiber: FiberRef) -> Welcome {
         }
     }
     if carrier.keeps_fibers() {
+        return Welcome::Elsewhere;
+    }
+    let has_company = !carrier.has_no_fibers();
+    // SAFETY: by the caller's promise.
+    if has_company && unsafe { verdict::will_change_thread(fiber) } && !shared.resting.is_empty() {
         return Welcome::Elsewhere;
     }
     // SAFETY: by the caller's promise.

@@ -3,6 +3,7 @@
 
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use indent_sysmon::Phase;
 
@@ -21,7 +22,10 @@ use crate::sched::moving::{self, Welcome};
 use crate::sched::sleep::Search;
 use crate::sched::verdict::{self, Verdict};
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, carrier::Carrier, class, company, in_place, latency, resize};
+use crate::sched::{Shared, carrier::Carrier, class, company, in_place, latency, resize, retire};
+
+/// How long a worker waits that must not run a fiber where it is and finds no other thread.
+const TRY_AGAIN: Duration = Duration::from_micros(200);
 
 /// Why a carrier left the loop; it holds no worker then, or the runtime ends.
 pub(crate) enum Left {
@@ -46,6 +50,10 @@ pub(crate) fn run_fibers() -> Left {
     }
     let mut search = Search::new();
     let left = loop {
+        if token.carrier().is_spent() && !token.carrier().shared().is_stopping() {
+            leave_spent(&mut token);
+            break Left::GaveWorkerAway;
+        }
         match find::next(&mut token) {
             next @ (Next::Run(fiber) | Next::Start(fiber)) => {
                 search.found(&mut token);
@@ -127,7 +135,8 @@ fn hand_over(token: &mut Entered, by: fn(&Carrier) -> bool) -> bool {
 /// alone.
 #[inline]
 fn stays(token: &Entered, fiber: FiberRef) -> bool {
-    !token.carrier().keeps_fibers() || !verdict::is_free(fiber)
+    let carrier = token.carrier();
+    !carrier.keeps_fibers() && !carrier.retires() || !verdict::is_free(fiber)
 }
 
 /// A fiber that is not at home here, or need not be: if it is not welcome (S12), takes it and the
@@ -161,6 +170,11 @@ fn leave_for(token: &mut Entered, fiber: FiberRef, its_turn: bool) -> Leave {
     if gone {
         return Leave::Left;
     }
+    let carrier = token.carrier();
+    if carrier.retires() && !carrier.shared().is_stopping() {
+        std::thread::sleep(TRY_AGAIN); // the helper was asked for a thread; not here in any case (S16)
+        return Leave::Gone;
+    }
     let back = if assigned {
         token.local().own.pop().map(popped)
     } else {
@@ -170,6 +184,22 @@ fn leave_for(token: &mut Entered, fiber: FiberRef, its_turn: bool) -> Leave {
         Leave::Stays
     } else {
         Leave::Gone
+    }
+}
+
+/// The thread has had its last fiber (S16): the worker goes to another one, or is an orphan until there
+/// is one. This thread starts none, and its own place may be what a new one needs. The token is void.
+#[cold]
+fn leave_spent(token: &mut Entered) {
+    moving::take_along(token);
+    token.worker().counters.moves.add(1);
+    let carrier = token.carrier();
+    let shared = carrier.shared();
+    let receiver = shared.claim_receiver(!shared.has_queued_for(token.worker()));
+    let worker = carrier.owner.surrender();
+    match receiver {
+        Some(receiver) => shared.hand(worker, receiver),
+        None => shared.make_orphan(worker),
     }
 }
 
@@ -311,6 +341,9 @@ fn fiber_main(fiber: FiberRef) {
     let token = Entered::resumed();
     let dropped = token.carrier().shared().is_closing() || fiber.state.cancel_requested();
     drop(token); // the mark is down: user code
+    // SAFETY: it has not run, and we are its one dispatch.
+    let entry = unsafe { fiber.job.entry() };
+    let judged = retire::judge(entry);
     context::assert_unmarked();
     if dropped {
         // SAFETY: it has not run, and we are its one dispatch.
@@ -320,6 +353,9 @@ fn fiber_main(fiber: FiberRef) {
         let call = |f| unsafe { switch::call_outermost(fiber, f) };
         // SAFETY: called once, on its own stack.
         unsafe { Job::run(&fiber, call) };
+    }
+    if judged.is_none() {
+        retire::judge(entry); // the code may have been read meanwhile
     }
     if fork::in_child() {
         end_child(&fiber); // it forked

@@ -161,6 +161,20 @@ pub(crate) unsafe fn will_be_alone(fiber: FiberRef) -> bool {
     frames::verdict_of(entry) == Some(Verdict::Alone)
 }
 
+/// Whether a fiber has not started and will retire the thread it starts on.
+///
+/// # Safety
+/// It is the caller's (I1).
+#[inline]
+pub(crate) unsafe fn will_change_thread(fiber: FiberRef) -> bool {
+    if !fiber.stack.load(atomic::Ordering::Relaxed).is_null() {
+        return false;
+    }
+    // SAFETY: it has not started, and is the caller's.
+    let entry = unsafe { fiber.job.entry() };
+    frames::changes_thread(entry) == Some(true)
+}
+
 /// Whether a fiber may go on on another thread.
 ///
 /// # Safety

@@ -301,7 +301,12 @@ pub(crate) fn rouse_for_inbox(carrier: &Carrier, who: (*mut Record, u64), bound:
     let shared = carrier.shared();
     match carrier.owner.peek() {
         None => {
-            let sets = [&shared.resting, &shared.homes, &shared.keeping];
+            let sets = [
+                &shared.resting,
+                &shared.homes,
+                &shared.keeping,
+                &shared.retiring,
+            ];
             let claimed = sets.iter().any(|set| set.claim(carrier.index));
             if claimed {
                 shared.want(carrier.index);

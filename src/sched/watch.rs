@@ -29,7 +29,7 @@ use crate::base::os;
 use crate::fiber::stack;
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, interrupt};
+use crate::sched::{Shared, detach, interrupt};
 
 /// What the helper is asked for.
 const SPARES: u32 = 1;
@@ -40,6 +40,8 @@ const STUDY: u32 = 16;
 const REPORTS: u32 = 32;
 const PARTING: u32 = 64;
 const FEED: u32 = 128;
+const POLLER: u32 = 256;
+const BARRIER: u32 = 512;
 
 /// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
 /// programs pay nothing; soon, because until then fibers share threads that should not.
@@ -308,6 +310,11 @@ impl Shared {
         self.watchers.ask(FEED);
     }
 
+    /// Asks the helper to start the thread of the I/O poller.
+    pub(crate) fn start_poller_soon(&self) {
+        self.watchers.ask(POLLER);
+    }
+
     fn part_if(&self, asked: u32) -> Option<Duration> {
         if asked & PARTING != 0 {
             crate::sched::io::drop_left();
@@ -388,6 +395,9 @@ impl Pool for Shared {
         self.rung.store(false, Relaxed);
         if !self.orphans.is_empty() {
             self.place_orphans();
+        }
+        if detach::has_barrier_to_report() {
+            self.watchers.ask(BARRIER);
         }
         self.count_bound();
         if !self.detached.is_empty() {
@@ -570,7 +580,9 @@ impl Shared {
         }
         if asked & CPUS != 0 {
             self.check_handler();
-            check_barrier();
+        }
+        if asked & BARRIER != 0 {
+            detach::report_barrier();
         }
         let again = [
             self.resize_again(asked),
@@ -579,20 +591,9 @@ impl Shared {
             self.study_if(asked),
             self.trim_stacks(asked),
             self.part_if(asked),
+            self.io_watch.start_if_wanted(self).then_some(REFUSED_PAUSE),
             self.feed_unsure(asked & FEED != 0),
         ];
         again.into_iter().flatten().min()
-    }
-}
-
-/// On the helper's thread: reports, once in a process, that the kernel refuses barriers (S18).
-fn check_barrier() {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if os::barriers_refused() > 0 && !SAID.swap(true, SeqCst) {
-        os::complain(
-            "indent: the kernel refuses membarrier since the runtime started (a seccomp filter?); \
-             workers are taken only from threads that /proc/self/task/*/syscall shows asleep, and \
-             fibers that wait behind a busy one wait longer. Allow membarrier in the filter\n",
-        );
     }
 }
