@@ -36,7 +36,7 @@ use crate::fiber::reason::ParkReason;
 use crate::park::lend::{self, Loan};
 use crate::sched::service::{Kind, Service};
 use crate::sched::shutdown::Patience;
-use crate::sched::{Shared, context, shutdown};
+use crate::sched::{Shared, context, retire, shutdown};
 
 /// How much nicer than the others a thread that computes is: beside workers that are busy all the time
 /// it gets a tenth of a CPU, and when they are not, it hardly notices.
@@ -224,6 +224,9 @@ impl Inner {
         }
         if state.current.is_none() && !state.retry_is_due() && state.retry_at.is_some() {
             return; // refused a moment ago
+        }
+        if retire::is_here() {
+            return runtime.tend_soon(); // S16: by the helper, whose thread is as it should be
         }
         state.threads.retain(|thread| !thread.is_finished());
         let size = state.room.take().unwrap_or(wanted).min(wanted);

@@ -23,7 +23,8 @@ const BATCHES: usize = 15;
 /// Rounds so far: requests that take turns all end late, but work is done from the beginning.
 static DONE: AtomicU64 = AtomicU64::new(0);
 
-static CUSTOMER: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"customer-(\d+)").expect("it is one"));
+static CUSTOMER: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"customer-(\d+)").expect("it is one"));
 
 /// How much work one request is.
 #[derive(Clone, Copy, Debug)]

@@ -84,7 +84,8 @@ pub(crate) fn table(rows: &[Row], wanted: &Demonstration) -> String {
         let answered = format!("{} of {}", row.answered(), row.pings.len());
         let rate = row.crunched_per_second;
         let (bound, threads) = (row.bound, row.threads);
-        writeln!(table, "{answered:>20}{rate:>12.1}{bound:>7}{threads:>9}").expect("a String has room");
+        writeln!(table, "{answered:>20}{rate:>12.1}{bound:>7}{threads:>9}")
+            .expect("a String has room");
     }
     table
 }

@@ -46,7 +46,9 @@ pub(crate) fn pause(failures: u32) {
 #[inline(always)]
 pub(crate) fn light_barrier() {
     #[cfg(indent_loom)]
-    atomic::fence(atomic::Ordering::SeqCst);
+    if !membarrier_fails() {
+        atomic::fence(atomic::Ordering::SeqCst);
+    }
     #[cfg(not(indent_loom))]
     if crate::base::os::membarrier_works() {
         atomic::compiler_fence(atomic::Ordering::SeqCst);
@@ -55,12 +57,36 @@ pub(crate) fn light_barrier() {
     }
 }
 
-/// The dear half: every other thread of the process passes through a full barrier before this
-/// returns (`membarrier`), or, where the kernel has none, a fence that pairs with theirs.
-pub(crate) fn heavy_barrier() {
+/// The expensive half: every other thread of the process passes a full barrier before this returns
+/// (`membarrier`), or, where the kernel never had it, a fence that pairs with theirs.
+///
+/// False if the kernel refuses the call: then the light barriers of other threads order nothing,
+/// and the caller needs another proof, or must do without what the barrier was for (S18).
+#[must_use]
+pub(crate) fn heavy_barrier() -> bool {
     #[cfg(not(indent_loom))]
-    crate::base::os::membarrier();
+    let done = crate::base::os::membarrier();
+    #[cfg(indent_loom)]
+    let done = !membarrier_fails();
     atomic::fence(atomic::Ordering::SeqCst);
+    done
+}
+
+#[cfg(indent_loom)]
+std::thread_local! {
+    /// Of the model that runs on this thread: its threads are all here.
+    static MEMBARRIER_FAILS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+#[cfg(indent_loom)]
+fn membarrier_fails() -> bool {
+    MEMBARRIER_FAILS.get()
+}
+
+/// For models: from here on heavy barriers fail, and light ones order nothing.
+#[cfg(all(test, indent_loom))]
+pub(crate) fn let_membarrier_fail(fails: bool) {
+    MEMBARRIER_FAILS.set(fails);
 }
 
 #[cfg(not(indent_loom))]

@@ -182,10 +182,25 @@ pub(crate) fn membarrier_works() -> bool {
     MEMBARRIER.load(Relaxed) == WORKS
 }
 
-pub(crate) fn membarrier() {
-    if membarrier_works() {
-        membarrier_call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+/// Times the kernel refused a barrier that it had promised.
+static BARRIERS_REFUSED: AtomicU64 = AtomicU64::new(0);
+
+/// Makes every thread of the process pass a full barrier; false if the kernel refuses now what it
+/// promised at the start. A seccomp filter does that, and may do so on some threads only.
+///
+/// Where there never was a `membarrier` light barriers are fences, and nothing is left to do.
+#[must_use]
+pub(crate) fn membarrier() -> bool {
+    let done = !membarrier_works() || membarrier_call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
+    if !done {
+        BARRIERS_REFUSED.fetch_add(1, Relaxed);
     }
+    done
+}
+
+/// How often [`membarrier`] failed, on any thread of the process.
+pub(crate) fn barriers_refused() -> u64 {
+    BARRIERS_REFUSED.load(Relaxed)
 }
 
 pub(crate) const PAGE: usize = 4096;

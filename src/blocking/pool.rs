@@ -23,7 +23,7 @@ use crate::error::AbortOnUnwind;
 use crate::park::lend::Loan;
 use crate::sched::service::Service;
 use crate::sched::shutdown::Patience;
-use crate::sched::{Hook, Shared, context, shutdown};
+use crate::sched::{Hook, Shared, context, retire, shutdown};
 
 /// When to ask again for a thread that the system refused.
 const RETRY: Duration = Duration::from_millis(10);
@@ -197,9 +197,13 @@ impl Inner {
         }
     }
 
-    /// Starts a thread; false if the system refuses it, or the pool is closed.
+    /// Starts a thread; false if the system refuses it, or the pool is closed, or a new thread would
+    /// inherit what it must not (S16): then the helper starts one.
     #[cold]
     fn start(self: &Arc<Self>) -> bool {
+        if retire::is_here() {
+            return false;
+        }
         let mut handles = lock(&self.handles);
         if self.with(|state| state.crew.is_closed()) {
             return false;

@@ -84,7 +84,7 @@ pub(crate) struct Record {
     reason: AtomicU8,
     /// The size class of the stack it wants.
     pub(crate) stack_class: AtomicU8,
-    /// Live `pin()` guards, and one more for a fiber built pinned.
+    /// Live `pin()` guards, and one more for a fiber built pinned; and `UNTIL_THE_END`.
     pub(crate) pins: AtomicU16,
     /// Whether the fiber is parked inside its own frames, because it unwinds: its thread waits there and not
     /// at the bottom of its stack (S3).
@@ -95,6 +95,9 @@ pub(crate) struct Record {
     pub(crate) gate_pass: AtomicBool,
     pub(crate) job: Job,
 }
+
+/// In `pins`: the fiber stays on its thread until it ends. Guards are counted below this bit.
+pub(crate) const UNTIL_THE_END: u16 = 1 << 15;
 
 // SAFETY: `link` is written by lists only.
 unsafe impl Linked for Record {
@@ -205,6 +208,11 @@ impl Record {
     /// The fiber is about to park inside its own frames, or has done so.
     pub(crate) fn set_blocks_carrier(&self, blocks: bool) {
         self.blocks_carrier.store(blocks, Release);
+    }
+
+    /// By the fiber itself: it does not leave its thread any more, whatever its frames allow.
+    pub(crate) fn keep_on_thread(&self) {
+        self.pins.fetch_or(UNTIL_THE_END, Relaxed);
     }
 
     pub(crate) fn blocks_carrier(&self) -> bool {

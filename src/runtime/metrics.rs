@@ -80,6 +80,9 @@ pub struct Metrics {
     pub carriers_waiting: usize,
     /// How often a thread was needed and could not be had.
     pub carriers_refused: u64,
+    /// Threads that ended because a fiber changed what the kernel keeps for them; see
+    /// [`retire_thread`](crate::runtime::retire_thread).
+    pub carriers_retired: u64,
     /// Times a fiber ran for its whole quantum while others waited for their turn.
     pub overruns: u64,
     /// Times a fiber was stopped in the middle of its code, with its thread.
@@ -103,6 +106,9 @@ pub struct Metrics {
     /// Reports of fibers that ran for too long for which there was no room: too many at once, or whoever
     /// [listens](crate::runtime::Builder::on_overrun) takes too long.
     pub reports_lost: u64,
+    /// Times the kernel refused a `membarrier` it had granted before: a seccomp filter, in most cases. Workers
+    /// are then taken only from threads that are seen asleep. Of the whole process.
+    pub barriers_refused: u64,
     /// Times a system call of the runtime's own was interrupted by a signal.
     pub eintr: u64,
     /// Fibers that wait for a thread to start on, because fibers that are bound to their threads hold as many
@@ -282,6 +288,7 @@ impl Metrics {
             carriers_detached: detached,
             carriers_waiting: waiting,
             carriers_refused: shared.refused_carriers.load(Relaxed),
+            carriers_retired: shared.retired_carriers.load(Relaxed),
             overruns: happened.overruns.load(Relaxed),
             freezes: happened.freezes.load(Relaxed),
             thaws: happened.thaws.load(Relaxed),
@@ -292,6 +299,7 @@ impl Metrics {
             cap_hits: happened.cap_hits.load(Relaxed),
             signals_unanswered: happened.unanswered.load(Relaxed),
             reports_lost: shared.reports.lost.load(Relaxed),
+            barriers_refused: os::barriers_refused(),
             eintr: os::interrupted_calls(),
             tasks_threadless: shared.threadless.len(),
             unwind_pauses: shared.unwind_pauses.load(Relaxed),

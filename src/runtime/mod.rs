@@ -37,6 +37,7 @@ mod cpus;
 mod histogram;
 mod metrics;
 mod preemptible;
+mod retire;
 mod unstoppable;
 
 pub use builder::Builder;
@@ -45,6 +46,7 @@ pub use histogram::Histogram;
 pub use metrics::{IoDriver, Metrics, WorkerMetrics};
 
 pub use self::preemptible::preemptible;
+pub use self::retire::retire_thread;
 pub use self::unstoppable::no_preempt;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;

@@ -60,6 +60,8 @@ pub(crate) struct Carrier {
     pub(crate) budget: Cell<u32>,
     /// How long that fiber has run; written by the own thread, and read by the monitor.
     pub(crate) stretch: Stretch,
+    /// Its thread ends with its fiber (`retire.rs`).
+    pub(crate) retires: Cell<bool>,
     /// What its handler needs; set before the thread runs a fiber.
     own: UnsafeCell<Own>,
     /// Its thread, for the monitor. From here on: any thread.
@@ -104,6 +106,7 @@ impl Carrier {
             current: Cell::new(None),
             budget: Cell::new(0),
             stretch: Stretch::default(),
+            retires: Cell::new(false),
             own: UnsafeCell::default(),
             thread: Thread::new(),
             ice: Ice::default(),
@@ -283,7 +286,11 @@ impl Carrier {
     /// At the bottom of the stack, mark up: until there is a worker, or no need for this thread.
     fn rest(&self, first_of_spare: bool) -> Rested {
         let shared = self.shared();
-        let (mut listed, mut starting) = (false, first_of_spare);
+        let mut listed = first_of_spare;
+        if first_of_spare {
+            shared.spares.set(self.index);
+            shared.watchers.starting.fetch_sub(1, SeqCst);
+        }
         loop {
             self.ignore_release();
             if self.owner.peek().is_some() {
@@ -293,7 +300,7 @@ impl Carrier {
                 self.spread_out();
                 return Rested::Holding;
             }
-            if shared.adopt_orphan(self) {
+            if !self.retires() && shared.adopt_orphan(self) {
                 continue;
             }
             if shared.is_stopping() {
@@ -303,12 +310,15 @@ impl Carrier {
             }
             if self.has_tenant() {
                 self.bell.wait(None);
+            } else if self.retires() {
+                // Otherwise a worker has just come.
+                if self.owner.close() {
+                    shared.retired_carriers.fetch_add(1, Relaxed);
+                    return Rested::End;
+                }
             } else if !listed {
                 shared.spares.set(self.index);
                 listed = true; // and looks again
-                if std::mem::take(&mut starting) {
-                    shared.watchers.starting.fetch_sub(1, SeqCst);
-                }
             } else if !shared.has_too_many_spares() {
                 self.bell.wait(None);
             } else if !self.bell.wait(Some(KEEP_ALIVE))
@@ -391,6 +401,7 @@ impl Carrier {
     /// The life of the thread.
     pub(crate) fn live(&self, spare: bool) {
         context::set_carrier(self);
+        self.retires.set(false);
         if spare {
             self.owner.open_empty();
         }
@@ -432,7 +443,7 @@ impl Shared {
             return false;
         }
         // Perhaps not `worker` any more but the one this carrier holds now, which will do.
-        let Some((taken, ())) = carrier.owner.take(|| ()) else {
+        let Some((taken, ())) = carrier.owner.take(|| carrier.sleeps(), || ()) else {
             carrier.bell.ring(); // given back: in case it noticed
             return false;
         };

@@ -18,11 +18,15 @@
 //!
 //! [S9]: DESIGN.md
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::time::Duration;
 
 use indent_sysmon::{GRACE, Phase, ThreadState};
 
+use crate::base::os;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::freeze::WITHOUT_WORKER;
@@ -41,6 +45,12 @@ impl Carrier {
     pub(crate) fn cpu_before(&self, time: Duration) -> u64 {
         let cpu = self.thread.cpu_time().unwrap_or_default();
         nanos(cpu.saturating_sub(time))
+    }
+
+    /// Whether the kernel has its thread off the CPU at this moment, as a proof (`owner.rs`). To be asked
+    /// on another thread.
+    pub(crate) fn sleeps(&self) -> bool {
+        self.thread.system_call().is_some()
     }
 
     /// On the monitor's thread: whether it has computed for some time since it was last seen asleep. One
@@ -69,7 +79,7 @@ impl Shared {
             self.detached.set(carrier.index); // before it can ask for another one
         };
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
-        let Some((taken, ())) = carrier.owner.take(meanwhile) else {
+        let Some((taken, ())) = carrier.owner.take(|| carrier.sleeps(), meanwhile) else {
             carrier.bell.ring(); // given back: in case it noticed
             self.unclaim(receiver);
             return false;
@@ -157,4 +167,20 @@ impl Shared {
         next.note_rotation(round);
         self.frozen.claim(next.index).then_some(next)
     }
+}
+
+/// On the monitor's thread: whether the kernel refuses barriers (S18) and that is to be reported, which is
+/// once in a process.
+pub(crate) fn has_barrier_to_report() -> bool {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    os::barriers_refused() > 0 && !REPORTED.swap(true, SeqCst)
+}
+
+/// On the helper's thread, since a full pipe may block it.
+pub(crate) fn report_barrier() {
+    os::complain(
+        "indent: the kernel refuses membarrier since the runtime started (a seccomp filter?); \
+         workers are taken only from threads that /proc/self/task/*/syscall shows asleep, and \
+         fibers that wait behind a busy one wait longer. Allow membarrier in the filter\n",
+    );
 }

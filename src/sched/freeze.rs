@@ -310,6 +310,11 @@ impl Shared {
                 Err(back) => worker = back,
             }
         }
+        self.make_orphan(worker);
+    }
+
+    /// I20: it is taken by the next carrier that would wait for one, or placed by the monitor.
+    pub(crate) fn make_orphan(&self, worker: NonNull<Worker>) {
         // SAFETY: workers live as long as `Shared`.
         self.orphans.set(unsafe { worker.as_ref() }.index);
         self.watchers.notice();

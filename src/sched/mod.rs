@@ -76,6 +76,7 @@ pub(crate) mod overrun;
 mod owner;
 mod press;
 mod resize;
+pub(crate) mod retire;
 mod roster;
 pub(crate) mod run;
 pub(crate) mod service;
@@ -86,8 +87,8 @@ pub(crate) mod spawn;
 pub(crate) mod start;
 mod starts;
 mod starve;
-mod tenant;
 pub(crate) mod swallow;
+mod tenant;
 pub(crate) mod thread;
 mod threads;
 mod timers;
@@ -197,6 +198,7 @@ pub(crate) struct Shared {
     allowed_cpus: Allowed,
     pub(crate) refused_carriers: AtomicU64,
     /// The global queue: fibers that have not started, and those that have.
+    pub(crate) retired_carriers: AtomicU64,
     global: Inject,
     woken: Inject,
     /// Started fibers that compute much: others come before them.
@@ -292,6 +294,7 @@ impl Shared {
             reports: overrun::Reports::new(desk),
             allowed_cpus: Allowed::new(),
             refused_carriers: AtomicU64::new(0),
+            retired_carriers: AtomicU64::new(0),
             global: Inject::new(),
             woken: Inject::new(),
             batch: Inject::new(),

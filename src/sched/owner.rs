@@ -11,6 +11,7 @@
 //!   down again. In hand: wait, it will be one of the others in a moment. Else there is none.
 //! - **Raise**: mark up and no more, for what needs no worker but must not be interrupted (S6).
 //! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
+//!   If the kernel refuses the barrier: see whether the carrier's thread sleeps; if not, put it back.
 //!   Down: the word is away; the worker is the taker's. The enterer makes it empty when it begins to
 //!   wait: nothing can be given to a carrier that would not notice.
 //! - **Give**: exchange empty for the worker; on failure the giver keeps it.
@@ -30,6 +31,19 @@
 //! giver who comes late (an old request, a give-back) keeps its worker.
 //!
 //! The enterer pays no fence: the heavy barrier (`membarrier`) is the taker's, who is rare.
+//!
+//! **I7 without `membarrier`** (S18). A seccomp filter that is installed later may refuse the call, on
+//! all threads or on some. Light barriers order nothing then, and neither does a flag that makes
+//! them fences from now on: an enterer may have read the flag before. So the taker looks at the
+//! enterer's thread instead, *after* the exchange, by a file that the kernel fills in under the lock
+//! of the thread's run queue and only while the thread is off its CPU (`/proc/self/task/N/syscall`;
+//! `stat` proves nothing, since a thread changes the state it shows before it sleeps). What the enterer
+//! did before that sleep happens before the taker's next step: if it went to sleep with the mark up, the
+//! taker reads it up. What it does after it wakes happens after the exchange: it does not find the
+//! worker. The file is the enterer's own: a thread does not end while its worker is in hand. A thread
+//! that is not seen asleep keeps its worker; if it computes it is interrupted on its own
+//! thread, where no barrier is needed. Each take decides for itself, so it does not matter which
+//! threads the filter is on. Model: `loom_without_membarrier_only_a_sleeper_loses_its_worker`.
 
 use std::ptr::{self, NonNull};
 
@@ -140,9 +154,14 @@ impl<W> Owner<W> {
         }
     }
 
-    /// Takes the worker from a carrier that is outside runtime code, and before its thread can enter again
-    /// does what must be done to the things of that carrier.
-    pub(crate) fn take<R>(&self, meanwhile: impl FnOnce() -> R) -> Option<(NonNull<W>, R)> {
+    /// Takes the worker from a carrier that is outside runtime code, and before its thread can enter
+    /// again does what must be done to the things of that carrier. `sleeps` says whether the kernel
+    /// has that thread off its CPU; it is asked where the kernel refuses a barrier.
+    pub(crate) fn take<R>(
+        &self,
+        sleeps: impl FnOnce() -> bool,
+        meanwhile: impl FnOnce() -> R,
+    ) -> Option<(NonNull<W>, R)> {
         let mut word = self.word.load(SeqCst);
         let worker = loop {
             let worker = holds(word)?;
@@ -151,9 +170,9 @@ impl<W> Owner<W> {
                 Err(now) => word = now,
             }
         };
-        heavy_barrier();
-        // Nobody else changes the word while it says so: a store will do.
-        if self.mark.load(Acquire) == 0 {
+        let ordered = heavy_barrier() || sleeps();
+        // Nothing else changes the word while it says so: a store will do.
+        if ordered && self.mark.load(Acquire) == 0 {
             let done = meanwhile();
             self.word.store(away(), SeqCst);
             return Some((worker, done));
@@ -266,6 +285,7 @@ impl<W> Owner<W> {
 #[expect(unsafe_code, reason = "loom's cell stands for the worker")]
 mod models {
     use super::*;
+    use crate::base::loom::let_membarrier_fail;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering::AcqRel};
@@ -287,6 +307,10 @@ mod models {
 
     impl Model {
         fn new() -> Arc<Self> {
+            Self::new_by(|| false)
+        }
+
+        fn new_by(sleeps: impl FnOnce() -> bool) -> Arc<Self> {
             let model = Arc::new(Model {
                 carriers: [Owner::new(), Owner::new()],
                 worker: Worker(UnsafeCell::new(0)),
@@ -294,7 +318,9 @@ mod models {
             });
             model.carriers[0].open(NonNull::from(&model.worker));
             model.carriers[1].open(NonNull::from(&model.worker));
-            model.carriers[1].take(|| ()).expect("nobody else is there");
+            model.carriers[1]
+                .take(sleeps, || ())
+                .expect("nobody else is there");
             model.carriers[1].come_back();
             model
         }
@@ -315,8 +341,8 @@ mod models {
         }
 
         /// Takes from the first carrier, uses the worker, gives it to the second (or back).
-        fn take_over(&self, back: bool) {
-            if let Some((worker, ())) = self.carriers[0].take(|| ()) {
+        fn take_over(&self, sleeps: impl FnOnce() -> bool, back: bool) {
+            if let Some((worker, ())) = self.carriers[0].take(sleeps, || ()) {
                 self.touch(worker);
                 let given = if back {
                     self.carriers[0].give_back(worker)
@@ -336,6 +362,7 @@ mod models {
     }
 
     fn check(bound: usize, run: impl Fn() + Sync + Send + 'static) {
+        let_membarrier_fail(false); // another model may have run on this thread
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(bound);
         model.check(run);
@@ -346,12 +373,53 @@ mod models {
         check(4, || {
             let model = Model::new();
             let other = model.clone();
-            let taker = thread::spawn(move || other.take_over(false));
+            let taker = thread::spawn(move || other.take_over(|| false, false));
             model.enter_once();
             model.enter_once();
             taker.join().unwrap();
             model.worker_is_somewhere_once();
         });
+    }
+
+    /// Whether the enterer's thread sleeps, as the kernel knows it: under the lock of a run queue.
+    struct Kernel(loom::sync::Mutex<bool>);
+
+    impl Kernel {
+        /// The enterer calls something that sleeps, and wakes again.
+        fn sleep(&self) {
+            *self.0.lock().unwrap() = true;
+            thread::yield_now();
+            *self.0.lock().unwrap() = false;
+        }
+    }
+
+    /// A taker whose barrier fails and an enterer that enters, sleeps in the kernel and enters again.
+    fn without_membarrier(looks: bool) {
+        check(4, move || {
+            let_membarrier_fail(true);
+            let (model, kernel) = (Model::new_by(|| true), Arc::new(Kernel(false.into())));
+            let (other, seen) = (model.clone(), kernel.clone());
+            let taker = thread::spawn(move || {
+                let sleeps = || !looks || *seen.0.lock().unwrap();
+                other.take_over(sleeps, false);
+            });
+            model.enter_once();
+            kernel.sleep();
+            model.enter_once();
+            taker.join().unwrap();
+            model.worker_is_somewhere_once();
+        });
+    }
+
+    #[test]
+    fn loom_without_membarrier_only_a_sleeper_loses_its_worker() {
+        without_membarrier(true);
+    }
+
+    #[test]
+    #[should_panic]
+    fn loom_without_membarrier_a_taker_that_does_not_look_shares_a_worker() {
+        without_membarrier(false);
     }
 
     #[test]
@@ -361,7 +429,7 @@ mod models {
             let takers: Vec<_> = (0..2)
                 .map(|_| {
                     let model = model.clone();
-                    thread::spawn(move || model.take_over(false))
+                    thread::spawn(move || model.take_over(|| false, false))
                 })
                 .collect();
             model.enter_once();
@@ -378,7 +446,7 @@ mod models {
             let model = Model::new();
             let other = model.clone();
             // The carrier surrenders its worker to the second one while a taker is at work.
-            let taker = thread::spawn(move || other.take_over(true));
+            let taker = thread::spawn(move || other.take_over(|| false, true));
             if model.carriers[0].enter().is_some() {
                 let worker = model.carriers[0].surrender();
                 model.touch(worker);
@@ -396,7 +464,9 @@ mod models {
     fn loom_a_carrier_that_waits_is_given_a_worker_or_released() {
         check(4, || {
             let model = Model::new();
-            let (worker, ()) = model.carriers[0].take(|| ()).expect("nobody else is there");
+            let (worker, ()) = model.carriers[0]
+                .take(|| false, || ())
+                .expect("nobody else is there");
             model.carriers[0].come_back();
             let other = model.clone();
             let releaser = thread::spawn(move || other.carriers[0].release());
@@ -413,7 +483,7 @@ mod models {
         check(3, || {
             let model = Model::new();
             let other = model.clone();
-            let taker = thread::spawn(move || other.take_over(false));
+            let taker = thread::spawn(move || other.take_over(|| false, false));
             // The handler: mark up where it was down, and it waits for nobody.
             model.carriers[0].raise();
             if let Some(worker) = model.carriers[0].try_surrender() {
@@ -432,7 +502,9 @@ mod models {
     fn loom_a_carrier_that_ends_keeps_no_worker() {
         check(4, || {
             let model = Model::new();
-            let (worker, ()) = model.carriers[0].take(|| ()).expect("nobody else is there");
+            let (worker, ()) = model.carriers[0]
+                .take(|| false, || ())
+                .expect("nobody else is there");
             model.carriers[0].come_back();
             let other = model.clone();
             let (w, carrier) = (worker.as_ptr().addr(), &model.carriers[0]);
@@ -466,7 +538,9 @@ mod models {
             let taker = {
                 let model = model.clone();
                 thread::spawn(move || {
-                    let taken = model.carriers[0].take(|| ()).map(|(worker, ())| worker);
+                    let taken = model.carriers[0]
+                        .take(|| false, || ())
+                        .map(|(worker, ())| worker);
                     if let Some(worker) = taken.filter(|w| first(w, &model)) {
                         model.touch(worker);
                     }
@@ -498,7 +572,7 @@ mod models {
             let other = model.clone();
             let taker = thread::spawn(move || {
                 let carrier = &other.carriers[0];
-                match carrier.take(|| ()) {
+                match carrier.take(|| false, || ()) {
                     Some((worker, ())) => other.carriers[1].give(worker).is_ok(),
                     None => false,
                 }

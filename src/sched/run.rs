@@ -20,7 +20,7 @@ use crate::sched::find::{self, Next};
 use crate::sched::sleep::Search;
 use crate::sched::starts::Start;
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, class, in_place, latency, mobility, resize, wake};
+use crate::sched::{Shared, class, in_place, latency, mobility, resize, retire, wake};
 
 /// How long a worker waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
@@ -40,6 +40,10 @@ pub(crate) fn run_fibers() -> Left {
     token.local().looked = false;
     let mut search = Search::new();
     let left = loop {
+        if token.carrier().is_spent() && !token.carrier().shared().is_stopping() {
+            leave_spent(&mut token);
+            break Left::GaveWorkerAway;
+        }
         let next = match token.local().next.take() {
             Some(brought) => Next::Run(brought), // the worker came here for its sake
             None => find::next(&mut token),
@@ -194,6 +198,21 @@ fn go_to_thread(token: &mut Entered, fiber: FiberRef, thread: &Carrier) -> Where
     }
 }
 
+/// The thread has had its last fiber (S16): the worker goes to another one, or is an orphan until there
+/// is one. This thread starts none, and its own place may be what a new one needs. The token is void.
+#[cold]
+fn leave_spent(token: &mut Entered) {
+    token.worker().counters.moves.add(1);
+    let carrier = token.carrier();
+    let shared = carrier.shared();
+    let receiver = shared.claim_receiver(!shared.has_queued_for(token.worker()));
+    let worker = carrier.leave_with_delivery();
+    match receiver {
+        Some(receiver) => shared.hand(worker, receiver),
+        None => shared.make_orphan(worker),
+    }
+}
+
 /// Runs one fiber until it comes back; true if it handed its worker over.
 fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     if fiber.is_unstarted() && !attach(&mut token, fiber) {
@@ -306,6 +325,9 @@ fn fiber_main(fiber: FiberRef) {
     let token = Entered::resumed();
     let dropped = token.carrier().shared().is_closing() || fiber.state.cancel_requested();
     drop(token); // the mark is down: user code
+    // SAFETY: it has not run, and we are its one dispatch.
+    let entry = unsafe { fiber.job.entry() };
+    let judged = retire::judge(entry);
     context::assert_unmarked();
     if dropped {
         // SAFETY: it has not run, and we are its one dispatch.
@@ -315,6 +337,9 @@ fn fiber_main(fiber: FiberRef) {
         let call = |f| unsafe { switch::call_outermost(fiber, f) };
         // SAFETY: called once, on its own stack.
         unsafe { Job::run(&fiber, call) };
+    }
+    if judged.is_none() {
+        retire::judge(entry); // the code may have been read meanwhile
     }
     if fork::in_child() {
         end_child(&fiber); // it forked

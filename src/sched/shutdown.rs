@@ -29,6 +29,9 @@ use crate::fiber::{FiberRef, Held, slab};
 use crate::sched::gate::Entry;
 use crate::sched::{Shared, context, io, wake};
 
+/// How often to look again where the kernel refused the barrier that makes one look enough (S18).
+pub(crate) const UNSURE: Duration = Duration::from_millis(10);
+
 /// A fiber that did not end in time.
 ///
 /// ```
@@ -347,7 +350,9 @@ impl Shared {
             return false;
         }
         self.observers.fetch_add(1, SeqCst);
-        heavy_barrier(); // whoever ends a fiber from here on sees us, or we see its count
+        // A fiber that ends from here on sees us, or we see its count. Without a barrier that is true
+        // soon, but not for certain now: we look again (S18).
+        let sure = heavy_barrier();
         let result = loop {
             let seen = self.ended.load(SeqCst); // before the look
             if done(self) {
@@ -357,6 +362,8 @@ impl Shared {
             if left.is_some_and(|left| left.is_zero()) {
                 break false;
             }
+            let most = (!sure).then_some(UNSURE);
+            let left = left.into_iter().chain(most).min();
             os::futex_wait(&self.ended, seen, left); // returns at once if there was an end since
         };
         self.observers.fetch_sub(1, SeqCst);

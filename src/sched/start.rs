@@ -11,7 +11,7 @@ use crate::base::signal::{self, AlternateStack};
 use crate::error::AbortOnUnwind;
 use crate::sched::carrier::{Carrier, Own};
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, interrupt, roster};
+use crate::sched::{Shared, interrupt, retire, roster};
 
 static PROCESS_CARRIERS: AtomicUsize = AtomicUsize::new(0);
 
@@ -29,6 +29,12 @@ impl Shared {
     /// One at a time, and none once the runtime stops: whoever stops it takes the list of threads
     /// under the same lock.
     fn start_thread(&self, worker: Option<NonNull<Worker>>) -> io::Result<()> {
+        if retire::is_here() {
+            self.ask_for_spares(); // the helper's thread is as it should be
+            return Err(io::Error::other(
+                "this thread has attributes that a new one would inherit",
+            ));
+        }
         let mut threads = lock(&self.threads);
         if self.is_stopping() {
             return Err(io::Error::other("the runtime is stopping"));

@@ -9,6 +9,7 @@
 //! The last holder may end between the look and the push; so there is a second look after the push.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
 
 use crate::base::list::List;
 use crate::base::loom::{atomic, heavy_barrier};
@@ -17,6 +18,7 @@ use crate::error::JoinError;
 use crate::fiber::job::Job;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::{Inject, popped};
+use crate::sched::shutdown::UNSURE;
 use crate::sched::worker::Roused;
 use crate::sched::{Shared, run};
 
@@ -40,7 +42,11 @@ impl Shared {
                  (raise vm.max_map_count or ulimit -v, or spawn fewer at a time)\n",
             );
         }
-        heavy_barrier(); // whoever ends from here on sees the push, or we see its end
+        // A fiber that ends from here on sees the push, or we see its end. Without a barrier that is
+        // not certain: the helper looks again (S18).
+        if !heavy_barrier() {
+            self.feed_later();
+        }
         if self.with_stack_of(class) == 0 {
             self.feed_starved(class, 1);
         }
@@ -59,6 +65,21 @@ impl Shared {
         while let Some(fiber) = again.pop() {
             self.queue_again(popped(fiber));
         }
+    }
+
+    /// On the helper's thread: if fibers wait whose push may not have been seen, gives each class another
+    /// chance, and says when to come again. Not at once when it is asked for: they have just tried.
+    pub(crate) fn feed_unsure(&self, just_asked: bool) -> Option<Duration> {
+        if os::barriers_refused() == 0 || self.starved() == 0 {
+            return None;
+        }
+        if just_asked {
+            return Some(UNSURE);
+        }
+        for class in 0..self.starved.len() {
+            self.feed_starved(class as u8, 1);
+        }
+        Some(UNSURE)
     }
 
     /// Ends fibers that never ran. Their closures are dropped on a thread of its own: that is the program's code,

@@ -29,7 +29,7 @@ use crate::base::os;
 use crate::fiber::stack;
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, interrupt};
+use crate::sched::{Shared, detach, interrupt};
 
 /// What the helper is asked for.
 const SPARES: u32 = 1;
@@ -39,7 +39,10 @@ const TRIM: u32 = 8;
 const STUDY: u32 = 16;
 const REPORTS: u32 = 32;
 const PARTING: u32 = 64;
-const NO_THREAD: u32 = 128;
+const FEED: u32 = 128;
+const POLLER: u32 = 256;
+const BARRIER: u32 = 512;
+const NO_THREAD: u32 = 1024;
 
 /// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
 /// programs pay nothing; soon, because until then fibers share threads that should not.
@@ -304,6 +307,17 @@ impl Shared {
         self.watchers.ask(PARTING);
     }
 
+    /// Asks the helper to give fibers that wait for a stack another chance, in case that a fiber that
+    /// ended did not see them.
+    pub(crate) fn feed_later(&self) {
+        self.watchers.ask(FEED);
+    }
+
+    /// Asks the helper to start the thread of the I/O poller.
+    pub(crate) fn start_poller_soon(&self) {
+        self.watchers.ask(POLLER);
+    }
+
     fn part_if(&self, asked: u32) -> Option<Duration> {
         if asked & PARTING != 0 {
             crate::sched::io::drop_left();
@@ -405,6 +419,9 @@ impl Pool for Shared {
         self.rung.store(false, Relaxed);
         if !self.orphans.is_empty() {
             self.place_orphans();
+        }
+        if detach::has_barrier_to_report() {
+            self.watchers.ask(BARRIER);
         }
         if !self.detached.is_empty() {
             self.mind_detached();
@@ -578,6 +595,9 @@ impl Shared {
         if asked & CPUS != 0 {
             self.check_handler();
         }
+        if asked & BARRIER != 0 {
+            detach::report_barrier();
+        }
         let again = [
             self.resize_again(asked),
             refused.or_else(|| self.make_spares()),
@@ -586,6 +606,8 @@ impl Shared {
             self.fail_threadless_if(asked),
             self.trim_stacks(asked),
             self.part_if(asked),
+            self.io_watch.start_if_wanted(self).then_some(REFUSED_PAUSE),
+            self.feed_unsure(asked & FEED != 0),
         ];
         again.into_iter().flatten().min()
     }

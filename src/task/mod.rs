@@ -16,6 +16,7 @@ pub use crate::fiber::state::Phase;
 
 use crate::fiber::Held;
 use crate::fiber::reason::ParkReason;
+use crate::fiber::record::UNTIL_THE_END;
 use crate::park;
 use crate::sched::block;
 
@@ -194,7 +195,7 @@ pub fn pin() -> PinGuard {
             .0
             .pins
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        if before > u16::MAX / 2 {
+        if before % UNTIL_THE_END > UNTIL_THE_END / 2 {
             // As with a counted reference: guards that were forgotten, and soon it would be unpinned.
             std::process::abort();
         }

@@ -29,7 +29,7 @@ use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
 use crate::sched::io::polled::Late;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, context};
+use crate::sched::{Shared, context, retire};
 
 /// Before the kernel is asked again to take what it has refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
@@ -39,6 +39,8 @@ pub(crate) struct Watch {
     pub(super) sets: OnceLock<Epoll>,
     thread: Mutex<Option<JoinHandle<()>>>,
     stops: AtomicBool,
+    /// The helper is to start the thread.
+    wanted: AtomicBool,
     /// Who is to be called after a pause.
     pub(super) late: Mutex<Late>,
 }
@@ -51,13 +53,36 @@ impl Watch {
             let _ = self.sets.set(Epoll::new()?);
         }
         let sets = self.sets.get().expect("just set");
+        if thread.is_none() && retire::is_here() {
+            // S16: by the helper, whose thread is as it should be.
+            self.wanted.store(true, SeqCst);
+            shared.start_poller_soon();
+        } else {
+            self.start(shared, &mut thread)?;
+        }
+        sets.add_once(set, worker as u64)
+    }
+
+    /// On the helper's thread: starts the thread if another must not start it. True if it is refused.
+    pub(crate) fn start_if_wanted(&self, shared: &Shared) -> bool {
+        if !self.wanted.swap(false, SeqCst) {
+            return false;
+        }
+        let refused = self.start(shared, &mut lock(&self.thread)).is_err();
+        if refused {
+            self.wanted.store(true, SeqCst);
+        }
+        refused
+    }
+
+    fn start(&self, shared: &Shared, thread: &mut Option<JoinHandle<()>>) -> io::Result<()> {
         if thread.is_none() && !self.stops.load(SeqCst) {
             let runtime = std::sync::Arc::downgrade(&shared.arc());
             let name = format!("{}-io", shared.settings.thread_name);
             let builder = std::thread::Builder::new().name(name);
             *thread = Some(builder.spawn(move || watch(&runtime))?);
         }
-        sets.add_once(set, worker as u64)
+        Ok(())
     }
 
     pub(crate) fn stop(&self) {

@@ -7,6 +7,7 @@
 //! | `runtime` | a function of the runtime on the way to a switch, which reads everything anew afterwards: harmless as a callee, and as a frame judged by its own instructions alone |
 //! | `libc` | the reverse: a function of the C library that hands out or changes something of the calling thread. All others of its functions are harmless |
 //! | `crates` | more of `functions`: what popular crates need |
+//! | `attributes` | a function of any library that changes what the kernel keeps for the calling thread: its thread ends with the fiber |
 //! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
 //! | `allocation` | harmless by name, whichever library or allocator has it |
 //! | `kernel` (numbers, in code) | what the kernel is asked for by this number neither says nor changes anything of the calling thread |
@@ -50,6 +51,7 @@ pub(crate) struct Lists {
     pub(crate) variables: List,
     pub(crate) runtime: List,
     pub(crate) libc: List,
+    pub(crate) attributes: List,
     pub(crate) allocation: List,
 }
 
@@ -58,6 +60,7 @@ const CRATES: &str = include_str!("lists/crates.txt");
 const BINDERS: &str = include_str!("lists/binders.txt");
 const VARIABLES: &str = include_str!("lists/variables.txt");
 const RUNTIME: &str = include_str!("lists/runtime.txt");
+const ATTRIBUTES: &str = include_str!("lists/attributes.txt");
 const LIBC: &str = include_str!("lists/libc.txt");
 const ALLOCATION: &str = include_str!("lists/allocation.txt");
 
@@ -68,6 +71,7 @@ pub(crate) static LISTS: LazyLock<Lists> = LazyLock::new(|| Lists {
     variables: List::read(VARIABLES),
     runtime: List::read(RUNTIME),
     libc: List::read(LIBC),
+    attributes: List::read(ATTRIBUTES),
     allocation: List::read(ALLOCATION),
 });
 

@@ -46,7 +46,7 @@ mod walk;
 
 pub use sites::resolve;
 pub use snapshot::{Snapshot, beginnings};
-pub use study::{has_failed, is_asked, judge, study, verdict_of};
+pub use study::{changes_thread, has_failed, is_asked, judge, study, verdict_of};
 pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};
 pub use walk::{End, Frame, Judgement, Registers, Stack, judge_stack, walk};

@@ -111,6 +111,18 @@ pub fn judge() -> Option<&'static Judge> {
     JUDGE.get()
 }
 
+/// Whether a function may change attributes of its thread, once there has been a survey; see
+/// [`Judge::changes_thread`]. Any thread; allocates nothing.
+///
+/// ```
+/// use indent_sysmon::frames;
+/// assert_eq!(frames::changes_thread(frames::study as fn() as usize), None);
+/// ```
+#[inline]
+pub fn changes_thread(function: usize) -> Option<bool> {
+    JUDGE.get().map(|judge| judge.changes_thread(function))
+}
+
 /// The verdict on one function, once there has been a survey. Any thread; allocates nothing.
 ///
 /// ```

@@ -100,6 +100,8 @@ pub struct Judge {
     graph: Graph,
     /// Of each function, what it has to do with the runtime.
     nearness: Vec<Nearness>,
+    /// Where functions begin that may change attributes of their thread; sorted.
+    changers: Vec<usize>,
     statistics: Statistics,
 }
 
@@ -189,6 +191,30 @@ impl Judge {
     pub fn verdict(&self, ip: usize) -> Verdict {
         self.number(ip)
             .map_or(Verdict::Alone, |function| self.graph.verdict(function))
+    }
+
+    /// Whether the function that begins at this address may change an attribute that the kernel keeps for
+    /// its thread: namespaces, credentials, capabilities, filters, scheduling. What other libraries than
+    /// the C library do inside is not seen.
+    ///
+    /// ```
+    /// use indent_sysmon::frames::Judge;
+    ///
+    /// #[inline(never)]
+    /// fn nicer() {
+    ///     unsafe { libc::nice(std::hint::black_box(0)) };
+    /// }
+    /// #[inline(never)]
+    /// fn adds(a: u32, b: u32) -> u32 {
+    ///     a.wrapping_add(b)
+    /// }
+    ///
+    /// let judge = Judge::survey();
+    /// assert!(judge.changes_thread(nicer as fn() as usize));
+    /// assert!(!judge.changes_thread(adds as fn(u32, u32) -> u32 as usize));
+    /// ```
+    pub fn changes_thread(&self, function: usize) -> bool {
+        self.changers.binary_search(&function).is_ok()
     }
 
     /// What the function around an address has to do with the runtime.

@@ -20,6 +20,55 @@ pub(crate) fn is_harmless(number: i64) -> bool {
     HARMLESS.iter().any(|&(listed, _)| listed == number)
 }
 
+/// Whether a request changes an attribute that the kernel keeps for the calling thread and that outlives
+/// the call, or may: whatever runs on the thread later finds it changed (S16). Masks and stacks of signals
+/// are not meant: code that changes those puts them back.
+pub(crate) fn changes_thread(number: Option<i64>) -> bool {
+    number.is_none_or(|number| CHANGES.contains(&number))
+}
+
+/// Whether the runtime itself asks for this, or std does, which passes on numbers.
+pub(crate) fn is_ours(number: Option<i64>) -> bool {
+    number.is_none_or(|number| {
+        [SYS_prctl, SYS_sched_setaffinity, SYS_sched_setattr].contains(&number)
+    })
+}
+
+/// Of `setuid` and its kin the C library makes a change of all threads; asked directly they are one
+/// thread's.
+static CHANGES: &[c_long] = &[
+    SYS_unshare,
+    SYS_setns,
+    SYS_setuid,
+    SYS_setgid,
+    SYS_setreuid,
+    SYS_setregid,
+    SYS_setresuid,
+    SYS_setresgid,
+    SYS_setgroups,
+    SYS_setfsuid,
+    SYS_setfsgid,
+    SYS_capset,
+    SYS_prctl,
+    SYS_seccomp,
+    SYS_landlock_restrict_self,
+    SYS_LSM_SET_SELF_ATTR,
+    SYS_keyctl,
+    SYS_personality,
+    SYS_ioperm,
+    SYS_iopl,
+    SYS_sched_setaffinity,
+    SYS_sched_setscheduler,
+    SYS_sched_setparam,
+    SYS_sched_setattr,
+    SYS_setpriority,
+    SYS_ioprio_set,
+    SYS_set_mempolicy,
+];
+
+/// Newer than the list of numbers at hand.
+const SYS_LSM_SET_SELF_ATTR: c_long = 460;
+
 const FILE: &str = "open files belong to the process";
 const PATH: &str = "the file system is everybody's";
 const MEMORY: &str = "memory belongs to the process";
@@ -255,6 +304,13 @@ mod tests {
             -1,
         ];
         assert!(!of_the_thread.into_iter().any(is_harmless));
+    }
+
+    #[test]
+    fn what_changes_a_thread_is_not_harmless() {
+        assert!(!CHANGES.iter().any(|&number| is_harmless(number)));
+        assert!(changes_thread(None));
+        assert!(!changes_thread(Some(SYS_gettid)));
     }
 
     #[test]

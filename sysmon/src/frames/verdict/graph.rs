@@ -124,6 +124,28 @@ impl Graph {
         lists.known.iter().filter(exempt).count()
     }
 
+    /// All nodes that lead to one of these, and these, by the rules for callees; once it is settled.
+    pub(super) fn all_leading_to(&self, ends: &[u32], listed: impl Fn(u32) -> Listed) -> Vec<u32> {
+        let mut seen = vec![false; self.verdicts.len()];
+        let mut found: Vec<u32> = ends.to_vec();
+        found.sort_unstable();
+        found.dedup();
+        found.iter().for_each(|&node| seen[node as usize] = true);
+        let mut done = 0;
+        while let Some(&node) = found.get(done) {
+            done += 1;
+            if listed(node) != Listed::Nowhere {
+                continue; // as a callee it counts for nothing
+            }
+            for from in self.leading_to(node) {
+                if !std::mem::replace(&mut seen[from as usize], true) {
+                    found.push(from);
+                }
+            }
+        }
+        found
+    }
+
     /// Frames that were left to others.
     fn pass_on_frames(&mut self, lists: &mut Lists<impl Fn(u32) -> Listed>) {
         self.frames = self.verdicts.clone();
@@ -248,6 +270,19 @@ mod tests {
             &[1, 3],
         );
         assert_eq!(graph.verdicts, [Free, Free, Alone, Home, Free]);
+    }
+
+    #[test]
+    fn what_leads_to_an_end_is_found_but_not_through_a_harmless_function() {
+        let edges = [(0, 1), (1, 0), (1, 2), (4, 3), (3, 2), (5, 6)];
+        let graph = settled(&edges, &[Free; 7], &[], &[]);
+        let harmless = |node| match node {
+            3 => Listed::Harmless,
+            _ => Listed::Nowhere,
+        };
+        let mut found = graph.all_leading_to(&[2, 2], harmless);
+        found.sort_unstable();
+        assert_eq!(found, [0, 1, 2, 3]);
     }
 
     #[test]

@@ -7,11 +7,14 @@ use super::graph::{Graph, Listed};
 use super::{Judge, Nearness, Own, Place, Statistics, Why};
 use crate::frames::Verdict;
 use crate::frames::constants::{Constants, Rule};
-use crate::frames::edges::{How, Reach, Reader, Touch, Use};
-use crate::frames::harmless::{self, LISTS, kernel};
+use crate::frames::edges::{How, Reach, Reader, SYSCALL, Touch, Use};
+use crate::frames::harmless::{self, LISTS, kernel, paths};
 use crate::frames::image::memory::Kind;
 use crate::frames::image::{Image, Target, symbols};
 use crate::frames::objects::{self, Object};
+
+/// Functions that change a thread and that the runtime itself calls.
+const OURS: [&str; 4] = ["nice", "prctl", "sched_setaffinity", SYSCALL];
 
 /// Whether and how something imported binds.
 enum Import {
@@ -27,6 +30,8 @@ pub(super) struct Survey {
     places: Vec<Place>,
     own: Vec<Own>,
     graph: Graph,
+    /// Nodes that change attributes of their thread themselves.
+    changers: Vec<u32>,
     /// References to constants: who, where.
     uses: Vec<Vec<(u32, Use)>>,
     /// Every mapped object and whether it is part of the C library.
@@ -43,6 +48,7 @@ impl Survey {
             places: Vec::new(),
             own: Vec::new(),
             graph: Graph::default(),
+            changers: Vec::new(),
             uses: images.iter().map(|_| Vec::new()).collect(),
             libraries: objects.iter().map(|o| (o.clone(), is_libc(o))).collect(),
             text: 0,
@@ -95,6 +101,11 @@ impl Survey {
             why: Why::Not,
         });
         for (_, touch) in &facts.touches {
+            if let Touch::Kernel(number) = *touch
+                && kernel::changes_thread(number)
+            {
+                self.note_changer(image, from, kernel::is_ours(number));
+            }
             let (verdict, why) = judge_touch(image, touch);
             self.bind(from, verdict, why);
         }
@@ -109,6 +120,21 @@ impl Survey {
         }
         let uses = facts.constants.iter().map(|&u| (from, u));
         self.uses[number as usize].extend(uses);
+    }
+
+    /// A node changes its thread, or may. What the runtime does itself, or std, counts only in functions with
+    /// a name: without names theirs cannot be told apart, and every fiber would end its thread.
+    fn note_changer(&mut self, image: &Image, node: u32, ours: bool) {
+        let named = match self.places[node as usize] {
+            Place::Function { index, .. } => {
+                let start = image.functions[index as usize].range.start;
+                image.name(start).is_some()
+            }
+            Place::Constant { .. } => false,
+        };
+        if named || !ours {
+            self.changers.push(node);
+        }
     }
 
     /// The worst reason counts, and of several the first.
@@ -144,7 +170,13 @@ impl Survey {
             Target::Import(name, value) => match self.import(images, image, name, value) {
                 Import::Nothing => {}
                 Import::Inside(number, target) => self.lead(images, number, from, target, how),
-                Import::Binds => self.bind(from, Verdict::Alone, Why::Import(name)),
+                Import::Binds => {
+                    self.bind(from, Verdict::Alone, Why::Import(name));
+                    let name = image.slots.name(name);
+                    if name == SYSCALL || LISTS.attributes.has(name) {
+                        self.note_changer(image, from, OURS.contains(&name));
+                    }
+                }
             },
             Target::Constant(address) => {
                 let reference = Use {
@@ -212,13 +244,26 @@ impl Survey {
     pub(super) fn conclude(mut self, begun: Instant) -> Judge {
         let own = self.own.iter().map(|own| own.verdict);
         let (places, images) = (&self.places, &self.images);
-        let harmless = self.graph.settle(own, |node| match places[node as usize] {
+        let start = |node: u32| match places[node as usize] {
             Place::Function { image, index } => {
                 let image = &images[image as usize];
-                listed(image, image.functions[index as usize].range.start)
+                Some((image, image.functions[index as usize].range.start))
             }
-            Place::Constant { .. } => Listed::Nowhere,
-        });
+            Place::Constant { .. } => None,
+        };
+        let listed = |node| start(node).map_or(Listed::Nowhere, |(image, at)| listed(image, at));
+        let harmless = self.graph.settle(own, listed);
+        // Who refers to the entry of a fiber or thread starts it, and does not call it.
+        let is_entry = |node| start(node).is_some_and(|(image, at)| is_entry(image, at));
+        let changers = self
+            .graph
+            .all_leading_to(&self.changers, |node| match is_entry(node) {
+                true => Listed::Harmless,
+                false => listed(node),
+            });
+        let changers = changers.into_iter().filter_map(|node| Some(start(node)?.1));
+        let mut changers: Vec<usize> = changers.collect();
+        changers.sort_unstable();
         let functions: usize = self.images.iter().map(|i| i.functions.len()).sum();
         let count = |what: &dyn Fn(u32) -> bool| (0..functions as u32).filter(|&f| what(f)).count();
         let graph = &self.graph;
@@ -245,6 +290,7 @@ impl Survey {
             places: self.places,
             own: self.own,
             graph: self.graph,
+            changers,
             statistics,
         }
     }
@@ -363,6 +409,14 @@ fn judge_touch(image: &Image, touch: &Touch) -> (Verdict, Why) {
 fn is_named_cold(image: &Image, address: usize) -> bool {
     let mut names = image.symbols.functions_at(address);
     names.any(|name| name.contains(".cold"))
+}
+
+/// Whether a function is called by a scheduler alone, being the outermost one of a fiber.
+fn is_entry(image: &Image, start: usize) -> bool {
+    const ENTRY: &str = "indent::fiber::job::Of::run";
+    let mut names = image.symbols.functions_at(start).peekable();
+    let is_entry = |name| paths::path(&symbols::plain(name)) == ENTRY;
+    names.peek().is_some() && names.all(is_entry)
 }
 
 /// The list that all names of a function are on.
