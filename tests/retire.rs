@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use indent::runtime::{self, Builder, Runtime};
-use indent::task::{self, Verdict};
+use indent::task::{self, Mobility};
 use indent::{JoinHandle, time};
 
 mod common;
@@ -265,7 +265,7 @@ mod child {
             .map(|_| {
                 let stop = stop.clone();
                 rt.spawn(move || {
-                    let free = task::current().unwrap().binding().verdict() == Verdict::Free;
+                    let free = task::current().unwrap().binding().mobility() == Mobility::Movable;
                     runtime::retire_thread();
                     let here = thread();
                     while !stop.load(SeqCst) {
