@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indent::runtime::{Builder, Overrun, OverrunAction, Overruns, Runtime};
-use indent::task::{self, JoinHandle, Phase};
+use indent::task;
 
 mod burn;
 mod common;

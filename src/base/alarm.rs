@@ -7,16 +7,13 @@ use std::time::Duration;
 
 use crate::base::os;
 
-/// Signals the thread that made it. Rings once for each time it is set.
-pub(crate) struct Alarm(libc::timer_t);
-
-// SAFETY: an id the kernel knows; every call with it is a system call.
-unsafe impl Sync for Alarm {}
-// SAFETY: as above.
-unsafe impl Send for Alarm {}
+/// Signals the thread that made it. Rings once for each time it is set. All of it may be called in a signal
+/// handler: by system calls, since the C library may allocate for a timer.
+pub(crate) struct Alarm(libc::c_int);
 
 impl Alarm {
-    /// For the calling thread, whose handler finds `value` in the `siginfo`; `None` if the kernel has no more of them.
+    /// For the calling thread, whose handler finds `value` in the `siginfo`; `None` if the kernel has no more of
+    /// them.
     pub(crate) fn new(signal: i32, value: usize) -> Option<Self> {
         // SAFETY: all-zero is a valid `sigevent`.
         let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -24,9 +21,16 @@ impl Alarm {
         event.sigev_signo = signal;
         event.sigev_value.sival_ptr = ptr::without_provenance_mut(value);
         event.sigev_notify_thread_id = os::thread_number();
-        let mut timer = ptr::null_mut();
-        // SAFETY: both live for the call.
-        let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, &mut timer) };
+        let (clock, mut timer) = (libc::CLOCK_MONOTONIC, 0);
+        // SAFETY: both live for the call; the kernel writes an int.
+        let made = unsafe {
+            libc::syscall(
+                libc::SYS_timer_create,
+                clock,
+                &raw mut event,
+                &raw mut timer,
+            )
+        };
         (made == 0).then_some(Alarm(timer))
     }
 
@@ -43,14 +47,23 @@ impl Alarm {
                 tv_nsec: libc::c_long::from(after.subsec_nanos()),
             },
         };
-        // SAFETY: the timer is there until `drop`.
-        unsafe { libc::timer_settime(self.0, 0, &after, ptr::null_mut()) };
+        let (flags, old) = (0, ptr::null_mut::<libc::itimerspec>());
+        // SAFETY: the timer is there until `drop`, and `after` for the call.
+        unsafe {
+            libc::syscall(
+                libc::SYS_timer_settime,
+                self.0,
+                flags,
+                &raw const after,
+                old,
+            )
+        };
     }
 }
 
 impl Drop for Alarm {
     fn drop(&mut self) {
         // SAFETY: made by `new`, and this is its end.
-        unsafe { libc::timer_delete(self.0) };
+        unsafe { libc::syscall(libc::SYS_timer_delete, self.0) };
     }
 }

@@ -37,7 +37,7 @@ use crate::sched::overrun::Stretch;
 use crate::sched::owner::Owner;
 use crate::sched::tenant::{Delivered, Slot};
 use crate::sched::worker::{Roused, Worker};
-use crate::sched::{Shared, context, run};
+use crate::sched::{Shared, context, interrupt, run};
 
 /// How long a spare thread beyond those that are kept waits for the next fiber before it ends.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -74,7 +74,7 @@ pub(crate) struct Carrier {
 /// Of the thread of a carrier.
 #[derive(Default)]
 pub(crate) struct Own {
-    /// Reminds the handler.
+    /// Reminds the handler; made when it is first needed.
     pub(crate) alarm: Option<Alarm>,
     /// The stack its handlers run on.
     pub(crate) signal_stack: Range<usize>,
@@ -309,6 +309,7 @@ impl Carrier {
                 return Rested::End;
             }
             if self.has_tenant() {
+                self.drop_alarm();
                 self.bell.wait(None);
             } else if self.retires() {
                 // Otherwise a worker has just come.
@@ -376,13 +377,28 @@ impl Carrier {
     }
 
     fn own(&self) -> &Own {
-        // SAFETY: own thread; written only before and after it runs fibers.
+        // SAFETY: own thread; written only before and after it runs fibers, but for the alarm.
         unsafe { &*self.own.get() }
     }
 
-    /// Own thread.
-    pub(crate) fn alarm(&self) -> Option<&Alarm> {
-        self.own().alarm.as_ref()
+    /// Own thread, mark up: has its handler called after this time; false if the kernel has no timer for it.
+    /// The timer is made when it is first needed, since most threads never do, and parked ones must be cheap.
+    pub(crate) fn set_alarm(&self, after: Duration) -> bool {
+        // SAFETY: own thread, mark up, so no handler that could use it is under way but, perhaps, this one.
+        let alarm = unsafe { &mut (*self.own.get()).alarm };
+        if alarm.is_none() {
+            *alarm = Alarm::new(interrupt::signal(), interrupt::ours());
+        }
+        if let Some(alarm) = alarm {
+            alarm.set(after);
+        }
+        alarm.is_some()
+    }
+
+    /// Own thread, mark up: it parks with its tenant, perhaps for long.
+    fn drop_alarm(&self) {
+        // SAFETY: as in `set_alarm`.
+        unsafe { (*self.own.get()).alarm = None };
     }
 
     /// Own thread: whether handlers run on this part of the memory.

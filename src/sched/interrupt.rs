@@ -283,12 +283,11 @@ impl Carrier {
         if tries >= TRIES {
             return false;
         }
-        let Some(alarm) = self.alarm() else {
-            return false; // nobody would remind us
-        };
+        if !self.set_alarm(TRY_AGAIN) {
+            return false; // nothing would remind us
+        }
         self.ice.tries.set((stamp, tries + 1));
         self.shared().preempted.retries.fetch_add(1, Relaxed);
-        alarm.set(TRY_AGAIN);
         true
     }
 }

@@ -6,60 +6,74 @@
 //!
 //! A handler runs on any thread of the process, and in a shared library the first touch of a
 //! thread-local may allocate; so it asks the kernel for the number of its thread and looks here ([S7]).
-//! The table is small and searched from the front: at most a few hundred numbers, next to each other. A
-//! thread enters itself and leaves before it ends, so a number that is found is its own.
+//! The table has a place for every number that the kernel gives to threads, in chunks that are made when a
+//! thread with such a number enters, and stay. A thread enters itself and leaves before it ends, so a
+//! number that is found is its own.
 //!
 //! A child of a fork has none of the threads in the table, and the kernel may give their numbers to
 //! threads that the child starts. So the table is emptied there (`base/fork.rs`).
-//!
-//! There is room for `ROOM` threads; those beyond are never interrupted.
 //!
 //! [S7]: DESIGN.md
 
 use std::ptr;
 use std::sync::atomic::{
-    AtomicI32, AtomicPtr, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    AtomicPtr,
+    Ordering::{Acquire, Release, SeqCst},
 };
 
 use crate::base::os;
 use crate::sched::carrier::Carrier;
 
-const ROOM: usize = 4096;
-/// A place nobody has.
-const NOBODY: i32 = 0;
+/// The kernel's numbers are smaller than this on every 64-bit machine (`PID_MAX_LIMIT`).
+const NUMBERS: usize = 1 << 22;
+const CHUNK: usize = 1 << 10;
 
-static NUMBERS: [AtomicI32; ROOM] = [const { AtomicI32::new(NOBODY) }; ROOM];
-static CARRIERS: [AtomicPtr<Carrier>; ROOM] = [const { AtomicPtr::new(ptr::null_mut()) }; ROOM];
-/// Places at and above this have never been used.
-static USED: AtomicUsize = AtomicUsize::new(0);
+type Chunk = [AtomicPtr<Carrier>; CHUNK];
+
+static CHUNKS: [AtomicPtr<Chunk>; NUMBERS / CHUNK] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS / CHUNK];
 
 /// The calling thread's place; it leaves when this is dropped, on the same thread.
-pub(crate) struct Entry(usize);
+pub(crate) struct Entry(i32);
 
-/// Enters the calling thread, which is that carrier's; `None` if there is no room.
-pub(crate) fn enter(carrier: &Carrier) -> Option<Entry> {
+/// Enters the calling thread, which is that carrier's.
+pub(crate) fn enter(carrier: &Carrier) -> Entry {
     let number = os::thread_number();
-    let place = NUMBERS.iter().position(|place| {
-        place
-            .compare_exchange(NOBODY, number, SeqCst, Relaxed)
-            .is_ok()
-    })?;
-    CARRIERS[place].store(ptr::from_ref(carrier).cast_mut(), Release);
-    USED.fetch_max(place + 1, SeqCst);
-    Some(Entry(place))
+    let chunk = &CHUNKS[number as usize / CHUNK];
+    if chunk.load(Acquire).is_null() {
+        let new = Box::into_raw(Box::new([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]));
+        let made = chunk.compare_exchange(ptr::null_mut(), new, SeqCst, SeqCst);
+        if made.is_err() {
+            // SAFETY: just made, and no other thread knows it.
+            drop(unsafe { Box::from_raw(new) });
+        }
+    }
+    let carrier = ptr::from_ref(carrier).cast_mut();
+    (place(number).expect("its chunk is there")).store(carrier, Release);
+    Entry(number)
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        CARRIERS[self.0].store(ptr::null_mut(), Release);
-        NUMBERS[self.0].store(NOBODY, SeqCst);
+        if let Some(place) = place(self.0) {
+            place.store(ptr::null_mut(), Release);
+        }
     }
 }
 
 /// Empties the table. Called in the child of a fork, where no thread enters: no carrier starts there.
 pub(crate) extern "C" fn forget_all() {
-    USED.store(0, SeqCst);
+    for chunk in &CHUNKS {
+        chunk.store(ptr::null_mut(), SeqCst); // its memory is the parent's copy, and stays
+    }
+}
+
+fn place(number: i32) -> Option<&'static AtomicPtr<Carrier>> {
+    let number = number as usize;
+    let chunk = CHUNKS.get(number / CHUNK)?.load(Acquire);
+    // SAFETY: null, or made by `enter`, which never frees a chunk that others know.
+    let chunk = unsafe { chunk.as_ref() }?;
+    Some(&chunk[number % CHUNK])
 }
 
 /// The carrier the calling thread is, if it is one. For handlers.
@@ -70,10 +84,7 @@ pub(crate) fn carrier() -> Option<&'static Carrier> {
 
 /// The carrier whose thread has this number, or null.
 fn find(number: i32) -> *const Carrier {
-    let used = USED.load(SeqCst);
-    let mut places = NUMBERS[..used].iter();
-    let place = places.position(|place| place.load(Relaxed) == number);
-    place.map_or(ptr::null(), |place| CARRIERS[place].load(Acquire))
+    place(number).map_or(ptr::null(), |place| place.load(Acquire).cast_const())
 }
 
 #[cfg(all(test, not(indent_loom)))]

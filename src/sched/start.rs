@@ -5,7 +5,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
-use crate::base::alarm::Alarm;
 use crate::base::loom::lock;
 use crate::base::signal::{self, AlternateStack};
 use crate::error::AbortOnUnwind;
@@ -118,7 +117,7 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     let entry = shared.settings.preempt.then(|| {
         signal::unblock(interrupt::signal());
         carrier.set_own(Own {
-            alarm: Alarm::new(interrupt::signal(), interrupt::ours()),
+            alarm: None,
             signal_stack: signal_stack.as_ref().map_or(0..0, AlternateStack::range),
         });
         roster::enter(carrier)

@@ -1,34 +1,28 @@
 #![expect(unsafe_code, reason = "asks the kernel about other threads")]
 //! What the kernel says about a thread of this process: how much it has run, and whether it sleeps.
 //!
-//! A thread *enlists* itself and leaves its number and an open file; others ask. Asking keeps the
-//! monitor's law: system calls with numbers and a buffer on the stack, no path, no memory. Where there
-//! is no `/proc` the state is not known, and the clock alone must do.
+//! A thread *enlists* itself and leaves its number; others ask. There may be thousands of them, so nothing is
+//! kept open for each: a question opens a file below `/proc/self/task`, a folder that is opened once, reads
+//! it and closes it. Asking keeps the monitor's law: system calls with buffers on the stack, no memory, no
+//! lock. Where there is no `/proc`, or no descriptor to be had, the state is not known, and the clock alone
+//! must do.
 //!
-//! A late question about a thread that has left is harmless: a clock of a thread that is gone is an
-//! error, the file says nothing or speaks of the next thread that enlists here, and a thread leaves before
-//! its number can belong to another one, so none of them is signalled by mistake.
-//!
-//! **T1** The number of the file is a [`Thread`]'s own from the first [`enlist`](Thread::enlist) until the
-//! `Thread` is dropped, and nobody can ask a `Thread` that is dropped. A later `enlist` replaces the file
-//! behind the number by one atomic call (`dup3`). So a question that has loaded the number and comes late
-//! never reads a file that the program has opened since. Rejected: to close it in `leave` once all readers
-//! are out, because a reader may be stopped for long.
+//! A late question about a thread that has left is harmless: a clock or a file of a thread that is gone is
+//! an error, and a thread leaves before its number can belong to another one, so none of them is signalled
+//! by mistake.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
-use std::sync::atomic::{
-    AtomicI32,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::call::SystemCall;
 
-/// No thread, or no file.
+/// No thread.
 const NONE: i32 = -1;
 /// Room for a line of the file: nine numbers at most.
 const LINE: usize = 192;
@@ -79,20 +73,31 @@ pub enum ThreadState {
 #[derive(Debug)]
 pub struct Thread {
     number: AtomicI32,
-    /// `/proc/self/task/N/syscall`, or `stat` where there is none; the number in `kept`, or none.
-    file: AtomicI32,
-    /// The open file of whichever thread enlisted last, until this is dropped (T1).
-    kept: AtomicI32,
 }
 
-impl Drop for Thread {
-    fn drop(&mut self) {
-        let kept = *self.kept.get_mut();
-        if kept != NONE {
-            // SAFETY: opened by `enlist`, which gave it away, and no question can come any more (T1).
-            drop(unsafe { OwnedFd::from_raw_fd(kept) });
-        }
+/// The folder with the kernel's files about the threads of this process, opened once.
+static TASKS: OnceLock<Option<File>> = OnceLock::new();
+
+fn tasks() -> Option<&'static File> {
+    let open = || File::open("/proc/self/task").ok();
+    TASKS.get_or_init(open).as_ref()
+}
+
+/// The number in decimal, and a name that ends with a zero. Nothing is allocated.
+fn path(number: i32, name: &[u8]) -> [u8; 24] {
+    let mut path = [0; 24];
+    let (mut digits, mut rest) = (0, number);
+    while digits == 0 || rest > 0 {
+        digits += 1;
+        rest /= 10;
     }
+    let mut rest = number;
+    for place in path[..digits].iter_mut().rev() {
+        *place = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    path[digits..digits + name.len()].copy_from_slice(name);
+    path
 }
 
 impl Thread {
@@ -102,45 +107,25 @@ impl Thread {
     pub const fn new() -> Self {
         Thread {
             number: AtomicI32::new(NONE),
-            file: AtomicI32::new(NONE),
-            kept: AtomicI32::new(NONE),
         }
     }
 
-    /// The calling thread can be asked about from here on. Opens a file, which stays open until this is
-    /// dropped; threads that enlist here one after the other need one file in all.
+    /// The calling thread can be asked about from here on.
     ///
     /// See [`Thread`] for an example.
     pub fn enlist(&self) {
+        tasks(); // the one file for all threads
         // SAFETY: takes nothing and cannot fail.
         let number = unsafe { libc::gettid() };
-        let open = |name| File::open(format!("/proc/self/task/{number}/{name}"));
-        let file = open("syscall").or_else(|_| open("stat"));
-        let kept = file.ok().and_then(|file| self.keep(file));
-        self.file.store(kept.unwrap_or(NONE), SeqCst);
         self.number.store(number, SeqCst);
     }
 
-    /// Puts the file behind the number that is kept, or keeps its number if there is none.
-    fn keep(&self, file: File) -> Option<i32> {
-        let kept = self.kept.load(Relaxed); // written by the thread that enlists, one at a time
-        if kept == NONE {
-            let kept = file.into_raw_fd();
-            self.kept.store(kept, Relaxed);
-            return Some(kept);
-        }
-        // SAFETY: both are open, and `kept` is ours to replace (T1).
-        let replaced = unsafe { libc::dup3(file.as_raw_fd(), kept, libc::O_CLOEXEC) };
-        (replaced == kept).then_some(kept)
-    }
-
-    /// The calling thread, which enlisted, is about to end: nobody learns anything about it, or signals
+    /// The calling thread, which enlisted, is about to end: no thread learns anything about it, or signals
     /// it, from here on.
     ///
     /// See [`Thread`] for an example.
     pub fn leave(&self) {
         self.number.store(NONE, SeqCst);
-        self.file.store(NONE, SeqCst);
     }
 
     /// Its number in the kernel. A signal handler can tell by it whether its thread is a watched one.
@@ -207,15 +192,26 @@ impl Thread {
         SystemCall::parse(self.line(&mut [0; LINE])?)
     }
 
-    /// What the kernel says.
+    /// What the kernel says: `/proc/self/task/N/syscall`, or `stat` where there is none.
     fn line<'a>(&self, text: &'a mut [u8; LINE]) -> Option<&'a [u8]> {
-        let file = self.file.load(Relaxed);
-        if file == NONE {
-            return None;
-        }
-        // SAFETY: writes at most that many bytes to `text`; the number is open, and ours (T1).
-        let read = unsafe { libc::pread(file, text.as_mut_ptr().cast(), text.len(), 0) };
-        text.get(..usize::try_from(read).ok()?)
+        let (number, tasks) = (self.number()?, TASKS.get()?.as_ref()?);
+        let read = [&b"/syscall\0"[..], b"/stat\0"]
+            .into_iter()
+            .find_map(|name| {
+                let path = path(number, name);
+                let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+                // SAFETY: the path ends with a zero and lives for the call.
+                let file = unsafe { libc::openat(tasks.as_raw_fd(), path.as_ptr().cast(), flags) };
+                if file < 0 {
+                    return None;
+                }
+                // SAFETY: writes at most that many bytes to `text`.
+                let read = unsafe { libc::read(file, text.as_mut_ptr().cast(), text.len()) };
+                // SAFETY: opened above, and no other code knows it.
+                unsafe { libc::close(file) };
+                usize::try_from(read).ok()
+            })?;
+        text.get(..read)
     }
 
     /// Sends it a signal; false if it is gone. Keeps the monitor's law.
@@ -441,33 +437,14 @@ mod tests {
         assert!(!thread.signal(0), "nobody is there");
     }
     #[test]
-    fn a_late_question_never_reads_a_file_that_was_opened_since() {
+    fn questions_about_many_threads_leave_no_file_open() {
+        let open = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
         let thread = Thread::new();
-        let enlist_elsewhere = || {
-            std::thread::scope(|scope| {
-                let enlisted = scope.spawn(|| {
-                    thread.enlist();
-                    thread.file.load(SeqCst)
-                });
-                enlisted.join().unwrap()
-            })
-        };
-        let loaded = enlist_elsewhere();
-        if loaded == NONE {
-            return; // no /proc
-        }
-        thread.leave();
-        let strangers: Vec<_> = (0..64).map(|_| File::open("/dev/null").unwrap()).collect();
-        let numbers = || strangers.iter().map(File::as_raw_fd);
-        assert!(numbers().all(|number| number != loaded), "it left");
-        assert_eq!(enlist_elsewhere(), loaded, "one number for all who enlist");
-        assert_eq!(thread.state(), ThreadState::Unknown, "that thread is over");
         thread.enlist();
-        assert_eq!(thread.file.load(SeqCst), loaded);
-        assert_ne!(thread.state(), ThreadState::Unknown, "this one is not");
-        let behind = || std::fs::read_link(format!("/proc/self/fd/{loaded}")).ok();
-        let own = behind();
-        drop(thread);
-        assert_ne!(behind(), own, "closed at last");
+        let before = open();
+        (0..100).for_each(|_| drop(thread.state()));
+        let more = [const { Thread::new() }; 100];
+        more.iter().for_each(Thread::enlist);
+        assert!(open() <= before + 8, "other tests may have opened some");
     }
 }

@@ -1,5 +1,9 @@
 //! Threads that the system refuses.
-#![allow(unreachable_pub, reason = "each test binary uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test binary uses a part of it"
+)]
 #![expect(unsafe_code, reason = "limits threads by system calls")]
 
 use std::sync::Arc;
