@@ -9,6 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use indent::park::{self, ParkReason, Woken};
 use indent::runtime::{Builder, Runtime};
+use indent::task::{Fiber, Phase};
 use indent::time::{self, Duration, Elapsed, Instant};
 
 mod common;
@@ -19,6 +20,14 @@ const PATIENCE: u64 = 60;
 
 fn start(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().unwrap()
+}
+
+/// Waits until so many fibers are parked: one that has not started is not asked to end.
+fn wait_for_parked(rt: &Runtime, fibers: usize) {
+    let parked = |fiber: &Fiber| fiber.phase() == Phase::Parked;
+    common::wait_for("parked fibers", || {
+        rt.handle().fibers().iter().filter(|f| parked(f)).count() == fibers
+    });
 }
 
 /// Calls `f` on a plain thread, and on a fiber.
@@ -245,10 +254,7 @@ fn fibers_that_end_when_asked_do_not_wait_for_those_that_do_not() {
                 drop(indent::spawn(park::park));
             }
         });
-        let parked = |f: &indent::task::Fiber| f.phase() == indent::task::Phase::Parked;
-        common::wait_for("six parked fibers", || {
-            rt.handle().fibers().iter().filter(|f| parked(f)).count() == 6
-        });
+        wait_for_parked(&rt, 6);
         let report = rt.shutdown_timeout(Duration::from_secs(2));
         let stubborn = |left: &indent::runtime::Abandoned| left.name.is_some();
         assert_eq!(report.abandoned.len(), 3, "{report}");
@@ -308,6 +314,7 @@ mod child {
         };
         let builder = indent::task::Builder::new().name("stubborn");
         drop(rt.block_on(|| builder.spawn(stubborn)));
+        wait_for_parked(&rt, 1);
         let mut report = None;
         let during = share(|| report = Some(rt.shutdown_timeout(700 * MS)));
         let report = report.unwrap();
