@@ -368,6 +368,13 @@ mod child {
         within(120, || {
             let rt = Builder::new().workers(1).max_carriers(2).build().unwrap();
             let clean = rt.block_on(attributes);
+            // A runtime that such a fiber makes starts as its thread is.
+            let inner = rt.spawn(|| {
+                runtime::retire_thread();
+                let inner = Builder::new().workers(1).build().unwrap();
+                inner.spawn(attributes).join().unwrap()
+            });
+            assert_eq!(inner.join().unwrap(), clean);
             for _ in 0..50 {
                 let change = black_box(set_user as fn());
                 rt.spawn(move || {
