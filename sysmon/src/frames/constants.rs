@@ -36,8 +36,11 @@
 //!
 //! Variables count like constants, with the pointers the loader put into them: a table in a section of
 //! its own is writable, and so is one beside a counter. Each is cut by its symbol alone; a section that
-//! programs use as one table is not cut at all. What is put there later stays unseen (S5). In an image
-//! with a fixed address their pointers are not marked, and they lead nowhere.
+//! programs use as one table is not cut at all. What is put there later stays unseen (S5).
+//!
+//! In an image with a fixed address pointers are not marked: every word that looks like one counts, but for
+//! variables without an initial value. The compiler folds a constant index into the address of a table, so
+//! a pointer that is read by an address with an index may come from any piece within [`Reach::FAR`].
 //!
 //! A constant without pointers can still lead somewhere: a *table of distances*, 32-bit offsets
 //! from its own beginning, is what LLVM makes of a table of addresses. Such a table is recognized by
@@ -139,10 +142,16 @@ impl Constants {
 
     /// The pieces a reference stands for.
     pub(crate) fn pieces(&self, reference: &Use) -> Range<usize> {
+        let reach = reference.reach;
+        if reach == Reach::FAR {
+            let from = reference.address.saturating_sub(reach.before as usize);
+            let to = reference.address.saturating_add(reach.after as usize);
+            return self.number(from).unwrap_or(0)..self.number(to).map_or(0, |last| last + 1);
+        }
         let Some(number) = self.number(reference.address) else {
             return 0..0;
         };
-        let (range, reach) = (self.range(number), reference.reach);
+        let range = self.range(number);
         let before = reference.address - range.start < reach.before as usize;
         let after = range.end.saturating_sub(reference.address) <= reach.after as usize;
         let first = number.saturating_sub(usize::from(before));
@@ -153,13 +162,20 @@ impl Constants {
     pub(crate) fn targets(&self, image: &Image, piece: usize) -> Vec<Target> {
         let range = self.range(piece);
         let mut targets = Vec::new();
+        let mut marked = range.clone();
         if image.fixed {
-            let words = range.start.next_multiple_of(8)..range.end;
+            if image.memory.kind(range.start) == Some(Kind::Text) {
+                return targets; // between two constants, and in reach of an index
+            }
+            // Where the linker wrote nothing, only the loader may have.
+            let mut zeroed = image.zeroed.iter();
+            let zeroed = zeroed.find(|zeroed| zeroed.start < range.end && range.start < zeroed.end);
+            marked.start = zeroed.map_or(range.end, |zeroed| zeroed.start.max(range.start));
+            let words = range.start.next_multiple_of(8)..marked.start;
             targets.extend(words.step_by(8).filter_map(|at| image.pointer(at)));
-        } else {
-            let slots = image.slots.within(&range).iter();
-            targets.extend(slots.filter_map(|slot| image.pointer(slot.0)));
         }
+        let slots = image.slots.within(&marked).iter();
+        targets.extend(slots.filter_map(|slot| image.pointer(slot.0)));
         targets.retain(|target| leads_on(image, target));
         targets
     }

@@ -120,7 +120,7 @@ impl Facts {
 enum Into {
     Register(Register),
     /// It is used at once, with an index.
-    Operand,
+    Operand(Reach),
     /// It was read from a constant word.
     Word,
 }
@@ -265,11 +265,29 @@ impl Pass<'_> {
             let into = if address_only && plain {
                 Into::Register(instruction.op0_register())
             } else {
-                Into::Operand
+                Into::Operand(self.folded(address, instruction))
             };
             self.take(address, into);
         } else {
             self.read_at(address, instruction);
+        }
+    }
+
+    /// How far an address with an index may be from the table that is meant. Pointers are read as whole
+    /// words; a jump by a table of its own labels shows where that begins.
+    fn folded(&self, address: usize, instruction: &Instruction) -> Reach {
+        let whole =
+            instruction.mnemonic() == Mnemonic::Lea || instruction.memory_size().size() >= 8;
+        let jump = instruction.flow_control() == FlowControl::IndirectBranch;
+        let label = |at| {
+            self.image
+                .memory
+                .word(at)
+                .is_some_and(|to| self.range.contains(&to))
+        };
+        match whole && !(jump && label(address)) {
+            true => Reach::FAR,
+            false => Reach::FOLDED,
         }
     }
 
@@ -298,10 +316,8 @@ impl Pass<'_> {
         };
         let size = instruction.memory_size().size().max(1);
         let image = self.image;
-        let constant = match image.memory.kind(address) {
-            Some(Kind::Variable) => !image.fixed,
-            kind => kind == Some(Kind::Constant),
-        };
+        let kind = image.memory.kind(address);
+        let constant = matches!(kind, Some(Kind::Constant | Kind::Variable));
         if image.fixed && constant {
             for at in (address & !7..address + size).step_by(8) {
                 self.word(at, how, instruction);
@@ -343,14 +359,18 @@ impl Pass<'_> {
             true => self.image.guess(address),
             false => self.image.address(address),
         };
-        match target {
-            Some(Target::Code(address)) => self.code(address, How::Refer),
-            Some(Target::Constant(address)) => self.taken.push(Taken {
+        if let Some(Target::Code(address)) = target {
+            self.code(address, How::Refer);
+        }
+        // What is meant may be far from the address itself.
+        let far = matches!(into, Into::Operand(Reach::FAR)) && self.image.is_near(address);
+        if far || matches!(target, Some(Target::Constant(_))) {
+            let place = self.place;
+            self.taken.push(Taken {
                 address,
                 into,
-                place: self.place,
-            }),
-            _ => {}
+                place,
+            });
         }
     }
 
@@ -410,7 +430,7 @@ impl Pass<'_> {
                         }
                     }
                 }
-                Into::Operand => Reach::FOLDED,
+                Into::Operand(reach) => reach,
                 Into::Word => Reach::default(),
             };
             self.facts.constants.push(Use {

@@ -20,6 +20,7 @@ use std::path::Path;
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 
+use super::edges::Reach;
 use super::objects::Object;
 use memory::{Kind, Memory};
 use relocs::{Slot, Slots};
@@ -54,6 +55,8 @@ pub(crate) struct Image {
     pub(crate) symbols: Symbols,
     /// Linked for one address: pointers are not marked.
     pub(crate) fixed: bool,
+    /// Variables without an initial value: no pointer of the linker's is there.
+    pub(crate) zeroed: Vec<Range<usize>>,
     /// What belongs to no constant: the loader's own tables among them.
     pub(crate) reserved: Vec<Range<usize>>,
     /// From the thread pointer to the initial image, for an executable.
@@ -79,6 +82,7 @@ impl Image {
             functions,
             slots,
             fixed: object.bias == 0,
+            zeroed: object.segments.iter().map(|s| s.zeroed.clone()).collect(),
             reserved: reserved(object, &symbols),
             tls: object.tls.filter(|_| executable).map(from_thread_pointer),
             symbols,
@@ -123,7 +127,9 @@ impl Image {
                 self.address(value)
                     .or(outside.then_some(Target::Foreign(value)))
             }
-            None if self.fixed => self.guess(self.memory.word(at)?),
+            None if self.fixed && !self.zeroed.iter().any(|range| range.contains(&at)) => {
+                self.guess(self.memory.word(at)?)
+            }
             None => None,
         }
     }
@@ -137,17 +143,23 @@ impl Image {
         table || uncovered && self.memory.kind(address) == Some(Kind::Text)
     }
 
-    /// What an address itself leads to. Variables count with what they hold, too, if their pointers are
-    /// marked: many are tables in all but name, beside a counter or in a section of their own.
+    /// What an address itself leads to. Variables count with what they hold, too: many are tables in all
+    /// but name, beside a counter or in a section of their own.
     pub(crate) fn address(&self, value: usize) -> Option<Target> {
         if !self.range.contains(&value) {
             return None;
         }
         match self.memory.kind(value)? {
             Kind::Text => Some(Target::Code(value)),
-            Kind::Constant => Some(Target::Constant(value)),
-            Kind::Variable => (!self.fixed).then_some(Target::Constant(value)),
+            Kind::Constant | Kind::Variable => Some(Target::Constant(value)),
         }
+    }
+
+    /// Whether a table of this image may be meant by an address with an index.
+    pub(crate) fn is_near(&self, address: usize) -> bool {
+        let (before, after) = (Reach::FAR.before as usize, Reach::FAR.after as usize);
+        let start = self.range.start.saturating_sub(after);
+        (start..self.range.end.saturating_add(before)).contains(&address)
     }
 
     /// What a number leads to that may be an address and may be not. Nothing of the program's lies in

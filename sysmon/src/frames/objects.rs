@@ -22,6 +22,8 @@ pub(crate) struct Census {
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
+    /// The end of it that is not in the file.
+    pub(crate) zeroed: Range<usize>,
     pub(crate) executable: bool,
     pub(crate) writable: bool,
 }
@@ -102,6 +104,7 @@ unsafe extern "C" fn note(
         let range = start..start.wrapping_add(header.p_memsz as usize);
         match header.p_type {
             libc::PT_LOAD => object.segments.push(Segment {
+                zeroed: range.end.min(start.wrapping_add(header.p_filesz as usize))..range.end,
                 range,
                 executable: header.p_flags & libc::PF_X != 0,
                 writable: header.p_flags & libc::PF_W != 0,

@@ -186,3 +186,46 @@ fn what_only_looks_like_vtables_is_not_cut() {
         assert_eq!(whole, [0..3 * stride]);
     }
 }
+
+/// What the piece at this word of an image leads to, if that word is a variable.
+fn variable(words: &[Word], zeroed: bool) -> Vec<Target> {
+    let (mut image, first) = image(words);
+    let end = first + words.len() * 8;
+    image.memory.rename(first..end, Kind::Variable);
+    image.zeroed = if zeroed { vec![first..end] } else { vec![] };
+    let constants = Constants::cut(&image, &[], Rule::Certain);
+    let pieces = constants.pieces(&plain(first));
+    pieces
+        .flat_map(|piece| constants.targets(&image, piece))
+        .collect()
+}
+
+#[test]
+fn a_function_in_a_variable_counts_without_relocations() {
+    let code = variable(&[Number(1), Code], false);
+    assert!(matches!(code[..], [Target::Code(_)]), "{code:?}");
+}
+
+#[test]
+fn a_variable_without_an_initial_value_leads_nowhere() {
+    assert_eq!(variable(&[Number(1), Code], true), []);
+}
+
+/// `TABLE[i - 1000]` reads at `TABLE - 8000 + 8 * i`.
+#[test]
+fn a_table_counts_whose_address_has_an_index_folded_into_it() {
+    let mut words = vec![Number(0); 1200];
+    words[1100] = Code;
+    let (image, first) = image(&words);
+    let table = first + 1100 * 8;
+    let constants = Constants::cut(&image, &[plain(table)], Rule::Certain);
+    let found = |reference| {
+        let pieces = constants.pieces(&reference);
+        let mut targets = pieces.flat_map(|piece| constants.targets(&image, piece));
+        targets.any(|target| matches!(target, Target::Code(_)))
+    };
+    let far = |address| at(address, Reach::FAR.before, Reach::FAR.after);
+    assert!(found(far(table - 8000)));
+    assert!(found(far(first - 64)), "where no constant is");
+    assert!(!found(plain(first - 64)));
+}

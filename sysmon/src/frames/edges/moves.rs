@@ -35,6 +35,13 @@ impl Reach {
         after: 4 * STRIDE,
     };
 
+    /// The same for one that reads a pointer. The distance is a constant index of the program's times the
+    /// size of an entry, and all that lies that near counts. Only in images with a fixed address.
+    pub(crate) const FAR: Reach = Reach {
+        before: 1 << 16,
+        after: 1 << 16,
+    };
+
     fn join(self, other: Reach) -> Reach {
         Reach {
             before: self.before.max(other.before),

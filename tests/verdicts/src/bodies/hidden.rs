@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::hint::black_box;
 use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::locals::by_thread;
 use super::{ALONE, table};
@@ -22,6 +23,8 @@ table! {
     hidden_in_a_match_of_objects: ALONE;
     hidden_in_a_match_of_tables: ALONE;
     hidden_in_a_static_object: ALONE;
+    hidden_beside_a_counter: ALONE;
+    hidden_in_a_table_of_variables: ALONE;
     hidden_in_a_tail_call: ALONE;
     hidden_by_a_frame_that_is_gone: ALONE;
     hidden_by_two_frames_that_are_gone: ALONE;
@@ -165,6 +168,35 @@ static OBJECT: &dyn Source = &Mine;
 fn hidden_in_a_static_object(probe: &Probe) -> bool {
     let object = *black_box(&OBJECT);
     stays(probe, |n| object.number(n))
+}
+
+struct Counted {
+    calls: AtomicU64,
+    number: Number,
+}
+
+/// Not constant, because of the counter.
+static COUNTED: Counted = Counted {
+    calls: AtomicU64::new(0),
+    number: by_thread,
+};
+
+fn hidden_beside_a_counter(probe: &Probe) -> bool {
+    let counted = black_box(&COUNTED);
+    stays(probe, |n| {
+        counted.calls.fetch_add(1, Relaxed);
+        (counted.number)(n)
+    })
+}
+
+static MANY: [(AtomicU64, &[Number; 2]); 2] =
+    [(AtomicU64::new(1), &OTHER), (AtomicU64::new(2), &INNER)];
+
+/// A variable that leads to a constant that leads to the function.
+fn hidden_in_a_table_of_variables(probe: &Probe) -> bool {
+    let key = black_box(2);
+    let entry = MANY.iter().find(|entry| entry.0.load(Relaxed) == key);
+    entry.is_some_and(|entry| stays(probe, entry.1[black_box(1)]))
 }
 
 #[inline(never)]
