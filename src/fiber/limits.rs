@@ -1,9 +1,9 @@
 //! The time limits that a fiber, or a plain thread, is in. Values only.
 //!
-//! Frames that enter limits need not nest: a coroutine library may suspend a frame inside a limit and
-//! go on with it inside another one, on another thread, or never. So nothing here refers to a
-//! frame (S14). A limit is named by an [`Id`] that no other limit of the process has or has had, and
-//! is removed by that name from wherever it stands; where it is not found, nothing is removed.
+//! Frames that enter limits need not nest: a coroutine library may suspend a frame inside a limit
+//! and go on with it inside another one, on another thread, or never. So nothing here refers to a
+//! frame (S14). A limit is named by an [`Id`] that no other limit of the process has or has had,
+//! and is removed by that name from wherever it stands; where it is not found, nothing is removed.
 //!
 //! Limits are kept in the order in which they were entered. The first few need no allocation.
 //!

@@ -8,7 +8,8 @@
 //!
 //! A stack comes in size classes, powers of two. Its head, at the top, lies in the page every fiber
 //! touches anyway; it holds the coroutine that lives on the stack (`switch.rs`), the link for
-//! lists, and the time limits of the fiber (`limits.rs`). The kernel commits page by page: that is how a stack grows.
+//! lists, and the time limits of the fiber (`limits.rs`). The kernel commits page by page: that is
+//! how a stack grows.
 //!
 //! The guard is [`GUARD`] bytes long: code that was compiled without stack probes (most C) touches a
 //! large frame at its far end first, and must not reach the next stack (S15). It is installed once,
@@ -114,8 +115,8 @@ const fn stride(class: u8) -> usize {
 const COLOURS: usize = 16;
 const CACHE_LINE: usize = 64;
 
-/// What lies at the top of every stack. Its first cache line is all that a switch needs. Its address is
-/// the stack's name.
+/// What lies at the top of every stack. Its first cache line is all that a switch needs. Its
+/// address is the stack's name.
 #[repr(C, align(64))]
 pub(crate) struct StackHead {
     /// While nobody uses the stack, of the list it is in; else see [`StackHead::region`].
@@ -190,11 +191,12 @@ impl StackHead {
         unsafe { (*head).link.store(region, Relaxed) };
     }
 
-    /// The time limits of the stack's fiber, or of one before it: the record says whether there are any.
+    /// The time limits of the stack's fiber, or of one before it: the record says whether there are
+    /// any.
     ///
     /// # Safety
-    /// There is a head; on the thread that runs the fiber; and it does not leave the stack while the
-    /// result is used.
+    /// There is a head; on the thread that runs the fiber; and it does not leave the stack while
+    /// the result is used.
     pub(crate) unsafe fn limits<'a>(head: *const StackHead) -> &'a Limits {
         // SAFETY: by the caller's promise; and only its fiber touches it.
         unsafe { &(*head).limits }

@@ -44,8 +44,8 @@ use crate::sched::{block, context, limit, swallow};
 ///
 /// A fiber that was asked to end gets [`Woken::ByCancel`] at once, this time and every time after:
 /// let go of what you hold and return, or call [`task::checkpoint`](crate::task::checkpoint), which
-/// unwinds. From the third time on that takes longer each time, up to 100 ms. A fiber that is unwinding is not told again, and while a great many others unwind it is
-/// told later.
+/// unwinds. From the third time on that takes longer each time, up to 100 ms. A fiber that is
+/// unwinding is not told again, and while a great many others unwind it is told later.
 ///
 /// ```
 /// use indent::park::{self, ParkReason, Woken};

@@ -116,9 +116,9 @@ pub struct Metrics {
     pub tasks_threadless: usize,
     /// Times a fiber was delayed because it was asked to end, or its [time
     /// limit](crate::time::timeout) had passed, and it caught the unwinding of its blocking calls
-    /// and blocked again. Two such unwindings are immediate, the next is delayed by 1 ms, and
-    /// each further one for twice as long, up to 100 ms. One line on standard error names such a fiber. If
-    /// this grows, some code catches every panic: it should pass the payload on with
+    /// and blocked again. Two such unwindings are immediate, the next is delayed by 1 ms, and each
+    /// further one for twice as long, up to 100 ms. One line on standard error names such a fiber.
+    /// If this grows, some code catches every panic: it should pass the payload on with
     /// [`resume_unwind`](std::panic::resume_unwind), or stop.
     pub unwind_pauses: u64,
     /// What fibers wait by for sockets, pipes, and whatever else can be polled.

@@ -352,8 +352,8 @@ pub(crate) fn unwinds_as_told() -> bool {
     limit::is_told(context::current_fiber())
 }
 
-/// Leaves the fiber by unwinding: destructors run, no message is printed. Not at once if it has come to
-/// this again and again.
+/// Leaves the fiber by unwinding: destructors run, no message is printed. Not at once if it has
+/// come to this again and again.
 pub(crate) fn unwind() -> ! {
     swallow::note_unwinding();
     limit::say_told(context::current_fiber());

@@ -2,21 +2,23 @@
     unsafe_code,
     reason = "finds the limits of a fiber at the top of its stack"
 )]
-//! Time limits: one deadline for everything a closure waits for. And closures that are not to be ended.
+//! Time limits: one deadline for everything a closure waits for. And closures that are not to be
+//! ended.
 //!
-//! A fiber, or a plain thread, has the list of the limits it is in, by value (`fiber/limits.rs`): a fiber
-//! at the top of its stack, a thread in a thread-local. The earliest bounds every park that
-//! listens to requests to end, as if it were that park's own deadline; once it has passed it *is* such
-//! a request: the park ends with `ByCancel`, the caller unwinds, and the frame that set the
+//! A fiber, or a plain thread, has the list of the limits it is in, by value (`fiber/limits.rs`): a
+//! fiber at the top of its stack, a thread in a thread-local. The earliest bounds every park that
+//! listens to requests to end, as if it were that park's own deadline; once it has passed it *is*
+//! such a request: the park ends with `ByCancel`, the caller unwinds, and the frame that set the
 //! limit catches that. So nothing that blocks needs to know of limits.
 //!
 //! An inner limit never outlasts an outer one. Of several that have passed the innermost ends its
-//! closure first; the next blocking call after it unwinds to the next one. A fiber that was asked to
-//! end goes on unwinding whatever its limits say.
+//! closure first; the next blocking call after it unwinds to the next one. A fiber that was asked
+//! to end goes on unwinding whatever its limits say.
 //!
-//! Frames that set limits need not nest (S14): other stackful code, a coroutine library for example,
-//! may suspend such a frame on a stack of its own and resume it inside other limits. A limit applies
-//! from the time it is entered until its closure ends, in whatever order those end, to
+//! Frames that set limits need not nest (S14): other stackful code, a coroutine library for
+//! example, may suspend such a frame on a stack of its own and resume it inside other limits. A
+//! limit applies from the time it is entered until its closure ends, in whatever order those end,
+//! to
 //! - code on the stack of its fiber or thread, if it was entered there;
 //! - code on any other stack that its fiber or thread runs.
 //!
@@ -26,8 +28,8 @@
 //! and its end there removes nothing. The limit it left behind, like that of a closure that never
 //! goes on, stays until its fiber or thread ends and bounds coroutines there.
 //!
-//! A closure may also run *undisturbed* ([`Undisturbed`]): neither requests nor limits from outside are
-//! heard in it, as if they came when it is over. That is a limit without a time.
+//! A closure may also run *undisturbed* ([`Undisturbed`]): neither requests nor limits from outside
+//! are heard in it, as if they came when it is over. That is a limit without a time.
 //!
 //! On threads of `compute` limits are not heard: such a thread, while it waits for a part of its closure,
 //! may run a part of another one, which a limit of the thread would end.
@@ -37,9 +39,9 @@
 //!
 //! *Told.* A fiber or thread that unwinds by our payload, and not by a panic, left at a call that
 //! blocks, between two steps of its own: what it held is in order. One bit says so, from the throw
-//! until the payload is dropped; a park that finds the caller not unwinding at all clears it, too, for
-//! a payload that was kept. (The place at the gate says less: a fiber may have one and return, or
-//! panic, and it may be taken back.)
+//! until the payload is dropped; a park that finds the caller not unwinding at all clears it, too,
+//! for a payload that was kept. (The place at the gate says less: a fiber may have one and return,
+//! or panic, and it may be taken back.)
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -262,8 +264,8 @@ fn enter(at: Instant) -> Option<Id> {
     heard.then(|| own(fiber, |own| own.enter(Some(at))))
 }
 
-/// Leaves the limit. Whether what ended the closure ends here: not if it was `told` to end by another
-/// limit, or by a request.
+/// Leaves the limit. Whether what ended the closure ends here: not if it was `told` to end by
+/// another limit, or by a request.
 #[inline(never)]
 fn end(id: Id, at: Instant, told: bool) -> bool {
     let fiber = context::current_fiber(); // perhaps not the one that entered it
@@ -286,8 +288,9 @@ fn end(id: Id, at: Instant, told: bool) -> bool {
     ends_here
 }
 
-/// A caller that was told that a limit passed got a place at the gate, whether it unwound or returned.
-/// Unless the fiber was asked to end, or is unwinding for another reason, it needs the place no longer.
+/// A caller that was told that a limit passed got a place at the gate, whether it unwound or
+/// returned. Unless the fiber was asked to end, or is unwinding for another reason, it needs the
+/// place no longer.
 fn give_up_place(fiber: Option<FiberRef>) {
     let with_one = fiber.filter(|fiber| fiber.gate_pass.load(Relaxed));
     if let Some(with_one) = with_one
@@ -306,11 +309,11 @@ fn is_cancelled(fiber: Option<FiberRef>) -> bool {
     CAN_UNWIND && fiber.is_some_and(asked) && !is_deaf(fiber)
 }
 
-/// While this lives, the fiber or plain thread that began it is not told to end. What it limits itself
-/// ends as ever.
+/// While this lives, the fiber or plain thread that began it is not told to end. What it limits
+/// itself ends as ever.
 ///
-/// Apart from the closure that runs meanwhile, whose frame would be bound to its thread by what this
-/// touches (S5).
+/// Apart from the closure that runs meanwhile, whose frame would be bound to its thread by what
+/// this touches (S5).
 #[must_use = "it lasts while this lives"]
 pub(crate) struct Undisturbed(Id);
 

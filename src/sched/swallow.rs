@@ -1,15 +1,15 @@
 //! Delays code that catches the unwinding of its blocking calls and blocks again.
 //!
-//! A request to end stands until the fiber is over, and a limit that has passed until its closure is:
-//! every further blocking call unwinds as well. A loop that catches all panics around such a call
-//! would use a whole CPU and get nowhere. So each unwinding is counted. The first [`PROMPT`] of them
-//! are immediate; from then on the call waits before it unwinds, each time twice as long, up to
-//! [`LONGEST`].
+//! A request to end stands until the fiber is over, and a limit that has passed until its closure
+//! is: every further blocking call unwinds as well. A loop that catches all panics around such a
+//! call would use a whole CPU and get nowhere. So each unwinding is counted. The first [`PROMPT`]
+//! of them are immediate; from then on the call waits before it unwinds, each time twice as long,
+//! up to [`LONGEST`].
 //!
 //! A fiber is parked meanwhile, so its worker runs others. That park hears neither requests nor
-//! limits, and the fiber gives up its place at the gate for as long: it is not unwinding. A shutdown
-//! does not wait for the park: at its timeout it lists the fiber as one that is parked, and nothing
-//! runs that fiber again. A plain thread, which only a time limit makes unwind, sleeps.
+//! limits, and the fiber gives up its place at the gate for as long: it is not unwinding. A
+//! shutdown does not wait for the park: at its timeout it lists the fiber as one that is parked,
+//! and nothing runs that fiber again. A plain thread, which only a time limit makes unwind, sleeps.
 //!
 //! The count begins anew when a limit ends and neither a request nor another limit that has passed
 //! is left (`limit.rs`).
@@ -27,7 +27,8 @@ use crate::fiber::state::{Hearing, Signal, Woken};
 use crate::sched::limit::{self, Own};
 use crate::sched::{block, context};
 
-/// So many are immediate: one ends the closure of a fiber, a second one what it does on its way out.
+/// So many are immediate: one ends the closure of a fiber, a second one what it does on its way
+/// out.
 const PROMPT: u8 = 2;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(100);
@@ -118,8 +119,8 @@ fn report(fiber: Option<FiberRef>) {
     };
     let _ = write!(
         line,
-        ": {cause}, but it catches the unwinding of its blocking calls and blocks again; each further \
-         call is delayed by up to {LONGEST:?}; let what `catch_unwind` returns pass, with \
+        ": {cause}, but it catches the unwinding of its blocking calls and blocks again; each \
+         further call is delayed by up to {LONGEST:?}; let what `catch_unwind` returns pass, with \
          `std::panic::resume_unwind`, or leave the loop"
     );
     if earlier + 1 == REPORTS {

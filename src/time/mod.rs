@@ -81,19 +81,19 @@ fn sleep_to(deadline: Option<Instant>) {
 /// # Code that catches every panic
 ///
 /// The limit unwinds with a payload of the runtime's own. Code that catches it (`catch_unwind`) and
-/// blocks again unwinds again, at once. The third such unwinding and all after it are delayed, by 1 ms
-/// and then by twice as long each time, up to 100 ms; after some of them a line on standard error names
-/// the fiber or thread. `timeout` returns only when `f` does: such code should pass the payload on with
-/// [`resume_unwind`](std::panic::resume_unwind), or return. The same holds for a fiber that is asked to
-/// end ([`unwind_pauses`](crate::runtime::Metrics::unwind_pauses)).
+/// blocks again unwinds again, at once. The third such unwinding and all after it are delayed, by 1
+/// ms and then by twice as long each time, up to 100 ms; after some of them a line on standard
+/// error names the fiber or thread. `timeout` returns only when `f` does: such code should pass the
+/// payload on with [`resume_unwind`](std::panic::resume_unwind), or return. The same holds for a
+/// fiber that is asked to end ([`unwind_pauses`](crate::runtime::Metrics::unwind_pauses)).
 ///
 /// # Coroutines of other libraries
 ///
 /// A stackful coroutine may be suspended inside `f`, and `f` may end inside other limits than it
 /// began in, or never. The limit belongs to the fiber or thread that called `timeout`. It does not
-/// apply to the code that resumes the coroutine, but to all coroutines that the same fiber or thread
-/// runs, until `f` ends. If the coroutine goes on in another fiber or thread, the limit does not
-/// apply there, and is not removed where it began.
+/// apply to the code that resumes the coroutine, but to all coroutines that the same fiber or
+/// thread runs, until `f` ends. If the coroutine goes on in another fiber or thread, the limit does
+/// not apply there, and is not removed where it began.
 ///
 /// ```
 /// use indent::time::{self, Duration};
