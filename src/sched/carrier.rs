@@ -7,11 +7,11 @@
 //! fibers belong to their carrier: its home queue, and its inbox for wakes from other threads.
 //!
 //! Sets say which carriers may be given a worker (numbers of carriers, claims as in `bitmap.rs`):
-//! *resting*, by any giver, and *homes*, the same with fibers at home, if there is no other; *frozen*
-//! (`freeze.rs`); *keeping*, carriers that rest and keep fibers which want to be alone (`moving.rs`),
-//! and *retiring*, whose threads end with their fibers (`retire.rs`), both for the sake of those
-//! fibers only; *wanted*, by the next worker that looks; *vacant* numbers have no thread. A thread that
-//! claims a resting, keeping or retiring carrier owes it a worker.
+//! *resting*, by any giver, and *homes*, the same with fibers at home, if there is no other;
+//! *frozen* (`freeze.rs`); *keeping*, carriers that rest and keep fibers which want to be alone
+//! (`moving.rs`), and *retiring*, whose threads end with their fibers (`retire.rs`), both for the
+//! sake of those fibers only; *wanted*, by the next worker that looks; *vacant* numbers have no
+//! thread. A thread that claims a resting, keeping or retiring carrier owes it a worker.
 //!
 //! **I10** A runnable started fiber is never forgotten. A waker posts to the inbox, then looks:
 //! the carrier holds a worker → that worker is roused if it sleeps, and looks into the inbox before

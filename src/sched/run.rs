@@ -187,8 +187,9 @@ fn leave_for(token: &mut Entered, fiber: FiberRef, its_turn: bool) -> Leave {
     }
 }
 
-/// The thread has had its last fiber (S16): the worker goes to another one, or is an orphan until there
-/// is one. This thread starts none, and its own place may be what a new one needs. The token is void.
+/// The thread has had its last fiber (S16): the worker goes to another one, or is an orphan until
+/// there is one. This thread starts none, and its own place may be what a new one needs. The token
+/// is void.
 #[cold]
 fn leave_spent(token: &mut Entered) {
     moving::take_along(token);
