@@ -39,7 +39,8 @@ fn nothing_is_lost_where_some_threads_are_refused_membarrier() {
 mod child {
     use super::*;
 
-    /// From here on `membarrier` fails: on the calling thread and what it starts, or on all threads.
+    /// From here on `membarrier` fails: on the calling thread and what it starts, or on all
+    /// threads.
     fn forbid_membarrier(everywhere: bool) {
         let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let (load, equal, answer) = (

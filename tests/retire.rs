@@ -1,7 +1,8 @@
 #![expect(unsafe_code, reason = "changes what the kernel keeps for a thread")]
 //! What a fiber does to its thread in the kernel is not seen by other fibers (S16).
 //!
-//! Each test runs in a process of its own, as root: a thread that is not ended spoils what comes after.
+//! Each test runs in a process of its own, as root: a thread that is not ended spoils what comes
+//! after.
 
 use std::fs;
 use std::hint::black_box;
@@ -56,7 +57,8 @@ fn declaring_a_plain_thread_changed_does_nothing() {
 mod child {
     use super::*;
 
-    /// What the kernel keeps for the calling thread, as far as it shows. In system calls that bind nothing.
+    /// What the kernel keeps for the calling thread, as far as it shows. In system calls that bind
+    /// nothing.
     fn attributes() -> String {
         let status = fs::read_to_string("/proc/thread-self/status").unwrap();
         let shown = ["Uid:", "Gid:", "CapEff:", "NoNewPrivs:", "Seccomp:"];
@@ -143,7 +145,8 @@ mod child {
         }
     }
 
-    /// Runs a fiber that changes its thread, others beside it and after it, and waits for the thread to end.
+    /// Runs a fiber that changes its thread, others beside it and after it, and waits for the
+    /// thread to end.
     fn check(workers: usize, declared: bool, change: fn()) {
         let rt = Builder::new().workers(workers).build().unwrap();
         let clean = rt.block_on(attributes);
@@ -336,7 +339,8 @@ mod child {
         });
     }
 
-    /// Threads of the process that have another user for files than `clean` says, but for the caller's.
+    /// Threads of the process that have another user for files than `clean` says, but for the
+    /// caller's.
     fn all_but_this_thread_are(clean: &str) -> Vec<String> {
         let here = thread();
         let here = here.rsplit('/').next().unwrap();

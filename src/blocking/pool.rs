@@ -197,8 +197,8 @@ impl Inner {
         }
     }
 
-    /// Starts a thread; false if the system refuses it, or the pool is closed, or a new thread would
-    /// inherit what it must not (S16): then the helper starts one.
+    /// Starts a thread; false if the system refuses it, or the pool is closed, or a new thread
+    /// would inherit what it must not (S16): then the helper starts one.
     #[cold]
     fn start(self: &Arc<Self>) -> bool {
         if retire::is_here() {

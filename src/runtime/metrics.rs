@@ -106,8 +106,8 @@ pub struct Metrics {
     /// Reports of fibers that ran for too long for which there was no room: too many at once, or whoever
     /// [listens](crate::runtime::Builder::on_overrun) takes too long.
     pub reports_lost: u64,
-    /// Times the kernel refused a `membarrier` it had granted before: a seccomp filter, in most cases. Workers
-    /// are then taken only from threads that are seen asleep. Of the whole process.
+    /// Times the kernel refused a `membarrier` it had granted before: a seccomp filter, in most
+    /// cases. Workers are then taken only from threads that are seen asleep. Of the whole process.
     pub barriers_refused: u64,
     /// Times a system call of the runtime's own was interrupted by a signal.
     pub eintr: u64,

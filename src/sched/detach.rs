@@ -47,8 +47,8 @@ impl Carrier {
         nanos(cpu.saturating_sub(time))
     }
 
-    /// Whether the kernel has its thread off the CPU at this moment, as a proof (`owner.rs`). To be asked
-    /// on another thread.
+    /// Whether the kernel has its thread off the CPU at this moment, as a proof (`owner.rs`). To be
+    /// asked on another thread.
     pub(crate) fn sleeps(&self) -> bool {
         self.thread.system_call().is_some()
     }
@@ -169,8 +169,8 @@ impl Shared {
     }
 }
 
-/// On the monitor's thread: whether the kernel refuses barriers (S18) and that is to be reported, which is
-/// once in a process.
+/// On the monitor's thread: whether the kernel refuses barriers (S18) and that is to be reported,
+/// which is once in a process.
 pub(crate) fn has_barrier_to_report() -> bool {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     os::barriers_refused() > 0 && !REPORTED.swap(true, SeqCst)

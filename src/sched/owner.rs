@@ -32,18 +32,19 @@
 //!
 //! The enterer pays no fence: the heavy barrier (`membarrier`) is the taker's, who is rare.
 //!
-//! **I7 without `membarrier`** (S18). A seccomp filter that is installed later may refuse the call, on
-//! all threads or on some. Light barriers order nothing then, and neither does a flag that makes
+//! **I7 without `membarrier`** (S18). A seccomp filter that is installed later may refuse the call,
+//! on all threads or on some. Light barriers order nothing then, and neither does a flag that makes
 //! them fences from now on: an enterer may have read the flag before. So the taker looks at the
-//! enterer's thread instead, *after* the exchange, by a file that the kernel fills in under the lock
-//! of the thread's run queue and only while the thread is off its CPU (`/proc/self/task/N/syscall`;
-//! `stat` proves nothing, since a thread changes the state it shows before it sleeps). What the enterer
-//! did before that sleep happens before the taker's next step: if it went to sleep with the mark up, the
-//! taker reads it up. What it does after it wakes happens after the exchange: it does not find the
-//! worker. The file is the enterer's own: a thread does not end while its worker is in hand. A thread
-//! that is not seen asleep keeps its worker; if it computes it is interrupted on its own
-//! thread, where no barrier is needed. Each take decides for itself, so it does not matter which
-//! threads the filter is on. Model: `loom_without_membarrier_only_a_sleeper_loses_its_worker`.
+//! enterer's thread instead, *after* the exchange, by a file that the kernel fills in under the
+//! lock of the thread's run queue and only while the thread is off its CPU
+//! (`/proc/self/task/N/syscall`; `stat` proves nothing, since a thread changes the state it shows
+//! before it sleeps). What the enterer did before that sleep happens before the taker's next step:
+//! if it went to sleep with the mark up, the taker reads it up. What it does after it wakes happens
+//! after the exchange: it does not find the worker. The file is the enterer's own: a thread does
+//! not end while its worker is in hand. A thread that is not seen asleep keeps its worker; if it
+//! computes it is interrupted on its own thread, where no barrier is needed. Each take decides for
+//! itself, so it does not matter which threads the filter is on. Model:
+//! `loom_without_membarrier_only_a_sleeper_loses_its_worker`.
 
 use std::ptr::{self, NonNull};
 
@@ -154,9 +155,9 @@ impl<W> Owner<W> {
         }
     }
 
-    /// Takes the worker from a carrier that is outside runtime code, and before its thread can enter
-    /// again does what must be done to the things of that carrier. `sleeps` says whether the kernel
-    /// has that thread off its CPU; it is asked where the kernel refuses a barrier.
+    /// Takes the worker from a carrier that is outside runtime code, and before its thread can
+    /// enter again does what must be done to the things of that carrier. `sleeps` says whether the
+    /// kernel has that thread off its CPU; it is asked where the kernel refuses a barrier.
     pub(crate) fn take<R>(
         &self,
         sleeps: impl FnOnce() -> bool,
@@ -393,7 +394,8 @@ mod models {
         }
     }
 
-    /// A taker whose barrier fails and an enterer that enters, sleeps in the kernel and enters again.
+    /// A taker whose barrier fails and an enterer that enters, sleeps in the kernel and enters
+    /// again.
     fn without_membarrier(looks: bool) {
         check(4, move || {
             let_membarrier_fail(true);

@@ -1,10 +1,10 @@
 //! Threads that end with a fiber, because it changed what the kernel keeps for its thread (S16).
 //!
-//! Namespaces, credentials, capabilities, filters and scheduling belong to the kernel's thread, are not put
-//! back by anything, and are inherited by the threads and processes it starts. A fiber that changes
-//! them says so ([`caller`], behind `runtime::retire_thread`), or the machine code says that it may
-//! (`frames::changes_thread`, asked of its outermost function when it starts, and when it ends if the
-//! code had not been read by then). From there on
+//! Namespaces, credentials, capabilities, filters and scheduling belong to the kernel's thread, are
+//! not put back by anything, and are inherited by the threads and processes it starts. A fiber that
+//! changes them says so ([`caller`], behind `runtime::retire_thread`), or the machine code says
+//! that it may (`frames::changes_thread`, asked of its outermost function when it starts, and when
+//! it ends if the code had not been read by then). From there on
 //!
 //! - the fiber stays on its thread, whatever its frames allow (`Record::keep_on_thread`);
 //! - its carrier *retires*: the fiber is its tenant whenever it is switched out, so no other fiber starts or
@@ -13,12 +13,12 @@
 //!   (`start.rs`, the pools, the I/O poller);
 //! - once it has no fiber it gives its worker away and ends.
 //!
-//! The flag is the carrier's own thread's. A worker that cannot leave such a carrier because no thread can
-//! be had waits and tries again: it runs nothing else there.
+//! The flag is the carrier's own thread's. A worker that cannot leave such a carrier because no
+//! thread can be had waits and tries again: it runs nothing else there.
 //!
-//! What is not seen: changes by closures of the pools (`runtime::blocking`), which have no fiber; by
-//! foreign libraries other than through the names listed; by calls through pointers that the analysis
-//! does not follow; by a fiber that ended before the program's code had been read.
+//! What is not seen: changes by closures of the pools (`runtime::blocking`), which have no fiber;
+//! by foreign libraries other than through the names listed; by calls through pointers that the
+//! analysis does not follow; by a fiber that ended before the program's code had been read.
 
 use indent_sysmon::frames;
 
@@ -61,8 +61,8 @@ pub(crate) fn is_here() -> bool {
     mark.carrier().is_some_and(Carrier::retires)
 }
 
-/// On a fiber's own stack, before and after its closure, whose entry this is: whether it may change its
-/// thread, if that is known.
+/// On a fiber's own stack, before and after its closure, whose entry this is: whether it may change
+/// its thread, if that is known.
 #[inline]
 pub(crate) fn judge(entry: usize) -> Option<bool> {
     let changes = frames::changes_thread(entry)?;

@@ -198,8 +198,9 @@ fn go_to_thread(token: &mut Entered, fiber: FiberRef, thread: &Carrier) -> Where
     }
 }
 
-/// The thread has had its last fiber (S16): the worker goes to another one, or is an orphan until there
-/// is one. This thread starts none, and its own place may be what a new one needs. The token is void.
+/// The thread has had its last fiber (S16): the worker goes to another one, or is an orphan until
+/// there is one. This thread starts none, and its own place may be what a new one needs. The token
+/// is void.
 #[cold]
 fn leave_spent(token: &mut Entered) {
     token.worker().counters.moves.add(1);

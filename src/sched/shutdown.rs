@@ -350,8 +350,8 @@ impl Shared {
             return false;
         }
         self.observers.fetch_add(1, SeqCst);
-        // A fiber that ends from here on sees us, or we see its count. Without a barrier that is true
-        // soon, but not for certain now: we look again (S18).
+        // A fiber that ends from here on sees us, or we see its count. Without a barrier that is
+        // true soon, but not for certain now: we look again (S18).
         let sure = heavy_barrier();
         let result = loop {
             let seen = self.ended.load(SeqCst); // before the look

@@ -28,7 +28,8 @@ impl Shared {
     /// One at a time, and none once the runtime stops: whoever stops it takes the list of threads
     /// under the same lock.
     fn start_thread(&self, worker: Option<NonNull<Worker>>) -> io::Result<()> {
-        // The first threads of a runtime are its maker's affair, as those of `std::thread::spawn` are.
+        // The first threads of a runtime are its maker's affair, as those of `std::thread::spawn`
+        // are.
         if retire::is_here() && self.watchers.begun.load(SeqCst) {
             self.ask_for_spares(); // the helper's thread is as it should be
             return Err(io::Error::other(

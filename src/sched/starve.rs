@@ -42,8 +42,8 @@ impl Shared {
                  (raise vm.max_map_count or ulimit -v, or spawn fewer at a time)\n",
             );
         }
-        // A fiber that ends from here on sees the push, or we see its end. Without a barrier that is
-        // not certain: the helper looks again (S18).
+        // A fiber that ends from here on sees the push, or we see its end. Without a barrier that
+        // is not certain: the helper looks again (S18).
         if !heavy_barrier() {
             self.feed_later();
         }
@@ -67,8 +67,9 @@ impl Shared {
         }
     }
 
-    /// On the helper's thread: if fibers wait whose push may not have been seen, gives each class another
-    /// chance, and says when to come again. Not at once when it is asked for: they have just tried.
+    /// On the helper's thread: if fibers wait whose push may not have been seen, gives each class
+    /// another chance, and says when to come again. Not at once when it is asked for: they have
+    /// just tried.
     pub(crate) fn feed_unsure(&self, just_asked: bool) -> Option<Duration> {
         if os::barriers_refused() == 0 || self.starved() == 0 {
             return None;

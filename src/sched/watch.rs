@@ -307,8 +307,8 @@ impl Shared {
         self.watchers.ask(PARTING);
     }
 
-    /// Asks the helper to give fibers that wait for a stack another chance, in case that a fiber that
-    /// ended did not see them.
+    /// Asks the helper to give fibers that wait for a stack another chance, in case that a fiber
+    /// that ended did not see them.
     pub(crate) fn feed_later(&self) {
         self.watchers.ask(FEED);
     }

@@ -63,7 +63,8 @@ impl Watch {
         sets.add_once(set, worker as u64)
     }
 
-    /// On the helper's thread: starts the thread if another must not start it. True if it is refused.
+    /// On the helper's thread: starts the thread if another must not start it. True if it is
+    /// refused.
     pub(crate) fn start_if_wanted(&self, shared: &Shared) -> bool {
         if !self.wanted.swap(false, SeqCst) {
             return false;

@@ -193,9 +193,9 @@ impl Judge {
             .map_or(Verdict::Alone, |function| self.graph.verdict(function))
     }
 
-    /// Whether the function that begins at this address may change an attribute that the kernel keeps for
-    /// its thread: namespaces, credentials, capabilities, filters, scheduling. What other libraries than
-    /// the C library do inside is not seen.
+    /// Whether the function that begins at this address may change an attribute that the kernel
+    /// keeps for its thread: namespaces, credentials, capabilities, filters, scheduling. What other
+    /// libraries than the C library do inside is not seen.
     ///
     /// ```
     /// use indent_sysmon::frames::Judge;

@@ -20,9 +20,9 @@ pub(crate) fn is_harmless(number: i64) -> bool {
     HARMLESS.iter().any(|&(listed, _)| listed == number)
 }
 
-/// Whether a request changes an attribute that the kernel keeps for the calling thread and that outlives
-/// the call, or may: whatever runs on the thread later finds it changed (S16). Masks and stacks of signals
-/// are not meant: code that changes those puts them back.
+/// Whether a request changes an attribute that the kernel keeps for the calling thread and that
+/// outlives the call, or may: whatever runs on the thread later finds it changed (S16). Masks and
+/// stacks of signals are not meant: code that changes those puts them back.
 pub(crate) fn changes_thread(number: Option<i64>) -> bool {
     number.is_none_or(|number| CHANGES.contains(&number))
 }

@@ -124,7 +124,8 @@ impl Graph {
         lists.known.iter().filter(exempt).count()
     }
 
-    /// All nodes that lead to one of these, and these, by the rules for callees; once it is settled.
+    /// All nodes that lead to one of these, and these, by the rules for callees; once it is
+    /// settled.
     pub(super) fn all_leading_to(&self, ends: &[u32], listed: impl Fn(u32) -> Listed) -> Vec<u32> {
         let mut seen = vec![false; self.verdicts.len()];
         let mut found: Vec<u32> = ends.to_vec();

@@ -122,8 +122,9 @@ impl Survey {
         self.uses[number as usize].extend(uses);
     }
 
-    /// A node changes its thread, or may. What the runtime does itself, or std, counts only in functions with
-    /// a name: without names theirs cannot be told apart, and every fiber would end its thread.
+    /// A node changes its thread, or may. What the runtime does itself, or std, counts only in
+    /// functions with a name: without names theirs cannot be told apart, and every fiber would end
+    /// its thread.
     fn note_changer(&mut self, image: &Image, node: u32, ours: bool) {
         let named = match self.places[node as usize] {
             Place::Function { index, .. } => {
