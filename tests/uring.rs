@@ -196,7 +196,7 @@ mod child {
             wait_for("a fiber that selects", || fiber.phase() == Phase::Parked);
         }
         common::wait_for_the_survey();
-        std::thread::sleep(SETTLE);
+        std::thread::sleep(4 * SETTLE); // threads that were made for unjudged fibers have ended
         let before = switches();
         std::thread::sleep(2 * SETTLE);
         assert_eq!(before, switches(), "somebody woke up");

@@ -34,7 +34,7 @@
 //! | `limit` | time limits |
 //! | `swallow` | delays for code that catches its unwinding and blocks again |
 //! | `gate` | how many fibers may unwind at once |
-//! | `watch` | what the watching threads see and do |
+//! | `watch`, `chores` | what the monitor and the helper do |
 //! | `service` | what layers above keep in a runtime: pools of threads |
 //! | `shutdown` | the five steps |
 
@@ -57,6 +57,7 @@ use crate::queue::inject::Inject;
 
 pub(crate) mod block;
 pub(crate) mod carrier;
+mod chores;
 mod class;
 pub(crate) mod context;
 mod count;

@@ -41,7 +41,7 @@ const COLD_THREADS: usize = 64;
 const STILL: Duration = Duration::from_millis(10);
 /// The same before the program's code has been read.
 const STILL_COLD: Duration = Duration::from_millis(2);
-/// Most threads that are added at once, if nothing is dispatched again and again.
+/// Most threads that are added at once. The first time it is one, then twice as many each time.
 const MOST_ADDED: usize = 32;
 /// How long a fiber waits for a thread while no other fiber gets one.
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(10);
@@ -196,6 +196,7 @@ impl Shared {
         let threadless = &self.threadless;
         if threadless.len() == 0 {
             threadless.granted.store(0, Relaxed);
+            threadless.step.store(1, Relaxed);
             return;
         }
         let now = self.clock.nanos();
@@ -208,7 +209,6 @@ impl Shared {
         });
         if before != dispatches {
             threadless.still_since.store(now, Relaxed);
-            threadless.step.store(1, Relaxed);
         } else if now.saturating_sub(threadless.still_since.load(Relaxed)) >= still {
             let step = threadless.step.load(Relaxed);
             let granted = (self.used_threads() + step).saturating_sub(self.soft_limit());

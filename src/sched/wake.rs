@@ -258,8 +258,9 @@ impl Shared {
         let here = token
             .as_ref()
             .map_or(ptr::null(), |token| ptr::from_ref(token.carrier()));
+        // On its own thread the scheduler takes it off the queue, unless it waits there inside its frames.
         if let Some(thread) = thread_of(fiber)
-            && !ptr::eq(thread, here)
+            && (!ptr::eq(thread, here) || fiber.blocks_carrier())
             && thread.deliver(fiber)
         {
             return;

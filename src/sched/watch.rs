@@ -7,11 +7,7 @@
 //! for all of them and says whose deadlines have passed (`timers.rs`). Everything the monitor calls
 //! here keeps its law: no allocation, no lock, no file, no new thread.
 //!
-//! The *helper* does what the monitor may not, when asked: it makes spare carriers, so that a worker
-//! finds a thread at once when it must leave its own; asks how many CPUs the process may use, to which
-//! the number of workers follows; tends to services
-//! (`service.rs`); gives back pages of stacks nobody needs; and studies the program's code, to know
-//! which fibers may change threads (`verdict.rs`); and takes down who was hogging (`overrun.rs`).
+//! What the monitor may not do the *helper* does (`chores.rs`).
 
 use std::io;
 use std::sync::OnceLock;
@@ -21,28 +17,15 @@ use std::sync::atomic::{
 use std::time::{Duration, Instant};
 
 use indent_sysmon::{
-    Chores, GRACE, Helper, Monitor, Phase, Pool, Slot, TICK, Thread, ThreadState, Waiting, frames,
+    GRACE, Helper, Monitor, Phase, Pool, Slot, TICK, Thread, ThreadState, Waiting, frames,
 };
 
-use crate::base::loom::{Mutex, lock};
-use crate::base::os;
+use crate::base::loom::Mutex;
 use crate::fiber::stack;
+use crate::sched::chores::{BARRIER, CPUS, SPARES, TRIM};
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, detach, interrupt};
-
-/// What the helper is asked for.
-const SPARES: u32 = 1;
-const CPUS: u32 = 2;
-const TEND: u32 = 4;
-const TRIM: u32 = 8;
-const STUDY: u32 = 16;
-const REPORTS: u32 = 32;
-const PARTING: u32 = 64;
-const FEED: u32 = 128;
-const POLLER: u32 = 256;
-const BARRIER: u32 = 512;
-const NO_THREAD: u32 = 1024;
+use crate::sched::{Shared, detach};
 
 /// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
 /// programs pay nothing; soon, because until then fibers share threads that should not.
@@ -53,15 +36,6 @@ const RARELY: Duration = Duration::from_millis(10);
 /// Most ticks between two rounds of rotation.
 const MOST_PAUSE: u32 = 64;
 
-/// How often the helper looks whether the program's code has been read.
-const STUDY_PAUSE: Duration = Duration::from_millis(2);
-
-/// How long the helper waits after the system refused it a thread.
-const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-
-/// How long a stack must have been of no use to give back its pages.
-const TRIM_PAUSE: Duration = Duration::from_secs(1);
-
 /// The two threads beside the carriers, and what they remember.
 pub(crate) struct Watchers {
     monitor: OnceLock<Monitor>,
@@ -69,15 +43,15 @@ pub(crate) struct Watchers {
     /// Spares that are being started and do not rest yet.
     pub(crate) starting: AtomicUsize,
     /// Workers that were awake at the monitor's last look.
-    awake: AtomicUsize,
+    pub(super) awake: AtomicUsize,
     /// The system refused a spare; it is not asked again for some time.
-    refused: AtomicBool,
+    pub(super) refused: AtomicBool,
     /// Until then; the helper's own.
-    refused_until: Mutex<Option<Instant>>,
+    pub(super) refused_until: Mutex<Option<Instant>>,
     /// Some worker found no thread: when to look for one again; the helper's own.
-    resize_at: Mutex<Option<Instant>>,
+    pub(super) resize_at: Mutex<Option<Instant>>,
     /// When to look again at stacks nobody needs; the helper's own.
-    trim_at: Mutex<Option<Instant>>,
+    pub(super) trim_at: Mutex<Option<Instant>>,
     /// Looks of the monitor that found somebody awake, up to `STUDY_AFTER`; the monitor's own.
     looks_awake: AtomicU32,
     /// How many more workers may be interrupted at this look for the sake of those whom any can serve.
@@ -93,12 +67,12 @@ pub(crate) struct Watchers {
     rotate_in: AtomicU32,
     rotate_every: AtomicU32,
     /// The helper's thread, and whether it does something.
-    helper_thread: Thread,
-    helps: AtomicBool,
+    pub(super) helper_thread: Thread,
+    pub(super) helps: AtomicBool,
     /// Looks a tick apart; the monitor's own.
     ticks: AtomicU64,
     /// The helper has looked again at all parked fibers since the program's code was read.
-    judged_again: AtomicBool,
+    pub(super) judged_again: AtomicBool,
     /// All workers have their first carriers: before that the helper does nothing.
     pub(crate) begun: AtomicBool,
 }
@@ -130,7 +104,7 @@ impl Watchers {
         }
     }
 
-    fn ask(&self, what: u32) {
+    pub(super) fn ask(&self, what: u32) {
         if let Some(helper) = self.helper.get() {
             helper.ask(what);
         }
@@ -217,28 +191,6 @@ impl Shared {
         }
     }
 
-    /// Asks the helper to look after services that could not do what they should.
-    pub(crate) fn tend_soon(&self) {
-        self.watchers.ask(TEND);
-    }
-
-    /// Asks the helper to find out what binds fibers, for places in the code that were asked for.
-    pub(crate) fn study_soon(&self) {
-        self.watchers.ask(STUDY);
-    }
-
-    /// As many workers as there are CPUs; false if threads for them could not be had.
-    fn follow_cpus(&self) -> bool {
-        self.allowed_cpus.remember();
-        let cpus = (self.settings.count_cpus)();
-        self.cpus.store(cpus, Relaxed);
-        if self.settings.workers_set {
-            return true;
-        }
-        let as_wished = cpus.min(self.workers.len()) == self.count.allowed();
-        as_wished && self.count.is_complete() || self.resize(cpus)
-    }
-
     /// On the monitor's thread: somebody has met places in the code of which nothing is known.
     fn study_now_and_then(&self, awake: bool) {
         let looks = self.watchers.looks_awake.load(Relaxed);
@@ -248,27 +200,6 @@ impl Shared {
         } else if frames::is_asked() {
             self.study_soon();
         }
-    }
-
-    /// If asked, or if some worker found no thread the last time: after a pause.
-    fn resize_again(&self, asked: u32) -> Option<Duration> {
-        let mut at = lock(&self.watchers.resize_at);
-        let now = Instant::now();
-        if asked & CPUS != 0 || at.is_some_and(|at| at <= now) {
-            *at = (!self.follow_cpus()).then(|| now + REFUSED_PAUSE);
-        }
-        at.map(|at| at.saturating_duration_since(now))
-    }
-
-    /// Once a second, as long as there is need.
-    fn trim_stacks(&self, asked: u32) -> Option<Duration> {
-        let mut at = lock(&self.watchers.trim_at);
-        let now = Instant::now();
-        let due = at.map_or(asked & (CPUS | TRIM) != 0, |at| at <= now);
-        if due {
-            *at = stack::trim().then(|| now + TRIM_PAUSE);
-        }
-        at.map(|at| at.saturating_duration_since(now))
     }
 
     /// Those that rest beyond what is kept look again whether they are needed.
@@ -290,110 +221,6 @@ impl Shared {
         {
             self.rotate();
         }
-    }
-
-    /// May be called in a signal handler.
-    pub(crate) fn ask_for_spares(&self) {
-        self.watchers.ask(SPARES);
-    }
-
-    /// Somebody has been captured, or may be soon. May be called in a signal handler.
-    pub(crate) fn ask_for_reports(&self) {
-        self.watchers.ask(REPORTS);
-    }
-
-    /// Another runtime was let go of where it may not be dropped.
-    pub(crate) fn part_soon(&self) {
-        self.watchers.ask(PARTING);
-    }
-
-    /// Asks the helper to give fibers that wait for a stack another chance, in case that a fiber
-    /// that ended did not see them.
-    pub(crate) fn feed_later(&self) {
-        self.watchers.ask(FEED);
-    }
-
-    /// Asks the helper to start the thread of the I/O poller.
-    pub(crate) fn start_poller_soon(&self) {
-        self.watchers.ask(POLLER);
-    }
-
-    fn part_if(&self, asked: u32) -> Option<Duration> {
-        if asked & PARTING != 0 {
-            crate::sched::io::drop_left();
-        }
-        None
-    }
-
-    fn report_if(&self, asked: u32) -> Option<Duration> {
-        if asked & REPORTS != 0 {
-            self.collect_reports();
-        }
-        None
-    }
-
-    fn study_if(&self, asked: u32) -> Option<Duration> {
-        if asked & STUDY != 0 {
-            frames::study();
-        }
-        if self.watchers.judged_again.load(Relaxed) || frames::has_failed() {
-            return None;
-        }
-        if frames::judge().is_none() {
-            return Some(STUDY_PAUSE);
-        }
-        self.watchers.judged_again.store(true, Relaxed);
-        self.judge_again();
-        None
-    }
-
-    fn fail_threadless_if(&self, asked: u32) -> Option<Duration> {
-        if asked & NO_THREAD != 0 {
-            self.fail_threadless();
-        }
-        None
-    }
-
-    /// Fibers have waited too long for a thread.
-    pub(crate) fn ask_to_fail_threadless(&self) {
-        self.watchers.ask(NO_THREAD);
-    }
-
-    /// On the helper's thread: says so, once in a process, if our handler was replaced.
-    fn check_handler(&self) {
-        static SAID: AtomicBool = AtomicBool::new(false);
-        if self.settings.preempt && !interrupt::is_in_place() && !SAID.swap(true, SeqCst) {
-            os::complain(
-                "indent: something has replaced our handler of the signal that interrupts fibers; fibers \
-                 that compute are not interrupted any more. Give us another signal with \
-                 INDENT_PREEMPT_SIGNAL\n",
-            );
-        }
-    }
-
-    fn spares_missing(&self) -> bool {
-        let wanted = self.watchers.awake.load(Relaxed).min(self.spares_kept());
-        let room = self.carriers.len() < self.settings.max_carriers;
-        room && self.spares.len() + self.watchers.starting.load(SeqCst) < wanted
-    }
-
-    /// On the helper's thread: one spare for each worker that is awake.
-    fn make_spares(&self) -> Option<Duration> {
-        let mut until = lock(&self.watchers.refused_until);
-        let now = Instant::now();
-        if let Some(left) = until.and_then(|at| at.checked_duration_since(now)) {
-            return Some(left);
-        }
-        while self.spares_missing() {
-            if self.start_spare().is_err() {
-                *until = Some(now + REFUSED_PAUSE);
-                self.watchers.refused.store(true, Relaxed);
-                return Some(REFUSED_PAUSE);
-            }
-        }
-        *until = None;
-        self.watchers.refused.store(false, Relaxed);
-        None
     }
 }
 
@@ -545,21 +372,6 @@ impl Pool for Shared {
     }
 }
 
-impl Chores for Shared {
-    fn help(&self, asked: u32) -> Option<Duration> {
-        if !self.watchers.begun.load(SeqCst) {
-            return Some(Duration::from_millis(1));
-        }
-        if self.watchers.helper_thread.number().is_none() {
-            self.watchers.helper_thread.enlist();
-        }
-        self.watchers.helps.store(true, SeqCst);
-        let again = self.do_chores(asked);
-        self.watchers.helps.store(false, SeqCst);
-        again
-    }
-}
-
 impl Shared {
     /// A worker has been in one dispatch for a tick at least.
     fn note_long_dispatch(&self, index: usize, dispatch: u64) {
@@ -584,31 +396,5 @@ impl Shared {
         if !worker.lifo.is_empty() || !worker.queue.is_empty() {
             self.rouse_one(index + 1);
         }
-    }
-
-    fn do_chores(&self, asked: u32) -> Option<Duration> {
-        // Services first: jobs wait there, and a carrier would take the thread they are refused.
-        let refused = self.services.tend();
-        if refused.is_some() {
-            self.watchers.refused.store(true, Relaxed); // nor need the monitor ask
-        }
-        if asked & CPUS != 0 {
-            self.check_handler();
-        }
-        if asked & BARRIER != 0 {
-            detach::report_barrier();
-        }
-        let again = [
-            self.resize_again(asked),
-            refused.or_else(|| self.make_spares()),
-            self.report_if(asked), // before the survey, which may take its time
-            self.study_if(asked),
-            self.fail_threadless_if(asked),
-            self.trim_stacks(asked),
-            self.part_if(asked),
-            self.io_watch.start_if_wanted(self).then_some(REFUSED_PAUSE),
-            self.feed_unsure(asked & FEED != 0),
-        ];
-        again.into_iter().flatten().min()
     }
 }

@@ -1,0 +1,232 @@
+//! What the helper does for a runtime.
+//!
+//! The *helper* does what the monitor may not, when it is asked: it makes spare carriers, so that a worker
+//! finds a thread at once when it must leave its own; asks how many CPUs the process may use, to which
+//! the number of workers follows; tends to services (`service.rs`); gives back pages of stacks that are not
+//! needed; reads the program's code, to know which fibers may change threads (`mobility.rs`); and takes down
+//! which fibers were hogging (`overrun.rs`).
+
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::{Duration, Instant};
+
+use indent_sysmon::{Chores, frames};
+
+use crate::base::loom::lock;
+use crate::base::os;
+use crate::fiber::stack;
+use crate::sched::{Shared, detach, interrupt};
+
+/// What the helper is asked for.
+pub(super) const SPARES: u32 = 1;
+pub(super) const CPUS: u32 = 2;
+pub(super) const TEND: u32 = 4;
+pub(super) const TRIM: u32 = 8;
+pub(super) const STUDY: u32 = 16;
+pub(super) const REPORTS: u32 = 32;
+pub(super) const PARTING: u32 = 64;
+pub(super) const FEED: u32 = 128;
+pub(super) const POLLER: u32 = 256;
+pub(super) const BARRIER: u32 = 512;
+pub(super) const NO_THREAD: u32 = 1024;
+
+/// How often the helper looks whether the program's code has been read.
+const STUDY_PAUSE: Duration = Duration::from_millis(2);
+
+/// How long the helper waits after the system refused it a thread.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+
+/// How long a stack must have been of no use to give back its pages.
+const TRIM_PAUSE: Duration = Duration::from_secs(1);
+
+impl Chores for Shared {
+    fn help(&self, asked: u32) -> Option<Duration> {
+        if !self.watchers.begun.load(SeqCst) {
+            return Some(Duration::from_millis(1));
+        }
+        if self.watchers.helper_thread.number().is_none() {
+            self.watchers.helper_thread.enlist();
+        }
+        self.watchers.helps.store(true, SeqCst);
+        let again = self.do_chores(asked);
+        self.watchers.helps.store(false, SeqCst);
+        again
+    }
+}
+
+impl Shared {
+    /// Asks the helper to look after services that could not do what they should.
+    pub(crate) fn tend_soon(&self) {
+        self.watchers.ask(TEND);
+    }
+
+    /// Asks the helper to find out what binds fibers, for places in the code that were asked for.
+    pub(crate) fn study_soon(&self) {
+        self.watchers.ask(STUDY);
+    }
+
+    /// As many workers as there are CPUs; false if threads for them could not be had.
+    fn follow_cpus(&self) -> bool {
+        self.allowed_cpus.remember();
+        let cpus = (self.settings.count_cpus)();
+        self.cpus.store(cpus, Relaxed);
+        if self.settings.workers_set {
+            return true;
+        }
+        let as_wished = cpus.min(self.workers.len()) == self.count.allowed();
+        as_wished && self.count.is_complete() || self.resize(cpus)
+    }
+
+    /// If asked, or if some worker found no thread the last time: after a pause.
+    fn resize_again(&self, asked: u32) -> Option<Duration> {
+        let mut at = lock(&self.watchers.resize_at);
+        let now = Instant::now();
+        if asked & CPUS != 0 || at.is_some_and(|at| at <= now) {
+            *at = (!self.follow_cpus()).then(|| now + REFUSED_PAUSE);
+        }
+        at.map(|at| at.saturating_duration_since(now))
+    }
+
+    /// Once a second, as long as there is need.
+    fn trim_stacks(&self, asked: u32) -> Option<Duration> {
+        let mut at = lock(&self.watchers.trim_at);
+        let now = Instant::now();
+        let due = at.map_or(asked & (CPUS | TRIM) != 0, |at| at <= now);
+        if due {
+            *at = stack::trim().then(|| now + TRIM_PAUSE);
+        }
+        at.map(|at| at.saturating_duration_since(now))
+    }
+
+    /// May be called in a signal handler.
+    pub(crate) fn ask_for_spares(&self) {
+        self.watchers.ask(SPARES);
+    }
+
+    /// Somebody has been captured, or may be soon. May be called in a signal handler.
+    pub(crate) fn ask_for_reports(&self) {
+        self.watchers.ask(REPORTS);
+    }
+
+    /// Another runtime was let go of where it may not be dropped.
+    pub(crate) fn part_soon(&self) {
+        self.watchers.ask(PARTING);
+    }
+
+    /// Asks the helper to give fibers that wait for a stack another chance, in case that a fiber
+    /// that ended did not see them.
+    pub(crate) fn feed_later(&self) {
+        self.watchers.ask(FEED);
+    }
+
+    /// Asks the helper to start the thread of the I/O poller.
+    pub(crate) fn start_poller_soon(&self) {
+        self.watchers.ask(POLLER);
+    }
+
+    fn part_if(&self, asked: u32) -> Option<Duration> {
+        if asked & PARTING != 0 {
+            crate::sched::io::drop_left();
+        }
+        None
+    }
+
+    fn report_if(&self, asked: u32) -> Option<Duration> {
+        if asked & REPORTS != 0 {
+            self.collect_reports();
+        }
+        None
+    }
+
+    fn study_if(&self, asked: u32) -> Option<Duration> {
+        if asked & STUDY != 0 {
+            frames::study();
+        }
+        if self.watchers.judged_again.load(Relaxed) || frames::has_failed() {
+            return None;
+        }
+        if frames::judge().is_none() {
+            return Some(STUDY_PAUSE);
+        }
+        self.watchers.judged_again.store(true, Relaxed);
+        self.judge_again();
+        None
+    }
+
+    fn fail_threadless_if(&self, asked: u32) -> Option<Duration> {
+        if asked & NO_THREAD != 0 {
+            self.fail_threadless();
+        }
+        None
+    }
+
+    /// Fibers have waited too long for a thread.
+    pub(crate) fn ask_to_fail_threadless(&self) {
+        self.watchers.ask(NO_THREAD);
+    }
+
+    /// On the helper's thread: says so, once in a process, if our handler was replaced.
+    fn check_handler(&self) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if self.settings.preempt && !interrupt::is_in_place() && !SAID.swap(true, SeqCst) {
+            os::complain(
+                "indent: something has replaced our handler of the signal that interrupts fibers; fibers \
+                 that compute are not interrupted any more. Give us another signal with \
+                 INDENT_PREEMPT_SIGNAL\n",
+            );
+        }
+    }
+
+    pub(crate) fn spares_missing(&self) -> bool {
+        let wanted = self.watchers.awake.load(Relaxed).min(self.spares_kept());
+        let room = self.carriers.len() < self.settings.max_carriers;
+        room && self.spares.len() + self.watchers.starting.load(SeqCst) < wanted
+    }
+
+    /// On the helper's thread: one spare for each worker that is awake.
+    fn make_spares(&self) -> Option<Duration> {
+        let mut until = lock(&self.watchers.refused_until);
+        let now = Instant::now();
+        if let Some(left) = until.and_then(|at| at.checked_duration_since(now)) {
+            return Some(left);
+        }
+        while self.spares_missing() {
+            if self.start_spare().is_err() {
+                *until = Some(now + REFUSED_PAUSE);
+                self.watchers.refused.store(true, Relaxed);
+                return Some(REFUSED_PAUSE);
+            }
+        }
+        *until = None;
+        self.watchers.refused.store(false, Relaxed);
+        None
+    }
+
+    fn do_chores(&self, asked: u32) -> Option<Duration> {
+        // Services first: jobs wait there, and a carrier would take the thread they are refused.
+        let refused = self.services.tend();
+        if refused.is_some() {
+            self.watchers.refused.store(true, Relaxed); // nor need the monitor ask
+        }
+        if asked & CPUS != 0 {
+            self.check_handler();
+        }
+        if asked & BARRIER != 0 {
+            detach::report_barrier();
+        }
+        let again = [
+            self.resize_again(asked),
+            refused.or_else(|| self.make_spares()),
+            self.report_if(asked), // before the survey, which may take its time
+            self.study_if(asked),
+            self.fail_threadless_if(asked),
+            self.trim_stacks(asked),
+            self.part_if(asked),
+            self.io_watch.start_if_wanted(self).then_some(REFUSED_PAUSE),
+            self.feed_unsure(asked & FEED != 0),
+        ];
+        again.into_iter().flatten().min()
+    }
+}
