@@ -442,7 +442,7 @@ mod tests {
         let thread = Thread::new();
         thread.enlist();
         let before = open();
-        assert!((0..100).all(|_| thread.state() != ThreadState::Sleeping));
+        assert!((0..100).all(|_| thread.state() != ThreadState::Unknown));
         let more = [const { Thread::new() }; 100];
         more.iter().for_each(Thread::enlist);
         assert!(open() <= before + 8, "other tests may have opened some");
