@@ -55,6 +55,9 @@ fn pair(rt: &Runtime) {
 
 #[test]
 fn a_pair_that_started_on_two_workers_comes_together() {
+    if common::all_fibers_are_bound() {
+        return;
+    }
     within(60, || {
         let rt = start();
         pair(&rt);
@@ -64,6 +67,9 @@ fn a_pair_that_started_on_two_workers_comes_together() {
 
 #[test]
 fn a_pair_that_talks_by_channels_comes_together() {
+    if common::all_fibers_are_bound() {
+        return;
+    }
     within(60, || {
         for capacity in [0, 1] {
             let rt = start();
@@ -159,6 +165,9 @@ fn child_whose_sibling_unwinds() {
 
 #[test]
 fn who_is_woken_on_the_thread_of_a_fiber_that_unwinds_runs_elsewhere() {
+    if common::all_fibers_are_bound() {
+        return;
+    }
     let child = common::in_child("child_whose_sibling_unwinds", &[]);
     assert!(child.status.success(), "{}", common::text(&child));
 }

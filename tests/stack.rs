@@ -83,6 +83,11 @@ fn overflow(size: &str, name: &str, guard: &str) {
          give it more with task::Builder::stack_size"
     );
     assert!(text.contains(&message), "{message}\nis missing in\n{text}");
+    if cfg!(target_env = "musl") {
+        return common::skip(
+            "musl says nothing about the frame below a handler: no frames are named",
+        );
+    }
     let frames = text.matches("dig_deeper").count();
     assert!(
         frames > 10,
