@@ -16,13 +16,14 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 11] = [
+const ELSEWHERE: [&str; 12] = [
     "indent::sched::context::",
     "indent::base::signal::AlternateStack",
     "indent::sched::start::carrier_main",
     "indent::base::os::be_nicer",
     // Of the signal handler, and of calls that do not switch.
     "indent::base::os::thread_number",
+    "indent::base::os::is_own",
     "indent::base::os::errno",
     "indent::base::os::set_errno",
     "indent::base::signal::unblock",

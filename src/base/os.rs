@@ -295,13 +295,13 @@ pub(crate) fn complain(text: &str) {
     }
 }
 
-/// Joins a thread that has ended, destructors of its thread-locals included; the handle comes back if it
-/// has not. [`JoinHandle::is_finished`] is true while those destructors run, which are the users' and may
-/// wait for the caller, so a plain join after it could wait for ever.
+/// Joins a thread that has ended, destructors of its thread-locals included; the handle comes back
+/// if it has not. [`JoinHandle::is_finished`] is true while those destructors run, which are the
+/// users' and may wait for the caller, so a plain join after it could wait for ever.
 pub(crate) fn try_join(thread: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     let name = thread.as_pthread_t() as libc::pthread_t; // another type with musl
-    // SAFETY: the thread is neither joined nor detached while the handle is there; nothing is written
-    // through null.
+    // SAFETY: the thread is neither joined nor detached while the handle is there; nothing is
+    // written through null.
     let refused = unsafe { libc::pthread_tryjoin_np(name, ptr::null_mut()) };
     if refused != 0 {
         return Err(thread);

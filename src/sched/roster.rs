@@ -57,7 +57,8 @@ impl Drop for Entry {
     }
 }
 
-/// Empties the table. Called in the child of a fork, where no thread enters: no carrier starts there.
+/// Empties the table. Called in the child of a fork, where no thread enters: no carrier starts
+/// there.
 pub(crate) extern "C" fn forget_all() {
     USED.store(0, SeqCst);
 }
@@ -101,7 +102,8 @@ mod tests {
         assert!(found.into_iter().all(|fiber| fiber.join().unwrap()));
     }
 
-    /// Forks, and returns whether a thread of this number would be taken for a carrier in the child.
+    /// Forks, and returns whether a thread of this number would be taken for a carrier in the
+    /// child.
     fn is_found_in_child(number: i32) -> bool {
         // SAFETY: the child reads atomics and ends.
         let child = match unsafe { libc::fork() } {

@@ -6,14 +6,14 @@
 //! is no `/proc` the state is not known, and the clock alone must do.
 //!
 //! A late question about a thread that has left is harmless: a clock of a thread that is gone is an
-//! error, the file says nothing or speaks of the next thread that enlists here, and a thread leaves before
-//! its number can belong to another one, so none of them is signalled by mistake.
+//! error, the file says nothing or speaks of the next thread that enlists here, and a thread leaves
+//! before its number can belong to another one, so none of them is signalled by mistake.
 //!
-//! **T1** The number of the file is a [`Thread`]'s own from the first [`enlist`](Thread::enlist) until the
-//! `Thread` is dropped, and nobody can ask a `Thread` that is dropped. A later `enlist` replaces the file
-//! behind the number by one atomic call (`dup3`). So a question that has loaded the number and comes late
-//! never reads a file that the program has opened since. Rejected: to close it in `leave` once all readers
-//! are out, because a reader may be stopped for long.
+//! **T1** The number of the file is a [`Thread`]'s own from the first [`enlist`](Thread::enlist)
+//! until the `Thread` is dropped, and a dropped `Thread` cannot be asked. A later `enlist`
+//! replaces the file behind the number by one atomic call (`dup3`). So a question that has loaded
+//! the number and comes late never reads a file that the program has opened since. Rejected: to
+//! close it in `leave` once all readers are out, because a reader may be stopped for long.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -86,7 +86,8 @@ impl Drop for Thread {
     fn drop(&mut self) {
         let kept = *self.kept.get_mut();
         if kept != NONE {
-            // SAFETY: opened by `enlist`, which gave it away, and no question can come any more (T1).
+            // SAFETY: opened by `enlist`, which gave it away, and no question can come any more
+            // (T1).
             drop(unsafe { OwnedFd::from_raw_fd(kept) });
         }
     }
@@ -104,8 +105,8 @@ impl Thread {
         }
     }
 
-    /// The calling thread can be asked about from here on. Opens a file, which stays open until this is
-    /// dropped; threads that enlist here one after the other need one file in all.
+    /// The calling thread can be asked about from here on. Opens a file, which stays open until
+    /// this is dropped; threads that enlist here one after the other need one file in all.
     ///
     /// See [`Thread`] for an example.
     pub fn enlist(&self) {

@@ -134,8 +134,8 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// True, after saying so, where the C library is part of the program, as with musl: its code binds every
-/// fiber to its thread.
+/// True, after saying so, where the C library is part of the program, as with musl: its code binds
+/// every fiber to its thread.
 pub fn all_fibers_are_bound() -> bool {
     let linked_in = cfg!(target_feature = "crt-static");
     if linked_in {
