@@ -59,6 +59,9 @@ fn use_everything() {
 
 #[test]
 fn functions_of_the_runtime_touch_thread_locals_in_one_module_only() {
+    if common::all_fibers_are_bound() {
+        return;
+    }
     if common::sanitizer_forbids("its code touches thread-locals everywhere") {
         return;
     }
@@ -149,6 +152,9 @@ fn verdicts(mut wait: impl FnMut() + Send + 'static) -> Mobility {
 
 #[test]
 fn a_fiber_that_holds_nothing_of_its_thread_may_move_wherever_it_waits() {
+    if common::all_fibers_are_bound() {
+        return;
+    }
     if common::sanitizer_forbids("its code touches thread-locals everywhere") {
         return;
     }
@@ -183,6 +189,9 @@ fn a_fiber_that_holds_nothing_of_its_thread_may_move_wherever_it_waits() {
 #[test]
 fn a_fiber_that_waits_at_a_channel_or_in_a_select_may_move() {
     use indent::{chan, select};
+    if common::all_fibers_are_bound() {
+        return;
+    }
     if common::sanitizer_forbids("its code touches thread-locals everywhere") {
         return;
     }
@@ -231,6 +240,9 @@ static GROUP: sync::LazyLock<sync::WaitGroup> = sync::LazyLock::new(|| {
 
 #[test]
 fn a_fiber_that_waits_for_a_lock_may_move() {
+    if common::all_fibers_are_bound() {
+        return;
+    }
     if common::sanitizer_forbids("its code touches thread-locals everywhere") {
         return;
     }

@@ -23,8 +23,8 @@ const MUCH: usize = 12 << 20;
 /// `SO_RCVTIMEO`, also of sockets for which std has no name for it.
 fn set_read_limit(fd: BorrowedFd<'_>, limit: Duration) {
     let value = libc::timeval {
-        tv_sec: limit.as_secs() as libc::time_t,
-        tv_usec: libc::suseconds_t::from(limit.subsec_micros()),
+        tv_sec: limit.as_secs() as i64,
+        tv_usec: i64::from(limit.subsec_micros()),
     };
     let size = std::mem::size_of_val(&value) as libc::socklen_t;
     let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);

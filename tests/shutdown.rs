@@ -471,8 +471,8 @@ mod child {
         static AT_END: std::cell::RefCell<Option<DropsRuntime>> = const { std::cell::RefCell::new(None) };
     }
 
-    /// Has so many fibers at once that block their threads, each after `f`, and releases them after `then`.
-    /// Most of the threads end soon afterwards, because there is nothing for them to do.
+    /// Has so many fibers at once that block their threads, each after `f`, and releases them after
+    /// `then`. Most of the threads end soon afterwards, because there is nothing for them to do.
     fn on_many_threads(
         handle: &Handle,
         f: impl Fn() + Clone + Send + 'static,
@@ -493,7 +493,8 @@ mod child {
         all_there.wait();
     }
 
-    /// Waits until a runtime has been dropped by one of its own threads, and its threads have ended.
+    /// Waits until a runtime has been dropped by one of its own threads, and its threads have
+    /// ended.
     fn is_over_soon(owner: &Owner, before: usize) {
         wait_for("the runtime to be dropped", || {
             owner.lock().unwrap().is_none()
@@ -501,7 +502,8 @@ mod child {
         threads_are_back_to(before);
     }
 
-    /// Keeps the runtime busy until the owner is gone: threads in excess end while something happens.
+    /// Keeps the runtime busy until the owner is gone: threads in excess end while something
+    /// happens.
     fn stir(handle: &Handle, owner: &Owner) {
         while owner.lock().unwrap().is_some() {
             drop(

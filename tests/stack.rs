@@ -64,6 +64,11 @@ fn killed_by(signal: i32, test: &str, variables: &[(&str, &str)]) -> Output {
 /// The child's fiber overflows its stack; checks every part of the message.
 fn overflow(size: &str, name: &str, guard: &str) {
     let text = overflow_by("dig", size, name, guard);
+    if cfg!(target_env = "musl") {
+        return common::skip(
+            "musl says nothing about the frame below a handler: no frames are named",
+        );
+    }
     let frames = text.matches("dig_deeper").count();
     assert!(
         frames > 10,

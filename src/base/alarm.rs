@@ -43,7 +43,7 @@ impl Alarm {
         let after = libc::itimerspec {
             it_interval: zero,
             it_value: libc::timespec {
-                tv_sec: after.as_secs() as libc::time_t,
+                tv_sec: after.as_secs() as i64,
                 tv_nsec: libc::c_long::from(after.subsec_nanos()),
             },
         };

@@ -2,10 +2,10 @@
 //! What becomes of a runtime in a process that was forked.
 //!
 //! `fork` copies the memory of all threads and one thread, the caller. So in the child no worker
-//! runs, nobody ever wakes a fiber, and whatever lock another thread held at that moment is held for
-//! ever. What is called there must not wait for any of them: from [`watch`] on the child knows what
-//! it is ([`in_child`]), the thread that forked is a plain one (`context::be_plain`), no thread number
-//! means a carrier (`roster::forget_all`), and whatever would need a runtime says so.
+//! runs, nobody ever wakes a fiber, and whatever lock another thread held at that moment is held
+//! for ever. What is called there must not wait for any of them: from [`watch`] on the child knows
+//! what it is ([`in_child`]), the thread that forked is a plain one (`context::be_plain`), no
+//! thread number means a carrier (`roster::forget_all`), and whatever would need a runtime says so.
 //!
 //! **F1** In a child nothing takes a lock that a thread of a runtime may have held, and nothing waits
 //! for one of them. The memory it finds is as all threads saw it at one moment, since a thread that
@@ -39,15 +39,15 @@ pub(crate) fn in_child() -> bool {
     IN_CHILD.load(Relaxed)
 }
 
-/// From now on the children of this process know what they are. `cleanups` are called there by the one
-/// thread, inside `fork`: they may do what a signal handler may.
+/// From now on the children of this process know what they are. `cleanups` are called there by the
+/// one thread, inside `fork`: they may do what a signal handler may.
 pub(crate) fn watch(cleanups: &[extern "C" fn()]) {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         for call in [note_child as extern "C" fn()].iter().chain(cleanups) {
             let call = *call as unsafe extern "C" fn();
-            // SAFETY: functions that touch plain words and atomics, and that are never unloaded while
-            // a thread can fork: the C library forgets them with the object they are in.
+            // SAFETY: functions that touch plain words and atomics, and that are never unloaded
+            // while a thread can fork: the C library forgets them with the object they are in.
             let refused = unsafe { libc::pthread_atfork(None, None, Some(call)) };
             assert!(refused == 0, "no memory to be told of forks: free some");
         }

@@ -315,13 +315,14 @@ pub(crate) fn complain(text: &str) {
     }
 }
 
-/// Joins a thread that has ended, destructors of its thread-locals included; the handle comes back if it
-/// has not. [`JoinHandle::is_finished`] is true while those destructors run, which are the users' and may
-/// wait for the caller, so a plain join after it could wait for ever.
+/// Joins a thread that has ended, destructors of its thread-locals included; the handle comes back
+/// if it has not. [`JoinHandle::is_finished`] is true while those destructors run, which are the
+/// users' and may wait for the caller, so a plain join after it could wait for ever.
 pub(crate) fn try_join(thread: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
-    // SAFETY: the thread is neither joined nor detached while the handle is there; nothing is written
-    // through null.
-    let refused = unsafe { libc::pthread_tryjoin_np(thread.as_pthread_t(), ptr::null_mut()) };
+    let name = thread.as_pthread_t() as libc::pthread_t; // another type with musl
+    // SAFETY: the thread is neither joined nor detached while the handle is there; nothing is
+    // written through null.
+    let refused = unsafe { libc::pthread_tryjoin_np(name, ptr::null_mut()) };
     if refused != 0 {
         return Err(thread);
     }
@@ -333,8 +334,11 @@ pub(crate) fn try_join(thread: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
 /// [`std::thread::current`] may panic.
 #[inline(never)]
 pub(crate) fn is_own(thread: &JoinHandle<()>) -> bool {
-    // SAFETY: takes nothing and cannot fail; the other thread is not joined, so its name is valid.
-    unsafe { libc::pthread_equal(libc::pthread_self(), thread.as_pthread_t()) != 0 }
+    let name = thread.as_pthread_t() as libc::pthread_t; // another type with musl
+    // SAFETY: takes nothing and cannot fail.
+    let own = unsafe { libc::pthread_self() };
+    // SAFETY: both are valid: the other thread is not joined.
+    unsafe { libc::pthread_equal(own, name) != 0 }
 }
 
 /// Makes the calling thread give way to others: so many steps nicer than it was, as far as that goes.

@@ -1,14 +1,15 @@
 //! A carrier's preemption request: one word, written by any thread, answered by the carrier's own.
 //!
-//! The word is zero, or names what is asked for: the stamp of a dispatch, with or without `LOOK`, or
-//! `WITHOUT_WORKER` (`sched/interrupt.rs`).
+//! The word is zero, or names what is asked for: the stamp of a dispatch, with or without `LOOK`,
+//! or `WITHOUT_WORKER` (`sched/interrupt.rs`).
 //!
-//! **R1** The carrier clears a request only by exchanging the value that it has looked at. A request
-//! that another thread writes between the look and the exchange stays, and its signal finds it.
+//! **R1** The carrier clears a request only by exchanging the value that it has looked at. A
+//! request that another thread writes between the look and the exchange stays, and its signal finds
+//! it.
 //!
-//! **R2** [`clear`](PreemptRequest::clear) forgets any request. It is called only where every request
-//! that can be there is late: before the carrier's next dispatch has its number, or before its thread
-//! has run a fiber.
+//! **R2** [`clear`](PreemptRequest::clear) forgets any request. It is called only where every
+//! request that can be there is late: before the carrier's next dispatch has its number, or before
+//! its thread has run a fiber.
 
 use crate::base::loom::atomic::{
     AtomicU64,
@@ -43,8 +44,8 @@ impl PreemptRequest {
         self.0.load(Relaxed) != NONE
     }
 
-    /// Takes `seen` back, or notes that it was answered. False, and no change, if another request has
-    /// come (R1).
+    /// Takes `seen` back, or notes that it was answered. False, and no change, if another request
+    /// has come (R1).
     pub(crate) fn withdraw(&self, seen: u64) -> bool {
         self.replace_seen(seen, NONE)
     }

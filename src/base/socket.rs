@@ -70,7 +70,8 @@ pub(crate) fn message(parts_of: *mut libc::iovec, number: usize) -> libc::msghdr
     // SAFETY: numbers and pointers, for which zero means none.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     message.msg_iov = parts_of;
-    message.msg_iovlen = parts(number);
+    // At most `UIO_MAXIOV`; the type of the field depends on the C library.
+    message.msg_iovlen = parts(number) as _;
     message
 }
 

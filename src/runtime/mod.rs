@@ -67,8 +67,8 @@ use crate::task::{self, Fiber, JoinHandle, Phase};
 /// long as [`Builder::shutdown_timeout`] says, by default five seconds.
 ///
 /// It may be dropped on one of its own threads outside fibers and closures: in the hook
-/// [`Builder::on_thread_stop`], or in the destructor of a thread-local. That thread is then not waited
-/// for; it ends afterwards. On a fiber of its own a drop panics.
+/// [`Builder::on_thread_stop`], or in the destructor of a thread-local. That thread is then not
+/// waited for; it ends afterwards. On a fiber of its own a drop panics.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(2).build()?;
@@ -481,7 +481,8 @@ impl Handle {
         park::current_fiber().is_some() && self.is_inside()
     }
 
-    /// On one of its fibers, or on a thread that runs closures for them and has not come to its end.
+    /// On one of its fibers, or on a thread that runs closures for them and has not come to its
+    /// end.
     fn is_inside(&self) -> bool {
         let own = |here: &Shared| std::ptr::eq(here, &*self.shared);
         (park::current_fiber().is_some() || context::serves())

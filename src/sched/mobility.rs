@@ -203,12 +203,9 @@ impl Shared {
             if !fiber.state.reopen_park() {
                 return; // it runs, or will be judged when it does
             }
-            let thread = wake::thread_of(fiber);
             // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the commit.
-            if let Some(thread) = thread
-                && !fiber.blocks_carrier()
-                && unsafe { may_move_after_all(fiber) }
-            {
+            let movable = !fiber.blocks_carrier() && unsafe { may_move_after_all(fiber) };
+            if let Some(thread) = wake::thread_of(fiber).filter(|_| movable) {
                 thread.let_out(fiber);
                 thread.bell.ring();
             }

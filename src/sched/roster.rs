@@ -61,7 +61,8 @@ impl Drop for Entry {
     }
 }
 
-/// Empties the table. Called in the child of a fork, where no thread enters: no carrier starts there.
+/// Empties the table. Called in the child of a fork, where no thread enters: no carrier starts
+/// there.
 pub(crate) extern "C" fn forget_all() {
     for chunk in &CHUNKS {
         chunk.store(ptr::null_mut(), SeqCst); // its memory is the parent's copy, and stays
@@ -112,7 +113,8 @@ mod tests {
         assert!(found.into_iter().all(|fiber| fiber.join().unwrap()));
     }
 
-    /// Forks, and returns whether a thread of this number would be taken for a carrier in the child.
+    /// Forks, and returns whether a thread of this number would be taken for a carrier in the
+    /// child.
     fn is_found_in_child(number: i32) -> bool {
         // SAFETY: the child reads atomics and ends.
         let child = match unsafe { libc::fork() } {

@@ -8,8 +8,8 @@
 //!    freed, and listed.
 //! 5. Close what layers above keep here (pools), stop and join the other threads.
 //!
-//! A thread of the runtime may do this itself, outside fibers and closures: in the hook that is called when
-//! it stops, or in a destructor of a thread-local. It waits for all threads but itself.
+//! A thread of the runtime may do this itself, outside fibers and closures: in the hook that is
+//! called when it stops, or in a destructor of a thread-local. It waits for all threads but itself.
 //!
 //! Fibers that park while they unwind each block a carrier, so only so many may unwind at once
 //! (`gate.rs`); the others are asked as those end.
@@ -163,8 +163,8 @@ impl Patience {
 
 /// Joins threads that were asked to end; returns the number of those that have not ended by then.
 ///
-/// The calling thread is neither joined nor counted: it shuts its own runtime down, in a hook or in a
-/// destructor of a thread-local, and ends after that.
+/// The calling thread is neither joined nor counted: it shuts its own runtime down, in a hook or in
+/// a destructor of a thread-local, and ends after that.
 pub(crate) fn join_until(
     patience: Patience,
     threads: impl Iterator<Item = ThreadHandle<()>>,

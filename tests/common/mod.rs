@@ -134,6 +134,16 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// True, after saying so, where the C library is part of the program, as with musl: its code binds
+/// every fiber to its thread.
+pub fn all_fibers_are_bound() -> bool {
+    let linked_in = cfg!(target_feature = "crt-static");
+    if linked_in {
+        skip("linked statically: every fiber is bound to its thread");
+    }
+    linked_in
+}
+
 /// True, after saying so, if this is a sanitizer's build and the test cannot mean anything there.
 pub fn sanitizer_forbids(why: &str) -> bool {
     if cfg!(indent_sanitize) {

@@ -198,5 +198,10 @@ fn errors_inside_a_redirected_call_are_seen_with_the_interrupted_frame_in_betwee
     assert_eq!(somebody_in_the_middle(number), 1);
     let names = NAMES.take();
     assert!(names.contains("indent_in_place_switch"), "{names}");
+    if cfg!(target_env = "musl") {
+        return crate::base::os::complain(
+            "SKIPPED errors_inside_a_redirected_call: musl's raise cannot be unwound\n",
+        );
+    }
     assert!(names.contains("somebody_in_the_middle"), "{names}");
 }

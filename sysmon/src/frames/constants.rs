@@ -38,9 +38,10 @@
 //! its own is writable, and so is one beside a counter. Each is cut by its symbol alone; a section that
 //! programs use as one table is not cut at all. What is put there later stays unseen (S5).
 //!
-//! In an image with a fixed address pointers are not marked: every word that looks like one counts, but for
-//! variables without an initial value. The compiler folds a constant index into the address of a table, so
-//! a pointer that is read by an address with an index may come from any piece within [`Reach::FAR`].
+//! In an image with a fixed address pointers are not marked: every word that looks like one counts,
+//! but for variables without an initial value. The compiler folds a constant index into the address
+//! of a table, so a pointer that is read by an address with an index may come from any piece within
+//! [`Reach::FAR`].
 //!
 //! A constant without pointers can still lead somewhere: a *table of distances*, 32-bit offsets
 //! from its own beginning, is what LLVM makes of a table of addresses. Such a table is recognized by

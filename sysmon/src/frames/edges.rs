@@ -273,8 +273,8 @@ impl Pass<'_> {
         }
     }
 
-    /// How far an address with an index may be from the table that is meant. Pointers are read as whole
-    /// words; a jump by a table of its own labels shows where that begins.
+    /// How far an address with an index may be from the table that is meant. Pointers are read as
+    /// whole words; a jump by a table of its own labels shows where that begins.
     fn folded(&self, address: usize, instruction: &Instruction) -> Reach {
         let whole =
             instruction.mnemonic() == Mnemonic::Lea || instruction.memory_size().size() >= 8;

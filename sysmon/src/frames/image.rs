@@ -143,8 +143,8 @@ impl Image {
         table || uncovered && self.memory.kind(address) == Some(Kind::Text)
     }
 
-    /// What an address itself leads to. Variables count with what they hold, too: many are tables in all
-    /// but name, beside a counter or in a section of their own.
+    /// What an address itself leads to. Variables count with what they hold, too: many are tables
+    /// in all but name, beside a counter or in a section of their own.
     pub(crate) fn address(&self, value: usize) -> Option<Target> {
         if !self.range.contains(&value) {
             return None;

@@ -35,8 +35,9 @@ impl Reach {
         after: 4 * STRIDE,
     };
 
-    /// The same for one that reads a pointer. The distance is a constant index of the program's times the
-    /// size of an entry, and all that lies that near counts. Only in images with a fixed address.
+    /// The same for one that reads a pointer. The distance is a constant index of the program's
+    /// times the size of an entry, and all that lies that near counts. Only in images with a fixed
+    /// address.
     pub(crate) const FAR: Reach = Reach {
         before: 1 << 16,
         after: 1 << 16,
