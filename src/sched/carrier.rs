@@ -177,7 +177,7 @@ impl Carrier {
     /// was delivered meanwhile (I10).
     pub(crate) fn leave_with_delivery(&self) -> NonNull<Worker> {
         let worker = self.owner.surrender();
-        if let Some(fiber) = self.delivered() {
+        if let Some(fiber) = self.delivered.take_after_leaving().map(popped) {
             // SAFETY: workers live as long as `Shared`.
             self.shared().push_local(unsafe { worker.as_ref() }, fiber);
         }

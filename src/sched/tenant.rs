@@ -15,7 +15,7 @@
 //!
 //! **I10** *A runnable tenant is never forgotten.* The slot holds a fiber only between a delivery and the
 //! look of a worker that is on the thread. The deliverer stores the fiber and then reads the owner word; a
-//! leaving worker exchanges the owner word and then reads the slot. Both are sequentially consistent, so
+//! leaving worker exchanges the owner word and then reads the slot. Between the two steps both have a fence, so
 //! either the deliverer finds no worker and takes the fiber back, or the leaving worker finds the fiber. If
 //! both do, the exchange of the slot decides, and the other one has nothing left to do. A worker that stays
 //! looks into the slot after it has announced its sleep, so it finds the fiber or the deliverer claims it.
@@ -24,7 +24,7 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::base::loom::atomic::{AtomicPtr, Ordering::SeqCst};
+use crate::base::loom::atomic::{AtomicPtr, Ordering::SeqCst, fence};
 use crate::sched::owner::Owner;
 
 /// Where a tenant is left for the worker on its thread.
@@ -58,6 +58,7 @@ impl<F> Slot<F> {
         }
         let before = self.fiber.swap(fiber.as_ptr(), SeqCst);
         debug_assert!(before.is_null(), "a thread has one tenant");
+        fence(SeqCst); // pairs with the one in `take_after_leaving`, and with that of a worker going to sleep
         match owner.peek() {
             Some(worker) => Delivered::To(worker),
             None if self.take().is_some() => Delivered::Back,
@@ -65,12 +66,18 @@ impl<F> Slot<F> {
         }
     }
 
-    /// Takes the fiber out: the worker on the thread, one that has just left it, or the deliverer.
+    /// Takes the fiber out: the worker on the thread, or the deliverer.
     pub(crate) fn take(&self) -> Option<NonNull<F>> {
         if self.is_empty() {
             return None;
         }
         NonNull::new(self.fiber.swap(ptr::null_mut(), SeqCst))
+    }
+
+    /// The same by a worker that has just given up the owner word.
+    pub(crate) fn take_after_leaving(&self) -> Option<NonNull<F>> {
+        fence(SeqCst);
+        self.take()
     }
 
     #[inline]
@@ -170,7 +177,8 @@ mod models {
         /// The worker on the thread looks, and then sleeps there.
         fn stay(&self) {
             self.run();
-            self.asleep.store(1, SeqCst);
+            self.asleep.swap(1, SeqCst); // as a bit is set in a bitmap
+            fence(SeqCst);
             if !self.slot.is_empty() && self.asleep.swap(0, SeqCst) == 1 {
                 self.run();
             }
@@ -179,7 +187,7 @@ mod models {
         /// The worker on the thread leaves it.
         fn leave(&self) {
             let _worker = self.tenants.surrender();
-            if self.slot.take().is_some() {
+            if self.slot.take_after_leaving().is_some() {
                 self.queue.fetch_add(1, SeqCst);
             }
         }
