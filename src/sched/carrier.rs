@@ -125,6 +125,11 @@ impl Carrier {
         !self.tenant.load(SeqCst).is_null()
     }
 
+    /// Any thread: whether it seems to wait, without a worker, with its tenant.
+    pub(crate) fn waits_with_tenant(&self) -> bool {
+        self.has_tenant() && self.owner.peek().is_none()
+    }
+
     /// Own thread, in the scheduler: `fiber` has switched out here and is bound to this thread.
     #[inline]
     pub(crate) fn let_in(&self, fiber: FiberRef) {

@@ -24,8 +24,8 @@
 //! [S7]: DESIGN.md
 
 use std::cell::Cell;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use indent_sysmon::Phase;
 
@@ -77,6 +77,8 @@ pub(crate) struct Ice {
     pub(crate) known_at: Cell<u64>,
     /// Who runs here, for whoever reports overruns (`overrun.rs`).
     pub(crate) occupant: Occupant,
+    /// The carrier of the bound fiber for whose sake it is to freeze, if it is one: a hint, which may be old.
+    pub(crate) pressed_by: AtomicPtr<Carrier>,
     /// Times the handler put the freeze off, and in which dispatch; own thread.
     pub(crate) tries: Cell<(u64, u32)>,
 }
@@ -113,6 +115,8 @@ pub(crate) struct Counters {
 #[derive(Clone, Copy)]
 pub(crate) enum Receiver {
     Spare(usize),
+    /// The thread of a bound fiber that was woken; not claimed, so another worker may be faster.
+    Tenants(usize),
     Wanted(usize),
     Frozen(usize),
 }
@@ -120,7 +124,8 @@ pub(crate) enum Receiver {
 impl Receiver {
     fn index(self) -> usize {
         match self {
-            Receiver::Spare(index) | Receiver::Wanted(index) | Receiver::Frozen(index) => index,
+            Receiver::Spare(index) | Receiver::Tenants(index) => index,
+            Receiver::Wanted(index) | Receiver::Frozen(index) => index,
         }
     }
 }
@@ -138,7 +143,14 @@ impl Carrier {
         let shared = self.shared();
         // Who is queued for this worker is of no use to a carrier in the middle of a fiber.
         let to_frozen = !shared.has_queued_for(worker);
-        let Some(receiver) = shared.claim_receiver(to_frozen) else {
+        let pressed_by = self.ice.pressed_by.swap(ptr::null_mut(), Relaxed);
+        // SAFETY: null, or a carrier of this runtime: those live as long as `Shared`.
+        let tenants = unsafe { pressed_by.as_ref() }.filter(|thread| thread.waits_with_tenant());
+        let receiver = match tenants {
+            Some(thread) => Some(Receiver::Tenants(thread.index)),
+            None => shared.claim_receiver(to_frozen),
+        };
+        let Some(receiver) = receiver else {
             shared.no_receiver();
             return false;
         };
@@ -271,6 +283,7 @@ impl Shared {
     /// The claim is not needed after all.
     pub(crate) fn unclaim(&self, receiver: Receiver) {
         match receiver {
+            Receiver::Tenants(_) => {}
             Receiver::Spare(index) => {
                 self.spares.set(index);
                 self.void_if_served(&self.spares, index);

@@ -405,7 +405,7 @@ impl Shared {
     fn want(&self, carrier: usize) {
         self.wanted.set(carrier);
         if !self.rouse_one(carrier) {
-            self.press(0);
+            self.press(0, None);
         }
     }
 

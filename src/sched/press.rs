@@ -8,6 +8,7 @@
 //! rings the monitor, which looks twice, 200 µs apart. It is rung at most once a tick, unless somebody froze
 //! since.
 
+use std::ptr;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use indent_sysmon::{GRACE, Phase, ThreadState, Waiting};
@@ -63,7 +64,8 @@ impl Worker {
 impl Shared {
     /// A fiber (of this number) was queued that anybody may run, or a carrier that wants a worker (zero),
     /// and nobody was roused.
-    pub(crate) fn press(&self, fiber: u64) {
+    /// A fiber that is bound to `thread` is best served there.
+    pub(crate) fn press(&self, fiber: u64, thread: Option<&Carrier>) {
         if !self.settings.preempt || self.idle.has_free_hands() {
             return;
         }
@@ -73,6 +75,8 @@ impl Shared {
                 && carrier.computes()
             {
                 carrier.ice.occupant.pressed(fiber, stamp);
+                let thread = thread.map_or(ptr::null_mut(), |thread| ptr::from_ref(thread).cast_mut());
+                carrier.ice.pressed_by.store(thread, Relaxed);
                 return carrier.ask_to_freeze(stamp);
             }
         }

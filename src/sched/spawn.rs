@@ -138,7 +138,7 @@ impl Shared {
             let sent = self.rouse_one(0);
             if !sent {
                 self.pressed.store(true, Relaxed);
-                self.press(id);
+                self.press(id, None);
             }
             self.count_wake(sent);
         }

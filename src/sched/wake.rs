@@ -293,10 +293,11 @@ impl Shared {
     /// To the first worker that has time.
     fn queue_for_all(&self, fiber: FiberRef) {
         let id = fiber.id(); // from then on it may end
+        let thread = thread_of(fiber);
         self.woken.push(fiber);
         let sent = self.rouse_one(0);
         if !sent {
-            self.press(id);
+            self.press(id, thread);
         }
         self.count_wake(sent);
     }
