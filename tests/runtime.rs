@@ -712,7 +712,10 @@ fn a_runtime_that_is_gone_starts_no_threads() {
         let before = starts.load(SeqCst);
         assert!(!handle.handoff(0));
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!((starts.load(SeqCst), handle.metrics().carriers), (before, 0));
+        assert_eq!(
+            (starts.load(SeqCst), handle.metrics().carriers),
+            (before, 0)
+        );
     });
 }
 

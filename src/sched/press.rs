@@ -75,7 +75,8 @@ impl Shared {
                 && carrier.computes()
             {
                 carrier.ice.occupant.pressed(fiber, stamp);
-                let thread = thread.map_or(ptr::null_mut(), |thread| ptr::from_ref(thread).cast_mut());
+                let thread =
+                    thread.map_or(ptr::null_mut(), |thread| ptr::from_ref(thread).cast_mut());
                 carrier.ice.pressed_by.store(thread, Relaxed);
                 return carrier.ask_to_freeze(stamp);
             }
