@@ -16,7 +16,7 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 14] = [
+const ELSEWHERE: [&str; 15] = [
     "indent::sched::context::",
     "indent::base::signal::AlternateStack",
     "indent::sched::start::carrier_main",
@@ -24,6 +24,7 @@ const ELSEWHERE: [&str; 14] = [
     // Of the signal handler, and of calls that do not switch.
     "indent::base::os::thread_number",
     "indent::base::alarm::Alarm",
+    "indent::base::os::allow_arenas",
     "indent::base::os::is_own",
     "indent::base::os::errno",
     "indent::base::os::set_errno",

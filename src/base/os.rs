@@ -348,6 +348,27 @@ pub(crate) fn be_nicer(steps: libc::c_int) {
     unsafe { libc::nice(steps) };
 }
 
+/// Lets the C library's allocator have an arena for each of so many threads, once per process, unless the
+/// environment says how many there may be. By default 8 per CPU are shared by all threads, and a fiber that is
+/// interrupted while it holds the lock of one makes all others that share it wait.
+pub(crate) fn allow_arenas(threads: usize) {
+    #[cfg(target_env = "gnu")]
+    {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        let is_set = std::env::var_os("MALLOC_ARENA_MAX").is_some()
+            || std::env::var("GLIBC_TUNABLES").is_ok_and(|all| all.contains("arena_max"));
+        if !is_set {
+            let most = threads.min(i32::MAX as usize) as i32;
+            ONCE.call_once(|| {
+                // SAFETY: takes two numbers, and locks the allocator for as long.
+                unsafe { libc::mallopt(libc::M_ARENA_MAX, most) };
+            });
+        }
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = threads;
+}
+
 /// How many mappings a process may have (`vm.max_map_count`).
 pub(crate) fn max_mappings() -> usize {
     const KERNEL_DEFAULT: usize = 65_530;

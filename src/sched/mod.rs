@@ -256,6 +256,9 @@ impl Shared {
     pub(crate) fn start(mut settings: Settings) -> Result<Arc<Shared>, StartError> {
         crate::base::fork::watch(&[context::be_plain, roster::forget_all]);
         crate::base::os::prepare_membarrier();
+        if settings.preempt {
+            crate::base::os::allow_arenas(settings.soft_carriers.min(settings.max_carriers));
+        }
         mark::ask_by(context::is_marked);
         let mark = context::marked(); // on a fiber of another runtime
         overflow::prepare(context::current_fiber)?;

@@ -317,6 +317,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
     token.worker().counters.started.add(1);
+    token.carrier().shared().note_start();
     token.carrier().shared().count_odd_stack(class, 1); // after: rather too much hope than too little
     true
 }

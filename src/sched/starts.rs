@@ -7,7 +7,8 @@
 //! - Up to a *soft* number of threads they start at once; before the program's code has been read, when
 //!   every fiber is unjudged, that number is smaller ([`COLD_THREADS`] a worker). Beyond it they wait, and
 //!   start when threads become free; or, since the fibers that hold the threads may wait for those that
-//!   have not started, whenever no worker has dispatched anything for [`STILL`].
+//!   have not started, whenever no worker has dispatched anything for [`STILL`], and in any case when none of
+//!   them has started for [`STARVED`]: the fibers that hold the threads may look now and then.
 //! - Beyond a *hard* number (`max_carriers`), or when the system refuses threads, they wait until threads
 //!   become free. After [`START_TIMEOUT`] without any progress they end with an error, oldest first, and a
 //!   dump on standard error says what every fiber waits for.
@@ -41,6 +42,8 @@ const COLD_THREADS: usize = 64;
 const STILL: Duration = Duration::from_millis(10);
 /// The same before the program's code has been read.
 const STILL_COLD: Duration = Duration::from_millis(2);
+/// The same for fibers that get no thread although others run.
+const STARVED: Duration = Duration::from_millis(100);
 /// Most threads that are added at once. The first time it is one, then twice as many each time.
 const MOST_ADDED: usize = 32;
 /// How long a fiber waits for a thread while no other fiber gets one.
@@ -67,8 +70,10 @@ pub(crate) struct Threadless {
     /// Dispatches at the monitor's last look, and since when that number stands; the monitor's own.
     dispatches: AtomicU64,
     still_since: AtomicU64,
-    /// When a fiber last began to wait while none did, or one got a thread.
+    /// When a fiber last began to wait while none did, or one started.
     progress: AtomicU64,
+    /// When threads were last granted; the monitor's own.
+    granted_at: AtomicU64,
     reported: AtomicBool,
     /// The system refused the last thread.
     refused: AtomicBool,
@@ -83,6 +88,7 @@ impl Threadless {
             dispatches: AtomicU64::new(0),
             still_since: AtomicU64::new(0),
             progress: AtomicU64::new(0),
+            granted_at: AtomicU64::new(0),
             reported: AtomicBool::new(false),
             refused: AtomicBool::new(false),
         }
@@ -172,6 +178,14 @@ impl Shared {
         self.watchers.notice();
     }
 
+    /// A fiber has started.
+    #[inline]
+    pub(crate) fn note_start(&self) {
+        if self.threadless.len() > 0 {
+            self.threadless.progress.store(self.clock.nanos(), Relaxed);
+        }
+    }
+
     /// Whether a fiber waits for a thread and may have one.
     pub(crate) fn may_start_threadless(&self) -> bool {
         self.threadless.len() > 0 && self.has_thread_for_start()
@@ -183,7 +197,6 @@ impl Shared {
             return None;
         }
         let fiber = self.threadless.queue.pop(1).pop().map(popped)?;
-        self.threadless.progress.store(self.clock.nanos(), Relaxed);
         if fiber.worker.load(atomic::Ordering::Relaxed) != ANY_WORKER {
             self.queue_again(fiber);
             return None;
@@ -209,12 +222,16 @@ impl Shared {
         });
         if before != dispatches {
             threadless.still_since.store(now, Relaxed);
-        } else if now.saturating_sub(threadless.still_since.load(Relaxed)) >= still {
+        }
+        let since = |at: &AtomicU64| now.saturating_sub(at.load(Relaxed));
+        let starves = since(&threadless.progress).min(since(&threadless.granted_at));
+        if since(&threadless.still_since) >= still || starves >= nanos(STARVED) {
             let step = threadless.step.load(Relaxed);
             let granted = (self.used_threads() + step).saturating_sub(self.soft_limit());
             threadless.granted.store(granted, SeqCst);
             threadless.step.store((2 * step).min(MOST_ADDED), Relaxed);
             threadless.still_since.store(now, Relaxed);
+            threadless.granted_at.store(now, Relaxed);
         }
         if self.may_start_threadless() {
             self.rouse_one(0);
