@@ -13,6 +13,7 @@ use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Commit, Hearing, Signal, Woken};
 use crate::fiber::switch::Back;
+use crate::queue::inject::popped;
 use crate::sched::class;
 use crate::sched::context::{self, Entered, Here};
 use crate::sched::find;
@@ -133,7 +134,7 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
     fiber.set_blocks_carrier(true);
     token.carrier().let_in(fiber);
     if fiber.state.commit_park() == Commit::Parked {
-        token = wait_in_frames(token);
+        token = wait_in_frames(token, fiber);
     }
     fiber.set_blocks_carrier(false);
     token.carrier().let_out(fiber);
@@ -142,7 +143,7 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
 }
 
 /// Until a worker is here and the tenant is runnable.
-fn wait_in_frames(token: Entered) -> Entered {
+fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
     let mut token = token;
     loop {
         let carrier = token.carrier();
@@ -158,6 +159,10 @@ fn wait_in_frames(token: Entered) -> Entered {
                 continue;
             }
             // No thread for it: it stays, asleep, and others steal what it has queued.
+            if takes_off_queue(&token, fiber) {
+                token.carrier().spread_out();
+                return token;
+            }
             let (carrier, worker) = (token.carrier(), token.worker());
             worker.published.set_phase(Phase::Idle);
             carrier.bell.wait(Some(REFUSED_PAUSE));
@@ -170,6 +175,27 @@ fn wait_in_frames(token: Entered) -> Entered {
             }
         }
     }
+}
+
+/// Takes the fiber out of the local queue of its worker, or out of the global one, if it is there: its waker
+/// may have found no worker here while one was looking for another thread.
+fn takes_off_queue(token: &Entered, fiber: FiberRef) -> bool {
+    let (worker, shared) = (token.worker(), token.carrier().shared());
+    for _ in 0..worker.queue.len() {
+        match worker.queue.pop() {
+            Some(found) if found == fiber => return true,
+            Some(other) => shared.push_local(worker, other),
+            None => break,
+        }
+    }
+    for _ in 0..shared.woken.len() {
+        match shared.woken.pop(1).pop().map(popped) {
+            Some(found) if found == fiber => return true,
+            Some(other) => shared.woken.push(other),
+            None => break,
+        }
+    }
+    false
 }
 
 /// Lets others run; the caller goes behind its siblings, unless it was asked to end: then it
