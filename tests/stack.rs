@@ -604,6 +604,8 @@ mod child {
     #[test]
     #[ignore = "uses up the mappings of its process"]
     fn page_limit() {
+        // Before the program's code has been read fibers keep threads, which take mappings, too.
+        common::wait_for_the_survey();
         let rt = Builder::new()
             .workers(2)
             .stack_guard(Guard::Page)
