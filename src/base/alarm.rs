@@ -14,6 +14,7 @@ pub(crate) struct Alarm(libc::c_int);
 impl Alarm {
     /// For the calling thread, whose handler finds `value` in the `siginfo`; `None` if the kernel has no more of
     /// them.
+    #[inline(never)] // a frame that asks the kernel directly would bind its fiber
     pub(crate) fn new(signal: i32, value: usize) -> Option<Self> {
         // SAFETY: all-zero is a valid `sigevent`.
         let mut event: libc::sigevent = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -35,6 +36,7 @@ impl Alarm {
     }
 
     /// Rings after this time, instead of when it was to ring before.
+    #[inline(never)]
     pub(crate) fn set(&self, after: Duration) {
         let zero = libc::timespec {
             tv_sec: 0,
@@ -62,6 +64,7 @@ impl Alarm {
 }
 
 impl Drop for Alarm {
+    #[inline(never)]
     fn drop(&mut self) {
         // SAFETY: made by `new`, and this is its end.
         unsafe { libc::syscall(libc::SYS_timer_delete, self.0) };

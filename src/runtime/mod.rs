@@ -439,6 +439,24 @@ impl Handle {
         fibers
     }
 
+    /// Says in plain text what every fiber of the runtime does, what it waits for, and what binds it to its thread.
+    ///
+    /// One line for the runtime and one for each fiber, at most a thousand. Each line is true of some moment: fibers
+    /// run meanwhile. Takes its time, since functions are looked up by name.
+    ///
+    /// ```
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let parked = rt.spawn(indent::park::park);
+    /// while !rt.handle().dump().contains("parked") {
+    ///     std::thread::yield_now();
+    /// }
+    /// # parked.unparker().unpark();
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn dump(&self) -> String {
+        self.shared.dump()
+    }
+
     /// Takes worker `index` from the carrier that holds it, if that one is outside runtime code,
     /// and gives it to another carrier; true if it did. For tests: what a watching thread will do
     /// for a fiber that blocks its thread. Never the caller's own.

@@ -83,6 +83,7 @@ impl OfThread {
         }
     }
 
+    #[inline(never)] // in the frame of a fiber it would bind
     fn stack(&self) -> Range<usize> {
         let (low, high) = self.stack.get().unwrap_or_else(|| {
             let stack = indent_sysmon::own_stack();

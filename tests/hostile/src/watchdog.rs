@@ -91,7 +91,7 @@ fn fibers(runtime: &Handle) -> String {
     let mut text = String::new();
     for fiber in runtime.fibers().into_iter().take(MOST_SHOWN) {
         let (name, binding) = (fiber.name().unwrap_or("?"), fiber.binding());
-        let (phase, reason, verdict) = (fiber.phase(), fiber.park_reason(), binding.verdict());
+        let (phase, reason, verdict) = (fiber.phase(), fiber.park_reason(), binding.mobility());
         writeln!(
             text,
             "fiber {} {name} {phase:?} {reason:?} {verdict:?}",
