@@ -59,6 +59,19 @@ mod child {
         rt
     }
 
+    /// So many fibers that wait until all of them are there.
+    fn wait_for_all(rt: &Runtime, here: &Arc<AtomicUsize>, fibers: usize) -> Vec<JoinHandle<()>> {
+        let body = |here: Arc<AtomicUsize>| {
+            move || {
+                here.fetch_add(1, SeqCst);
+                while here.load(SeqCst) < fibers {
+                    indent::time::sleep(Duration::from_millis(50));
+                }
+            }
+        };
+        (0..fibers).map(|_| rt.spawn(body(here.clone()))).collect()
+    }
+
     fn has_ended(fiber: &JoinHandle<()>) -> bool {
         fiber.is_finished()
     }
@@ -69,17 +82,7 @@ mod child {
         const FIBERS: usize = 100_000;
         let rt = binding(Builder::new().max_carriers(64));
         let here = Arc::new(AtomicUsize::new(0));
-        let fibers: Vec<_> = (0..FIBERS)
-            .map(|_| {
-                let here = here.clone();
-                rt.spawn(move || {
-                    here.fetch_add(1, SeqCst);
-                    while here.load(SeqCst) < FIBERS {
-                        indent::time::sleep(Duration::from_millis(50));
-                    }
-                })
-            })
-            .collect();
+        let fibers = wait_for_all(&rt, &here, FIBERS);
         // Those that have a thread wait for ever for those that have not.
         common::wait_for("the others fail", || {
             fibers.iter().filter(|fiber| has_ended(fiber)).count() + 100 >= FIBERS
@@ -124,17 +127,7 @@ mod child {
         const FIBERS: usize = 500;
         let rt = binding(Builder::new().soft_carriers(32).max_carriers(1_000));
         let here = Arc::new(AtomicUsize::new(0));
-        let fibers: Vec<_> = (0..FIBERS)
-            .map(|_| {
-                let here = here.clone();
-                rt.spawn(move || {
-                    here.fetch_add(1, SeqCst);
-                    while here.load(SeqCst) < FIBERS {
-                        indent::time::sleep(Duration::from_millis(50));
-                    }
-                })
-            })
-            .collect();
+        let fibers = wait_for_all(&rt, &here, FIBERS);
         fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
         common::wait_for("threads end", || rt.metrics().carriers <= 16);
     }

@@ -105,7 +105,7 @@ impl Shared {
         self.watchers.ask(SPARES);
     }
 
-    /// Somebody has been captured, or may be soon. May be called in a signal handler.
+    /// A fiber has been captured, or may be soon. May be called in a signal handler.
     pub(crate) fn ask_for_reports(&self) {
         self.watchers.ask(REPORTS);
     }

@@ -203,7 +203,7 @@ impl Carrier {
     ) -> bool {
         let request = self.ice.request.get();
         if self.shared().is_stopping() {
-            self.ice.request.withdraw(request); // nobody would bring it a worker
+            self.ice.request.withdraw(request); // no worker would come
             return false;
         }
         let worker = self.owner.peek();

@@ -174,7 +174,8 @@ fn go_elsewhere(
     // The system refused a thread.
     if let Some(fiber) = token.local().next.take() {
         token.carrier().shared().push_global(fiber);
-        token.local().until_shared = u32::MAX; // what is bound to threads comes first
+        let interval = token.carrier().shared().settings.global_interval;
+        token.local().until_shared = interval; // what is bound to threads comes first
         os::sleep(REFUSED_PAUSE);
     }
     Where::Elsewhere
@@ -313,7 +314,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
         return false;
     };
     token.show_stacks();
-    // Whoever wakes the fiber reads it; the park it ends has released it.
+    // The waker of the fiber reads it; the park it ends has released it.
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
     token.worker().counters.started.add(1);

@@ -27,10 +27,6 @@ use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, detach};
 
-/// Looks at an awake runtime until what its fibers hold is studied: not at once, so that the shortest
-/// programs pay nothing; soon, because until then fibers share threads that should not.
-const STUDY_AFTER: u32 = 4;
-
 /// How often the monitor looks at threads that are blocked in the kernel while all workers sleep.
 const RARELY: Duration = Duration::from_millis(10);
 /// Most ticks between two rounds of rotation.
@@ -52,8 +48,6 @@ pub(crate) struct Watchers {
     pub(super) resize_at: Mutex<Option<Instant>>,
     /// When to look again at stacks nobody needs; the helper's own.
     pub(super) trim_at: Mutex<Option<Instant>>,
-    /// Looks of the monitor that found somebody awake, up to `STUDY_AFTER`; the monitor's own.
-    looks_awake: AtomicU32,
     /// How many more workers may be interrupted at this look for the sake of those whom any can serve.
     press: AtomicUsize,
     /// The monitor takes its time, since all workers sleep.
@@ -88,7 +82,6 @@ impl Watchers {
             refused_until: Mutex::new(None),
             resize_at: Mutex::new(None),
             trim_at: Mutex::new(None),
-            looks_awake: AtomicU32::new(0),
             press: AtomicUsize::new(0),
             looks_rarely: AtomicBool::new(false),
             somebody_pressed: AtomicBool::new(false),
@@ -191,13 +184,9 @@ impl Shared {
         }
     }
 
-    /// On the monitor's thread: somebody has met places in the code of which nothing is known.
-    fn study_now_and_then(&self, awake: bool) {
-        let looks = self.watchers.looks_awake.load(Relaxed);
-        if looks < STUDY_AFTER {
-            let more = looks + u32::from(awake);
-            self.watchers.looks_awake.store(more, Relaxed);
-        } else if frames::is_asked() {
+    /// On the monitor's thread: a walk has met places in the code of which nothing is known.
+    fn study_now_and_then(&self) {
+        if frames::is_asked() {
             self.study_soon();
         }
     }
@@ -357,7 +346,7 @@ impl Pool for Shared {
         }
         self.end_spares();
         self.mind_sets();
-        self.study_now_and_then(workers > 0);
+        self.study_now_and_then();
         if workers == 0 && stack::has_grown() {
             self.watchers.ask(TRIM); // before everybody sleeps
         }
