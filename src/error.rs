@@ -323,8 +323,8 @@ impl JoinError {
         matches!(self.cause, Cause::NoStack)
     }
 
-    /// There was no thread for the fiber to start on: parked fibers that are bound to their threads hold as
-    /// many as are allowed, and none became free for ten seconds.
+    /// There was no thread for the fiber to start on: parked fibers that are bound to their threads
+    /// hold as many as are allowed, and none became free for ten seconds.
     ///
     /// ```
     /// let failed = indent::spawn(|| std::panic::resume_unwind(Box::new("no luck")));

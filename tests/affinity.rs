@@ -2,8 +2,8 @@
 //! The CPUs a thread may run on are the user's: what a hook, a fiber or another process sets stays,
 //! however often workers change threads.
 //!
-//! Beside computations that fill all CPUs, fibers that sleep for moments make workers go from thread
-//! to thread; each hand-over prefers the CPU that becomes free (`src/base/affinity.rs`).
+//! Beside computations that fill all CPUs, fibers that sleep for moments make workers go from
+//! thread to thread; each hand-over prefers the CPU that becomes free (`src/base/affinity.rs`).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -252,7 +252,8 @@ mod child {
             });
             let thread = Pid::from_raw(receiver.recv().unwrap());
             for cpu in all {
-                // A mask that comes within the microseconds of a hand-over may be lost: again, then.
+                // A mask that comes within the microseconds of a hand-over may be lost: again,
+                // then.
                 let obeyed = (0..20).any(|_| {
                     set_mask(thread, &[cpu]);
                     let looks = |_| {

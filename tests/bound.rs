@@ -1,4 +1,5 @@
-//! Fibers that are bound to their thread: they share it with no other fiber, and are served beside any load.
+//! Fibers that are bound to their thread: they share it with no other fiber, and are served beside
+//! any load.
 //!
 //! A crate that changes a thread-local around a callback and restores it afterwards is right on
 //! threads, and breaks if two fibers of one thread are inside at once.

@@ -14,8 +14,9 @@ use indent::park::{self, Unparker};
 use indent::runtime::{Builder, Handle, Runtime};
 use indent::task::{self, JoinHandle, Phase};
 
-/// Dispatches of others that a runnable fiber waits for at most: the interval of the global queue, and, for
-/// each of the fibers in front of it, one turn of its kind, one of the other kind, and those of the LIFO slot.
+/// Dispatches of others that a runnable fiber waits for at most: the interval of the global queue,
+/// and, for each of the fibers in front of it, one turn of its kind, one of the other kind, and
+/// those of the LIFO slot.
 const BOUND: u64 = 61 + 60 * 5;
 /// Waits measured in each test.
 const PROBES: usize = 200;

@@ -15,8 +15,8 @@ use indent::task::{JoinHandle, Phase};
 
 mod common;
 
-/// Bytes a parked fiber may take: a page of its stack, its record, and eight bytes of page table for each
-/// page of address space, guard included.
+/// Bytes a parked fiber may take: a page of its stack, its record, and eight bytes of page table
+/// for each page of address space, guard included.
 const PARKED: usize = if cfg!(debug_assertions) { 9_600 } else { 5_100 };
 /// Bytes a fiber that has not run may take.
 const UNSTARTED: usize = 400;

@@ -4,8 +4,8 @@
 )]
 //! How many threads fibers cost, and what happens where there are no more.
 //!
-//! Each case is a process of its own: threads and limits are the process's, and each starts cold, before its
-//! code has been read.
+//! Each case is a process of its own: threads and limits are the process's, and each starts cold,
+//! before its code has been read.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -211,7 +211,8 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn endless() {
         const FIBERS: usize = 64;
-        /// What the documentation of deferred starts says: 20 ms for each, and as much again for slices.
+        /// What the documentation of deferred starts says: 20 ms for each, and as much again for
+        /// slices.
         const STATED: Duration = Duration::from_millis(2 * 20 * FIBERS as u64);
         let rt = Builder::new().workers(WORKERS).build().unwrap();
         let (started, stop) = (

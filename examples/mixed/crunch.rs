@@ -1,8 +1,9 @@
 //! The large request: some CPU time of ordinary Rust.
 //!
-//! A round makes up orders at random, writes them as JSON, reads them again, picks customers out of their notes
-//! with a regular expression, and adds up what each of them owes in a hash map. It knows nothing of fibers. How
-//! many rounds make up the CPU time that is wanted is measured once, at the start, on this machine.
+//! A round makes up orders at random, writes them as JSON, reads them again, picks customers out of
+//! their notes with a regular expression, and adds up what each of them owes in a hash map. It
+//! knows nothing of fibers. How many rounds make up the CPU time that is wanted is measured once,
+//! at the start, on this machine.
 
 use std::collections::HashMap;
 use std::hint::black_box;

@@ -6,10 +6,11 @@
 //! cargo run --release --example mixed -- --help
 //! ```
 //!
-//! One process serves HTTP, a fiber to a connection. `/ping` is trivial; `/crunch` writes and reads JSON,
-//! draws random numbers, matches a regular expression, hashes and sorts for 200 ms. Both run on the same workers, and nothing in the code says which is which: no
-//! annotation, no pool, no checkpoint. A second process, started by the first, sends pings by a schedule that
-//! does not wait for answers, keeps some crunches in flight, and measures. That is done with 0, 8 and 64
+//! One process serves HTTP, a fiber to a connection. `/ping` is trivial; `/crunch` writes and reads
+//! JSON, draws random numbers, matches a regular expression, hashes and sorts for 200 ms. Both run
+//! on the same workers, and nothing in the code says which is which: no annotation, no pool, no
+//! checkpoint. A second process, started by the first, sends pings by a schedule that does not wait
+//! for answers, keeps some crunches in flight, and measures. That is done with 0, 8 and 64
 //! crunches, with preemption and without.
 //!
 //! The files: `service` (connections and their end), `http` (what a request is), `crunch` (the work),

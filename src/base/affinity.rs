@@ -7,10 +7,11 @@
 //! threads nor processes started there inherit the narrow mask.
 //!
 //! **The mask of a thread is the user's, unless it is ours.** It is ours if it equals the mask of
-//! the helper's thread ([`Allowed`]) or the last one the runtime gave the thread (which may be out of
-//! date: `taskset`, a cpuset, a CPU that was switched on). Any other mask was set by a hook, a fiber
-//! or from outside; such a thread is never narrowed. A mask that is set from outside while the thread
-//! is narrow stays, too: the thread widens only the very mask that the giver of the work set.
+//! the helper's thread ([`Allowed`]) or the last one the runtime gave the thread (which may be out
+//! of date: `taskset`, a cpuset, a CPU that was switched on). Any other mask was set by a hook, a
+//! fiber or from outside; such a thread is never narrowed. A mask that is set from outside while
+//! the thread is narrow stays, too: the thread widens only the very mask that the giver of the work
+//! set.
 //!
 //! **Protocol** (`Placement::state`). *Wide → narrowing*: a giver, before it gives the work; one
 //! at a time. *Narrowing → narrow* or *wide*: the same giver, after it has given the work, so the
@@ -36,8 +37,8 @@ const WORDS: usize = CPUS / 64;
 
 type Words = [u64; WORDS];
 
-/// All masks that a helper's thread ever had. They are compared by value but never freed: readers are
-/// signal handlers, and there are few different ones.
+/// All masks that a helper's thread ever had. They are compared by value but never freed: readers
+/// are signal handlers, and there are few different ones.
 static KNOWN: Mutex<Vec<&'static Words>> = Mutex::new(Vec::new());
 
 fn known(mask: Words) -> &'static Words {
@@ -58,8 +59,8 @@ impl Allowed {
         Allowed(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Remembers the CPUs the calling thread may use: the helper's, whose mask no part of the runtime
-    /// changes.
+    /// Remembers the CPUs the calling thread may use: the helper's, whose mask no part of the
+    /// runtime changes.
     pub(crate) fn remember(&self) {
         if let Some(now) = get(0) {
             let now = ptr::from_ref(known(now)).cast_mut();
@@ -124,8 +125,8 @@ impl Placement {
         self.state.store(WIDE, SeqCst);
     }
 
-    /// The giver that claimed it and has given: makes the thread run on the CPU the caller runs on, if
-    /// its mask is ours. May be called in a signal handler.
+    /// The giver that claimed it and has given: makes the thread run on the CPU the caller runs on,
+    /// if its mask is ours. May be called in a signal handler.
     pub(crate) fn narrow(&self, thread: i32, allowed: &Allowed) {
         let state = self
             .bring_here(thread, allowed)
@@ -156,8 +157,8 @@ impl Placement {
         set(thread, &here).then_some(cpu)
     }
 
-    /// Own thread, before it runs user code: on all CPUs again, if a giver narrowed it. May be called
-    /// in a signal handler.
+    /// Own thread, before it runs user code: on all CPUs again, if a giver narrowed it. May be
+    /// called in a signal handler.
     #[inline]
     pub(crate) fn widen(&self, allowed: &Allowed) {
         if self.state.load(SeqCst) != WIDE {
@@ -193,8 +194,8 @@ fn only(cpu: u32) -> Option<Words> {
     Some(words)
 }
 
-/// The mask of a thread, zero for the calling one. Never inlined: the frame of its caller may be one
-/// that moves.
+/// The mask of a thread, zero for the calling one. Never inlined: the frame of its caller may be
+/// one that moves.
 #[inline(never)]
 fn get(thread: i32) -> Option<Words> {
     let mut words: Words = [0; WORDS];

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::base::os;
 
-/// Signals the thread that made it. Rings once for each time it is set. All of it may be called in a signal
-/// handler: by system calls, since the C library may allocate for a timer.
+/// Signals the thread that made it. Rings once for each time it is set. All of it may be called in
+/// a signal handler: by system calls, since the C library may allocate for a timer.
 pub(crate) struct Alarm(libc::c_int);
 
 impl Alarm {
-    /// For the calling thread, whose handler finds `value` in the `siginfo`; `None` if the kernel has no more of
-    /// them.
+    /// For the calling thread, whose handler finds `value` in the `siginfo`; `None` if the kernel
+    /// has no more of them.
     #[inline(never)] // a frame that asks the kernel directly would bind its fiber
     pub(crate) fn new(signal: i32, value: usize) -> Option<Self> {
         // SAFETY: all-zero is a valid `sigevent`.

@@ -96,8 +96,8 @@ impl Bitmap {
 
 /// A [`Bitmap`] with many numbers and few members: asking whether it is empty reads one word.
 ///
-/// The count is raised before a bit is set and lowered after it is cleared, so it is never below the
-/// number of members: a set that seems empty was empty at some moment of the look.
+/// The count is raised before a bit is set and lowered after it is cleared, so it is never below
+/// the number of members: a set that seems empty was empty at some moment of the look.
 pub(crate) struct SparseBitmap {
     bits: Bitmap,
     count: AtomicUsize,

@@ -348,9 +348,10 @@ pub(crate) fn be_nicer(steps: libc::c_int) {
     unsafe { libc::nice(steps) };
 }
 
-/// Lets the C library's allocator have an arena for each of so many threads, once per process, unless the
-/// environment says how many there may be. By default 8 per CPU are shared by all threads, and a fiber that is
-/// interrupted while it holds the lock of one makes all others that share it wait.
+/// Lets the C library's allocator have an arena for each of so many threads, once per process,
+/// unless the environment says how many there may be. By default 8 per CPU are shared by all
+/// threads, and a fiber that is interrupted while it holds the lock of one makes all others that
+/// share it wait.
 pub(crate) fn allow_arenas(threads: usize) {
     #[cfg(target_env = "gnu")]
     {

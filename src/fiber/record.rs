@@ -64,8 +64,8 @@ pub(crate) struct Record {
     pub(crate) unstoppable: AtomicU8,
     /// Where on its stack its registers lie since it last switched out (`switch.rs`).
     pub(crate) stack_pointer: AtomicUsize,
-    /// The carrier (a type of the layers above) that a switched-out fiber is bound to; null if it may run on
-    /// any thread.
+    /// The carrier (a type of the layers above) that a switched-out fiber is bound to; null if it
+    /// may run on any thread.
     pub(crate) thread: AtomicPtr<()>,
     /// Null until the first dispatch and again once the fiber is over.
     pub(crate) stack: AtomicPtr<StackHead>,
@@ -86,8 +86,8 @@ pub(crate) struct Record {
     pub(crate) stack_class: AtomicU8,
     /// Live `pin()` guards, and one more for a fiber built pinned; and `UNTIL_THE_END`.
     pub(crate) pins: AtomicU16,
-    /// Whether the fiber is parked inside its own frames, because it unwinds: its thread waits there and not
-    /// at the bottom of its stack (S3).
+    /// Whether the fiber is parked inside its own frames, because it unwinds: its thread waits
+    /// there and not at the bottom of its stack (S3).
     blocks_carrier: AtomicBool,
     /// Whether it may change threads since it last switched out; see `sched/mobility.rs`.
     pub(crate) mobility: AtomicU8,

@@ -11,12 +11,12 @@
 //! lists, and the time limits of the fiber (`limits.rs`). The kernel commits page by page: that is
 //! how a stack grows.
 //!
-//! The guard is [`GUARD`] bytes long: code that was compiled without stack probes (most C) touches a
-//! large frame at its far end first, and must not reach the next stack (S15). It is installed once,
-//! when a stack is first cut from its slab: markers without a mapping of their own
+//! The guard is [`GUARD`] bytes long: code that was compiled without stack probes (most C) touches
+//! a large frame at its far end first, and must not reach the next stack (S15). It is installed
+//! once, when a stack is first cut from its slab: markers without a mapping of their own
 //! (`MADV_GUARD_INSTALL`), else inaccessible pages, which split the mapping in two, so that the
-//! process limit on mappings becomes a limit on stacks. In both cases its length costs address space,
-//! and eight bytes of page table for each page of it, but no memory and no further mapping.
+//! process limit on mappings becomes a limit on stacks. In both cases its length costs address
+//! space, and eight bytes of page table for each page of it, but no memory and no further mapping.
 //!
 //! Slabs are never unmapped (a fault handler must be able to ask whose address it is at any time):
 //! free stacks wait in one pool per class for the next fiber of any runtime; workers keep a few of
@@ -104,9 +104,9 @@ pub(crate) const fn class_size(class: u8) -> usize {
 
 pub(crate) const LARGEST_STACK: usize = LARGEST;
 
-/// From one stack of a class to the next: the guard comes on top of the size. The odd number of pages
-/// matters: at a multiple of a large power of two the same lines of all stacks would compete for a few
-/// cache sets.
+/// From one stack of a class to the next: the guard comes on top of the size. The odd number of
+/// pages matters: at a multiple of a large power of two the same lines of all stacks would compete
+/// for a few cache sets.
 const fn stride(class: u8) -> usize {
     class_size(class) + GUARD
 }

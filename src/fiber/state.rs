@@ -238,8 +238,8 @@ impl State {
         })
     }
 
-    /// Takes a parked fiber back to where it was before its park was committed; false if it is not parked. The
-    /// caller holds the fiber until it commits the park again.
+    /// Takes a parked fiber back to where it was before its park was committed; false if it is not
+    /// parked. The caller holds the fiber until it commits the park again.
     pub(crate) fn reopen_park(&self) -> bool {
         mark::expect();
         self.update(|now| match now & PHASE {

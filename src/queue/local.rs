@@ -1,10 +1,11 @@
 #![expect(unsafe_code, reason = "turns stored pointers back into fibers")]
 //! A worker's own runnable fibers: a slot for the newest, a queue for the others.
 //!
-//! The queue consists of two rings, for fibers that have started and for those that have not, which take
-//! turns: a fiber that was woken does not wait behind a thousand starts. A ring is a bounded array with two counters that only grow. The worker's holder pushes at the
-//! tail; everybody, the holder too, takes from the head by moving it forward with one
-//! compare-exchange, after reading what lies there.
+//! The queue consists of two rings, for fibers that have started and for those that have not, which
+//! take turns: a fiber that was woken does not wait behind a thousand starts. A ring is a bounded
+//! array with two counters that only grow. The worker's holder pushes at the tail; everybody, the
+//! holder too, takes from the head by moving it forward with one compare-exchange, after reading
+//! what lies there.
 //!
 //! **I6** Each fiber leaves once. A taker reads slots `head..head + n` and then moves the head; if
 //! that succeeds, the head had not moved since it was read, so the holder, who overwrites a slot
@@ -122,8 +123,8 @@ impl Ring {
         }
     }
 
-    /// Holder only: the fiber at the head, which a thief may take, and another thread run, at any moment. Its
-    /// record stays mapped; it is good for a prefetch and nothing else.
+    /// Holder only: the fiber at the head, which a thief may take, and another thread run, at any
+    /// moment. Its record stays mapped; it is good for a prefetch and nothing else.
     #[inline]
     fn peek(&self) -> Option<FiberRef> {
         let head = self.head.load(Relaxed);
@@ -263,14 +264,15 @@ impl Queue {
         first.pop().or_else(|| second.pop())
     }
 
-    /// Holder only: the started fiber that is next, for a prefetch and nothing else. A thief may take it, and
-    /// another thread run it, at any moment.
+    /// Holder only: the started fiber that is next, for a prefetch and nothing else. A thief may
+    /// take it, and another thread run it, at any moment.
     #[inline]
     pub(crate) fn peek_started(&self) -> Option<FiberRef> {
         self.started.peek()
     }
 
-    /// Moves half of one kind into the empty queue of a thief, and returns one of them to run at once.
+    /// Moves half of one kind into the empty queue of a thief, and returns one of them to run at
+    /// once.
     pub(crate) fn steal_into(&self, thief: &Queue) -> Option<FiberRef> {
         let started = self.started.steal_into(&thief.started);
         started.or_else(|| self.unstarted.steal_into(&thief.unstarted))

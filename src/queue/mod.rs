@@ -10,8 +10,8 @@
 //! | slot of a thread (`sched/tenant.rs`) | the fiber that is bound to this thread, on its way to the worker that is there | the waker, or a worker that took it off a queue | that worker |
 //! | stopped threads (`sched/freeze.rs`, `wanted`) | a thread in the middle of its fiber, which waits for a worker | that thread | any worker |
 //!
-//! Fairness: the LIFO slot gets a bounded number of turns in a row, and every so many dispatches the global
-//! queue comes first (`sched/find.rs`).
+//! Fairness: the LIFO slot gets a bounded number of turns in a row, and every so many dispatches
+//! the global queue comes first (`sched/find.rs`).
 
 pub(crate) mod inject;
 pub(crate) mod local;

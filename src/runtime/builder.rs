@@ -95,11 +95,12 @@ impl Builder {
 
     /// The number of threads beyond which no fiber starts that may need one of its own.
     ///
-    /// A fiber that is [bound](crate::task::Mobility::Bound) keeps its thread while it is parked. With so many
-    /// threads, only fibers start that are known not to need one. Others wait until threads become free, and
-    /// end with an error ([`is_no_thread`](crate::JoinError::is_no_thread)) when that takes too long. Fibers
-    /// that have started get a thread in any case. At least as many as there are workers; by default 10,000,
-    /// or less where the system's limits on processes and mappings suggest that.
+    /// A fiber that is [bound](crate::task::Mobility::Bound) keeps its thread while it is parked.
+    /// With so many threads, only fibers start that are known not to need one. Others wait until
+    /// threads become free, and end with an error
+    /// ([`is_no_thread`](crate::JoinError::is_no_thread)) when that takes too long. Fibers that
+    /// have started get a thread in any case. At least as many as there are workers; by default
+    /// 10,000, or less where the system's limits on processes and mappings suggest that.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(2).max_carriers(8).build()?;
@@ -111,8 +112,8 @@ impl Builder {
         self
     }
 
-    /// The number of threads beyond which a fiber that may need one of its own starts only when all others
-    /// wait.
+    /// The number of threads beyond which a fiber that may need one of its own starts only when all
+    /// others wait.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(2).soft_carriers(100).build()?;
@@ -410,8 +411,8 @@ impl Builder {
     /// needed for waits meanwhile, so a hook must not wait for fibers or calls of this runtime. If it
     /// panics, the process ends.
     ///
-    /// CPUs that the hook binds the thread to (`sched_setaffinity`) stay as they are. Such a thread is not
-    /// moved to the CPU that becomes free when it takes over work, and may wait for its own.
+    /// CPUs that the hook binds the thread to (`sched_setaffinity`) stay as they are. Such a thread
+    /// is not moved to the CPU that becomes free when it takes over work, and may wait for its own.
     ///
     /// ```
     /// use std::sync::Arc;

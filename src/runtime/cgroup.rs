@@ -81,7 +81,8 @@ pub(crate) fn most_processes(read: impl Fn(&Path) -> Option<Vec<u8>>) -> Option<
     limits.into_iter().min()
 }
 
-/// What `limit` finds in the directories of all groups of this process that may have the controller.
+/// What `limit` finds in the directories of all groups of this process that may have the
+/// controller.
 fn limits<T>(
     controller: &[u8],
     read: impl Fn(&Path) -> Option<Vec<u8>>,

@@ -35,8 +35,8 @@ pub(crate) fn possible() -> usize {
     configured.max(online()).unwrap_or(1).max(1)
 }
 
-/// How many threads for fibers the system suggests: half of what this user, or its control group, may have,
-/// and not so many that their stacks use up the mappings of the process.
+/// How many threads for fibers the system suggests: half of what this user, or its control group,
+/// may have, and not so many that their stacks use up the mappings of the process.
 pub(crate) fn most_threads() -> usize {
     const MOST: usize = 10_000;
     let user = getrlimit(Resource::RLIMIT_NPROC).map_or(u64::MAX, |(soft, _)| soft);

@@ -70,13 +70,15 @@ pub struct Metrics {
     pub carriers_holding: usize,
     /// Threads that hold no worker and run nothing.
     pub carriers_spare: usize,
-    /// Threads without a worker that a parked fiber has to itself, because it is bound to its thread.
+    /// Threads without a worker that a parked fiber has to itself, because it is bound to its
+    /// thread.
     pub carriers_occupied: usize,
     /// Threads that were stopped in the middle of a fiber, and wait until it is its turn again.
     pub carriers_frozen: usize,
     /// Threads whose fiber blocked in the kernel, and whose worker went on elsewhere.
     pub carriers_detached: usize,
-    /// Threads that wait for a worker in the middle of a fiber, whose call in the kernel has returned.
+    /// Threads that wait for a worker in the middle of a fiber, whose call in the kernel has
+    /// returned.
     pub carriers_waiting: usize,
     /// How often a thread was needed and could not be had.
     pub carriers_refused: u64,
@@ -111,8 +113,8 @@ pub struct Metrics {
     pub barriers_refused: u64,
     /// Times a system call of the runtime's own was interrupted by a signal.
     pub eintr: u64,
-    /// Fibers that wait for a thread to start on, because fibers that are bound to their threads hold as many
-    /// as are allowed.
+    /// Fibers that wait for a thread to start on, because fibers that are bound to their threads
+    /// hold as many as are allowed.
     pub tasks_threadless: usize,
     /// Times a fiber was delayed because it was asked to end, or its [time
     /// limit](crate::time::timeout) had passed, and it caught the unwinding of its blocking calls

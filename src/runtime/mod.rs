@@ -439,10 +439,11 @@ impl Handle {
         fibers
     }
 
-    /// Says in plain text what every fiber of the runtime does, what it waits for, and what binds it to its thread.
+    /// Says in plain text what every fiber of the runtime does, what it waits for, and what binds
+    /// it to its thread.
     ///
-    /// One line for the runtime and one for each fiber, at most a thousand. Each line is true of some moment: fibers
-    /// run meanwhile. Takes its time, since functions are looked up by name.
+    /// One line for the runtime and one for each fiber, at most a thousand. Each line is true of
+    /// some moment: fibers run meanwhile. Takes its time, since functions are looked up by name.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -480,8 +481,8 @@ impl Handle {
         mobility::trust_everything(trust);
     }
 
-    /// Binds all fibers of the process to their threads, whatever is on their stacks. For tests of many
-    /// threads.
+    /// Binds all fibers of the process to their threads, whatever is on their stacks. For tests of
+    /// many threads.
     #[doc(hidden)]
     pub fn bind_everything(&self, bind: bool) {
         mobility::bind_everything(bind);

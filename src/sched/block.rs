@@ -126,8 +126,8 @@ fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
     Hearing::Open
 }
 
-/// Parks inside the fiber's own frames, as the tenant of its thread; its worker goes elsewhere, and comes
-/// back with the fiber when that is runnable, as to any tenant (`tenant.rs`).
+/// Parks inside the fiber's own frames, as the tenant of its thread; its worker goes elsewhere, and
+/// comes back with the fiber when that is runnable, as to any tenant (`tenant.rs`).
 #[cold]
 fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
     mobility::note_bound(fiber);
@@ -177,8 +177,8 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
     }
 }
 
-/// Takes the fiber out of the local queue of its worker, or out of the global one, if it is there: its waker
-/// may have found no worker here while one was looking for another thread.
+/// Takes the fiber out of the local queue of its worker, or out of the global one, if it is there:
+/// its waker may have found no worker here while one was looking for another thread.
 fn takes_off_queue(token: &Entered, fiber: FiberRef) -> bool {
     let (worker, shared) = (token.worker(), token.carrier().shared());
     for _ in 0..worker.queue.len() {

@@ -12,11 +12,12 @@
 //! | wanting | no | waits in the middle of a fiber whose worker was taken | set `wanted` |
 //! | detached | no | runs, or sleeps in the kernel, in the middle of a fiber | none; see `detach.rs` |
 //!
-//! The sets hold numbers of carriers (claims as in `bitmap.rs`): the thread that claims a carrier owes it a
-//! worker. A worker moves from carrier to carrier with its queues; nothing is sorted when it leaves.
+//! The sets hold numbers of carriers (claims as in `bitmap.rs`): the thread that claims a carrier
+//! owes it a worker. A worker moves from carrier to carrier with its queues; nothing is sorted when
+//! it leaves.
 //!
-//! A `Carrier` lives as long as `Shared`; its thread keeps `Shared` alive. A thread ends only with no
-//! worker and no fiber, and its number is given to the next one.
+//! A `Carrier` lives as long as `Shared`; its thread keeps `Shared` alive. A thread ends only with
+//! no worker and no fiber, and its number is given to the next one.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
@@ -49,8 +50,8 @@ pub(crate) struct Carrier {
     shared: NonNull<Shared>,
     pub(crate) owner: Owner<Worker>,
     pub(crate) bell: Doorbell,
-    /// The switched-out fiber that has this thread to itself, or null. Written by the own thread, and by the
-    /// thread that holds the fiber when it finds that the fiber may leave.
+    /// The switched-out fiber that has this thread to itself, or null. Written by the own thread,
+    /// and by the thread that holds the fiber when it finds that the fiber may leave.
     tenant: AtomicPtr<Record>,
     /// The tenant, runnable, on its way to the worker that is here.
     delivered: Slot<Record>,
@@ -159,8 +160,8 @@ impl Carrier {
         !self.delivered.is_empty()
     }
 
-    /// Any thread that holds this carrier's runnable tenant: leaves it to the worker that is here. False if
-    /// there is none, and the tenant is still the caller's.
+    /// Any thread that holds this carrier's runnable tenant: leaves it to the worker that is here.
+    /// False if there is none, and the tenant is still the caller's.
     pub(crate) fn deliver(&self, fiber: FiberRef) -> bool {
         match self.delivered.deliver(&self.owner, fiber.pointer()) {
             Delivered::To(worker) => {
@@ -178,8 +179,8 @@ impl Carrier {
         }
     }
 
-    /// Own thread, mark up, and its worker in hand: gives up the owner word, and takes along a tenant that
-    /// was delivered meanwhile (I10).
+    /// Own thread, mark up, and its worker in hand: gives up the owner word, and takes along a
+    /// tenant that was delivered meanwhile (I10).
     pub(crate) fn leave_with_delivery(&self) -> NonNull<Worker> {
         let worker = self.owner.surrender();
         if let Some(fiber) = self.delivered.take_after_leaving().map(popped) {
@@ -243,8 +244,8 @@ impl Carrier {
         !self.keep(worker)
     }
 
-    /// Gives this carrier's worker to one without a fiber; false if no thread can be had, and ours stays. True
-    /// means that the caller's token is void.
+    /// Gives this carrier's worker to one without a fiber; false if no thread can be had, and ours
+    /// stays. True means that the caller's token is void.
     pub(crate) fn hand_over(&self) -> bool {
         match self.shared().place(self.leave_with_delivery()) {
             Ok(()) => true,
@@ -339,8 +340,8 @@ impl Carrier {
         }
     }
 
-    /// Any thread that is about to stop: gives this carrier, which waits for it, a worker, and makes it
-    /// run where the caller runs. May be called in a signal handler.
+    /// Any thread that is about to stop: gives this carrier, which waits for it, a worker, and
+    /// makes it run where the caller runs. May be called in a signal handler.
     pub(crate) fn receive_here(&self, worker: NonNull<Worker>) -> Placed {
         let number = self.thread.number().filter(|_| self.placement.claim());
         let given = self.accept(worker);
@@ -386,10 +387,12 @@ impl Carrier {
         unsafe { &*self.own.get() }
     }
 
-    /// Own thread, mark up: has its handler called after this time; false if the kernel has no timer for it.
-    /// The timer is made when it is first needed, since most threads never do, and parked ones must be cheap.
+    /// Own thread, mark up: has its handler called after this time; false if the kernel has no
+    /// timer for it. The timer is made when it is first needed, since most threads never do, and
+    /// parked ones must be cheap.
     pub(crate) fn set_alarm(&self, after: Duration) -> bool {
-        // SAFETY: own thread, mark up, so no handler that could use it is under way but, perhaps, this one.
+        // SAFETY: own thread, mark up, so no handler that could use it is under way but, perhaps,
+        // this one.
         let alarm = unsafe { &mut (*self.own.get()).alarm };
         if alarm.is_none() {
             *alarm = Alarm::new(interrupt::signal(), interrupt::ours());
@@ -439,8 +442,8 @@ impl Carrier {
 }
 
 impl Shared {
-    /// Finds a carrier without a fiber for a worker that has none: a spare, else a new one. If the system
-    /// refuses a thread the worker comes back.
+    /// Finds a carrier without a fiber for a worker that has none: a spare, else a new one. If the
+    /// system refuses a thread the worker comes back.
     pub(crate) fn place(&self, worker: NonNull<Worker>) -> Placed {
         while let Some(index) = self.spares.claim_any() {
             // Fails if the carrier got a worker by another way; then it has no need of ours.

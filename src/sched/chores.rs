@@ -1,10 +1,10 @@
 //! What the helper does for a runtime.
 //!
-//! The *helper* does what the monitor may not, when it is asked: it makes spare carriers, so that a worker
-//! finds a thread at once when it must leave its own; asks how many CPUs the process may use, to which
-//! the number of workers follows; tends to services (`service.rs`); gives back pages of stacks that are not
-//! needed; reads the program's code, to know which fibers may change threads (`mobility.rs`); and takes down
-//! which fibers were hogging (`overrun.rs`).
+//! The *helper* does what the monitor may not, when it is asked: it makes spare carriers, so that a
+//! worker finds a thread at once when it must leave its own; asks how many CPUs the process may
+//! use, to which the number of workers follows; tends to services (`service.rs`); gives back pages
+//! of stacks that are not needed; reads the program's code, to know which fibers may change threads
+//! (`mobility.rs`); and takes down which fibers were hogging (`overrun.rs`).
 
 use std::sync::atomic::{
     AtomicBool,

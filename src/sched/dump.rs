@@ -1,8 +1,9 @@
 #![expect(unsafe_code, reason = "looks at the stacks of parked fibers")]
 //! A text that says what every fiber of a runtime does, and what it waits for.
 //!
-//! It is made while fibers run, so each line is true of some moment, and what is said of the stack of a fiber
-//! that has run on meanwhile may be wrong: stacks stay mapped, and the walk takes nothing in them for granted.
+//! It is made while fibers run, so each line is true of some moment, and what is said of the stack
+//! of a fiber that has run on meanwhile may be wrong: stacks stay mapped, and the walk takes
+//! nothing in them for granted.
 
 use std::fmt::Write;
 
@@ -17,7 +18,8 @@ use crate::sched::{Shared, wake};
 const LISTED: usize = 1000;
 
 impl Shared {
-    /// One line for the runtime and one for each fiber: its state, what it waits for, and what binds it.
+    /// One line for the runtime and one for each fiber: its state, what it waits for, and what
+    /// binds it.
     pub(crate) fn dump(&self) -> String {
         let mut text = format!(
             "indent: {} fibers, {} of them wait for a thread to start on; {} threads: {} spare, {} frozen, \

@@ -1,11 +1,12 @@
 //! What a worker runs next.
 //!
-//! Order: a tenant that was delivered; slices that are owed to fibers that compute much; fibers that were woken
-//! while all workers were busy, and threads that were interrupted in the middle of a short computation, many
-//! times in a row; every so many dispatches the global queue; the LIFO slot, a few times in a row; the local queue and the
-//! fibers assigned to this worker in turn; the global queue; other workers' queues; then fibers that compute
-//! much: frozen carriers, batch fibers, deferred starts. Each is reached within a bounded number of
-//! dispatches, or by what is owed, whatever the others hold. A worker in excess looks no further: it retires.
+//! Order: a tenant that was delivered; slices that are owed to fibers that compute much; fibers
+//! that were woken while all workers were busy, and threads that were interrupted in the middle of
+//! a short computation, many times in a row; every so many dispatches the global queue; the LIFO
+//! slot, a few times in a row; the local queue and the fibers assigned to this worker in turn; the
+//! global queue; other workers' queues; then fibers that compute much: frozen carriers, batch
+//! fibers, deferred starts. Each is reached within a bounded number of dispatches, or by what is
+//! owed, whatever the others hold. A worker in excess looks no further: it retires.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -34,7 +35,8 @@ pub(crate) enum Next {
     Nothing,
 }
 
-/// What to run now. The usual case, this worker's own fibers and nothing else, comes first and is short.
+/// What to run now. The usual case, this worker's own fibers and nothing else, comes first and is
+/// short.
 #[inline]
 pub(crate) fn next(token: &mut Entered) -> Next {
     let local = token.local();
@@ -79,7 +81,8 @@ pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
         && !shared.is_stopping()
 }
 
-/// Of the queue, or the slot if nothing waits behind it; if something does, turns have to be counted.
+/// Of the queue, or the slot if nothing waits behind it; if something does, turns have to be
+/// counted.
 #[inline]
 fn next_local(token: &Entered) -> Option<FiberRef> {
     let worker = token.worker();
@@ -179,8 +182,8 @@ fn looks_at_io(token: &mut Entered) -> bool {
     true
 }
 
-/// Fibers that compute much: runnable ones, frozen ones, and deferred starts in turn. While many are frozen
-/// few are started: each could cost a thread.
+/// Fibers that compute much: runnable ones, frozen ones, and deferred starts in turn. While many
+/// are frozen few are started: each could cost a thread.
 fn batch(token: &mut Entered) -> Next {
     const KINDS: u32 = 4;
     for _ in 0..KINDS {
@@ -212,8 +215,8 @@ fn claim_stopped(shared: &Shared) -> Option<usize> {
     wanted.or_else(|| shared.claim_frozen(Which::Interactive))
 }
 
-/// Fibers that were woken while all workers were busy, and fibers that were interrupted and do not compute much,
-/// in turn with this worker's own.
+/// Fibers that were woken while all workers were busy, and fibers that were interrupted and do not
+/// compute much, in turn with this worker's own.
 fn urgent(token: &mut Entered) -> Next {
     let shared = token.carrier().shared();
     if !shared.is_urgent() {
@@ -308,8 +311,8 @@ fn shared_queue(token: &mut Entered) -> Next {
     Next::Nothing
 }
 
-/// A fair share of the global queue: one to run, the others into the local queue. Then fibers that waited for a
-/// thread to start on, if there are threads again.
+/// A fair share of the global queue: one to run, the others into the local queue. Then fibers that
+/// waited for a thread to start on, if there are threads again.
 fn from_global(token: &Entered) -> Option<FiberRef> {
     let shared = token.carrier().shared();
     let len = shared.global.len();
@@ -359,8 +362,8 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
     None
 }
 
-/// Takes the fiber out of a victim's LIFO slot if the monitor has seen the victim in one dispatch at two looks,
-/// and it still is.
+/// Takes the fiber out of a victim's LIFO slot if the monitor has seen the victim in one dispatch
+/// at two looks, and it still is.
 fn steal_slot(victim: &Worker) -> Option<FiberRef> {
     if victim.lifo.is_empty() || !victim.is_stuck() {
         return None;
@@ -394,8 +397,8 @@ impl Shared {
         self.global_for(fiber).push(fiber);
     }
 
-    /// Fibers wait that any worker should run before its own: they were woken while all workers were busy, or
-    /// a carrier waits in the middle of a fiber.
+    /// Fibers wait that any worker should run before its own: they were woken while all workers
+    /// were busy, or a carrier waits in the middle of a fiber.
     #[inline]
     pub(crate) fn is_urgent(&self) -> bool {
         self.woken.len() > 0

@@ -7,8 +7,8 @@
 //! worker again: it *thaws*. Nothing else runs on it meanwhile.
 //!
 //! All of this happens on the carrier's own thread with the mark up, in a handler: no allocation, no
-//! lock, no formatting ([S7]). What it needs is claimed from bitmaps. The worker takes its queues along, so
-//! nothing is sorted.
+//! lock, no formatting ([S7]). What it needs is claimed from bitmaps. The worker takes its queues
+//! along, so nothing is sorted.
 //!
 //! **I19** A frozen carrier is in the set *frozen*, or has been claimed from it by somebody who owes it
 //! a worker or its release, or holds a worker. It enters the set after it has given up its own worker and
@@ -77,7 +77,8 @@ pub(crate) struct Ice {
     pub(crate) known_at: Cell<u64>,
     /// Who runs here, for whoever reports overruns (`overrun.rs`).
     pub(crate) occupant: Occupant,
-    /// The carrier of the bound fiber for whose sake it is to freeze, if it is one: a hint, which may be old.
+    /// The carrier of the bound fiber for whose sake it is to freeze, if it is one: a hint, which
+    /// may be old.
     pub(crate) pressed_by: AtomicPtr<Carrier>,
     /// Times the handler put the freeze off, and in which dispatch; own thread.
     pub(crate) tries: Cell<(u64, u32)>,

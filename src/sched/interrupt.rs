@@ -43,8 +43,9 @@ use crate::sched::overrun::Kind;
 use crate::sched::roster;
 use crate::sched::worker::Worker;
 
-/// How often a freeze is put off because the code is not the program's, and for how long. Half of the time of
-/// ordinary code may be spent there, so a few tries are not enough to get out of a lock of the allocator's.
+/// How often a freeze is put off because the code is not the program's, and for how long. Half of
+/// the time of ordinary code may be spent there, so a few tries are not enough to get out of a lock
+/// of the allocator's.
 const TRIES: u32 = 16;
 const TRY_AGAIN: Duration = Duration::from_micros(10);
 

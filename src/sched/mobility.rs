@@ -4,11 +4,12 @@
 )]
 //! Whether a switched-out fiber may go on on another thread.
 //!
-//! A fiber is judged when it has switched out, on its own thread, before any other thread can get hold of
-//! it; the result is noted in its record and holds until it runs again. It is *movable* if all its frames
-//! are known and hold nothing of the thread (S5). Otherwise it counts as bound. As long as the program's code
-//! has not been read it is *unjudged*, which counts as bound, too; a thread that holds the fiber may look
-//! again later, and so does the helper when all code has been read ([`Shared::judge_again`]).
+//! A fiber is judged when it has switched out, on its own thread, before any other thread can get
+//! hold of it; the result is noted in its record and holds until it runs again. It is *movable* if
+//! all its frames are known and hold nothing of the thread (S5). Otherwise it counts as bound. As
+//! long as the program's code has not been read it is *unjudged*, which counts as bound, too; a
+//! thread that holds the fiber may look again later, and so does the helper when all code has been
+//! read ([`Shared::judge_again`]).
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -38,8 +39,8 @@ pub enum Mobility {
     /// The program's code has not been read yet. While it is parked it keeps its thread, as a bound
     /// fiber does.
     Unjudged = 0,
-    /// Its frames may hold something of its thread. While it is parked it keeps its thread, and shares it
-    /// with no other fiber.
+    /// Its frames may hold something of its thread. While it is parked it keeps its thread, and
+    /// shares it with no other fiber.
     Bound = 1,
     /// It holds nothing of its thread, and goes on on any.
     Movable = 2,
@@ -161,8 +162,8 @@ pub(crate) fn is_movable(fiber: FiberRef) -> bool {
     noted(&fiber) == Mobility::Movable && fiber.pins.load(atomic::Ordering::Relaxed) == 0
 }
 
-/// Whether a fiber that has not started is known to be movable at every park: its first function leads to
-/// nothing that belongs to a thread.
+/// Whether a fiber that has not started is known to be movable at every park: its first function
+/// leads to nothing that belongs to a thread.
 ///
 /// # Safety
 /// It is the caller's (I1).
@@ -175,7 +176,8 @@ pub(crate) unsafe fn starts_movable(fiber: FiberRef) -> bool {
     TRUST.load(Relaxed) || frames::verdict_of(entry) == Some(Verdict::Free)
 }
 
-/// Looks again at a fiber of which too little was known when it switched out. True if it is movable.
+/// Looks again at a fiber of which too little was known when it switched out. True if it is
+/// movable.
 ///
 /// # Safety
 /// It is started, switched out and the caller's (I1).
@@ -189,8 +191,8 @@ pub(crate) unsafe fn may_move_after_all(fiber: FiberRef) -> bool {
 }
 
 impl Shared {
-    /// On the helper's thread, when all code has been read: looks at all parked fibers that are unjudged, and
-    /// sets the threads of movable ones free.
+    /// On the helper's thread, when all code has been read: looks at all parked fibers that are
+    /// unjudged, and sets the threads of movable ones free.
     ///
     /// A fiber is taken out of its park for as long: it is as if it were about to park once more.
     pub(crate) fn judge_again(&self) {
@@ -203,7 +205,8 @@ impl Shared {
             if !fiber.state.reopen_park() {
                 return; // it runs, or will be judged when it does
             }
-            // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the commit.
+            // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the
+            // commit.
             let movable = !fiber.blocks_carrier() && unsafe { may_move_after_all(fiber) };
             if let Some(thread) = wake::thread_of(fiber).filter(|_| movable) {
                 thread.let_out(fiber);

@@ -1,10 +1,10 @@
 //! L3: who runs what, where.
 //!
 //! A *worker* is a right to run fibers, with queues; there are as many as there may be fibers
-//! running at once. A *carrier* is an OS thread that can hold one, and takes its queues along when it moves.
-//! A fiber that holds nothing of its thread, because it has not started or because its frames say so, waits in
-//! the queues of workers and runs on any thread. A parked fiber that may hold something of its thread has
-//! that thread to itself, and the *worker* comes to it.
+//! running at once. A *carrier* is an OS thread that can hold one, and takes its queues along when
+//! it moves. A fiber that holds nothing of its thread, because it has not started or because its
+//! frames say so, waits in the queues of workers and runs on any thread. A parked fiber that may
+//! hold something of its thread has that thread to itself, and the *worker* comes to it.
 //!
 //! | file | protocol |
 //! |---|---|
@@ -204,7 +204,8 @@ pub(crate) struct Shared {
     woken: Inject,
     /// Started fibers that compute much: others come before them.
     batch: Inject,
-    /// Unstarted fibers that will, while many of those are frozen; and that one of them is to start now.
+    /// Unstarted fibers that will, while many of those are frozen; and that one of them is to start
+    /// now.
     deferred: Inject,
     deferred_is_due: AtomicBool,
     /// Unstarted fibers that wait for a thread.

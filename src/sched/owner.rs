@@ -11,9 +11,9 @@
 //!   down again. In hand: wait, it will be one of the others in a moment. Else there is none.
 //! - **Raise**: mark up and no more, for what needs no worker but must not be interrupted (S6).
 //! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
-//!   If the kernel refuses the barrier: see whether the carrier's thread sleeps; if not, put it back.
-//!   Down: the word is away; the worker is the taker's. The enterer makes it empty when it begins to
-//!   wait: nothing can be given to a carrier that would not notice.
+//!   If the kernel refuses the barrier: see whether the carrier's thread sleeps; if not, put it
+//!   back. Down: the word is away; the worker is the taker's. The enterer makes it empty when it
+//!   begins to wait: nothing can be given to a carrier that would not notice.
 //! - **Give**: exchange empty for the worker; on failure the giver keeps it.
 //! - **Release**: exchange empty for *released*: who waits goes away again. So a giver and a releaser do
 //!   not both succeed.

@@ -7,8 +7,8 @@
 //! it ends if the code had not been read by then). From there on
 //!
 //! - the fiber stays on its thread, whatever its frames allow (`Record::keep_on_thread`);
-//! - its carrier *retires*: the fiber is its tenant whenever it is switched out, so no other fiber starts or
-//!   resumes there (`tenant.rs`);
+//! - its carrier *retires*: the fiber is its tenant whenever it is switched out, so no other fiber
+//!   starts or resumes there (`tenant.rs`);
 //! - its thread starts no thread of ours: what asks for one is refused, and the helper makes it
 //!   (`start.rs`, the pools, the I/O poller);
 //! - once it has no fiber it gives its worker away and ends.

@@ -6,9 +6,9 @@
 //!
 //! A handler runs on any thread of the process, and in a shared library the first touch of a
 //! thread-local may allocate; so it asks the kernel for the number of its thread and looks here ([S7]).
-//! The table has a place for every number that the kernel gives to threads, in chunks that are made when a
-//! thread with such a number enters, and stay. A thread enters itself and leaves before it ends, so a
-//! number that is found is its own.
+//! The table has a place for every number that the kernel gives to threads, in chunks that are made
+//! when a thread with such a number enters, and stay. A thread enters itself and leaves before it
+//! ends, so a number that is found is its own.
 //!
 //! A child of a fork has none of the threads in the table, and the kernel may give their numbers to
 //! threads that the child starts. So the table is emptied there (`base/fork.rs`).

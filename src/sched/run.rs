@@ -88,8 +88,8 @@ pub(crate) fn run_fibers() -> Left {
     left
 }
 
-/// Takes the worker to a carrier that waits in the middle of a fiber, which the caller claimed. False if it
-/// has got one by another way.
+/// Takes the worker to a carrier that waits in the middle of a fiber, which the caller claimed.
+/// False if it has got one by another way.
 fn thaw(token: &mut Entered, index: usize) -> bool {
     token.worker().counters.moves.add(1);
     let carrier = token.carrier();
@@ -107,8 +107,9 @@ fn hand_over(token: &mut Entered) -> bool {
     token.carrier().hand_over()
 }
 
-/// A worker that would sleep on the thread of a bound fiber goes to one without a fiber first, so that the
-/// next movable fiber does not wait for that; unless bound fibers are what it runs most of the time.
+/// A worker that would sleep on the thread of a bound fiber goes to one without a fiber first, so
+/// that the next movable fiber does not wait for that; unless bound fibers are what it runs most of
+/// the time.
 fn leaves_before_sleep(token: &mut Entered) -> bool {
     token.carrier().has_tenant() && token.local().bound_lately < MOSTLY_BOUND
 }

@@ -46,8 +46,8 @@ impl Shared {
                 self.carriers.len()
             )));
         };
-        // A thread that ended because the runtime stops has not closed its owner word. It gave its number back
-        // after it saw that, so a thread that takes such a number sees it, too.
+        // A thread that ended because the runtime stops has not closed its owner word. It gave its
+        // number back after it saw that, so a thread that takes such a number sees it, too.
         if self.is_stopping() {
             threads.give_back(index);
             return Err(io::Error::other("the runtime is stopping"));

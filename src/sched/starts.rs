@@ -1,22 +1,24 @@
 #![expect(unsafe_code, reason = "looks at fibers that have not started")]
 //! Whether a fiber may start now.
 //!
-//! A fiber that parks while it is bound keeps its thread, so each start may cost a thread. Fibers that are
-//! known to be movable start at any time. For others there are limits:
+//! A fiber that parks while it is bound keeps its thread, so each start may cost a thread. Fibers
+//! that are known to be movable start at any time. For others there are limits:
 //!
-//! - Up to a *soft* number of threads they start at once; before the program's code has been read, when
-//!   every fiber is unjudged, that number is smaller ([`COLD_THREADS`] a worker). Beyond it they wait, and
-//!   start when threads become free; or, since the fibers that hold the threads may wait for those that
-//!   have not started, whenever no worker has dispatched anything for [`STILL`], and in any case when none of
-//!   them has started for [`STARVED`]: the fibers that hold the threads may look now and then.
-//! - Beyond a *hard* number (`max_carriers`), or when the system refuses threads, they wait until threads
-//!   become free. After [`START_TIMEOUT`] without any progress they end with an error, oldest first, and a
-//!   dump on standard error says what every fiber waits for.
+//! - Up to a *soft* number of threads they start at once; before the program's code has been read,
+//!   when every fiber is unjudged, that number is smaller ([`COLD_THREADS`] a worker). Beyond it
+//!   they wait, and start when threads become free; or, since the fibers that hold the threads may
+//!   wait for those that have not started, whenever no worker has dispatched anything for
+//!   [`STILL`], and in any case when none of them has started for [`STARVED`]: the fibers that hold
+//!   the threads may look now and then.
+//! - Beyond a *hard* number (`max_carriers`), or when the system refuses threads, they wait until
+//!   threads become free. After [`START_TIMEOUT`] without any progress they end with an error,
+//!   oldest first, and a dump on standard error says what every fiber waits for.
 //!
 //! A fiber that has started always gets a thread, beyond both limits.
 //!
-//! Besides, while many threads are frozen in the middle of computations, starts from places whose fibers
-//! computed much before are *deferred*: one starts every [`DEFERRED_EVERY`] ticks of the monitor.
+//! Besides, while many threads are frozen in the middle of computations, starts from places whose
+//! fibers computed much before are *deferred*: one starts every [`DEFERRED_EVERY`] ticks of the
+//! monitor.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
@@ -107,7 +109,8 @@ impl Threadless {
 }
 
 impl Shared {
-    /// Whether a fiber that was taken off a queue (I1) may start now. `deferred`: its turn has come.
+    /// Whether a fiber that was taken off a queue (I1) may start now. `deferred`: its turn has
+    /// come.
     pub(crate) fn admit_start(&self, fiber: FiberRef, deferred: bool) -> Start {
         if !deferred && self.has_many_frozen() && self.is_put_off(fiber) {
             return Start::Deferred;
@@ -120,8 +123,8 @@ impl Shared {
         }
     }
 
-    /// While many are frozen, a fiber from a place whose fibers compute much starts later; while far too many
-    /// are, any fiber.
+    /// While many are frozen, a fiber from a place whose fibers compute much starts later; while
+    /// far too many are, any fiber.
     fn is_put_off(&self, fiber: FiberRef) -> bool {
         let anywhere = fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;
         let site = Sites::get(fiber.location());
@@ -204,7 +207,8 @@ impl Shared {
         Some(fiber)
     }
 
-    /// On the monitor's thread, at a tick: grants threads beyond the limit while nothing is dispatched.
+    /// On the monitor's thread, at a tick: grants threads beyond the limit while nothing is
+    /// dispatched.
     pub(crate) fn mind_threadless(&self) {
         let threadless = &self.threadless;
         if threadless.len() == 0 {

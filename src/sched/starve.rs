@@ -83,8 +83,8 @@ impl Shared {
         Some(UNSURE)
     }
 
-    /// Ends fibers that never ran. Their closures are dropped on a thread of its own: that is the program's code,
-    /// which may block.
+    /// Ends fibers that never ran. Their closures are dropped on a thread of its own: that is the
+    /// program's code, which may block.
     pub(crate) fn fail_unstarted(&self, mut fibers: List<Record>, error: fn(u64) -> JoinError) {
         let shared = self.arc();
         let failed = std::sync::Arc::new(Inject::new());

@@ -1,26 +1,29 @@
 //! A fiber that may run on one thread only, and how a worker and its thread find each other.
 //!
-//! A parked fiber that is *bound* to its thread has that thread to itself: it is the thread's *tenant*,
-//! and no other fiber starts or resumes there. When the tenant becomes runnable it is an entry in the
-//! queues of workers, like any other fiber. The parties:
+//! A parked fiber that is *bound* to its thread has that thread to itself: it is the thread's
+//! *tenant*, and no other fiber starts or resumes there. When the tenant becomes runnable it is an
+//! entry in the queues of workers, like any other fiber. The parties:
 //!
-//! - The **waker** made the tenant runnable. If a worker is on the tenant's thread, the waker leaves the
-//!   tenant in the thread's slot and notifies that worker ([`Slot::deliver`]). Otherwise the waker queues
-//!   the tenant.
-//! - A **taker**, owner or thief, has taken the entry off a queue and holds a worker on another thread. If
-//!   no worker is on the tenant's thread, the taker gives its own worker to that thread. Otherwise the taker
-//!   does what the waker does.
-//! - The **worker on the thread** looks into the slot before it looks for other work and before it sleeps.
-//!   When it leaves, it looks again after it has given up the owner word, and takes along what it finds.
+//! - The **waker** made the tenant runnable. If a worker is on the tenant's thread, the waker
+//!   leaves the tenant in the thread's slot and notifies that worker ([`Slot::deliver`]). Otherwise
+//!   the waker queues the tenant.
+//! - A **taker**, owner or thief, has taken the entry off a queue and holds a worker on another
+//!   thread. If no worker is on the tenant's thread, the taker gives its own worker to that thread.
+//!   Otherwise the taker does what the waker does.
+//! - The **worker on the thread** looks into the slot before it looks for other work and before it
+//!   sleeps. When it leaves, it looks again after it has given up the owner word, and takes along
+//!   what it finds.
 //!
-//! **I10** *A runnable tenant is never forgotten.* The slot holds a fiber only between a delivery and the
-//! look of a worker that is on the thread. The deliverer stores the fiber and then reads the owner word; a
-//! leaving worker exchanges the owner word and then reads the slot. Between the two steps both have a fence, so
-//! either the deliverer finds no worker and takes the fiber back, or the leaving worker finds the fiber. If
-//! both do, the exchange of the slot decides, and the other one has nothing left to do. A worker that stays
-//! looks into the slot after it has announced its sleep, so it finds the fiber or the deliverer claims it.
+//! **I10** *A runnable tenant is never forgotten.* The slot holds a fiber only between a delivery
+//! and the look of a worker that is on the thread. The deliverer stores the fiber and then reads
+//! the owner word; a leaving worker exchanges the owner word and then reads the slot. Between the
+//! two steps both have a fence, so either the deliverer finds no worker and takes the fiber back,
+//! or the leaving worker finds the fiber. If both do, the exchange of the slot decides, and the
+//! other one has nothing left to do. A worker that stays looks into the slot after it has announced
+//! its sleep, so it finds the fiber or the deliverer claims it.
 //!
-//! The slot has room for one fiber: only the tenant is ever delivered, by the one party that holds it (I1).
+//! The slot has room for one fiber: only the tenant is ever delivered, by the one party that holds
+//! it (I1).
 
 use std::ptr::{self, NonNull};
 
@@ -95,7 +98,8 @@ mod models {
 
     /// One thread with a tenant, another one, and two workers.
     ///
-    /// `queue` says how many entries for the tenant wait in queues, `runs` how often a worker ran it.
+    /// `queue` says how many entries for the tenant wait in queues, `runs` how often a worker ran
+    /// it.
     struct Model {
         tenants: Owner<Worker>,
         slot: Slot<u64>,

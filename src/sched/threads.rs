@@ -1,7 +1,8 @@
 //! The table of carriers and the handles of their threads.
 //!
-//! Thousands of threads may be parked, each with its bound fiber, so nothing here is searched: a carrier has a
-//! number, numbers of ended threads are used again, and the table grows by chunks that stay where they are.
+//! Thousands of threads may be parked, each with its bound fiber, so nothing here is searched: a
+//! carrier has a number, numbers of ended threads are used again, and the table grows by chunks
+//! that stay where they are.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -100,7 +101,8 @@ impl Threads {
         self.handles[index] = Some(handle);
     }
 
-    /// Its destructors are the program's and may take their time: only a thread that is over is joined.
+    /// Its destructors are the program's and may take their time: only a thread that is over is
+    /// joined.
     fn join_or_keep(&mut self, thread: JoinHandle<()>) {
         self.ending.push(thread);
         self.ending = still_running(std::mem::take(&mut self.ending));

@@ -4,8 +4,9 @@
 )]
 //! Making a parked fiber, or a plain thread, run again.
 //!
-//! A fiber that may run on any thread goes to the worker of its waker. One that is bound to a thread is
-//! left to the worker on that thread, if there is one (`tenant.rs`), and else queued like the others.
+//! A fiber that may run on any thread goes to the worker of its waker. One that is bound to a
+//! thread is left to the worker on that thread, if there is one (`tenant.rs`), and else queued like
+//! the others.
 //!
 //! From the moment the state word gives a fiber to its waker until it is in a queue, nobody else can
 //! run it: the mark is up for as long (S6). So it is from the swap of a word that holds a waiter until
@@ -246,19 +247,20 @@ pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
 #[inline]
 pub(crate) fn thread_of(fiber: FiberRef) -> Option<&'static Carrier> {
     let thread = fiber.thread.load(atomic::Ordering::Relaxed);
-    // SAFETY: null, or a carrier, which lives as long as `Shared`, and so longer than the fiber. The lifetime
-    // is not used beyond that: callers keep the reference while they hold the fiber.
+    // SAFETY: null, or a carrier, which lives as long as `Shared`, and so longer than the fiber.
+    // The lifetime is not used beyond that: callers keep the reference while they hold the fiber.
     unsafe { thread.cast::<Carrier>().as_ref() }
 }
 
 impl Shared {
-    /// Queues a started fiber that the caller made runnable (I1). `token` is the caller's, if it holds a worker
-    /// of this runtime.
+    /// Queues a started fiber that the caller made runnable (I1). `token` is the caller's, if it
+    /// holds a worker of this runtime.
     fn queue_woken(&self, token: Option<Entered>, fiber: FiberRef) {
         let here = token
             .as_ref()
             .map_or(ptr::null(), |token| ptr::from_ref(token.carrier()));
-        // On its own thread the scheduler takes it off the queue, unless it waits there inside its frames.
+        // On its own thread the scheduler takes it off the queue, unless it waits there inside its
+        // frames.
         if let Some(thread) = thread_of(fiber)
             && (!ptr::eq(thread, here) || fiber.blocks_carrier())
             && thread.deliver(fiber)
@@ -274,8 +276,8 @@ impl Shared {
         }
     }
 
-    /// To the worker of the caller. What a fiber wakes runs next; what the scheduler wakes, for the sake of
-    /// timers or descriptors, waits for its turn.
+    /// To the worker of the caller. What a fiber wakes runs next; what the scheduler wakes, for the
+    /// sake of timers or descriptors, waits for its turn.
     fn queue_here(&self, token: &Entered, fiber: FiberRef) {
         let worker = token.worker();
         if token.carrier().current.get().is_none() {

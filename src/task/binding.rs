@@ -67,8 +67,9 @@ impl Binding {
 impl Fiber {
     /// Whether the fiber may change threads, and what keeps it from doing so.
     ///
-    /// Of the calling fiber: as it stands here. Blocks until that is known, at most until the program's code
-    /// has been read. Of any other fiber: what was noted when it last parked or yielded, without reasons.
+    /// Of the calling fiber: as it stands here. Blocks until that is known, at most until the
+    /// program's code has been read. Of any other fiber: what was noted when it last parked or
+    /// yielded, without reasons.
     ///
     /// ```
     /// use indent::task::{self, Mobility};

@@ -1,15 +1,15 @@
 #![expect(unsafe_code, reason = "asks the kernel about other threads")]
 //! What the kernel says about a thread of this process: how much it has run, and whether it sleeps.
 //!
-//! A thread *enlists* itself and leaves its number; others ask. There may be thousands of them, so nothing is
-//! kept open for each: a question opens a file below `/proc/self/task`, a folder that is opened once, reads
-//! it and closes it. Asking keeps the monitor's law: system calls with buffers on the stack, no memory, no
-//! lock. Where there is no `/proc`, or no descriptor to be had, the state is not known, and the clock alone
-//! must do.
+//! A thread *enlists* itself and leaves its number; others ask. There may be thousands of them, so
+//! nothing is kept open for each: a question opens a file below `/proc/self/task`, a folder that is
+//! opened once, reads it and closes it. Asking keeps the monitor's law: system calls with buffers
+//! on the stack, no memory, no lock. Where there is no `/proc`, or no descriptor to be had, the
+//! state is not known, and the clock alone must do.
 //!
-//! A late question about a thread that has left is harmless: a clock or a file of a thread that is gone is
-//! an error, and a thread leaves before its number can belong to another one, so none of them is signalled
-//! by mistake.
+//! A late question about a thread that has left is harmless: a clock or a file of a thread that is
+//! gone is an error, and a thread leaves before its number can belong to another one, so none of
+//! them is signalled by mistake.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -120,8 +120,8 @@ impl Thread {
         self.number.store(number, SeqCst);
     }
 
-    /// The calling thread, which enlisted, is about to end: no thread learns anything about it, or signals
-    /// it, from here on.
+    /// The calling thread, which enlisted, is about to end: no thread learns anything about it, or
+    /// signals it, from here on.
     ///
     /// See [`Thread`] for an example.
     pub fn leave(&self) {

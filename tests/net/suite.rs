@@ -524,8 +524,8 @@ fn a_fiber_that_uses_sockets_may_leave_its_thread() {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (mut server, _) = listener.accept().unwrap();
-            // Not `write_all` and `read_exact`: which of the test harness's tables lies behind the message they
-            // fail with, and seems to be part of it, depends on the build.
+            // Not `write_all` and `read_exact`: which of the test harness's tables lies behind the
+            // message they fail with, and seems to be part of it, depends on the build.
             assert_eq!(client.write(b"x").unwrap(), 1);
             assert_eq!(server.read(&mut [0]).unwrap(), 1);
             let udp = UdpSocket::bind("127.0.0.1:0").unwrap();

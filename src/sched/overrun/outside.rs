@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "looks at stacks of other threads")]
-//! What the monitor sees of overruns: fibers that sleep in the kernel, and fibers that compute while no other
-//! fiber waits.
+//! What the monitor sees of overruns: fibers that sleep in the kernel, and fibers that compute
+//! while no other fiber waits.
 //!
 //! All of this runs on the monitor's thread and keeps its law.
 //!
