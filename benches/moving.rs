@@ -1,10 +1,10 @@
-//! What it costs that a fiber may leave its thread, may not, or may not even share it.
+//! What it costs that a fiber may leave its thread, or may not.
 //!
 //! One iteration = one yield, or one hand-over, of one fiber, on a runtime of one worker. In
-//! `moving/yield/…` a second fiber yields in turn with it: a plain one (`free`) shares its thread with
-//! that one; one that is inside a changed thread-local (`alone`) does not, so its worker goes to
-//! another thread and comes back every time. In `moving/handoff/…` the worker leaves the thread, and
-//! the fiber goes along (`free`) or has the worker brought back (`pinned`).
+//! `moving/yield/…` a second fiber yields in turn with it: a plain one (`movable`) shares its
+//! thread with that one; one that is inside a changed thread-local (`bound`) does not, so its
+//! worker goes to another thread and comes back every time. In `moving/handoff/…` the worker leaves
+//! the thread, and the fiber goes along (`movable`) or has the worker brought back (`pinned`).
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -20,15 +20,15 @@ thread_local!(static CONTEXT: Cell<u64> = const { Cell::new(0) });
 
 /// Yields inside a changed thread-local.
 #[inline(never)]
-fn alone(count: u64) -> Duration {
+fn bound(count: u64) -> Duration {
     let old = CONTEXT.replace(black_box(7));
-    let time = free(count);
+    let time = movable(count);
     CONTEXT.set(old);
     time
 }
 
 #[inline(never)]
-fn free(count: u64) -> Duration {
+fn movable(count: u64) -> Duration {
     let start = Instant::now();
     (0..count).for_each(|_| task::yield_now());
     start.elapsed()
@@ -61,17 +61,17 @@ fn yields(count: u64, body: fn(u64) -> Duration, expected: Mobility) -> Duration
 
 fn benches(c: &mut Criterion) {
     let mut group = c.benchmark_group("moving");
-    group.bench_function("yield/free", |b| {
-        b.iter_custom(|n| yields(n, free, Mobility::Movable));
+    group.bench_function("yield/movable", |b| {
+        b.iter_custom(|n| yields(n, movable, Mobility::Movable));
     });
-    group.bench_function("yield/alone", |b| {
-        b.iter_custom(|n| yields(n, alone, Mobility::Bound));
+    group.bench_function("yield/bound", |b| {
+        b.iter_custom(|n| yields(n, bound, Mobility::Bound));
     });
     for pinned in [false, true] {
         let name = if pinned {
             "handoff/pinned"
         } else {
-            "handoff/free"
+            "handoff/movable"
         };
         group.bench_function(name, |b| {
             b.iter_custom(|n| {

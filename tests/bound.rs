@@ -199,6 +199,7 @@ fn beyond_the_limit_of_threads_bound_fibers_wait_to_start_and_others_do_not() {
     });
     stop.store(true, SeqCst);
     plain.join().unwrap();
-    // A worker that leaves the thread of a bound fiber gets a thread in any case.
-    assert!(most <= 8 + 2, "{most} threads, {:?}", rt.metrics());
+    // Each of the two workers may admit a start at the same moment as the other, gets a thread in
+    // any case when it leaves that of a bound fiber, and has one more at hand.
+    assert!(most <= 8 + 3 * 2, "{most} threads, {:?}", rt.metrics());
 }

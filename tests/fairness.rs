@@ -45,7 +45,7 @@ impl Flood {
         !self.over.load(SeqCst)
     }
 
-    /// Two fibers that wake each other: started fibers, by the slot for siblings.
+    /// Two fibers that wake each other: started fibers, by the LIFO slot.
     fn by_conversation(self, rt: &Runtime) -> Self {
         let unparkers = Arc::new([OnceLock::<Unparker>::new(), OnceLock::new()]);
         rt.block_on(|| {
@@ -65,7 +65,7 @@ impl Flood {
         self
     }
 
-    /// Fibers that yield: started fibers, by their queue.
+    /// Fibers that yield: started fibers, by the local queue.
     fn by_yields(self, rt: &Runtime) -> Self {
         for _ in 0..5 {
             let flood = self.clone();
@@ -78,7 +78,7 @@ impl Flood {
         self
     }
 
-    /// A thread that wakes fibers ten thousand times a second: started fibers, by their inbox.
+    /// A thread that wakes fibers ten thousand times a second: started fibers, by the global queue.
     fn by_wakes_from_outside(self, rt: &Runtime) -> Self {
         let woken: Vec<_> = (0..5)
             .map(|_| {
@@ -182,7 +182,7 @@ fn spawned_and_queued_by_a_fiber(rt: &Runtime) -> Vec<u64> {
     })
 }
 
-/// A plain thread spawns: through the shared queue.
+/// A plain thread spawns: through the global queue.
 fn spawned_by_a_thread(rt: &Runtime) -> Vec<u64> {
     let probe = |_| {
         let fiber = rt.spawn(dispatches);

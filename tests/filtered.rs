@@ -14,8 +14,10 @@ use indent::runtime::{Builder, Runtime};
 use indent::{task, time};
 
 mod common;
+mod filter;
 
 use common::{wait_for, within};
+use filter::Whose;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -42,34 +44,11 @@ mod child {
     /// From here on `membarrier` fails: on the calling thread and what it starts, or on all
     /// threads.
     fn forbid_membarrier(everywhere: bool) {
-        let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-        let (load, equal, answer) = (
-            libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            libc::BPF_RET | libc::BPF_K,
-        );
-        let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
-        let mut steps = [
-            step(load as u16, 0, 0, 0), // the number of the call
-            step(equal as u16, 0, 1, libc::SYS_membarrier as u32),
-            step(answer as u16, 0, 0, refuse),
-            step(answer as u16, 0, 0, libc::SECCOMP_RET_ALLOW),
-        ];
-        let program = libc::sock_fprog {
-            len: steps.len() as u16,
-            filter: steps.as_mut_ptr(),
+        let whose = match everywhere {
+            true => Whose::AllThreads,
+            false => Whose::CallersOnly,
         };
-        // SAFETY: takes numbers only.
-        let bound = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-        assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
-        let flags = match everywhere {
-            true => libc::SECCOMP_FILTER_FLAG_TSYNC,
-            false => 0,
-        };
-        let (mode, at) = (libc::SECCOMP_SET_MODE_FILTER, &raw const program);
-        // SAFETY: reads the program, which is there until then.
-        let set = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, at) };
-        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        filter::refuse(libc::SYS_membarrier, None, libc::EPERM, whose).unwrap();
         let query = libc::MEMBARRIER_CMD_QUERY;
         // SAFETY: takes numbers only.
         let refused = unsafe { libc::syscall(libc::SYS_membarrier, query, 0, 0) } < 0;

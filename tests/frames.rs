@@ -75,9 +75,7 @@ fn functions_of_the_runtime_touch_thread_locals_in_one_module_only() {
     let own = judge.functions().filter_map(|f| Some((f, f.name()?)));
     let own: Vec<_> = own.filter(|(_, name)| ours(name)).collect();
     assert!(own.len() > 100, "{} functions found", own.len());
-    let touching = own
-        .iter()
-        .filter(|(f, _)| f.touches > indent_sysmon::frames::Verdict::Free);
+    let touching = own.iter().filter(|(f, _)| f.touches);
     let strangers: Vec<_> = touching
         .map(|(_, name)| name.as_str())
         .filter(|name| !ELSEWHERE.iter().any(|part| name.contains(part)))
@@ -121,8 +119,8 @@ fn a_trait_of_a_user_for_a_type_of_the_runtime_is_judged_like_any_code() {
     assert_eq!(traits.len(), 2, "{traits:?}");
     for (function, name) in traits {
         assert_eq!(
-            function.verdict,
-            indent_sysmon::frames::Verdict::Alone,
+            function.mobility,
+            indent_sysmon::frames::Mobility::Bound,
             "{name}"
         );
     }

@@ -110,14 +110,14 @@ mod child {
     }
 
     fn start(workers: usize) -> Runtime {
-        // Before the program's code has been read, fibers keep threads, and threads keep mappings.
-        crate::common::wait_for_the_survey();
         // Who is interrupted makes room for others, which is not the question here.
         let rt = Builder::new()
             .workers(workers)
             .preempt(false)
             .build()
             .unwrap();
+        // Before the program's code has been read, fibers keep threads, and threads keep mappings.
+        rt.wait_until_surveyed(None);
         let warm: Vec<_> = (0..100)
             .map(|_| rt.spawn(indent::task::yield_now))
             .collect();

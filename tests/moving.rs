@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "overrules verdicts")]
-//! Started fibers change threads when their carrier cannot run them, and nothing is lost.
+//! Movable fibers run on any thread and change threads at any park, and nothing is lost.
 //!
 //! The bodies here hold nothing that belongs to a thread, whatever the analysis finds: so all verdicts
 //! are overruled, and what is tested is the machinery. What the analysis finds is tested in
@@ -14,7 +14,7 @@ use indent::runtime::{Builder, Runtime};
 
 mod common;
 
-/// A runtime whose fibers all count as free to move.
+/// A runtime whose fibers all count as movable.
 fn trusting(workers: usize) -> Runtime {
     let rt = Builder::new().workers(workers).build().unwrap();
     // SAFETY: the bodies below hold nothing of a thread.
@@ -50,7 +50,7 @@ fn siblings_of_a_fiber_that_computes_go_on_elsewhere() {
     let at_once = rt.block_on({
         let (stop, steps) = (stop.clone(), steps.clone());
         move || {
-            // They start here and there; then somebody computes on one of their threads.
+            // They start on both workers; then one more fiber computes on one of these.
             let siblings: Vec<_> = (0..64)
                 .map(|_| {
                     let (stop, steps) = (stop.clone(), steps.clone());
@@ -69,7 +69,7 @@ fn siblings_of_a_fiber_that_computes_go_on_elsewhere() {
             });
             indent::time::sleep(Duration::from_millis(20));
             let before = steps.load(Relaxed);
-            // All of them get on, also those at home beside the hog.
+            // All of them make progress, also those queued at the worker that ran the hog.
             let moved = (0..6_000).any(|_| {
                 indent::time::sleep(Duration::from_millis(5));
                 steps.load(Relaxed) > before + 64 * 20
@@ -87,18 +87,18 @@ fn siblings_of_a_fiber_that_computes_go_on_elsewhere() {
 fn a_woken_fiber_whose_thread_computes_runs_elsewhere() {
     let rt = trusting(2);
     let stop = Arc::new(AtomicBool::new(false));
-    let (homes, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (started, ran) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let unparkers: Vec<_> = (0..8)
         .map(|_| {
-            let (homes, ran) = (homes.clone(), ran.clone());
+            let (started, ran) = (started.clone(), ran.clone());
             rt.spawn(move || {
-                homes.fetch_add(1, SeqCst);
+                started.fetch_add(1, SeqCst);
                 indent::park::park();
                 ran.fetch_add(1, SeqCst);
             })
         })
         .collect();
-    assert!(until(|| homes.load(SeqCst) == 8));
+    assert!(until(|| started.load(SeqCst) == 8));
     let hogs = rt.spawn({
         let stop = stop.clone();
         move || hog(&stop)

@@ -457,20 +457,20 @@ fn a_fiber_panics_while_another_is_parked_unwinding() {
 }
 
 #[test]
-fn siblings_of_an_unwinding_fiber_wait_for_its_thread_and_go_on_after_it() {
+fn a_bound_fiber_goes_on_on_its_thread_beside_one_that_parks_while_it_unwinds() {
     quiet();
     common::within(60, || {
         let rt = runtime(1);
         let (tell, told) = mpsc::channel();
-        let (sibling, unwinding) = rt.block_on(|| {
-            // Both start on this thread; unless it is known already that the sibling, which asks for
-            // its thread, wants to be alone: then it keeps it, and the other one starts elsewhere.
-            let sibling = indent::spawn(|| {
+        let (bound, unwinding) = rt.block_on(|| {
+            // It asks for its thread, so it is bound: while it is parked it has the thread to
+            // itself, and the other fiber starts on another one.
+            let bound = indent::spawn(|| {
                 let before = std::thread::current().id();
                 park::park();
                 (before == std::thread::current().id(), panicking())
             });
-            while sibling.fiber().phase() != task::Phase::Parked {
+            while bound.fiber().phase() != task::Phase::Parked {
                 task::yield_now();
             }
             let unwinding = indent::spawn(move || {
@@ -480,13 +480,13 @@ fn siblings_of_an_unwinding_fiber_wait_for_its_thread_and_go_on_after_it() {
                 });
                 panic_any(Expected(1));
             });
-            (sibling, unwinding)
+            (bound, unwinding)
         });
         let unparker = told.recv().unwrap();
-        sibling.unparker().unpark();
+        bound.unparker().unpark();
         unparker.unpark();
         assert!(unwinding.join().unwrap_err().is_panic());
-        assert_eq!(sibling.join().unwrap(), (true, false));
+        assert_eq!(bound.join().unwrap(), (true, false));
     });
 }
 

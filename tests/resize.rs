@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent::park;
 use indent::runtime::{Builder, Runtime};
@@ -24,15 +24,25 @@ fn parallelism(rt: &Runtime, expected: usize) -> usize {
             let (inside, most) = (inside.clone(), most.clone());
             rt.spawn(move || {
                 most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
-                wait_for("the others", || most.load(SeqCst) >= expected);
+                // A thread that slept would lose its worker to another fiber.
+                compute_until(|_| most.load(SeqCst) >= expected);
                 // Time for one too many.
-                std::thread::sleep(Duration::from_millis(20));
+                compute_until(|time| time >= Duration::from_millis(20));
                 inside.fetch_sub(1, SeqCst);
             })
         })
         .collect();
     fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
     most.load(SeqCst)
+}
+
+/// Holds the thread and the CPU until it is so, which is asked with the time that has passed.
+fn compute_until(mut done: impl FnMut(Duration) -> bool) {
+    let start = Instant::now();
+    while !done(start.elapsed()) {
+        assert!(start.elapsed().as_secs() < 60, "the others do not come");
+        std::thread::yield_now();
+    }
 }
 
 #[test]

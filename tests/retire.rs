@@ -7,12 +7,12 @@
 use std::fs;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use indent::runtime::{self, Builder, Runtime};
 use indent::task::{self, Mobility};
-use indent::{JoinHandle, time};
+use indent::{JoinHandle, park, time};
 
 mod common;
 
@@ -22,6 +22,9 @@ const MS: Duration = Duration::from_millis(1);
 
 #[test]
 fn no_fiber_sees_what_another_did_to_its_thread() {
+    if common::sanitizer_forbids("its own prctl stands before the C library's") {
+        return;
+    }
     common::alone("found_by_the_code");
 }
 
@@ -43,6 +46,11 @@ fn threads_of_the_runtime_inherit_nothing_from_a_changed_one() {
 #[test]
 fn a_changed_thread_makes_room_for_a_new_one_at_the_limit() {
     common::alone("at_the_limit");
+}
+
+#[test]
+fn a_worker_without_a_thread_gets_one_beyond_the_limit() {
+    common::alone("beyond_the_limit");
 }
 
 #[test]
@@ -361,6 +369,50 @@ mod child {
             }
         }
         changed
+    }
+
+    #[test]
+    #[ignore = "run by `a_worker_without_a_thread_gets_one_beyond_the_limit`"]
+    fn beyond_the_limit() {
+        within(120, || {
+            let rt = Builder::new().workers(1).max_carriers(2).build().unwrap();
+            // SAFETY: the fibers below hold nothing of their threads.
+            unsafe { rt.handle().trust_everything(true) };
+            let turns: [_; 3] = std::array::from_fn(|_| Arc::new(AtomicUsize::new(0)));
+            let fibers: Vec<_> = turns
+                .iter()
+                .enumerate()
+                .map(|(number, turns)| {
+                    let turns = turns.clone();
+                    rt.spawn(move || {
+                        while turns.fetch_add(1, SeqCst) < 10 {
+                            if number == 2 && turns.load(SeqCst) == 2 {
+                                runtime::retire_thread();
+                            }
+                            park::park();
+                        }
+                    })
+                })
+                .collect();
+            let take_turn = |number: usize| {
+                let before = turns[number].load(SeqCst);
+                fibers[number].unparker().unpark();
+                wait_for("it runs", || turns[number].load(SeqCst) > before);
+            };
+            let started = || turns.iter().all(|turns| turns.load(SeqCst) == 1);
+            wait_for("all have started", started);
+            // SAFETY: as above.
+            unsafe { rt.handle().trust_everything(false) };
+            rt.handle().bind_everything(true);
+            // Each keeps a thread now, and the worker stays with the one that runs again and again
+            // until its thread ends with it.
+            (0..3).for_each(take_turn);
+            (0..9).for_each(|_| take_turn(2));
+            wait_for("it has ended", || fibers[2].is_finished());
+            for number in [0, 1, 0, 1] {
+                take_turn(number);
+            }
+        });
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! Whatever ends its process, or uses it up, runs in a child (module `child`), which says on its
 //! standard output what the parent should find in the message.
 
+use std::cell::Cell;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
@@ -373,6 +374,14 @@ fn guard_pages_limit_fibers_and_the_limit_is_told() {
     common::alone("page_limit");
 }
 
+#[test]
+fn bound_fibers_find_threads_where_stacks_have_reached_their_limit() {
+    if common::sanitizer_forbids("it needs mappings itself when there are none left") {
+        return;
+    }
+    common::alone("page_limit_with_threads");
+}
+
 /// Runs a test of module `child` with so much address space.
 fn with_address_space(kib: u64, test: &str) -> Output {
     let me = std::env::current_exe().expect("the path of this test binary");
@@ -604,8 +613,6 @@ mod child {
     #[test]
     #[ignore = "uses up the mappings of its process"]
     fn page_limit() {
-        // Before the program's code has been read fibers keep threads, which take mappings, too.
-        common::wait_for_the_survey();
         let rt = Builder::new()
             .workers(2)
             .stack_guard(Guard::Page)
@@ -613,6 +620,8 @@ mod child {
             .stack_size(64 * KIB)
             .build()
             .unwrap();
+        // Before the program's code has been read fibers keep threads, which take mappings, too.
+        rt.wait_until_surveyed(None);
         let limit = rt.metrics().task_limit.expect("guard pages are limited");
         assert_eq!(rt.metrics().stack_guard, Guard::Page);
         println!("limit {limit}, mappings {}", mappings());
@@ -624,7 +633,7 @@ mod child {
                 done.fetch_add(1, SeqCst);
             }
         };
-        let mut fibers = Vec::with_capacity(limit + 10_000);
+        let mut fibers = Vec::with_capacity(limit + 20_000);
         let refused = rt.block_on(|| {
             loop {
                 match task::Builder::new().try_spawn(body(&done)) {
@@ -650,7 +659,7 @@ mod child {
         println!("{} parked, mappings {}", fibers.len(), mappings());
 
         // Beyond the limit a plain spawn waits for a stack, until others end.
-        let extra = 6000;
+        let extra = 16_000; // more than the share of threads has room for
         fibers.extend((0..extra).map(|_| rt.spawn(body(&done))));
         wait_for("starvation", || rt.metrics().tasks_starved > 0);
         println!(
@@ -672,6 +681,56 @@ mod child {
         assert_eq!((metrics.stacks_in_use, metrics.queue_depth_global), (0, 0));
         let again = rt.block_on(|| task::Builder::new().try_spawn(|| 7));
         assert_eq!(again.unwrap().join().unwrap(), 7);
+        let report = rt.shutdown_timeout(Duration::from_secs(60));
+        assert!(report.is_clean(), "{report}");
+    }
+
+    thread_local! {
+        static OF_THREAD: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// Parks in the middle of a change to a thread-local, which binds the fiber to its thread.
+    #[inline(never)]
+    fn park_bound() {
+        let before = OF_THREAD.replace(1);
+        park::park();
+        assert_eq!(OF_THREAD.replace(before), 1, "another fiber was here");
+    }
+
+    /// From a cold start, when every fiber that parks takes a thread; and some need it for good.
+    #[test]
+    #[ignore = "uses up the mappings of its process"]
+    fn page_limit_with_threads() {
+        const BOUND: usize = 1000;
+        let rt = Builder::new()
+            .workers(2)
+            .stack_guard(Guard::Page)
+            .stack_size(64 * KIB)
+            .build()
+            .unwrap();
+        let limit = rt.metrics().task_limit.expect("guard pages are limited");
+        // Two closures: one that could call either would be bound in any case.
+        let plain = (0..limit - BOUND).map(|_| rt.spawn(park::park));
+        let mut fibers: Vec<_> = plain.collect();
+        fibers.extend((0..BOUND).map(|_| rt.spawn(park_bound)));
+        let parked = || {
+            let all = rt.handle().fibers();
+            all.iter().filter(|f| f.phase() == Phase::Parked).count()
+        };
+        wait_for("all to park", || parked() == limit);
+        let metrics = rt.metrics();
+        println!(
+            "limit {limit}, {} threads, mappings {}",
+            metrics.carriers,
+            mappings()
+        );
+        if metrics.carriers_refused > 0 && metrics.carriers < BOUND {
+            return common::skip("the system refuses so many threads");
+        }
+        assert!(metrics.carriers >= BOUND, "{} threads", metrics.carriers);
+        assert_eq!(metrics.tasks_starved, 0);
+        fibers.iter().for_each(|fiber| fiber.unparker().unpark());
+        fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
         let report = rt.shutdown_timeout(Duration::from_secs(60));
         assert!(report.is_clean(), "{report}");
     }

@@ -9,13 +9,14 @@
 
 use std::io::Read;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use indent::runtime::{Builder, Runtime};
 use indent::task::{JoinHandle, Phase};
 
 mod common;
+mod limit;
 
 #[test]
 fn a_barrier_of_a_hundred_thousand_bound_fibers_does_not_hang_at_a_limit_of_64_threads() {
@@ -43,8 +44,49 @@ fn endless_fibers_that_are_spawned_at_once_have_all_started_in_the_stated_time()
 }
 
 #[test]
+fn bound_fibers_start_at_the_soft_limit_beside_a_stream_of_movable_starts() {
+    let text = common::alone("soft_limit_beside_starts");
+    assert!(text.contains("as INDENT_SOFT_CARRIERS allows"), "{text}");
+    assert!(!text.contains("as INDENT_MAX_CARRIERS allows"), "{text}");
+}
+
+#[test]
+fn bound_fibers_fail_at_the_hard_limit_beside_a_stream_of_movable_starts() {
+    let text = common::alone("hard_limit_beside_starts");
+    assert!(text.contains("as INDENT_MAX_CARRIERS allows"), "{text}");
+    assert!(text.contains("waits for a thread to start on"), "{text}");
+}
+
+#[test]
+fn fibers_that_compute_for_ever_get_equal_shares_of_the_processors() {
+    common::alone("equal_shares");
+}
+
+#[test]
 fn threads_of_fibers_that_were_unjudged_are_free_when_the_code_has_been_read() {
     common::alone("judged_again");
+}
+
+#[test]
+fn threads_that_are_no_longer_needed_end_while_others_run_and_are_not_woken_meanwhile() {
+    common::alone("no_longer_needed");
+}
+
+#[test]
+fn fibers_that_the_system_refuses_a_thread_start_when_it_grants_some() {
+    common::alone("refused_for_a_while");
+}
+
+#[test]
+fn movable_fibers_run_on_while_the_system_refuses_threads() {
+    common::alone("movable_beside_refused");
+}
+
+#[test]
+fn fibers_that_the_system_refuses_a_thread_for_good_end_with_an_error() {
+    let text = common::alone("refused_for_good");
+    let reported = text.contains("indent: the system refuses to start another thread");
+    assert!(reported || text.contains("SKIPPED"), "{text}");
 }
 
 mod child {
@@ -88,11 +130,137 @@ mod child {
             fibers.iter().filter(|fiber| has_ended(fiber)).count() + 100 >= FIBERS
         });
         let inside = here.swap(FIBERS, SeqCst);
-        assert!((32..=64).contains(&inside), "{inside} had a thread");
+        // The two workers may admit one each at the same moment.
+        assert!((32..=65).contains(&inside), "{inside} had a thread");
         let failed = fibers.into_iter().filter_map(|fiber| fiber.join().err());
         let failed: Vec<_> = failed.collect();
         assert!(failed.iter().all(indent::JoinError::is_no_thread));
         assert_eq!(failed.len(), FIBERS - inside);
+    }
+
+    #[test]
+    #[ignore = "run by a test above, in a process of its own"]
+    fn refused_for_a_while() {
+        let Some((limit, rt, here, fibers)) = refused() else {
+            return;
+        };
+        common::wait_for("some wait for a thread", || {
+            rt.metrics().tasks_threadless > REFUSED / 2
+        });
+        // All workers sleep for a while, and do not ask for threads again and again.
+        const WHILE: Duration = Duration::from_millis(500);
+        common::wait_for_the_survey();
+        let before = processor_time();
+        std::thread::sleep(WHILE);
+        let used = processor_time() - before;
+        assert!(used < WHILE / 2, "{used:?} of {WHILE:?} with nothing to do");
+        limit.lift();
+        common::wait_for("all have started", || here.load(SeqCst) == REFUSED);
+        for fiber in fibers {
+            fiber.unparker().unpark();
+            fiber.join().unwrap();
+        }
+    }
+
+    /// What this process has computed so far.
+    fn processor_time() -> Duration {
+        let mut time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // SAFETY: the kernel writes to `time`.
+        let got = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
+        assert_eq!(got, 0);
+        Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+    }
+
+    /// Fibers of [`refused`].
+    const REFUSED: usize = 20;
+
+    /// A runtime that gets two more threads, bound fibers that count and park, and their count.
+    #[expect(clippy::type_complexity, reason = "for two tests alone")]
+    fn refused() -> Option<(limit::Limit, Runtime, Arc<AtomicUsize>, Vec<JoinHandle<()>>)> {
+        let limit = limit::Limit::new()?;
+        let rt = binding(Builder::new());
+        let here = Arc::new(AtomicUsize::new(0));
+        limit.allow(2);
+        let park = |here: Arc<AtomicUsize>| {
+            move || {
+                here.fetch_add(1, SeqCst);
+                indent::park::park();
+            }
+        };
+        let fibers = (0..REFUSED).map(|_| rt.spawn(park(here.clone())));
+        let fibers = fibers.collect();
+        Some((limit, rt, here, fibers))
+    }
+
+    #[test]
+    #[ignore = "run by a test above, in a process of its own"]
+    fn movable_beside_refused() {
+        if common::all_fibers_are_bound() {
+            return;
+        }
+        let Some(limit) = limit::Limit::new() else {
+            return;
+        };
+        common::wait_for_the_survey();
+        let rt = Builder::new().workers(WORKERS).build().unwrap();
+        let (turns, stop) = (
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let ticking = rt.spawn({
+            let (turns, stop) = (turns.clone(), stop.clone());
+            move || tick(&turns, &stop)
+        });
+        let goes_on = || {
+            let before = turns.load(SeqCst);
+            common::wait_for("it goes on", || turns.load(SeqCst) > before + 100);
+        };
+        goes_on();
+        limit.allow(4);
+        let holding: Vec<_> = (0..REFUSED).map(|_| rt.spawn(hold)).collect();
+        common::wait_for("threads are refused", || rt.metrics().tasks_threadless > 0);
+        goes_on();
+        std::thread::sleep(Duration::from_millis(200));
+        goes_on();
+        limit.lift();
+        let waits = |fiber: &JoinHandle<()>| fiber.fiber().phase() == Phase::Parked;
+        common::wait_for("all have started", || holding.iter().all(waits));
+        stop.store(true, SeqCst);
+        ticking.join().unwrap();
+        for fiber in holding {
+            fiber.unparker().unpark();
+            fiber.join().unwrap();
+        }
+    }
+
+    /// Sleeps again and again; apart, so that no test's code is in its frames.
+    #[inline(never)]
+    fn tick(turns: &AtomicUsize, stop: &AtomicBool) {
+        while !stop.load(SeqCst) {
+            turns.fetch_add(1, SeqCst);
+            indent::time::sleep(Duration::from_micros(100));
+        }
+    }
+
+    #[test]
+    #[ignore = "run by a test above, in a process of its own"]
+    fn refused_for_good() {
+        let Some((limit, _rt, here, parked)) = refused() else {
+            return;
+        };
+        common::wait_for("the others fail", || {
+            parked.iter().filter(|fiber| has_ended(fiber)).count() + here.load(SeqCst) == REFUSED
+        });
+        limit.lift();
+        for fiber in parked {
+            fiber.unparker().unpark();
+            if let Err(error) = fiber.join() {
+                assert!(error.is_no_thread(), "{error}");
+            }
+        }
     }
 
     #[test]
@@ -238,6 +406,178 @@ mod child {
         println!("all {FIBERS} had started after {took:?}");
         // Four times as long: other programs run beside this one.
         assert!(took < 4 * STATED, "{took:?}");
+    }
+
+    /// Bound fibers that park and hold their threads, and a fiber that starts movable ones all the
+    /// time, until the flag is set.
+    fn hold_threads(rt: &Runtime, holders: usize, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
+        /// Apart, so that no test's code is in its frames.
+        #[inline(never)]
+        fn nothing() {}
+        let stopped = stop.clone();
+        let stream = rt.spawn(move || {
+            while !stopped.load(SeqCst) {
+                indent::spawn(nothing).join().unwrap();
+                indent::time::sleep(Duration::from_millis(1));
+            }
+        });
+        let mut fibers: Vec<_> = (0..holders).map(|_| rt.spawn(hold)).collect();
+        let waits = |fiber: &JoinHandle<()>| fiber.fiber().phase() == Phase::Parked;
+        common::wait_for("they hold threads", || fibers.iter().all(waits));
+        fibers.push(stream);
+        fibers
+    }
+
+    thread_local! {
+        static BORROWED: std::cell::RefCell<u64> = const { std::cell::RefCell::new(0) };
+    }
+
+    /// Parks while it borrows a thread-local.
+    #[inline(never)]
+    fn hold() {
+        BORROWED.with_borrow_mut(|count| {
+            indent::park::park();
+            *count += 1;
+        });
+    }
+
+    #[test]
+    #[ignore = "run by a test above, in a process of its own"]
+    fn soft_limit_beside_starts() {
+        const SOFT: usize = 8;
+        common::wait_for_the_survey();
+        let builder = Builder::new().workers(WORKERS).soft_carriers(SOFT);
+        let rt = builder.build().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let holders = hold_threads(&rt, SOFT - WORKERS, &stop);
+        let more: Vec<_> = (0..SOFT).map(|_| rt.spawn(hold)).collect();
+        let waits = |fiber: &JoinHandle<()>| fiber.fiber().phase() == Phase::Parked;
+        common::wait_for("all have started", || more.iter().all(waits));
+        stop.store(true, SeqCst);
+        for fiber in more.into_iter().chain(holders) {
+            fiber.unparker().unpark();
+            fiber.join().unwrap();
+        }
+    }
+
+    #[test]
+    #[ignore = "run by a test above, in a process of its own"]
+    fn hard_limit_beside_starts() {
+        const HARD: usize = 8;
+        common::wait_for_the_survey();
+        let builder = Builder::new().workers(WORKERS).max_carriers(HARD);
+        let builder = builder.start_timeout(Duration::from_secs(1));
+        let rt = builder.build().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let holders = hold_threads(&rt, HARD - WORKERS, &stop);
+        let more: Vec<_> = (0..2 * HARD).map(|_| rt.spawn(hold)).collect();
+        let settled =
+            |fiber: &JoinHandle<()>| fiber.is_finished() || fiber.fiber().phase() == Phase::Parked;
+        common::wait_for("all wait or fail", || more.iter().all(settled));
+        let failed = more.iter().filter(|fiber| fiber.is_finished()).count();
+        assert!(failed >= HARD, "{failed} failed");
+        stop.store(true, SeqCst);
+        for fiber in more.into_iter().chain(holders) {
+            fiber.unparker().unpark();
+            if let Err(error) = fiber.join() {
+                assert!(error.is_no_thread(), "{error}");
+            }
+        }
+    }
+
+    /// Turns of a loop in each of the fibers, after so long. All of them have started before.
+    fn turns(rt: &Runtime, fibers: usize, time: Duration) -> Vec<u64> {
+        let counts: Arc<Vec<AtomicU64>> = Arc::new((0..fibers).map(|_| 0.into()).collect());
+        let stop = Arc::new(AtomicBool::new(false));
+        let computing: Vec<_> = (0..fibers)
+            .map(|i| {
+                let (counts, stop) = (counts.clone(), stop.clone());
+                rt.spawn(move || {
+                    while !stop.load(Relaxed) {
+                        for _ in 0..1000 {
+                            std::hint::spin_loop();
+                        }
+                        counts[i].fetch_add(1, Relaxed);
+                    }
+                })
+            })
+            .collect();
+        let look = || -> Vec<u64> { counts.iter().map(|count| count.load(Relaxed)).collect() };
+        common::wait_for("all have started", || look().iter().all(|&count| count > 0));
+        let before = look();
+        std::thread::sleep(time);
+        let after = look();
+        stop.store(true, SeqCst);
+        computing
+            .into_iter()
+            .for_each(|fiber| fiber.join().unwrap());
+        (after.iter().zip(before))
+            .map(|(after, before)| after - before)
+            .collect()
+    }
+
+    #[test]
+    #[ignore = "run by a test above, in a process of its own"]
+    fn equal_shares() {
+        const FIBERS: usize = 8;
+        // Long enough for each to have had many slices.
+        let seconds = std::env::var("INDENT_TEST_FULL").map_or(10, |_| 30);
+        let rt = Builder::new().workers(WORKERS).build().unwrap();
+        let turns = turns(&rt, FIBERS, Duration::from_secs(seconds));
+        let mean = turns.iter().sum::<u64>() as f64 / FIBERS as f64;
+        let shares: Vec<_> = turns.iter().map(|&turns| turns as f64 / mean).collect();
+        println!("shares {shares:.3?}");
+        let fair = |&share: &f64| (0.8..1.2).contains(&share);
+        assert!(shares.iter().all(fair), "{shares:.3?}");
+    }
+
+    /// How often the threads that run fibers have gone to sleep so far.
+    fn sleeps() -> u64 {
+        let field = |status: &str, name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.map(|value| value.trim().to_owned())
+        };
+        let of = |task: std::fs::DirEntry| {
+            let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+            let number = field(&status, "Name:")?.strip_prefix("indent-")?.to_owned();
+            number.parse::<u64>().ok()?; // the others are the runtime's own
+            field(&status, "voluntary_ctxt_switches:")?
+                .parse::<u64>()
+                .ok()
+        };
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        tasks.filter_map(|task| of(task.ok()?)).sum()
+    }
+
+    #[test]
+    #[ignore = "run by a test above, in a process of its own"]
+    fn no_longer_needed() {
+        const FIBERS: usize = 100;
+        let rt = binding(Builder::new());
+        let here = Arc::new(AtomicUsize::new(0));
+        let fibers = wait_for_all(&rt, &here, FIBERS);
+        fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+        assert!(rt.metrics().carriers >= FIBERS / 2, "{:?}", rt.metrics());
+        // One worker stays awake from here on, without a sleep.
+        let stop = Arc::new(AtomicBool::new(false));
+        let runs = rt.spawn({
+            let stop = stop.clone();
+            move || {
+                while !stop.load(Relaxed) {
+                    indent::task::yield_now();
+                }
+            }
+        });
+        let (before, begun) = (sleeps(), Instant::now());
+        std::thread::sleep(Duration::from_millis(500));
+        let ticks = begun.elapsed().as_millis() as u64;
+        let slept = sleeps().saturating_sub(before);
+        // Each of the threads wakes a few times at most, not at each tick.
+        let most = ticks * FIBERS as u64 / 10;
+        assert!(slept < most, "{slept} sleeps in {ticks} ticks");
+        common::wait_for("few threads", || rt.metrics().carriers <= WORKERS + 8);
+        stop.store(true, SeqCst);
+        runs.join().unwrap();
     }
 
     #[test]

@@ -21,6 +21,7 @@ use indent::task::{self, Phase};
 use indent::{StartError, chan, select, time};
 
 mod common;
+mod filter;
 mod sockets;
 
 use common::{Random, wait_for, within};
@@ -67,30 +68,8 @@ mod child {
 
     /// From here on `io_uring_setup` fails in this process, and whatever it starts.
     fn forbid_io_uring(errno: libc::c_int) {
-        let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-        let (load, equal, answer) = (
-            libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            libc::BPF_RET | libc::BPF_K,
-        );
-        let refuse = libc::SECCOMP_RET_ERRNO | errno as u32;
-        let mut steps = [
-            step(load as u16, 0, 0, 0), // the number of the call
-            step(equal as u16, 0, 1, libc::SYS_io_uring_setup as u32),
-            step(answer as u16, 0, 0, refuse),
-            step(answer as u16, 0, 0, libc::SECCOMP_RET_ALLOW),
-        ];
-        let program = libc::sock_fprog {
-            len: steps.len() as u16,
-            filter: steps.as_mut_ptr(),
-        };
-        // SAFETY: takes numbers only.
-        let bound = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-        assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
-        let (mode, at) = (libc::SECCOMP_MODE_FILTER, &raw const program);
-        // SAFETY: reads the program, which is there until then.
-        let set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, at) };
-        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        let whose = filter::Whose::CallersOnly;
+        filter::refuse(libc::SYS_io_uring_setup, None, errno, whose).unwrap();
     }
 
     fn echo(rt: &Runtime) {

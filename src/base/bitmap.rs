@@ -97,10 +97,13 @@ impl Bitmap {
 /// A [`Bitmap`] with many numbers and few members: asking whether it is empty reads one word.
 ///
 /// The count is raised before a bit is set and lowered after it is cleared, so it is never below
-/// the number of members: a set that seems empty was empty at some moment of the look.
+/// the number of members: a set that seems empty was empty at some moment of the look. Listing the
+/// members reads as many words as the largest number that ever was a member needs.
 pub(crate) struct SparseBitmap {
     bits: Bitmap,
     count: AtomicUsize,
+    /// Words that have ever had a member, from the first one on; raised before the bit is set.
+    used: AtomicUsize,
 }
 
 impl SparseBitmap {
@@ -108,11 +111,15 @@ impl SparseBitmap {
         SparseBitmap {
             bits: Bitmap::new(capacity),
             count: AtomicUsize::new(0),
+            used: AtomicUsize::new(0),
         }
     }
 
     /// Adds `i`; false if it was there already.
     pub(crate) fn set(&self, i: usize) -> bool {
+        if self.used.load(SeqCst) <= i / BITS {
+            self.used.fetch_max(i / BITS + 1, SeqCst);
+        }
         self.count.fetch_add(1, SeqCst);
         let added = self.bits.set(i);
         if !added {
@@ -149,7 +156,8 @@ impl SparseBitmap {
 
     /// Those that are in it at some moment of the look.
     pub(crate) fn members(&self) -> impl Iterator<Item = usize> {
-        let words = if self.is_empty() { 0 } else { usize::MAX };
+        let is_empty = self.is_empty();
+        let words = if is_empty { 0 } else { self.used.load(SeqCst) };
         self.bits.members_in(words)
     }
 

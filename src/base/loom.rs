@@ -41,6 +41,23 @@ pub(crate) fn pause(failures: u32) {
     }
 }
 
+/// Reads a word that the caller is about to exchange.
+///
+/// In models this read is an exchange too. Loom reorders an access only against the latest access
+/// to the same word: after a plain load the exchange finds its own thread's load there, and loom
+/// never tries it before the loads of other threads. The caller's exchange decides in any case, so
+/// the model loses no behaviour.
+#[inline(always)]
+pub(crate) fn load_to_exchange<T>(word: &atomic::AtomicPtr<T>) -> *mut T {
+    use atomic::Ordering::SeqCst;
+    #[cfg(not(indent_loom))]
+    return word.load(SeqCst);
+    #[cfg(indent_loom)]
+    match word.compare_exchange(std::ptr::null_mut(), std::ptr::null_mut(), SeqCst, SeqCst) {
+        Ok(word) | Err(word) => word,
+    }
+}
+
 /// The cheap half of an asymmetric barrier: orders this thread's earlier stores before its later
 /// loads *provided* the other side calls [`heavy_barrier`].
 #[inline(always)]

@@ -54,6 +54,14 @@ pub(crate) fn ring_eventfd(fd: i32) {
     unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
 }
 
+/// Sets an eventfd that does not block back to zero. May be called in a signal handler.
+pub(crate) fn drain_eventfd(fd: i32) {
+    let mut count = 0_u64;
+    // SAFETY: writes eight bytes to `count`. If the counter is zero the call fails and changes
+    // nothing.
+    unsafe { libc::read(fd, (&raw mut count).cast(), size_of::<u64>()) };
+}
+
 /// A word a single thread sleeps on. A rouse is never lost: one that comes first makes the next
 /// wait return at once. Waits also return for no reason, so callers look again at what they wait
 /// for.

@@ -1,17 +1,18 @@
 #![expect(unsafe_code, reason = "system calls")]
 //! A set of descriptors, and which of them may have become ready: epoll, edge-triggered.
 //!
-//! A descriptor is added once and stays until it is closed; the kernel says each time it may have become
-//! readable or writable, whether anybody waits or not. So a wait costs no system call of its own beside the
-//! sleep, and whoever asks first hears it. Any thread may ask, several at once: an event is told to one of
-//! them.
+//! A descriptor is added once and stays until it is closed; the kernel says each time it may have
+//! become readable or writable, whether or not a fiber waits. So a wait costs no system call of its
+//! own beside the sleep. Any thread may ask, several at once: each event goes to one of them.
 //!
-//! Whoever sleeps in [`Epoll::wait`] can be woken through a *bell*, an eventfd that is in the set. Bells are
-//! never closed but used again: whoever rings one late, when the sleeper and its runtime are gone, wakes a
-//! stranger for nothing and writes to nobody's file.
+//! A thread that sleeps in [`Epoll::wait`] can be woken through a *bell*, an eventfd that is in the
+//! set. The bell is level-triggered: every wait returns it until [`Epoll::silence`] is called, so a
+//! second thread that looks into the set does not take the wake-up away from the sleeper. Bells are
+//! never closed but used again: a late ring, when the sleeper and its runtime are gone, wakes
+//! another thread for no reason and writes to no foreign file.
 //!
-//! Rejected: the `polling` crate. It takes a lock and needs a vector for each wait, which the thread that
-//! watches for busy workers may not; and its bell is closed with it.
+//! Rejected: the `polling` crate. It takes a lock and needs a vector for each wait, which the
+//! thread that watches for busy workers may not; and its bell is closed with it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -83,18 +84,18 @@ impl Epoll {
             bell: take_bell()?,
             len: AtomicUsize::new(0),
         };
-        epoll.control(
-            libc::EPOLL_CTL_ADD,
-            epoll.bell,
-            libc::EPOLLIN | libc::EPOLLET,
-            BELL,
-        )?;
+        epoll.control(libc::EPOLL_CTL_ADD, epoll.bell, libc::EPOLLIN, BELL)?;
         Ok(epoll)
     }
 
     /// What wakes whoever sleeps in it, by `os::ring_eventfd`.
     pub(crate) fn bell(&self) -> RawFd {
         self.bell
+    }
+
+    /// Ends the ringing of the bell, until it is rung again.
+    pub(crate) fn silence(&self) {
+        os::drain_eventfd(self.bell);
     }
 
     /// The set itself, which is readable when something in it is ready.
@@ -202,6 +203,14 @@ pub(crate) struct Events {
 }
 
 impl Events {
+    /// Whether the bell was ringing.
+    pub(crate) fn has_rung(&self) -> bool {
+        self.events[..self.number].iter().any(|event| {
+            let key = event.u64;
+            key == BELL
+        })
+    }
+
     pub(crate) fn tell(&self, mut tell: impl FnMut(Ready)) {
         for event in &self.events[..self.number] {
             let (key, flags) = (event.u64, event.events as i32);
@@ -283,12 +292,15 @@ mod tests {
         for _ in 0..3 {
             os::ring_eventfd(epoll.bell());
             epoll.wait(None).tell(|ready| panic!("{ready:?}"));
+            assert!(epoll.wait(None).has_rung(), "until it is silenced");
+            epoll.silence();
         }
         std::thread::scope(|scope| {
             scope.spawn(|| epoll.wait(None).tell(|_| ()));
             std::thread::sleep(Duration::from_millis(5));
             os::ring_eventfd(epoll.bell());
         });
+        epoll.silence();
         let before = Instant::now();
         epoll.wait(Some(Duration::from_millis(2))).tell(|_| ());
         assert!(before.elapsed() >= Duration::from_millis(2), "nobody rang");

@@ -78,6 +78,18 @@ impl ParkReason {
     }
 }
 
+impl ParkReason {
+    /// Whether fibers that park for it name what they wait for (`Record::set_awaited`).
+    pub(crate) fn names_awaited(self) -> bool {
+        self.is_join() || self as u8 >= ParkReason::Lock as u8
+    }
+
+    /// Whether it waits for another fiber, named by its id; other names are addresses.
+    pub(crate) fn is_join(self) -> bool {
+        matches!(self, ParkReason::Join | ParkReason::BlockOn)
+    }
+}
+
 impl std::fmt::Display for ParkReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

@@ -93,6 +93,8 @@ pub(crate) struct Record {
     pub(crate) mobility: AtomicU8,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
+    /// The tick of its runtime's clock at which it last parked, or began to wait for a thread.
+    waits_since: AtomicU32,
     pub(crate) job: Job,
 }
 
@@ -153,6 +155,7 @@ impl Record {
         self.pins.store(u16::from(birth.pinned), Relaxed);
         self.blocks_carrier.store(false, Relaxed);
         self.gate_pass.store(false, Relaxed);
+        self.waits_since.store(0, Relaxed);
         self.mobility.store(0, Relaxed);
         self.unstoppable.store(0, Relaxed);
         self.heat.store(0, Relaxed);
@@ -201,8 +204,36 @@ impl Record {
         ParkReason::from_number(self.reason.load(Relaxed))
     }
 
-    pub(crate) fn set_reason(&self, reason: ParkReason) {
+    /// The fiber is about to park, at this tick of its runtime's clock.
+    pub(crate) fn note_park(&self, reason: ParkReason, tick: u32) {
         self.reason.store(reason as u8, Relaxed);
+        self.note_wait(tick);
+    }
+
+    /// The fiber waits from this tick of its runtime's clock on.
+    pub(crate) fn note_wait(&self, tick: u32) {
+        self.waits_since.store(tick, Relaxed);
+    }
+
+    /// The tick at which it last began to wait.
+    pub(crate) fn waits_since(&self) -> u32 {
+        self.waits_since.load(Relaxed)
+    }
+
+    /// By the fiber itself: names what it is about to wait for, the address of a lock or the id of
+    /// a fiber.
+    pub(crate) fn set_awaited(&self, name: usize) {
+        let head = self.stack.load(Relaxed);
+        // SAFETY: a fiber that runs has a stack.
+        unsafe { StackHead::set_awaited(head, name) };
+    }
+
+    /// The name of what it waits for, if its reason is one that has a name.
+    pub(crate) fn awaited(&self) -> Option<usize> {
+        let head = self.stack.load(Acquire);
+        let has_name = self.reason().names_awaited() && !head.is_null();
+        // SAFETY: the heads of stacks stay mapped.
+        has_name.then(|| unsafe { StackHead::awaited(head) })
     }
 
     /// The fiber is about to park inside its own frames, or has done so.

@@ -125,6 +125,9 @@ pub(crate) struct StackHead {
     bottom: usize,
     pub(crate) resident: Resident,
     limits: Limits,
+    /// What the fiber waits for or last waited for, if that has a name: the address of a lock, or
+    /// the id of a fiber that it joins. For dumps.
+    awaited: std::sync::atomic::AtomicUsize,
 }
 
 // SAFETY: the link is written by lists only.
@@ -200,6 +203,24 @@ impl StackHead {
     pub(crate) unsafe fn limits<'a>(head: *const StackHead) -> &'a Limits {
         // SAFETY: by the caller's promise; and only its fiber touches it.
         unsafe { &(*head).limits }
+    }
+
+    /// Names what the stack's fiber is about to wait for.
+    ///
+    /// # Safety
+    /// There is a head.
+    pub(crate) unsafe fn set_awaited(head: *const StackHead, name: usize) {
+        // SAFETY: by the caller's promise; the field is atomic.
+        unsafe { (*head).awaited.store(name, Relaxed) };
+    }
+
+    /// What the stack's fiber waits for, or last waited for and named.
+    ///
+    /// # Safety
+    /// There is a head.
+    pub(crate) unsafe fn awaited(head: *const StackHead) -> usize {
+        // SAFETY: by the caller's promise; the field is atomic.
+        unsafe { (*head).awaited.load(Relaxed) }
     }
 
     /// True if `address` lies in the guard.
@@ -345,6 +366,7 @@ unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<St
         bottom,
         resident: Resident::none(),
         limits: Limits::new(),
+        awaited: std::sync::atomic::AtomicUsize::new(0),
     };
     // SAFETY: stacks are page-aligned and the head's size is a multiple of its alignment.
     unsafe { head.write(value) };
@@ -431,15 +453,47 @@ pub(crate) fn best_guard() -> Guard {
     }
 }
 
-/// How many stacks there can be; `None` if only memory limits them.
-pub(crate) fn limit(guard: Guard) -> Option<usize> {
-    /// Mappings the rest of the process needs: libraries, heaps, thread stacks.
-    const OTHERS: usize = 2048;
+/// How many stacks there can be beside so many threads; `None` if only memory limits them.
+pub(crate) fn limit(guard: Guard, threads: usize) -> Option<usize> {
     match guard {
         Guard::Marker => None,
-        Guard::Page => Some((os::max_mappings().saturating_sub(OTHERS) / 2).max(1)),
+        Guard::Page => Some(limit_by_mappings(os::max_mappings(), threads)),
     }
 }
+
+/// How many threads for fibers the mappings of the process suffice for, beside those of stacks.
+pub(crate) fn most_threads(guard: Guard) -> usize {
+    let mappings = os::max_mappings();
+    match guard {
+        Guard::Marker => mappings / MAPPINGS_OF_THREAD,
+        Guard::Page => share_of_threads(mappings) / MAPPINGS_OF_THREAD,
+    }
+}
+
+/// How many stacks with guard pages fit into so many mappings beside the threads of fibers.
+///
+/// A bound fiber keeps a thread, and before the program's code has been read every parked fiber
+/// does. If the stacks took all mappings the kernel would refuse those threads, and if the threads
+/// took them a fiber within the limit would get no stack; so each has its share.
+fn limit_by_mappings(mappings: usize, threads: usize) -> usize {
+    /// Mappings the rest of the process needs: libraries, heaps, other threads.
+    const OTHERS: usize = 2048;
+    const A_STACK: usize = 2;
+    let for_threads = threads.saturating_mul(MAPPINGS_OF_THREAD);
+    let for_threads = for_threads.min(share_of_threads(mappings));
+    (mappings.saturating_sub(OTHERS + for_threads) / A_STACK).max(1)
+}
+
+/// Most mappings that are kept for threads where stacks need mappings, too: a quarter. Most fibers
+/// of most programs need no thread of their own, so that a large number of threads is rarely used
+/// up and must not leave fibers without stacks.
+fn share_of_threads(mappings: usize) -> usize {
+    mappings / 4
+}
+
+/// Mappings that a thread for fibers can take: its stack, std's signal stack and the runtime's,
+/// each with a guard, and the two parts of an arena of the C library's allocator.
+const MAPPINGS_OF_THREAD: usize = 8;
 
 /// Slabs mapped so far, for the metrics.
 pub(crate) fn slabs() -> usize {
@@ -529,6 +583,33 @@ mod tests {
         assert_eq!(class_for(LARGEST + 1), None);
         assert_eq!(class_for(0), None);
         assert_eq!(usize::from(class_for(LARGEST).unwrap()), CLASSES - 1);
+    }
+
+    #[test]
+    fn threads_keep_mappings_that_stacks_do_not_take() {
+        let (mappings, others) = (65_530, 2048);
+        assert_eq!(limit_by_mappings(mappings, 0), (mappings - others) / 2);
+        for threads in [1, 128, 1024, 2000] {
+            let left = mappings - 2 * limit_by_mappings(mappings, threads);
+            assert!(left >= others + threads * MAPPINGS_OF_THREAD, "{threads}");
+            assert!(
+                left <= others + threads * MAPPINGS_OF_THREAD + 1,
+                "{threads}"
+            );
+        }
+    }
+
+    #[test]
+    fn many_threads_leave_most_mappings_to_stacks() {
+        for mappings in [16_384, 65_530, 1_048_576] {
+            for threads in [10_000, 1 << 20, usize::MAX] {
+                let stacks = limit_by_mappings(mappings, threads);
+                assert!(2 * stacks >= mappings / 2, "{mappings} {threads}");
+            }
+        }
+        for mappings in 0..4096 {
+            assert!(limit_by_mappings(mappings, usize::MAX) >= 1, "{mappings}");
+        }
     }
 
     #[test]

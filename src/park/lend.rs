@@ -81,6 +81,12 @@ unsafe fn run<F: FnOnce() -> T, T>(loan: NonNull<Loan>) {
     drop(kept);
 }
 
+/// Never inlined: the frame of [`lend`] waits, and the code of the closure would count as its own.
+#[inline(never)]
+fn call_here<F: FnOnce() -> T, T>(f: F) -> T {
+    f()
+}
+
 /// Has `f` run by another thread and waits for it, deaf to requests to end. `hand_out`, called with
 /// the mark up, gets the loan to somebody who will run it, once; it is valid until then. A panic in
 /// `f` goes on in the caller. On a plain thread `f` is simply called.
@@ -94,7 +100,7 @@ where
     T: Send,
 {
     if context::current_fiber().is_none() {
-        return f();
+        return call_here(f);
     }
     let whole = Whole {
         loan: Loan {

@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "pushes members into an intrusive list")]
-//! The queue all workers share: first in, first out, behind a lock that is held for a few
-//! instructions and never across an allocation, a page fault on fresh memory or a system call.
+//! A lane of the global queue (`global.rs`): first in, first out, behind a lock that is held for a
+//! few instructions and never across an allocation, a page fault on fresh memory or a system call.
 
 use std::ptr::NonNull;
 

@@ -123,8 +123,8 @@ impl Ring {
         }
     }
 
-    /// Holder only: the fiber at the head, which a thief may take, and another thread run, at any
-    /// moment. Its record stays mapped; it is good for a prefetch and nothing else.
+    /// The fiber at the head, which another thread may take and run at any moment. Its record stays
+    /// mapped: good for a prefetch or a hint, and nothing else.
     #[inline]
     fn peek(&self) -> Option<FiberRef> {
         let head = self.head.load(Relaxed);
@@ -134,7 +134,7 @@ impl Ring {
         fiber(self.slot(head).load(Relaxed))
     }
 
-    /// Holder only: takes the older half out, for the shared queue.
+    /// Holder only: takes the older half out, for the global queue.
     fn take_half(&self) -> List<Record> {
         let mut head = self.head.load(Acquire);
         loop {
@@ -269,6 +269,13 @@ impl Queue {
     #[inline]
     pub(crate) fn peek_started(&self) -> Option<FiberRef> {
         self.started.peek()
+    }
+
+    /// The fiber in the queue if it is the only one and has started. A hint: another thread may
+    /// take and run it at any moment.
+    pub(crate) fn peek_only(&self) -> Option<FiberRef> {
+        let is_only = self.unstarted.is_empty() && self.started.len() == 1;
+        is_only.then(|| self.started.peek())?
     }
 
     /// Moves half of one kind into the empty queue of a thief, and returns one of them to run at

@@ -33,8 +33,8 @@ use crate::sched::{Hook, Settings, Shared};
 pub struct Builder {
     workers: Option<usize>,
     cpu_rounding: Option<Rounding>,
-    max_carriers: Option<usize>,
-    soft_carriers: Option<usize>,
+    pub(super) max_carriers: Option<usize>,
+    pub(super) soft_carriers: Option<usize>,
     blocking_threads: Option<usize>,
     blocking_keep_alive: Option<Duration>,
     compute_threads: Option<usize>,
@@ -45,9 +45,11 @@ pub struct Builder {
     preempt_quantum: Option<Duration>,
     preempt_signal: Option<i32>,
     log_overruns: Option<bool>,
+    pub(super) warn_stripped: Option<bool>,
     on_overrun: Vec<Listener>,
     io: Option<Io>,
     idle_spin: Option<Duration>,
+    pub(super) start_timeout: Option<Duration>,
     shutdown_timeout: Option<Duration>,
     timer_resolution: Option<Duration>,
     local_queue: Option<usize>,
@@ -93,40 +95,7 @@ impl Builder {
         self
     }
 
-    /// The number of threads beyond which no fiber starts that may need one of its own.
-    ///
-    /// A fiber that is [bound](crate::task::Mobility::Bound) keeps its thread while it is parked.
-    /// With so many threads, only fibers start that are known not to need one. Others wait until
-    /// threads become free, and end with an error
-    /// ([`is_no_thread`](crate::JoinError::is_no_thread)) when that takes too long. Fibers that
-    /// have started get a thread in any case. At least as many as there are workers; by default
-    /// 10,000, or less where the system's limits on processes and mappings suggest that.
-    ///
-    /// ```
-    /// let rt = indent::runtime::Builder::new().workers(2).max_carriers(8).build()?;
-    /// assert!(rt.metrics().carriers <= 8);
-    /// # Ok::<(), indent::StartError>(())
-    /// ```
-    pub fn max_carriers(mut self, n: usize) -> Self {
-        self.max_carriers = Some(n);
-        self
-    }
-
-    /// The number of threads beyond which a fiber that may need one of its own starts only when all
-    /// others wait.
-    ///
-    /// ```
-    /// let rt = indent::runtime::Builder::new().workers(2).soft_carriers(100).build()?;
-    /// assert!(rt.metrics().carriers <= 100);
-    /// # Ok::<(), indent::StartError>(())
-    /// ```
-    pub fn soft_carriers(mut self, n: usize) -> Self {
-        self.soft_carriers = Some(n);
-        self
-    }
-
-    /// How many threads there may be for calls that block. They start when there is something to
-    /// do for them.
+    /// The most threads for calls that block. They start when such calls wait.
     ///
     /// ```
     /// use std::thread;
@@ -216,7 +185,8 @@ impl Builder {
     }
 
     /// Whether fibers that compute for longer than the [quantum](Self::preempt_quantum) while others
-    /// wait are interrupted; by default they are. Off: only at calls that block.
+    /// wait are interrupted; by default they are. Off: only at calls that block. A fiber that
+    /// blocks its thread delays no other fiber in either case.
     ///
     /// ```
     /// // Whoever computes for long in here calls `task::checkpoint` now and then.
@@ -363,8 +333,10 @@ impl Builder {
         self
     }
 
-    /// Unstarted fibers a worker keeps to itself, a power of two; when there are more, half of them
-    /// go to the shared queue.
+    /// Fibers a worker keeps to itself: so many started and so many unstarted ones.
+    ///
+    /// A power of two. When there are more of one kind, the older half of them goes to the shared
+    /// queue.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).local_queue(16).build()?;
@@ -493,12 +465,13 @@ impl Builder {
                 (cpus.min(most), most)
             }
         };
+        let guard = self.guard.unwrap_or_else(stack::best_guard);
         let max_carriers = match (asked_carriers, &asked_workers) {
             (Some(threads), Some(workers)) if threads.value < workers.value => {
                 return Err(too_few_carriers(&threads, workers));
             }
             (Some(threads), _) => threads.value,
-            (None, _) => cpus::most_threads().max(4 * most_workers),
+            (None, _) => cpus::most_threads(guard).max(4 * most_workers),
         };
         let asked_io = config::IO.asked(self.io, env)?;
         let compute_threads = config::COMPUTE_THREADS.asked(self.compute_threads, env)?;
@@ -521,17 +494,19 @@ impl Builder {
                 .value(self.blocking_keep_alive, env)?,
             compute_threads: compute_threads.map(|asked| asked.value),
             stack_class: stack::class_for(stack_size).expect("of a size that is allowed"),
-            guard: self.guard.unwrap_or_else(stack::best_guard),
+            guard,
             // One operation comes with the dispatch itself.
             budget: config::COOP_BUDGET.value(self.budget, env)? - 1,
             preempt: config::PREEMPT.value(self.preempt, env)?,
             quantum: config::PREEMPT_QUANTUM.value(self.preempt_quantum, env)?,
             preempt_signal: config::PREEMPT_SIGNAL.value(self.preempt_signal, env)?,
             log_overruns: config::LOG_OVERRUNS.value(self.log_overruns, env)?,
+            warn_stripped: config::WARN_STRIPPED.value(self.warn_stripped, env)?,
             on_overrun: self.on_overrun,
             ring: uses_ring(asked_io.as_ref())?,
             may_ring: asked_io.is_none_or(|asked| asked.value != Io::Epoll),
             idle_spin: config::IDLE_SPIN.value(self.idle_spin, env)?,
+            start_timeout: config::START_TIMEOUT.value(self.start_timeout, env)?,
             shutdown_timeout: config::SHUTDOWN_TIMEOUT.value(self.shutdown_timeout, env)?,
             timer_resolution: config::TIMER_RESOLUTION.value(self.timer_resolution, env)?,
             local_queue: config::LOCAL_QUEUE.value(self.local_queue, env)?,
@@ -583,8 +558,10 @@ impl fmt::Debug for Builder {
             .field("preempt_quantum", &self.preempt_quantum)
             .field("preempt_signal", &self.preempt_signal)
             .field("log_overruns", &self.log_overruns)
+            .field("warn_stripped", &self.warn_stripped)
             .field("io", &self.io)
             .field("idle_spin", &self.idle_spin)
+            .field("start_timeout", &self.start_timeout)
             .field("shutdown_timeout", &self.shutdown_timeout)
             .field("timer_resolution", &self.timer_resolution)
             .field("local_queue", &self.local_queue)

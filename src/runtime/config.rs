@@ -142,7 +142,8 @@ settings![
         variable: Some("INDENT_SOFT_CARRIERS"),
         preset: Preset::Value(1024),
         kind: Kind::Number(1..=MOST_THREADS),
-        meaning: "the same number beyond which such a fiber starts only when all others wait",
+        meaning: "the same number beyond which such a fiber starts only when all others wait, or \
+                  when no such fiber has started for 100 ms",
     },
     BLOCKING_THREADS = Setting {
         method: "blocking_threads",
@@ -208,6 +209,14 @@ settings![
         kind: Kind::Word(&["0", "1"]),
         meaning: "fibers that run for longer than the quantum are named on standard error",
     },
+    WARN_STRIPPED = Setting {
+        method: "warn_stripped",
+        variable: Some("INDENT_WARN_STRIPPED"),
+        preset: Preset::Value(true as u64),
+        kind: Kind::Word(&["0", "1"]),
+        meaning: "a program without symbols of functions, in which nearly every fiber is bound, is \
+                  reported once on standard error",
+    },
     IO = Setting {
         method: "io",
         variable: Some("INDENT_IO"),
@@ -222,6 +231,13 @@ settings![
         preset: Preset::Value(0),
         kind: Kind::Time(Unit::Microsecond, 0..=SECOND),
         meaning: "how long a worker without work looks on before it sleeps",
+    },
+    START_TIMEOUT = Setting {
+        method: "start_timeout",
+        variable: Some("INDENT_START_TIMEOUT_MS"),
+        preset: Preset::Value(10 * SECOND),
+        kind: Kind::Time(Unit::Millisecond, 0..=YEAR),
+        meaning: "how long a fiber that can get no thread to start on waits before it fails",
     },
     SHUTDOWN_TIMEOUT = Setting {
         method: "shutdown_timeout",
@@ -242,7 +258,7 @@ settings![
         variable: None,
         preset: Preset::Value(256),
         kind: Kind::PowerOfTwo(4..=65_536),
-        meaning: "unstarted fibers a worker keeps to itself",
+        meaning: "fibers a worker keeps to itself: so many started and so many unstarted ones",
     },
     GLOBAL_INTERVAL = Setting {
         method: "global_interval",

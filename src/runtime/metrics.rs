@@ -38,7 +38,8 @@ pub struct Metrics {
     pub tasks_spawned_total: u64,
     /// Unstarted fibers that wait for a stack.
     pub tasks_starved: usize,
-    /// Unstarted fibers in the queue all workers share.
+    /// Started and unstarted fibers in the queue that all workers share, except those that wait for
+    /// a stack or a thread.
     pub queue_depth_global: usize,
     /// Wakes by threads that hold no worker which had to rouse a sleeping one.
     pub wakes_sent_outside: u64,
@@ -182,7 +183,7 @@ impl fmt::Display for IoDriver {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WorkerMetrics {
-    /// Unstarted fibers in its own queue.
+    /// Started and unstarted fibers in its own queue.
     pub queue_depth_local: usize,
     /// Time it was awake, sampled once a millisecond by the thread that watches it.
     pub busy_duration: Duration,
@@ -303,7 +304,7 @@ impl Metrics {
             reports_lost: shared.reports.lost.load(Relaxed),
             barriers_refused: os::barriers_refused(),
             eintr: os::interrupted_calls(),
-            tasks_threadless: shared.threadless.len(),
+            tasks_threadless: shared.global.threadless.len(),
             unwind_pauses: shared.unwind_pauses.load(Relaxed),
             io_sockets: match shared.settings.ring {
                 Some(_) => IoDriver::Uring,

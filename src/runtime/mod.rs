@@ -38,6 +38,8 @@ mod histogram;
 mod metrics;
 mod preemptible;
 mod retire;
+mod survey;
+mod threads;
 mod unstoppable;
 
 pub use builder::Builder;
@@ -54,6 +56,7 @@ pub use crate::fiber::stack::Guard;
 pub use crate::sched::overrun::report::{Overrun, OverrunAction, Waited};
 pub use crate::sched::overrun::summary::{OverrunRow, Overruns};
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
+pub use crate::sched::survey::Survey;
 pub use indent_sysmon::symbols::Place;
 
 use crate::base::fork;

@@ -7,17 +7,16 @@ use crate::sched::retire;
 /// For a fiber that changes what the kernel keeps for its *thread*: `unshare`, `setns`, `setfsuid`,
 /// capabilities, seccomp and landlock, `prctl`, scheduling policy, nice value, CPU affinity. Such a
 /// change stays with the thread, and the next fiber on it would run with it. Call this before the
-/// change. No other fiber starts on the thread from then on, and the runtime starts none of its own
+/// change. No other fiber runs on the thread from then on, and the runtime starts none of its own
 /// threads from it.
 ///
 /// Most such fibers are found without it: by the functions that the program's machine code calls.
 /// Call it where that cannot be seen: if a foreign library makes the change, if the call goes
 /// through a pointer, or in the first milliseconds of a program, before its code has been read.
 ///
-/// Fibers that were bound to this thread before (see
-/// [`Fiber::binding`](crate::task::Fiber::binding)) remain there and see the change. Never blocks.
-/// Does nothing on a plain thread, nor inside [`blocking`](crate::runtime::blocking) and
-/// [`compute`](crate::runtime::compute), whose threads are used again.
+/// Never blocks. Does nothing on a plain thread, nor inside
+/// [`blocking`](crate::runtime::blocking) and [`compute`](crate::runtime::compute), whose threads
+/// are used again.
 ///
 /// It corresponds to Go's `runtime.LockOSThread` without an unlock.
 ///

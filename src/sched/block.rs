@@ -3,6 +3,7 @@
 //! A fiber that is unwinding keeps its thread to itself (S3): it does not switch away but blocks
 //! the carrier, whose worker goes on elsewhere.
 
+use std::ptr;
 use std::time::{Duration, Instant};
 
 use indent_sysmon::Phase;
@@ -14,14 +15,17 @@ use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Commit, Hearing, Signal, Woken};
 use crate::fiber::switch::Back;
 use crate::queue::inject::popped;
+use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered, Here};
 use crate::sched::find;
 use crate::sched::gate::Entry;
 use crate::sched::limit;
 use crate::sched::mobility;
+use crate::sched::run;
 use crate::sched::swallow;
 use crate::sched::timers::Deadline;
+use crate::sched::wake;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
 pub(crate) const CAN_UNWIND: bool = cfg!(panic = "unwind");
@@ -93,7 +97,7 @@ fn park_here(
     let fiber = here.fiber;
     let mut token = here.enter_with_worker();
     let hearing = hear(fiber, hearing, &token);
-    fiber.set_reason(reason);
+    fiber.note_park(reason, token.carrier().shared().clock.last_tick());
     let number = match fiber.state.begin_park(hearing, signal) {
         Begin::Woken(cause) => return cause,
         Begin::Parking(number) => number,
@@ -151,7 +155,7 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
             // The worker may be another one than before.
             std::mem::forget(token);
             token = Entered::resumed();
-            if token.carrier().delivered().is_some() || token.local().next.take().is_some() {
+            if token.carrier().delivered().is_some() || brings(&mut token, fiber) {
                 token.carrier().spread_out();
                 return token;
             }
@@ -159,15 +163,25 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
                 continue;
             }
             // No thread for it: it stays, asleep, and others steal what it has queued.
-            if takes_off_queue(&token, fiber) {
+            if take_queued(&token, |found| found == fiber).is_some() {
                 token.carrier().spread_out();
                 return token;
+            }
+            if goes_to_stopped_thread(&mut token) {
+                continue;
             }
             let (carrier, worker) = (token.carrier(), token.worker());
             worker.published.set_phase(Phase::Idle);
             carrier.bell.wait(Some(REFUSED_PAUSE));
             carrier.shared().fire_all(); // perhaps no other worker is there to do it
             carrier.shared().poll_io(worker);
+            // Others run what waits here: from a slot they do not steal.
+            if let Some(newest) = worker.lifo.take() {
+                carrier.shared().push_local(worker, newest);
+            }
+            if !worker.queue.is_empty() {
+                carrier.shared().rouse_one(worker.index + 1);
+            }
         } else if !carrier.shared().adopt_orphan(carrier) {
             carrier.ignore_release();
             if carrier.owner.peek().is_none() {
@@ -177,29 +191,68 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
     }
 }
 
-/// Takes the fiber out of the local queue of its worker, or out of the global one, if it is there:
-/// its waker may have found no worker here while one was looking for another thread.
-fn takes_off_queue(token: &Entered, fiber: FiberRef) -> bool {
+/// Whether the worker came here with this fiber. One that no other thread was left for may carry
+/// another, which is queued.
+fn brings(token: &mut Entered, fiber: FiberRef) -> bool {
+    match token.local().next.take() {
+        Some(brought) if brought != fiber => {
+            token.local().admitted = false;
+            let shared = token.carrier().shared();
+            shared.push_local(token.worker(), brought);
+            false
+        }
+        brought => brought.is_some(),
+    }
+}
+
+/// Takes a fiber out of the queues that is like this: out of the local one, or out of the lanes of
+/// the global one for started fibers. The waker of the calling fiber may have found no worker here
+/// while it was looking for another thread.
+fn take_queued(token: &Entered, is_it: impl Fn(FiberRef) -> bool) -> Option<FiberRef> {
     let (worker, shared) = (token.worker(), token.carrier().shared());
     for _ in 0..worker.queue.len() {
         match worker.queue.pop() {
-            Some(found) if found == fiber => return true,
+            Some(found) if is_it(found) => return Some(found),
             Some(other) => shared.push_local(worker, other),
             None => break,
         }
     }
-    for _ in 0..shared.woken.len() {
-        match shared.woken.pop(1).pop().map(popped) {
-            Some(found) if found == fiber => return true,
-            Some(other) => shared.woken.push(other),
-            None => break,
+    for lane in [&shared.global.started, &shared.global.batch] {
+        for _ in 0..lane.len() {
+            match lane.pop(1).pop().map(popped) {
+                Some(found) if is_it(found) => return Some(found),
+                Some(other) => lane.push(other),
+                None => break,
+            }
+        }
+    }
+    None
+}
+
+/// Takes the worker to a thread that waits for one: in the middle of a fiber, or with a runnable
+/// fiber that is bound to it. The system need not grant a thread for that. True if it went, and the
+/// token is void.
+fn goes_to_stopped_thread(token: &mut Entered) -> bool {
+    let carrier = token.carrier();
+    if let Some(receiver) = carrier.shared().claim_receiver(true) {
+        let worker = carrier.leave_with_delivery();
+        token.carrier().shared().hand(worker, receiver);
+        return true;
+    }
+    let here = ptr::from_ref(token.carrier());
+    let is_elsewhere = |thread: &Carrier| !ptr::eq(thread, here);
+    let is_bound = |fiber| wake::thread_of(fiber).is_some_and(is_elsewhere);
+    while let Some(fiber) = take_queued(token, is_bound) {
+        let thread = wake::thread_of(fiber).expect("it is bound");
+        if run::brings_to_thread(token, fiber, thread) {
+            return true;
         }
     }
     false
 }
 
-/// Lets others run; the caller goes behind its siblings, unless it was asked to end: then it
-/// unwinds. False on a plain thread.
+/// Lets others run; the caller goes behind the other fibers of its worker, unless it was asked to
+/// end: then it unwinds. False on a plain thread.
 #[inline]
 pub(crate) fn yield_now() -> bool {
     let Some(here) = context::here() else {

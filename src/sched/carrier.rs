@@ -22,7 +22,9 @@
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, Ordering::Relaxed, Ordering::SeqCst, compiler_fence,
+};
 use std::time::Duration;
 
 use indent_sysmon::Thread;
@@ -70,6 +72,8 @@ pub(crate) struct Carrier {
     pub(crate) ice: Ice,
     /// On which CPUs its thread may run.
     placement: Placement,
+    /// It rests as a spare in excess, and ends unless it is needed before long. Set by the monitor.
+    pub(crate) rests_in_excess: AtomicBool,
 }
 
 /// Of the thread of a carrier.
@@ -112,6 +116,7 @@ impl Carrier {
             thread: Thread::new(),
             ice: Ice::default(),
             placement: Placement::new(),
+            rests_in_excess: AtomicBool::new(false),
         }
     }
 
@@ -327,6 +332,8 @@ impl Carrier {
                 shared.spares.set(self.index);
                 listed = true; // and looks again
             } else if !shared.has_too_many_spares() {
+                // Before the wait: if the monitor finds it in excess from here on, it rings.
+                self.rests_in_excess.store(false, SeqCst);
                 self.bell.wait(None);
             } else if !self.bell.wait(Some(KEEP_ALIVE))
                 && shared.has_too_many_spares()

@@ -12,7 +12,7 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-use indent_sysmon::{Chores, frames};
+use indent_sysmon::Chores;
 
 use crate::base::loom::lock;
 use crate::base::os;
@@ -31,9 +31,6 @@ pub(super) const FEED: u32 = 128;
 pub(super) const POLLER: u32 = 256;
 pub(super) const BARRIER: u32 = 512;
 pub(super) const NO_THREAD: u32 = 1024;
-
-/// How often the helper looks whether the program's code has been read.
-const STUDY_PAUSE: Duration = Duration::from_millis(2);
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -140,21 +137,6 @@ impl Shared {
         None
     }
 
-    fn study_if(&self, asked: u32) -> Option<Duration> {
-        if asked & STUDY != 0 {
-            frames::study();
-        }
-        if self.watchers.judged_again.load(Relaxed) || frames::has_failed() {
-            return None;
-        }
-        if frames::judge().is_none() {
-            return Some(STUDY_PAUSE);
-        }
-        self.watchers.judged_again.store(true, Relaxed);
-        self.judge_again();
-        None
-    }
-
     fn fail_threadless_if(&self, asked: u32) -> Option<Duration> {
         if asked & NO_THREAD != 0 {
             self.fail_threadless();
@@ -180,8 +162,21 @@ impl Shared {
     }
 
     pub(crate) fn spares_missing(&self) -> bool {
-        let wanted = self.watchers.awake.load(Relaxed).min(self.spares_kept());
-        let room = self.carriers.len() < self.settings.max_carriers;
+        let awake = self.watchers.awake.load(Relaxed);
+        // Fibers that wait for a thread while all workers sleep: the system may grant some again.
+        let waits = self.global.threadless.len() > 0;
+        let wanted = match waits && self.threadless.is_refused() {
+            true => self.count.allowed(), // what they need to start
+            false => awake.max(usize::from(waits)),
+        };
+        let is_orphan = !self.orphans.is_empty();
+        let was_missed = self.watchers.receiver_missed.load(SeqCst);
+        let needed = usize::from(is_orphan || was_missed);
+        let wanted = wanted.min(self.spares_kept()).max(needed);
+        // The limit is for starts: threads that parked fibers keep leave no worker without one.
+        let most = self.settings.max_carriers;
+        let stopped = self.frozen.len() + self.detached.len() + self.count.allowed();
+        let room = self.carriers.len() < most || is_orphan || was_missed && stopped < most;
         room && self.spares.len() + self.watchers.starting.load(SeqCst) < wanted
     }
 
@@ -201,6 +196,7 @@ impl Shared {
         }
         *until = None;
         self.watchers.refused.store(false, Relaxed);
+        self.watchers.receiver_missed.store(false, SeqCst);
         None
     }
 

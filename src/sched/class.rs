@@ -6,13 +6,11 @@
 //! make a fiber hot after one or two of them, and one park does not wash it clean. A hot fiber is *batch*:
 //! it is served when nobody else waits, and has a share guaranteed (`Shared::owe_batch`).
 //!
-//! A *site*, a place in the program that spawns fibers, is known to be good when fibers from there came to
-//! their end without getting hot, with few exceptions. That is no property of the fiber that comes next
-//! (one accept loop spawns pings and crunches alike), so it only orders: a fiber from a site of which too
-//! little good is known starts, if possible, where no other fiber is at home ([S12]), and counts as batch
-//! while many are frozen.
-//!
-//! [S12]: DESIGN.md
+//! A *site* is a place in the program that spawns fibers. It is good if fibers from there ended
+//! without getting hot, with few exceptions. That is no property of the fiber that comes next (one
+//! accept loop spawns pings and crunches alike), so it only orders starts: while many threads are
+//! frozen, starts from sites whose fibers got hot are deferred, then those from sites that are not
+//! known to be good (`starts.rs`).
 
 use std::panic::Location;
 use std::ptr;

@@ -1,10 +1,10 @@
 //! How many workers there are, live.
 //!
 //! The table of workers has room for as many as there can ever be. Those from the *allowed* number
-//! on are in excess: the holder of one empties its queues into the shared one, lets go of it and
-//! *retires* it. A retired worker belongs to nobody; it is *revived* by whoever claims its bit, who
-//! then owes it a carrier. Fibers do not notice: unstarted ones went to the shared queue, started
-//! ones belong to carriers, and a carrier without a worker asks for one (I10).
+//! on are in excess: the holder of one empties its queues into the global one, lets go of it and
+//! *retires* it. No thread holds a retired worker; the thread that claims its bit *revives* it, and
+//! then owes it a carrier. Fibers do not notice: those that were queued at the worker are in the
+//! global queue, and any other worker goes to the thread of a bound fiber (I10).
 //!
 //! Lower: 1 store the number, 2 fence, 3 rouse those in excess that sleep. An excess worker looks at
 //! the number between announcing its sleep and sleeping, so one of the two sees the other.

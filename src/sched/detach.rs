@@ -1,20 +1,24 @@
 #![expect(unsafe_code, reason = "takes workers from carriers that sleep")]
 //! Carriers that sleep in the kernel under a fiber, and those that run without a worker.
 //!
-//! A fiber that calls something which blocks takes its thread with it, not its worker: the monitor sees the
-//! thread asleep, takes the worker away (`owner.rs`) and gives it to a spare. The carrier is *detached*. When
-//! it wakes it just goes on; at its next blocking call it asks for a worker. If it goes on computing instead it
-//! runs beside the workers, without a right to: the monitor interrupts it at its next look, and it freezes and
-//! waits for its turn like the others. So at no time does a fiber compute unwatched.
+//! A fiber that calls something which blocks takes its thread with it, not its worker: the monitor
+//! sees the thread asleep, takes the worker away (`owner.rs`) and gives it to a spare. The carrier
+//! is *detached*. When it wakes it just goes on; at its next blocking call it asks for a worker. If
+//! it goes on computing instead it runs beside the workers, without a right to: the monitor
+//! interrupts it at its next look, and it freezes and waits for its turn like the others. So at no
+//! time does a fiber compute unwatched. With preemption off threads that sleep are detached all the
+//! same, because other fibers may have to run before they can wake; one that computes afterwards is
+//! not interrupted, and runs beside the workers until its next blocking call.
 //!
 //! All of this runs on the monitor's thread and keeps its law.
 //!
-//! **Rotation** ([S9]). A frozen fiber may hold a lock that others need: the allocator's, a mutex of the
-//! program. If a worker does not get on although it runs nobody, or a carrier waits for another thread inside
-//! the kernel, frozen carriers are *released* for about a tick each, without a worker, as many at a time as
-//! there are workers: suspects first, then the newest. They are interrupted again like any other that runs
-//! without a worker. Who waits for another thread mostly waits for something else, so after each round the
-//! pause before the next one doubles, until somebody else begins to wait.
+//! **Rotation** ([S9]). A frozen fiber may hold a lock that others need: the allocator's, a mutex
+//! of the program. If a worker makes no progress although it runs no fiber, or a carrier waits for
+//! another thread inside the kernel, frozen carriers are *released* for about a tick each, without
+//! a worker, as many at a time as there are workers: suspects first, then the newest. They are
+//! interrupted again like any other that runs without a worker. A carrier that waits for another
+//! thread mostly waits for something else, so after each round the pause before the next one
+//! doubles, until another carrier begins to wait.
 //!
 //! [S9]: DESIGN.md
 
@@ -108,7 +112,9 @@ impl Shared {
             let was_locked = carrier.ice.locked.swap(is_locked, Relaxed);
             newly |= is_locked && !was_locked;
             match state {
-                ThreadState::Running | ThreadState::Unknown if carrier.has_computed() => {
+                ThreadState::Running | ThreadState::Unknown
+                    if self.settings.preempt && carrier.has_computed() =>
+                {
                     if carrier.ice.request.replace_seen(request, WITHOUT_WORKER) {
                         carrier.send();
                     }

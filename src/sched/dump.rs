@@ -4,94 +4,163 @@
 //! It is made while fibers run, so each line is true of some moment, and what is said of the stack
 //! of a fiber that has run on meanwhile may be wrong: stacks stay mapped, and the walk takes
 //! nothing in them for granted.
+//!
+//! Fibers that hold a thread come first, and those that have not started last: where fibers wait
+//! for each other, the former are the reason.
 
+use std::collections::HashMap;
 use std::fmt::Write;
+use std::time::Instant;
 
-use indent_sysmon::frames::{self, Registers, Stack};
+use indent_sysmon::frames::{self, Registers, Stack, TraceCache};
 
+use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::state::Phase;
 use crate::fiber::{Held, switch};
+use crate::sched::carrier::Carrier;
 use crate::sched::mobility::{self, Mobility};
 use crate::sched::{Shared, wake};
 
 /// Fibers that are listed singly; the others are counted.
 const LISTED: usize = 1000;
 
+/// In which order fibers are listed.
+enum Rank {
+    /// Runnable, or parked with a thread of its own.
+    HoldsThread,
+    /// Parked without one.
+    Parked,
+    Unstarted,
+}
+
+impl Rank {
+    fn of(fiber: &Held) -> Rank {
+        match fiber.phase() {
+            Phase::Unstarted => Rank::Unstarted,
+            Phase::Parked if wake::thread_of(fiber.fiber()).is_none() => Rank::Parked,
+            _ => Rank::HoldsThread,
+        }
+    }
+}
+
 impl Shared {
-    /// One line for the runtime and one for each fiber: its state, what it waits for, and what
-    /// binds it.
+    /// One line for the runtime and one for each fiber: its state, what it waits for and since
+    /// when, and what binds it.
     pub(crate) fn dump(&self) -> String {
         let mut text = format!(
             "indent: {} fibers, {} of them wait for a thread to start on; {} threads: {} spare, {} frozen, \
              {} detached; at most {}\n",
             self.alive(),
-            self.threadless.len(),
+            self.global.threadless.len(),
             self.carrier_threads(),
             self.spares.len(),
             self.frozen.len(),
             self.detached.len(),
             self.settings.max_carriers,
         );
-        let (mut listed, mut more) = (0, 0);
+        let stopped = self.stopped();
+        let now = self.clock.set(Instant::now()) as u32;
+        // By what each is at one look: a fiber that starts meanwhile is not missed.
+        let mut fibers: [Vec<Held>; 3] = Default::default();
+        let mut all = 0;
         self.each_fiber(|fiber| {
-            if listed == LISTED {
-                more += 1;
-                return;
+            all += 1;
+            let rank = &mut fibers[Rank::of(&fiber) as usize];
+            if rank.len() < LISTED {
+                rank.push(fiber);
             }
-            listed += 1;
-            // Writing to a string does not fail.
-            let _ = describe(&mut text, &fiber);
         });
-        if more > 0 {
-            let _ = writeln!(text, "  and {more} more");
+        for fiber in fibers.iter().flatten().take(LISTED) {
+            // Writing to a string does not fail.
+            let _ = self.describe(&mut text, fiber, now, &stopped);
+        }
+        if all > LISTED {
+            let _ = writeln!(text, "  and {} more", all - LISTED);
         }
         text
     }
-}
 
-fn describe(text: &mut String, fiber: &Held) -> std::fmt::Result {
-    text.push_str("  ");
-    fiber.describe(text)?;
-    match fiber.phase() {
-        Phase::Unstarted => return writeln!(text, ": not started"),
-        Phase::Runnable => write!(text, ": running, or waiting for a worker")?,
-        Phase::Parked => write!(text, ": parked ({})", fiber.reason())?,
-        Phase::Done => return writeln!(text, ": over"),
+    /// The fibers of threads that were stopped or sleep in the kernel, by id.
+    fn stopped(&self) -> HashMap<u64, &'static str> {
+        let fiber = |index| {
+            let carrier: &Carrier = self.carrier(index);
+            carrier.ice.occupant.fiber().map(|held| held.id())
+        };
+        let frozen = self.frozen.members().filter_map(fiber);
+        let detached = self.detached.members().filter_map(fiber);
+        let frozen = frozen.map(|id| (id, "interrupted, waiting for its turn"));
+        let detached = detached.map(|id| (id, "blocks its thread in the kernel"));
+        frozen.chain(detached).collect()
     }
-    match mobility::noted(fiber) {
-        Mobility::Movable => writeln!(text),
-        Mobility::Unjudged => writeln!(text, ", unjudged"),
-        Mobility::Bound => {
-            let thread = wake::thread_of(fiber.fiber()).map(|thread| thread.index);
-            match thread {
-                Some(index) => write!(text, ", bound to thread {index}")?,
-                None => write!(text, ", bound")?,
+
+    fn describe(
+        &self,
+        text: &mut String,
+        fiber: &Held,
+        now: u32,
+        stopped: &HashMap<u64, &'static str>,
+    ) -> std::fmt::Result {
+        text.push_str("  ");
+        fiber.describe(text)?;
+        let waits = self.clock.between(fiber.waits_since(), now);
+        match fiber.phase() {
+            Phase::Unstarted if fiber.waits_since() > 0 => {
+                return writeln!(text, ": waits for a thread to start on, for {waits:?}");
             }
-            match binding(fiber).and_then(|at| Some(frames::judge()?.explain(at))) {
-                Some(why) => {
-                    let function = why.function().unwrap_or("a function without a name");
-                    write!(text, " by {function}")?;
-                    match why.variable() {
-                        Some(variable) => writeln!(text, ", which uses {variable}"),
-                        None => writeln!(text),
-                    }
+            Phase::Unstarted => return writeln!(text, ": not started"),
+            Phase::Runnable => {
+                let state = stopped.get(&fiber.id());
+                write!(text, ": {}", state.unwrap_or(&"running or queued"))?;
+            }
+            Phase::Parked => {
+                let reason = fiber.reason();
+                write!(text, ": parked for {waits:?} ({reason}")?;
+                match fiber.awaited() {
+                    Some(id) if reason.is_join() => write!(text, " of fiber {id})")?,
+                    Some(address) => write!(text, " at {address:#x})")?,
+                    None => write!(text, ")")?,
                 }
-                None => writeln!(text),
+            }
+            Phase::Done => return writeln!(text, ": over"),
+        }
+        if fiber.pins.load(Relaxed) > 0 {
+            write!(text, ", pinned")?;
+        }
+        let thread = wake::thread_of(fiber.fiber()).map(|thread| thread.index);
+        match mobility::noted(fiber) {
+            _ if fiber.phase() != Phase::Parked => {}
+            Mobility::Movable => {}
+            Mobility::Unjudged => write!(text, ", unjudged")?,
+            Mobility::Bound => write!(text, ", bound")?,
+        }
+        if let Some(index) = thread {
+            write!(text, ", on thread {index}")?;
+        }
+        if mobility::noted(fiber) == Mobility::Bound
+            && let Some(at) = binding(fiber)
+            && let Some(judge) = frames::judge()
+        {
+            let why = judge.explain(at);
+            let function = why.function().unwrap_or("a function without a name");
+            write!(text, ", by {function}")?;
+            if let Some(variable) = why.variable() {
+                write!(text, ", which uses {variable}")?;
             }
         }
+        writeln!(text)
     }
 }
 
 /// What binds a parked fiber to its thread, as far as that can be seen: a place in the code.
 fn binding(fiber: &Held) -> Option<usize> {
     let at = switch::elsewhere(fiber, None)?;
-    let range = at.inside();
-    if range.is_empty() {
+    if at.inside().is_empty() {
         return None;
     }
     let [code, sp, bp] = at.registers;
     // SAFETY: part of a stack; stacks stay mapped. See the header for who writes to it.
-    let stack = unsafe { Stack::new(range) };
-    let judgement = frames::judge_stack(&Registers::interrupted(code, sp, bp), &stack, at.root);
+    let stack = unsafe { Stack::new(at.stack.clone()) };
+    let registers = Registers::interrupted(code, sp, bp);
+    let judgement = TraceCache::new().judge(&registers, &stack, at.root);
     judgement.binding.filter(|_| judgement.complete)
 }

@@ -4,12 +4,14 @@
 //! that were woken while all workers were busy, and threads that were interrupted in the middle of
 //! a short computation, many times in a row; every so many dispatches the global queue; the LIFO
 //! slot, a few times in a row; the local queue and the fibers assigned to this worker in turn; the
-//! global queue; other workers' queues; then fibers that compute much: frozen carriers, batch
-//! fibers, deferred starts. Each is reached within a bounded number of dispatches, or by what is
-//! owed, whatever the others hold. A worker in excess looks no further: it retires.
+//! global queue; other workers' queues; new events; then fibers that compute much: frozen carriers,
+//! batch fibers, deferred starts. Each is reached within a bounded number of dispatches, or by what
+//! is owed, whatever the others hold. A worker in excess looks no further: it retires.
 
+use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::base::loom::atomic;
 use crate::fiber::{FiberRef, switch};
 use crate::queue::inject::{Inject, popped};
 use crate::sched::Shared;
@@ -73,7 +75,7 @@ pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
         && worker.assigned.is_empty()
         && !worker.timers.is_due()
         && !worker.io_due.load(Relaxed)
-        && shared.woken.len() + shared.global.len() == 0
+        && shared.global.started.len() + shared.global.unstarted.len() == 0
         && shared.wanted.is_empty()
         && !shared.is_batch_owed()
         && !shared.has_frozen(Which::Interactive)
@@ -146,12 +148,6 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
         return Next::Run(fiber);
     }
-    if !token.local().looked
-        && looks_at_io(token)
-        && let Some(fiber) = lifo(token).or_else(|| in_turn(token))
-    {
-        return Next::Run(fiber);
-    }
     token.local().urgent_turns = 1; // whose turn it is does not matter here
     match urgent(token) {
         Next::Nothing => {}
@@ -164,8 +160,19 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(index) = claim_stopped(token.carrier().shared()) {
         return Next::Thaw(index);
     }
+    // Before new events: the thread of the victim may wait for a CPU.
     if let Some(fiber) = steal(token) {
         return Next::Run(fiber);
+    }
+    if !token.local().looked && looks_at_io(token) {
+        if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
+            return Next::Run(fiber);
+        }
+        // After a long dispatch they are queued for all workers.
+        match urgent(token) {
+            Next::Nothing => {}
+            found => return found,
+        }
     }
     // Nothing else waits: those that were interrupted go on.
     batch(token)
@@ -174,7 +181,8 @@ fn in_order(token: &mut Entered) -> Next {
 /// Wakes the fibers that wait for what has become ready. False if no fiber can wait there.
 fn looks_at_io(token: &mut Entered) -> bool {
     let (shared, worker) = (token.carrier().shared(), token.worker());
-    if !worker.has_sources() {
+    if !shared.has_sources(worker) {
+        worker.io_due.store(false, Relaxed);
         return false;
     }
     shared.disarm_io(worker);
@@ -193,8 +201,8 @@ fn batch(token: &mut Entered) -> Next {
         let shared = token.carrier().shared();
         let pop = |queue: &Inject| queue.pop(1).pop().map(popped);
         let found = match turn % KINDS {
-            0 if shared.may_start_deferred() => pop(&shared.deferred).map(Next::Start),
-            1 => pop(&shared.batch).map(Next::Run),
+            0 if shared.may_start_deferred() => pop(&shared.global.deferred).map(Next::Start),
+            1 => pop(&shared.global.batch).map(Next::Run),
             2 => (shared.claim_frozen(Which::Batch))
                 .or_else(|| shared.claim_frozen(Which::Any))
                 .map(Next::Thaw),
@@ -232,7 +240,7 @@ fn urgent(token: &mut Entered) -> Next {
     let stopped = || claim_stopped(token.carrier().shared()).map(Next::Thaw);
     let queued = || {
         let shared = token.carrier().shared();
-        let fiber = shared.woken.pop(1).pop()?;
+        let fiber = shared.global.started.pop(1).pop()?;
         shared.pressed.store(false, Relaxed);
         token.worker().counters.from_shared.add(1);
         Some(Next::Run(popped(fiber)))
@@ -311,20 +319,30 @@ fn shared_queue(token: &mut Entered) -> Next {
     Next::Nothing
 }
 
-/// A fair share of the global queue: one to run, the others into the local queue. Then fibers that
-/// waited for a thread to start on, if there are threads again.
-fn from_global(token: &Entered) -> Option<FiberRef> {
+/// A fair share of the unstarted fibers: one to run, the others into the local queue. In turn with
+/// them fibers that waited for a thread to start on, if there are threads again.
+fn from_global(token: &mut Entered) -> Option<FiberRef> {
     let shared = token.carrier().shared();
-    let len = shared.global.len();
+    let len = shared.global.unstarted.len();
+    if shared.global.threadless.len() > 0 {
+        let turn = !token.local().threadless_turn;
+        token.local().threadless_turn = turn;
+        let fiber = (turn || len == 0).then(|| token.carrier().shared().next_threadless());
+        if let Some(fiber) = fiber.flatten() {
+            token.local().admitted = true;
+            return Some(fiber);
+        }
+    }
+    let shared = token.carrier().shared();
     if len == 0 {
-        return shared.next_threadless();
+        return None;
     }
     let share = (len / shared.count.allowed() + 1)
         .min(BATCH)
         .min(shared.settings.local_queue / 2);
     token.worker().counters.from_shared.add(1);
     shared.pressed.store(false, Relaxed);
-    let mut taken = shared.global.pop(share.max(1));
+    let mut taken = shared.global.unstarted.pop(share.max(1));
     let first = taken.pop().map(popped);
     if !taken.is_empty() {
         while let Some(fiber) = taken.pop() {
@@ -348,7 +366,8 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
             continue;
         }
         let other = &token.carrier().shared().workers[victim];
-        let found = other.queue.steal_into(&me.queue);
+        let found = || other.queue.steal_into(&me.queue);
+        let found = other.has_fibers_for_others().then(found).flatten();
         if let Some(fiber) = found.or_else(|| steal_slot(other)) {
             let me = token.worker();
             me.counters.steals.add(1);
@@ -371,6 +390,21 @@ fn steal_slot(victim: &Worker) -> Option<FiberRef> {
     victim.lifo.take()
 }
 
+impl Worker {
+    /// Whether its queue holds a fiber that another worker could run sooner. A fiber that is alone
+    /// in the queue and bound to the thread that this worker is on is not: a thief would bring it
+    /// back.
+    pub(crate) fn has_fibers_for_others(&self) -> bool {
+        match self.queue.peek_only() {
+            Some(only) => {
+                let thread = only.thread.load(atomic::Ordering::Relaxed);
+                thread.is_null() || !ptr::eq(thread.cast(), self.carrier.load(Relaxed))
+            }
+            None => !self.queue.is_empty(),
+        }
+    }
+}
+
 impl Shared {
     /// Queues a fiber on a worker the caller holds; what does not fit goes to all.
     #[inline]
@@ -386,9 +420,9 @@ impl Shared {
     /// The global queue for fibers that have started, or for those that have not.
     fn global_for(&self, fiber: FiberRef) -> &Inject {
         if fiber.is_unstarted() {
-            &self.global
+            &self.global.unstarted
         } else {
-            &self.woken
+            &self.global.started
         }
     }
 
@@ -401,7 +435,7 @@ impl Shared {
     /// were busy, or a carrier waits in the middle of a fiber.
     #[inline]
     pub(crate) fn is_urgent(&self) -> bool {
-        self.woken.len() > 0
+        self.global.started.len() > 0
             || !self.wanted.is_empty()
             || !self.frozen.is_empty()
             || self.is_batch_owed()

@@ -269,16 +269,21 @@ impl Shared {
         there.or_else(|| to_frozen.then(frozen)?)
     }
 
-    /// Whether somebody waits who needs this worker at its scheduler.
-    pub(crate) fn has_queued_for(&self, worker: &Worker) -> bool {
+    /// Whether a fiber waits at this worker.
+    pub(crate) fn has_queued_here(&self, worker: &Worker) -> bool {
         !worker.queue.is_empty()
             || !worker.lifo.is_empty()
             || !worker.assigned.is_empty()
             || worker.timers.is_due()
             || worker.has_own.load(Relaxed)
+    }
+
+    /// Whether a fiber waits that needs this worker at its scheduler.
+    pub(crate) fn has_queued_for(&self, worker: &Worker) -> bool {
+        self.has_queued_here(worker)
             || self.count.is_excess(worker.index)
             || self.has_batch()
-            || self.global.len() + self.woken.len() > 0
+            || self.global.unstarted.len() + self.global.started.len() > 0
     }
 
     /// The claim is not needed after all.
@@ -365,6 +370,7 @@ impl Shared {
         if self.carrier_threads() >= self.settings.max_carriers || self.watchers.is_refused() {
             self.preempted.cap_hits.fetch_add(1, Relaxed);
         }
+        self.watchers.note_missed_receiver();
         self.ask_for_spares();
     }
 }

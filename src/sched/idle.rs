@@ -65,6 +65,22 @@ impl Idle {
         self.sleeping.claim(worker)
     }
 
+    /// Claims some sleeper, which has something to do and need not search.
+    #[must_use]
+    pub(crate) fn claim_any(&self) -> Option<usize> {
+        self.sleeping.claim_any(0)
+    }
+
+    /// How many workers have announced their sleep.
+    pub(crate) fn asleep(&self) -> usize {
+        self.sleeping.len()
+    }
+
+    /// Whether this worker has announced its sleep.
+    pub(crate) fn is_asleep(&self, worker: usize) -> bool {
+        self.sleeping.contains(worker)
+    }
+
     /// A worker without work begins to search, unless enough of so many do already.
     #[must_use]
     pub(crate) fn begin_search(&self, workers: usize) -> bool {

@@ -1,39 +1,41 @@
 #![expect(unsafe_code, reason = "sends interrupted fibers somewhere else")]
-//! Taking a fiber off its thread at an arbitrary instruction, where its author has allowed it ([S2]).
+//! Taking a fiber off its thread at an arbitrary instruction, where its author has allowed it
+//! ([S2]).
 //!
-//! A *region* is the time of one call of `runtime::preemptible`. A fiber that is to give way inside one need
-//! not take its thread along: the handler makes it appear to have called [`yield_in_place`], which switches
-//! like any yield (`base/redirect.rs` is what this takes of the machine). Sleeping in place costs a fiber
-//! some kilobytes of its own stack, and no thread.
+//! A *region* is the time of one call of `runtime::preemptible`. A fiber that is to give way inside
+//! one need not take its thread along: the handler makes it appear to have called
+//! [`yield_in_place`], which switches like any yield (`base/redirect.rs` is what this takes of the
+//! machine). Sleeping in place costs a fiber some kilobytes of its own stack, and no thread.
 //!
 //! **I21** A fiber is redirected only if
-//! - it is asked to give way in this dispatch, the mark is down, and it holds a worker: as for a freeze;
+//! - it is asked to give way in this dispatch, the mark is down, and it holds a worker: as for a
+//!   freeze;
 //! - it is in a region, does not unwind, and stands on its own stack with enough room below;
-//! - every frame from the interrupted one up to the region's lies in the executable, can be climbed from by
-//!   its unwind row, is Free ([S5]), and is no function of the runtime: so neither the frames nor the
-//!   registers hold anything of the thread. That nothing is held *around* the region, the author answers for.
+//! - every frame from the interrupted one up to the region's lies in the executable, can be climbed
+//!   from by its unwind row, is movable ([S5]), and is no function of the runtime: so neither the
+//!   frames nor the registers hold anything of the thread. That nothing is held *around* the
+//!   region, the author answers for.
 //!
-//! The mark that the handler puts up stays up until `yield_in_place` has passed it to the scheduler: in
-//! between nobody takes the worker, and another signal finds the mark. Afterwards the fiber is runnable, on
-//! its home's queue, with what its whole stack allows noted as the handler found it. It is Free, and may go
-//! on on another thread, only if all its frames are and no function inside the region itself leads to the
+//! The mark that the handler puts up stays up until `yield_in_place` has passed it to the
+//! scheduler: in between no thread takes the worker, and another signal finds the mark. Afterwards
+//! the fiber is runnable, with what its whole stack allows noted as the handler found it. It is
+//! movable only if all its frames are and no function inside the region itself leads to the
 //! runtime: code of the runtime that was inlined into it may just have asked which thread it is on.
 //!
 //! Nobody drops a fiber in this state, or unwinds it: it is resumed, goes on with the interrupted
 //! instruction, and ends, is cancelled or parks like any other.
 //!
-//! What belongs to the thread and may be half-used at any instruction is put back by the fiber that comes
-//! back: `errno`, and by the trampoline all registers with MXCSR and the x87 control word. Others see
-//! meanwhile the control words that were there when the region was entered.
+//! What belongs to the thread and may be half-used at any instruction is put back by the fiber that
+//! comes back: `errno`, and by the trampoline all registers with MXCSR and the x87 control word.
+//! Others see meanwhile the control words that were there when the region was entered.
 //!
-//! [S2]: DESIGN.md
-//! [S5]: DESIGN.md
+//! [S2]: DESIGN.md [S5]: DESIGN.md
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 
-use indent_sysmon::frames::{Registers, Stack, Verdict};
+use indent_sysmon::frames::{self, Registers, Stack};
 
 use crate::base::arch::At;
 use crate::base::loom::atomic;
@@ -147,10 +149,10 @@ impl Carrier {
             return false;
         }
         // SAFETY: as above.
-        let Some(verdict) = (unsafe { self.judge_interrupted(fiber, at, region) }) else {
+        let Some(found) = (unsafe { self.judge_interrupted(fiber, at, region) }) else {
             return false;
         };
-        mobility::note_interrupted(fiber, verdict);
+        mobility::note_interrupted(fiber, found);
         // SAFETY: by the caller's promise; there is room, and I21.
         unsafe { redirect(context, yield_in_place, region.controls) };
         true
@@ -165,7 +167,7 @@ impl Carrier {
         fiber: FiberRef,
         at: &At,
         region: &Region,
-    ) -> Option<Verdict> {
+    ) -> Option<frames::Mobility> {
         let worker = self.owner.peek()?;
         let registers = [at.code, at.stack, at.frame];
         // SAFETY: it does not run on meanwhile.

@@ -1,37 +1,38 @@
 //! Waiting for descriptors: who waits, who is told, and by whom.
 //!
-//! Each worker has a set of descriptors ([`Epoll`]), made when a fiber first waits on it. A descriptor joins the
-//! set of the worker that its first waiter runs on and stays there until it is closed. Sets are looked into
+//! A runtime has one epoll instance ([`Epoll`], the *set*), made when a fiber first waits for a
+//! descriptor. A descriptor joins the set of the runtime that its first waiter belongs to and stays
+//! there until it is closed. Events are taken
 //!
-//! - by their worker, now and then while it has other work, and before it sleeps; then it sleeps in the set;
-//! - by the *watch*, a thread of its own, while the worker is in a dispatch that is known to be long
-//!   (`watch.rs` here below): readiness reaches its fiber although the worker computes.
+//! - by workers: now and then while they have other work, and when they run out of it; a worker
+//!   that sleeps may do so in the set (`seat.rs`);
+//! - by the poller thread (`watch.rs`) while all workers are in dispatches that are known to be
+//!   long.
 //!
-//! Whoever finds something ready wakes who waits for it, by the same ways as any other waker: so a fiber that
-//! should not have to wait presses (`press.rs`).
+//! The thread that takes an event wakes the fibers that wait for it, like any other waker: a fiber
+//! that should not have to wait presses (`press.rs`).
 //!
-//! A *source* is what is known of one descriptor: for each way, reading and writing, how often something was
-//! told of it, and who waits.
+//! A *source* is what is known of one descriptor: for each way, reading and writing, how often
+//! something was told of it, and who waits.
 //!
-//! **I23** *No event is lost.* The kernel tells each change once. Whoever waits has looked at the count, then made
-//! a call that would have blocked, then, under the lock of the way, looked again: if it is the same he puts
-//! himself on the list, else he tries again. What came after the first look has changed the count, or finds him on
-//! the list. That holds for each of several who wait: nobody uses up what another one needs. **I24** *A waiter is called once, or withdraws.* Both take it off the
-//! list under the lock; who takes it off to call it has the mark up until it is called (S6).
+//! **I23** *No event is lost.* The kernel reports each change once. A fiber that waits has read the
+//! event count, then made a call that would have blocked, then read the count again under the lock
+//! of the direction. If the count is the same the fiber joins the list, else it tries again. An
+//! event after the first read has changed the count, or finds the fiber on the list. This holds for
+//! each of several waiters: an event is not used up by the first. **I24** *A waiter is notified
+//! once, or withdraws.* Both take it off the list under the lock; a notifier that took it off keeps
+//! the mark up until it has notified it (S6).
 //!
-//! All this is about sets; a runtime that was told to uses rings instead (`ring.rs` here below, and `polled.rs` for
-//! those who wait for other things, too), and has no sets.
+//! All this is about the set; a runtime with `INDENT_IO=uring` uses rings instead (`ring.rs` here
+//! below, and `polled.rs` for selects), and has no set.
 //!
-//! Sources are never freed, and used again under another *generation*: events of a descriptor that was closed
-//! meanwhile mean nobody.
+//! Sources are never freed, and used again under another *generation*: events of a descriptor that
+//! was closed meanwhile are ignored.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr;
-use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64,
-    Ordering::{Relaxed, SeqCst},
-};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,7 @@ use crate::sched::{Shared, block};
 mod parting;
 mod polled;
 pub(crate) mod ring;
+pub(crate) mod seat;
 pub(crate) mod watch;
 mod way;
 
@@ -90,23 +92,17 @@ struct Source {
     polls: [Mutex<Polls>; 2],
 }
 
-/// The set of a worker.
+/// The set that a descriptor is in.
 struct Place {
     runtime: Weak<Shared>,
-    worker: usize,
     /// Another number for the same open file, if the descriptor itself is there under another key: somebody
     /// else waits for it, too, with a registration of its own.
     twin: Option<OwnedFd>,
-    /// How often in a row it was waited for from another worker.
-    strangers: u32,
 }
 
-/// So often, and the descriptor goes where it is waited for: else two workers wake for each event.
-const STRANGERS: u32 = 8;
-
 impl Place {
-    fn new(shared: &Shared, worker: usize, fd: BorrowedFd<'_>, key: u64) -> io::Result<Self> {
-        let set = shared.set_of(worker)?;
+    fn new(shared: &Shared, fd: BorrowedFd<'_>, key: u64) -> io::Result<Self> {
+        let set = shared.set()?;
         let twin = match set.add(fd, key) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 let twin = fd.try_clone_to_owned()?;
@@ -117,20 +113,11 @@ impl Place {
         };
         Ok(Place {
             runtime: Arc::downgrade(&shared.arc()),
-            worker,
             twin,
-            strangers: 0,
         })
     }
 
-    /// Whether it is a good place for whoever waits on this worker. One of another runtime is not: that may
-    /// come to an end, or have something else to do.
-    fn suits(&mut self, shared: &Shared, worker: usize) -> bool {
-        let is_here = self.worker == worker;
-        self.strangers = if is_here { 0 } else { self.strangers + 1 };
-        self.is_of(shared) && self.strangers < STRANGERS
-    }
-
+    /// Whether it is the set of this runtime. Another runtime may end, or be busy.
     fn is_of(&self, shared: &Shared) -> bool {
         ptr::eq(self.runtime.as_ptr(), shared)
     }
@@ -139,11 +126,8 @@ impl Place {
     #[must_use = "dropped without the mark"]
     fn remove(self, fd: BorrowedFd<'_>) -> (Place, Option<Arc<Shared>>) {
         let runtime = self.runtime.upgrade();
-        if let Some(io) = runtime
-            .as_ref()
-            .and_then(|at| at.workers[self.worker].io.get())
-        {
-            io.remove(self.twin.as_ref().map_or(fd, |twin| twin.as_fd()));
+        if let Some(set) = runtime.as_ref().and_then(|at| at.io_set.get()) {
+            set.remove(self.twin.as_ref().map_or(fd, |twin| twin.as_fd()));
         }
         (self, runtime)
     }
@@ -274,32 +258,22 @@ impl Registration {
         lock(&source.ways[interest as usize]).withdraw(waiter.address())
     }
 
-    /// Puts it into the set of the caller's worker, if it is in none that will do. Then the kernel tells first
-    /// what it is ready for, and this is what had been told before that.
+    /// Puts it into the set of the caller's runtime, unless it is there. Then the kernel reports
+    /// first what it is ready for, and this is what had been reported before that.
     #[inline(never)] // not part of a frame that waits: what system calls touch would bind it
     fn register(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Seen>> {
-        // With a worker: its holder is awake, and looks into the set from here on.
+        // With a worker: it is awake, and looks into the set from here on (I31).
         let token = context::here().expect("on a fiber").enter_with_worker();
-        let (shared, worker) = (token.carrier().shared(), token.worker().index);
+        let shared = token.carrier().shared();
         let key = self.key();
         let source = source((key - 1) as u32);
         let mut place = lock(&source.place);
-        if place
-            .as_mut()
-            .is_some_and(|place| place.suits(shared, worker))
-        {
+        if place.as_ref().is_some_and(|place| place.is_of(shared)) {
             return Ok(None);
         }
         let told = source.told[interest as usize].load(SeqCst);
-        // The new one first: until it is there, others who wait are told by the old one.
-        let made = match (Place::new(shared, worker, fd, key - 1), place.as_mut()) {
-            (Ok(new), _) => Ok(place.replace(new)),
-            (Err(_), Some(old)) if old.is_of(shared) => {
-                old.strangers = 0; // it will do, as before
-                return Ok(None);
-            }
-            (Err(error), _) => Err(error),
-        };
+        // The new place first: until it exists, other waiters are notified by the old one.
+        let made = Place::new(shared, fd, key - 1).map(|new| place.replace(new));
         let left = made.map(|old| old.map(|old| old.remove(fd)));
         drop(place);
         drop(token);
@@ -402,64 +376,59 @@ impl Source {
 }
 
 impl Shared {
-    /// The set of a worker, made if there is none yet.
-    fn set_of(&self, worker: usize) -> io::Result<&Epoll> {
-        // Whoever looks at a worker's set does not look for a ring.
-        debug_assert!(
-            self.settings.ring.is_none(),
-            "a worker with a set and a ring"
-        );
-        let place = &self.workers[worker].io;
-        if place.get().is_none() {
+    /// The epoll instance of this runtime, made if there is none yet.
+    fn set(&self) -> io::Result<&Epoll> {
+        debug_assert!(self.settings.ring.is_none(), "a set beside rings");
+        if self.io_set.get().is_none() {
             let set = Epoll::new()?;
-            self.io_watch.include(self, set.raw(), worker)?;
-            let _ = place.set(set); // or another fiber was faster
+            self.io_watch.include(self, set.raw(), watch::SET)?;
+            let _ = self.io_set.set(set); // or another fiber was faster, and this one is closed
         }
-        Ok(place.get().expect("just set"))
+        Ok(self.io_set.get().expect("just set"))
     }
 
-    /// Wakes who waits for what has become ready. By the worker's holder.
+    /// Wakes the fibers that wait for what has become ready. By the worker's holder.
     pub(crate) fn poll_io(&self, worker: &Worker) {
         debug_assert!(
             worker
                 .carrier()
                 .is_some_and(|carrier| ptr::eq(carrier, context::carrier())),
-            "whoever does not hold the worker may hear its bell, and has to pass it on"
+            "by the holder: completions depend on the thread that submits"
         );
-        self.look_into(worker);
-    }
-
-    /// Submits and looks, and hears the bell.
-    fn look_into(&self, worker: &Worker) {
-        self.tell_io(worker, self.sleep_io(worker, Some(Duration::ZERO)));
-    }
-
-    /// Waits until something has become ready, for so long at most. Nobody is woken so far: whoever slept takes
-    /// back first that it sleeps, or it would be roused by what it does itself.
-    pub(crate) fn sleep_io(&self, worker: &Worker, time: Option<Duration>) -> Option<Events> {
-        if let Some(set) = worker.io.get() {
-            return Some(set.wait(time));
+        if self.io_set.get().is_some() {
+            self.poll_set();
         }
+        self.look_into_ring(worker);
+        worker.note_look();
+    }
+
+    /// Takes the events there are, and wakes the fibers that wait for them. By any thread without
+    /// the seat.
+    fn poll_set(&self) {
+        let Some(set) = self.io_set.get() else {
+            return;
+        };
+        let events = set.wait(Some(Duration::ZERO));
+        if events.has_rung() {
+            self.pass_bell_on(set);
+        }
+        self.deliver_events(&events);
+    }
+
+    /// Submits to the worker's ring, and takes what is complete.
+    fn look_into_ring(&self, worker: &Worker) {
         if let Some(ring) = worker.uring.get() {
-            self.sleep_ring(worker, ring, time);
-        }
-        None
-    }
-
-    /// Wakes who waits for that.
-    pub(crate) fn tell_io(&self, worker: &Worker, found: Option<Events>) {
-        worker
-            .io_looks
-            .store(worker.io_looks.load(Relaxed).wrapping_add(1), Relaxed);
-        worker.io_due.store(false, Relaxed);
-        if let Some(events) = found {
-            events.tell(|ready| self.tell(ready));
-        } else if let Some(ring) = worker.uring.get() {
+            self.sleep_ring(worker, ring, Some(Duration::ZERO));
             self.reap(ring);
         }
     }
 
-    /// At the end, when the sets go: whoever else waits there looks for another.
+    /// Wakes the fibers that wait for these events.
+    pub(crate) fn deliver_events(&self, events: &Events) {
+        events.tell(|ready| self.tell(ready));
+    }
+
+    /// At the end, when the set goes: fibers of other runtimes that wait there register elsewhere.
     pub(crate) fn leave_io(&self) {
         let mark = context::marked();
         let used = lock(&FREE).used;

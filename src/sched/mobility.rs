@@ -13,7 +13,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use indent_sysmon::frames::{self, Judgement, Registers, Stack, TraceCache, Verdict};
+use indent_sysmon::frames::{self, Judgement, Registers, Stack, TraceCache};
 
 use crate::base::arch;
 use crate::base::loom::atomic;
@@ -48,12 +48,18 @@ pub enum Mobility {
 
 impl Mobility {
     fn of(judgement: &Judgement) -> Self {
-        match judgement.verdict {
+        match judgement.mobility {
             _ if TRUST.load(Relaxed) => Mobility::Movable,
             _ if DISTRUST.load(Relaxed) => Mobility::Bound,
             _ if !judgement.complete => Mobility::Unjudged,
-            Verdict::Free => Mobility::Movable,
-            Verdict::Home | Verdict::Alone => Mobility::Bound,
+            known => Mobility::known(known),
+        }
+    }
+
+    fn known(found: frames::Mobility) -> Self {
+        match found {
+            frames::Mobility::Movable => Mobility::Movable,
+            frames::Mobility::Bound => Mobility::Bound,
         }
     }
 }
@@ -132,14 +138,8 @@ pub(crate) fn of_caller() -> (Mobility, Option<usize>) {
 }
 
 /// Notes of a fiber that was interrupted what its frames allow, as was found there.
-pub(crate) fn note_interrupted(fiber: FiberRef, verdict: Verdict) {
-    note(
-        fiber,
-        match verdict {
-            Verdict::Free => Mobility::Movable,
-            Verdict::Home | Verdict::Alone => Mobility::Bound,
-        },
-    );
+pub(crate) fn note_interrupted(fiber: FiberRef, found: frames::Mobility) {
+    note(fiber, Mobility::known(found));
 }
 
 /// Notes of a fiber that parks inside its own frames that it is bound (S3), whatever they hold.
@@ -173,7 +173,7 @@ pub(crate) unsafe fn starts_movable(fiber: FiberRef) -> bool {
     }
     // SAFETY: it has not started, and is the caller's.
     let entry = unsafe { fiber.job.entry() };
-    TRUST.load(Relaxed) || frames::verdict_of(entry) == Some(Verdict::Free)
+    TRUST.load(Relaxed) || frames::mobility_of(entry) == Some(frames::Mobility::Movable)
 }
 
 /// Looks again at a fiber of which too little was known when it switched out. True if it is

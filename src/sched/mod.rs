@@ -15,17 +15,20 @@
 //! | `count`, `resize` | how many workers there are, live |
 //! | `idle`, `sleep` | who sleeps, who searches, who is roused |
 //! | `context` | the current carrier, the `Entered` token |
-//! | `start`, `roster` | the threads of carriers; which thread is which carrier |
+//! | `start`, `threads`, `roster` | the threads of carriers; which thread is which carrier |
 //! | `interrupt` | the signal, its handler, requests |
 //! | `freeze` | stopping a fiber with its thread, and letting it go on |
 //! | `slices` | whose turn it is among the frozen, and what is owed to them |
 //! | `detach` | carriers asleep in the kernel, or running without a worker; rotation |
-//! | `press` | making room for who should not wait |
+//! | `pace` | how fast workers dispatch; when waking another one pays |
+//! | `press` | making room for a fiber that should not wait |
 //! | `class` | who computes much |
 //! | `overrun` | who is hogging: stretches, captures, reports |
 //! | `find`, `run` | what runs next; what happens when it comes back |
 //! | `wake` | making a parked fiber runnable |
 //! | `mobility` | whether a fiber may change threads |
+//! | `survey` | reading the program's code, from which that is known |
+//! | `dump` | what every fiber does and waits for, as a text |
 //! | `spawn` | from a closure to a queued fiber |
 //! | `block` | parking, yielding and handing over, on the fiber's side |
 //! | `timers` | deadlines |
@@ -53,7 +56,7 @@ use crate::error::StartError;
 use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::{self, Guard};
-use crate::queue::inject::Inject;
+use crate::queue::global::Global;
 
 pub(crate) mod block;
 pub(crate) mod carrier;
@@ -75,6 +78,7 @@ pub(crate) mod limit;
 pub(crate) mod mobility;
 pub(crate) mod overrun;
 mod owner;
+mod pace;
 mod press;
 mod resize;
 pub(crate) mod retire;
@@ -88,6 +92,7 @@ pub(crate) mod spawn;
 pub(crate) mod start;
 mod starts;
 mod starve;
+pub(crate) mod survey;
 pub(crate) mod swallow;
 mod tenant;
 pub(crate) mod thread;
@@ -131,6 +136,8 @@ pub(crate) struct Settings {
     /// How long a worker without work looks on before it sleeps.
     pub(crate) idle_spin: Duration,
     /// How long dropping the runtime waits.
+    /// How long a fiber that can get no thread waits before it fails.
+    pub(crate) start_timeout: Duration,
     pub(crate) shutdown_timeout: Duration,
     /// The tick of its clock.
     pub(crate) timer_resolution: Duration,
@@ -144,6 +151,7 @@ pub(crate) struct Settings {
     pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
     pub(crate) log_overruns: bool,
+    pub(crate) warn_stripped: bool,
     /// Fibers wait for descriptors by rings; by which name that was asked for.
     pub(crate) ring: Option<&'static str>,
     /// Rings may be used for files.
@@ -198,17 +206,12 @@ pub(crate) struct Shared {
     /// On which CPUs our threads may run.
     allowed_cpus: Allowed,
     pub(crate) refused_carriers: AtomicU64,
-    /// The global queue: fibers that have not started, and those that have.
     pub(crate) retired_carriers: AtomicU64,
-    global: Inject,
-    woken: Inject,
-    /// Started fibers that compute much: others come before them.
-    batch: Inject,
-    /// Unstarted fibers that will, while many of those are frozen; and that one of them is to start
-    /// now.
-    deferred: Inject,
+    /// Fibers for any worker.
+    pub(crate) global: Global,
+    /// A deferred start may happen now.
     deferred_is_due: AtomicBool,
-    /// Unstarted fibers that wait for a thread.
+    /// How fibers that wait for a thread get one.
     pub(crate) threadless: starts::Threadless,
     /// So many slices the fibers that others come before are to get next.
     owed: AtomicUsize,
@@ -220,8 +223,7 @@ pub(crate) struct Shared {
     pub(crate) unwind_pauses: AtomicU64,
     pub(crate) outside_wakes_sent: AtomicU64,
     pub(crate) outside_wakes_coalesced: AtomicU64,
-    /// Unstarted fibers for which there was no stack, by class.
-    starved: [Inject; stack::CLASSES],
+    /// Fibers for which there was no stack.
     starved_count: AtomicUsize,
     starved_reported: AtomicBool,
     /// Fibers with a stack of another than the default class, by class.
@@ -239,8 +241,14 @@ pub(crate) struct Shared {
     observers: AtomicUsize,
     ended: AtomicU32,
     clock: timers::Clock,
-    /// Looks for I/O while workers compute.
+    /// The poller thread: takes events while workers compute.
     io_watch: io::watch::Watch,
+    /// The epoll instance, once a fiber has waited for a descriptor; and who sleeps in it.
+    io_set: OnceLock<crate::driver::epoll::Epoll>,
+    io_seat: io::seat::Seat,
+    /// The poller thread waits for events of the set.
+    io_set_armed: AtomicBool,
+    pace: pace::Pace,
     parting: io::Parting,
     may_ring: OnceLock<bool>,
     missed_timers: AtomicBool,
@@ -300,10 +308,7 @@ impl Shared {
             allowed_cpus: Allowed::new(),
             refused_carriers: AtomicU64::new(0),
             retired_carriers: AtomicU64::new(0),
-            global: Inject::new(),
-            woken: Inject::new(),
-            batch: Inject::new(),
-            deferred: Inject::new(),
+            global: Global::new(),
             deferred_is_due: AtomicBool::new(false),
             threadless: starts::Threadless::new(),
             owed: AtomicUsize::new(0),
@@ -315,13 +320,12 @@ impl Shared {
             unwind_pauses: AtomicU64::new(0),
             outside_wakes_sent: AtomicU64::new(0),
             outside_wakes_coalesced: AtomicU64::new(0),
-            starved: std::array::from_fn(|_| Inject::new()),
             starved_count: AtomicUsize::new(0),
             starved_reported: AtomicBool::new(false),
             odd_stacks: [const { AtomicU64::new(0) }; stack::CLASSES],
             odd_changes: AtomicU64::new(0),
             never_started: AtomicU64::new(0),
-            fiber_limit: stack::limit(settings.guard),
+            fiber_limit: stack::limit(settings.guard, settings.max_carriers),
             closing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             gate: gate::Gate::new((settings.max_carriers / 4).max(1)),
@@ -329,6 +333,10 @@ impl Shared {
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
             io_watch: io::watch::Watch::default(),
+            io_set: OnceLock::new(),
+            io_seat: io::seat::Seat::new(),
+            io_set_armed: AtomicBool::new(false),
+            pace: pace::Pace::new(),
             parting: io::Parting::default(),
             may_ring: OnceLock::new(),
             missed_timers: AtomicBool::new(false),
@@ -394,10 +402,10 @@ impl Shared {
 
     /// Fibers wait that compute much, or will.
     pub(crate) fn has_batch(&self) -> bool {
-        self.batch.len() > 0 || self.deferred.len() > 0
+        self.global.batch.len() > 0 || self.global.deferred.len() > 0
     }
 
-    fn is_stopping(&self) -> bool {
+    pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(SeqCst)
     }
 
@@ -414,7 +422,7 @@ impl Shared {
     }
 
     /// After a push that any worker may take: rouses one if none is looking; true if it did.
-    fn rouse_one(&self, start: usize) -> bool {
+    pub(crate) fn rouse_one(&self, start: usize) -> bool {
         let roused = self.idle.submit(start);
         if let Some(index) = roused {
             self.rouse(&self.workers[index], Roused::TO_SEARCH);
@@ -492,7 +500,10 @@ impl Shared {
     }
 
     pub(crate) fn queued_for_all(&self) -> usize {
-        self.global.len() + self.woken.len() + self.batch.len() + self.deferred.len()
+        self.global.unstarted.len()
+            + self.global.started.len()
+            + self.global.batch.len()
+            + self.global.deferred.len()
     }
 
     pub(crate) fn starved(&self) -> usize {

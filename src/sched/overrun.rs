@@ -163,6 +163,11 @@ pub(crate) struct Occupant {
 }
 
 impl Occupant {
+    /// The fiber that was stopped here or fell asleep, while the carrier is frozen or detached.
+    pub(crate) fn fiber(&self) -> Option<Held> {
+        self.who.hold()
+    }
+
     /// A waker presses for this fiber in a dispatch of the carrier's worker.
     pub(crate) fn pressed(&self, fiber: u64, stamp: u64) {
         self.pressed_for.store(fiber, Relaxed);
@@ -317,12 +322,13 @@ impl Shared {
     /// How many fibers wait for this worker, or for any: those that others come before apart. What can be
     /// seen without a lock.
     fn how_many_wait(&self, worker: Option<&Worker>) -> (usize, usize) {
-        let mut interactive = self.global.len() + self.woken.len() + self.wanted.len();
+        let mut interactive =
+            self.global.unstarted.len() + self.global.started.len() + self.wanted.len();
         if let Some(worker) = worker {
             interactive += worker.queue.len() + usize::from(!worker.lifo.is_empty());
             interactive += usize::from(!worker.assigned.is_empty() || worker.timers.is_due());
         }
-        let batch = self.batch.len() + self.deferred.len() + self.frozen.len();
+        let batch = self.global.batch.len() + self.global.deferred.len() + self.frozen.len();
         (interactive, batch)
     }
 }

@@ -52,7 +52,7 @@ use crate::base::loom::atomic::{
     AtomicPtr, AtomicU32,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
-use crate::base::loom::{heavy_barrier, light_barrier, spin};
+use crate::base::loom::{heavy_barrier, light_barrier, load_to_exchange, spin};
 
 pub(crate) struct Owner<W> {
     word: AtomicPtr<W>,
@@ -163,7 +163,7 @@ impl<W> Owner<W> {
         sleeps: impl FnOnce() -> bool,
         meanwhile: impl FnOnce() -> R,
     ) -> Option<(NonNull<W>, R)> {
-        let mut word = self.word.load(SeqCst);
+        let mut word = load_to_exchange(&self.word);
         let worker = loop {
             let worker = holds(word)?;
             match self.word.compare_exchange(word, in_hand(), SeqCst, SeqCst) {
@@ -257,7 +257,7 @@ impl<W> Owner<W> {
 
     /// The same, but not if a taker has it in hand: for a signal handler, which waits for nobody.
     pub(crate) fn try_surrender(&self) -> Option<NonNull<W>> {
-        let word = self.word.load(SeqCst);
+        let word = load_to_exchange(&self.word);
         let worker = holds(word)?;
         self.word
             .compare_exchange(word, ptr::null_mut(), SeqCst, SeqCst)
@@ -268,7 +268,7 @@ impl<W> Owner<W> {
     /// Exchanges the worker, mark up, for `instead`; a taker that has it in hand puts it back.
     fn let_go(&self, instead: *mut W) -> NonNull<W> {
         loop {
-            let word = self.word.load(SeqCst);
+            let word = load_to_exchange(&self.word);
             if let Some(worker) = holds(word)
                 && self
                     .word

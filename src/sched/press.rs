@@ -1,12 +1,15 @@
 //! Making room for a fiber that should not have to wait.
 //!
-//! A fiber that others wake (threads, pools, timers, fibers on other workers) should run soon. If a worker
-//! is idle it is roused. If all are busy, most dispatches are over in no time; but one of them may be in the
-//! middle of a long one. A dispatch is known to be *long* if it went on after a freeze, or if the monitor
-//! has seen its thread run in it for a tick: no worker ever reads a clock when it begins one. Whoever wakes
-//! a fiber and finds a long dispatch that has had its 200 µs interrupts it on the spot; if he finds none he
-//! rings the monitor, which looks twice, 200 µs apart. It is rung at most once a tick, unless somebody froze
-//! since.
+//! A fiber that others wake (threads, pools, timers, fibers on other workers) should run soon. If a
+//! worker is idle it is roused. If all are busy, most dispatches are over in no time; but one of
+//! them may be a long one. A dispatch is known to be *long* if it went on after a freeze, if its
+//! fiber is batch, or if the monitor has seen its thread run in it for a tick: no worker reads a
+//! clock when it begins another one. A waker that finds a long dispatch that has had its 200 µs
+//! interrupts it on the spot; if it finds none it rings the monitor, which looks twice, 200 µs
+//! apart. The monitor is rung at most once a tick, unless a carrier froze since.
+//!
+//! A fiber that is bound to a thread presses like any other. The carrier that freezes for its sake
+//! hands its worker to that thread (`freeze.rs`).
 
 use std::ptr;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -62,9 +65,9 @@ impl Worker {
 }
 
 impl Shared {
-    /// A fiber (of this number) was queued that anybody may run, or a carrier that wants a worker (zero),
-    /// and nobody was roused.
-    /// A fiber that is bound to `thread` is best served there.
+    /// Makes room for the fiber of this number, or for a carrier that wants a worker (zero): it was
+    /// queued for any worker, and none was roused. A fiber that is bound to `thread` is served
+    /// there.
     pub(crate) fn press(&self, fiber: u64, thread: Option<&Carrier>) {
         if !self.settings.preempt || self.idle.has_free_hands() {
             return;
@@ -105,21 +108,21 @@ impl Shared {
         let assigned = !worker.assigned.is_empty() || worker.has_own.load(Relaxed);
         let excess = self.count.is_excess(worker.index);
         let batch = !self.frozen.is_empty() || self.has_batch();
-        if queued || assigned || excess || batch || self.global.len() > 0 {
+        if queued || assigned || excess || batch || self.global.unstarted.len() > 0 {
             return Waiting::ForTurn;
         }
         Waiting::Nobody
     }
 
     fn somebody_presses(&self) -> bool {
-        self.woken.len() > 0
+        self.global.started.len() > 0
             || !self.wanted.is_empty()
             || self.missed_timers.load(Relaxed)
-            || self.pressed.load(Relaxed) && self.global.len() > 0
+            || self.pressed.load(Relaxed) && self.global.unstarted.len() > 0
     }
 
     /// How many workers it takes to serve those who press and can be served by any.
     pub(crate) fn pressing(&self) -> usize {
-        self.woken.len() + self.wanted.len() + usize::from(self.somebody_presses())
+        self.global.started.len() + self.wanted.len() + usize::from(self.somebody_presses())
     }
 }

@@ -61,7 +61,7 @@ impl Shared {
     pub(crate) fn release_assigned(&self, worker: &Worker) {
         let fibers = worker.assigned.take();
         if !fibers.is_empty() {
-            self.global.push_all(fibers);
+            self.global.unstarted.push_all(fibers);
             self.rouse_one(0);
         }
     }
@@ -99,7 +99,7 @@ fn empty(token: &mut Entered) {
     let freed = local.stacks.keep(0);
     token.show_stacks();
     let shared = token.carrier().shared();
-    shared.global.push_all(own);
+    shared.global.unstarted.push_all(own);
     if shared.starved() > 0 {
         shared.feed_starved(shared.settings.stack_class, freed);
     }

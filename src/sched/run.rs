@@ -143,7 +143,6 @@ fn go_elsewhere(
     thread: Option<&Carrier>,
     deferred: bool,
 ) -> Where {
-    let shared = token.carrier().shared();
     if let Some(thread) = thread {
         // SAFETY: I1: `next` took it off a queue.
         if !unsafe { mobility::may_move_after_all(fiber) } {
@@ -152,15 +151,15 @@ fn go_elsewhere(
         thread.let_out(fiber);
         thread.bell.ring(); // it is a spare now
         token.worker().counters.released.add(1);
-    } else if fiber.is_unstarted() {
-        match shared.admit_start(fiber, deferred) {
+    } else if fiber.is_unstarted() && !std::mem::take(&mut token.local().admitted) {
+        match token.carrier().shared().admit_start(fiber, deferred) {
             Start::Now => {}
             Start::Deferred => {
-                shared.deferred.push(fiber);
+                token.carrier().shared().global.deferred.push(fiber);
                 return Where::Elsewhere;
             }
             Start::WithoutThread => {
-                shared.wait_for_thread(fiber);
+                token.carrier().shared().wait_for_thread(fiber);
                 return Where::Elsewhere;
             }
         }
@@ -169,17 +168,49 @@ fn go_elsewhere(
         return Where::Here;
     }
     token.local().next = Some(fiber);
+    token.local().admitted = fiber.is_unstarted();
     if hand_over(token) {
         return Where::WorkerLeft;
     }
     // The system refused a thread.
-    if let Some(fiber) = token.local().next.take() {
-        token.carrier().shared().push_global(fiber);
+    token.local().admitted = false;
+    let refused = token.local().next.take();
+    let shared = token.carrier().shared();
+    if let Some(fiber) = refused.filter(|fiber| fiber.is_unstarted()) {
+        // SAFETY: I1: `next` took it off a queue.
+        if shared.has_free_thread() && unsafe { mobility::starts_movable(fiber) } {
+            shared.global.unstarted.push(fiber); // for the worker that is there
+            if !shared.rouse_one(0) {
+                os::sleep(REFUSED_PAUSE);
+            }
+        } else {
+            shared.wait_for_thread(fiber);
+        }
+    } else if let Some(fiber) = refused {
+        shared.push_global(fiber);
+        shared.rouse_one(0); // another worker may be on a thread without a fiber
         let interval = token.carrier().shared().settings.global_interval;
         token.local().until_shared = interval; // what is bound to threads comes first
         os::sleep(REFUSED_PAUSE);
     }
     Where::Elsewhere
+}
+
+impl Shared {
+    /// Whether some worker is on a thread without a parked fiber.
+    fn has_free_thread(&self) -> bool {
+        self.present().iter().any(|worker| {
+            let carrier = worker.carrier().filter(|carrier| !carrier.has_tenant());
+            let there = carrier.and_then(|carrier| carrier.owner.peek());
+            there == Some(worker.into())
+        })
+    }
+}
+
+/// Serves a fiber that is bound to another thread, there. True if the worker has left for it, and
+/// the token is void.
+pub(crate) fn brings_to_thread(token: &mut Entered, fiber: FiberRef, thread: &Carrier) -> bool {
+    matches!(go_to_thread(token, fiber, thread), Where::WorkerLeft)
 }
 
 /// Takes the worker, or the fiber to the worker, to the thread that the fiber is bound to.
@@ -268,11 +299,14 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
 
 /// A fiber that has switched out and is runnable goes behind the others.
 fn queue_again(token: &Entered, fiber: FiberRef) {
-    let shared = token.carrier().shared();
-    if class::is_batch(&fiber) {
-        shared.queue_batch(fiber);
-    } else {
-        shared.push_local(token.worker(), fiber);
+    let (shared, worker) = (token.carrier().shared(), token.worker());
+    if !class::is_batch(&fiber) {
+        return shared.push_local(worker, fiber);
+    }
+    shared.global.batch.push(fiber);
+    // If nothing else waits, this worker takes it itself: it looks everywhere before it sleeps.
+    if shared.queued_for_all() > 1 || shared.has_queued_here(worker) {
+        shared.rouse_one(0);
     }
 }
 
@@ -319,7 +353,6 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
     token.worker().counters.started.add(1);
-    token.carrier().shared().note_start();
     token.carrier().shared().count_odd_stack(class, 1); // after: rather too much hope than too little
     true
 }

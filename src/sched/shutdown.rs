@@ -2,7 +2,7 @@
 //!
 //! 1. Refuse spawns, ask every fiber to end.
 //! 2. Unstarted fibers are dropped by the workers, on a stack like any fiber (their destructors are
-//!    user code); parked ones unwind on their carriers; others at their next blocking call.
+//!    user code); parked ones are woken and unwind; others at their next blocking call.
 //! 3. Wait for all, at most the timeout.
 //! 4. What remains is abandoned: its thread, stack and everything shared are left alone, never
 //!    freed, and listed.

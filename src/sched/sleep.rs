@@ -1,8 +1,9 @@
 //! One worker's way into sleep and back.
 //!
-//! Search a little; announce sleep; look at everything once more; sleep on the carrier's doorbell, or among the
-//! descriptors of the worker if there are any, at most until the next deadline.
-//! Whoever claims the sleeping bit says why ([`Roused`]) and rings the bell. A worker that wakes by
+//! Search a little; announce sleep; look at everything once more; sleep at most until the next
+//! deadline: in the runtime's epoll instance if this worker takes the seat there (`io/seat.rs`), in
+//! its own ring if operations are in flight there, else on the doorbell of its carrier. The thread
+//! that claims the sleeping bit says why ([`Roused`]) and rings the bell. A worker that wakes by
 //! itself, or by an old ring, takes its bit back; if it finds the bit claimed it waits for the
 //! reason, because a searcher has been counted in its name.
 
@@ -12,10 +13,11 @@ use std::time::{Duration, Instant};
 use indent_sysmon::Phase;
 
 use crate::driver::epoll::Events;
+use crate::driver::uring::Uring;
 use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::timers::Sleep;
-use crate::sched::worker::Roused;
+use crate::sched::worker::{Roused, Worker};
 
 /// Looks into all queues before the first sleep, and pauses between two of them: a microsecond or
 /// two, to meet work that is just being made. Longer costs more than it brings: with more threads
@@ -108,7 +110,7 @@ impl Search {
             .idle
             .announce_sleep(me, std::mem::take(&mut self.searching));
         let is_needed = keeps_stacks && shared.starved() > 0;
-        let (mut overslept, mut found) = (false, None);
+        let (mut overslept, mut found) = (false, Found::Nothing);
         if !is_needed && !shared.has_work_for(token) {
             overslept = match shared.time_to_sleep(worker) {
                 Sleep::ForGood => doze(token, None, &mut found),
@@ -125,8 +127,16 @@ impl Search {
                 }
             };
         }
-        if let Some(found) = found {
-            shared.tell_io(worker, found);
+        match found {
+            Found::Nothing => {}
+            Found::Events(events) => {
+                shared.deliver_events(&events);
+                worker.note_look();
+            }
+            Found::Completions(ring) => {
+                shared.reap(ring);
+                worker.note_look();
+            }
         }
         if overslept {
             let _fired = shared.time_to_sleep(worker);
@@ -134,20 +144,42 @@ impl Search {
     }
 }
 
-/// The sleep itself, and what has become ready meanwhile, if it slept among descriptors; true if it ended by
-/// itself.
-fn doze(token: &Entered, time: Option<Duration>, found: &mut Option<Option<Events>>) -> bool {
+/// What a sleep has found. No fiber has been woken yet: the sleeper takes its announcement back
+/// first, or its own wakes would rouse it.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one, on the stack of a worker that sleeps"
+)]
+enum Found<'a> {
+    Nothing,
+    Events(Events),
+    /// Operations may be complete in this ring.
+    Completions(&'a Uring),
+}
+
+/// The sleep itself: in the epoll instance, in the worker's ring, or on the futex of the thread;
+/// true if it ended by itself.
+fn doze<'a>(token: &'a Entered, time: Option<Duration>, found: &mut Found<'a>) -> bool {
     let (carrier, worker) = (token.carrier(), token.worker());
+    let shared = carrier.shared();
     worker.counters.sleeps.add(1);
-    carrier.shared().disarm_io(worker);
     worker.published.set_phase(Phase::Idle);
-    let roused = match worker.io_bell() {
-        Some(bell) => carrier.bell.wait_elsewhere(bell, || {
-            *found = Some(carrier.shared().sleep_io(worker, time))
-        }),
-        None => carrier.bell.wait(time),
+    let roused = if let Some(set) = shared.take_seat(worker) {
+        let mut events = None;
+        let sleep = || events = Some(set.wait(time));
+        let roused = carrier.bell.wait_elsewhere(set.bell(), sleep);
+        shared.leave_seat(set, events.as_ref());
+        *found = events.map_or(Found::Nothing, Found::Events);
+        roused
+    } else if let Some(ring) = worker.busy_ring() {
+        shared.disarm_io(worker);
+        *found = Found::Completions(ring);
+        let sleep = || shared.sleep_ring(worker, ring, time);
+        carrier.bell.wait_elsewhere(ring.bell(), sleep)
+    } else {
+        carrier.bell.wait(time)
     };
-    carrier.shared().awake(worker);
+    shared.awake(worker);
     !roused && time.is_some()
 }
 
@@ -157,13 +189,14 @@ impl Shared {
         self.is_stopping()
             || token.carrier().has_delivery()
             || !token.worker().assigned.is_empty()
-            || self.global.len() + self.woken.len() > 0
+            || self.global.unstarted.len() + self.global.started.len() > 0
             || self.has_batch()
             || self.may_start_threadless()
             || self.missed_timers.load(Relaxed)
             || !self.frozen.is_empty()
             || !self.wanted.is_empty()
             || self.count.is_excess(token.worker().index)
-            || self.present().iter().any(|worker| !worker.queue.is_empty())
+            || !token.worker().queue.is_empty()
+            || (self.present().iter()).any(Worker::has_fibers_for_others)
     }
 }

@@ -34,6 +34,9 @@ impl Carrier {
         let now = self.shared().clock.nanos();
         self.note_long(worker.stamp(), now, os::own_cpu_time());
         self.shared().arm_io(worker);
+        if !worker.queue.is_empty() || self.shared().has_batch() {
+            self.shared().rouse_one(worker.index + 1); // they waited for a short dispatch
+        }
     }
 
     /// This dispatch is a long one, and runs since then at least.
@@ -146,7 +149,7 @@ impl Shared {
     /// costs a thread.
     pub(crate) fn slice(&self) -> Duration {
         // Not while starts are deferred: they wait for decisions.
-        let many = self.has_many_frozen() && self.deferred.len() == 0;
+        let many = self.has_many_frozen() && self.global.deferred.len() == 0;
         let longer = if many { LONGER } else { 1 };
         self.settings.quantum * longer
     }

@@ -134,7 +134,7 @@ impl Shared {
             self.assign(assigned as usize, fiber);
         } else if !self.assign_if_asleep(preferred, fiber) {
             let id = fiber.id(); // from then on it may end
-            self.global.push(fiber);
+            self.global.unstarted.push(fiber);
             let sent = self.rouse_one(0);
             if !sent {
                 self.pressed.store(true, Relaxed);

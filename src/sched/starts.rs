@@ -11,9 +11,13 @@
 //!   [`STILL`], and in any case when none of them has started for [`STARVED`]: the fibers that hold
 //!   the threads may look now and then.
 //! - Beyond a *hard* number (`max_carriers`), or when the system refuses threads, they wait until
-//!   threads become free. After [`START_TIMEOUT`] without any progress they end with an error,
-//!   oldest first, and a dump on standard error says what every fiber waits for.
+//!   threads become free. A fiber that has waited for `start_timeout`, while none of those that
+//!   wait has started for as long, ends with an error, and a dump on standard error says what every
+//!   fiber waits for.
 //!
+//! Fibers that wait start in the order in which they came: while some wait, a fiber that may need a
+//! thread goes behind them even if a thread is free. None of them starts unless each worker has a
+//! thread without a fiber at hand, on which it can run movable fibers whatever becomes of this one.
 //! A fiber that has started always gets a thread, beyond both limits.
 //!
 //! Besides, while many threads are frozen in the middle of computations, starts from places whose
@@ -21,22 +25,23 @@
 //! monitor.
 
 use std::sync::atomic::{
-    AtomicBool, AtomicU64, AtomicUsize,
+    AtomicBool, AtomicU8, AtomicU64, AtomicUsize,
     Ordering::{Relaxed, SeqCst},
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent_sysmon::frames;
 
+use crate::base::list::List;
 use crate::base::loom::atomic;
 use crate::base::os;
 use crate::error::JoinError;
 use crate::fiber::FiberRef;
 use crate::fiber::record::ANY_WORKER;
-use crate::queue::inject::{Inject, popped};
+use crate::queue::inject::popped;
 use crate::sched::class::Sites;
 use crate::sched::timers::nanos;
-use crate::sched::{Shared, context, mobility};
+use crate::sched::{Shared, context, mobility, retire};
 
 /// Threads a worker for fibers that are unjudged because the program's code has not been read.
 const COLD_THREADS: usize = 64;
@@ -48,10 +53,44 @@ const STILL_COLD: Duration = Duration::from_millis(2);
 const STARVED: Duration = Duration::from_millis(100);
 /// Most threads that are added at once. The first time it is one, then twice as many each time.
 const MOST_ADDED: usize = 32;
-/// How long a fiber waits for a thread while no other fiber gets one.
-pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two looks for fibers that have waited for `start_timeout`.
+const FAIL_PAUSE: Duration = Duration::from_millis(100);
 /// Ticks of the monitor between two deferred starts.
 const DEFERRED_EVERY: u64 = 20;
+
+/// Why a fiber gets no thread to start on.
+#[derive(Clone, Copy)]
+enum Shortage {
+    /// As many threads as `soft_carriers` are in use.
+    Soft,
+    /// As many threads as `max_carriers` are in use.
+    Hard,
+    /// The system refused the last thread.
+    Refused,
+}
+
+impl Shortage {
+    fn message(self) -> &'static str {
+        match self {
+            Shortage::Soft => {
+                "indent: parked fibers that are bound to their threads hold as many threads as \
+                 INDENT_SOFT_CARRIERS allows; fibers that may need one more wait to start (raise \
+                 it, or see what binds them: runtime::Handle::dump, task::Fiber::binding)\n"
+            }
+            Shortage::Hard => {
+                "indent: parked fibers that are bound to their threads hold as many threads as \
+                 INDENT_MAX_CARRIERS allows; fibers that may need one more wait to start, and fail \
+                 after INDENT_START_TIMEOUT_MS (raise the limit, or see what binds them: runtime::Handle::dump, \
+                 task::Fiber::binding)\n"
+            }
+            Shortage::Refused => {
+                "indent: the system refuses to start another thread; fibers that may need one wait \
+                 to start, and fail after INDENT_START_TIMEOUT_MS (raise ulimit -u, pids.max of the control \
+                 group or vm.max_map_count, or set INDENT_MAX_CARRIERS to what it allows)\n"
+            }
+        }
+    }
+}
 
 /// What becomes of a start.
 pub(crate) enum Start {
@@ -62,9 +101,8 @@ pub(crate) enum Start {
     WithoutThread,
 }
 
-/// Fibers that wait for a thread to start on.
+/// How fibers that wait for a thread (`Global::threadless`) get one.
 pub(crate) struct Threadless {
-    queue: Inject,
     /// Threads beyond the limit that were granted because nothing was dispatched.
     granted: AtomicUsize,
     /// How many are granted next; the monitor's own.
@@ -72,11 +110,15 @@ pub(crate) struct Threadless {
     /// Dispatches at the monitor's last look, and since when that number stands; the monitor's own.
     dispatches: AtomicU64,
     still_since: AtomicU64,
-    /// When a fiber last began to wait while none did, or one started.
+    /// When a fiber last began to wait while none did, or one of those that wait started.
     progress: AtomicU64,
-    /// When threads were last granted; the monitor's own.
+    /// When threads were last granted, and when fibers were last to fail; the monitor's own.
     granted_at: AtomicU64,
-    reported: AtomicBool,
+    failed_at: AtomicU64,
+    /// Reasons that have been reported, as bits.
+    reported: AtomicU8,
+    /// There has been a dump since fibers began to wait; the helper's own.
+    dumped: AtomicBool,
     /// The system refused the last thread.
     refused: AtomicBool,
 }
@@ -84,20 +126,22 @@ pub(crate) struct Threadless {
 impl Threadless {
     pub(crate) fn new() -> Self {
         Threadless {
-            queue: Inject::new(),
             granted: AtomicUsize::new(0),
             step: AtomicUsize::new(1),
             dispatches: AtomicU64::new(0),
             still_since: AtomicU64::new(0),
             progress: AtomicU64::new(0),
             granted_at: AtomicU64::new(0),
-            reported: AtomicBool::new(false),
+            failed_at: AtomicU64::new(0),
+            reported: AtomicU8::new(0),
+            dumped: AtomicBool::new(false),
             refused: AtomicBool::new(false),
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.queue.len()
+    /// Whether the system refused the last thread.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.load(Relaxed)
     }
 
     /// Whether the system gave a thread when it was last asked.
@@ -115,12 +159,45 @@ impl Shared {
         if !deferred && self.has_many_frozen() && self.is_put_off(fiber) {
             return Start::Deferred;
         }
+        // Those that wait for a thread come first; one that must start on a certain worker is not
+        // served in their order.
+        let anywhere = fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;
+        let is_behind = anywhere && self.global.threadless.len() > 0;
+        let has_thread = !is_behind && self.has_thread_for_start();
+        if has_thread && self.reserve_missing() == 0 {
+            return Start::Now;
+        }
         // SAFETY: by the caller's promise.
-        if self.has_thread_for_start() || unsafe { mobility::starts_movable(fiber) } {
+        let movable = unsafe { mobility::starts_movable(fiber) };
+        if movable || has_thread && self.make_reserve() {
             Start::Now
         } else {
             Start::WithoutThread
         }
+    }
+
+    /// Threads without a fiber that are missing for each worker to have one at hand.
+    ///
+    /// A fiber that may need a thread starts only if there are enough. If the system refused a
+    /// thread after such a fiber has parked, movable fibers would have no thread to run on.
+    fn reserve_missing(&self) -> usize {
+        let awake = self.count.allowed().saturating_sub(self.idle.asleep());
+        let ready = self.spares.len() + self.watchers.starting.load(SeqCst);
+        awake.saturating_sub(ready)
+    }
+
+    /// Starts the threads that are missing; false if the system refuses them. From then on the
+    /// helper tries, and no such fiber starts before it has them.
+    #[cold]
+    fn make_reserve(&self) -> bool {
+        if retire::is_here() {
+            return true; // a thread that starts none; the worker is about to leave it
+        }
+        let made = (0..self.reserve_missing()).all(|_| self.start_spare().is_ok());
+        if !made {
+            self.threadless.note_refused(true);
+        }
+        made
     }
 
     /// While many are frozen, a fiber from a place whose fibers compute much starts later; while
@@ -155,7 +232,9 @@ impl Shared {
 
     fn has_thread_for_start(&self) -> bool {
         let threadless = &self.threadless;
-        if threadless.refused.load(Relaxed) && self.spares.is_empty() {
+        // The same number however many workers are awake: a worker that looks here before it sleeps
+        // and then looks for work must get the same answer twice.
+        if threadless.is_refused() && self.spares.len() < self.count.allowed() {
             return false;
         }
         let granted = threadless.granted.load(Relaxed);
@@ -167,39 +246,59 @@ impl Shared {
     #[cold]
     pub(crate) fn wait_for_thread(&self, fiber: FiberRef) {
         let threadless = &self.threadless;
-        if threadless.len() == 0 {
+        if self.global.threadless.len() == 0 {
             threadless.progress.store(self.clock.nanos(), Relaxed);
         }
-        threadless.queue.push(fiber);
-        if self.has_studied() && !threadless.reported.swap(true, Relaxed) {
-            os::complain(
-                "indent: parked fibers that are bound to their threads hold as many threads as allowed; \
-                 fibers that may need one more wait to start (raise INDENT_MAX_CARRIERS, or find out what \
-                 binds them with task::Fiber::binding)\n",
-            );
+        if fiber.waits_since() == 0 {
+            fiber.note_wait(self.clock.set(Instant::now()).max(1) as u32);
+        }
+        self.global.threadless.push(fiber);
+        // A soft limit that holds while the code is being read is no reason to complain.
+        match self.shortage() {
+            Shortage::Soft if !self.has_studied() => {}
+            shortage => {
+                let bit = 1 << shortage as u8;
+                if threadless.reported.fetch_or(bit, Relaxed) & bit == 0 {
+                    os::complain(shortage.message());
+                }
+            }
         }
         self.watchers.notice();
     }
 
-    /// A fiber has started.
-    #[inline]
-    pub(crate) fn note_start(&self) {
-        if self.threadless.len() > 0 {
-            self.threadless.progress.store(self.clock.nanos(), Relaxed);
+    fn shortage(&self) -> Shortage {
+        if self.threadless.is_refused() {
+            Shortage::Refused
+        } else if self.used_threads() >= self.settings.max_carriers {
+            Shortage::Hard
+        } else {
+            Shortage::Soft
         }
     }
 
     /// Whether a fiber waits for a thread and may have one.
     pub(crate) fn may_start_threadless(&self) -> bool {
-        self.threadless.len() > 0 && self.has_thread_for_start()
+        self.global.threadless.len() > 0 && self.has_thread_for_start()
+    }
+
+    /// The program's code has been read: fibers that are known to be movable now need no thread,
+    /// and the limit for the others is another one.
+    pub(crate) fn requeue_threadless(&self) {
+        let mark = context::marked();
+        let mut waiting = self.global.threadless.pop(usize::MAX);
+        while let Some(fiber) = waiting.pop() {
+            self.queue_again(popped(fiber));
+        }
+        drop(mark);
     }
 
     /// The oldest fiber that waits for a thread, if it may have one.
     pub(crate) fn next_threadless(&self) -> Option<FiberRef> {
-        if !self.may_start_threadless() {
+        if !self.may_start_threadless() || !self.make_reserve() {
             return None;
         }
-        let fiber = self.threadless.queue.pop(1).pop().map(popped)?;
+        let fiber = self.global.threadless.pop(1).pop().map(popped)?;
+        self.threadless.progress.store(self.clock.nanos(), Relaxed);
         if fiber.worker.load(atomic::Ordering::Relaxed) != ANY_WORKER {
             self.queue_again(fiber);
             return None;
@@ -211,7 +310,7 @@ impl Shared {
     /// dispatched.
     pub(crate) fn mind_threadless(&self) {
         let threadless = &self.threadless;
-        if threadless.len() == 0 {
+        if self.global.threadless.len() == 0 {
             threadless.granted.store(0, Relaxed);
             threadless.step.store(1, Relaxed);
             return;
@@ -239,7 +338,10 @@ impl Shared {
         }
         if self.may_start_threadless() {
             self.rouse_one(0);
-        } else if now.saturating_sub(threadless.progress.load(Relaxed)) >= nanos(START_TIMEOUT) {
+        } else if since(&threadless.progress) >= nanos(self.settings.start_timeout)
+            && since(&threadless.failed_at) >= nanos(FAIL_PAUSE)
+        {
+            threadless.failed_at.store(now, Relaxed);
             self.ask_to_fail_threadless();
         }
     }
@@ -247,33 +349,47 @@ impl Shared {
     /// On the helper's thread: those that have waited too long end with an error.
     pub(crate) fn fail_threadless(&self) {
         let threadless = &self.threadless;
-        let overdue = nanos(START_TIMEOUT);
-        if self
-            .clock
-            .nanos()
-            .saturating_sub(threadless.progress.load(Relaxed))
-            < overdue
-        {
+        let timeout = self.settings.start_timeout;
+        let progress = self.clock.at(threadless.progress.load(Relaxed));
+        if progress.elapsed() < timeout {
+            threadless.dumped.store(false, Relaxed);
             return;
         }
-        os::complain(&self.dump());
-        // All that waits now: none of them has got a thread for so long.
+        if !threadless.dumped.swap(true, Relaxed) {
+            os::complain(&self.dump());
+        }
+        let now = self.clock.set(Instant::now()) as u32;
         let mark = context::marked();
-        let failed = threadless.queue.pop(usize::MAX);
+        let mut waiting = self.global.threadless.pop(usize::MAX);
+        let (mut overdue, mut others) = (List::new(), List::new());
+        while let Some(member) = waiting.pop() {
+            let fiber = popped(member);
+            let is_overdue = self.clock.between(fiber.waits_since(), now) >= timeout;
+            let list = if is_overdue {
+                &mut overdue
+            } else {
+                &mut others
+            };
+            // SAFETY: just popped, so in no list; and ours, so alive (I3).
+            unsafe { list.push(fiber.pointer()) };
+        }
+        self.global.threadless.push_all(others);
         drop(mark);
-        self.fail_unstarted(failed, JoinError::no_thread);
+        if !overdue.is_empty() {
+            self.fail_unstarted(overdue, JoinError::no_thread);
+        }
     }
 
     /// On the monitor's thread, at each tick.
     pub(crate) fn mind_deferred(&self, ticks: u64) {
-        if ticks.is_multiple_of(DEFERRED_EVERY) && self.deferred.len() > 0 {
+        if ticks.is_multiple_of(DEFERRED_EVERY) && self.global.deferred.len() > 0 {
             self.deferred_is_due.store(true, Relaxed);
         }
     }
 
     /// Whether a deferred fiber may start: its time has come, or few are frozen.
     pub(crate) fn may_start_deferred(&self) -> bool {
-        self.deferred.len() > 0
+        self.global.deferred.len() > 0
             && (self.deferred_is_due.swap(false, Relaxed) || !self.has_many_frozen())
     }
 }

@@ -1,10 +1,11 @@
 #![expect(unsafe_code, reason = "ends fibers that never ran")]
 //! Fibers for which there is no stack.
 //!
-//! A fiber that gets no stack at its first dispatch waits in `starved` while some fiber holds a stack
-//! of the class it wants: every end gives one of the waiting another chance, and a worker that goes
-//! to sleep gives up the stacks it keeps at hand. If nobody holds such a stack, nobody's end can help:
-//! the fiber fails. Stacks of other classes do not count, since slabs are never unmapped.
+//! A fiber that gets no stack at its first dispatch waits in the lane `stackless` of the global
+//! queue while some fiber holds a stack of the class it wants: every end gives one of the waiting
+//! another chance, and a worker that goes to sleep gives up the stacks it keeps at hand. If no
+//! fiber holds such a stack, no end can help: the fiber fails. Stacks of other classes do not
+//! count, since slabs are never unmapped.
 //!
 //! The last holder may end between the look and the push; so there is a second look after the push.
 
@@ -35,7 +36,7 @@ impl Shared {
         }
         // Counted first: the count is never below what is queued.
         self.starved_count.fetch_add(1, SeqCst);
-        self.starved[usize::from(class)].push(fiber);
+        self.global.stackless[usize::from(class)].push(fiber);
         if !self.starved_reported.swap(true, Relaxed) {
             os::complain(
                 "indent: no memory for another stack; fibers wait until others end \
@@ -60,7 +61,7 @@ impl Shared {
 
     /// Gives `n` fibers that wait for a stack of this class another chance.
     pub(crate) fn feed_starved(&self, class: u8, n: usize) {
-        let mut again = self.starved[usize::from(class)].pop(n);
+        let mut again = self.global.stackless[usize::from(class)].pop(n);
         self.starved_count.fetch_sub(again.len(), SeqCst);
         while let Some(fiber) = again.pop() {
             self.queue_again(popped(fiber));
@@ -77,7 +78,7 @@ impl Shared {
         if just_asked {
             return Some(UNSURE);
         }
-        for class in 0..self.starved.len() {
+        for class in 0..self.global.stackless.len() {
             self.feed_starved(class as u8, 1);
         }
         Some(UNSURE)

@@ -90,6 +90,17 @@ impl Clock {
         tick
     }
 
+    /// The last tick that was read off the clock. It comes round after some weeks.
+    #[inline]
+    pub(crate) fn last_tick(&self) -> u32 {
+        self.now.load(Relaxed) as u32
+    }
+
+    /// The time from one such tick to a later one.
+    pub(crate) fn between(&self, from: u32, to: u32) -> Duration {
+        Duration::from_nanos(self.tick.saturating_mul(to.wrapping_sub(from).into()))
+    }
+
     /// How long it is from `now` until a tick comes.
     fn left(&self, tick: u64, now: Instant) -> Duration {
         let at = Duration::from_nanos(tick.saturating_mul(self.tick));

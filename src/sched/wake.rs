@@ -120,6 +120,14 @@ impl Waiter {
         }
     }
 
+    /// Names what the caller, whose waiter this is, waits for: the address of a lock, or the id of
+    /// a fiber.
+    pub(crate) fn set_awaited(&self, name: usize) {
+        if let Who::Fiber(fiber) = &self.who {
+            fiber.set_awaited(name);
+        }
+    }
+
     /// The address other threads know this waiter by.
     pub(crate) fn address(&self) -> usize {
         ptr::from_ref(self).expose_provenance()
@@ -271,6 +279,10 @@ impl Shared {
             return self.queue_batch(fiber);
         }
         match token {
+            // A dispatch that has ended counts as the last one until the next begins.
+            Some(token) if token.carrier().current.get().is_none() => {
+                self.queue_here(&token, fiber)
+            }
             Some(token) if !token.worker().is_in_long_dispatch() => self.queue_here(&token, fiber),
             _ => self.queue_for_all(fiber),
         }
@@ -281,14 +293,12 @@ impl Shared {
     fn queue_here(&self, token: &Entered, fiber: FiberRef) {
         let worker = token.worker();
         if token.carrier().current.get().is_none() {
-            let first = worker.queue.is_empty();
+            let waiting = worker.queue.len(); // the first one this worker runs itself, at once
             self.push_local(worker, fiber);
-            if !first {
-                self.rouse_from(worker); // the first one this worker runs itself, at once
-            }
+            self.rouse_for_backlog(worker, waiting);
         } else if let Some(behind) = worker.lifo.replace(fiber) {
             self.push_local(worker, behind);
-            self.rouse_from(worker);
+            self.rouse_for_backlog(worker, worker.queue.len());
         }
     }
 
@@ -296,7 +306,7 @@ impl Shared {
     fn queue_for_all(&self, fiber: FiberRef) {
         let id = fiber.id(); // from then on it may end
         let thread = thread_of(fiber);
-        self.woken.push(fiber);
+        self.global.started.push(fiber);
         let sent = self.rouse_one(0);
         if !sent {
             self.press(id, thread);
@@ -306,7 +316,7 @@ impl Shared {
 
     /// Behind all fibers that compute less.
     pub(crate) fn queue_batch(&self, fiber: FiberRef) {
-        self.batch.push(fiber);
+        self.global.batch.push(fiber);
         self.rouse_one(0);
     }
 }

@@ -5,7 +5,8 @@
 //! run without one (`detach.rs`). A worker that overran may have a fiber in its LIFO
 //! slot that waits for nothing but another worker: one is roused to take it. It also reads the clock
 //! for all of them and says whose deadlines have passed (`timers.rs`). Everything the monitor calls
-//! here keeps its law: no allocation, no lock, no file, no new thread.
+//! here keeps its law: no allocation, no lock, no new thread, and no file but those by which it
+//! asks the kernel about threads.
 //!
 //! What the monitor may not do the *helper* does (`chores.rs`).
 
@@ -22,6 +23,7 @@ use indent_sysmon::{
 
 use crate::base::loom::Mutex;
 use crate::fiber::stack;
+use crate::sched::carrier::Carrier;
 use crate::sched::chores::{BARRIER, CPUS, SPARES, TRIM};
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
@@ -65,8 +67,11 @@ pub(crate) struct Watchers {
     pub(super) helps: AtomicBool,
     /// Looks a tick apart; the monitor's own.
     ticks: AtomicU64,
-    /// The helper has looked again at all parked fibers since the program's code was read.
+    /// The helper has looked again at all parked fibers since the program's code was read; written
+    /// by the helper alone.
     pub(super) judged_again: AtomicBool,
+    /// A worker found no thread to go to since spares were last made.
+    pub(super) receiver_missed: AtomicBool,
     /// All workers have their first carriers: before that the helper does nothing.
     pub(crate) begun: AtomicBool,
 }
@@ -93,6 +98,7 @@ impl Watchers {
             helps: AtomicBool::new(false),
             ticks: AtomicU64::new(0),
             judged_again: AtomicBool::new(false),
+            receiver_missed: AtomicBool::new(false),
             begun: AtomicBool::new(false),
         }
     }
@@ -124,6 +130,16 @@ impl Watchers {
     /// Whether one more worker may be interrupted at this look.
     pub(crate) fn may_press(&self) -> bool {
         self.press.load(Relaxed) > 0
+    }
+
+    /// A worker found no thread to go to. May be called in a signal handler.
+    pub(crate) fn note_missed_receiver(&self) {
+        self.receiver_missed.store(true, SeqCst);
+    }
+
+    /// Ticks of the monitor so far.
+    pub(crate) fn ticks(&self) -> u64 {
+        self.ticks.load(Relaxed)
     }
 
     pub(crate) fn round(&self) -> u64 {
@@ -179,6 +195,7 @@ impl Shared {
             monitor.notice();
             let rarely = &self.watchers.looks_rarely;
             if rarely.load(SeqCst) && rarely.swap(false, SeqCst) {
+                self.clock.set(Instant::now()); // the monitor has not read it for long
                 monitor.ring();
             }
         }
@@ -191,12 +208,19 @@ impl Shared {
         }
     }
 
-    /// Those that rest beyond what is kept look again whether they are needed.
+    /// Wakes each spare beyond the number that is kept, once: it may have begun to rest for good,
+    /// and from then on it ends unless it is needed within its keep-alive. To wake it again would
+    /// begin that time anew.
     fn end_spares(&self) {
         let kept = self.spares_kept();
         if self.spares.len() > kept {
             let surplus = self.spares.members().skip(kept);
-            surplus.for_each(|index| self.carrier(index).bell.ring());
+            for spare in surplus.map(|index| self.carrier(index)) {
+                let noted = &spare.rests_in_excess;
+                if !noted.load(SeqCst) && !noted.swap(true, SeqCst) {
+                    spare.bell.ring();
+                }
+            }
         }
     }
 
@@ -245,6 +269,10 @@ impl Pool for Shared {
         self.mind_helper();
         let ticks = self.watchers.ticks.load(Relaxed) + 1;
         self.watchers.ticks.store(ticks, Relaxed);
+        if self.global.unstarted.len() + self.global.started.len() + self.global.batch.len() > 0 {
+            self.rouse_one(0); // a worker may have kept them for itself, and run another fiber
+        }
+        self.measure_pace(ticks, Duration::from_nanos(nanos.saturating_sub(last)));
         if ticks.is_multiple_of(2) {
             self.owe_batch();
         }
@@ -253,9 +281,7 @@ impl Pool for Shared {
     }
 
     fn thread(&self, worker: usize) -> Option<&Thread> {
-        let preempts = self.settings.preempt;
-        let carrier = self.workers[worker].carrier().filter(|_| preempts)?;
-        Some(&carrier.thread)
+        Some(&self.workers[worker].carrier()?.thread)
     }
 
     fn waiting(&self, worker: usize) -> Waiting {
@@ -299,12 +325,15 @@ impl Pool for Shared {
 
     fn asleep(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
-        if !self.settings.preempt {
-            return self.note_long_dispatch(index, dispatch);
-        }
-        if !self.detach(worker) {
+        // Without `/proc` a thread that waits for a CPU counts as asleep. With preemption off it
+        // would compute beside the worker for as long as it likes.
+        let sleeps = self.settings.preempt || worker.carrier().is_some_and(Carrier::sleeps);
+        if !sleeps {
+            self.note_long_dispatch(index, dispatch);
+        } else if !self.detach(worker) {
             self.watch_io(worker, dispatch);
-            self.stuck(index); // perhaps it waits for somebody who is frozen
+            self.serve_in_place_of(worker, dispatch);
+            self.stuck(index); // perhaps it waits for what a frozen fiber holds
         }
     }
 
@@ -345,7 +374,7 @@ impl Pool for Shared {
             self.watchers.ask(SPARES);
         }
         self.end_spares();
-        self.mind_sets();
+        self.mind_events();
         self.study_now_and_then();
         if workers == 0 && stack::has_grown() {
             self.watchers.ask(TRIM); // before everybody sleeps
@@ -353,7 +382,7 @@ impl Pool for Shared {
     }
 
     fn restless(&self) -> bool {
-        self.threadless.len() > 0 || !self.orphans.is_empty() || !self.detached.is_empty()
+        self.global.threadless.len() > 0 || !self.orphans.is_empty() || !self.detached.is_empty()
     }
 
     fn refresh(&self) {
@@ -371,7 +400,13 @@ impl Shared {
             let cpu = carrier.cpu_before(Duration::ZERO);
             carrier.note_long(worker.stamp_of(dispatch), began, cpu);
         }
+        self.note_long_for_pace(worker, dispatch);
         self.watch_io(worker, dispatch);
+        self.serve_in_place_of(worker, dispatch);
+    }
+
+    /// The holder of this worker does not look after its timers, LIFO slot and queue: others do.
+    fn serve_in_place_of(&self, worker: &Worker, dispatch: u64) {
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         let looks = if again {
             worker.overran_for.load(Relaxed) + 1
@@ -383,7 +418,7 @@ impl Shared {
             self.miss_timers();
         }
         if !worker.lifo.is_empty() || !worker.queue.is_empty() {
-            self.rouse_one(index + 1);
+            self.rouse_one(worker.index + 1);
         }
     }
 }

@@ -14,7 +14,6 @@ use indent_sysmon::{Phase, Slot as Published};
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
 use crate::base::rng::Rng;
-use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
@@ -22,6 +21,7 @@ use crate::fiber::{FiberRef, Record, stack::Guard};
 use crate::queue::local::{Queue, Slot};
 use crate::sched::carrier::Carrier;
 use crate::sched::latency::Recorder;
+use crate::sched::pace::Rate;
 use crate::sched::spawn;
 use crate::sched::timers::Timers;
 
@@ -42,12 +42,13 @@ pub(crate) struct Worker {
     pub(crate) stacks_cached: AtomicUsize,
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
-    /// The dispatch in which it was found away, if it was: the watch looks into its set.
+    /// The dispatch in which the monitor found it away: the poller thread looks into its ring.
     pub(crate) io_away: AtomicU64,
-    /// How often somebody has looked into its set, and what the monitor knows of that.
+    /// How often a thread has looked for events in its name, and what the monitor knows of that.
     pub(crate) io_looks: AtomicU64,
     pub(crate) io_looks_known: AtomicU64,
-    /// The monitor: nobody has looked for a tick, so its holder should, when it next looks for work.
+    /// Its holder should look for events when it next looks for work: no thread has looked for a
+    /// tick. Set by the monitor.
     pub(crate) io_due: AtomicBool,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
     pub(crate) overran_for: AtomicU32,
@@ -57,12 +58,12 @@ pub(crate) struct Worker {
     pub(crate) has_own: AtomicBool,
     /// Why this worker was roused, by whoever claimed its sleep.
     pub(crate) roused: AtomicU8,
-    /// The descriptors that fibers wait for, once there are any; and the watch looks there in our place.
-    pub(crate) io: OnceLock<Epoll>,
-    /// Instead of that, if the runtime was told to use rings.
+    /// Operations that fibers wait for, if the runtime uses rings; and the poller thread looks
+    /// there in our place.
     pub(crate) uring: OnceLock<Uring>,
     pub(crate) io_armed: AtomicBool,
     pub(crate) counters: Counters,
+    pub(crate) rate: Rate,
     /// How long fibers it ran had waited for that.
     pub(crate) wake_to_run: Recorder,
     pub(crate) local: UnsafeCell<Local>,
@@ -133,26 +134,31 @@ pub(crate) struct Local {
     pub(crate) slab: Slab,
     pub(crate) stacks: Cache,
     pub(crate) rng: Rng,
-    /// Dispatches until the shared queue comes first again.
+    /// Dispatches until the global queue comes first again.
     pub(crate) until_shared: u32,
-    /// Assigned fibers had the last turn among the unstarted ones.
+    /// Assigned fibers had the last turn, not the local queue.
     pub(crate) own_turn: bool,
     /// The last turn was one that was owed.
     pub(crate) paid: bool,
-    /// Turns the LIFO slots have had in a row.
+    /// Turns the LIFO slot has had in a row.
     pub(crate) lifo_turns: u32,
-    /// Whose turn it is at the shared queue: carriers' without worker, or fibers'.
+    /// Whose turn it is at the global queue: carriers' without worker, or fibers'.
     pub(crate) carrier_turn: bool,
-    /// Turns in a row for fibers that had waited too long.
+    /// Turns in a row for started fibers of the global queue, and for interrupted ones.
     pub(crate) urgent_turns: u32,
     /// Whose turn it is of those that others come before.
     pub(crate) batch_turn: u32,
-    /// It has looked into its set since it last found something to do.
+    /// It has looked for events since it last found something to do.
     pub(crate) looked: bool,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
     /// The fiber for whose sake the worker came to the carrier that holds it: it runs first.
     pub(crate) next: Option<FiberRef>,
+    /// The unstarted fiber that runs next has been admitted. Asked again on the thread that the
+    /// worker has gone to for its sake, that thread would count against it.
+    pub(crate) admitted: bool,
+    /// Whether fibers that wait for a thread came last.
+    pub(crate) threadless_turn: bool,
     /// Raised by each dispatch of a bound fiber, lowered by each of a movable one, within bounds.
     pub(crate) bound_lately: u32,
     /// Stacks seen lately, and what they allow.
@@ -196,10 +202,10 @@ impl Worker {
             carrier: AtomicPtr::new(ptr::null_mut()),
             has_own: AtomicBool::new(false),
             roused: AtomicU8::new(Roused::NO),
-            io: OnceLock::new(),
             uring: OnceLock::new(),
             io_armed: AtomicBool::new(false),
             counters: Counters::default(),
+            rate: Rate::new(),
             wake_to_run: Recorder::new(),
             local: UnsafeCell::new(Local {
                 slab: spawn::obtain_slab(),
@@ -215,6 +221,8 @@ impl Worker {
                 looked: false,
                 own: List::new(),
                 next: None,
+                admitted: false,
+                threadless_turn: false,
                 bound_lately: 0,
                 traces: TraceCache::new(),
             }),

@@ -63,6 +63,8 @@ pub(crate) unsafe trait Waits {
     /// Whoever waits has paid for it before.
     fn park(&self, until: &Until) -> Woken;
     fn was_called(&self) -> bool;
+    /// Names what it waits for, by its address.
+    fn name(&self, _address: usize) {}
     /// # Safety
     /// The waiter is alive until this call, and this is the one call it waits for.
     unsafe fn call(mark: &Marked, waiter: *const Self) -> Self::Kept;
@@ -95,6 +97,10 @@ unsafe impl Waits for Waiter {
 
     fn was_called(&self) -> bool {
         Waiter::was_called(self)
+    }
+
+    fn name(&self, address: usize) {
+        self.set_awaited(address);
     }
 
     unsafe fn call(mark: &Marked, waiter: *const Self) -> Kept {
@@ -320,6 +326,7 @@ impl<S, N, W: Waits> Queue<S, N, W> {
     /// Until it was called (`ByWake`) or has withdrawn (L1).
     fn stay<P: Plan<S, N, W>>(&self, node: &Node<N, W>, until: &Until, plan: &mut P) -> Woken {
         let mut until = *until;
+        node.waiter.name(ptr::from_ref(self).addr());
         loop {
             let woken = node.waiter.park(&until);
             if node.waiter.was_called() {

@@ -168,6 +168,7 @@ impl<T> JoinHandle<T> {
             // Others wait by a borrowed handle, and this one is ours.
             job::Registered::Occupied => unreachable!("two wait at one handle"),
         }
+        waiter.set_awaited(self.fiber.id() as usize);
         // From here on the waiter's address is known: it stays until it was called or withdrawn.
         let mut hearing = hearing;
         let mut deadline = deadline;

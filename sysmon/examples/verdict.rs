@@ -1,14 +1,14 @@
 //! Says what binds a function to its thread, about this very program.
 //!
 //! `--explain FUNCTION` prints the way to what binds it, `--statistics` what was read, `--list` all
-//! functions with their verdicts (`--list alone`, `--list home`, `--list touching`: only those). The
-//! functions below are samples to ask about.
+//! functions with their verdicts (`--list bound`, `--list touching`: only those). The functions
+//! below are samples to ask about.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hint::black_box;
 
-use indent_sysmon::frames::{Judge, Verdict};
+use indent_sysmon::frames::{Judge, Mobility};
 
 thread_local! {
     static COUNT: Cell<u32> = const { Cell::new(0) };
@@ -52,7 +52,7 @@ fn reads_a_file() -> std::io::Result<Vec<u8>> {
 
 #[inline(never)]
 fn prints() {
-    println!("usage: verdict --explain FUNCTION | --statistics | --list [alone|home|touching]");
+    println!("usage: verdict --explain FUNCTION | --statistics | --list [bound|touching]");
 }
 
 fn samples() {
@@ -70,7 +70,7 @@ fn explain(judge: &Judge, name: &str) {
         return;
     };
     let binding = judge.explain(ip);
-    println!("{:?}", binding.verdict());
+    println!("{:?}", binding.mobility());
     for step in binding.path() {
         println!("  {step}");
     }
@@ -79,14 +79,13 @@ fn explain(judge: &Judge, name: &str) {
 fn list(judge: &Judge, which: &str) {
     for function in judge.functions() {
         let wanted = match which {
-            "alone" => function.verdict == Verdict::Alone,
-            "home" => function.verdict == Verdict::Home,
-            "touching" => function.touches > Verdict::Free,
+            "bound" => function.mobility == Mobility::Bound,
+            "touching" => function.touches,
             _ => true,
         };
         if wanted {
             let name = function.name().unwrap_or_default();
-            println!("{:<6?} {:#x} {name}", function.verdict, function.start);
+            println!("{:<7?} {:#x} {name}", function.mobility, function.start);
         }
     }
 }

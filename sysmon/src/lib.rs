@@ -22,8 +22,9 @@
 //! about it is up to the pool ([`Pool`], which says what is called when).
 //!
 //! The monitor is the thread that must go on when all others hang, so it keeps a law: once started
-//! it never allocates, takes no lock, opens no file, formats nothing and starts no thread; neither
-//! may the functions of [`Pool`] that it calls. Whatever does need such things is asked of
+//! it never allocates, takes no lock, opens no file but those by which [`Thread`] asks the kernel,
+//! formats nothing and starts no thread; neither may the functions of [`Pool`] that it calls. What
+//! does need such things is asked of
 //!
 //! **the helper** ([`Helper`]), a second thread that may block, and nobody waits for it.
 //!

@@ -1,8 +1,8 @@
 //! The monitor's thread.
 //!
-//! Its law, for this file and for everything it calls: no allocation, no lock, no file, no
-//! formatting, no new thread. It may be the only thread of the process that is not waiting for
-//! something one of the others holds.
+//! Its law, for this file and for everything it calls: no allocation, no lock, no formatting, no
+//! new thread, and no file but those by which a [`Thread`](crate::Thread) asks the kernel. It may
+//! be the only thread of the process that is not waiting for something one of the others holds.
 
 use std::io;
 use std::sync::Arc;
@@ -25,10 +25,11 @@ pub const TICK: Duration = Duration::from_millis(1);
 
 /// The workers a monitor watches, and what it tells them.
 ///
-/// All of it is called by the monitor, on its thread, one call at a time; never by a worker. It must
-/// keep the monitor's law: no allocation, no lock, no file, no formatting, no new thread. (Atomics,
-/// [`Thread::signal`], [`Helper::ask`](crate::Helper::ask) and system calls with numbers are fine.) A
-/// panic in one of them ends the process: a monitor that is gone would be missed too late.
+/// All of it is called by the monitor, on its thread, one call at a time; never by a worker. It
+/// must keep the monitor's law: no allocation, no lock, no file, no formatting, no new thread.
+/// (Atomics, the methods of [`Thread`], [`Helper::ask`](crate::Helper::ask) and system calls with
+/// numbers are fine.) A panic in one of them ends the process: a monitor that is gone would be
+/// missed too late.
 ///
 /// A *look* is this, in this order; it comes [`pause`](Self::pause) after the last one, or earlier if
 /// somebody [rings](Monitor::ring):

@@ -192,26 +192,47 @@ impl Thread {
         SystemCall::parse(self.line(&mut [0; LINE])?)
     }
 
+    /// How long it has run so far, and how long it has waited for a CPU. `None` if the kernel does
+    /// not count that. Keeps the monitor's law, as [`state`](Self::state) does.
+    ///
+    /// ```
+    /// let thread = indent_sysmon::Thread::new();
+    /// thread.enlist();
+    /// if let Some((ran, waited)) = thread.ran_and_waited() {
+    ///     println!("ran for {ran:?}, waited for a CPU for {waited:?}");
+    /// }
+    /// thread.leave();
+    /// ```
+    pub fn ran_and_waited(&self) -> Option<(Duration, Duration)> {
+        let mut text = [0; LINE];
+        parse_schedstat(self.file(b"/schedstat\0", &mut text)?)
+    }
+
     /// What the kernel says: `/proc/self/task/N/syscall`, or `stat` where there is none.
     fn line<'a>(&self, text: &'a mut [u8; LINE]) -> Option<&'a [u8]> {
-        let (number, tasks) = (self.number()?, TASKS.get()?.as_ref()?);
-        let read = [&b"/syscall\0"[..], b"/stat\0"]
-            .into_iter()
-            .find_map(|name| {
-                let path = path(number, name);
-                let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-                // SAFETY: the path ends with a zero and lives for the call.
-                let file = unsafe { libc::openat(tasks.as_raw_fd(), path.as_ptr().cast(), flags) };
-                if file < 0 {
-                    return None;
-                }
-                // SAFETY: writes at most that many bytes to `text`.
-                let read = unsafe { libc::read(file, text.as_mut_ptr().cast(), text.len()) };
-                // SAFETY: opened above, and no other code knows it.
-                unsafe { libc::close(file) };
-                usize::try_from(read).ok()
-            })?;
+        let names = [&b"/syscall\0"[..], b"/stat\0"];
+        let read = names.iter().find_map(|name| {
+            let read = self.file(name, text)?;
+            Some(read.len())
+        })?;
         text.get(..read)
+    }
+
+    /// Reads the beginning of one of the kernel's files about it.
+    fn file<'a>(&self, name: &[u8], text: &'a mut [u8; LINE]) -> Option<&'a [u8]> {
+        let (number, tasks) = (self.number()?, TASKS.get()?.as_ref()?);
+        let path = path(number, name);
+        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+        // SAFETY: the path ends with a zero and lives for the call.
+        let file = unsafe { libc::openat(tasks.as_raw_fd(), path.as_ptr().cast(), flags) };
+        if file < 0 {
+            return None;
+        }
+        // SAFETY: writes at most that many bytes to `text`.
+        let read = unsafe { libc::read(file, text.as_mut_ptr().cast(), text.len()) };
+        // SAFETY: opened above, and no other code knows it.
+        unsafe { libc::close(file) };
+        text.get(..usize::try_from(read).ok()?)
     }
 
     /// Sends it a signal; false if it is gone. Keeps the monitor's law.
@@ -280,6 +301,16 @@ impl Thread {
         // SAFETY: the kernel reads `info`, which has the size and layout it expects.
         unsafe { libc::syscall(call, process, number, signal, &raw const info) == 0 }
     }
+}
+
+/// The first two numbers of `schedstat`: nanoseconds on a CPU, and on a run queue.
+fn parse_schedstat(text: &[u8]) -> Option<(Duration, Duration)> {
+    let mut words = text.split(|byte| byte.is_ascii_whitespace());
+    let mut next = || {
+        let word = std::str::from_utf8(words.next()?).ok()?;
+        word.parse().ok().map(Duration::from_nanos)
+    };
+    Some((next()?, next()?))
 }
 
 impl Default for Thread {

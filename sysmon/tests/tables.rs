@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use Verdict::{Alone, Free};
-use indent_sysmon::frames::{Judge, Verdict};
+use Mobility::{Bound, Movable};
+use indent_sysmon::frames::{Judge, Mobility};
 
 thread_local!(static CONSTANT: Cell<u32> = const { Cell::new(0) });
 
@@ -118,11 +118,11 @@ fn what_looks_like_something_else_is_not_cut_in_two() {
     let judge = Judge::survey();
     refers_to_operations();
     refers_to_the_second_case();
-    assert_eq!(judge.verdict(runs_cases as fn() as usize), Alone);
-    assert_eq!(judge.verdict(runs_one_case as fn() as usize), Alone);
-    assert_eq!(judge.verdict(runs_unnamed_cases as fn() as usize), Alone);
-    assert_eq!(judge.verdict(runs_a_located_one as fn() as usize), Alone);
-    assert_eq!(judge.verdict(runs_operations as fn() as usize), Alone);
+    assert_eq!(judge.mobility(runs_cases as fn() as usize), Bound);
+    assert_eq!(judge.mobility(runs_one_case as fn() as usize), Bound);
+    assert_eq!(judge.mobility(runs_unnamed_cases as fn() as usize), Bound);
+    assert_eq!(judge.mobility(runs_a_located_one as fn() as usize), Bound);
+    assert_eq!(judge.mobility(runs_operations as fn() as usize), Bound);
 }
 
 /// A table in a section of its own, which linkers make writable.
@@ -178,9 +178,9 @@ fn runs_what_is_plain() {
 #[test]
 fn functions_in_the_first_contents_of_variables_count() {
     let judge = Judge::survey();
-    let verdict = |function: fn()| judge.verdict(function as usize);
-    assert_eq!(verdict(runs_a_section), Alone);
-    assert_eq!(verdict(begins_with_the_first_of_a_section), Alone);
-    assert_eq!(verdict(runs_what_is_registered), Alone);
-    assert_eq!(verdict(runs_what_is_plain), Free);
+    let verdict = |function: fn()| judge.mobility(function as usize);
+    assert_eq!(verdict(runs_a_section), Bound);
+    assert_eq!(verdict(begins_with_the_first_of_a_section), Bound);
+    assert_eq!(verdict(runs_what_is_registered), Bound);
+    assert_eq!(verdict(runs_what_is_plain), Movable);
 }

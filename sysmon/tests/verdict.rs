@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::sync::{LazyLock, Mutex};
 use std::thread::{Thread, ThreadId};
 
-use Verdict::{Alone, Free, Home};
-use indent_sysmon::frames::{Judge, Verdict};
+use Mobility::{Bound, Movable};
+use indent_sysmon::frames::{Judge, Mobility};
 
 static JUDGE: LazyLock<Judge> = LazyLock::new(Judge::survey);
 
@@ -28,11 +28,11 @@ fn opaque() {
 macro_rules! verdict {
     ($function:expr) => {{
         let ip = $function as fn() as usize;
-        let verdict = JUDGE.verdict(ip);
-        if verdict != Free {
+        let mobility = JUDGE.mobility(ip);
+        if mobility == Bound {
             println!("{}: {:?}", stringify!($function), JUDGE.explain(ip));
         }
-        verdict
+        mobility
     }};
 }
 
@@ -60,9 +60,9 @@ fn saves_and_restores() {
 
 #[test]
 fn a_thread_local_binds() {
-    assert_eq!(verdict!(sets_before_and_after), Alone);
-    assert_eq!(verdict!(borrows_around), Alone);
-    assert_eq!(verdict!(saves_and_restores), Alone);
+    assert_eq!(verdict!(sets_before_and_after), Bound);
+    assert_eq!(verdict!(borrows_around), Bound);
+    assert_eq!(verdict!(saves_and_restores), Bound);
 }
 
 #[inline(never)]
@@ -146,16 +146,16 @@ fn computes() {
 
 #[test]
 fn ordinary_code_is_free() {
-    assert_eq!(verdict!(computes), Free);
-    assert_eq!(verdict!(counts_references), Free);
-    assert_eq!(verdict!(collects), Free);
-    assert_eq!(verdict!(panics_perhaps), Free);
-    assert_eq!(verdict!(maps_in_order), Free);
-    assert_eq!(verdict!(maps_with_fixed_keys), Free);
-    assert_eq!(verdict!(locks), Free);
-    assert_eq!(verdict!(prints), Free);
-    assert_eq!(verdict!(reads_a_file), Free);
-    assert_eq!(verdict!(reads_the_clock), Free);
+    assert_eq!(verdict!(computes), Movable);
+    assert_eq!(verdict!(counts_references), Movable);
+    assert_eq!(verdict!(collects), Movable);
+    assert_eq!(verdict!(panics_perhaps), Movable);
+    assert_eq!(verdict!(maps_in_order), Movable);
+    assert_eq!(verdict!(maps_with_fixed_keys), Movable);
+    assert_eq!(verdict!(locks), Movable);
+    assert_eq!(verdict!(prints), Movable);
+    assert_eq!(verdict!(reads_a_file), Movable);
+    assert_eq!(verdict!(reads_the_clock), Movable);
 }
 
 #[inline(never)]
@@ -166,12 +166,13 @@ fn maps_with_random_keys() {
     black_box(map.len());
 }
 
-/// Inlined it is a harmless variable, called a harmless function.
+/// Where `RandomState::new` is called it is a harmless function; how much of it is inlined without
+/// optimization is up to the compiler.
 #[test]
-fn random_keys_do_not_keep_a_stack_from_sharing() {
-    assert_ne!(verdict!(maps_with_random_keys), Alone);
-    if !cfg!(debug_assertions) {
-        assert_eq!(verdict!(maps_with_random_keys), Home);
+fn random_keys_bind_where_they_are_inlined() {
+    let mobility = verdict!(maps_with_random_keys);
+    assert!(mobility == Bound || cfg!(debug_assertions));
+    if mobility == Bound {
         let binding = JUDGE.explain(maps_with_random_keys as fn() as usize);
         assert!(binding.variable().is_some_and(|name| name.contains("KEYS")));
     }
@@ -237,7 +238,7 @@ trait Speak {
 }
 struct Quiet(u32);
 struct Loud(u32);
-struct Bound(u32);
+struct Holding(u32);
 struct Other(u32);
 impl Speak for Quiet {
     fn speak(&self) -> u32 {
@@ -249,7 +250,7 @@ impl Speak for Loud {
         black_box(self.0) + 2
     }
 }
-impl Speak for Bound {
+impl Speak for Holding {
     fn speak(&self) -> u32 {
         CONSTANT.replace(self.0)
     }
@@ -266,7 +267,7 @@ fn chosen(which: u32) -> &'static dyn Speak {
     match which {
         0 => &Quiet(1),
         1 => &Loud(2),
-        2 => &Bound(3),
+        2 => &Holding(3),
         3 => &Other(4),
         4 => &Quiet(5),
         _ => &Loud(6),
@@ -282,14 +283,14 @@ fn calls_a_chosen_one() {
 
 #[test]
 fn tables_and_vtables_count_with_all_their_functions() {
-    assert_eq!(verdict!(calls_from_a_table), Alone);
-    assert_eq!(verdict!(calls_from_the_middle_of_a_table), Alone);
-    assert_eq!(verdict!(calls_from_the_end_of_a_table), Alone);
-    assert_eq!(verdict!(calls_from_an_unnamed_table), Alone);
-    assert_eq!(verdict!(calls_from_the_middle_of_an_unnamed_table), Alone);
-    assert_eq!(verdict!(calls_a_plain_box), Free);
-    assert_eq!(verdict!(calls_a_box), Alone);
-    assert_eq!(verdict!(calls_a_chosen_one), Alone);
+    assert_eq!(verdict!(calls_from_a_table), Bound);
+    assert_eq!(verdict!(calls_from_the_middle_of_a_table), Bound);
+    assert_eq!(verdict!(calls_from_the_end_of_a_table), Bound);
+    assert_eq!(verdict!(calls_from_an_unnamed_table), Bound);
+    assert_eq!(verdict!(calls_from_the_middle_of_an_unnamed_table), Bound);
+    assert_eq!(verdict!(calls_a_plain_box), Movable);
+    assert_eq!(verdict!(calls_a_box), Bound);
+    assert_eq!(verdict!(calls_a_chosen_one), Bound);
 }
 
 #[inline(never)]
@@ -358,21 +359,21 @@ fn calls_a_trait_of_a_listed_type() {
 /// A thread that waits for a message sleeps inside the call, and nothing of it is left behind.
 #[test]
 fn channels_leave_nothing_with_a_thread() {
-    assert_eq!(verdict!(receives), Free);
+    assert_eq!(verdict!(receives), Movable);
 }
 
 #[test]
 fn a_trait_of_others_for_a_listed_type_is_not_listed() {
-    assert_eq!(verdict!(calls_a_trait_of_a_listed_type), Alone);
+    assert_eq!(verdict!(calls_a_trait_of_a_listed_type), Bound);
 }
 
 #[test]
 fn what_belongs_to_a_thread_binds() {
-    assert_eq!(verdict!(keeps_its_thread), Alone);
-    assert_eq!(verdict!(keeps_its_number), Alone);
-    assert_eq!(verdict!(keeps_stdout), Alone);
-    assert_eq!(verdict!(keeps_stderr), Alone);
-    assert_eq!(verdict!(scopes), Alone);
+    assert_eq!(verdict!(keeps_its_thread), Bound);
+    assert_eq!(verdict!(keeps_its_number), Bound);
+    assert_eq!(verdict!(keeps_stdout), Bound);
+    assert_eq!(verdict!(keeps_stderr), Bound);
+    assert_eq!(verdict!(scopes), Bound);
 }
 
 #[test]
@@ -398,9 +399,9 @@ fn the_kernel_is_asked_by_numbers() {
         // SAFETY: no conditions.
         black_box(unsafe { libc::syscall(libc::SYS_getppid) });
     }
-    assert_eq!(verdict!(asks_for_its_thread), Alone);
-    assert_eq!(verdict!(asks_for_anything), Alone);
-    assert_eq!(verdict!(asks_for_its_process), Free);
+    assert_eq!(verdict!(asks_for_its_thread), Bound);
+    assert_eq!(verdict!(asks_for_anything), Bound);
+    assert_eq!(verdict!(asks_for_its_process), Movable);
     let why = JUDGE.explain(asks_for_its_thread as fn() as usize);
     let last = why.path().last().expect("a reason");
     let number = libc::SYS_gettid.to_string();
@@ -433,9 +434,9 @@ fn errno_is_not_handed_on_by_a_jump_unless_as_an_argument() {
             ".cfi_endproc",
         );
     }
-    let verdict = |function: extern "C" fn()| JUDGE.verdict(function as usize);
-    assert_eq!(verdict(looks_and_closes), Free);
-    assert_eq!(verdict(hands_on), Home);
+    let verdict = |function: extern "C" fn()| JUDGE.mobility(function as usize);
+    assert_eq!(verdict(looks_and_closes), Movable);
+    assert_eq!(verdict(hands_on), Bound);
 }
 
 /// Right with any linker: also where calls are bound lazily.
@@ -460,20 +461,20 @@ fn functions_of_libc_bind_by_name() {
         let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"pthread_self".as_ptr()) };
         black_box(found);
     }
-    assert_eq!(verdict!(asks_for_its_thread), Alone);
-    assert_eq!(verdict!(reads_a_key), Alone);
-    assert_eq!(verdict!(looks_for_a_function), Alone);
+    assert_eq!(verdict!(asks_for_its_thread), Bound);
+    assert_eq!(verdict!(reads_a_key), Bound);
+    assert_eq!(verdict!(looks_for_a_function), Bound);
 }
 
 #[test]
 fn what_waits_with_its_thread_and_is_done_binds_nothing() {
-    assert_eq!(verdict!(receives), Free);
+    assert_eq!(verdict!(receives), Movable);
 }
 
 #[test]
 fn an_explanation_names_function_and_variable() {
     let binding = JUDGE.explain(calls_a_box as fn() as usize);
-    assert_eq!(binding.verdict(), Alone);
+    assert_eq!(binding.mobility(), Bound);
     assert!(binding.path().len() >= 2, "{binding:?}");
     assert!(binding.path()[0].function().contains("calls_a_box"));
     assert!(
@@ -494,12 +495,12 @@ fn functions_are_found_by_name() {
 #[test]
 #[expect(unsafe_code, reason = "calls libc")]
 fn what_was_not_read_counts_as_bound() {
-    assert_eq!(JUDGE.verdict(0), Alone);
+    assert_eq!(JUDGE.mobility(0), Bound);
     // SAFETY: a name that ends with a zero byte; the default search order.
     let foreign = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"getppid".as_ptr()) };
-    assert_eq!(JUDGE.verdict(foreign.addr()), Alone);
-    assert_eq!(JUDGE.verdict((&raw const MIXED) as usize), Alone);
-    assert_eq!(JUDGE.explain(8).verdict(), Alone);
+    assert_eq!(JUDGE.mobility(foreign.addr()), Bound);
+    assert_eq!(JUDGE.mobility((&raw const MIXED) as usize), Bound);
+    assert_eq!(JUDGE.explain(8).mobility(), Bound);
 }
 
 #[test]
@@ -507,5 +508,5 @@ fn few_functions_are_bound() {
     let seen = JUDGE.statistics();
     println!("{seen:#?}");
     assert!(seen.functions > 1000);
-    assert!(seen.alone * 4 < seen.functions, "{seen:#?}");
+    assert!(seen.bound * 4 < seen.functions, "{seen:#?}");
 }

@@ -123,7 +123,7 @@ fn become_somebody() -> bool {
 /// Waits until the runtime has a spare thread for each of its workers, which it makes when they are
 /// awake: otherwise those might take what a limit leaves for others.
 pub fn with_spares(rt: Runtime, workers: usize) -> Runtime {
-    crate::common::wait_for_the_survey(); // before, every fiber that parks takes a thread
+    rt.wait_until_surveyed(None); // before, every fiber that parks takes a thread
     let enough = Arc::new(AtomicBool::new(false));
     let busy: Vec<_> = (0..workers)
         .map(|_| {

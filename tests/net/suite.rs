@@ -539,7 +539,7 @@ fn a_fiber_that_uses_sockets_may_leave_its_thread() {
         let binding = fiber.join().unwrap();
         assert_eq!(binding.mobility(), Mobility::Movable, "{binding:?}");
         // Where a park that nobody knows so far is judged, for the next fiber that comes there.
-        wait_for("a free fiber", || {
+        wait_for("a movable fiber", || {
             let (stream, peer) = tcp_pair();
             let waiting = rt.spawn(move || (&stream).read(&mut [0; 8]).unwrap());
             let fiber = waiting.fiber();

@@ -48,6 +48,11 @@ macro_rules! allocator {
 /// Worker threads of every runtime, in every shape.
 pub const WORKERS: usize = 2;
 
+/// Whether every fiber of indent is to count as bound to its thread (`INDENT_RIVALS_BOUND=1`).
+pub fn is_bound() -> bool {
+    std::env::var_os("INDENT_RIVALS_BOUND").is_some_and(|value| value == "1")
+}
+
 /// Fibers that yield at the same time in [`Shape::Yield`].
 pub const YIELDING_FIBERS: u64 = 1_000;
 

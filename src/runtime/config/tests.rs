@@ -79,7 +79,12 @@ fn names_are_unique_and_say_their_unit() {
 
 #[test]
 fn every_setting_is_a_method_of_the_builder_and_every_method_a_setting() {
-    let methods = include_str!("../builder.rs").lines();
+    let sources = [
+        include_str!("../builder.rs"),
+        include_str!("../survey.rs"),
+        include_str!("../threads.rs"),
+    ];
+    let methods = sources.iter().flat_map(|source| source.lines());
     let methods = methods.filter_map(|line| line.trim().strip_prefix("pub fn ")?.split_once("("));
     let methods = methods.filter(|(_, rest)| rest.starts_with("mut self"));
     let methods: BTreeSet<&str> = methods.map(|(name, _)| name).collect();

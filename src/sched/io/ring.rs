@@ -223,10 +223,11 @@ impl Shared {
 
     /// The ring of a worker, made if there is none yet. By the worker's holder.
     fn ring_of<'a>(&self, worker: &'a Worker) -> io::Result<&'a Uring> {
-        debug_assert!(worker.io.get().is_none(), "a worker with a set and a ring");
+        debug_assert!(self.io_set.get().is_none(), "a ring beside a set");
         if worker.uring.get().is_none() {
             let ring = Uring::new()?;
-            self.io_watch.include(self, ring.raw(), worker.index)?;
+            self.io_watch
+                .include(self, ring.raw(), worker.index as u64)?;
             let _ = worker.uring.set(ring); // nobody else does
         }
         Ok(worker.uring.get().expect("just set"))

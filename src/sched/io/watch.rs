@@ -1,13 +1,14 @@
-//! Watches the sets of workers that compute.
+//! The poller thread: takes events while workers compute.
 //!
-//! A worker in a long dispatch does not look into its set. So when such a dispatch begins, or the monitor
-//! finds one, the set is *armed*: it becomes part of one in which a thread of its own sleeps. That one is told once,
-//! looks in the worker's place, and arms it again if the dispatch goes on. A worker that comes to its scheduler
-//! disarms its set. The set of a worker that is retired stays armed. A ring is armed like a set, and what waits there
-//! to be submitted is submitted.
+//! A worker in a long dispatch does not look for events. When no worker does, the epoll instance is
+//! *armed*: it becomes part of another one in which the poller thread sleeps (`seat.rs` says when).
+//! The poller thread is woken once, takes the events in the workers' place, and arms the instance
+//! again if that is still needed. A worker that comes to its scheduler disarms it. A ring is armed
+//! in the same way when its own worker begins a long dispatch or retires, and what waits there to
+//! be submitted is submitted.
 //!
-//! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything when it
-//! wakes. It asks the kernel to be prompt, as the monitor does.
+//! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything
+//! when it wakes. It asks the kernel to be prompt, as the monitor does.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -33,6 +34,8 @@ use crate::sched::{Shared, context, retire};
 
 /// Before the kernel is asked again to take what it has refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
+/// The key of the runtime's epoll instance; rings have the number of their worker.
+pub(super) const SET: u64 = u64::MAX - 1;
 
 #[derive(Default)]
 pub(crate) struct Watch {
@@ -46,21 +49,22 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// The set of a worker is there: it can be armed. Starts the thread if this is the first.
-    pub(crate) fn include(&self, shared: &Shared, set: RawFd, worker: usize) -> io::Result<()> {
+    /// Makes a set or a ring known, so that it can be armed. Starts the thread if this is the
+    /// first.
+    pub(super) fn include(&self, shared: &Shared, set: RawFd, key: u64) -> io::Result<()> {
         let mut thread = lock(&self.thread);
         if self.sets.get().is_none() {
             let _ = self.sets.set(Epoll::new()?);
         }
         let sets = self.sets.get().expect("just set");
-        if thread.is_none() && retire::is_here() {
-            // S16: by the helper, whose thread is as it should be.
+        // S16: from a thread that a fiber changed, by the helper, whose thread is as it should be;
+        // and by the helper, again and again, if the system refuses it now.
+        let is_left = thread.is_none() && retire::is_here();
+        if is_left || self.start(shared, &mut thread).is_err() {
             self.wanted.store(true, SeqCst);
             shared.start_poller_soon();
-        } else {
-            self.start(shared, &mut thread)?;
         }
-        sets.add_once(set, worker as u64)
+        sets.add_once(set, key)
     }
 
     /// On the helper's thread: starts the thread if another must not start it. True if it is
@@ -112,12 +116,19 @@ fn watch(runtime: &Weak<Shared>) {
     };
     let mut pause = None;
     while !shared.io_watch.stops.load(SeqCst) {
-        sets.wait(pause).tell(|ready| {
+        let events = sets.wait(pause);
+        if events.has_rung() {
+            sets.silence();
+        }
+        events.tell(|ready| {
+            if ready.key == SET {
+                return shared.poll_for_workers();
+            }
             let worker = &shared.workers[ready.key as usize];
             worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
             shared.look_in_place_of(worker);
             if shared.needs_watch(worker) {
-                shared.arm_io(worker);
+                shared.arm_ring(worker);
             }
         });
         let pauses = [shared.submit_for_others(), shared.call_late()];
@@ -126,7 +137,16 @@ fn watch(runtime: &Weak<Shared>) {
 }
 
 impl Shared {
-    /// Whether nobody else looks into its set before long.
+    /// The poller thread: the set has something, and no worker has looked.
+    fn poll_for_workers(&self) {
+        self.io_set_armed.swap(false, SeqCst); // and what was done before it was armed is seen
+        self.poll_set();
+        if self.lacks_poller() {
+            self.arm_set();
+        }
+    }
+
+    /// Whether its holder does not look into its ring before long.
     fn needs_watch(&self, worker: &Worker) -> bool {
         let overran = || worker.io_away.load(SeqCst) == worker.published.dispatches();
         let is_away =
@@ -134,52 +154,81 @@ impl Shared {
         is_away || self.count.is_retired(worker.index)
     }
 
-    /// The monitor has found that this worker does not get on.
+    /// The monitor has found that this worker makes no progress.
     pub(crate) fn watch_io(&self, worker: &Worker, dispatch: u64) {
         worker.io_away.store(dispatch, SeqCst);
         self.arm_io(worker);
     }
 
-    /// The one way to look without holding the worker. We may have heard its bell instead of whoever sleeps there:
-    /// then that one is woken by other means, since the bell may be polled by nobody now. Whoever rang it did so after
-    /// the sleeper said that it sleeps.
+    /// The one way to look into a ring without holding its worker. The bell of a sleeper there may
+    /// have been taken meanwhile: the sleeper is woken by other means. A ring of the bell comes
+    /// after the sleeper announced its sleep.
     fn look_in_place_of(&self, worker: &Worker) {
-        self.look_into(worker);
+        self.look_into_ring(worker);
+        worker.note_look();
         fence(SeqCst);
         if worker.published.phase() != Phase::Idle || self.count.is_retired(worker.index) {
             return;
         }
-        if let Some(set) = worker.io.get() {
-            os::ring_eventfd(set.bell());
-        } else if let Some(ring) = worker.uring.get() {
+        if let Some(ring) = worker.uring.get() {
             ring.nudge();
             ring.submit();
         }
     }
 
-    /// At each look of the monitor: a worker that always finds something short to do looks into its set rarely. It is
-    /// told to; if it has not by the next look somebody does in its place.
-    pub(crate) fn mind_sets(&self) {
-        for worker in self.present().iter().filter(|worker| worker.has_sources()) {
+    /// At each look of the monitor: a worker that always finds short fibers to run looks for events
+    /// rarely. It is asked to; if no worker has looked by the next look of the monitor, another
+    /// thread does.
+    pub(crate) fn mind_events(&self) {
+        let mut set_is_left = self.io_set.get().is_some();
+        for worker in (self.present().iter()).filter(|worker| self.has_sources(worker)) {
             let looks = worker.io_looks.load(Relaxed);
             let looked = worker.io_looks_known.swap(looks, Relaxed) != looks;
+            set_is_left &= !looked;
             let stays_away = !looked && worker.published.phase() != Phase::Idle;
             if stays_away && worker.io_due.swap(true, Relaxed) {
-                self.arm_io(worker);
+                self.arm_ring(worker);
             }
+        }
+        if set_is_left {
+            self.hand_on_io();
         }
     }
 
     /// This worker computes from here on, or has retired. May be called in a signal handler.
     #[inline]
     pub(crate) fn arm_io(&self, worker: &Worker) {
-        if worker.has_sources() {
-            self.set_armed(worker, true);
-            if worker.uring.get().is_some_and(Uring::is_pending)
-                && let Some(sets) = self.io_watch.sets.get()
-            {
-                os::ring_eventfd(sets.bell()); // nobody's request waits behind a computation
-            }
+        self.arm_ring(worker);
+        self.hand_on_io();
+    }
+
+    fn arm_ring(&self, worker: &Worker) {
+        let Some(ring) = worker.busy_ring() else {
+            return;
+        };
+        self.set_armed(&worker.io_armed, ring.raw(), worker.index as u64, true);
+        if ring.is_pending()
+            && let Some(sets) = self.io_watch.sets.get()
+        {
+            os::ring_eventfd(sets.bell()); // no request waits behind a computation
+        }
+    }
+
+    /// The poller thread waits for events of the set from here on. May be called in a signal
+    /// handler.
+    pub(super) fn arm_set(&self) {
+        if let Some(set) = self.io_set.get() {
+            self.set_armed(&self.io_set_armed, set.raw(), SET, true);
+        }
+    }
+
+    /// A worker waits for events, or looks soon.
+    #[inline]
+    pub(super) fn disarm_set(&self) {
+        if self.io_set_armed.load(SeqCst)
+            && let Some(set) = self.io_set.get()
+        {
+            self.set_armed(&self.io_set_armed, set.raw(), SET, false);
         }
     }
 
@@ -213,53 +262,55 @@ impl Shared {
     /// This worker looks itself from here on.
     #[inline]
     pub(crate) fn disarm_io(&self, worker: &Worker) {
-        if worker.io_armed.load(SeqCst) {
-            self.set_armed(worker, false);
+        self.disarm_set();
+        if worker.io_armed.load(SeqCst)
+            && let Some(ring) = worker.uring.get()
+        {
+            self.set_armed(&worker.io_armed, ring.raw(), worker.index as u64, false);
         }
     }
 
+    /// Changes the word, then the kernel's view; and again if the word was changed meanwhile: the
+    /// last call to the kernel says what the word says last.
     #[cold]
-    fn set_armed(&self, worker: &Worker, on: bool) {
-        if worker.io_armed.swap(on, SeqCst) == on {
+    fn set_armed(&self, word: &AtomicBool, descriptor: RawFd, key: u64, on: bool) {
+        if word.swap(on, SeqCst) == on {
             return;
         }
-        let ring = || worker.uring.get().map(Uring::raw);
-        let set = worker.io.get().map(Epoll::raw).or_else(ring);
-        let (Some(sets), Some(set)) = (self.io_watch.sets.get(), set) else {
+        let Some(sets) = self.io_watch.sets.get() else {
             return;
         };
-        // Whoever changes the word tells the kernel after that, and again if it was changed meanwhile: what
-        // the kernel hears last is what the word says last.
-        let mut told = on;
+        let mut state = on;
         loop {
-            sets.arm(set, worker.index as u64, told);
-            match worker.io_armed.load(SeqCst) {
-                now if now == told => return,
-                now => told = now,
+            sets.arm(descriptor, key, state);
+            match word.load(SeqCst) {
+                now if now == state => return,
+                now => state = now,
             }
+        }
+    }
+
+    /// Whether a fiber may wait for a descriptor, or for an operation in the worker's ring.
+    #[inline]
+    pub(crate) fn has_sources(&self, worker: &Worker) -> bool {
+        match self.io_set.get() {
+            Some(set) => !set.is_empty(),
+            None => worker.busy_ring().is_some(),
         }
     }
 }
 
 impl Worker {
-    /// Whether somebody may wait for a descriptor in its set, or for an operation in its ring.
-    #[inline]
-    pub(crate) fn has_sources(&self) -> bool {
-        match self.io.get() {
-            Some(set) => !set.is_empty(),
-            None => self.uring.get().is_some_and(|ring| ring.in_flight() > 0),
-        }
+    /// A thread has looked for events in the name of this worker.
+    pub(crate) fn note_look(&self) {
+        let looks = self.io_looks.load(Relaxed).wrapping_add(1);
+        self.io_looks.store(looks, Relaxed);
+        self.io_due.store(false, Relaxed);
     }
 
-    /// What wakes whoever sleeps among them, if there are any.
+    /// Its ring, if operations are in flight there.
     #[inline]
-    pub(crate) fn io_bell(&self) -> Option<RawFd> {
-        self.has_sources().then(|| self.set_bell())?
-    }
-
-    /// The bell of its set, or of its ring.
-    pub(crate) fn set_bell(&self) -> Option<RawFd> {
-        let ring = || self.uring.get().map(Uring::bell);
-        self.io.get().map(Epoll::bell).or_else(ring)
+    pub(crate) fn busy_ring(&self) -> Option<&Uring> {
+        self.uring.get().filter(|ring| ring.in_flight() > 0)
     }
 }

@@ -31,7 +31,7 @@
 //!
 //! Cutting at every referenced address instead (the obvious rule) would cut off half of a table that
 //! is also referred to in the middle, and gains nothing. Cutting at symbols and locations alone
-//! gains too little. Measured, functions that are Alone with these / with all rules: a service with
+//! gains too little. Measured, functions that are bound with these / with all rules: a service with
 //! serde, regex, tracing of 4,355 functions in release 81, 76; of 23,900 in debug 211, 104.
 //!
 //! Variables count like constants, with the pointers the loader put into them: a table in a section of
@@ -53,12 +53,12 @@ mod shapes;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::ops::Range;
 
 use super::edges::{Reach, Use};
 use super::image::memory::Kind;
 use super::image::{Image, Target};
+use super::sorted;
 use shapes::{KEY, LOCATION, VTABLE};
 
 /// Which referenced addresses cut.
@@ -89,7 +89,8 @@ impl Constants {
     pub(crate) fn cut(image: &Image, uses: &[Use], rule: Rule) -> Constants {
         let mut referenced: Vec<usize> = uses.iter().map(|u| u.address).collect();
         let moved = uses.iter().filter(|u| u.reach != Reach::default());
-        let moved = moved.map(|u| u.address).collect();
+        let mut moved: Vec<usize> = moved.map(|u| u.address).collect();
+        sorted::sort(&mut moved, |&address| address as u64);
         for range in image.memory.ranges(Kind::Constant) {
             let slots = image.slots.within(&range).iter();
             referenced.extend(slots.filter_map(|&(at, _)| constant(image, at)));
@@ -98,10 +99,12 @@ impl Constants {
                 referenced.extend(words.filter_map(|at| constant(image, at)));
             }
         }
-        referenced.sort_unstable();
+        sorted::sort(&mut referenced, |&address| address as u64);
         referenced.dedup();
         // What code finds by the name of a section is one table of many symbols.
-        let joined = |at: &usize| image.symbols.is_in_table(*at);
+        let tables = image.symbols.tables();
+        let inside = |table: &Range<usize>, at| table.start < at && at < table.end;
+        let joined = |at: &usize| tables.iter().any(|table| inside(table, *at));
         let edges = image.symbols.constant_edges();
         let mut starts: Vec<usize> = edges.filter(|at| !joined(at)).collect();
         let kinds = [Kind::Constant, Kind::Variable];
@@ -116,7 +119,7 @@ impl Constants {
             referenced: &referenced,
             moved,
             fixed: starts,
-            closed: HashSet::new(),
+            closed: vec![false; referenced.len()],
             found: Vec::new(),
             last: Shape::Unknown,
         }
@@ -131,9 +134,7 @@ impl Constants {
 
     /// The number of the piece around an address.
     fn number(&self, address: usize) -> Option<usize> {
-        self.starts
-            .partition_point(|&start| start <= address)
-            .checked_sub(1)
+        sorted::first_from(&self.starts, address.saturating_add(1)).checked_sub(1)
     }
 
     pub(crate) fn range(&self, piece: usize) -> Range<usize> {
@@ -230,10 +231,10 @@ struct Cutter<'a> {
     rule: Rule,
     referenced: &'a [usize],
     /// Of these, what is counted or indexed by anybody: perhaps no beginning.
-    moved: HashSet<usize>,
+    moved: Vec<usize>,
     fixed: Vec<usize>,
-    /// Locations behind which something else begins.
-    closed: HashSet<usize>,
+    /// Whether a referenced address is a location behind which something else begins.
+    closed: Vec<bool>,
     found: Vec<usize>,
     /// What was found last.
     last: Shape,
@@ -253,8 +254,12 @@ impl Cutter<'_> {
             self.close_locations();
         }
         for &address in self.referenced {
-            if self.is_anonymous(address) && self.begins(address) {
-                self.last = self.shape(address);
+            if !self.is_anonymous(address) {
+                continue;
+            }
+            let shape = self.shape(address);
+            if self.begins(address, shape) {
+                self.last = shape;
                 self.found.push(address);
             }
         }
@@ -267,24 +272,37 @@ impl Cutter<'_> {
 
     /// A constant of the program, and not in the middle of a named one.
     fn is_anonymous(&self, address: usize) -> bool {
+        if self.image.memory.kind(address) != Some(Kind::Constant) {
+            return false;
+        }
+        let reserved = self.image.reserved.as_slice();
+        let mut index = 0;
+        while index < reserved.len() {
+            if reserved[index].start <= address && address < reserved[index].end {
+                return false;
+            }
+            index += 1;
+        }
         let named = self.image.symbols.constant_around(address);
-        self.image.memory.kind(address) == Some(Kind::Constant)
-            && !self.image.reserved.iter().any(|r| r.contains(&address))
-            && named.is_none_or(|named| named.start == address)
+        named.is_none_or(|named| named.start == address)
     }
 
-    fn begins(&self, address: usize) -> bool {
+    fn begins(&self, address: usize, shape: Shape) -> bool {
         match self.rule {
             #[cfg(test)]
             Rule::Every => true,
             Rule::Certain => {
-                self.shape(address) != Shape::Unknown
-                    || self.closed.contains(&address)
+                shape != Shape::Unknown
+                    || self.is_closed(address)
                     || self.is_behind_location(address)
                     || self.image.fixed && is_far_from_pointers(self.image, address)
                     || self.is_behind(address)
             }
         }
+    }
+
+    fn is_closed(&self, address: usize) -> bool {
+        sorted::index_of(self.referenced, address).is_some_and(|index| self.closed[index])
     }
 
     /// By its own looks.
@@ -300,23 +318,23 @@ impl Cutter<'_> {
 
     /// Finds the locations behind which something else begins, the last ones first.
     fn close_locations(&mut self) {
-        for &address in self.referenced.iter().rev() {
+        for (index, &address) in self.referenced.iter().enumerate().rev() {
             if shapes::is_location(self.image, address) && self.ends(address + LOCATION) {
-                self.closed.insert(address);
+                self.closed[index] = true;
             }
         }
     }
 
     /// Whether a location that lies before an address is all there is.
     fn ends(&self, end: usize) -> bool {
-        self.fixed.binary_search(&end).is_ok()
-            || self.closed.contains(&end)
+        sorted::index_of(&self.fixed, end).is_some()
+            || self.is_closed(end)
             || self.is_behind_location(end)
             || self.is_referenced(end) && self.shape(end) != Shape::Unknown
     }
 
     fn is_referenced(&self, address: usize) -> bool {
-        self.referenced.binary_search(&address).is_ok()
+        sorted::index_of(self.referenced, address).is_some()
     }
 
     /// Whether the compiler made a location that ends here, and what follows is not just where a loop
@@ -324,14 +342,14 @@ impl Cutter<'_> {
     fn is_behind_location(&self, address: usize) -> bool {
         let before = address - LOCATION;
         self.is_referenced(address)
-            && !self.moved.contains(&address)
+            && sorted::index_of(&self.moved, address).is_none()
             && self.is_referenced(before)
             && shapes::is_made_location(self.image, before)
     }
 
     /// Whether there is nothing but a vtable or a key from the last cut up to here.
     fn is_behind(&self, address: usize) -> bool {
-        let after = self.fixed.partition_point(|&start| start <= address);
+        let after = sorted::first_from(&self.fixed, address.saturating_add(1));
         let fixed = self.fixed[..after].last().copied().unwrap_or(0);
         let found = self.found.last().copied().unwrap_or(0);
         let (start, shape) = match found >= fixed {

@@ -11,9 +11,14 @@
 //! *address is taken* stands for all of itself, and perhaps for its neighbours (`moves`): a loop may
 //! begin at the end of a table, or one entry before it.
 //!
+//! Nearly all functions are made of ordinary instructions and are read by a decoder that knows only
+//! those (`quick`, `brief`): a program's debug build compiles all this without optimization.
+//! Whatever it does not know makes it leave the function to the complete decoder.
+//!
 //! Touching is every operand with an `fs:` segment but the stack protector's, every slot with a
-//! thread-local's offset or module, `rdfsbase`. Which variable it is, if that can be told, is
-//! worked out by `flow`. An instruction that cannot be decoded makes the function unknown.
+//! thread-local's offset or module, `rdfsbase`, and loading the segment register itself. Which
+//! variable it is, if that can be told, is worked out by `flow`. An instruction that cannot be
+//! decoded makes the function unknown, and so does a branch into the middle of one (`starts`).
 //!
 //! `__errno_location` hands out the address of a thread-local, so whoever keeps it is bound. Almost
 //! every system call is followed by one, and nearly all of those read the number at once and drop
@@ -27,9 +32,13 @@
 //!
 //! [S5]: ../../../DESIGN.md
 
+mod brief;
 mod control;
 mod flow;
+mod motion;
 mod moves;
+mod quick;
+mod starts;
 #[cfg(test)]
 mod tests;
 
@@ -39,8 +48,10 @@ use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
 };
 
+use self::motion::Motion;
 pub(crate) use self::moves::Reach;
 use self::moves::{Fate, Moves};
+use self::starts::Starts;
 use super::image::memory::Kind;
 use super::image::relocs::Slot;
 use super::image::unwind::Function;
@@ -77,7 +88,7 @@ pub(crate) enum Touch {
 }
 
 /// What was found in one function.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) code: Vec<(usize, How)>,
     pub(crate) constants: Vec<Use>,
@@ -101,6 +112,7 @@ pub(crate) struct Use {
 #[derive(Default)]
 pub(crate) struct Reader {
     instructions: Vec<Instruction>,
+    starts: Starts,
     flow: flow::Flow,
     pub(crate) facts: Facts,
 }
@@ -115,6 +127,43 @@ impl Facts {
     }
 }
 
+/// What has to be known of an instruction that leads somewhere.
+struct Form {
+    ip: usize,
+    how: How,
+    /// Bytes that it reads or writes.
+    size: usize,
+    /// Where it leads is part of it: it is relative, and no register.
+    seen: bool,
+    /// Does not simply go on with the next instruction.
+    turns: bool,
+    /// Loads a whole register.
+    load: bool,
+    /// Adds to a whole register.
+    adds: bool,
+}
+
+impl Form {
+    fn of(instruction: &Instruction) -> Form {
+        let flow = instruction.flow_control();
+        let near = has_near_target(instruction);
+        Form {
+            ip: instruction.ip() as usize,
+            how: match flow {
+                FlowControl::Call | FlowControl::IndirectCall => How::Call,
+                _ if near => How::Jump,
+                FlowControl::IndirectBranch => How::Jump,
+                _ => How::Refer,
+            },
+            size: instruction.memory_size().size().max(1),
+            seen: near || instruction.is_ip_rel_memory_operand(),
+            turns: flow != FlowControl::Next,
+            load: instruction.code() == Code::Mov_r64_rm64,
+            adds: instruction.code() == Code::Add_r64_rm64,
+        }
+    }
+}
+
 /// Where the address of a constant goes.
 #[derive(Clone, Copy)]
 enum Into {
@@ -125,11 +174,11 @@ enum Into {
     Word,
 }
 
-/// The address of a constant, where it goes, and the place of that instruction.
+/// The address of a constant, where it goes, and the place behind that instruction.
 struct Taken {
     address: usize,
     into: Into,
-    place: usize,
+    next: usize,
 }
 
 /// One function on its way through the reader.
@@ -137,10 +186,12 @@ struct Pass<'a> {
     image: &'a Image,
     range: Range<usize>,
     facts: &'a mut Facts,
+    /// Where instructions begin and branches lead, see `starts`.
+    marks: &'a mut [u8],
     /// Addresses of constants that are taken.
     taken: Vec<Taken>,
-    /// The instruction it is at.
-    place: usize,
+    /// The place behind the instruction it is at, however places are counted.
+    next: usize,
     /// Registers that are the base of a table of distances.
     distances: u32,
     /// Something that `flow` must follow.
@@ -150,8 +201,16 @@ struct Pass<'a> {
 impl Reader {
     /// Fills `facts` with what the function does.
     pub(crate) fn read(&mut self, image: &Image, function: &Function) {
-        let range = function.range.clone();
         self.facts.clear();
+        if !quick::read(image, function, &mut self.starts, &mut self.facts) {
+            self.facts.clear();
+            self.read_fully(image, function);
+        }
+    }
+
+    /// The same by the complete decoder.
+    fn read_fully(&mut self, image: &Image, function: &Function) {
+        let range = function.range.clone();
         self.instructions.clear();
         let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
         let mut decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);
@@ -160,28 +219,46 @@ impl Reader {
             self.instructions.push(Instruction::default());
             decoder.decode_out(&mut self.instructions[place]);
         }
-        let mut pass = Pass {
-            image,
-            range: range.clone(),
-            facts: &mut self.facts,
-            taken: Vec::new(),
-            place: 0,
-            distances: 0,
-            follow: false,
-        };
+        let marks = self.starts.of(bytes.len());
+        let mut pass = Pass::new(image, &range, marks, &mut self.facts);
         if bytes.len() < range.len() {
             pass.unknown(range.start, "code that is not mapped");
         }
         for (place, instruction) in self.instructions.iter().enumerate() {
-            pass.place = place;
+            pass.next = place + 1;
+            pass.marks[instruction.ip() as usize - range.start] = starts::START;
             pass.instruction(instruction);
         }
+        if starts::are_missed(pass.marks) {
+            pass.unknown(range.start, "a branch into the middle of an instruction");
+        }
         pass.fall_through(&self.instructions);
-        pass.finish(&self.instructions);
+        let instructions = &self.instructions;
+        pass.finish(|place| instructions[place..].iter().map(Motion::of));
         if pass.follow {
             let touches = &mut self.facts.touches;
             self.flow
                 .follow(image, function, &self.instructions, touches);
+        }
+    }
+}
+
+impl<'a> Pass<'a> {
+    fn new(
+        image: &'a Image,
+        range: &Range<usize>,
+        marks: &'a mut [u8],
+        facts: &'a mut Facts,
+    ) -> Pass<'a> {
+        Pass {
+            image,
+            range: range.clone(),
+            facts,
+            marks,
+            taken: Vec::new(),
+            next: 0,
+            distances: 0,
+            follow: false,
         }
     }
 }
@@ -204,10 +281,16 @@ impl Pass<'_> {
                 self.facts.touches.push((ip, Touch::Kernel(None)));
             }
             mnemonic if control::loads(mnemonic) => self.unknown(ip, control::REGISTERS),
+            Mnemonic::Mov | Mnemonic::Pop | Mnemonic::Lfs | Mnemonic::Lgs
+                if control::loads_segment(instruction) =>
+            {
+                self.unknown(ip, control::SEGMENTS);
+            }
             _ => {}
         }
         if has_near_target(instruction) {
-            self.branch(instruction.near_branch_target() as usize, instruction);
+            let target = instruction.near_branch_target() as usize;
+            self.branch(target, &Form::of(instruction));
         }
         if has_memory(instruction) {
             self.operand(instruction);
@@ -219,18 +302,14 @@ impl Pass<'_> {
         }
     }
 
-    fn branch(&mut self, target: usize, instruction: &Instruction) {
+    fn branch(&mut self, target: usize, form: &Form) {
         if self.range.contains(&target) && target != self.range.start {
-            return;
+            return starts::lead_to(self.marks, target - self.range.start);
         }
-        let how = match instruction.flow_control() {
-            FlowControl::Call => How::Call,
-            _ => How::Jump,
-        };
         let no_start = self.is_no_start(target);
         match no_start.then(|| self.image.stub(target)).flatten() {
-            Some(slot) => self.word(slot, how, instruction),
-            None => self.facts.code.push((target, how)),
+            Some(slot) => self.word(slot, form),
+            None => self.facts.code.push((target, form.how)),
         }
     }
 
@@ -269,7 +348,7 @@ impl Pass<'_> {
             };
             self.take(address, into);
         } else {
-            self.read_at(address, instruction);
+            self.read_at(address, &Form::of(instruction));
         }
     }
 
@@ -299,6 +378,10 @@ impl Pass<'_> {
         let offset = instruction.memory_displacement64() as i64;
         match offset {
             _ if instruction.mnemonic() == Mnemonic::Nop => {}
+            // Which variable this is depends on where the code was mapped.
+            _ if instruction.is_ip_rel_memory_operand() => {
+                self.unknown(ip, "a thread-local relative to the code");
+            }
             _ if !lonely => self.follow = true,
             0 => self.follow = true,
             _ if offset as u64 == PROTECTOR => {}
@@ -308,45 +391,41 @@ impl Pass<'_> {
     }
 
     /// A constant place that is read, or called through.
-    fn read_at(&mut self, address: usize, instruction: &Instruction) {
-        let how = match instruction.flow_control() {
-            FlowControl::IndirectCall => How::Call,
-            FlowControl::IndirectBranch => How::Jump,
-            _ => How::Refer,
-        };
-        let size = instruction.memory_size().size().max(1);
+    fn read_at(&mut self, address: usize, form: &Form) {
+        let size = form.size;
         let image = self.image;
         let kind = image.memory.kind(address);
         let constant = matches!(kind, Some(Kind::Constant | Kind::Variable));
         if image.fixed && constant {
             for at in (address & !7..address + size).step_by(8) {
-                self.word(at, how, instruction);
+                self.word(at, form);
             }
             return;
         }
         let range = address.saturating_sub(7)..address + size;
         for &(at, slot) in image.slots.within(&range) {
             if constant || !matches!(slot, Slot::Pointer | Slot::Copied) {
-                self.word(at, how, instruction);
+                self.word(at, form);
             }
         }
     }
 
     /// A word that is read. Reading the slot of `__errno_location` or `syscall` into a register, or
     /// calling through it, is left to `flow`.
-    fn word(&mut self, at: usize, how: How, instruction: &Instruction) {
-        let ip = instruction.ip() as usize;
+    fn word(&mut self, at: usize, form: &Form) {
+        let (ip, how) = (form.ip, form.how);
         let Some(target) = self.image.pointer(at) else {
             return;
         };
         match target {
-            Target::Import(name, _) if flow::follows(self.image.slots.name(name), instruction) => {
+            Target::Import(name, _) if flow::follows(self.image.slots.name(name), form) => {
                 self.follow = true;
             }
             Target::Import(name, value) => self.facts.imports.push((name, value, how)),
             Target::Code(address) => self.code(address, how),
             Target::Constant(address) => self.take(address, Into::Word),
-            Target::ThreadOffset(_) if is_followed(instruction) => self.follow = true,
+            // `flow` understands an offset that is loaded, or added to something.
+            Target::ThreadOffset(_) if form.load || form.adds => self.follow = true,
             Target::ThreadOffset(_) => self.unknown(ip, "an offset of a thread-local"),
             Target::ThreadLocal => self.unknown(ip, "a thread-local of a library"),
             Target::Foreign(address) => self.facts.foreign.push(address),
@@ -365,11 +444,11 @@ impl Pass<'_> {
         // What is meant may be far from the address itself.
         let far = matches!(into, Into::Operand(Reach::FAR)) && self.image.is_near(address);
         if far || matches!(target, Some(Target::Constant(_))) {
-            let place = self.place;
+            let next = self.next;
             self.taken.push(Taken {
                 address,
                 into,
-                place,
+                next,
             });
         }
     }
@@ -400,35 +479,43 @@ impl Pass<'_> {
 
     /// A function that does not end goes on in the next one.
     fn fall_through(&mut self, code: &[Instruction]) {
-        let end = self.range.end;
         let mut last = code.iter().rev();
         let last = last.find(|instruction| instruction.mnemonic() != Mnemonic::Nop);
-        let goes_on = last.is_some_and(|last| {
+        // A function of nothing but padding goes on, too; `hlt` ends a program.
+        let goes_on = last.is_none_or(|last| {
             matches!(
                 last.flow_control(),
                 FlowControl::Next | FlowControl::ConditionalBranch
-            )
+            ) && last.mnemonic() != Mnemonic::Hlt
         });
-        if goes_on && self.image.function_at(end).is_some() {
-            self.facts.code.push((end, How::Jump));
+        if goes_on {
+            self.go_on();
         }
     }
 
-    /// Adds the constants, knowing all of the function.
-    fn finish(&mut self, code: &[Instruction]) {
+    /// The function goes on behind its end, even where no function is known: then the edge makes it
+    /// bound, for what runs there was not read.
+    fn go_on(&mut self) {
+        self.facts.code.push((self.range.end, How::Jump));
+    }
+
+    /// Adds the constants, knowing all of the function: `code` reads it on from a place.
+    fn finish<I: Iterator<Item = Motion>>(&mut self, code: impl Fn(usize) -> I) {
         let mut moves = None;
         for taken in &self.taken {
             let mut distances = false;
             let reach = match taken.into {
                 Into::Register(register) => {
-                    distances = self.distances & bit(register) != 0;
-                    match moves::fate(register, &code[taken.place + 1..]) {
-                        Fate::Left => Reach::default(),
-                        Fate::Open => {
-                            let moves = moves.get_or_insert_with(|| Moves::read(code));
-                            moves::reach(moves, register)
-                        }
+                    let register = bit(register);
+                    let fate = Fate::of(register, code(taken.next));
+                    let (mut holders, mut reach) = (register, Reach::default());
+                    if !fate.is_over() {
+                        let moves = moves.get_or_insert_with(|| Moves::read(code(0)));
+                        let held = moves.holders(register, &fate);
+                        (holders, reach) = (holders | held, moves.reach(held));
                     }
+                    distances = self.distances & holders != 0;
+                    reach
                 }
                 Into::Operand(reach) => reach,
                 Into::Word => Reach::default(),
@@ -440,11 +527,6 @@ impl Pass<'_> {
             });
         }
     }
-}
-
-/// Forms that `flow` understands: an offset is loaded, or added to something.
-fn is_followed(instruction: &Instruction) -> bool {
-    matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Add_r64_rm64)
 }
 
 fn has_near_target(instruction: &Instruction) -> bool {

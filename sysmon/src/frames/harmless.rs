@@ -3,7 +3,6 @@
 //! | list | an entry says |
 //! |---|---|
 //! | `functions` | nothing thread-bound outlives a *call* of it. It ends the search; a frame of it that is itself suspended gets no exemption |
-//! | `variables` | another stack on the same thread may use this thread-local in between. An access inlined into a frame makes it Home instead of Alone |
 //! | `runtime` | a function of the runtime on the way to a switch, which reads everything anew afterwards: harmless as a callee, and as a frame judged by its own instructions alone |
 //! | `libc` | the reverse: a function of the C library that hands out or changes something of the calling thread. All others of its functions are harmless |
 //! | `crates` | more of `functions`: what popular crates need |
@@ -16,7 +15,7 @@
 //! without arguments (`paths`), so that one entry serves both manglings; an entry with arguments
 //! (`::<`) means these very ones. A `*` at the end stands for anything. A function with several
 //! names (merged by the compiler) is on a list only if all of them are. Without symbols nothing is on
-//! the first three.
+//! `functions` and `runtime`.
 //!
 //! No entry that begins with `<` has a star: `<indent::task::Fiber as *` would be anybody's trait
 //! for that type, with anybody's code. The methods of traits are listed one by one. And what a star
@@ -48,7 +47,6 @@ pub(crate) struct List {
 pub(crate) struct Lists {
     pub(crate) functions: List,
     pub(crate) binders: List,
-    pub(crate) variables: List,
     pub(crate) runtime: List,
     pub(crate) libc: List,
     pub(crate) attributes: List,
@@ -58,7 +56,6 @@ pub(crate) struct Lists {
 const FUNCTIONS: &str = include_str!("lists/functions.txt");
 const CRATES: &str = include_str!("lists/crates.txt");
 const BINDERS: &str = include_str!("lists/binders.txt");
-const VARIABLES: &str = include_str!("lists/variables.txt");
 const RUNTIME: &str = include_str!("lists/runtime.txt");
 const ATTRIBUTES: &str = include_str!("lists/attributes.txt");
 const LIBC: &str = include_str!("lists/libc.txt");
@@ -68,7 +65,6 @@ const ALLOCATION: &str = include_str!("lists/allocation.txt");
 pub(crate) static LISTS: LazyLock<Lists> = LazyLock::new(|| Lists {
     functions: List::read(FUNCTIONS).and(CRATES),
     binders: List::read(BINDERS),
-    variables: List::read(VARIABLES),
     runtime: List::read(RUNTIME),
     libc: List::read(LIBC),
     attributes: List::read(ATTRIBUTES),

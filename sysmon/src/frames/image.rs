@@ -92,10 +92,18 @@ impl Image {
 
     /// The index of the function around an address.
     pub(crate) fn function_at(&self, address: usize) -> Option<usize> {
-        let after = self.functions.partition_point(|f| f.range.start <= address);
-        let index = after.checked_sub(1)?;
-        let inside = self.functions[index].range.contains(&address);
-        inside.then_some(index)
+        // A plain loop: this is most of a survey's work in builds without optimization.
+        let functions = self.functions.as_slice();
+        let (mut low, mut high) = (0, functions.len());
+        while low < high {
+            let middle = (low + high) / 2;
+            if functions[middle].range.start <= address {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        (low > 0 && address < functions[low - 1].range.end).then(|| low - 1)
     }
 
     /// Where the word at an address leads, if anywhere.

@@ -3,7 +3,7 @@
 //! Rust, LLVM and most libraries take it for granted that a function begins and ends on one thread:
 //! an address of a thread-local may sit in a register across any call. A suspended stack may change
 //! threads only if none of its frames can hold such a thing, and this is read off the machine code
-//! ([S5]). Each frame's function gets a [`Verdict`]; the worst one of a stack decides.
+//! ([S5]). The verdict on each function is its [`Mobility`]; one bound frame binds a stack.
 //!
 //! | file | what it knows |
 //! |---|---|
@@ -14,8 +14,9 @@
 //! | `harmless` | lists of names: what leaves nothing behind, a reason each |
 //! | `verdict` | all functions: who reaches what; the verdicts, and why |
 //! | `peek` | how memory is read |
+//! | `sorted` | sorts, and searches what is sorted |
 //! | `rows` | how to climb from a frame to its caller |
-//! | `sites` | verdict and row of each place where a stack was seen: read by anybody |
+//! | `sites` | verdict and row of each place where a stack was seen: for any reader |
 //! | `walk` | climbs a suspended stack and judges it |
 //! | `snapshot` | copies a stack in a handler, climbs the copy later |
 //! | `ahead` | asks for what a walk will want next |
@@ -39,6 +40,7 @@ mod probe;
 mod rows;
 mod sites;
 mod snapshot;
+mod sorted;
 mod study;
 mod trace;
 mod verdict;
@@ -46,24 +48,22 @@ mod walk;
 
 pub use sites::resolve;
 pub use snapshot::{Snapshot, beginnings};
-pub use study::{changes_thread, has_failed, is_asked, judge, study, verdict_of};
+pub use study::{changes_thread, has_failed, is_asked, judge, mobility_of, study};
 pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};
-pub use walk::{End, Frame, Judgement, Registers, Stack, judge_stack, walk};
+pub use walk::{Judgement, Registers, Stack, judge_stack};
 
-/// What the frames of a suspended stack allow. Ordered: the worst of several decides.
+/// Whether a suspended stack, or a frame of a function, may change threads.
 ///
 /// ```
-/// use indent_sysmon::frames::Verdict;
-/// assert_eq!(Verdict::Free.max(Verdict::Alone), Verdict::Alone);
+/// use indent_sysmon::frames::{Judge, Mobility};
+/// assert_eq!(Judge::survey().mobility(0), Mobility::Bound); // no code of this program
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(u8)]
-pub enum Verdict {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mobility {
     /// Nothing on the stack belongs to the thread: it may go on on another one.
-    Free = 0,
-    /// It may share its thread with others but not leave it.
-    Home = 1,
-    /// It may neither leave its thread, nor may another stack run on the thread meanwhile.
-    Alone = 2,
+    Movable,
+    /// It may hold something of its thread: it stays there, and no other stack runs there
+    /// meanwhile.
+    Bound,
 }

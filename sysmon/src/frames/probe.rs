@@ -8,9 +8,9 @@ use std::arch::naked_asm;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::hint::black_box;
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 
-use super::Verdict;
+use super::Mobility;
 use super::sites::{Sites, resolve_in};
 use super::walk::{End, Registers, Stack, walk_in};
 
@@ -103,12 +103,11 @@ impl Caught {
     pub(crate) fn walk(&self, sites: &Sites) -> (Vec<Place>, End) {
         loop {
             let mut places = Vec::new();
-            let end = walk_in(sites, &self.start, &self.stack, self.root, |frame| {
-                places.push((frame.address + 1, frame.sp));
-                ControlFlow::Continue(())
+            let end = walk_in(sites, &self.start, &self.stack, self.root, |address, sp| {
+                places.push((address + 1, sp));
             });
             match end {
-                End::Unknown { .. } => resolve_in(sites, |_| Verdict::Free),
+                End::Unknown { .. } => resolve_in(sites, |_| Mobility::Movable),
                 end => return (places, end),
             };
         }

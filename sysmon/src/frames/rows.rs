@@ -29,7 +29,7 @@ use gimli::{
     RegisterRule, UnwindContext, UnwindSection, UnwindTableRow, X86_64,
 };
 
-use super::objects::{Census, Object};
+use super::objects::{Census, Object, Objects};
 
 /// What the tables count in: the CFA and everything saved is aligned to it.
 pub(crate) const WORD: usize = size_of::<usize>();
@@ -87,6 +87,15 @@ impl Unwinder {
         let (frames, bases) = (&tables.frames, &tables.bases);
         let row = fde.unwind_info_for_address(frames, bases, &mut self.context, pc as u64);
         condense(row.ok()?)
+    }
+
+    /// The same for whichever object the instruction is in, if that is still mapped.
+    pub(crate) fn row_in(&mut self, objects: &Objects, pc: usize) -> Option<Row> {
+        let object = objects.at(pc)?;
+        match std::ptr::eq(object, &objects.list[0]) {
+            true => self.row(object, pc),
+            false => while_still(objects.census, || self.row(object, pc)).flatten(),
+        }
     }
 }
 

@@ -14,27 +14,23 @@
 //!
 //! Invariants of a table:
 //! - I1. A slot's key is written once, from 0, after its value (release); a reader that sees the key
-//!   (acquire) sees a value that was written for it. The key never changes, so no later value of the
-//!   slot is for another key; and a value from before the first would be 0, "not known".
-//! - I2. A value is one word: a reader sees the old or the new one. 0 means "not known".
-//! - I3. At most half of the slots are used, so each search meets an empty one and ends.
-//! - I4. A table is complete before it is published (release) and is never freed. Tables double, so
-//!   those before the last sum to less than it. (After much was unloaded one may be replaced by one
-//!   of its own size: that costs 32 bytes for each site forgotten since.)
+//!   (acquire) sees the value that was written for it. Neither ever changes: what lies in the
+//!   executable stays for ever, and code elsewhere is bound whatever is mapped there.
+//! - I2. At most half of the slots are used, so each search meets an empty one and ends.
+//! - I3. A table is complete before it is published (release) and is never freed. Tables double, so
+//!   those before the last sum to less than it.
 //!
 //! Wanting: 1 put the address into a free place of `wanted`, 2 set `asked`; who was the first to set
 //! it rings the helper. Helper: 1 clear `asked`, 2 take all addresses. If the helper misses an
 //! address, it was put there after step 1, so `asked` is set after that and somebody rings.
 //! Where there is no place the wish is dropped: the next walk has it again.
 //!
-//! Unloading. What lies in the executable stays for ever and its sites never change. After the
-//! loader's census changed, all other sites are found out anew, and forgotten if nothing is mapped
-//! there. Until then a stack may be judged by the site of a library that is gone, if another was
-//! loaded at its place: its row may be wrong, but such a site is never better than Home (`Site::new`
-//! sees to it), and that is what a site counts as that nobody knows (S5). A frame in a library that
-//! is unmapped below it has no meaning anyway.
+//! A *bound* site has no unwind row: no walk goes on from there. Movable code that has no row that
+//! can be used is bound, too, and so is all code outside the executable: it may be unloaded and
+//! replaced by other code at the same addresses (S5).
 //!
-//! Rejected: a table per object (a second search on each read); sites that expire (a clock).
+//! Rejected: a table per object (a second search on each read); sites that expire (a clock); rows
+//! of other libraries, to look for a worse frame behind one that binds already.
 
 #[cfg(indent_loom)]
 use loom::sync::{
@@ -51,9 +47,9 @@ use std::sync::{
     atomic::{AtomicBool, AtomicPtr, AtomicU64},
 };
 
-use super::Verdict;
-use super::objects::{Census, Objects};
-use super::rows::{Base, CallersBp, Row, Unwinder, while_still};
+use super::Mobility;
+use super::objects::Objects;
+use super::rows::{Base, CallersBp, Row, Unwinder};
 
 /// Slots of the first table.
 const FEW: usize = if cfg!(indent_loom) { 2 } else { 512 };
@@ -73,9 +69,7 @@ const TRIES: usize = 4;
 /// | bits | meaning |
 /// |---|---|
 /// | 0 | always set |
-/// | 1–2 | verdict |
-/// | 3 | lies in the executable |
-/// | 4–5 | base of the CFA: none (not walkable), `rsp`, `rbp` |
+/// | 4–5 | base of the CFA: none (bound), `rsp`, `rbp` |
 /// | 6–7 | caller's `rbp`: same, saved, unknown |
 /// | 8–35 | words from base to CFA |
 /// | 36–63 | words from the saved `rbp` to the CFA |
@@ -83,7 +77,8 @@ const TRIES: usize = 4;
 pub(crate) struct Site(u64);
 
 impl Site {
-    const OWN: u64 = 1 << 3;
+    /// A place that no stack may leave its thread from.
+    pub(crate) const BOUND: Site = Site(1);
     const SP: u64 = 1 << 4;
     const BP: u64 = 2 << 4;
     const SAVED: u64 = 1 << 6;
@@ -92,13 +87,12 @@ impl Site {
     const BELOW: u32 = 36;
     const WORDS: u64 = super::rows::MOST_WORDS as u64;
 
-    /// `own`: it lies in the executable. Outside of it no site is better than Home.
-    pub(crate) fn new(verdict: Verdict, own: bool, row: Option<Row>) -> Site {
-        let (verdict, own) = match own {
-            true => (verdict, Site::OWN),
-            false => (verdict.max(Verdict::Home), 0),
-        };
-        Site(1 | (verdict as u64) << 1 | own | row.map_or(0, Site::pack))
+    /// Of a place in the executable. Bound if it cannot be climbed from.
+    pub(crate) fn new(mobility: Mobility, row: Option<Row>) -> Site {
+        match (mobility, row) {
+            (Mobility::Movable, Some(row)) => Site(1 | Site::pack(row)),
+            _ => Site::BOUND,
+        }
     }
 
     fn pack(row: Row) -> u64 {
@@ -114,22 +108,7 @@ impl Site {
         base | bp | u64::from(row.cfa) << Site::CFA
     }
 
-    #[inline]
-    pub(crate) fn verdict(self) -> Verdict {
-        match self.0 >> 1 & 3 {
-            0 => Verdict::Free,
-            1 => Verdict::Home,
-            _ => Verdict::Alone,
-        }
-    }
-
-    /// Whether it lies in the executable, and so stays as it is.
-    #[inline]
-    pub(crate) fn own(self) -> bool {
-        self.0 & Site::OWN != 0
-    }
-
-    /// How to climb, unless it is not walkable.
+    /// How to climb, unless it is bound.
     #[inline]
     pub(crate) fn row(self) -> Option<Row> {
         let base = match self.0 & (Site::SP | Site::BP) {
@@ -149,20 +128,11 @@ impl Site {
 
 impl std::fmt::Debug for Site {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut f = f.debug_struct("Site");
-        f.field("verdict", &self.verdict());
-        f.field("own", &self.own());
-        f.field("row", &self.row()).finish()
+        match self.row() {
+            Some(row) => f.debug_tuple("Movable").field(&row).finish(),
+            None => f.write_str("Bound"),
+        }
     }
-}
-
-/// What looking for a place in the code led to.
-pub(crate) enum Found {
-    Site(Site),
-    /// No object is mapped there.
-    Nothing,
-    /// The loader was at work: to be asked again.
-    NotNow,
 }
 
 struct Slot {
@@ -185,7 +155,7 @@ impl Table {
         }
     }
 
-    /// The slot with this key, or the empty one where it would be (I3: there is one).
+    /// The slot with this key, or the empty one where it would be (I2: there is one).
     #[inline]
     fn search(&self, key: u64) -> (&Slot, bool) {
         let last = self.slots.len() - 1; // of a power of two
@@ -203,8 +173,8 @@ impl Table {
     /// Under the writer's lock. True if it took an empty slot.
     fn put(&self, key: u64, value: u64) -> bool {
         let (slot, found) = self.search(key);
-        slot.value.store(value, Relaxed); // I2
         if !found {
+            slot.value.store(value, Relaxed);
             slot.key.store(key, Release); // I1
         }
         !found
@@ -217,15 +187,11 @@ fn spread(key: u64) -> u64 {
     key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-struct Writer {
-    used: usize,
-    census: Census,
-}
-
 /// The map. There is one for the process ([`sites`]); tests make their own.
 pub(crate) struct Sites {
     table: AtomicPtr<Table>,
-    writer: Mutex<Writer>,
+    /// For the one writer: how many slots are used.
+    used: Mutex<usize>,
     wanted: [AtomicU64; WISHES],
     asked: AtomicBool,
     /// Where the executable's text begins and ends, once known. The end is written first.
@@ -251,7 +217,7 @@ impl Sites {
     pub(crate) const fn new() -> Sites {
         Sites {
             table: AtomicPtr::new(ptr::null_mut()),
-            writer: Mutex::new(Writer::NEW),
+            used: Mutex::new(0),
             wanted: [const { AtomicU64::new(0) }; WISHES],
             asked: AtomicBool::new(false),
             text: [const { AtomicUsize::new(0) }; 2],
@@ -262,7 +228,7 @@ impl Sites {
     pub(crate) fn new() -> Sites {
         Sites {
             table: AtomicPtr::new(ptr::null_mut()),
-            writer: Mutex::new(Writer::NEW),
+            used: Mutex::new(0),
             wanted: std::array::from_fn(|_| AtomicU64::new(0)),
             asked: AtomicBool::new(false),
             text: [const { AtomicUsize::new(0) }; 2],
@@ -273,14 +239,13 @@ impl Sites {
     #[inline]
     pub(crate) fn get(&self, pc: usize) -> Option<Site> {
         let (slot, found) = self.current()?.search(pc as u64);
-        let value = slot.value.load(Relaxed);
-        (found && value != 0).then_some(Site(value))
+        found.then(|| Site(slot.value.load(Relaxed)))
     }
 
     #[inline]
     fn current(&self) -> Option<&Table> {
         let table = self.table.load(Acquire);
-        // SAFETY: I4: null, or a table that is complete and never freed.
+        // SAFETY: I3: null, or a table that is complete and never freed.
         unsafe { table.as_ref() }
     }
 
@@ -322,83 +287,52 @@ impl Sites {
         }
     }
 
-    /// The helper: finds out what is wanted, and renews what the loader has changed. Says how many
-    /// sites it found.
-    pub(crate) fn resolve(&self, census: Census, mut find: impl FnMut(usize) -> Found) -> usize {
-        let mut writer = self.write();
-        if writer.census != census {
-            writer.census = census;
-            self.renew(&mut find);
-        }
+    /// The helper: finds out what is wanted. Says how many sites it found.
+    pub(crate) fn resolve(&self, mut find: impl FnMut(usize) -> Site) -> usize {
+        let mut used = self.write();
         self.asked.swap(false, AcqRel);
         let mut found = 0;
         for place in &self.wanted {
             let pc = place.swap(0, AcqRel) as usize;
-            if pc == 0 || self.get(pc).is_some() {
-                continue;
+            if pc != 0 && self.get(pc).is_none() {
+                found += usize::from(self.put(&mut used, pc, find(pc)));
             }
-            let site = match find(pc) {
-                Found::Site(site) => site,
-                Found::Nothing => Site::new(Verdict::Alone, false, None),
-                Found::NotNow => continue,
-            };
-            found += usize::from(self.put(&mut writer, pc, site));
         }
         found
     }
 
-    /// Finds all sites outside the executable anew.
-    fn renew(&self, find: &mut impl FnMut(usize) -> Found) {
-        let Some(table) = self.current() else { return };
-        for slot in &table.slots {
-            let value = slot.value.load(Relaxed);
-            if value == 0 || Site(value).own() {
-                continue;
-            }
-            let new = match find(slot.key.load(Relaxed) as usize) {
-                Found::Site(site) => site.0,
-                Found::Nothing | Found::NotNow => 0,
-            };
-            slot.value.store(new, Relaxed); // I2
-        }
-    }
-
     /// Adds a site, unless there are too many.
-    fn put(&self, writer: &mut Writer, pc: usize, site: Site) -> bool {
-        let room = |table: &Table| 2 * (writer.used + 1) <= table.slots.len();
+    fn put(&self, used: &mut usize, pc: usize, site: Site) -> bool {
         let table = match self.current() {
-            Some(table) if room(table) => table,
-            old => match self.grow(writer, old) {
+            Some(table) if 2 * (*used + 1) <= table.slots.len() => table,
+            old => match self.grow(*used, old) {
                 Some(table) => table,
                 None => return false,
             },
         };
-        writer.used += usize::from(table.put(pc as u64, site.0));
+        *used += usize::from(table.put(pc as u64, site.0));
         true
     }
 
-    /// Publishes a table with room, which has all that is known and nothing that was forgotten.
-    fn grow(&self, writer: &mut Writer, old: Option<&Table>) -> Option<&Table> {
-        let known: Vec<(u64, u64)> = old.map_or(Vec::new(), |old| {
-            let pair = |slot: &Slot| (slot.key.load(Relaxed), slot.value.load(Relaxed));
-            let pairs = old.slots.iter().map(pair);
-            pairs.filter(|(_, value)| *value != 0).collect()
-        });
-        let slots = (4 * known.len()).next_power_of_two().max(FEW);
+    /// Publishes a table with room, which has all that is known.
+    fn grow(&self, used: usize, old: Option<&Table>) -> Option<&Table> {
+        let slots = (4 * used).next_power_of_two().max(FEW);
         if slots > MANY {
             return None;
         }
         let table = Table::new(slots);
-        for (key, value) in &known {
-            table.put(*key, *value);
+        for slot in old.into_iter().flat_map(|old| &old.slots) {
+            let key = slot.key.load(Relaxed);
+            if key != 0 {
+                table.put(key, slot.value.load(Relaxed));
+            }
         }
-        writer.used = known.len();
-        self.table.store(Box::into_raw(Box::new(table)), Release); // I4
+        self.table.store(Box::into_raw(Box::new(table)), Release); // I3
         self.current()
     }
 
-    fn write(&self) -> MutexGuard<'_, Writer> {
-        self.writer
+    fn write(&self) -> MutexGuard<'_, usize> {
+        self.used
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -406,62 +340,33 @@ impl Sites {
     /// For tests: adds a site as the helper would.
     #[cfg(test)]
     pub(crate) fn insert(&self, pc: usize, site: Site) -> bool {
-        let mut writer = self.write();
-        self.put(&mut writer, pc, site)
+        let mut used = self.write();
+        self.put(&mut used, pc, site)
     }
 }
 
-impl Writer {
-    const NEW: Writer = Writer {
-        used: 0,
-        census: Census {
-            loaded: 0,
-            unloaded: 0,
-        },
-    };
-}
-
-/// Finds out what walks have asked for; says how many sites it found. `verdict` gets an address
-/// inside a function. For the helper's thread: takes its time, allocates, takes the loader's lock.
+/// Finds out what walks have asked for; says how many sites it found. `mobility` gets an address
+/// inside a function of the executable. For the helper's thread: takes its time, allocates, takes
+/// the loader's lock.
 ///
 /// ```
-/// use indent_sysmon::frames::{self, Verdict};
+/// use indent_sysmon::frames::{self, Mobility};
 /// // Nothing was asked for yet.
-/// assert_eq!(frames::resolve(|_address| Verdict::Home), 0);
+/// assert_eq!(frames::resolve(|_address| Mobility::Bound), 0);
 /// ```
-pub fn resolve(verdict: impl FnMut(usize) -> Verdict) -> usize {
-    resolve_in(sites(), verdict)
+pub fn resolve(mobility: impl FnMut(usize) -> Mobility) -> usize {
+    resolve_in(sites(), mobility)
 }
 
 /// [`resolve`] for any map.
-pub(crate) fn resolve_in(sites: &Sites, mut verdict: impl FnMut(usize) -> Verdict) -> usize {
+pub(crate) fn resolve_in(sites: &Sites, mut mobility: impl FnMut(usize) -> Mobility) -> usize {
     let objects = Objects::now();
     sites.set_text(&objects);
     let mut unwinder = Unwinder::new();
-    sites.resolve(objects.census, |pc| {
-        find(&objects, &mut unwinder, &mut verdict, pc)
+    sites.resolve(|pc| match objects.list.first() {
+        Some(own) if own.contains(pc) => Site::new(mobility(pc), unwinder.row(own, pc)),
+        _ => Site::BOUND,
     })
-}
-
-/// What there is to know about a place in the code.
-pub(crate) fn find(
-    objects: &Objects,
-    unwinder: &mut Unwinder,
-    verdict: &mut impl FnMut(usize) -> Verdict,
-    pc: usize,
-) -> Found {
-    let Some(object) = objects.at(pc) else {
-        return Found::Nothing;
-    };
-    let own = ptr::eq(object, &objects.list[0]);
-    let row = match own {
-        true => unwinder.row(object, pc),
-        false => match while_still(objects.census, || unwinder.row(object, pc)) {
-            Some(row) => row,
-            None => return Found::NotNow,
-        },
-    };
-    Found::Site(Site::new(verdict(pc), own, row))
 }
 
 #[cfg(test)]

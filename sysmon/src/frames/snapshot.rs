@@ -1,10 +1,10 @@
 #![expect(unsafe_code, reason = "walks a copy as if it were the stack")]
 //! A copy of a stack, taken in a signal handler and walked later by somebody else.
 //!
-//! [`walk`](super::walk) climbs a stack where it lies, by what is known about its code; what is not
-//! known yet has to be found out by the helper, and then there must be another walk. For a report that
-//! is too late: the stack has moved on. So here the handler only copies words, and everything that
-//! needs tables is done on the copy.
+//! [`judge_stack`](super::judge_stack) climbs a stack where it lies, by what is known about its
+//! code; what is not known yet has to be found out by the helper, and then there must be another
+//! walk. For a report that is too late: the stack has moved on. So here the handler only copies
+//! words, and everything that needs tables is done on the copy.
 //!
 //! Law of [`Snapshot::take`]: it runs in signal handlers. No allocation, no lock, no thread-local, no
 //! panic, no formatting.
@@ -31,10 +31,8 @@ use std::sync::atomic::{
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use super::Verdict;
 use super::objects::Objects;
 use super::rows::{Base, Unwinder, WORD, beginning, while_still};
-use super::sites::{Found, find};
 use super::walk::{BpFrom, Climb, Climber, FRAMES, Registers, Stack, UNKNOWN};
 use crate::call::SystemCall;
 
@@ -260,20 +258,18 @@ impl Copied {
         let mut climber = Climber::new(&start, &self.stack, self.root);
         while places.len() < FRAMES {
             places.push(climber.pc);
-            let alone = &mut |_| Verdict::Alone;
-            let found = find(&self.objects, &mut self.unwinder, alone, climber.pc);
-            let Found::Site(site) = found else { break };
+            let Some(row) = self.unwinder.row_in(&self.objects, climber.pc) else {
+                break;
+            };
             let at = Registers {
                 pc: climber.pc,
                 sp: climber.sp,
                 bp: climber.bp,
             };
             let given = climber.bp_from == BpFrom::Start;
-            match climber.climb(site) {
+            match climber.climb(row) {
                 Climb::Up => {}
-                Climb::Broken if given && site.row().is_some_and(|row| row.base == Base::Bp) => {
-                    return Some(at);
-                }
+                Climb::Broken if given && row.base == Base::Bp => return Some(at),
                 Climb::Root | Climb::Broken => break,
             }
         }

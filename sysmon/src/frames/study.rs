@@ -12,7 +12,7 @@ use super::objects::{Object, Objects};
 use super::rows::Unwinder;
 use super::sites::{self, Site, sites};
 use super::verdict::Nearness;
-use super::{Judge, Verdict};
+use super::{Judge, Mobility};
 
 static JUDGE: OnceLock<Judge> = OnceLock::new();
 /// It is never unloaded.
@@ -44,7 +44,7 @@ pub fn is_asked() -> bool {
 /// ```
 pub fn study() {
     if let Some(judge) = JUDGE.get() {
-        sites::resolve(|pc| judge.verdict(pc));
+        sites::resolve(|pc| judge.mobility(pc));
         return;
     }
     if !BEGUN.swap(true, SeqCst) {
@@ -77,17 +77,16 @@ pub fn has_failed() -> bool {
     FAILED.load(SeqCst)
 }
 
-/// A place in the executable, once there has been a survey, found out on the spot and asked for, so
-/// that others need not. What is bound in any case needs no row: no walk goes on from there.
+/// A place, once there has been a survey, found out on the spot; in the executable it is asked for
+/// as well, so that others need not.
 #[cold]
 pub(crate) fn find_now(unwinder: &mut Unwinder, pc: usize) -> Option<Site> {
     let (judge, executable) = (JUDGE.get()?, EXECUTABLE.get()?);
-    let (verdict, own) = (judge.verdict(pc), executable.contains(pc));
-    sites().want(pc);
-    match own {
-        true => Some(Site::new(verdict, own, unwinder.row(executable, pc))),
-        false => (verdict == Verdict::Alone).then(|| Site::new(verdict, own, None)),
+    if !executable.contains(pc) {
+        return Some(Site::BOUND);
     }
+    sites().want(pc);
+    Some(Site::new(judge.mobility(pc), unwinder.row(executable, pc)))
 }
 
 /// The same for an interrupted place, which need not be kept: it is seldom met again. And what its
@@ -99,8 +98,7 @@ pub(crate) fn find_interrupted(unwinder: &mut Unwinder, pc: usize) -> Option<(Si
         return None;
     }
     let site = sites().get(pc);
-    let site =
-        site.unwrap_or_else(|| Site::new(judge.verdict(pc), true, unwinder.row(executable, pc)));
+    let site = site.unwrap_or_else(|| Site::new(judge.mobility(pc), unwinder.row(executable, pc)));
     Some((site, judge.nearness(pc)))
 }
 
@@ -126,14 +124,14 @@ pub fn changes_thread(function: usize) -> Option<bool> {
 /// The verdict on one function, once there has been a survey. Any thread; allocates nothing.
 ///
 /// ```
-/// use indent_sysmon::frames::{self, Verdict};
-/// let own = || frames::verdict_of(frames::study as fn() as usize);
+/// use indent_sysmon::frames;
+/// let own = || frames::mobility_of(frames::study as fn() as usize);
 /// assert!(own().is_none());
 /// frames::study();
 /// while own().is_none() {
 ///     std::thread::yield_now();
 /// }
 /// ```
-pub fn verdict_of(address: usize) -> Option<Verdict> {
-    JUDGE.get().map(|judge| judge.verdict(address))
+pub fn mobility_of(address: usize) -> Option<Mobility> {
+    JUDGE.get().map(|judge| judge.mobility(address))
 }

@@ -6,14 +6,14 @@
 //! is a handful of loads and comparisons, without a search in the map of sites.
 //!
 //! Claim: if a stack starts at the same instruction, as far below its root, and each recorded word
-//! is as recorded, then a walk of it meets the same places and comes to the same verdict.
+//! is as recorded, then a walk of it meets the same places and comes to the same judgement.
 //!
 //! Proof. Positions are counted from the starting stack pointer; the words themselves are return
 //! addresses (compared as they are) and values of `rbp` (compared as positions). By induction over
 //! the frames: frame i of both walks has the same place in the code, the same position, and an `rbp`
 //! from the same source (the start, or the slot at some position). For i = 0 this is the key. Let it
 //! hold for i.
-//! - T1. The same place has the same site, for ever: traces keep places in the executable only.
+//! - T1. The same place has the same site, for ever (`sites`, I1).
 //! - T2. If its row counts from `rsp`, the CFA has the same position, which the place alone decides.
 //!   If it counts from `rbp`, the source of that `rbp` is recorded with the position it gave, and it
 //!   gives the same now; so the CFA has the same position too.
@@ -21,19 +21,19 @@
 //!   place of frame i + 1. Its position is the CFA's. Its `rbp` has the same source, as the row says.
 //! - T4. The walk is at the root if the CFA's position is that of the root, which the key has.
 //!
-//! So all places are the same, and the verdict is the worst of theirs. A walk that stopped at a frame
-//! that is Alone is a trace as well: its words are those up to that frame, and the verdict cannot
-//! become worse. All the checks a walk makes depend on positions alone, except that of the
-//! stack's bounds: they are compared as a whole, since no word is outside of start and root. ∎
+//! So all places are the same, and the stack is movable if all of them are. A walk that stopped at
+//! a frame that is bound is a trace as well: its words are those up to that frame. All the checks a
+//! walk makes depend on positions alone, except that of the stack's bounds: they are compared as a
+//! whole, since no word is outside of start and root. ∎
 //!
-//! What is not remembered: walks that were not finished, frames outside the executable (T1), more
-//! than [`DEPTH`] return addresses.
+//! What is not remembered: walks that were not finished, places too far from the start for a
+//! [`Word`], more than [`DEPTH`] return addresses.
 
 use super::rows::{Base, Unwinder, WORD};
 use super::sites::{Site, Sites, sites};
 use super::verdict::Nearness;
-use super::walk::{BpFrom, Climb, Climber, End, FRAMES, Judgement, Registers, Stack, Worst};
-use super::{Verdict, study};
+use super::walk::{BpFrom, Climb, Climber, End, FRAMES, Judgement, Registers, Stack};
+use super::{Mobility, study};
 
 /// Return addresses of a trace at most.
 const DEPTH: usize = 24;
@@ -70,13 +70,12 @@ const NO_WORD: Word = Word { at: 0, want: 0 };
 struct Trace {
     /// Where it starts in the code; 0: nothing is remembered here.
     pc: usize,
-    /// Where it is bound.
-    binding: usize,
+    /// How it ended.
+    end: End,
     /// Position of the root.
     root: u32,
     /// Position that the starting `rbp` points to, or [`ANY`].
     bp: u32,
-    verdict: Verdict,
     depth: u8,
     bases: u8,
     /// The slots of return addresses; the first `depth` count.
@@ -88,10 +87,9 @@ struct Trace {
 impl Trace {
     const NONE: Trace = Trace {
         pc: 0,
-        binding: 0,
+        end: End::Bound { address: 0 },
         root: 0,
         bp: ANY,
-        verdict: Verdict::Alone,
         depth: 0,
         bases: 0,
         returns: [NO_WORD; DEPTH],
@@ -142,15 +140,6 @@ impl Trace {
         // that is inside this stack, too, by the position of its root (`judge_in`), and `Stack::new`'s caller
         // answers for the inside.
         unsafe { super::peek::word(address) }
-    }
-
-    fn judgement(&self) -> Judgement {
-        Judgement {
-            verdict: self.verdict,
-            complete: true,
-            binding: (self.binding != 0).then_some(self.binding),
-            ring: false,
-        }
     }
 }
 
@@ -209,7 +198,7 @@ impl Recorder<'_> {
 /// The traces of one thread, by where they start. A hit costs about a nanosecond a frame.
 ///
 /// ```
-/// use indent_sysmon::frames::{Registers, Stack, TraceCache, Verdict};
+/// use indent_sysmon::frames::{Mobility, Registers, Stack, TraceCache};
 ///
 /// let words = [0usize; 16];
 /// let range = words.as_ptr_range();
@@ -221,7 +210,7 @@ impl Recorder<'_> {
 ///
 /// let mut cache = TraceCache::new();
 /// let judgement = cache.judge(&start, &stack, range.end);
-/// assert_eq!(judgement.verdict, Verdict::Home); // not known yet, and asked for
+/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet, and asked for
 /// assert!(!judgement.complete);
 /// ```
 pub struct TraceCache {
@@ -256,20 +245,20 @@ impl TraceCache {
     }
 
     /// As [`judge_stack`](super::judge_stack), and faster the next time. Once there has been a survey
-    /// places in the executable are found out at once, in some microseconds each, if nobody has asked
-    /// for them before: then the judgement is complete, unless a frame lies in another library.
+    /// places are found out at once, in some microseconds each, if nothing has asked for them
+    /// before: then the judgement is complete.
     #[inline]
     pub fn judge(&mut self, start: &Registers, stack: &Stack, root: usize) -> Judgement {
         self.judge_in(sites(), start, stack, root, study::find_now)
     }
 
-    /// What the whole of an interrupted stack allows, if it may be left where it stands inside a region
-    /// of its code (S2): if every frame up to the *region*, the stack pointer just before the region's
-    /// outermost function was called, lies in the executable, can be climbed from, is Free, and is none
-    /// of the runtime's. `None` if not, and before there has been a survey.
+    /// What the whole of an interrupted stack allows, if it may be left where it stands inside a
+    /// region of its code (S2): if every frame up to the *region*, the stack pointer just before
+    /// the region's outermost function was called, lies in the executable, can be climbed from, is
+    /// movable, and is none of the runtime's. `None` if not, and before there has been a survey.
     ///
-    /// Free only if the stack may also go on elsewhere; Alone is never said: that nothing of the thread
-    /// is held around the region is what whoever opened it has promised.
+    /// Movable only if the stack may also go on elsewhere. Bound otherwise: the code that opened
+    /// the region has promised that nothing of the thread is held around it.
     ///
     /// As [`judge`](Self::judge) for whoever owns the cache; for signal handlers too.
     ///
@@ -291,40 +280,37 @@ impl TraceCache {
         stack: &Stack,
         region: usize,
         root: usize,
-    ) -> Option<Verdict> {
+    ) -> Option<Mobility> {
         if start.sp >= region {
             return None;
         }
         let mut climber = Climber::new(start, stack, root);
-        let mut whole = Verdict::Free;
+        let mut whole = Mobility::Movable;
         for number in 0..FRAMES {
             let outside = climber.sp >= region;
+            if outside && (whole == Mobility::Bound || number >= 2 * DEEP) {
+                return Some(Mobility::Bound);
+            }
             if !outside && number >= DEEP {
                 return None; // each of them takes a microsecond
             }
-            if outside && number >= 2 * DEEP {
-                return Some(Verdict::Home);
-            }
-            if outside && whole > Verdict::Free {
-                return Some(Verdict::Home);
-            }
             let found = study::find_interrupted(&mut self.unwinder, climber.pc);
-            let Some((site, nearness)) = found else {
-                return outside.then_some(Verdict::Home);
+            let row = found.and_then(|(site, nearness)| Some((site.row()?, nearness)));
+            let Some((row, nearness)) = row else {
+                return outside.then_some(Mobility::Bound);
             };
-            if !outside && (site.verdict() > Verdict::Free || nearness == Nearness::Within) {
-                return None;
+            match nearness {
+                Nearness::Within if !outside => return None,
+                // It may hold what the runtime has just returned about its thread.
+                Nearness::Leads if !outside => whole = Mobility::Bound,
+                _ => {}
             }
-            if !outside && nearness == Nearness::Leads {
-                whole = Verdict::Home; // it may hold what it was told about its thread
-            }
-            whole = whole.max(site.verdict());
-            match climber.climb(site) {
+            match climber.climb(row) {
                 Climb::Up if !outside && climber.sp > region => return None, // W4
                 Climb::Up => {}
-                Climb::Root if outside => return Some(whole.min(Verdict::Home)),
+                Climb::Root if outside => return Some(whole),
                 Climb::Root => return None,
-                Climb::Broken => return outside.then_some(Verdict::Home),
+                Climb::Broken => return outside.then_some(Mobility::Bound),
             }
         }
         None
@@ -347,7 +333,7 @@ impl TraceCache {
         };
         let set = set(start.pc, position);
         if let Some(trace) = fitting(&self.traces[set], start, stack, position) {
-            return trace.judgement();
+            return Judgement::of(trace.end);
         }
         let mut find = find;
         let unwinder = &mut self.unwinder;
@@ -399,16 +385,13 @@ fn record(
         },
         fits: true,
     };
-    let mut worst = Worst::NEW;
-    let end = walk_recorded(sites, get, stack, root, &mut recorder, &mut worst);
-    let judgement = worst.judgement(end);
-    let finished = matches!(end, End::Root | End::Stopped);
+    let end = walk_recorded(sites, get, stack, root, &mut recorder);
+    let finished = matches!(end, End::Root | End::Bound { .. });
     let trace = (finished && recorder.fits).then_some(Trace {
-        verdict: judgement.verdict,
-        binding: judgement.binding.unwrap_or(0),
+        end,
         ..recorder.trace
     });
-    (judgement, trace)
+    (Judgement::of(end), trace)
 }
 
 /// As [`walk_in`](super::walk::walk_in), with a recorder.
@@ -418,7 +401,6 @@ fn walk_recorded(
     stack: &Stack,
     root: usize,
     recorder: &mut Recorder<'_>,
-    worst: &mut Worst,
 ) -> End {
     let mut climber = Climber::new(recorder.start, stack, root);
     for _ in 0..FRAMES {
@@ -426,14 +408,13 @@ fn walk_recorded(
         let Some(site) = get(address) else {
             return climber.ask(sites);
         };
-        recorder.fits &= site.own(); // T1
-        if worst.note(address, site.verdict()).is_break() {
-            return End::Stopped;
-        }
-        if site.row().is_some_and(|row| row.base == Base::Bp) {
+        let Some(row) = site.row() else {
+            return End::Bound { address };
+        };
+        if row.base == Base::Bp {
             recorder.base(&climber);
         }
-        match climber.climb(site) {
+        match climber.climb(row) {
             Climb::Up => recorder.climbed(&climber),
             Climb::Root => return End::Root,
             Climb::Broken => break,

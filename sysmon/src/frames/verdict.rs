@@ -3,14 +3,14 @@
 //! A function has two sides. *As a frame* of a suspended stack it counts with everything it touches
 //! and reaches. *As a callee* it counts the same, unless it is on a list of harmless ones: then
 //! nothing thread-bound outlives a call of it, and the search ends there. `_print` as a callee is
-//! harmless; as a frame, under a `Display` that parks, it holds a lock of its thread and is Alone.
+//! harmless; as a frame, under a `Display` that parks, it holds a lock of its thread and is bound.
 //! Functions of the runtime itself count as frames with their own instructions only: they know that
 //! they switch, and read everything anew afterwards.
 //!
 //! All code is read at once, on the first demand: every edge has to be known backwards, and where
 //! constants end depends on all references to them (`constants`). Then what is touched is handed
-//! back along the edges, nearest first, Alone before Home; what is left is Free. For every function
-//! the next step of a shortest way is kept, so that it can be told why.
+//! back along the edges, nearest first; what is left is movable. For every bound function the next
+//! step of a shortest way is kept, so that the reason can be shown.
 //!
 //! Nodes are functions, then pieces of constants.
 //!
@@ -27,7 +27,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::Verdict;
+use super::Mobility;
 use super::edges::How;
 use super::image::{Image, symbols};
 use super::objects::Objects;
@@ -37,8 +37,6 @@ use survey::Survey;
 /// Why a function is bound by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
-    /// It is not.
-    Not,
     Variable(i64),
     Unknown(&'static str),
     /// The kernel, asked directly.
@@ -50,13 +48,6 @@ enum Why {
     Listed,
     /// Code without an unwind entry.
     Uncovered(usize),
-}
-
-/// What a function is by itself.
-#[derive(Clone, Debug)]
-struct Own {
-    verdict: Verdict,
-    why: Why,
 }
 
 /// A function or a piece of constants.
@@ -72,7 +63,7 @@ enum Place {
 /// milliseconds for each megabyte of code, and allocates. What it says holds for ever.
 ///
 /// ```
-/// use indent_sysmon::frames::{Judge, Verdict};
+/// use indent_sysmon::frames::{Judge, Mobility};
 /// use std::cell::Cell;
 ///
 /// thread_local!(static COUNT: Cell<u32> = const { Cell::new(0) });
@@ -87,16 +78,17 @@ enum Place {
 /// }
 ///
 /// let judge = Judge::survey();
-/// assert_eq!(judge.verdict(counts as fn() -> u32 as usize), Verdict::Alone);
-/// assert_eq!(judge.verdict(adds as fn(u32, u32) -> u32 as usize), Verdict::Free);
-/// assert_eq!(judge.verdict(0), Verdict::Alone); // no code of ours
+/// assert_eq!(judge.mobility(counts as fn() -> u32 as usize), Mobility::Bound);
+/// assert_eq!(judge.mobility(adds as fn(u32, u32) -> u32 as usize), Mobility::Movable);
+/// assert_eq!(judge.mobility(0), Mobility::Bound); // no code of this program
 /// ```
 pub struct Judge {
     images: Vec<Image>,
     /// The number of each image's first function.
     first: Vec<u32>,
     places: Vec<Place>,
-    own: Vec<Own>,
+    /// What binds each node by itself.
+    own: Vec<Option<Why>>,
     graph: Graph,
     /// Of each function, what it has to do with the runtime.
     nearness: Vec<Nearness>,
@@ -127,7 +119,7 @@ pub(crate) enum Nearness {
 ///
 /// let seen = Judge::survey().statistics();
 /// assert!(seen.touching <= seen.functions);
-/// assert!(seen.alone + seen.home <= seen.functions);
+/// assert!(seen.bound <= seen.functions);
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
@@ -138,10 +130,8 @@ pub struct Statistics {
     pub functions: usize,
     /// Functions that touch a thread-local themselves.
     pub touching: usize,
-    /// Functions that are Home as frames.
-    pub home: usize,
-    /// Functions that are Alone as frames.
-    pub alone: usize,
+    /// Functions that are bound as frames.
+    pub bound: usize,
     /// Functions the search ended at, being on a list of harmless ones.
     pub harmless: usize,
     /// Bytes of code read.
@@ -184,13 +174,13 @@ impl Judge {
 
     /// The verdict on a frame of the function around an address.
     ///
-    /// An address outside of what was read, or in code without an unwind entry: Alone. Mind that a
+    /// An address outside of what was read, or in code without an unwind entry: bound. Mind that a
     /// return address may be the first one behind its function: ask for the one before.
     ///
     /// See [`Judge`] for an example.
-    pub fn verdict(&self, ip: usize) -> Verdict {
+    pub fn mobility(&self, ip: usize) -> Mobility {
         self.number(ip)
-            .map_or(Verdict::Alone, |function| self.graph.verdict(function))
+            .map_or(Mobility::Bound, |function| self.graph.mobility(function))
     }
 
     /// Whether the function that begins at this address may change an attribute that the kernel
@@ -231,6 +221,19 @@ impl Judge {
         Some(self.first[image] + index as u32)
     }
 
+    /// Whether an object that was read has no symbols of functions, as when it was stripped or its
+    /// file cannot be read. Then nothing is on a list of harmless functions, and nearly every frame
+    /// is bound.
+    ///
+    /// ```
+    /// assert!(!indent_sysmon::frames::Judge::survey().lacks_symbols());
+    /// ```
+    pub fn lacks_symbols(&self) -> bool {
+        self.images
+            .iter()
+            .any(|image| image.symbols.has_no_functions())
+    }
+
     /// What was seen.
     ///
     /// See [`Statistics`] for an example.
@@ -266,7 +269,7 @@ impl Judge {
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();
     /// let longest = judge.functions().max_by_key(|f| f.end - f.start).unwrap();
-    /// assert_eq!(judge.verdict(longest.start), longest.verdict);
+    /// assert_eq!(judge.mobility(longest.start), longest.mobility);
     /// ```
     pub fn functions(&self) -> impl Iterator<Item = Function<'_>> {
         let images = self.images.iter().zip(&self.first);
@@ -275,8 +278,8 @@ impl Judge {
             functions.map(move |(number, function)| Function {
                 start: function.range.start,
                 end: function.range.end,
-                verdict: self.graph.verdict(number),
-                touches: self.own[number as usize].verdict,
+                mobility: self.graph.mobility(number),
+                touches: self.own[number as usize].is_some(),
                 image,
             })
         })
@@ -294,9 +297,9 @@ pub struct Function<'a> {
     /// The first address behind it.
     pub end: usize,
     /// As a frame.
-    pub verdict: Verdict,
-    /// By its own instructions alone.
-    pub touches: Verdict,
+    pub mobility: Mobility,
+    /// Whether its own instructions alone bind it.
+    pub touches: bool,
     image: &'a Image,
 }
 

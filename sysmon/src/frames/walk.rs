@@ -21,12 +21,12 @@
 //! interrupted frame it is the instruction itself; rows are right there only where the compiler
 //! wrote them for every instruction.
 
-use std::ops::{ControlFlow, Range};
+use std::ops::Range;
 
-use super::Verdict;
+use super::Mobility;
 use super::ahead::ask_ahead;
-use super::rows::{Base, CallersBp, WORD};
-use super::sites::{Site, Sites, sites};
+use super::rows::{Base, CallersBp, Row, WORD};
+use super::sites::{Sites, sites};
 use crate::call::SystemCall;
 
 /// Frames of one walk at most; what is deeper counts as broken.
@@ -148,92 +148,41 @@ impl Registers {
     }
 }
 
-/// A frame, as a walk shows it.
-///
-/// See [`walk`].
-#[derive(Clone, Copy, Debug)]
-pub struct Frame {
-    /// An address inside the instruction that the frame stands at.
-    pub address: usize,
-    /// Its stack pointer: the frame lies above.
-    pub sp: usize,
-    /// What its function allows.
-    pub verdict: Verdict,
-}
-
 /// How a walk ended.
-///
-/// See [`walk`].
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// At the root: all frames were seen.
+pub(crate) enum End {
+    /// At the root: all frames were seen, and all are movable.
     Root,
-    /// The visitor had seen enough.
-    Stopped,
-    /// Nobody knows about this place in the code yet; it was asked for.
-    Unknown {
-        /// The place.
-        address: usize,
-        /// Whether the helper has to be rung to call [`resolve`](super::resolve).
-        ring: bool,
-    },
-    /// There is no way on from here: no unwind row that could be used, or the stack is not what the
-    /// rows say.
-    Broken {
-        /// The place.
-        address: usize,
-    },
+    /// At a place in the code that binds.
+    Bound { address: usize },
+    /// At a place that is not known yet; it was asked for. `ring`: the helper has to be rung.
+    Unknown { address: usize, ring: bool },
+    /// There is no way on from here: the stack is not what the rows say.
+    Broken { address: usize },
 }
 
-/// Shows the frames of a suspended stack, innermost first. `root` is the stack pointer just before
-/// the outermost function was called.
-///
-/// Allocates nothing and takes no lock; as good as its visitor in a signal handler.
-///
-/// ```
-/// use indent_sysmon::frames::{self, End, Registers, Stack, Verdict};
-/// use std::ops::ControlFlow;
-///
-/// let words = [0usize; 16];
-/// let range = words.as_ptr_range();
-/// let range = range.start.addr()..range.end.addr();
-/// // SAFETY: the array outlives it, and nobody writes to it.
-/// let stack = unsafe { Stack::new(range.clone()) };
-/// let code = drop::<u8> as fn(u8) as usize;
-/// let start = Registers::after_call(code + 1, range.start, 0);
-/// let walk = || frames::walk(&start, &stack, range.end, |_| ControlFlow::Continue(()));
-///
-/// assert_eq!(walk(), End::Unknown { address: code, ring: true });
-/// frames::resolve(|_| Verdict::Free); // on the helper's thread
-/// assert!(!matches!(walk(), End::Unknown { address, .. } if address == code));
-/// ```
-pub fn walk(
-    start: &Registers,
-    stack: &Stack,
-    root: usize,
-    visit: impl FnMut(Frame) -> ControlFlow<()>,
-) -> End {
-    walk_in(sites(), start, stack, root, visit)
-}
-
-/// [`walk`] by any map.
+/// Shows the frames of a suspended stack, innermost first, as far as they are movable: the place in
+/// the code and the stack pointer of each. `root` is the stack pointer just before the outermost
+/// function was called.
 pub(crate) fn walk_in(
     sites: &Sites,
     start: &Registers,
     stack: &Stack,
     root: usize,
-    mut visit: impl FnMut(Frame) -> ControlFlow<()>,
+    mut visit: impl FnMut(usize, usize),
 ) -> End {
     let mut climber = Climber::new(start, stack, root);
     for _ in 0..FRAMES {
-        let Some(site) = sites.get(climber.pc) else {
+        let address = climber.pc;
+        let Some(site) = sites.get(address) else {
             return climber.ask(sites);
         };
-        if visit(climber.frame(site)).is_break() {
-            return End::Stopped;
-        }
-        match climber.climb(site) {
+        let Some(row) = site.row() else {
+            return End::Bound { address };
+        };
+        visit(address, climber.sp);
+        match climber.climb(row) {
             Climb::Up => {}
             Climb::Root => return End::Root,
             Climb::Broken => break,
@@ -288,15 +237,6 @@ impl<'a> Climber<'a> {
         }
     }
 
-    #[inline]
-    fn frame(&self, site: Site) -> Frame {
-        Frame {
-            address: self.pc,
-            sp: self.sp,
-            verdict: site.verdict(),
-        }
-    }
-
     /// Asks for the site of its place, and for those that are likely to come.
     #[cold]
     pub(crate) fn ask(&self, sites: &Sites) -> End {
@@ -308,15 +248,14 @@ impl<'a> Climber<'a> {
         }
     }
 
-    /// Goes to the caller, by the site of its place.
+    /// Goes to the caller, by the row of its place.
     #[inline]
-    pub(crate) fn climb(&mut self, site: Site) -> Climb {
-        self.try_climb(site).unwrap_or(Climb::Broken)
+    pub(crate) fn climb(&mut self, row: Row) -> Climb {
+        self.try_climb(row).unwrap_or(Climb::Broken)
     }
 
     #[inline]
-    fn try_climb(&mut self, site: Site) -> Option<Climb> {
-        let row = site.row()?;
+    fn try_climb(&mut self, row: Row) -> Option<Climb> {
         let base = match (row.base, self.bp_from) {
             (Base::Sp, _) => self.sp,
             (Base::Bp, BpFrom::Nowhere) => return None,
@@ -353,21 +292,42 @@ impl<'a> Climber<'a> {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Judgement {
-    /// The worst of its frames; Home at best while one is unknown, Alone if the stack cannot be
-    /// walked.
-    pub verdict: Verdict,
+    /// Movable only if all frames are known and movable.
+    pub mobility: Mobility,
     /// Nothing more can come out. If not, what was unknown has been asked for.
     pub complete: bool,
-    /// The innermost frame with that verdict, unless it is Free; or where the walk could not go on.
+    /// The innermost frame that binds or is unknown, or where the walk could not go on.
     pub binding: Option<usize>,
     /// Whether the helper has to be rung to call [`resolve`](super::resolve).
     pub ring: bool,
 }
 
-/// Judges a suspended stack. As [`walk`], for any thread and for signal handlers.
+impl Judgement {
+    #[inline]
+    pub(crate) fn of(end: End) -> Self {
+        let (binding, complete, ring) = match end {
+            End::Root => (None, true, false),
+            End::Unknown { address, ring } => (Some(address), false, ring),
+            End::Bound { address } | End::Broken { address } => (Some(address), true, false),
+        };
+        let mobility = match binding {
+            None => Mobility::Movable,
+            Some(_) => Mobility::Bound,
+        };
+        Judgement {
+            mobility,
+            complete,
+            binding,
+            ring,
+        }
+    }
+}
+
+/// Judges a suspended stack. `root` is the stack pointer just before the outermost function was
+/// called. Allocates nothing and takes no lock: for any thread and for signal handlers.
 ///
 /// ```
-/// use indent_sysmon::frames::{self, Registers, Stack, Verdict};
+/// use indent_sysmon::frames::{self, Mobility, Registers, Stack};
 ///
 /// let words = [0usize; 16];
 /// let range = words.as_ptr_range();
@@ -378,8 +338,11 @@ pub struct Judgement {
 /// let start = Registers::after_call(code + 1, range.start, 0);
 ///
 /// let judgement = frames::judge_stack(&start, &stack, range.end);
-/// assert_eq!(judgement.verdict, Verdict::Home); // not known yet, and asked for
+/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet, and asked for
 /// assert!(!judgement.complete && judgement.ring);
+/// frames::resolve(|_| Mobility::Bound); // on the helper's thread
+/// let judgement = frames::judge_stack(&start, &stack, range.end);
+/// assert_eq!((judgement.complete, judgement.binding), (true, Some(code)));
 /// ```
 pub fn judge_stack(start: &Registers, stack: &Stack, root: usize) -> Judgement {
     judge_in(sites(), start, stack, root)
@@ -387,58 +350,7 @@ pub fn judge_stack(start: &Registers, stack: &Stack, root: usize) -> Judgement {
 
 /// [`judge_stack`] by any map.
 pub(crate) fn judge_in(sites: &Sites, start: &Registers, stack: &Stack, root: usize) -> Judgement {
-    let mut worst = Worst::NEW;
-    let end = walk_in(sites, start, stack, root, |frame| {
-        worst.note(frame.address, frame.verdict)
-    });
-    worst.judgement(end)
-}
-
-/// The worst verdict so far.
-#[derive(Clone, Copy)]
-pub(crate) struct Worst {
-    verdict: Verdict,
-    binding: Option<usize>,
-}
-
-impl Worst {
-    pub(crate) const NEW: Worst = Worst {
-        verdict: Verdict::Free,
-        binding: None,
-    };
-
-    /// Breaks when it cannot become worse.
-    #[inline]
-    pub(crate) fn note(&mut self, address: usize, verdict: Verdict) -> ControlFlow<()> {
-        if verdict > self.verdict {
-            self.verdict = verdict;
-            self.binding = Some(address);
-        }
-        match self.verdict {
-            Verdict::Alone => ControlFlow::Break(()),
-            _ => ControlFlow::Continue(()),
-        }
-    }
-
-    pub(crate) fn judgement(mut self, end: End) -> Judgement {
-        let (complete, ring) = match end {
-            End::Root | End::Stopped => (true, false),
-            End::Unknown { address, ring } => {
-                let _ = self.note(address, Verdict::Home);
-                (false, ring)
-            }
-            End::Broken { address } => {
-                let _ = self.note(address, Verdict::Alone);
-                (true, false)
-            }
-        };
-        Judgement {
-            verdict: self.verdict,
-            complete,
-            binding: self.binding,
-            ring,
-        }
-    }
+    Judgement::of(walk_in(sites, start, stack, root, |_, _| ()))
 }
 
 #[cfg(all(test, not(indent_loom)))]

@@ -15,6 +15,8 @@ const BEAT: Duration = Duration::from_millis(5);
 /// A median above this, and above so many times the thread's, is starvation.
 const LATE: Duration = Duration::from_millis(20);
 const TIMES_THREAD: u32 = 20;
+/// Switches of threads that wait for a CPU before a beat.
+const SWITCHES: u32 = 4;
 /// And so are so many times fewer beats than the thread's: some long waits hide in a median.
 const RARE: usize = 10;
 /// At most, for what the runtime reads of the program.
@@ -85,7 +87,11 @@ fn beat(stop: &AtomicBool, sleep_until: impl Fn(Instant)) -> Vec<Duration> {
 impl Lateness {
     /// What is wrong with it, if anything; only much is.
     pub(crate) fn complaint(&self) -> Option<String> {
-        let late = quantile(&self.fiber, 0.5) > LATE + TIMES_THREAD * quantile(&self.thread, 0.5);
+        // A beat may take several switches of threads, each of which waits for a CPU: the thread's
+        // 99th percentile says for how long, where other programs run beside this one.
+        let contended = SWITCHES * quantile(&self.thread, 0.99);
+        let allowed = LATE + TIMES_THREAD * quantile(&self.thread, 0.5) + contended;
+        let late = quantile(&self.fiber, 0.5) > allowed;
         let rare = self.fiber.len() * RARE < self.thread.len();
         let starved = (late || rare) && self.thread.len() >= FEW;
         starved.then(|| format!("the heartbeat starved: {self}"))

@@ -36,6 +36,7 @@ mod region;
 mod run;
 mod say;
 mod stage;
+mod walk;
 mod watchdog;
 
 pub use run::main;

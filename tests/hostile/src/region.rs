@@ -2,10 +2,10 @@
 //! Regions: parts of programs in which a fiber may be switched away at any instruction.
 //!
 //! A part is *pure* if it may run in one: while it runs its fiber holds no borrow of a thread-local, no
-//! guard of a lock and nothing else that belongs to its thread, neither does anybody around it, and no C
-//! calls it. Nor does anybody wait for it by blocking or spinning: whoever does that on the thread which
-//! the part was switched away from waits for ever, if it may not leave that. So the parts that siblings
-//! wait for without the runtime's knowledge, above all in programs that need preemption, stay outside.
+//! guard of a lock and nothing else that belongs to its thread, neither does any frame around it,
+//! and no C calls it. Nor does another fiber wait for it by blocking or spinning: parts that others
+//! wait for without the runtime's knowledge, above all in programs that need preemption, stay
+//! outside.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -11,7 +11,7 @@ use std::process::{Child, Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indent::runtime::{Builder, Metrics, Runtime};
+use indent::runtime::{Builder, Metrics, Runtime, Survey};
 
 use crate::heartbeat::Heartbeat;
 use crate::options::{self, Options, Task, USAGE};
@@ -102,7 +102,10 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
         complaints.push("nothing came out right, or at all".to_owned());
     }
     let metrics = runtime.metrics();
-    if can_preempt() && program.switches && region::never_switched(&metrics) {
+    // Without symbols no frame is known to be none of the runtime's.
+    let has_symbols = runtime.wait_until_surveyed(Some(Duration::ZERO)) != Survey::NoSymbols;
+    let switches = can_preempt() && has_symbols && program.switches;
+    if switches && region::never_switched(&metrics) {
         complaints.push("never switched in place".to_owned());
     }
     let deeds = deeds(&metrics);

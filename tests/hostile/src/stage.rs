@@ -183,7 +183,7 @@ impl Stage {
 
     /// Starts and releases fibers, one after the other, until the runtime knows that one which parks
     /// like them is bound to its thread.
-    pub(crate) fn until_known_alone(&self, start: impl Fn() -> JoinHandle<()>, release: impl Fn()) {
+    pub(crate) fn until_known_bound(&self, start: impl Fn() -> JoinHandle<()>, release: impl Fn()) {
         loop {
             let fiber = start();
             std::thread::sleep(Duration::from_millis(2));

@@ -2,14 +2,13 @@
 //! carrier to carrier.
 //!
 //! Fibers live in *slots*; a slot whose fiber is over gets the next one, with a body drawn at random.
-//! Slots are of two kinds: many for bodies that may share a thread, and a few for those that are
-//! alone, since beyond a number of carriers the runtime lets such fibers share with each other,
-//! which some of these bodies must not (S12).
+//! Slots are of two kinds: many for bodies that are movable, and fewer for those that may be bound,
+//! each of which has a thread to itself while it is parked.
 //!
 //! One thread takes workers from their carriers at random, one unparks everybody in turn, and the
 //! caller fills slots. Each fiber reports at its end: whether its values were right, and whether it
-//! ended on another thread than it began on. A body that is never free must not have changed
-//! threads; one that always is should have, some time.
+//! ended on another thread than it began on. A body that is bound in every profile must not have
+//! changed threads.
 //!
 //! What fibers share is never freed, so that their first frames have nothing to drop.
 
@@ -20,7 +19,6 @@ use std::time::{Duration, Instant};
 use indent::park::Unparker;
 use indent::runtime::{Handle, Runtime};
 
-use crate::noted::Verdict;
 use crate::probe::{Mode, Note};
 use crate::{Body, Kit, Probe};
 
@@ -28,10 +26,10 @@ use crate::{Body, Kit, Probe};
 mod random;
 pub use random::Random;
 
-/// Fibers alive at once whose bodies may share threads.
+/// Fibers alive at once whose bodies are movable.
 const MANY: usize = 2000;
-/// And of those that are alone; far fewer than the carriers they may have to themselves.
-const FEW: usize = 40;
+/// And of those that may be bound: one thread each.
+const FEW: usize = 200;
 /// Without any fiber ending for so long, something is stuck.
 const STUCK: Duration = Duration::from_secs(10);
 
@@ -83,7 +81,7 @@ impl Drop for Report<'_> {
 impl Crowd {
     /// Which bodies may be in a slot.
     fn fits(&self, slot: usize, body: &Body) -> bool {
-        (slot >= MANY) == (body.expected.strictest() == Verdict::Alone)
+        (slot >= MANY) == body.expected.may_be_bound()
     }
 
     fn fill(&'static self, handle: &Handle, slot: usize, random: &mut Random) {
@@ -168,8 +166,8 @@ pub struct Outcome {
     pub summary: String,
 }
 
-/// Runs every body alone, once to learn its verdict and a few times with a park, so that afterwards
-/// all of its frames are known.
+/// Runs every body by itself, once to learn its verdict and a few times with a park, so that
+/// afterwards all of its frames are known.
 pub fn warm_up(runtime: &Runtime, bodies: &[Body]) {
     let kit = Kit::leak();
     for body in bodies {
@@ -255,7 +253,7 @@ fn account(crowd: &Crowd, time: Duration) -> Outcome {
         };
         complain(count(&account.wrong), "found a wrong value");
         complain(count(&account.panicked), "panicked");
-        if body.expected.loosest() > Verdict::Free {
+        if body.expected.is_bound() {
             complain(count(&account.moved), "changed threads and must not");
         }
         runs += count(&account.runs);

@@ -2,7 +2,7 @@
 //!
 //! A *body* is an ordinary function that runs as a fiber's body: it takes hold of something, parks
 //! by [`Probe::park`], looks at what it holds and says whether all was right. [`bodies::all`] is the
-//! table of them, each with the verdict ([`Verdict`]) that its frames deserve in every build
+//! table of them, each with the verdict ([`Mobility`]) that its frames deserve in every build
 //! profile. Three things are made of it:
 //!
 //! - `tests/table.rs` builds the program `table` in several profiles, which runs every body once and
@@ -15,7 +15,7 @@
 //! frame of its fiber but its own refers to it or to any other body. What it needs from outside it
 //! gets from the probe, through memory ([`Kit`]).
 //!
-//! [`Verdict`]: noted::Verdict
+//! [`Mobility`]: noted::Mobility
 
 pub mod bodies;
 pub mod crowd;

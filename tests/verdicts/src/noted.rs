@@ -1,28 +1,28 @@
 //! What the runtime says of the calling fiber's frames: the one place that asks it.
 
 use indent::runtime::Handle;
-pub use indent::task::Verdict;
+pub use indent::task::Mobility;
 
 /// The word for a verdict, for a line of the table.
-pub fn word(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Free => "free",
-        Verdict::Home => "home",
-        Verdict::Alone => "alone",
+pub fn word(mobility: Mobility) -> &'static str {
+    match mobility {
+        Mobility::Unjudged => "unjudged",
+        Mobility::Bound => "bound",
+        Mobility::Movable => "movable",
     }
 }
 
 /// A verdict by its word.
-pub fn from_word(text: &str) -> Option<Verdict> {
-    let all = [Verdict::Free, Verdict::Home, Verdict::Alone];
-    all.into_iter().find(|verdict| word(*verdict) == text)
+pub fn from_word(text: &str) -> Option<Mobility> {
+    let all = [Mobility::Unjudged, Mobility::Bound, Mobility::Movable];
+    all.into_iter().find(|mobility| word(*mobility) == text)
 }
 
 /// A verdict and what it rests on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
-    /// The worst of all frames.
-    pub verdict: Verdict,
+    /// Of all frames.
+    pub mobility: Mobility,
     /// The function that binds.
     pub function: Option<String>,
     /// The variable that binds.
@@ -38,7 +38,7 @@ pub fn now() -> Noted {
         None => panic!("only a fiber has a verdict"),
     };
     Noted {
-        verdict: binding.verdict(),
+        mobility: binding.mobility(),
         function: binding.function().map(str::to_owned),
         variable: binding.variable().map(str::to_owned),
         path: binding
@@ -71,13 +71,11 @@ pub fn image() -> Vec<String> {
             seen.time
         ),
         format!(
-            "{} touch a thread-local ({:.1} %); as frames {} are home ({:.1} %) and {} alone ({:.1} %)",
+            "{} touch a thread-local ({:.1} %); as frames {} are bound ({:.1} %)",
             seen.touching,
             share(seen.touching),
-            seen.home,
-            share(seen.home),
-            seen.alone,
-            share(seen.alone)
+            seen.bound,
+            share(seen.bound)
         ),
     ]
 }

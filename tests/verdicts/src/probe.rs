@@ -1,8 +1,8 @@
 //! What a body is given: the seed of its values, a way to park, and things made elsewhere.
 //!
-//! [`Probe::park`] stays on the stack while the fiber is parked, so its own frame must be free: it
-//! takes no lock, and everything it calls is the runtime's or std's memory and atomics. For the same
-//! reason nothing here is ever freed: what a fiber's first frame might drop counts as reached.
+//! [`Probe::park`] stays on the stack while the fiber is parked, so its own frame must be movable:
+//! it takes no lock, and everything it calls is the runtime's or std's memory and atomics. For the
+//! same reason nothing here is ever freed: what a fiber's first frame might drop counts as reached.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};

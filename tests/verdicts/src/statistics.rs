@@ -1,9 +1,9 @@
 //! What the fibers of a whole program were like when they parked.
 //!
 //! A program parks by [`pause`] or asks by [`sample`]; with `--statistics` on its command line every
-//! such place takes the verdict of its fiber, and [`print()`] shows at the end how many were free, home
-//! and alone, and by what function and variable. The functions here are on the stack when the
-//! verdict is taken, so they are as plain as those of the probe.
+//! such place takes the verdict of its fiber, and [`print()`] shows at the end how many were
+//! movable and bound, and by what function and variable. The functions here are on the stack when
+//! the verdict is taken, so they are as plain as those of the probe.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -51,11 +51,12 @@ fn table(samples: &[Noted]) -> Vec<String> {
     let all = samples.len();
     let share = |n: usize| 100.0 * n as f64 / all.max(1) as f64;
     let mut lines = vec![format!("{all} parks")];
-    let by_verdict = count(samples.iter().map(|noted| noted.verdict));
+    let by_verdict = count(samples.iter().map(|noted| word(noted.mobility)));
     for (verdict, n) in by_verdict {
-        let word = word(verdict);
-        lines.push(format!("{word:<8}{n:>9}{:>7.1} %", share(n)));
-        let these = samples.iter().filter(|noted| noted.verdict == verdict);
+        lines.push(format!("{verdict:<8}{n:>9}{:>7.1} %", share(n)));
+        let these = samples
+            .iter()
+            .filter(|noted| word(noted.mobility) == verdict);
         let reasons = these.filter_map(|noted| {
             let variable = noted.variable.as_deref().unwrap_or("?");
             Some(format!("{} by {variable}", noted.function.as_deref()?))
@@ -81,25 +82,25 @@ fn count<T: Ord>(of: impl Iterator<Item = T>) -> Vec<(T, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::noted::Verdict;
+    use crate::noted::Mobility;
 
     #[test]
     fn the_most_frequent_verdict_comes_first_with_its_reasons() {
-        let noted = |verdict, function: Option<&str>| Noted {
-            verdict,
+        let noted = |mobility, function: Option<&str>| Noted {
+            mobility,
             function: function.map(str::to_owned),
             variable: None,
             path: Vec::new(),
         };
-        let bound = noted(Verdict::Alone, Some("bound"));
-        let samples = [noted(Verdict::Free, None), bound.clone(), bound];
+        let bound = noted(Mobility::Bound, Some("keeps"));
+        let samples = [noted(Mobility::Movable, None), bound.clone(), bound];
         let lines = table(&samples).join("\n");
         assert_eq!(
             lines,
             "3 parks\n\
-             alone           2   66.7 %\n\
-             \x20               2   66.7 %  bound by ?\n\
-             free            1   33.3 %"
+             bound           2   66.7 %\n\
+             \x20               2   66.7 %  keeps by ?\n\
+             movable         1   33.3 %"
         );
     }
 }

@@ -1,9 +1,10 @@
-//! Fibers move and find everything as they left it; and if nobody looked at their frames, they would
-//! not.
+//! Fibers move and find everything as they left it; and if their frames were not looked at, they
+//! would not.
 //!
 //! Both tests run the program `moving` (see there); the first one after the program's code has been
-//! read: until then what is unknown counts as Home (S5), and fibers share threads that should not. The second one switches the verdicts off: the
-//! same bodies must then find wrong values, panic, crash or hang, or the first test shows nothing.
+//! read: until then what is unknown counts as bound (S5), and few fibers move. The second one
+//! switches the verdicts off: the same bodies must then find wrong values, panic, crash or hang, or
+//! the first test shows nothing.
 
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};

@@ -25,7 +25,9 @@ fn echo(mut stream: TcpStream) {
 impl Server for Indent {
     fn start() -> Self {
         let builder = runtime::Builder::new().workers(WORKERS);
-        Indent(builder.build().expect("the runtime starts"))
+        let runtime = builder.build().expect("the runtime starts");
+        runtime.handle().bind_everything(indent_rivals::is_bound());
+        Indent(runtime)
     }
 
     fn serve(&self, listener: std::net::TcpListener) {

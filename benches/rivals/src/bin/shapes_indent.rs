@@ -367,5 +367,6 @@ fn main() -> ExitCode {
         .workers(WORKERS)
         .build()
         .expect("the runtime starts");
+    runtime.handle().bind_everything(indent_rivals::is_bound());
     indent_rivals::main(&Indent(runtime))
 }

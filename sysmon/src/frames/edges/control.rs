@@ -4,13 +4,19 @@
 //! Who changes one wants it changed for what runs next on this thread, and will put the old value
 //! back. So it is bound like one who changes a thread-local. Reading them binds nobody.
 //!
+//! The segment registers that thread-locals are found by count alike: loading one changes the
+//! thread pointer.
+//!
 //! Rejected: letting off whoever puts the old value back before the next call. Nobody needs it: no
 //! function of std, of a compiler's support library or of the crates in `tests/verdicts` loads one.
 
-use iced_x86::Mnemonic;
+use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
 /// What is touched, in words.
 pub(super) const REGISTERS: &str = "rounding mode, floating-point masks or protection keys";
+
+/// The same of segment registers.
+pub(super) const SEGMENTS: &str = "a segment register";
 
 /// Whether an instruction loads such a register.
 pub(super) fn loads(mnemonic: Mnemonic) -> bool {
@@ -36,4 +42,16 @@ pub(super) fn loads(mnemonic: Mnemonic) -> bool {
             | Mnemonic::Fstenv
             | Mnemonic::Wrpkru
     )
+}
+
+/// Whether an instruction loads the segment that thread-locals are found by, or its twin.
+pub(super) fn loads_segment(instruction: &Instruction) -> bool {
+    match instruction.mnemonic() {
+        Mnemonic::Lfs | Mnemonic::Lgs => true,
+        Mnemonic::Mov | Mnemonic::Pop => {
+            instruction.op0_kind() == OpKind::Register
+                && matches!(instruction.op0_register(), Register::FS | Register::GS)
+        }
+        _ => false,
+    }
 }

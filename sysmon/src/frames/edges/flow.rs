@@ -28,7 +28,7 @@ use std::ops::Range;
 
 use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic};
 
-use super::{ERRNO, SYSCALL, Touch, bit, has_near_target};
+use super::{ERRNO, Form, How, SYSCALL, Touch, bit};
 use crate::frames::image::Image;
 use crate::frames::image::unwind::{self, Function};
 use state::State;
@@ -172,16 +172,11 @@ impl Flow {
 
 /// Whether an instruction that reads the slot of an import is one that is followed: calls it, jumps
 /// to it (libc's `syscall` alone: errno's address is then returned) or loads it.
-pub(super) fn follows(name: &str, instruction: &Instruction) -> bool {
-    let seen = instruction.is_ip_rel_memory_operand() || has_near_target(instruction);
-    let call = matches!(
-        instruction.flow_control(),
-        FlowControl::Call | FlowControl::IndirectCall
-    );
-    let load = instruction.code() == Code::Mov_r64_rm64;
+pub(super) fn follows(name: &str, form: &Form) -> bool {
+    let call = form.how == How::Call;
     match name {
-        ERRNO => seen && (call || load),
-        SYSCALL => seen && (load || instruction.flow_control() != FlowControl::Next),
+        ERRNO => form.seen && (call || form.load),
+        SYSCALL => form.seen && (form.load || form.turns),
         _ => false,
     }
 }

@@ -9,15 +9,18 @@
 //!
 //! Up to the next branch the register is followed instruction by instruction (for most, the next
 //! call ends it). Beyond that, what happens anywhere to a register of that name counts, and to those
-//! it is copied to for longer than up to the next call.
-
-use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
+//! it is copied to for longer than up to the next call. Copies are made by moves, conditional ones
+//! too, exchanges and sums. Where the register is put on the stack before the next branch, every
+//! register counts that is fetched from that place and moved before the branch after it.
+//!
+//! Rejected: counting whatever happens anywhere to a fetched register, or fetches from any place.
+//! Registers are reused so much that hundreds of functions of a large program become bound.
 
 use super::flow::{ANSWERED, SPOILED};
-use super::{bit, has_memory};
+use super::motion::{Motion, Path, Slot};
 
 /// The largest entry of a table that a loop steps over.
-const STRIDE: u32 = 256;
+pub(super) const STRIDE: u32 = 256;
 
 /// How far an address may be from what it means, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,221 +64,196 @@ pub(super) struct Moves {
     copies: [u32; 16],
     /// Registers that may hold a negative number.
     negative: u32,
+    /// All of the function.
+    code: Vec<Motion>,
+    /// See [`fetches`], once that was asked.
+    fetches: Option<Vec<(Slot, u32)>>,
 }
 
 impl Moves {
-    pub(super) fn read(code: &[Instruction]) -> Moves {
+    pub(super) fn read(motions: impl Iterator<Item = Motion>) -> Moves {
+        let mut code = Vec::with_capacity(128);
+        for motion in motions {
+            code.push(motion);
+        }
         let mut moves = Moves::default();
-        for (place, instruction) in code.iter().enumerate() {
-            moves.note(instruction, &code[place + 1..]);
+        moves.note_all(&code);
+        moves.code = code;
+        moves
+    }
+
+    fn note_all(&mut self, code: &[Motion]) {
+        let mut place = 0;
+        while place < code.len() {
+            self.note(&code[place], &code[place + 1..]);
+            place += 1;
         }
         // Until nothing changes: negative numbers are copied and added on.
-        loop {
-            let before = moves.negative;
-            for instruction in code {
-                moves.spread(instruction);
-            }
-            if moves.negative == before {
-                return moves;
+        let mut before = 0;
+        while self.negative != before {
+            before = self.negative;
+            place = 0;
+            while place < code.len() {
+                if code[place].into != 0 {
+                    self.spread(&code[place]);
+                }
+                place += 1;
             }
         }
     }
 
-    fn note(&mut self, instruction: &Instruction, rest: &[Instruction]) {
-        if has_memory(instruction) {
-            let base = bit(instruction.memory_base());
-            let index = bit(instruction.memory_index());
-            for (one, other) in [(base, index), (index, base)] {
-                if one != 0 {
-                    self.partners[one.trailing_zeros() as usize] |= other;
+    fn note(&mut self, motion: &Motion, rest: &[Motion]) {
+        if motion.base != 0 && motion.index != 0 {
+            self.partners[motion.base.trailing_zeros() as usize] |= motion.index;
+            self.partners[motion.index.trailing_zeros() as usize] |= motion.base;
+        }
+        if motion.counted != 0 {
+            let counted = &mut self.counted[motion.counted.trailing_zeros() as usize];
+            *counted = counted.join(motion.reach);
+        }
+        // What is only handed to a call is no copy: its register is used for other things, too.
+        let mut to = Registers(motion.copy_to);
+        while let Some(register) = to.next() {
+            if Fate::within(1 << register, rest).is_open() {
+                let mut from = Registers(motion.copy_from);
+                while let Some(source) = from.next() {
+                    self.copies[source] |= 1 << register;
                 }
             }
         }
-        if let Some((register, reach)) = count(instruction) {
-            let counted = &mut self.counted[register.trailing_zeros() as usize];
-            *counted = counted.join(reach);
-        }
-        // What is only handed to a call is no copy: its register is used for other things, too.
-        if let Some((to, from)) = copy(instruction)
-            && matches!(fate(instruction.op0_register(), rest), Fate::Open)
-        {
-            self.copies[from.trailing_zeros() as usize] |= to;
-        }
-        if makes_negative(instruction) {
-            self.negative |= bit(instruction.op0_register());
+        self.negative |= motion.negative;
+    }
+
+    fn spread(&mut self, motion: &Motion) {
+        let from_stack = motion.from_stack && self.negative != 0;
+        if from_stack || motion.sources & self.negative != 0 {
+            self.negative |= motion.into;
         }
     }
 
-    fn spread(&mut self, instruction: &Instruction) {
-        if instruction.op_count() < 2 || instruction.op0_kind() != OpKind::Register {
-            return;
-        }
-        let source = match instruction.op1_kind() {
-            OpKind::Register => bit(instruction.op1_register()),
-            OpKind::Memory if instruction.mnemonic() == Mnemonic::Lea => {
-                bit(instruction.memory_base()) | bit(instruction.memory_index())
+    /// Registers that may hold an address that is in a register: if that one is open, itself and
+    /// those it is copied to; those it is fetched into again, likewise.
+    pub(super) fn holders(&mut self, register: u32, fate: &Fate) -> u32 {
+        let mut all = if fate.is_open() { register } else { 0 };
+        if !fate.slots.is_empty() {
+            let code = &self.code;
+            for (slot, fetched) in self.fetches.get_or_insert_with(|| fetches(code)) {
+                if fate.slots.contains(slot) {
+                    all |= *fetched;
+                }
             }
-            // Put away on the stack and fetched again.
-            OpKind::Memory if on_stack(instruction) => self.negative,
-            _ => 0,
-        };
-        let kept = matches!(
-            instruction.mnemonic(),
-            Mnemonic::Mov | Mnemonic::Add | Mnemonic::Lea | Mnemonic::Sub | Mnemonic::Cmove
-        );
-        if kept && source & self.negative != 0 {
-            self.negative |= bit(instruction.op0_register());
         }
-    }
-
-    /// What is done with a register, and with those it is copied to.
-    fn of(&self, register: u32) -> Reach {
-        let mut all = register;
         loop {
-            let copies = registers(all).fold(all, |set, r| set | self.copies[r]);
-            if copies == all {
-                break;
+            let before = all;
+            let mut holders = Registers(all);
+            while let Some(register) = holders.next() {
+                all |= self.copies[register];
             }
-            all = copies;
+            if all == before {
+                return all;
+            }
         }
-        registers(all).fold(Reach::default(), |reach, r| {
-            let end_based = self.partners[r] & self.negative != 0;
+    }
+
+    /// How far an address in these registers may be from what is meant.
+    pub(super) fn reach(&self, holders: u32) -> Reach {
+        let mut reach = Reach::default();
+        let mut holders = Registers(holders);
+        while let Some(register) = holders.next() {
+            let end_based = self.partners[register] & self.negative != 0;
             let before = if end_based { STRIDE } else { 0 };
-            reach.join(self.counted[r]).join(Reach { before, after: 0 })
-        })
+            let counted = self.counted[register];
+            reach = reach.join(counted).join(Reach { before, after: 0 });
+        }
+        reach
     }
 }
 
-fn registers(set: u32) -> impl Iterator<Item = usize> {
-    (0..16).filter(move |r| set >> r & 1 == 1)
-}
-
-/// A register that is counted up or down, and how far that reaches.
-fn count(instruction: &Instruction) -> Option<(u32, Reach)> {
-    let register = bit(instruction.op0_register());
-    if instruction.op0_kind() != OpKind::Register || register == 0 {
-        return None;
+/// Places on the stack, and registers that are fetched from there and moved before the next branch.
+fn fetches(code: &[Motion]) -> Vec<(Slot, u32)> {
+    let mut found = Vec::new();
+    let mut place = 0;
+    while place < code.len() {
+        let motion = &code[place];
+        place += 1;
+        if motion.fetched != 0 && Fate::within(motion.fetched, &code[place..]).moved {
+            found.push((motion.slot, motion.fetched));
+        }
     }
-    let step = match instruction.mnemonic() {
-        Mnemonic::Inc => 1,
-        Mnemonic::Dec => -1,
-        Mnemonic::Add | Mnemonic::Sub if instruction.op1_kind() == OpKind::Register => {
-            let reach = Reach {
-                before: STRIDE,
-                after: STRIDE,
-            };
-            return Some((register, reach));
-        }
-        Mnemonic::Add if is_immediate(instruction) => instruction.immediate(1) as i64,
-        Mnemonic::Sub if is_immediate(instruction) => -(instruction.immediate(1) as i64),
-        Mnemonic::Lea if bit(instruction.memory_base()) == register => {
-            instruction.memory_displacement64() as i64
-        }
-        _ => return None,
-    };
-    let size = u32::try_from(step.unsigned_abs()).unwrap_or(u32::MAX);
-    let reach = match step {
-        0.. => Reach {
-            before: 0,
-            after: size,
-        },
-        _ => Reach {
-            before: size,
-            after: 0,
-        },
-    };
-    Some((register, reach))
+    found
 }
 
-fn is_immediate(instruction: &Instruction) -> bool {
-    !matches!(instruction.op1_kind(), OpKind::Register | OpKind::Memory)
-}
+/// The numbers of the registers in a set. No iterator, for the sake of builds without optimization.
+struct Registers(u32);
 
-/// To and from.
-fn copy(instruction: &Instruction) -> Option<(u32, u32)> {
-    let move_ = matches!(instruction.code(), Code::Mov_r64_rm64 | Code::Mov_rm64_r64);
-    let both =
-        instruction.op0_kind() == OpKind::Register && instruction.op1_kind() == OpKind::Register;
-    let (to, from) = (
-        bit(instruction.op0_register()),
-        bit(instruction.op1_register()),
-    );
-    (move_ && both && to != 0 && from != 0).then_some((to, from))
-}
-
-fn on_stack(instruction: &Instruction) -> bool {
-    matches!(instruction.memory_base(), Register::RSP | Register::RBP)
-}
-
-/// An instruction that may make a negative number out of none.
-fn makes_negative(instruction: &Instruction) -> bool {
-    if instruction.op0_kind() != OpKind::Register {
-        return false;
-    }
-    let stack = |register| matches!(register, Register::RSP | Register::RBP);
-    match instruction.mnemonic() {
-        Mnemonic::Neg
-        | Mnemonic::Not
-        | Mnemonic::Dec
-        | Mnemonic::Movsx
-        | Mnemonic::Movsxd
-        | Mnemonic::Sbb
-        | Mnemonic::Sar
-        | Mnemonic::Imul => true,
-        Mnemonic::Sub => !stack(instruction.op0_register()),
-        Mnemonic::Mov | Mnemonic::Add | Mnemonic::Or | Mnemonic::Xor | Mnemonic::And => {
-            is_immediate(instruction)
-                && (instruction.immediate(1) as i64) < 0
-                && instruction.op0_register().size() == 8
-                && !stack(instruction.op0_register())
+impl Registers {
+    fn next(&mut self) -> Option<usize> {
+        if self.0 == 0 {
+            return None;
         }
-        Mnemonic::Lea => {
-            (instruction.memory_displacement64() as i64) < 0 && !stack(instruction.memory_base())
-        }
-        _ => false,
+        let number = self.0.trailing_zeros();
+        self.0 &= self.0 - 1;
+        Some(number as usize)
     }
 }
 
 /// What becomes of a register with an address, as far as the next branch tells.
-pub(super) enum Fate {
-    /// It is over, and nothing moved it.
-    Left,
-    /// Look at the whole function.
-    Open,
+#[derive(Debug, Default)]
+pub(super) struct Fate {
+    /// It is moved, or copied.
+    moved: bool,
+    /// A branch comes before its end.
+    branch: bool,
+    /// Places on the stack it is put into.
+    slots: Vec<Slot>,
 }
 
-/// Follows a register up to the next branch.
-pub(super) fn fate(register: Register, rest: &[Instruction]) -> Fate {
-    let register = bit(register);
-    for instruction in rest {
-        let places = bit(instruction.memory_base()) | bit(instruction.memory_index());
-        let indexed = has_memory(instruction) && instruction.memory_index() != Register::None;
-        let moved = indexed && places & register != 0
-            || count(instruction).is_some_and(|(counted, _)| counted == register)
-            || copy(instruction).is_some_and(|(_, from)| from == register);
-        match instruction.flow_control() {
-            _ if moved => return Fate::Open,
-            // The kernel keeps the others.
-            _ if instruction.mnemonic() == Mnemonic::Syscall && register & ANSWERED == 0 => {}
-            FlowControl::Call | FlowControl::IndirectCall if register & SPOILED != 0 => {
-                return Fate::Left;
+impl Fate {
+    /// Follows a register, given as a set, up to the next branch.
+    pub(super) fn of(register: u32, rest: impl Iterator<Item = Motion>) -> Fate {
+        let mut fate = Fate::default();
+        for motion in rest {
+            if fate.ends(register, &motion) {
+                break;
             }
-            FlowControl::Call | FlowControl::IndirectCall | FlowControl::Next => {}
-            FlowControl::Return | FlowControl::Exception => return Fate::Left,
-            _ => return Fate::Open,
         }
-        let replaced = matches!(
-            instruction.code(),
-            Code::Mov_r64_rm64 | Code::Mov_rm64_imm32 | Code::Lea_r64_m | Code::Mov_r32_imm32
-        );
-        if replaced && bit(instruction.op0_register()) == register {
-            return Fate::Left;
+        fate
+    }
+
+    /// The same in code that is at hand, up to the first move.
+    fn within(register: u32, rest: &[Motion]) -> Fate {
+        let mut fate = Fate::default();
+        let mut place = 0;
+        while place < rest.len() && !fate.moved && !fate.ends(register, &rest[place]) {
+            place += 1;
+        }
+        fate
+    }
+
+    /// Follows a register over one more instruction; whether that is the last one.
+    fn ends(&mut self, register: u32, motion: &Motion) -> bool {
+        self.moved |= motion.indexed && (motion.base | motion.index) & register != 0
+            || (motion.counted | motion.copy_from) & register != 0;
+        self.branch = motion.path == Path::Other;
+        if motion.put & register != 0 {
+            self.slots.push(motion.slot);
+        }
+        match motion.path {
+            Path::Kernel => register & ANSWERED != 0,
+            Path::Call => register & SPOILED != 0,
+            // What `lea` adds to itself is still an address.
+            Path::Next => (motion.replaced & !motion.counted | motion.fetched) & register != 0,
+            Path::End | Path::Other => true,
         }
     }
-    Fate::Left
-}
 
-/// How far an address in a register may be from what is meant.
-pub(super) fn reach(moves: &Moves, register: Register) -> Reach {
-    moves.of(bit(register))
+    /// Nothing moves it, and it is nowhere else.
+    pub(super) fn is_over(&self) -> bool {
+        !self.is_open() && self.slots.is_empty()
+    }
+
+    /// The whole function says what becomes of the register.
+    fn is_open(&self) -> bool {
+        self.moved || self.branch
+    }
 }

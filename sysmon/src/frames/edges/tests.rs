@@ -34,9 +34,14 @@ fn facts(range: Range<usize>) -> Facts {
     let mut memory = Memory::default();
     // SAFETY: code of this program.
     unsafe { memory.add(range.clone(), Kind::Text, true) };
+    facts_in(memory, range)
+}
+
+/// The same in an image with this memory.
+fn facts_in(memory: Memory, range: Range<usize>) -> Facts {
     let image = Image {
+        range: range.start..range.end + 64,
         memory,
-        range: range.clone(),
         ..Image::default()
     };
     let function = Function {
@@ -78,6 +83,82 @@ fn an_operand_names_its_variable() {
     assert_eq!(touches(address_only::range()), []);
     assert!(is_lost(control_block::range()));
     assert!(is_lost(base::range()));
+}
+
+sample!(jumps_by_a_number, "mov rax, -8", "jmp qword ptr fs:[rax]");
+sample!(
+    jumps_by_an_index,
+    "mov rax, -1",
+    "jmp qword ptr fs:[rax*8 - 8]"
+);
+sample!(jumps_by_anything, "jmp qword ptr fs:[rax*8 - 8]");
+sample!(
+    jumps_by_the_control_block,
+    ".byte 0x64, 0xff, 0x24, 0x25, 0, 0, 0, 0", // jmp fs:[0]
+);
+sample!(jumps_by_a_variable, "jmp qword ptr fs:[-8]");
+
+#[test]
+fn a_jump_through_a_thread_local_touches_it() {
+    let first = [Touch::Variable(-8)];
+    assert_eq!(touches(jumps_by_a_number::range()), first);
+    assert_eq!(touches(jumps_by_an_index::range()), [Touch::Variable(-16)]);
+    assert_eq!(touches(jumps_by_a_variable::range()), first);
+    assert!(is_lost(jumps_by_anything::range()));
+    assert!(is_lost(jumps_by_the_control_block::range()));
+}
+
+sample!(
+    reads_beside_the_code,
+    ".byte 0x64, 0x48, 0x8b, 0x05, 8, 0, 0, 0", // mov rax, fs:[rip + 8]
+    "ret",
+);
+sample!(
+    calls_beside_the_code,
+    ".byte 0x64, 0xff, 0x15, 8, 0, 0, 0", // call fs:[rip + 8]
+    "ret",
+);
+sample!(
+    jumps_beside_the_code,
+    ".byte 0x64, 0xff, 0x25, 8, 0, 0, 0", // jmp fs:[rip + 8]
+);
+sample!(
+    reads_beside_the_short_address,
+    ".byte 0x67, 0x64, 0x8b, 0x05, 8, 0, 0, 0", // mov eax, fs:[eip + 8]
+    "ret",
+);
+
+#[test]
+fn a_thread_local_at_a_distance_from_the_code_is_touched() {
+    assert!(is_lost(reads_beside_the_code::range()));
+    assert!(is_lost(calls_beside_the_code::range()));
+    assert!(is_lost(jumps_beside_the_code::range()));
+    assert!(is_lost(reads_beside_the_short_address::range()));
+}
+
+sample!(moves_the_segment, "mov fs, eax", "ret");
+sample!(
+    moves_the_segment_from_memory,
+    "mov fs, word ptr [rdi]",
+    "ret"
+);
+sample!(pops_the_segment, ".byte 0x0f, 0xa1", "ret");
+sample!(loads_the_segment, ".byte 0x0f, 0xb4, 0x07", "ret");
+sample!(moves_the_other_segment, "mov gs, eax", "ret");
+sample!(pops_the_other_segment, ".byte 0x0f, 0xa9", "ret");
+sample!(loads_the_other_segment, ".byte 0x0f, 0xb5, 0x07", "ret");
+sample!(reads_the_segment, "mov eax, fs", "ret");
+
+#[test]
+fn loading_a_thread_segment_touches_and_reading_it_does_not() {
+    assert!(is_lost(moves_the_segment::range()));
+    assert!(is_lost(moves_the_segment_from_memory::range()));
+    assert!(is_lost(pops_the_segment::range()));
+    assert!(is_lost(loads_the_segment::range()));
+    assert!(is_lost(moves_the_other_segment::range()));
+    assert!(is_lost(pops_the_other_segment::range()));
+    assert!(is_lost(loads_the_other_segment::range()));
+    assert_eq!(touches(reads_the_segment::range()), []);
 }
 
 sample!(relaxed, "mov rax, fs:[0]", "lea rax, [rax - 0x38]", "ret");
@@ -376,7 +457,78 @@ fn branches_that_leave_are_edges_and_others_are_not() {
         [(end, How::Call), (end, How::Jump), (end, How::Jump)]
     );
     assert!(is_lost(garbage::range()));
-    assert!(facts(falls::range()).code.is_empty());
+}
+
+sample!(pads, "nop", "nop dword ptr [rax]");
+sample!(halts, "xor eax, eax", "hlt");
+
+#[test]
+fn a_function_that_does_not_end_goes_on_behind_itself() {
+    for range in [falls::range(), pads::range()] {
+        assert_eq!(facts(range.clone()).code, [(range.end, How::Jump)]);
+    }
+    assert_eq!(facts(halts::range()).code, []);
+    assert_eq!(facts(garbage::range()).code, []);
+}
+
+// The number holds `mov eax, fs:[rdi]; ret`.
+sample!(
+    branches_forward_into_an_instruction,
+    "test edi, edi",
+    "jne 2f + 1",
+    "2: mov eax, 0xc3078b64",
+    "ret",
+);
+sample!(
+    branches_back_into_an_instruction,
+    "2: mov eax, 0xc3078b64",
+    "test edi, edi",
+    "jne 2b + 1",
+    "ret",
+);
+sample!(
+    jumps_far_into_an_instruction,
+    "2: mov eax, 0xc3078b64",
+    "test edi, edi",
+    ".byte 0xe9",
+    ".long 2b + 1 - 3f",
+    "3: ret",
+);
+sample!(
+    calls_into_an_instruction,
+    "2: mov eax, 0xc3078b64",
+    "call 2b + 1",
+    "ret",
+);
+// Its second byte begins `inc eax; ret`.
+sample!(jumps_into_itself, ".byte 0xeb, 0xff, 0xc0, 0xc3, 1", "ret");
+sample!(
+    loops_into_an_instruction,
+    "2: mov eax, 0xc3078b64",
+    "loop 2b + 1",
+    "ret",
+);
+sample!(
+    branches_to_instructions,
+    "2: mov eax, 0xc3078b64",
+    "test edi, edi",
+    "jne 2b",
+    "je 4f",
+    "3: nop dword ptr [rax]",
+    "call 3b",
+    "loop 3b",
+    "4: ret",
+);
+
+#[test]
+fn a_branch_into_the_middle_of_an_instruction_makes_a_function_unknown() {
+    assert!(is_lost(branches_forward_into_an_instruction::range()));
+    assert!(is_lost(branches_back_into_an_instruction::range()));
+    assert!(is_lost(jumps_far_into_an_instruction::range()));
+    assert!(is_lost(calls_into_an_instruction::range()));
+    assert!(is_lost(jumps_into_itself::range()));
+    assert!(is_lost(loops_into_an_instruction::range()));
+    assert_eq!(touches(branches_to_instructions::range()), []);
 }
 
 /// What `moves` says of `rcx` behind the first instruction.
@@ -385,14 +537,12 @@ fn reach(range: Range<usize>) -> Reach {
     // SAFETY: code of this program.
     unsafe { memory.add(range.clone(), Kind::Text, true) };
     let bytes = memory.bytes(range.clone()).unwrap_or_default();
-    let code: Vec<Instruction> =
-        Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE)
-            .into_iter()
-            .collect();
-    match moves::fate(Register::RCX, &code[1..]) {
-        Fate::Left => Reach::default(),
-        Fate::Open => moves::reach(&Moves::read(&code), Register::RCX),
-    }
+    let decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);
+    let code: Vec<Motion> = decoder.into_iter().map(|i| Motion::of(&i)).collect();
+    let fate = Fate::of(bit(Register::RCX), code[1..].iter().copied());
+    let mut moves = Moves::read(code.into_iter());
+    let holders = moves.holders(bit(Register::RCX), &fate);
+    moves.reach(holders)
 }
 
 sample!(
@@ -471,4 +621,243 @@ fn a_loop_over_a_table_may_begin_at_its_end_or_before_it() {
             after: 0
         }
     );
+}
+
+sample!(
+    chosen_and_counted_down,
+    "lea rcx, [rdi]",
+    "lea rbx, [rsi]",
+    "cmovne rbx, rcx",
+    "sub rbx, 8",
+    "call [rbx]",
+    "ret",
+);
+sample!(
+    exchanged_and_counted_down,
+    "lea rcx, [rdi]",
+    "xchg rbx, rcx",
+    "sub rbx, 8",
+    "call [rbx]",
+    "ret",
+);
+sample!(
+    exchanged_the_other_way,
+    "lea rcx, [rdi]",
+    "xchg rcx, rbx",
+    "sub rbx, 8",
+    "call [rbx]",
+    "ret",
+);
+sample!(
+    shifted_and_counted_down,
+    "lea rcx, [rdi]",
+    "lea rbx, [rcx - 8]",
+    "2: call [rbx]",
+    "sub rbx, 24",
+    "jne 2b",
+    "ret",
+);
+sample!(
+    added_to_a_negative_number,
+    "lea rcx, [rdi]",
+    "mov rbx, -24",
+    "add rbx, rcx",
+    "call [rbx]",
+    "ret",
+);
+sample!(
+    pushed_and_counted_down,
+    "lea rcx, [rdi]",
+    "push rcx",
+    "call rsi",
+    "pop rbx",
+    "sub rbx, 8",
+    "call [rbx]",
+    "ret",
+);
+sample!(
+    put_away_and_counted_down,
+    "lea rcx, [rdi]",
+    "mov [rsp + 16], rcx",
+    "call rsi",
+    "mov rbx, [rsp + 16]",
+    "sub rbx, 8",
+    "call [rbx]",
+    "ret",
+);
+sample!(
+    put_away_by_the_frame,
+    "lea rcx, [rdi]",
+    "mov [rbp - 16], rcx",
+    "call rsi",
+    "mov rbx, [rbp - 16]",
+    "mov r12, rbx",
+    "sub r12, 8",
+    "call [r12]",
+    "ret",
+);
+sample!(
+    copied_and_then_put_away,
+    "lea rcx, [rdi]",
+    "mov rdx, rcx",
+    "mov [rsp + 16], rcx",
+    "call rsi",
+    "mov rbx, [rsp + 16]",
+    "sub rbx, 8",
+    "call [rbx]",
+    "ret",
+);
+sample!(
+    put_away_beside_a_counter,
+    "lea rcx, [rdi]",
+    "mov [rsp + 16], rcx",
+    "call rsi",
+    "mov rax, [rsp + 24]",
+    "sub rax, 8",
+    "mov rdi, [rsp + 16]",
+    "call rax",
+    "ret",
+);
+sample!(
+    saved_beside_a_counter,
+    "lea rcx, [rdi]",
+    "push rbx",
+    "push rcx",
+    "call rsi",
+    "sub rbx, 8",
+    "pop rcx",
+    "pop rbx",
+    "ret",
+);
+
+#[test]
+fn a_table_is_followed_into_other_registers_and_over_the_stack() {
+    let before = |before| Reach { before, after: 0 };
+    assert_eq!(reach(chosen_and_counted_down::range()), before(8));
+    assert_eq!(reach(exchanged_and_counted_down::range()), before(8));
+    assert_eq!(reach(exchanged_the_other_way::range()), before(8));
+    assert_eq!(reach(shifted_and_counted_down::range()), before(24));
+    assert!(reach(added_to_a_negative_number::range()).before > 0);
+    assert_eq!(reach(pushed_and_counted_down::range()), before(8));
+    assert_eq!(reach(put_away_and_counted_down::range()), before(8));
+    assert_eq!(reach(put_away_by_the_frame::range()), before(8));
+    assert_eq!(reach(copied_and_then_put_away::range()), before(8));
+    assert_eq!(reach(put_away_beside_a_counter::range()), before(0));
+    assert_eq!(reach(saved_beside_a_counter::range()), before(0));
+}
+
+/// What an instruction does to addresses.
+fn motion(bytes: &[u8]) -> Motion {
+    Motion::of(&Decoder::new(64, bytes, DecoderOptions::NONE).decode())
+}
+
+#[test]
+fn a_move_on_any_condition_is_a_copy_and_hands_on_negative_numbers() {
+    let (rcx, rbx) = (bit(Register::RCX), bit(Register::RBX));
+    for condition in 0..16 {
+        let moved = motion(&[0x48, 0x0F, 0x40 + condition, 0xD9]); // cmovcc rbx, rcx
+        assert_eq!((moved.copy_to, moved.copy_from), (rbx, rcx));
+        assert_eq!((moved.into, moved.sources), (rbx, rcx));
+        let fetched = motion(&[0x48, 0x0F, 0x40 + condition, 0x1C, 0x24]); // cmovcc rbx, [rsp]
+        assert!(fetched.into == rbx && fetched.from_stack);
+    }
+}
+
+sample!(
+    from_the_end_by_a_choice,
+    "lea rcx, [rdi]",
+    "mov rdx, -24",
+    "cmovge rax, rdx",
+    "call [rcx + rax]",
+    "ret",
+);
+sample!(
+    from_the_end_by_half_a_number,
+    "lea rcx, [rdi]",
+    "cdqe",
+    "call [rcx + rax]",
+    "ret",
+);
+sample!(
+    from_the_end_by_a_sign,
+    "lea rcx, [rdi]",
+    "cqo",
+    "call [rcx + rdx*8]",
+    "ret",
+);
+sample!(
+    from_the_end_by_a_carry,
+    "lea rcx, [rdi]",
+    "adc rax, -8",
+    "call [rcx + rax]",
+    "ret",
+);
+sample!(
+    from_the_end_by_an_exchange,
+    "lea rcx, [rdi]",
+    "mov rdx, -24",
+    "xchg rax, rdx",
+    "call [rcx + rax]",
+    "ret",
+);
+
+#[test]
+fn a_negative_index_is_found_however_it_was_made() {
+    assert!(reach(from_the_end_by_a_choice::range()).before > 0);
+    assert!(reach(from_the_end_by_half_a_number::range()).before > 0);
+    assert!(reach(from_the_end_by_a_sign::range()).before > 0);
+    assert!(reach(from_the_end_by_a_carry::range()).before > 0);
+    assert!(reach(from_the_end_by_an_exchange::range()).before > 0);
+}
+
+sample!(
+    distances_by_a_copy,
+    "lea rcx, [rip + 4f]",
+    "mov rbx, rcx",
+    "call rsi",
+    "movsxd rax, dword ptr [rbx + rdi*4]",
+    "add rax, rbx",
+    "call rax",
+    "ret",
+    "4: .long 0, 0",
+);
+sample!(
+    distances_by_a_copy_behind_a_branch,
+    "lea rcx, [rip + 4f]",
+    "jne 2f",
+    "mov rbx, rcx",
+    "2: movsxd rax, dword ptr [rbx + rdi*4]",
+    "add rax, rbx",
+    "call rax",
+    "ret",
+    "4: .long 0, 0",
+);
+sample!(
+    no_distances,
+    "lea rcx, [rip + 4f]",
+    "mov rbx, rdx",
+    "movsxd rax, dword ptr [rbx + rdi*4]",
+    "call rax",
+    "ret",
+    "4: .long 0, 0",
+);
+
+/// Whether a constant at the end of a function is found to be a table of distances.
+fn has_distances(range: Range<usize>) -> bool {
+    let code = range.start..range.end - 8;
+    let mut memory = Memory::default();
+    // SAFETY: code of this program.
+    unsafe { memory.add(range.clone(), Kind::Text, true) };
+    memory.rename(code.end..range.end, Kind::Constant);
+    let found = facts_in(memory, code.clone()).constants;
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0].address, code.end);
+    found[0].distances
+}
+
+#[test]
+fn a_table_of_distances_is_known_by_copies_of_its_address() {
+    assert!(has_distances(distances_by_a_copy::range()));
+    assert!(has_distances(distances_by_a_copy_behind_a_branch::range()));
+    assert!(!has_distances(no_distances::range()));
 }

@@ -26,8 +26,41 @@ fn is_in_path(character: char) -> bool {
     character.is_alphanumeric() || character == '_' || character == ':'
 }
 
-/// Leaves out what stands in brackets behind a name.
+/// Leaves out what stands in brackets behind a name. Names are long and many: a plain loop over
+/// bytes, which builds without optimization run fast.
 fn without_arguments(name: &str) -> String {
+    let bytes = name.as_bytes();
+    let mut kept = String::with_capacity(name.len());
+    let (mut from, mut at) = (0, 0);
+    while at < bytes.len() {
+        let byte = bytes[at];
+        if byte >= 0x80 {
+            return without_arguments_in_any_script(name);
+        }
+        if byte != b'<' {
+            at += 1;
+            continue;
+        }
+        kept.push_str(&name[from..at]);
+        from = at;
+        let behind_name = kept.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+        let turbofish = kept.ends_with("::") && !name[at..].starts_with("<impl ");
+        if behind_name || turbofish {
+            if turbofish {
+                kept.truncate(kept.len() - 2);
+            }
+            at += arguments(&name[at..]).len();
+            from = at;
+        } else {
+            at += 1;
+        }
+    }
+    kept.push_str(&name[from..]);
+    kept
+}
+
+/// The same for any name.
+fn without_arguments_in_any_script(name: &str) -> String {
     let mut kept = String::with_capacity(name.len());
     let mut rest = name;
     while let Some(next) = rest.chars().next() {
@@ -48,17 +81,20 @@ fn without_arguments(name: &str) -> String {
 
 /// What begins with a bracket, up to the one that closes it.
 fn arguments(text: &str) -> &str {
-    let (mut depth, mut before) = (0_u32, ' ');
-    for (at, character) in text.char_indices() {
-        match character {
-            '<' => depth += 1,
-            '>' if before != '-' => depth -= 1,
-            _ => {}
+    let bytes = text.as_bytes();
+    let (mut depth, mut before, mut at) = (0_u32, b' ', 0);
+    while at < bytes.len() {
+        let byte = bytes[at];
+        if byte == b'<' {
+            depth += 1;
+        } else if byte == b'>' && before != b'-' {
+            depth -= 1;
         }
         if depth == 0 {
             return &text[..=at];
         }
-        before = character;
+        before = byte;
+        at += 1;
     }
     text
 }
@@ -111,6 +147,30 @@ mod tests {
             path("u::<impl c::D for a::B<T>>::e"),
             "u::<impl c::D for a::B>::e"
         );
+    }
+
+    #[test]
+    fn both_ways_to_leave_out_arguments_agree() {
+        let names = [
+            "a::f::<b::g::{closure#0}>",
+            "<a::B<u8, a::D> as c::D<x::Y>>::e::<z>",
+            "u::<impl c::D for a::B<T>>::e",
+            "a::f::<fn(u8) -> c::D<u8>, u64>::g<h>",
+            "<[T]>::sort",
+            "<<a::B as c::D>::E<u8>>::f",
+            "core::ptr::drop_in_place<a::B<c::D>>",
+            "a<",
+            "a::f::<b",
+            "",
+        ];
+        for name in names {
+            assert_eq!(
+                without_arguments(name),
+                without_arguments_in_any_script(name)
+            );
+        }
+        assert_eq!(path("größe::f::<u8>"), "größe::f");
+        assert_eq!(path("a::f::<größe::B>::g"), "a::f::g");
     }
 
     #[test]

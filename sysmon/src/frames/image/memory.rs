@@ -61,9 +61,18 @@ impl Memory {
         self.parts.extend(common);
     }
 
+    /// A plain loop, which builds without optimization run fast.
     fn part(&self, address: usize) -> Option<&Part> {
-        let parts = self.parts.iter().rev();
-        parts.into_iter().find(|p| p.range.contains(&address))
+        let parts = self.parts.as_slice();
+        let mut index = parts.len();
+        while index > 0 {
+            index -= 1;
+            let part = &parts[index];
+            if part.range.start <= address && address < part.range.end {
+                return Some(part);
+            }
+        }
+        None
     }
 
     pub(crate) fn kind(&self, address: usize) -> Option<Kind> {
@@ -77,8 +86,16 @@ impl Memory {
 
     /// Borrows what is mapped read-only; as much of the range as one part has.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&'static [u8]> {
-        let holds = |p: &&Part| p.frozen && p.range.contains(&range.start);
-        let part = self.parts.iter().find(holds)?;
+        let parts = self.parts.as_slice();
+        let mut index = 0;
+        while index < parts.len() {
+            let part = &parts[index];
+            if part.frozen && part.range.start <= range.start && range.start < part.range.end {
+                break;
+            }
+            index += 1;
+        }
+        let part = parts.get(index)?;
         let length = range.end.min(part.range.end).checked_sub(range.start)?;
         // SAFETY: by the promise of `add`: mapped for ever, and never written.
         Some(unsafe { std::slice::from_raw_parts(range.start as *const u8, length) })
@@ -87,7 +104,7 @@ impl Memory {
     /// The eight bytes at an address, aligned or not.
     pub(crate) fn word(&self, address: usize) -> Option<usize> {
         let last = address.checked_add(size_of::<usize>() - 1)?;
-        if !self.part(address)?.range.contains(&last) && self.part(last).is_none() {
+        if last >= self.part(address)?.range.end && self.part(last).is_none() {
             return None;
         }
         // SAFETY: by the promise of `add`, first and last byte are mapped, and parts are larger than

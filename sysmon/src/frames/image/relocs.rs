@@ -10,6 +10,7 @@ use std::ops::Range;
 use object::elf;
 
 use super::memory::Memory;
+use crate::frames::sorted;
 
 /// What the loader put into a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,26 +31,88 @@ pub(crate) enum Slot {
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     list: Vec<(usize, Slot)>,
+    /// Where the first one is.
+    start: usize,
+    /// Index of the first slot of each block of memory, and how large blocks are, as a power of
+    /// two.
+    blocks: Vec<u32>,
+    shift: u32,
     /// Imports: their names, and whether they come from another object.
     imports: Vec<(Box<str>, bool)>,
 }
 
 impl Slots {
     pub(crate) fn at(&self, address: usize) -> Option<Slot> {
-        let found = self.list.binary_search_by_key(&address, |slot| slot.0);
-        found.ok().map(|index| self.list[index].1)
+        let slot = self.list.get(self.first_from(address))?;
+        (slot.0 == address).then_some(slot.1)
     }
 
     /// The slots of a range, in order.
     pub(crate) fn within(&self, range: &Range<usize>) -> &[(usize, Slot)] {
-        let from = self.list.partition_point(|slot| slot.0 < range.start);
-        let length = self.list[from..].partition_point(|slot| slot.0 < range.end);
-        &self.list[from..from + length]
+        let from = self.first_from(range.start);
+        let to = self.first_from(range.end);
+        self.list.get(from..to).unwrap_or_default()
+    }
+
+    /// Whether there is any in a range.
+    pub(crate) fn has_within(&self, range: &Range<usize>) -> bool {
+        let first = self.list.get(self.first_from(range.start));
+        first.is_some_and(|slot| slot.0 < range.end)
+    }
+
+    /// The index of the first slot at an address or behind it.
+    fn first_from(&self, address: usize) -> usize {
+        let list = self.list.as_slice();
+        let Some(inside) = address.checked_sub(self.start) else {
+            return 0;
+        };
+        let blocks = self.blocks.as_slice();
+        let block = inside >> self.shift;
+        if block + 1 >= blocks.len() {
+            return list.len();
+        }
+        let (mut low, mut high) = (blocks[block] as usize, blocks[block + 1] as usize);
+        while low < high {
+            let middle = (low + high) / 2;
+            if list[middle].0 < address {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    /// Sorts the slots, and notes where they are.
+    fn sort(&mut self) {
+        let list = &mut self.list;
+        sorted::sort(list, |slot| slot.0 as u64);
+        let (Some(first), Some(last)) = (list.first(), list.last()) else {
+            return;
+        };
+        self.start = first.0;
+        let span = last.0 - first.0;
+        while span >> self.shift > list.len() {
+            self.shift += 1;
+        }
+        self.blocks.clear();
+        let (list, mut index) = (self.list.as_slice(), 0);
+        for block in 0..=(span >> self.shift) + 1 {
+            while index < list.len() && (list[index].0 - self.start) >> self.shift < block {
+                index += 1;
+            }
+            self.blocks.push(index as u32);
+        }
     }
 
     /// Roughly the bytes kept.
     pub(crate) fn memory_kept(&self) -> usize {
-        self.list.capacity() * size_of::<(usize, Slot)>()
+        self.list.capacity() * size_of::<(usize, Slot)>() + self.blocks.capacity() * 4
+    }
+
+    /// How many imports there are.
+    pub(crate) fn imports(&self) -> usize {
+        self.imports.len()
     }
 
     pub(crate) fn name(&self, import: u32) -> &str {
@@ -86,7 +149,7 @@ pub(crate) fn slots(memory: &Memory, dynamic: &Range<usize>, bias: usize) -> Slo
     reader.read_table(reader.dynamic.general.clone());
     reader.read_table(reader.dynamic.calls.clone());
     let mut slots = reader.slots;
-    slots.list.sort_by_key(|slot| slot.0);
+    slots.sort();
     slots
 }
 
@@ -199,5 +262,36 @@ impl Reader<'_> {
         let bytes = self.memory.bytes(start..usize::MAX)?;
         let length = bytes.iter().position(|&b| b == 0)?;
         Some(String::from_utf8_lossy(&bytes[..length]).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_found_wherever_they_are() {
+        for addresses in [
+            &[][..],
+            &[8],
+            &[0, 8, 16],
+            &[64, 72, 4096, 1 << 40],
+            &[7, 7, 9],
+        ] {
+            let mut slots = Slots::default();
+            let entries = addresses.iter().rev().map(|&at| (at, Slot::Pointer));
+            slots.list.extend(entries);
+            slots.sort();
+            let around = |&at: &usize| [at.saturating_sub(1), at, at + 1];
+            for at in addresses.iter().flat_map(around).chain([0, 1 << 50]) {
+                assert_eq!(slots.at(at).is_some(), addresses.contains(&at), "{at}");
+                let expected = addresses
+                    .iter()
+                    .filter(|&&a| a >= at && a < at + 70)
+                    .count();
+                assert_eq!(slots.within(&(at..at + 70)).len(), expected, "{at}");
+                assert_eq!(slots.has_within(&(at..at + 70)), expected > 0, "{at}");
+            }
+        }
     }
 }

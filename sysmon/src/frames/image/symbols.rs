@@ -6,6 +6,10 @@
 //! The file may have been replaced since it was mapped. Its first bytes (header, segments) are
 //! compared with what is mapped; another file, another layout.
 
+#[path = "legacy.rs"]
+mod legacy;
+
+use std::ffi::CStr;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -15,6 +19,7 @@ use object::elf::{self, FileHeader64, SectionHeader64, Sym64};
 use object::{LittleEndian, pod};
 
 use crate::frames::harmless::paths::path;
+use crate::frames::sorted;
 
 const LE: LittleEndian = LittleEndian;
 /// More than any real table; a size beyond is a broken file.
@@ -29,7 +34,7 @@ pub(crate) struct Section {
 }
 
 /// A symbol; its name is somewhere in the table of names.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Symbol {
     /// Address as mapped; of a thread-local: offset in the initial image.
     start: usize,
@@ -113,11 +118,41 @@ fn section(header: &SectionHeader64<LittleEndian>, names: &[u8], bias: usize) ->
     }
 }
 
+/// Whether a text has a part. By the C library, which is optimized in any build.
+#[expect(unsafe_code, reason = "calls the C library")]
+fn has(text: &str, part: &str) -> bool {
+    let (text, part) = (text.as_bytes(), part.as_bytes());
+    // SAFETY: both are so many bytes, which are only read.
+    let found = unsafe {
+        libc::memmem(
+            text.as_ptr().cast(),
+            text.len(),
+            part.as_ptr().cast(),
+            part.len(),
+        )
+    };
+    !found.is_null()
+}
+
+/// The index of the first symbol at an address or behind it. A plain loop, which builds without
+/// optimization run fast.
+fn first_from(symbols: &[Symbol], address: usize) -> usize {
+    let (mut low, mut high) = (0, symbols.len());
+    while low < high {
+        let middle = (low + high) / 2;
+        if symbols[middle].start < address {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
 /// The string that begins at an offset of a table.
 fn string(table: &[u8], offset: u32) -> Option<&str> {
     let rest = table.get(offset as usize..)?;
-    let length = rest.iter().position(|&b| b == 0)?;
-    str::from_utf8(&rest[..length]).ok()
+    CStr::from_bytes_until_nul(rest).ok()?.to_str().ok()
 }
 
 impl Symbols {
@@ -144,7 +179,7 @@ impl Symbols {
             &mut self.constants,
             &mut self.thread_locals,
         ] {
-            list.sort_unstable_by_key(|symbol| symbol.start);
+            sorted::sort(list, |symbol| symbol.start as u64);
         }
         Some(())
     }
@@ -167,6 +202,11 @@ impl Symbols {
         symbols
     }
 
+    /// Whether no function has a name.
+    pub(crate) fn has_no_functions(&self) -> bool {
+        self.functions.is_empty()
+    }
+
     /// Roughly the bytes kept.
     pub(crate) fn memory_kept(&self) -> usize {
         let symbols = self.functions.capacity() + self.constants.capacity();
@@ -175,7 +215,7 @@ impl Symbols {
 
     /// All names of what begins at an address in text; several if equal functions were merged.
     pub(crate) fn functions_at(&self, start: usize) -> impl Iterator<Item = &str> {
-        let from = self.functions.partition_point(|f| f.start < start);
+        let from = first_from(&self.functions, start);
         let here = self.functions[from..].iter();
         here.take_while(move |f| f.start == start)
             .filter_map(|f| string(&self.names, f.name))
@@ -191,36 +231,46 @@ impl Symbols {
             let Some(mangled) = string(&self.names, function.name) else {
                 continue;
             };
-            if parts.iter().all(|part| mangled.contains(part)) && path(&plain(mangled)) == name {
+            if parts.iter().all(|part| has(mangled, part)) && path(&plain(mangled)) == name {
                 found.push(function.start);
             }
         }
         found
     }
 
-    /// Where functions begin whose names, as the compiler writes them, have this part; and their names.
-    pub(crate) fn functions_like(&self, part: &str) -> impl Iterator<Item = (usize, String)> {
+    /// Where functions begin whose names begin with a crate, or with a type of it, and their names.
+    pub(crate) fn functions_of<'a>(
+        &'a self,
+        of: &'a str,
+    ) -> impl Iterator<Item = (usize, String)> + 'a {
+        let legacy = [format!("{}{of}", of.len()), format!("_$LT${of}..")];
         self.functions.iter().filter_map(move |function| {
             let mangled = string(&self.names, function.name)?;
-            mangled
-                .contains(part)
-                .then(|| (function.start, plain(mangled)))
+            let may_begin = match mangled.strip_prefix("_ZN") {
+                Some(first) => {
+                    let bytes = first.as_bytes();
+                    let digits = bytes.iter().take_while(|b| b.is_ascii_digit()).count();
+                    first.starts_with(&legacy[0]) || first[digits..].starts_with(&legacy[1])
+                }
+                None => true,
+            };
+            (may_begin && has(mangled, of)).then(|| (function.start, plain(mangled)))
         })
     }
 
     /// The range of the named constant around an address.
     pub(crate) fn constant_around(&self, address: usize) -> Option<Range<usize>> {
-        let after = self.constants.partition_point(|c| c.start <= address);
+        let after = first_from(&self.constants, address.saturating_add(1));
         let near = self.constants[..after].iter().rev().take(4);
         let mut around = near.filter(|c| address < c.start + c.size);
         around.next().map(|c| c.start..c.start + c.size)
     }
 
-    /// Whether an address is in the middle of a section whose name is one of the language C: linkers
-    /// give such a section two symbols, and programs use it as one table.
-    pub(crate) fn is_in_table(&self, address: usize) -> bool {
-        let mut tables = self.sections.iter().filter(|s| is_table(s));
-        tables.any(|s| s.range.start < address && address < s.range.end)
+    /// Sections whose names are those of the language C: linkers give such a section two symbols,
+    /// and programs use it as one table.
+    pub(crate) fn tables(&self) -> Vec<Range<usize>> {
+        let tables = self.sections.iter().filter(|s| is_table(s));
+        tables.map(|s| s.range.clone()).collect()
     }
 
     /// Where named constants begin and end, in no order.
@@ -245,5 +295,57 @@ fn is_table(section: &Section) -> bool {
 
 /// A name as people write it: demangled, without the hash.
 pub(crate) fn plain(name: &str) -> String {
-    format!("{:#}", rustc_demangle::demangle(name))
+    legacy::plain(name).unwrap_or_else(|| format!("{:#}", rustc_demangle::demangle(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::image::Image;
+    use crate::frames::objects::Objects;
+
+    #[test]
+    fn names_of_the_program_are_demangled_as_by_the_complete_demangler() {
+        let objects = Objects::now();
+        let executable = objects.list.first().expect("the executable");
+        let symbols = Image::read(executable, Path::new("/proc/self/exe"), true).symbols;
+        let (mut old, mut known) = (0, 0);
+        for function in &symbols.functions {
+            let name = string(&symbols.names, function.name).expect("a name");
+            old += usize::from(name.starts_with("_ZN"));
+            if let Some(plain) = legacy::plain(name) {
+                known += 1;
+                assert_eq!(plain, format!("{:#}", rustc_demangle::demangle(name)));
+            }
+        }
+        assert!(known * 10 >= old * 9, "{known} of {old} known");
+    }
+
+    #[test]
+    fn functions_of_a_crate_are_found_in_both_manglings() {
+        let names = [
+            "_ZN6indent5sched3run17h0123456789abcdefE",
+            "_ZN30_$LT$indent..Fiber$u20$as$u20$core..fmt..Debug$GT$3fmt17h0123456789abcdefE",
+            "_RNvCs1234_6indent3run",
+            "_ZN4core3ptr30drop_in_place$LT$indent..Fiber$GT$17h0123456789abcdefE",
+            "_ZN13indent_sysmon3run17h0123456789abcdefE",
+        ];
+        let functions: Vec<_> = (1..).zip(names).collect();
+        let symbols = Symbols::of_functions(&functions);
+        let found: Vec<usize> = symbols.functions_of("indent").map(|f| f.0).collect();
+        assert_eq!(found, [1, 2, 3]);
+    }
+
+    /// Which is what `functions_of` is for.
+    #[test]
+    fn all_functions_of_the_runtime_that_are_listed_begin_with_its_crate() {
+        let list = include_str!("../lists/runtime.txt").lines();
+        let entries = list.filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
+        for entry in entries {
+            let begins = ["indent::", "<indent::"]
+                .iter()
+                .any(|b| entry.starts_with(b));
+            assert!(begins, "{entry}");
+        }
+    }
 }

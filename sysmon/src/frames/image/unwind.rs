@@ -4,6 +4,10 @@
 //! stripped. An entry whose frame is already set up at its first instruction is the *cold part* of
 //! another function, moved out of its way: it is entered by a jump and shares that function's frame.
 
+#[path = "entries.rs"]
+mod entries;
+
+use std::cmp::Reverse;
 use std::ops::Range;
 
 use gimli::{
@@ -28,12 +32,27 @@ pub(crate) struct Function {
 /// All functions, in the order of their addresses; none without readable tables.
 pub(crate) fn functions(memory: &Memory, header: &Range<usize>) -> Vec<Function> {
     let mut functions = read(memory, header).unwrap_or_default();
-    functions.sort_unstable_by_key(|f| (f.range.start, f.range.end));
+    // Of several that begin at one place the longest is kept: all their code is read.
+    functions.sort_unstable_by_key(|f| (f.range.start, Reverse(f.range.end)));
     functions.dedup_by_key(|f| f.range.start);
     functions
 }
 
 fn read(memory: &Memory, header: &Range<usize>) -> Option<Vec<Function>> {
+    read_usual(memory, header).or_else(|| read_any(memory, header))
+}
+
+fn read_usual(memory: &Memory, header: &Range<usize>) -> Option<Vec<Function>> {
+    let bytes = memory.bytes(header.clone())?;
+    let distance = bytes.get(4..)?.first_chunk().copied()?;
+    let distance = i32::from_le_bytes(distance) as isize;
+    let start = (header.start + 4).wrapping_add_signed(distance);
+    let frames = memory.bytes(start..usize::MAX)?;
+    entries::read((header.start, bytes), (start, frames))
+}
+
+/// The same by the complete reader.
+fn read_any(memory: &Memory, header: &Range<usize>) -> Option<Vec<Function>> {
     let bases = BaseAddresses::default().set_eh_frame_hdr(header.start as u64);
     let parsed = EhFrameHdr::new(memory.bytes(header.clone())?, LittleEndian)
         .parse(&bases, 8)
@@ -120,4 +139,29 @@ fn begins_inside_a_frame(
                 | Rule::Offset { .. }
         ))
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::image::Image;
+    use crate::frames::objects::Objects;
+    use std::path::Path;
+
+    #[test]
+    fn tables_of_the_usual_form_are_read_alike_by_both_readers() {
+        for (number, object) in Objects::now().list.into_iter().enumerate() {
+            let image = Image::read(&object, Path::new(&object.name), false);
+            let Some(header) = &object.unwind else {
+                continue;
+            };
+            match read_usual(&image.memory, header) {
+                Some(functions) => {
+                    let any = read_any(&image.memory, header).expect("readable tables");
+                    assert!(functions == any, "{:?}", object.name);
+                }
+                None => assert_ne!(number, 0, "the executable's have another form"),
+            }
+        }
+    }
 }

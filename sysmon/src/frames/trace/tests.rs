@@ -1,5 +1,4 @@
 use std::hint::black_box;
-use std::ops::ControlFlow;
 use std::time::Instant;
 
 use super::super::probe::{Caught, catch, descend, within};
@@ -39,10 +38,10 @@ fn a_stack_that_is_suspended_again_is_a_hit() {
             if judgement.complete {
                 break judgement;
             }
-            resolve_in(&sites, |_| Verdict::Free);
+            resolve_in(&sites, |_| Mobility::Movable);
         };
         assert!(found(&cache, start, stack, *root).is_some());
-        assert_eq!(first.verdict, Verdict::Free);
+        assert_eq!(first.mobility, Mobility::Movable);
         assert_eq!(cache.judge_in(&sites, start, stack, *root, NOT_NOW), first);
     };
     for frames in 0..10 {
@@ -69,7 +68,7 @@ fn frames_counted_from_rbp_are_remembered_too() {
             .judge_in(&sites, start, stack, *root, NOT_NOW)
             .complete
         {
-            resolve_in(&sites, |_| Verdict::Free);
+            resolve_in(&sites, |_| Mobility::Movable);
         }
         let trace = found(&cache, start, stack, *root).expect("it is remembered");
         assert!(trace.bases > 0 || trace.bp != ANY);
@@ -80,9 +79,8 @@ fn frames_counted_from_rbp_are_remembered_too() {
 #[test]
 fn stacks_that_differ_only_further_up_do_not_drive_each_other_out() {
     let sites = Sites::new();
-    let by_sp = |verdict| site(verdict, Base::Sp, 2, CallersBp::Same);
     for pc in [100, 200, 300, 400] {
-        sites.insert(pc, by_sp(Verdict::Free));
+        sites.insert(pc, site(Base::Sp, 2, CallersBp::Same));
     }
     let stacks = [200, 300, 400].map(|outer| MadeUp {
         words: vec![0, 101, 0, outer + 1, 0, 0],
@@ -102,39 +100,29 @@ fn stacks_that_differ_only_further_up_do_not_drive_each_other_out() {
 }
 
 #[test]
-fn a_verdict_comes_with_the_frame_that_binds() {
+fn a_judgement_comes_with_the_frame_that_binds() {
     let sites = Sites::new();
-    let by_sp = |verdict| site(verdict, Base::Sp, 2, CallersBp::Same);
-    sites.insert(100, by_sp(Verdict::Free));
-    sites.insert(200, by_sp(Verdict::Home));
-    sites.insert(300, by_sp(Verdict::Alone));
-    for (outer, verdict) in [(200, Verdict::Home), (300, Verdict::Alone)] {
-        let stack = MadeUp {
-            words: vec![0, 101, 0, outer + 1, 0, 0],
-        };
-        let mut cache = TraceCache::new();
-        let start = stack.start(100, 0);
-        for _ in 0..2 {
-            let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root(), NOT_NOW);
-            assert_eq!(judgement.verdict, verdict);
-            assert_eq!(judgement.binding, Some(outer));
-        }
-        assert!(found(&cache, &start, &stack.stack(), stack.root()).is_some());
+    sites.insert(100, site(Base::Sp, 2, CallersBp::Same));
+    sites.insert(200, Site::BOUND);
+    let stack = MadeUp {
+        words: vec![0, 101, 0, 201, 0, 0],
+    };
+    let mut cache = TraceCache::new();
+    let start = stack.start(100, 0);
+    for _ in 0..2 {
+        let judgement = cache.judge_in(&sites, &start, &stack.stack(), stack.root(), NOT_NOW);
+        assert_eq!(judgement.mobility, Mobility::Bound);
+        assert_eq!(judgement.binding, Some(200));
     }
+    assert!(found(&cache, &start, &stack.stack(), stack.root()).is_some());
 }
 
 #[test]
-fn what_is_outside_the_executable_or_too_deep_is_not_remembered() {
+fn what_is_too_deep_or_too_far_away_is_not_remembered() {
+    const FAR: usize = 1 << 40;
     let sites = Sites::new();
-    let row = site(Verdict::Free, Base::Sp, 1, CallersBp::Same).row();
-    sites.insert(
-        100,
-        crate::frames::sites::Site::new(Verdict::Free, true, row),
-    );
-    sites.insert(
-        200,
-        crate::frames::sites::Site::new(Verdict::Free, false, row),
-    );
+    sites.insert(100, site(Base::Sp, 1, CallersBp::Same));
+    sites.insert(FAR, Site::BOUND);
     let mut cache = TraceCache::new();
     let mut hit = |words: Vec<usize>| {
         let stack = MadeUp { words };
@@ -145,7 +133,7 @@ fn what_is_outside_the_executable_or_too_deep_is_not_remembered() {
     };
     assert!(hit(vec![101; DEPTH + 1]));
     assert!(!hit(vec![101; DEPTH + 2]));
-    assert!(!hit(vec![101, 201, 0]));
+    assert!(!hit(vec![101, FAR + 1, 0]));
 }
 
 /// A stack of a few words a frame that can be walked to its root, by sites made at random; and the
@@ -243,8 +231,8 @@ fn stress_a_cache_never_says_anything_but_what_a_walk_says() {
 #[test]
 fn another_stack_with_the_same_frames_is_a_hit() {
     let sites = Sites::new();
-    sites.insert(100, site(Verdict::Free, Base::Sp, 2, CallersBp::Saved(2)));
-    sites.insert(200, site(Verdict::Home, Base::Bp, 2, CallersBp::Same));
+    sites.insert(100, site(Base::Sp, 2, CallersBp::Saved(2)));
+    sites.insert(200, site(Base::Bp, 2, CallersBp::Same));
     let make = || {
         let mut stack = MadeUp { words: vec![0; 5] };
         stack.words[0] = stack.at(3);
@@ -255,7 +243,7 @@ fn another_stack_with_the_same_frames_is_a_hit() {
     let mut cache = TraceCache::new();
     let start = one.start(100, 0);
     let judgement = cache.judge_in(&sites, &start, &one.stack(), one.root(), NOT_NOW);
-    assert_eq!(judgement.verdict, Verdict::Home);
+    assert_eq!(judgement.mobility, Mobility::Movable);
     let start = other.start(100, 77);
     assert!(found(&cache, &start, &other.stack(), other.root()).is_some());
     let mut wrong = make();
@@ -284,17 +272,14 @@ fn cost_of_walks_and_hits() {
         let begin = Instant::now();
         let mut misses = 0;
         while !judge_in(&sites, start, stack, *root).complete {
-            misses += resolve_in(&sites, |_| Verdict::Free) as u32;
+            misses += resolve_in(&sites, |_| Mobility::Movable) as u32;
         }
         if misses > 0 {
             let each = begin.elapsed() / misses;
             println!("{misses} sites missed, until found: {each:?} each");
         }
         let mut frames = 0;
-        let _ = walk_in(&sites, start, stack, *root, |_| {
-            frames += 1;
-            ControlFlow::Continue(())
-        });
+        let _ = walk_in(&sites, start, stack, *root, |_, _| frames += 1);
         println!("{frames} frames:");
         time("judged by a walk", &mut || {
             let _ = black_box(judge_in(&sites, black_box(start), stack, *root));

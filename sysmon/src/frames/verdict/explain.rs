@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{How, Image, Judge, Place, Verdict, Why, symbols};
+use super::{How, Image, Judge, Mobility, Place, Why, symbols};
 
 /// One step of the way from a function to what binds it.
 ///
@@ -38,7 +38,7 @@ impl fmt::Display for Step {
 /// What binds a function to its thread.
 ///
 /// ```
-/// use indent_sysmon::frames::{Judge, Verdict};
+/// use indent_sysmon::frames::{Judge, Mobility};
 ///
 /// #[inline(never)]
 /// fn who() -> std::thread::ThreadId {
@@ -47,7 +47,7 @@ impl fmt::Display for Step {
 ///
 /// let judge = Judge::survey();
 /// let binding = judge.explain(who as fn() -> std::thread::ThreadId as usize);
-/// assert_eq!(binding.verdict(), Verdict::Alone);
+/// assert_eq!(binding.mobility(), Mobility::Bound);
 /// assert!(binding.function().is_some());
 /// for step in binding.path() {
 ///     println!("{step}");
@@ -55,7 +55,7 @@ impl fmt::Display for Step {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    verdict: Verdict,
+    mobility: Mobility,
     path: Vec<Step>,
     variable: Option<String>,
 }
@@ -64,11 +64,11 @@ impl Binding {
     /// The verdict on the function.
     ///
     /// See [`Binding`] for an example.
-    pub fn verdict(&self) -> Verdict {
-        self.verdict
+    pub fn mobility(&self) -> Mobility {
+        self.mobility
     }
 
-    /// The function that touches what binds; none for a Free one.
+    /// The function that touches what binds; none for a movable one.
     ///
     /// See [`Binding`] for an example.
     pub fn function(&self) -> Option<&str> {
@@ -82,7 +82,7 @@ impl Binding {
         self.variable.as_deref()
     }
 
-    /// The way to what binds, beginning with the function itself; empty for a Free one.
+    /// The way to what binds, beginning with the function itself; empty for a movable one.
     ///
     /// See [`Binding`] for an example.
     pub fn path(&self) -> &[Step] {
@@ -101,18 +101,18 @@ impl Judge {
                 how: "is no function that was read".to_owned(),
             };
             return Binding {
-                verdict: Verdict::Alone,
+                mobility: Mobility::Bound,
                 path: vec![step],
                 variable: None,
             };
         };
-        let verdict = self.graph.verdict(function);
+        let mobility = self.graph.mobility(function);
         let mut binding = Binding {
-            verdict,
+            mobility,
             path: Vec::new(),
             variable: None,
         };
-        if verdict == Verdict::Free {
+        if mobility == Mobility::Movable {
             return binding;
         }
         let mut node = function;
@@ -152,8 +152,10 @@ impl Judge {
     /// What a node touches itself.
     fn reason(&self, node: u32) -> (String, Option<String>) {
         let image = &self.images[self.image_of(node)];
-        match self.own[node as usize].why {
-            Why::Not => ("is bound".to_owned(), None),
+        let Some(why) = &self.own[node as usize] else {
+            return ("is bound".to_owned(), None);
+        };
+        match *why {
             Why::Variable(offset) => {
                 let name = image.variable(offset).map(symbols::plain);
                 let shown = name.clone().unwrap_or_else(|| format!("fs:{offset:#x}"));

@@ -1,4 +1,4 @@
-//! Who leads to whom, and what that makes of everybody.
+//! Which function leads to which, and which of them are bound by that.
 //!
 //! A function that ends with a jump into another one leaves the stack to it: of its frame nothing
 //! remains, but what it held may have been passed on. If it was itself called through a pointer, no
@@ -7,7 +7,8 @@
 //!
 //! Which list a node is on is asked only where the search comes by: names are slow to make.
 
-use super::{How, Verdict};
+use super::{How, Mobility};
+use crate::frames::sorted;
 
 /// No next step: bound by itself, or not at all.
 const NOBODY: u32 = u32::MAX;
@@ -24,21 +25,22 @@ pub(super) enum Listed {
     Runtime,
 }
 
-/// Edges between nodes, and then the verdicts on them.
+/// Edges between nodes, and then which of them are bound.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
     /// From, and to with the kind of edge.
     edges: Vec<(u32, u32)>,
     /// By the node they lead to.
     first: Vec<u32>,
-    verdicts: Vec<Verdict>,
+    /// Whether nodes are bound as callees.
+    bound: Vec<bool>,
     /// The next node towards what binds.
     next: Vec<u32>,
     /// Jumps, from and to.
     jumps: Vec<(u32, u32)>,
-    /// The verdicts as frames.
-    frames: Vec<Verdict>,
-    /// Whose place a frame may have taken, if that is worse than what it is itself.
+    /// Whether nodes are bound as frames.
+    frames: Vec<bool>,
+    /// Whose place a frame may have taken, if only that binds it.
     instead: Vec<u32>,
 }
 
@@ -58,11 +60,14 @@ impl Graph {
     }
 
     /// As a frame.
-    pub(super) fn verdict(&self, node: u32) -> Verdict {
-        self.frames[node as usize]
+    pub(super) fn mobility(&self, node: u32) -> Mobility {
+        match self.frames[node as usize] {
+            true => Mobility::Bound,
+            false => Mobility::Movable,
+        }
     }
 
-    /// Whose place a frame may have taken, which is why it has its verdict.
+    /// Whose place a frame may have taken, which is why it is bound.
     pub(super) fn instead_of(&self, node: u32) -> Option<u32> {
         let instead = self.instead[node as usize];
         (instead != NOBODY).then_some(instead)
@@ -76,7 +81,7 @@ impl Graph {
         self.edges.capacity() * size_of::<(u32, u32)>()
             + self.first.capacity() * 4
             + self.next.capacity() * 4
-            + self.verdicts.capacity()
+            + self.bound.capacity()
             + self.frames.capacity()
             + self.instead.capacity() * 4
     }
@@ -102,23 +107,22 @@ impl Graph {
         &self.edges[self.first[node] as usize..self.first[node + 1] as usize]
     }
 
-    /// Hands back what nodes are by themselves, along all edges. Says how many were on a list.
+    /// Hands back, along all edges, which nodes are bound by themselves. Says how many were on a
+    /// list.
     pub(super) fn settle(
         &mut self,
-        own: impl Iterator<Item = Verdict>,
+        own: impl Iterator<Item = bool>,
         listed: impl Fn(u32) -> Listed,
     ) -> usize {
-        self.verdicts = own.collect();
-        let nodes = self.verdicts.len();
+        self.bound = own.collect();
+        let nodes = self.bound.len();
         self.sort(nodes);
         self.next = vec![NOBODY; nodes];
         let mut lists = Lists {
             known: vec![None; nodes],
             listed,
         };
-        for level in [Verdict::Alone, Verdict::Home] {
-            self.spread(level, &mut lists);
-        }
+        self.spread(&mut lists);
         self.pass_on_frames(&mut lists);
         let exempt = |list: &&Option<Listed>| !matches!(list, None | Some(Listed::Nowhere));
         lists.known.iter().filter(exempt).count()
@@ -127,7 +131,7 @@ impl Graph {
     /// All nodes that lead to one of these, and these, by the rules for callees; once it is
     /// settled.
     pub(super) fn all_leading_to(&self, ends: &[u32], listed: impl Fn(u32) -> Listed) -> Vec<u32> {
-        let mut seen = vec![false; self.verdicts.len()];
+        let mut seen = vec![false; self.bound.len()];
         let mut found: Vec<u32> = ends.to_vec();
         found.sort_unstable();
         found.dedup();
@@ -149,7 +153,7 @@ impl Graph {
 
     /// Frames that were left to others.
     fn pass_on_frames(&mut self, lists: &mut Lists<impl Fn(u32) -> Listed>) {
-        self.frames = self.verdicts.clone();
+        self.frames = self.bound.clone();
         self.instead = vec![NOBODY; self.frames.len()];
         let mut jumps = std::mem::take(&mut self.jumps);
         jumps.sort_unstable();
@@ -158,9 +162,9 @@ impl Graph {
         while changed {
             changed = false;
             for &(from, to) in &jumps {
-                let verdict = self.frames[from as usize];
-                if verdict > self.frames[to as usize] && lists.ask(to) != Listed::Runtime {
-                    self.frames[to as usize] = verdict;
+                let passed = self.frames[from as usize] && !self.frames[to as usize];
+                if passed && lists.ask(to) != Listed::Runtime {
+                    self.frames[to as usize] = true;
                     self.instead[to as usize] = from;
                     changed = true;
                 }
@@ -169,8 +173,12 @@ impl Graph {
     }
 
     fn sort(&mut self, nodes: usize) {
-        self.edges
-            .sort_unstable_by_key(|&(from, to)| (to & !(3 << SHIFT), from, to));
+        let width = usize::BITS - nodes.leading_zeros(); // of the number of a node
+        // By the end without the kind, then the beginning, then the kind.
+        sorted::sort(&mut self.edges, |&(from, to)| {
+            let end = u64::from(to & !(3 << SHIFT));
+            end << (width + 2) | u64::from(from) << 2 | u64::from(to >> SHIFT)
+        });
         self.edges.dedup();
         self.edges.shrink_to_fit();
         self.first = vec![0; nodes + 1];
@@ -182,10 +190,10 @@ impl Graph {
         }
     }
 
-    /// From all nodes with a verdict to those that lead there and are better off, nearest first.
-    fn spread(&mut self, level: Verdict, lists: &mut Lists<impl Fn(u32) -> Listed>) {
-        let bound = |&node: &u32| self.verdicts[node as usize] == level;
-        let mut queue: Vec<u32> = (0..self.verdicts.len() as u32).filter(bound).collect();
+    /// From all bound nodes to those that lead there, nearest first.
+    fn spread(&mut self, lists: &mut Lists<impl Fn(u32) -> Listed>) {
+        let bound = |&node: &u32| self.bound[node as usize];
+        let mut queue: Vec<u32> = (0..self.bound.len() as u32).filter(bound).collect();
         let mut done = 0;
         while let Some(&node) = queue.get(done) {
             done += 1;
@@ -195,8 +203,8 @@ impl Graph {
             let into = self.first[node as usize] as usize..self.first[node as usize + 1] as usize;
             for edge in into {
                 let from = self.edges[edge].0;
-                if self.verdicts[from as usize] < level && lists.ask(from) != Listed::Runtime {
-                    self.verdicts[from as usize] = level;
+                if !self.bound[from as usize] && lists.ask(from) != Listed::Runtime {
+                    self.bound[from as usize] = true;
                     self.next[from as usize] = node;
                     queue.push(from);
                 }
@@ -228,9 +236,10 @@ fn how(end: u32) -> How {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Verdict::{Alone, Free, Home};
+    const MOVABLE: bool = false;
+    const BOUND: bool = true;
 
-    fn settled(edges: &[(u32, u32)], own: &[Verdict], harmless: &[u32], runtime: &[u32]) -> Graph {
+    fn settled(edges: &[(u32, u32)], own: &[bool], harmless: &[u32], runtime: &[u32]) -> Graph {
         let mut graph = Graph::default();
         for &(from, to) in edges {
             graph.add(from, to, How::Call);
@@ -247,36 +256,36 @@ mod tests {
     fn what_is_touched_counts_for_all_that_lead_there() {
         let graph = settled(
             &[(0, 1), (1, 2), (3, 0)],
-            &[Free, Free, Alone, Free],
+            &[MOVABLE, MOVABLE, BOUND, MOVABLE],
             &[],
             &[],
         );
-        assert_eq!(graph.verdicts, [Alone; 4]);
+        assert_eq!(graph.bound, [BOUND; 4]);
         assert_eq!(graph.next(3), Some((0, How::Call)));
         assert_eq!(graph.next(2), None);
     }
 
     #[test]
     fn the_search_ends_at_a_harmless_function_but_its_own_frame_counts() {
-        let graph = settled(&[(0, 1), (1, 2)], &[Free, Free, Alone], &[1], &[]);
-        assert_eq!(graph.verdicts, [Free, Alone, Alone]);
+        let graph = settled(&[(0, 1), (1, 2)], &[MOVABLE, MOVABLE, BOUND], &[1], &[]);
+        assert_eq!(graph.bound, [MOVABLE, BOUND, BOUND]);
     }
 
     #[test]
     fn a_function_of_the_runtime_counts_with_its_own_instructions_only() {
         let graph = settled(
             &[(0, 1), (1, 2), (3, 4)],
-            &[Free, Free, Alone, Home, Free],
+            &[MOVABLE, MOVABLE, BOUND, BOUND, MOVABLE],
             &[],
             &[1, 3],
         );
-        assert_eq!(graph.verdicts, [Free, Free, Alone, Home, Free]);
+        assert_eq!(graph.bound, [MOVABLE, MOVABLE, BOUND, BOUND, MOVABLE]);
     }
 
     #[test]
     fn what_leads_to_an_end_is_found_but_not_through_a_harmless_function() {
         let edges = [(0, 1), (1, 0), (1, 2), (4, 3), (3, 2), (5, 6)];
-        let graph = settled(&edges, &[Free; 7], &[], &[]);
+        let graph = settled(&edges, &[MOVABLE; 7], &[], &[]);
         let harmless = |node| match node {
             3 => Listed::Harmless,
             _ => Listed::Nowhere,
@@ -287,10 +296,10 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_decides_even_in_a_circle() {
+    fn a_circle_is_bound_if_one_of_it_leads_to_what_is_touched() {
         let edges = [(0, 1), (1, 0), (1, 2), (0, 3)];
-        let graph = settled(&edges, &[Free, Free, Home, Alone], &[], &[]);
-        assert_eq!(graph.verdicts, [Alone, Alone, Home, Alone]);
+        let graph = settled(&edges, &[MOVABLE, MOVABLE, MOVABLE, BOUND], &[], &[]);
+        assert_eq!(graph.bound, [BOUND, BOUND, MOVABLE, BOUND]);
         assert_eq!(graph.next(1), Some((0, How::Call)));
     }
 }

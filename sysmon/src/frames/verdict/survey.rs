@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use super::graph::{Graph, Listed};
-use super::{Judge, Nearness, Own, Place, Statistics, Why};
-use crate::frames::Verdict;
+use super::{Judge, Nearness, Place, Statistics, Why};
+use crate::frames::Mobility;
 use crate::frames::constants::{Constants, Rule};
 use crate::frames::edges::{How, Reach, Reader, SYSCALL, Touch, Use};
 use crate::frames::harmless::{self, LISTS, kernel, paths};
@@ -17,6 +17,7 @@ use crate::frames::objects::{self, Object};
 const OURS: [&str; 4] = ["nice", "prctl", "sched_setaffinity", SYSCALL];
 
 /// Whether and how something imported binds.
+#[derive(Clone, Copy)]
 enum Import {
     Nothing,
     Inside(u32, Target),
@@ -28,12 +29,16 @@ pub(super) struct Survey {
     images: Vec<Image>,
     first: Vec<u32>,
     places: Vec<Place>,
-    own: Vec<Own>,
+    /// What binds each node by itself.
+    own: Vec<Option<Why>>,
     graph: Graph,
     /// Nodes that change attributes of their thread themselves.
     changers: Vec<u32>,
     /// References to constants: who, where.
     uses: Vec<Vec<(u32, Use)>>,
+    /// What is known of the imports of each image, with the value it is known for: most are
+    /// referred to many times.
+    imports: Vec<Vec<Option<(usize, Import)>>>,
     /// Every mapped object and whether it is part of the C library.
     libraries: Vec<(Object, bool)>,
     text: usize,
@@ -50,6 +55,10 @@ impl Survey {
             graph: Graph::default(),
             changers: Vec::new(),
             uses: images.iter().map(|_| Vec::new()).collect(),
+            imports: images
+                .iter()
+                .map(|i| vec![None; i.slots.imports()])
+                .collect(),
             libraries: objects.iter().map(|o| (o.clone(), is_libc(o))).collect(),
             text: 0,
             images: Vec::new(),
@@ -84,7 +93,7 @@ impl Survey {
                 for start in image.symbols.functions_named(name) {
                     if let Some(index) = image.function_at(start) {
                         let node = self.first[number] + index as u32;
-                        self.bind(node, Verdict::Alone, Why::Listed);
+                        self.bind(node, Why::Listed);
                     }
                 }
             }
@@ -96,18 +105,16 @@ impl Survey {
     fn note(&mut self, images: &[Image], number: u32, from: u32, reader: &Reader) {
         let image = &images[number as usize];
         let facts = &reader.facts;
-        self.own.push(Own {
-            verdict: Verdict::Free,
-            why: Why::Not,
-        });
+        self.own.push(None);
         for (_, touch) in &facts.touches {
             if let Touch::Kernel(number) = *touch
                 && kernel::changes_thread(number)
             {
                 self.note_changer(image, from, kernel::is_ours(number));
             }
-            let (verdict, why) = judge_touch(image, touch);
-            self.bind(from, verdict, why);
+            if let Some(why) = binds(touch) {
+                self.bind(from, why);
+            }
         }
         for &(address, how) in &facts.code {
             self.lead(images, number, from, Target::Code(address), how);
@@ -138,12 +145,9 @@ impl Survey {
         }
     }
 
-    /// The worst reason counts, and of several the first.
-    fn bind(&mut self, node: u32, verdict: Verdict, why: Why) {
-        let own = &mut self.own[node as usize];
-        if verdict > own.verdict {
-            *own = Own { verdict, why };
-        }
+    /// Of several reasons the first is kept.
+    fn bind(&mut self, node: u32, why: Why) {
+        self.own[node as usize].get_or_insert(why);
     }
 
     /// Adds the edge from a node to what a word or instruction leads to.
@@ -165,14 +169,14 @@ impl Survey {
                 }
                 None => match image.stub(address).and_then(|slot| image.pointer(slot)) {
                     Some(target) => self.lead(images, number, from, target, how),
-                    None => self.bind(from, Verdict::Alone, Why::Uncovered(address)),
+                    None => self.bind(from, Why::Uncovered(address)),
                 },
             },
-            Target::Import(name, value) => match self.import(images, image, name, value) {
+            Target::Import(name, value) => match self.import(images, number, name, value) {
                 Import::Nothing => {}
                 Import::Inside(number, target) => self.lead(images, number, from, target, how),
                 Import::Binds => {
-                    self.bind(from, Verdict::Alone, Why::Import(name));
+                    self.bind(from, Why::Import(name));
                     let name = image.slots.name(name);
                     if name == SYSCALL || LISTS.attributes.has(name) {
                         self.note_changer(image, from, OURS.contains(&name));
@@ -188,15 +192,25 @@ impl Survey {
                 self.uses[number as usize].push((from, reference));
             }
             Target::ThreadOffset(_) | Target::ThreadLocal => {
-                self.bind(from, Verdict::Alone, Why::Unknown("a thread-local"));
+                self.bind(from, Why::Unknown("a thread-local"));
             }
             Target::Foreign(address) => {
-                self.bind(from, Verdict::Alone, Why::Foreign(address));
+                self.bind(from, Why::Foreign(address));
             }
         }
     }
 
-    fn import(&self, images: &[Image], image: &Image, name: u32, value: usize) -> Import {
+    fn import(&mut self, images: &[Image], number: u32, name: u32, value: usize) -> Import {
+        let known = self.imports[number as usize][name as usize];
+        if let Some((_, import)) = known.filter(|known| known.0 == value) {
+            return import;
+        }
+        let import = self.look_up(images, &images[number as usize], name, value);
+        self.imports[number as usize][name as usize] = Some((value, import));
+        import
+    }
+
+    fn look_up(&self, images: &[Image], image: &Image, name: u32, value: usize) -> Import {
         let name = image.slots.name(name);
         if LISTS.allocation.has(name) {
             return Import::Nothing;
@@ -243,7 +257,7 @@ impl Survey {
 
     /// Hands back what is touched.
     pub(super) fn conclude(mut self, begun: Instant) -> Judge {
-        let own = self.own.iter().map(|own| own.verdict);
+        let own = self.own.iter().map(Option::is_some);
         let (places, images) = (&self.places, &self.images);
         let start = |node: u32| match places[node as usize] {
             Place::Function { image, index } => {
@@ -271,16 +285,15 @@ impl Survey {
         let statistics = Statistics {
             objects: self.images.len(),
             functions,
-            touching: count(&|f| self.own[f as usize].verdict > Verdict::Free),
-            home: count(&|f| graph.verdict(f) == Verdict::Home),
-            alone: count(&|f| graph.verdict(f) == Verdict::Alone),
+            touching: count(&|f| self.own[f as usize].is_some()),
+            bound: count(&|f| graph.mobility(f) == Mobility::Bound),
             harmless,
             text: self.text,
             edges: graph.edges(),
             memory: graph.memory()
                 + functions
                 + self.places.capacity() * size_of::<Place>()
-                + self.own.capacity() * size_of::<Own>()
+                + self.own.capacity() * size_of::<Option<Why>>()
                 + self.images.iter().map(Image::memory_kept).sum::<usize>(),
             time: begun.elapsed(),
         };
@@ -304,7 +317,7 @@ impl Survey {
         let mut nearness = vec![Nearness::Apart; functions];
         let mut near = Vec::new();
         for (number, image) in self.images.iter().enumerate() {
-            let ours = image.symbols.functions_like("indent");
+            let ours = image.symbols.functions_of("indent");
             let ours = ours.filter(|(_, name)| LISTS.runtime.has_as_frame(name));
             let ours = ours.filter_map(|(start, _)| image.function_at(start));
             near.extend(ours.map(|index| self.first[number] + index as u32));
@@ -370,10 +383,7 @@ impl Pieces<'_> {
             image: self.number,
             start: self.constants.range(piece).start,
         });
-        survey.own.push(Own {
-            verdict: Verdict::Free,
-            why: Why::Not,
-        });
+        survey.own.push(None);
         for target in targets {
             survey.lead(self.images, self.number, node, target, How::Refer);
         }
@@ -387,23 +397,14 @@ impl Pieces<'_> {
     }
 }
 
-fn judge_touch(image: &Image, touch: &Touch) -> (Verdict, Why) {
+/// Why a touch binds, if it does.
+fn binds(touch: &Touch) -> Option<Why> {
     match *touch {
-        // A variable like any other, and harmless: whoever relies on it over a call is wrong on threads.
-        Touch::Errno => (Verdict::Home, Why::Unknown("the address of errno")),
-        Touch::Kernel(Some(number)) if kernel::is_harmless(number) => (Verdict::Free, Why::Not),
-        Touch::Kernel(number) => (Verdict::Alone, Why::Kernel(number)),
-        Touch::Unknown(what) => (Verdict::Alone, Why::Unknown(what)),
-        Touch::Variable(offset) => {
-            let name = image.variable(offset).map(symbols::plain);
-            let harmless = name.is_some_and(|name| LISTS.variables.has(&name));
-            let verdict = if harmless {
-                Verdict::Home
-            } else {
-                Verdict::Alone
-            };
-            (verdict, Why::Variable(offset))
-        }
+        Touch::Errno => Some(Why::Unknown("the address of errno")),
+        Touch::Kernel(Some(number)) if kernel::is_harmless(number) => None,
+        Touch::Kernel(number) => Some(Why::Kernel(number)),
+        Touch::Unknown(what) => Some(Why::Unknown(what)),
+        Touch::Variable(offset) => Some(Why::Variable(offset)),
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 
 use super::super::probe::{Caught, Place, catch, descend, within};
 use super::super::rows::Row;
+use super::super::sites::Site;
 use super::*;
 
 /// Walks a stack as it is inside of a body, and asks the C library's unwinder about it.
@@ -38,7 +39,7 @@ fn walks_or_stops(body: impl FnOnce(&mut dyn FnMut())) -> End {
     let (walked, told, end) = both(body);
     match end {
         End::Root => assert_eq!(walked, told),
-        End::Broken { .. } => assert_eq!(walked, told[..walked.len()]),
+        End::Bound { .. } => assert_eq!(walked, told[..walked.len()]),
         other => panic!("{other:?}"),
     }
     end
@@ -284,20 +285,20 @@ impl MadeUp {
     }
 }
 
-pub(crate) fn site(verdict: Verdict, base: Base, cfa: u32, bp: CallersBp) -> Site {
-    Site::new(verdict, true, Some(Row { base, cfa, bp }))
+pub(crate) fn site(base: Base, cfa: u32, bp: CallersBp) -> Site {
+    Site::new(Mobility::Movable, Some(Row { base, cfa, bp }))
 }
 
-fn by_sp(verdict: Verdict, cfa: u32) -> Site {
-    site(verdict, Base::Sp, cfa, CallersBp::Same)
+fn by_sp(cfa: u32) -> Site {
+    site(Base::Sp, cfa, CallersBp::Same)
 }
 
 #[test]
-fn the_worst_frame_decides_and_the_innermost_of_its_kind_is_named() {
-    use Verdict::{Alone, Free, Home};
+fn one_bound_frame_binds_and_the_innermost_is_named() {
+    use Mobility::{Bound, Movable};
     let sites = Sites::new();
-    for (pc, verdict) in [(100, Free), (200, Home), (300, Alone)] {
-        sites.insert(pc, by_sp(verdict, 2));
+    for (pc, site) in [(100, by_sp(2)), (200, Site::BOUND), (300, Site::BOUND)] {
+        sites.insert(pc, site);
     }
     let judge = |callers: [usize; 3]| {
         let [a, b, c] = callers.map(|pc| pc + 1);
@@ -305,23 +306,22 @@ fn the_worst_frame_decides_and_the_innermost_of_its_kind_is_named() {
             words: vec![0, a, 0, b, 0, c, 0, 0],
         };
         let judgement = stack.judge(&sites, 100);
-        (judgement.verdict, judgement.complete, judgement.binding)
+        (judgement.mobility, judgement.complete, judgement.binding)
     };
-    assert_eq!(judge([100, 100, 100]), (Free, true, None));
-    assert_eq!(judge([100, 200, 200]), (Home, true, Some(200)));
-    assert_eq!(judge([200, 300, 9]), (Alone, true, Some(300)));
-    assert_eq!(judge([100, 100, 9]), (Home, false, Some(9)), "not known");
-    assert_eq!(judge([100, 200, 8]), (Home, false, Some(200)));
+    assert_eq!(judge([100, 100, 100]), (Movable, true, None));
+    assert_eq!(judge([100, 200, 300]), (Bound, true, Some(200)));
+    assert_eq!(judge([300, 200, 9]), (Bound, true, Some(300)));
+    assert_eq!(judge([100, 100, 9]), (Bound, false, Some(9)), "not known");
 }
 
 #[test]
-fn what_cannot_be_walked_is_alone() {
+fn what_cannot_be_walked_is_bound() {
     let sites = Sites::new();
-    let none = Site::new(Verdict::Free, true, None);
-    let lost = site(Verdict::Free, Base::Sp, 2, CallersBp::Unknown);
-    let bp = site(Verdict::Free, Base::Bp, 2, CallersBp::Same);
-    let below = site(Verdict::Free, Base::Sp, 2, CallersBp::Saved(3));
-    let beyond = by_sp(Verdict::Free, 5);
+    let none = Site::new(Mobility::Movable, None);
+    let lost = site(Base::Sp, 2, CallersBp::Unknown);
+    let bp = site(Base::Bp, 2, CallersBp::Same);
+    let below = site(Base::Sp, 2, CallersBp::Saved(3));
+    let beyond = by_sp(5);
     let rows = [
         (100, none),
         (200, bp),
@@ -337,13 +337,13 @@ fn what_cannot_be_walked_is_alone() {
     };
     for pc in [100, 200, 300, 400, 500] {
         let judgement = stack.judge(&sites, pc);
-        assert_eq!(judgement.verdict, Verdict::Alone, "from {pc}");
+        assert_eq!(judgement.mobility, Mobility::Bound, "from {pc}");
         assert!(judgement.complete && judgement.binding.is_some());
     }
     let odd = stack.start(100, 0);
     let odd = Registers::interrupted(500, odd.sp + 4, 0);
     let judgement = judge_in(&sites, &odd, &stack.stack(), stack.root());
-    assert_eq!(judgement.verdict, Verdict::Alone);
+    assert_eq!(judgement.mobility, Mobility::Bound);
 }
 
 #[test]
@@ -353,11 +353,8 @@ fn an_unknown_frame_is_asked_for_and_rings_once() {
     assert!(stack.judge(&sites, 100).ring);
     assert!(!stack.judge(&sites, 100).ring);
     assert!(!stack.judge(&sites, 101).ring, "it has been rung");
-    let found = sites.resolve(Default::default(), |_| {
-        super::super::sites::Found::Site(by_sp(Verdict::Free, 2))
-    });
-    assert_eq!(found, 2);
-    assert_eq!(stack.judge(&sites, 100).verdict, Verdict::Free);
+    assert_eq!(sites.resolve(|_| by_sp(2)), 2);
+    assert_eq!(stack.judge(&sites, 100).mobility, Mobility::Movable);
 }
 
 /// A xorshift generator: tests say which seed failed.
@@ -372,8 +369,10 @@ impl Random {
     }
 
     pub(crate) fn site(&mut self) -> Site {
-        use Verdict::{Alone, Free, Home};
-        let verdict = [Free, Free, Free, Free, Home, Home, Alone][self.below(7)];
+        let mobility = match self.below(10) {
+            0 => Mobility::Bound,
+            _ => Mobility::Movable,
+        };
         let base = [Base::Sp, Base::Sp, Base::Bp][self.below(3)];
         let far = if self.below(40) == 0 { 1 << 27 } else { 6 };
         let bp = match self.below(6) {
@@ -383,11 +382,7 @@ impl Random {
         };
         let cfa = 1 + self.below(far) as u32;
         let row = Row { base, cfa, bp };
-        Site::new(
-            verdict,
-            self.below(30) != 0,
-            (self.below(30) != 0).then_some(row),
-        )
+        Site::new(mobility, (self.below(30) != 0).then_some(row))
     }
 
     /// Words that are often places in the code or addresses of the stack itself.
@@ -425,17 +420,12 @@ fn stress_garbage_is_walked_within_bounds_and_to_an_end() {
         let mut sp = None;
         let mut frames = 0;
         // `Stack` refuses what is outside; a refusal is an end, so each frame shown is inside.
-        let end = walk_in(&sites, &start, &stack.stack(), stack.root(), |frame| {
-            assert!(
-                sp < Some(frame.sp) && frame.sp < stack.root(),
-                "seed {seed}"
-            );
-            sp = Some(frame.sp);
+        let _ = walk_in(&sites, &start, &stack.stack(), stack.root(), |_, at| {
+            assert!(sp < Some(at) && at < stack.root(), "seed {seed}");
+            sp = Some(at);
             frames += 1;
-            ControlFlow::Continue(())
         });
         assert!(frames <= stack.words.len(), "seed {seed}");
-        assert_ne!(end, End::Stopped);
     }
 }
 

@@ -1,10 +1,9 @@
 //! Fibers that wait for each other without telling the runtime, one of which may not leave its
 //! thread.
 //!
-//! The bound one parks while it holds the address of a thread-local, which makes it Alone: nobody
-//! else runs on its thread meanwhile (S12). If somebody did, and waited there for the bound one, by
-//! spinning or on a mutex, neither would ever go on. Beyond a number of threads those who are alone
-//! share with each other, so what they keep in the thread-local bears that.
+//! The bound one parks while it holds the address of a thread-local: no other fiber runs on its
+//! thread meanwhile (S12). If another fiber did, and waited there for the bound one, by spinning or
+//! on a mutex, neither would ever go on.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -137,7 +136,7 @@ fn spin_on_bound(stage: &'static Stage, pairs: usize) {
             .asked
             .store(true, Release)
     };
-    stage.until_known_alone(start, release);
+    stage.until_known_bound(start, release);
     for turn in 0.. {
         if turn > 0 && stage.over() {
             return;
@@ -204,7 +203,7 @@ fn sibling(stage: &'static Stage, worker: usize, mutex: &'static Held) -> JoinHa
 }
 
 fn bound_mutex(stage: &'static Stage, pairs: usize) {
-    stage.until_known_alone(|| holder(stage, 0, Box::leak(Box::default())), || ());
+    stage.until_known_bound(|| holder(stage, 0, Box::leak(Box::default())), || ());
     let new = |_| &*Box::leak(Box::<Held>::default());
     let mutexes: Vec<&'static Held> = (0..pairs).map(new).collect();
     for turn in 0.. {

@@ -1,8 +1,8 @@
 //! Locks and channels of std: they block the thread, and whoever holds one may be frozen in it.
 //!
-//! Most fibers here start on one worker, so that those who wait and those who are waited for are
-//! siblings. Nobody calls the runtime in between: a fiber that may not leave its thread would park there,
-//! and the sibling that waits for it could be the next one on that thread (`bound.rs` is about those).
+//! Most fibers here start on one worker, so that the fiber that holds a lock and the fibers that
+//! wait for it compete for that worker. None of them calls the runtime in between (`bound.rs` is
+//! about fibers that park while others wait for them).
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

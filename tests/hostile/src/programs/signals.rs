@@ -18,6 +18,7 @@ use crate::noise::{Random, checksum, compute_for, mix, stir};
 use crate::region::pure;
 use crate::say;
 use crate::stage::Stage;
+use crate::walk;
 
 pub(super) const PROGRAMS: &[Program] = &[
     Program::new(
@@ -73,7 +74,7 @@ unsafe extern "C" fn on_urgent(_: c_int, info: *const libc::siginfo_t, _: *mut c
 
 /// Samples where a profiler has room for that.
 extern "C" fn on_sample(_: c_int) {
-    if has_room() {
+    if walk::has_room() {
         sample();
     }
 }
@@ -194,39 +195,18 @@ fn profiler(stage: &'static Stage) {
 }
 
 /// Walks the stack it interrupts, with C's unwinder.
-extern "C" fn on_walk(_: c_int) {
-    if !has_room() {
-        return;
+///
+/// # Safety
+/// As a handler with information.
+unsafe extern "C" fn on_walk(_: c_int, _: *const libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the argument of the running handler.
+    if let Some(frames) = unsafe { walk::walk(context) } {
+        SAMPLES.fetch_add(1, Relaxed);
+        WALKED.fetch_add(frames, Relaxed);
     }
-    let mut frames = 0;
-    let count = |_: &backtrace::Frame| {
-        frames += 1;
-        frames < MOST_FRAMES
-    };
-    // SAFETY: what it is not synchronized with is those who name frames; it names none.
-    unsafe { backtrace::trace_unsynchronized(count) };
-    SAMPLES.fetch_add(1, Relaxed);
-    WALKED.fetch_add(frames, Relaxed);
 }
 
-/// Walks go this far.
-const MOST_FRAMES: u64 = 200;
-/// For an unwinder.
-const ROOM: usize = 32 << 10;
 static WALKED: AtomicU64 = AtomicU64::new(0);
-
-/// Whether a walk has room on this thread's signal stack. Those of std have not, which carriers have
-/// too until they have a larger one.
-fn has_room() -> bool {
-    let mut stack = libc::stack_t {
-        ss_sp: std::ptr::null_mut(),
-        ss_flags: 0,
-        ss_size: 0,
-    };
-    // SAFETY: room for what it says; nothing is changed.
-    let status = unsafe { libc::sigaltstack(std::ptr::null(), &mut stack) };
-    status == 0 && stack.ss_flags & libc::SS_DISABLE == 0 && stack.ss_size >= ROOM
-}
 
 /// All threads of the process.
 fn threads() -> Vec<libc::pid_t> {
@@ -251,18 +231,27 @@ fn sample_at_random(stage: &Stage) {
 }
 
 fn walking_profiler(stage: &'static Stage) {
-    install(libc::SIGPROF, on_walk as *const () as usize, 0);
+    walk::prepare();
+    install(
+        libc::SIGPROF,
+        on_walk as *const () as usize,
+        libc::SA_SIGINFO,
+    );
     let sampler = thread::spawn(|| sample_at_random(stage));
     stage.repeat_in_region(FIBERS, kernel);
     sampler.join().expect("a thread");
     let [samples, walked] = [&SAMPLES, &WALKED].map(|count| count.load(Relaxed));
     let each = walked / samples.max(1);
+    let (faults, wrong) = walk::abandoned();
     say::say(&format!(
-        "{}: {samples} samples of {each} frames",
+        "{}: {samples} samples of {each} frames, {faults} walks given up",
         stage.name
     ));
     if samples == 0 {
         stage.complain("no sample".to_owned());
+    }
+    for names in wrong {
+        stage.complain(format!("a walk that began in {names} faulted"));
     }
 }
 

@@ -35,7 +35,8 @@ pub(super) const PROGRAMS: &[Program] = &[
     Program::new("region-btree", "allocations, pointers", |stage| {
         stage.repeat_in_region(FIBERS, allocation::tree);
     })
-    .regions(),
+    .regions()
+    .seldom(), // optimized as a whole its frames bind
     Program::new(
         "region-hashmap",
         "keys drawn from a thread-local",

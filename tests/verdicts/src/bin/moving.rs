@@ -2,11 +2,13 @@
 //! any of them found a wrong value, panicked, or changed threads when it must not.
 //!
 //! ```text
-//! cargo run --release -p indent-verdicts --bin moving -- [seconds] [seed] [--trust] [--without-alone] [--warm]
+//! cargo run --release -p indent-verdicts --bin moving -- [seconds] [seed] \
+//!     [--trust] [--without-bound] [--warm]
 //! ```
 //!
-//! `--warm` runs every body once before, so that its frames are known. `--trust` lets every fiber move, whatever its frames say: then this must fail. `--without-alone`
-//! leaves out the bodies that may not share a thread.
+//! `--warm` runs every body once before, so that its frames are known. `--trust` lets every fiber
+//! move, whatever its frames say: then this must fail. `--without-bound` leaves out the bodies that
+//! are bound in some profile.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,7 +17,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use indent::runtime::Builder;
-use indent_verdicts::noted::{self, Verdict};
+use indent_verdicts::noted;
 use indent_verdicts::{bodies, crowd};
 
 const WORKERS: usize = 2;
@@ -33,8 +35,8 @@ fn main() -> ExitCode {
     }
     let mut bodies = bodies::all();
     bodies.retain(|body| body.lawful);
-    if flag("--without-alone") {
-        bodies.retain(|body| body.expected.strictest() < Verdict::Alone);
+    if flag("--without-bound") {
+        bodies.retain(|body| !body.expected.may_be_bound());
     }
     say(&format!("{seconds} s, seed {seed}"));
     if flag("--warm") {

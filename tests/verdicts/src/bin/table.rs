@@ -37,7 +37,7 @@ fn main() {
         let (right, parked) = run(&runtime, body, probe, note);
         let (verdict, function, variable) = match note.first.get() {
             Some(noted) => (
-                word(noted.verdict),
+                word(noted.mobility),
                 noted.function.as_deref().unwrap_or("-"),
                 noted.variable.as_deref().unwrap_or("-"),
             ),
@@ -65,9 +65,9 @@ fn run(runtime: &Runtime, body: Body, probe: Probe, note: &Note) -> (bool, &'sta
             continue;
         };
         if watched.phase() == Phase::Parked {
-            let verdict = watched.binding().verdict();
-            parked = word(verdict);
-            if verdict == noted.verdict {
+            let mobility = watched.binding().mobility();
+            parked = word(mobility);
+            if mobility == noted.mobility {
                 break;
             }
             fiber.unparker().unpark(); // to be judged anew

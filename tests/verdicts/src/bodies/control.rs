@@ -4,22 +4,22 @@
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use super::{ALONE, FREE, each, table};
+use super::{BOUND, MOVABLE, each, table};
 use crate::Probe;
 
 table! {
-    nothing_held: FREE;
-    dyn_trait_called: FREE;
-    table_of_functions: FREE;
-    boxed_closures: FREE;
-    state_machine: FREE;
-    large_aligned_array: FREE;
-    recursion_twenty_deep: FREE;
-    iterator_chain: FREE;
-    destructor_parks: FREE;
-    panic_caught_around_a_park: each("FFFHH");
-    question_mark_with_boxed_error: FREE;
-    unwinding_destructor_parks: ALONE;
+    nothing_held: MOVABLE;
+    dyn_trait_called: MOVABLE;
+    table_of_functions: MOVABLE;
+    boxed_closures: MOVABLE;
+    state_machine: MOVABLE;
+    large_aligned_array: MOVABLE;
+    recursion_twenty_deep: MOVABLE;
+    iterator_chain: MOVABLE;
+    destructor_parks: MOVABLE;
+    panic_caught_around_a_park: each("MMMBB");
+    question_mark_with_boxed_error: MOVABLE;
+    unwinding_destructor_parks: BOUND;
 }
 
 fn nothing_held(probe: &Probe) -> bool {
@@ -171,8 +171,7 @@ fn question_mark_with_boxed_error(probe: &Probe) -> bool {
 }
 
 /// Its frames show nothing: a landing pad runs in the frame that has it. But the thread counts a panic,
-/// so a fiber that unwinds never moves and nobody else runs there (S3): who asks for the verdict must
-/// be told so.
+/// so a fiber that unwinds is bound (S3).
 fn unwinding_destructor_parks(probe: &Probe) -> bool {
     let mut ended = 0;
     let caught = catch_unwind(AssertUnwindSafe(|| {

@@ -4,16 +4,15 @@
 use std::hint::black_box;
 use std::io;
 
-use super::{ALONE, Expected, FREE, table};
+use super::{BOUND, MOVABLE, each, table};
 use crate::Probe;
-use crate::noted::Verdict::{Free, Home};
 
 table! {
-    called_back_by_c: ALONE;
-    errno_before_and_after: Expected::Each([Free, Home, Home, Home, Home]);
-    pthread_self_held: ALONE;
-    number_parsed_by_c: FREE;
-    process_id_of_c: FREE;
+    called_back_by_c: BOUND;
+    errno_before_and_after: each("MBBBB");
+    pthread_self_held: BOUND;
+    number_parsed_by_c: MOVABLE;
+    process_id_of_c: MOVABLE;
 }
 
 struct Callback<'a> {
@@ -70,9 +69,8 @@ fn called_back_by_c(probe: &Probe) -> bool {
     numbers.is_sorted()
 }
 
-/// `errno` is the thread's, but nobody may count on its value after another call, so a neighbour
-/// does no harm. Read by a function of std, nothing of it is left; inlined, its address may be kept
-/// over the park: home.
+/// Read by a function of std, nothing of `errno` is left; inlined, its address may be kept over the
+/// park: bound.
 fn errno_before_and_after(probe: &Probe) -> bool {
     let fails = || {
         // SAFETY: closes nothing.

@@ -1,7 +1,7 @@
 //! Thread-locals that are reached by ways a reader of machine code may overlook: through data that
 //! refers to data, from the end of a table or before its beginning, through what a `match` was turned
 //! into, by destructors and formatters that only a vtable names, or by a frame that is not there any
-//! more because it ended with a jump. All alone, in every profile.
+//! more because it ended with a jump. All bound, in every profile.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,32 +10,32 @@ use std::panic::catch_unwind;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::locals::by_thread;
-use super::{ALONE, table};
+use super::{BOUND, table};
 use crate::Probe;
 
 table! {
-    hidden_in_nested_tables: ALONE;
-    hidden_in_a_named_table: ALONE;
-    hidden_in_a_table_read_backwards: ALONE;
-    hidden_before_a_table: ALONE;
-    hidden_in_an_array_on_the_stack: ALONE;
-    hidden_in_a_match_of_functions: ALONE;
-    hidden_in_a_match_of_objects: ALONE;
-    hidden_in_a_match_of_tables: ALONE;
-    hidden_in_a_static_object: ALONE;
-    hidden_beside_a_counter: ALONE;
-    hidden_in_a_table_of_variables: ALONE;
-    hidden_in_a_tail_call: ALONE;
-    hidden_by_a_frame_that_is_gone: ALONE;
-    hidden_by_two_frames_that_are_gone: ALONE;
-    hidden_by_a_gone_frame_with_a_table: ALONE;
-    hidden_in_a_cold_call: ALONE;
-    hidden_in_a_formatter: ALONE;
-    hidden_in_a_destructor: ALONE;
-    hidden_in_a_caught_closure: ALONE;
-    hidden_in_a_comparator: ALONE;
-    hidden_in_an_iterator: ALONE;
-    hidden_in_a_generic: ALONE;
+    hidden_in_nested_tables: BOUND;
+    hidden_in_a_named_table: BOUND;
+    hidden_in_a_table_read_backwards: BOUND;
+    hidden_before_a_table: BOUND;
+    hidden_in_an_array_on_the_stack: BOUND;
+    hidden_in_a_match_of_functions: BOUND;
+    hidden_in_a_match_of_objects: BOUND;
+    hidden_in_a_match_of_tables: BOUND;
+    hidden_in_a_static_object: BOUND;
+    hidden_beside_a_counter: BOUND;
+    hidden_in_a_table_of_variables: BOUND;
+    hidden_in_a_tail_call: BOUND;
+    hidden_by_a_frame_that_is_gone: BOUND;
+    hidden_by_two_frames_that_are_gone: BOUND;
+    hidden_by_a_gone_frame_with_a_table: BOUND;
+    hidden_in_a_cold_call: BOUND;
+    hidden_in_a_formatter: BOUND;
+    hidden_in_a_destructor: BOUND;
+    hidden_in_a_caught_closure: BOUND;
+    hidden_in_a_comparator: BOUND;
+    hidden_in_an_iterator: BOUND;
+    hidden_in_a_generic: BOUND;
 }
 
 type Number = fn(u64) -> u64;

@@ -11,27 +11,27 @@
 use std::arch::asm;
 use std::hint::black_box;
 
-use super::{ALONE, FREE, each, table};
+use super::{BOUND, MOVABLE, each, table};
 use crate::Probe;
 
 table! {
-    thread_number_by_syscall: ALONE;
-    thread_number_by_instruction: ALONE;
-    thread_number_by_nix: ALONE;
-    thread_number_by_rustix: ALONE;
-    thread_number_by_a_tail_call: ALONE;
-    thread_number_by_a_pointer: ALONE;
-    thread_number_or_another: ALONE;
-    thread_number_by_choice: ALONE;
-    any_number_by_syscall: ALONE;
-    any_number_by_instruction: ALONE;
-    process_id_by_syscall: FREE;
-    process_id_by_instruction: FREE;
-    process_id_by_rustix: each("AFFFF");
-    asked_many_times: FREE;
-    rounding_changed: ALONE;
-    old_rounding_changed: ALONE;
-    rights_changed: ALONE;
+    thread_number_by_syscall: BOUND;
+    thread_number_by_instruction: BOUND;
+    thread_number_by_nix: BOUND;
+    thread_number_by_rustix: BOUND;
+    thread_number_by_a_tail_call: BOUND;
+    thread_number_by_a_pointer: BOUND;
+    thread_number_or_another: BOUND;
+    thread_number_by_choice: BOUND;
+    any_number_by_syscall: BOUND;
+    any_number_by_instruction: BOUND;
+    process_id_by_syscall: MOVABLE;
+    process_id_by_instruction: MOVABLE;
+    process_id_by_rustix: each("BMMMM");
+    asked_many_times: MOVABLE;
+    rounding_changed: BOUND;
+    old_rounding_changed: BOUND;
+    rights_changed: BOUND;
 }
 
 /// Whether it says the same before and after.

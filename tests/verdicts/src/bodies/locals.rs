@@ -1,30 +1,30 @@
-//! Thread-locals of our own, in every form in which a frame may hold on to one. All must be alone:
-//! what they mean to whoever declared them is not known.
+//! Thread-locals of our own, in every form in which a frame may hold on to one. All must be bound:
+//! what they mean to the code that declared them is not known.
 
 use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::rc::Rc;
 
-use super::{ALONE, FREE, table};
+use super::{BOUND, MOVABLE, table};
 use crate::Probe;
 
 table! {
-    const_local_around_a_park: ALONE;
-    lazy_local_around_a_park: ALONE;
-    cell_set_before_and_after: ALONE;
-    borrowed_over_a_park: ALONE;
-    read_changed_written: ALONE;
-    saved_and_restored: ALONE;
-    read_once_and_over: ALONE;
-    shared_rc_out_of_a_local: ALONE;
-    local_by_table_of_functions: ALONE;
-    local_by_middle_of_a_table: ALONE;
-    local_by_boxed_closure: ALONE;
-    local_by_dyn_trait: ALONE;
-    local_in_destructor: ALONE;
-    local_in_another_frame: ALONE;
-    local_behind_a_pointer: FREE;
-    local_held_behind_a_pointer: FREE, unlawful;
+    const_local_around_a_park: BOUND;
+    lazy_local_around_a_park: BOUND;
+    cell_set_before_and_after: BOUND;
+    borrowed_over_a_park: BOUND;
+    read_changed_written: BOUND;
+    saved_and_restored: BOUND;
+    read_once_and_over: BOUND;
+    shared_rc_out_of_a_local: BOUND;
+    local_by_table_of_functions: BOUND;
+    local_by_middle_of_a_table: BOUND;
+    local_by_boxed_closure: BOUND;
+    local_by_dyn_trait: BOUND;
+    local_in_destructor: BOUND;
+    local_in_another_frame: BOUND;
+    local_behind_a_pointer: MOVABLE;
+    local_held_behind_a_pointer: MOVABLE, unlawful;
 }
 
 thread_local! {
@@ -200,7 +200,7 @@ fn park_in_the_middle(probe: &Probe) {
     probe.park();
 }
 
-/// The frame that parks is free; its caller is not.
+/// The frame that parks is movable; its caller is not.
 fn local_in_another_frame(probe: &Probe) -> bool {
     NUMBER.set(probe.seed);
     park_in_the_middle(probe);

@@ -15,17 +15,17 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{NoSubscriber, set_default};
 use tracing::{Event, Metadata, Subscriber, info, info_span};
 
-use super::{ALONE, FREE, each, table};
+use super::{BOUND, MOVABLE, each, table};
 use crate::Probe;
 
 table! {
-    logged: FREE;
-    event_emitted: each("FFFAF");
-    event_with_fields: each("FFFAF");
-    span_made: FREE;
-    span_entered: each("AAAAF");
-    span_in_scope: each("AAAFF");
-    default_subscriber_set: ALONE;
+    logged: MOVABLE;
+    event_emitted: each("MMMBM");
+    event_with_fields: each("MMMBM");
+    span_made: each("MMM?M");
+    span_entered: each("BBBBM");
+    span_in_scope: each("BBBMM");
+    default_subscriber_set: BOUND;
 }
 
 fn logged(probe: &Probe) -> bool {

@@ -2,19 +2,16 @@
 //!
 //! The verdicts are what rule S5 of the design demands of a sound analysis that reads machine code:
 //!
-//! - *free*: no frame touches a thread-local or reaches one, but through functions that are harmless
-//!   (nothing thread-bound outlives a call of them);
-//! - *home*: only harmless variables are touched or reached (std's hash keys, `errno`, the number
-//!   that regex gives a thread, the generator of `rand`): an address of one may sit in a register
-//!   over the park, so the fiber may not move; but another fiber on the same thread does no harm;
-//! - *alone*: everything else.
+//! - *movable*: no frame touches a thread-local or reaches one, but through functions that are
+//!   harmless (nothing thread-bound outlives a call of them);
+//! - *bound*: everything else.
 //!
 //! A body's own frame is always on the stack, so what it *reaches* counts even when the call is over
 //! before the park. Where the optimizer decides whether a harmless function is called or inlined,
-//! the verdict is free or home by profile; both are sound.
+//! the verdict depends on the profile; both are sound.
 
 use crate::Probe;
-use crate::noted::Verdict;
+use crate::noted::Mobility;
 
 mod collections;
 mod control;
@@ -51,33 +48,32 @@ pub enum Profile {
 #[derive(Clone, Copy, Debug)]
 pub enum Expected {
     /// In every profile.
-    Always(Verdict),
-    /// In the order of [`Profile`].
-    Each([Verdict; 5]),
+    Always(Mobility),
+    /// In the order of [`Profile`]. None: either is sound, and it depends on what lies beside a
+    /// variable that the body refers to.
+    Each([Option<Mobility>; 5]),
 }
 
 impl Expected {
-    /// The right verdict in one profile.
-    pub fn in_profile(self, profile: Profile) -> Verdict {
-        match self {
-            Expected::Always(verdict) => verdict,
-            Expected::Each(verdicts) => verdicts[profile as usize],
-        }
+    /// The right verdict in one profile; none if either is.
+    pub fn in_profile(self, profile: Profile) -> Option<Mobility> {
+        self.all()[profile as usize]
     }
 
-    /// The loosest of all profiles.
-    pub fn loosest(self) -> Verdict {
-        match self {
-            Expected::Always(verdict) => verdict,
-            Expected::Each(verdicts) => verdicts.into_iter().min().unwrap_or(Verdict::Alone),
-        }
+    /// Whether it is bound in every profile.
+    pub fn is_bound(self) -> bool {
+        self.all() == [Some(Mobility::Bound); 5]
     }
 
-    /// The strictest of all profiles.
-    pub fn strictest(self) -> Verdict {
+    /// Whether it is bound in some profile.
+    pub fn may_be_bound(self) -> bool {
+        self.all() != [Some(Mobility::Movable); 5]
+    }
+
+    fn all(self) -> [Option<Mobility>; 5] {
         match self {
-            Expected::Always(verdict) => verdict,
-            Expected::Each(verdicts) => verdicts.into_iter().max().unwrap_or(Verdict::Alone),
+            Expected::Always(mobility) => [Some(mobility); 5],
+            Expected::Each(all) => all,
         }
     }
 }
@@ -118,23 +114,22 @@ use table;
 const fn each(letters: &str) -> Expected {
     let letters = letters.as_bytes();
     assert!(letters.len() == 5);
-    let mut verdicts = [Verdict::Alone; 5];
+    let mut all = [None; 5];
     let mut i = 0;
     while i < 5 {
-        verdicts[i] = match letters[i] {
-            b'F' => Verdict::Free,
-            b'H' => Verdict::Home,
-            b'A' => Verdict::Alone,
-            _ => panic!("F, H or A"),
+        all[i] = match letters[i] {
+            b'M' => Some(Mobility::Movable),
+            b'B' => Some(Mobility::Bound),
+            b'?' => None,
+            _ => panic!("M, B or ?"),
         };
         i += 1;
     }
-    Expected::Each(verdicts)
+    Expected::Each(all)
 }
 
-const FREE: Expected = Expected::Always(Verdict::Free);
-const HOME: Expected = Expected::Always(Verdict::Home);
-const ALONE: Expected = Expected::Always(Verdict::Alone);
+const MOVABLE: Expected = Expected::Always(Mobility::Movable);
+const BOUND: Expected = Expected::Always(Mobility::Bound);
 
 /// All bodies.
 pub fn all() -> Vec<Body> {

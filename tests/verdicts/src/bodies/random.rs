@@ -1,28 +1,27 @@
 //! Generators of random numbers. `rand::rng()` is a counted reference to a generator of the thread:
-//! it must never be used from another one. A neighbour on the same thread may use the same
-//! generator: each call is over before anybody parks. So its variable is harmless, and all are home.
+//! it must never be used from another one.
 
 use std::hint::black_box;
 
 use rand::rngs::{SmallRng, StdRng, ThreadRng};
 use rand::{Rng, RngExt, SeedableRng};
 
-use super::{FREE, HOME, table};
+use super::{BOUND, MOVABLE, table};
 use crate::Probe;
 
 table! {
-    rng_held: HOME;
-    rng_in_a_struct: HOME;
-    rng_in_a_dyn_box: HOME;
-    rng_by_closures: HOME;
-    rng_by_functions: HOME;
-    rng_used_and_gone: HOME;
-    shuffled_while_parking: HOME;
-    rng_within_a_limit: HOME;
-    rng_out_of_a_limit: HOME;
-    small_rng_seeded: FREE;
-    std_rng_seeded: FREE;
-    std_rng_in_a_dyn_box: FREE;
+    rng_held: BOUND;
+    rng_in_a_struct: BOUND;
+    rng_in_a_dyn_box: BOUND;
+    rng_by_closures: BOUND;
+    rng_by_functions: BOUND;
+    rng_used_and_gone: BOUND;
+    shuffled_while_parking: BOUND;
+    rng_within_a_limit: BOUND;
+    rng_out_of_a_limit: BOUND;
+    small_rng_seeded: MOVABLE;
+    std_rng_seeded: MOVABLE;
+    std_rng_in_a_dyn_box: MOVABLE;
 }
 
 /// Draws until the block of the generator is used up several times over.

@@ -8,7 +8,7 @@
 //!
 //! Channels keep the waiting thread's handle in a thread-local, and compare thread ids. All of that is
 //! over when a call returns, and while one waits its thread does: sending and receiving is harmless.
-//! Epochs count a thread in: alone.
+//! Epochs count a thread in: bound.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -16,25 +16,25 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, Once, OnceLock, RwLock, mpsc};
 use std::time::Duration;
 
-use super::{ALONE, FREE, HOME, each, table};
+use super::{BOUND, MOVABLE, each, table};
 use crate::Probe;
 
 table! {
-    arc_and_atomic: FREE;
-    mutex_guard_held: FREE;
-    rwlock_guards_held: FREE;
-    condvar_timed_out: FREE;
-    once_and_once_lock: FREE;
-    once_lock_parks_inside: HOME;
-    lazy_lock_forced: FREE;
-    once_cell_filled: FREE;
-    mpsc_sent_and_received: FREE;
-    mpsc_iterator_held: FREE;
-    parking_lot_guard_held: FREE;
-    parking_lot_rwlock_held: FREE;
-    parking_lot_reentrant_held: ALONE;
-    crossbeam_channel_between: each("FFFFA");
-    epoch_pinned: ALONE;
+    arc_and_atomic: MOVABLE;
+    mutex_guard_held: MOVABLE;
+    rwlock_guards_held: MOVABLE;
+    condvar_timed_out: MOVABLE;
+    once_and_once_lock: MOVABLE;
+    once_lock_parks_inside: BOUND;
+    lazy_lock_forced: MOVABLE;
+    once_cell_filled: MOVABLE;
+    mpsc_sent_and_received: MOVABLE;
+    mpsc_iterator_held: MOVABLE;
+    parking_lot_guard_held: MOVABLE;
+    parking_lot_rwlock_held: MOVABLE;
+    parking_lot_reentrant_held: BOUND;
+    crossbeam_channel_between: each("M?M?B");
+    epoch_pinned: BOUND;
 }
 
 fn arc_and_atomic(probe: &Probe) -> bool {
@@ -92,7 +92,7 @@ fn once_and_once_lock(probe: &Probe) -> bool {
 }
 
 /// Whoever else wants it waits with its thread. A frame of std's that might have to wait itself, and
-/// looks at `errno` then, stays on the stack: home.
+/// looks at `errno` then, stays on the stack: bound.
 fn once_lock_parks_inside(probe: &Probe) -> bool {
     let cell = OnceLock::new();
     let value = *black_box(&cell).get_or_init(|| {

@@ -7,18 +7,18 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Instant, SystemTime};
 
-use super::{FREE, each, table};
+use super::{MOVABLE, each, table};
 use crate::Probe;
 
 table! {
-    instant_held: FREE;
-    environment_read: FREE;
-    file_read: FREE;
-    file_open: each("FFFHF");
-    missing_file: FREE;
-    directory_listed: each("FFFFH");
-    socket_listens: FREE;
-    process_id: FREE;
+    instant_held: MOVABLE;
+    environment_read: MOVABLE;
+    file_read: MOVABLE;
+    file_open: each("MMMB?");
+    missing_file: MOVABLE;
+    directory_listed: each("MMMMB");
+    socket_listens: MOVABLE;
+    process_id: MOVABLE;
 }
 
 fn instant_held(probe: &Probe) -> bool {

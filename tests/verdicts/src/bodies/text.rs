@@ -3,8 +3,8 @@
 //! A regex keeps its scratch space in a pool. A thread that asks for one gives its number, a
 //! thread-local: the first one to ask owns the pool's first space and finds it again without a lock.
 //! What a search holds is the space itself and its owner's number, and may be given back on any
-//! thread. So the variable is harmless: home, and never more, also with a search under way. Functions
-//! that search and are done are harmless altogether, and so is what compiles.
+//! thread; but an address of the variable must not go along. So a search under way is bound.
+//! Functions that search and are done are harmless, and so is what compiles.
 
 use std::fmt::Write;
 
@@ -12,21 +12,21 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Value, json};
 
-use super::{FREE, HOME, each, table};
+use super::{BOUND, MOVABLE, each, table};
 use crate::Probe;
 
 table! {
-    string_formatted: FREE;
-    display_parks: each("FFHHH");
-    number_parsed: FREE;
-    json_parsed: FREE;
-    json_value_held: FREE;
-    json_struct_both_ways: FREE;
-    json_stream_under_way: FREE;
-    regex_matched: FREE;
-    regex_captures_under_way: HOME;
-    regex_replacer_parks: HOME;
-    regex_compiled: FREE;
+    string_formatted: MOVABLE;
+    display_parks: each("MMBBB");
+    number_parsed: MOVABLE;
+    json_parsed: MOVABLE;
+    json_value_held: MOVABLE;
+    json_struct_both_ways: MOVABLE;
+    json_stream_under_way: MOVABLE;
+    regex_matched: MOVABLE;
+    regex_captures_under_way: BOUND;
+    regex_replacer_parks: BOUND;
+    regex_compiled: MOVABLE;
 }
 
 fn string_formatted(probe: &Probe) -> bool {

@@ -1,4 +1,4 @@
-//! Who am I: what hands out the thread itself is alone. A `Thread` that was fetched before a move
+//! Who am I: what hands out the thread itself is bound. A `Thread` that was fetched before a move
 //! unparks the thread that was left; an id compares unequal to itself. The handle of a thread that was
 //! started is not the starter's: it may go anywhere.
 
@@ -6,20 +6,20 @@ use std::io::{self, Write};
 use std::thread;
 use std::time::Duration;
 
-use super::{ALONE, FREE, each, table};
+use super::{BOUND, MOVABLE, each, table};
 use crate::Probe;
 
 table! {
-    thread_current_held: ALONE;
-    thread_id_compared: ALONE;
-    thread_name_copied: ALONE;
-    thread_scope_around_a_park: ALONE;
-    thread_spawned_and_joined: each("FFFHA");
-    stdout_locked: ALONE;
-    stderr_locked: ALONE;
-    printed_nothing: each("FFFFA");
-    written_to_a_sink: FREE;
-    thread_slept: FREE;
+    thread_current_held: BOUND;
+    thread_id_compared: BOUND;
+    thread_name_copied: BOUND;
+    thread_scope_around_a_park: BOUND;
+    thread_spawned_and_joined: each("MMMBB");
+    stdout_locked: BOUND;
+    stderr_locked: BOUND;
+    printed_nothing: each("MMMMB");
+    written_to_a_sink: MOVABLE;
+    thread_slept: MOVABLE;
 }
 
 fn thread_current_held(probe: &Probe) -> bool {

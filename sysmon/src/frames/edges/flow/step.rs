@@ -114,6 +114,9 @@ impl<'a> Step<'a> {
             }
             FlowControl::IndirectBranch => {
                 self.ask_through(instruction);
+                if has_memory(instruction) {
+                    self.address(instruction);
+                }
                 // Known by their registers, see `Flow::loaded`; copies are not.
                 self.state.teller &= !self.loaded.teller;
                 self.state.gate &= !self.loaded.gate;

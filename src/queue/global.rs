@@ -1,0 +1,40 @@
+//! The global queue: fibers that any worker may take.
+//!
+//! Fibers that cannot simply go on with the next free worker have lanes of their own.
+
+use crate::fiber::stack;
+use crate::queue::inject::Inject;
+
+pub(crate) struct Global {
+    /// Fibers that were woken or have yielded. A worker takes them before its own fibers, many times
+    /// in a row.
+    pub(crate) started: Inject,
+    /// Fibers that have been spawned. A worker takes them every so many dispatches, and when its own
+    /// queue is empty.
+    pub(crate) unstarted: Inject,
+    /// Started fibers that compute much. A worker takes them when nothing else waits, or when a
+    /// slice is owed to them.
+    pub(crate) batch: Inject,
+    /// Starts that were put off while many computing fibers are frozen. A worker takes them like
+    /// those of `batch`, now and then.
+    pub(crate) deferred: Inject,
+    /// Starts that may need a thread, of which there are too many. A worker takes them in turn with
+    /// `unstarted`, once a thread may be used.
+    pub(crate) threadless: Inject,
+    /// Starts for which there was no stack, by size class. No worker takes them: the fiber that
+    /// frees a stack queues one of them again.
+    pub(crate) stackless: [Inject; stack::CLASSES],
+}
+
+impl Global {
+    pub(crate) fn new() -> Self {
+        Global {
+            started: Inject::new(),
+            unstarted: Inject::new(),
+            batch: Inject::new(),
+            deferred: Inject::new(),
+            threadless: Inject::new(),
+            stackless: std::array::from_fn(|_| Inject::new()),
+        }
+    }
+}

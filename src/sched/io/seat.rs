@@ -1,0 +1,255 @@
+//! Which thread waits for events of the runtime's epoll instance.
+//!
+//! All descriptors of a runtime are in one epoll instance. Every worker looks into it when it runs
+//! out of fibers, and at least once a tick. A worker that sleeps does so in one of two places: in
+//! `epoll_wait`, which takes the *seat*, or on the futex of its thread. At most one worker holds
+//! the seat.
+//!
+//! While workers dispatch many short fibers ([`Shared::is_brisk`]), a worker that runs out of work
+//! leaves the seat to the others that are awake and sleeps on its futex: a worker in `epoll_wait`
+//! would be woken for each event that an awake worker reaches sooner, and both would compete for a
+//! CPU. Otherwise it takes the seat. A worker that leaves the seat for an event does not wake
+//! another one to take it: if the fiber computes, the monitor hands the events on after a tick or
+//! two.
+//!
+//! A worker *looks soon* if it is awake, not in a long dispatch, and has looked within the last
+//! tick.
+//!
+//! **I31** *Descriptors are watched.* While the instance holds descriptors, a worker holds the
+//! seat, or a worker looks soon, or the poller thread (`watch.rs`) is armed. Where a worker stops
+//! to look soon there is a step that restores this:
+//!
+//! - A worker that falls asleep (1) announces its sleep, (2) issues a fence, (3) takes the seat if
+//!   no other worker looks soon. Of two that fall asleep together the later one sees the other
+//!   asleep.
+//! - A worker that begins a long dispatch (1) publishes it, (2) issues a fence, (3) calls
+//!   [`Shared::hand_on_io`], which wakes a sleeping worker, or arms the poller thread. If it finds
+//!   a worker that looks soon and that one falls asleep, the sleeper sees the long dispatch and
+//!   takes the seat.
+//! - The monitor finds a worker away for a tick, and calls [`Shared::hand_on_io`] if no other
+//!   worker looked.
+//!
+//! **I32** *The bell wakes the holder of the seat.* The bell stays readable until it is silenced.
+//! The holder silences it before it leaves the seat. Another thread that finds it ringing silences
+//! it only if the seat is free, and rings again if the seat has been taken since.
+//!
+//! Rejected: an epoll instance for each worker. Half of the connections then wait for a worker
+//! whose thread waits for a CPU, and descriptors have to follow their fibers from worker to worker.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use indent_sysmon::Phase;
+
+use crate::base::loom::atomic::{AtomicUsize, Ordering::SeqCst, fence};
+use crate::base::os;
+use crate::driver::epoll::{Epoll, Events};
+use crate::sched::Shared;
+use crate::sched::worker::{Roused, Worker};
+
+/// The right to sleep in `epoll_wait`.
+pub(crate) struct Seat {
+    /// The index of the worker that holds it, plus one; or zero.
+    holder: AtomicUsize,
+}
+
+impl Seat {
+    pub(crate) fn new() -> Self {
+        Seat {
+            holder: AtomicUsize::new(0),
+        }
+    }
+
+    /// Takes the seat; false if another worker holds it.
+    #[must_use]
+    fn take(&self, worker: usize) -> bool {
+        let taken = self
+            .holder
+            .compare_exchange(0, worker + 1, SeqCst, SeqCst)
+            .is_ok();
+        fence(SeqCst); // I32: a thread that silences the bell later sees the seat taken
+        taken
+    }
+
+    /// By its holder.
+    fn leave(&self) {
+        self.holder.store(0, SeqCst);
+    }
+
+    fn is_taken(&self) -> bool {
+        self.holder.load(SeqCst) != 0
+    }
+}
+
+impl Shared {
+    /// Takes the seat for a worker that has announced its sleep, if it should wait there.
+    pub(crate) fn take_seat(&self, worker: &Worker) -> Option<&Epoll> {
+        let set = self.io_set.get().filter(|set| !set.is_empty())?;
+        let left_to_others =
+            self.is_brisk() && self.others_look_soon(worker.index) && !self.is_stopping();
+        if left_to_others || !self.io_seat.take(worker.index) {
+            return None;
+        }
+        self.disarm_set();
+        Some(set)
+    }
+
+    /// Leaves the seat after a sleep that found these events.
+    pub(crate) fn leave_seat(&self, set: &Epoll, found: Option<&Events>) {
+        if found.is_some_and(Events::has_rung) {
+            set.silence(); // I32: before another worker can take the seat
+        }
+        self.io_seat.leave();
+    }
+
+    /// A thread without the seat found the bell ringing.
+    pub(super) fn pass_bell_on(&self, set: &Epoll) {
+        if self.io_seat.is_taken() {
+            return; // it rings until the holder wakes
+        }
+        set.silence();
+        fence(SeqCst);
+        if self.io_seat.is_taken() {
+            os::ring_eventfd(set.bell()); // I32
+        }
+    }
+
+    /// Whether this worker looks into the epoll instance within a tick.
+    fn looks_soon(&self, worker: &Worker) -> bool {
+        !self.idle.is_asleep(worker.index)
+            && worker.published.phase() != Phase::Idle
+            && !worker.is_in_long_dispatch()
+            && !worker.io_due.load(Relaxed)
+            && !self.count.is_retired(worker.index)
+    }
+
+    fn others_look_soon(&self, me: usize) -> bool {
+        let mut others = self.present().iter().filter(|worker| worker.index != me);
+        others.any(|worker| self.looks_soon(worker))
+    }
+
+    /// A worker may have stopped to look soon: if no other thread waits for events, one is made to
+    /// (I31). May be called in a signal handler.
+    pub(crate) fn hand_on_io(&self) {
+        if self.io_set.get().is_none_or(Epoll::is_empty) {
+            return;
+        }
+        fence(SeqCst);
+        if self.lacks_poller() {
+            match self.idle.claim_any() {
+                Some(index) => self.rouse(&self.workers[index], Roused::TO_WORK),
+                None => self.arm_set(),
+            }
+        }
+    }
+
+    /// Whether no worker waits for events or will look soon.
+    pub(super) fn lacks_poller(&self) -> bool {
+        !self.io_seat.is_taken() && !self.present().iter().any(|worker| self.looks_soon(worker))
+    }
+}
+
+#[cfg(all(test, indent_loom))]
+mod models {
+    use super::*;
+    use crate::sched::idle::Idle;
+    use loom::sync::Arc;
+    use loom::sync::atomic::AtomicBool;
+    use loom::thread;
+
+    struct Model {
+        idle: Idle,
+        seat: Seat,
+        long: AtomicBool,
+        armed: AtomicBool,
+    }
+
+    impl Model {
+        fn new() -> Arc<Self> {
+            Arc::new(Model {
+                idle: Idle::new(2),
+                seat: Seat::new(),
+                long: AtomicBool::new(false),
+                armed: AtomicBool::new(false),
+            })
+        }
+
+        fn looks_soon(&self, worker: usize) -> bool {
+            let is_long = worker == 0 && self.long.load(SeqCst);
+            !self.idle.is_asleep(worker) && !is_long
+        }
+
+        /// Worker `me` falls asleep, in brisk times.
+        fn sleep(&self, me: usize) {
+            self.idle.announce_sleep(me, false);
+            if !self.looks_soon(1 - me) {
+                let _held = self.seat.take(me);
+            }
+        }
+
+        /// Worker 0 begins a long dispatch.
+        fn compute(&self) {
+            self.long.store(true, SeqCst);
+            fence(SeqCst);
+            if self.seat.is_taken() || self.looks_soon(1) {
+                return;
+            }
+            match self.idle.claim_any() {
+                Some(_) => {
+                    // Awake for no reason, it falls asleep again.
+                    self.sleep(1);
+                }
+                None => self.armed.store(true, SeqCst),
+            }
+        }
+
+        fn is_watched(&self) -> bool {
+            self.seat.is_taken() || self.armed.load(SeqCst)
+        }
+    }
+
+    #[test]
+    fn loom_of_two_workers_that_fall_asleep_one_waits_for_events() {
+        loom::model(|| {
+            let model = Model::new();
+            let other = model.clone();
+            let one = thread::spawn(move || other.sleep(0));
+            model.sleep(1);
+            one.join().unwrap();
+            assert!(model.is_watched(), "I31");
+        });
+    }
+
+    #[test]
+    fn loom_events_are_waited_for_beside_a_long_dispatch_and_a_sleeper() {
+        loom::model(|| {
+            let model = Model::new();
+            let other = model.clone();
+            let one = thread::spawn(move || other.compute());
+            model.sleep(1);
+            one.join().unwrap();
+            assert!(model.is_watched(), "I31");
+        });
+    }
+
+    /// The bell is a flag here, and `take_seat`, a ring and `pass_bell_on` are what they are above.
+    #[test]
+    fn loom_a_ring_for_the_holder_of_the_seat_is_not_silenced() {
+        loom::model(|| {
+            let (model, bell) = (Model::new(), Arc::new(AtomicBool::new(true)));
+            let (other, rung) = (model.clone(), bell.clone());
+            let ringer = thread::spawn(move || {
+                assert!(other.seat.take(1));
+                rung.store(true, SeqCst); // meant for the holder
+            });
+            if !model.seat.is_taken() {
+                bell.store(false, SeqCst);
+                fence(SeqCst);
+                if model.seat.is_taken() {
+                    bell.store(true, SeqCst);
+                }
+            }
+            ringer.join().unwrap();
+            assert!(bell.load(SeqCst), "I32");
+        });
+    }
+}

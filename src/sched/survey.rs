@@ -1,0 +1,94 @@
+//! The runtime's part in reading the program's code, from which it knows what binds fibers.
+//!
+//! The helper has it read, by a thread that belongs to the process, and looks again at all parked
+//! fibers when that is done.
+
+use std::sync::atomic::{
+    AtomicBool,
+    Ordering::{Relaxed, SeqCst},
+};
+use std::time::Duration;
+
+use indent_sysmon::frames;
+
+use crate::base::os;
+use crate::sched::Shared;
+use crate::sched::chores::STUDY;
+
+/// How often the helper looks whether the program's code has been read.
+const STUDY_PAUSE: Duration = Duration::from_millis(2);
+
+/// What the runtime knows of the program's machine code, from which it finds out which fibers may
+/// change threads; see
+/// [`Handle::wait_until_surveyed`](crate::runtime::Handle::wait_until_surveyed).
+///
+/// ```
+/// use indent::runtime::{Builder, Survey};
+///
+/// let rt = Builder::new().workers(1).build()?;
+/// if rt.wait_until_surveyed(None) == Survey::NoSymbols {
+///     eprintln!("stripped: expect one thread for each parked fiber");
+/// }
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Survey {
+    /// The code is still being read. Every started fiber counts as bound to its thread.
+    Pending,
+    /// All code has been read, and all parked fibers have been judged.
+    Done,
+    /// The same, but functions have no names: the program was stripped, or its file cannot be read.
+    /// Nearly every fiber counts as bound, for good.
+    NoSymbols,
+    /// Reading the code failed. Every started fiber counts as bound, for good.
+    Failed,
+}
+
+impl Shared {
+    pub(super) fn study_if(&self, asked: u32) -> Option<Duration> {
+        if asked & STUDY != 0 {
+            frames::study();
+        }
+        if self.watchers.judged_again.load(Relaxed) || frames::has_failed() {
+            return None;
+        }
+        let Some(judge) = frames::judge() else {
+            return Some(STUDY_PAUSE);
+        };
+        self.judge_again();
+        self.requeue_threadless();
+        if judge.lacks_symbols() {
+            self.report_missing_symbols();
+        }
+        self.watchers.judged_again.store(true, SeqCst);
+        None
+    }
+
+    /// What is known of the program's code.
+    pub(crate) fn survey(&self) -> Survey {
+        // Without the helper no fiber is looked at again, and a survey may not have begun.
+        let looked = self.watchers.judged_again.load(SeqCst);
+        match frames::judge() {
+            _ if frames::has_failed() => Survey::Failed,
+            Some(judge) if looked || self.is_stopping() => match judge.lacks_symbols() {
+                true => Survey::NoSymbols,
+                false => Survey::Done,
+            },
+            _ => Survey::Pending,
+        }
+    }
+
+    /// On the helper's thread: says once in a process what it costs that functions have no names.
+    fn report_missing_symbols(&self) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        if self.settings.warn_stripped && !SAID.swap(true, SeqCst) {
+            os::complain(
+                "indent: the program has no symbols of functions (it was stripped, or its file \
+                 cannot be read), so nearly every fiber counts as bound and keeps a thread while it \
+                 is parked. Build it with strip = \"debuginfo\" in the Cargo profile, which keeps \
+                 the symbols, or set INDENT_WARN_STRIPPED=0 to silence this line\n",
+            );
+        }
+    }
+}

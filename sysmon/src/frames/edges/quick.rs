@@ -1,0 +1,225 @@
+//! Reads a function by the decoder for ordinary instructions (`brief`).
+//!
+//! It finds what the complete decoder finds, in the same order, or gives up: at any instruction
+//! that `brief` does not know, and where registers must be followed (`flow`). An instruction that
+//! leads out of the function in an unusual way is decoded by itself, and judged by the same code.
+
+use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
+
+use super::brief::{self, Brief, Code, MARGIN, Turn};
+use super::motion::Motion;
+use super::starts::{self, Starts};
+use super::{Facts, Form, How, Into, Pass};
+use crate::frames::image::Image;
+use crate::frames::image::unwind::Function;
+
+/// The most bytes that an instruction reads or writes.
+const WIDEST: usize = 64;
+
+/// By their numbers.
+const REGISTERS: [Register; 16] = [
+    Register::RAX,
+    Register::RCX,
+    Register::RDX,
+    Register::RBX,
+    Register::RSP,
+    Register::RBP,
+    Register::RSI,
+    Register::RDI,
+    Register::R8,
+    Register::R9,
+    Register::R10,
+    Register::R11,
+    Register::R12,
+    Register::R13,
+    Register::R14,
+    Register::R15,
+];
+
+/// Fills `facts` with what the function does; false, and then they are worth nothing, if it has to
+/// be read by the complete decoder.
+pub(super) fn read(
+    image: &Image,
+    function: &Function,
+    starts: &mut Starts,
+    facts: &mut Facts,
+) -> bool {
+    let range = &function.range;
+    let length = range.len();
+    let Some(bytes) = image.memory.bytes(range.start..range.end + MARGIN) else {
+        return false;
+    };
+    // In an image with a fixed address, any number may be an address.
+    if image.fixed || bytes.len() < length {
+        return false;
+    }
+    let copy;
+    let code = match Code::new(bytes, length) {
+        Some(code) => code,
+        None => {
+            copy = [&bytes[..length], &[0; MARGIN]].concat(); // at the end of what is mapped
+            let Some(code) = Code::new(&copy, length) else {
+                return false;
+            };
+            code
+        }
+    };
+    let mut pass = Pass::new(image, range, starts.of(length), facts);
+    let Some(goes_on) = scan(&mut pass, &code) else {
+        return false;
+    };
+    if pass.follow || starts::are_missed(pass.marks) {
+        return false;
+    }
+    if goes_on {
+        pass.go_on();
+    }
+    if !pass.taken.is_empty() {
+        pass.finish(|place| Motions {
+            code,
+            at: place,
+            puts: place != 0,
+            brief: Brief::default(),
+        });
+    }
+    true
+}
+
+/// Looks at all instructions. Whether the function goes on behind the last one; `None` if one is
+/// not known.
+fn scan(pass: &mut Pass<'_>, code: &Code<'_>) -> Option<bool> {
+    let start = pass.range.start;
+    let (mut at, mut goes_on) = (0, true);
+    let mut brief = Brief::default();
+    while at < code.end {
+        let before = at;
+        let (skipped, stays) = brief::skip(code, at, pass.marks);
+        at = skipped;
+        if at != before {
+            goes_on = stays;
+        }
+        if at >= code.end {
+            break;
+        }
+        if !brief.read(code, at) {
+            return None;
+        }
+        pass.marks[at] = starts::START;
+        let next = start + brief.next;
+        let to = |distance: i32| next.wrapping_add_signed(distance as isize);
+        match brief.turn() {
+            Turn::Pad => {
+                at = brief.next;
+                continue;
+            }
+            Turn::Next => goes_on = true,
+            Turn::Branch(distance) => {
+                goes_on = true;
+                branch(pass, code, at, to(distance), How::Jump);
+            }
+            Turn::Jump(distance) => {
+                goes_on = false;
+                branch(pass, code, at, to(distance), How::Jump);
+            }
+            Turn::Call(distance) => {
+                goes_on = false;
+                branch(pass, code, at, to(distance), How::Call);
+            }
+            _ => goes_on = false,
+        }
+        if brief.relative {
+            let address = to(brief.displacement);
+            if brief.is_lea() {
+                pass.next = brief.next;
+                pass.take(
+                    address,
+                    Into::Register(REGISTERS[brief.register() as usize]),
+                );
+            } else {
+                access(pass, code, at, address, &brief);
+            }
+        } else if brief.is_movsxd() && brief.memory && brief.scale == 2 {
+            if brief.index == brief::NONE {
+                return None;
+            }
+            if brief.base != brief::NONE {
+                pass.distances |= 1 << brief.base;
+            }
+        }
+        at = brief.next;
+    }
+    Some(goes_on)
+}
+
+/// A direct branch.
+fn branch(pass: &mut Pass<'_>, code: &Code<'_>, at: usize, target: usize, how: How) {
+    let inside = target > pass.range.start && target < pass.range.end;
+    if inside {
+        return starts::lead_to(pass.marks, target - pass.range.start);
+    }
+    if pass.is_no_start(target) {
+        let form = Form::of(&decode(pass, code, at)); // perhaps a stub
+        pass.branch(target, &form);
+    } else {
+        pass.facts.code.push((target, how));
+    }
+}
+
+/// A place that is read, written or called through.
+fn access(pass: &mut Pass<'_>, code: &Code<'_>, at: usize, address: usize, brief: &Brief) {
+    let how = match brief.turn() {
+        Turn::IndirectCall => How::Call,
+        Turn::IndirectJump => How::Jump,
+        _ => How::Refer,
+    };
+    if how != How::Refer || brief.is_load() {
+        let form = Form {
+            ip: pass.range.start + at,
+            how,
+            size: 8,
+            seen: true,
+            turns: how != How::Refer,
+            load: how == How::Refer,
+            adds: false,
+        };
+        return pass.read_at(address, &form);
+    }
+    let near = address.saturating_sub(7)..address.saturating_add(WIDEST);
+    if pass.image.slots.has_within(&near) {
+        let form = Form::of(&decode(pass, code, at));
+        pass.read_at(address, &form);
+    }
+}
+
+/// The instruction at an offset, by the complete decoder.
+fn decode(pass: &Pass<'_>, code: &Code<'_>, at: usize) -> Instruction {
+    let ip = (pass.range.start + at) as u64;
+    Decoder::with_ip(64, code.from(at), ip, DecoderOptions::NONE).decode()
+}
+
+/// What the instructions from an offset on do to addresses in registers; those that do nothing are
+/// left out.
+struct Motions<'a> {
+    code: Code<'a>,
+    at: usize,
+    /// With what is put on the stack. That matters behind an address that is taken, and nowhere
+    /// else: `Moves` looks only at what is fetched.
+    puts: bool,
+    brief: Brief,
+}
+
+impl Iterator for Motions<'_> {
+    type Item = Motion;
+
+    fn next(&mut self) -> Option<Motion> {
+        self.at = brief::skip_still(&self.code, self.at, self.puts);
+        if !self.brief.read(&self.code, self.at) {
+            return None;
+        }
+        self.at = self.brief.next;
+        Some(self.brief.motion())
+    }
+}
+
+#[cfg(test)]
+mod tests;
