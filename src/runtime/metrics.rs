@@ -38,6 +38,8 @@ pub struct Metrics {
     pub tasks_spawned_total: u64,
     /// Unstarted fibers that wait for a stack.
     pub tasks_starved: usize,
+    /// Fibers that failed before they started, because there was no stack or no thread for them.
+    pub tasks_never_started_total: u64,
     /// Started and unstarted fibers in the queue that all workers share, except those that wait for
     /// a stack or a thread.
     pub queue_depth_global: usize,
@@ -270,6 +272,7 @@ impl Metrics {
             tasks_alive: shared.alive(),
             tasks_spawned_total: shared.spawned(),
             tasks_starved: shared.starved(),
+            tasks_never_started_total: shared.never_started(),
             queue_depth_global: shared.queued_for_all(),
             wakes_sent_outside: shared.outside_wakes_sent.load(Relaxed),
             wakes_coalesced_outside: shared.outside_wakes_coalesced.load(Relaxed),

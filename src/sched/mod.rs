@@ -229,7 +229,7 @@ pub(crate) struct Shared {
     /// Fibers with a stack of another than the default class, by class.
     odd_stacks: [AtomicU64; stack::CLASSES],
     odd_changes: AtomicU64,
-    /// Fibers that failed for want of a stack.
+    /// Fibers that failed because there was no stack or no thread for them.
     never_started: AtomicU64,
     /// How many fibers there can be, if that is limited by more than memory.
     pub(crate) fiber_limit: Option<usize>,
@@ -458,9 +458,14 @@ impl Shared {
     /// Fibers that are not over. Finished ones are counted first: if the sums are equal there was
     /// a moment with none.
     pub(crate) fn alive(&self) -> u64 {
-        let failed = self.never_started.load(SeqCst);
+        let failed = self.never_started();
         let finished: u64 = self.workers.iter().map(|w| w.counters.finished.get()).sum();
         self.spawned() - finished - failed
+    }
+
+    /// Fibers that failed before they started.
+    pub(crate) fn never_started(&self) -> u64 {
+        self.never_started.load(SeqCst)
     }
 
     pub(crate) fn spawned(&self) -> u64 {

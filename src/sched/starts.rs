@@ -269,7 +269,7 @@ impl Shared {
     fn shortage(&self) -> Shortage {
         if self.threadless.is_refused() {
             Shortage::Refused
-        } else if self.used_threads() >= self.settings.max_carriers {
+        } else if self.used_threads().max(self.soft_limit()) >= self.settings.max_carriers {
             Shortage::Hard
         } else {
             Shortage::Soft
