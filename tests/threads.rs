@@ -63,6 +63,11 @@ fn fibers_that_compute_for_ever_get_equal_shares_of_the_processors() {
 }
 
 #[test]
+fn threads_are_made_while_fibers_that_compute_hold_the_lock_of_the_loader() {
+    common::alone("loader_lock");
+}
+
+#[test]
 fn threads_of_fibers_that_were_unjudged_are_free_when_the_code_has_been_read() {
     common::alone("judged_again");
 }
@@ -373,6 +378,53 @@ mod child {
         clients.kill().unwrap();
         clients.wait().unwrap();
         assert!(fibers.into_iter().all(|fiber| fiber.join().unwrap() == 0));
+    }
+
+    #[test]
+    #[ignore = "run by a test above, in a process of its own"]
+    fn loader_lock() {
+        const SLEEPERS: usize = 30;
+        static STOP: AtomicBool = AtomicBool::new(false);
+        fn compute() {
+            while !STOP.load(Relaxed) {
+                std::hint::spin_loop();
+            }
+        }
+        unsafe extern "C" fn compute_with_lock(
+            _info: *mut libc::dl_phdr_info,
+            _size: libc::size_t,
+            _data: *mut libc::c_void,
+        ) -> libc::c_int {
+            compute();
+            1 // no other object
+        }
+        let rt = Builder::new().workers(WORKERS).build().unwrap();
+        rt.wait_until_surveyed(None); // which needs the lock
+        let mut fibers: Vec<_> = (0..2 * WORKERS).map(|_| rt.spawn(compute)).collect();
+        fibers.push(rt.spawn(|| {
+            // SAFETY: the callback takes nothing and keeps nothing.
+            unsafe { libc::dl_iterate_phdr(Some(compute_with_lock), std::ptr::null_mut()) };
+        }));
+        // From then on there are reports to be taken down, which needs the lock, too.
+        common::wait_for("overruns", || rt.metrics().overruns >= 32);
+        let (asleep, peak) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let sleepers: Vec<_> = (0..SLEEPERS)
+            .map(|_| {
+                let (asleep, peak) = (asleep.clone(), peak.clone());
+                rt.spawn(move || {
+                    peak.fetch_max(asleep.fetch_add(1, SeqCst) + 1, SeqCst);
+                    std::thread::sleep(Duration::from_secs(1)); // blocks its thread
+                    asleep.fetch_sub(1, SeqCst);
+                })
+            })
+            .collect();
+        for sleeper in sleepers {
+            sleeper.join().unwrap();
+        }
+        STOP.store(true, SeqCst);
+        fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
+        let peak = peak.load(SeqCst);
+        assert!(peak >= SLEEPERS / 2, "{peak} of {SLEEPERS} slept at once");
     }
 
     #[test]

@@ -1,11 +1,18 @@
-//! What the helper does for a runtime.
+//! What two background threads do for a runtime: what the monitor may not.
 //!
-//! The *helper* does what the monitor may not, when it is asked: it makes spare carriers, so that a
-//! worker finds a thread at once when it must leave its own; asks how many CPUs the process may
-//! use, to which the number of workers follows; tends to services (`service.rs`); gives back pages
-//! of stacks that are not needed; reads the program's code, to know which fibers may change threads
-//! (`mobility.rs`); and takes down which fibers were hogging (`overrun.rs`).
+//! The *helper* makes spare carriers, so that a worker finds a thread at once when it must leave
+//! its own; asks how many CPUs the process may use, to which the number of workers follows; tends
+//! to services (`service.rs`); and gives back pages of stacks that are not needed. Workers wait for
+//! the threads that it makes, so it waits for nothing that it could avoid: the locks of thread
+//! creation, and no others.
+//!
+//! The *collector* does what takes the loader's lock, writes to standard error, or drops what may
+//! be the user's: it has the program's code read, to know which fibers may change threads
+//! (`mobility.rs`), takes down which fibers were hogging (`overrun.rs`), and fails fibers that get no
+//! thread (`starts.rs`). A fiber that computes inside `dl_iterate_phdr` holds the loader's lock for
+//! as long, and hands it to the next one that does: the collector can wait there for seconds.
 
+use std::sync::Arc;
 use std::sync::atomic::{
     AtomicBool,
     Ordering::{Relaxed, SeqCst},
@@ -19,7 +26,7 @@ use crate::base::os;
 use crate::fiber::stack;
 use crate::sched::{Shared, detach, interrupt};
 
-/// What the helper is asked for.
+/// What they are asked for.
 pub(super) const SPARES: u32 = 1;
 pub(super) const CPUS: u32 = 2;
 pub(super) const TEND: u32 = 4;
@@ -31,6 +38,10 @@ pub(super) const FEED: u32 = 128;
 pub(super) const POLLER: u32 = 256;
 pub(super) const BARRIER: u32 = 512;
 pub(super) const NO_THREAD: u32 = 1024;
+
+/// What the collector is asked for; everything else, and news of the CPUs, is for the helper.
+pub(super) const COLLECTORS: u32 = CPUS | STUDY | REPORTS | PARTING | BARRIER | NO_THREAD;
+pub(super) const HELPERS: u32 = CPUS | SPARES | TEND | TRIM | FEED | POLLER;
 
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
@@ -53,13 +64,41 @@ impl Chores for Shared {
     }
 }
 
+/// A runtime, for the collector's thread.
+pub(super) struct Collector(pub(super) Arc<Shared>);
+
+impl Chores for Collector {
+    fn help(&self, asked: u32) -> Option<Duration> {
+        let shared = &self.0;
+        if !shared.watchers.begun.load(SeqCst) {
+            return Some(Duration::from_millis(1));
+        }
+        if asked & CPUS != 0 {
+            shared.check_handler();
+        }
+        if asked & BARRIER != 0 {
+            detach::report_barrier();
+        }
+        if asked & REPORTS != 0 {
+            shared.collect_reports();
+        }
+        if asked & NO_THREAD != 0 {
+            shared.fail_threadless();
+        }
+        if asked & PARTING != 0 {
+            crate::sched::io::drop_left();
+        }
+        shared.study_if(asked)
+    }
+}
+
 impl Shared {
     /// Asks the helper to look after services that could not do what they should.
     pub(crate) fn tend_soon(&self) {
         self.watchers.ask(TEND);
     }
 
-    /// Asks the helper to find out what binds fibers, for places in the code that were asked for.
+    /// Asks the collector to find out what binds fibers, for places in the code that were asked for.
     pub(crate) fn study_soon(&self) {
         self.watchers.ask(STUDY);
     }
@@ -123,33 +162,12 @@ impl Shared {
         self.watchers.ask(POLLER);
     }
 
-    fn part_if(&self, asked: u32) -> Option<Duration> {
-        if asked & PARTING != 0 {
-            crate::sched::io::drop_left();
-        }
-        None
-    }
-
-    fn report_if(&self, asked: u32) -> Option<Duration> {
-        if asked & REPORTS != 0 {
-            self.collect_reports();
-        }
-        None
-    }
-
-    fn fail_threadless_if(&self, asked: u32) -> Option<Duration> {
-        if asked & NO_THREAD != 0 {
-            self.fail_threadless();
-        }
-        None
-    }
-
     /// Fibers have waited too long for a thread.
     pub(crate) fn ask_to_fail_threadless(&self) {
         self.watchers.ask(NO_THREAD);
     }
 
-    /// On the helper's thread: says so, once in a process, if our handler was replaced.
+    /// On the collector's thread: says so, once in a process, if our handler was replaced.
     fn check_handler(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         if self.settings.preempt && !interrupt::is_in_place() && !SAID.swap(true, SeqCst) {
@@ -161,8 +179,16 @@ impl Shared {
         }
     }
 
+    /// Whether the helper has to start threads.
     pub(crate) fn spares_missing(&self) -> bool {
-        let awake = self.watchers.awake.load(Relaxed);
+        self.spares_short(self.watchers.starting.load(SeqCst))
+    }
+
+    /// Whether there are too few threads without a fiber, besides `starting` that are on their way.
+    pub(crate) fn spares_short(&self, starting: usize) -> bool {
+        // More while fibers are frozen: the helper may have to wait for what one of them holds.
+        let frozen = self.frozen.len().min(self.count.allowed());
+        let awake = self.watchers.awake.load(Relaxed) + 2 * frozen;
         // Fibers that wait for a thread while all workers sleep: the system may grant some again.
         let waits = self.global.threadless.len() > 0;
         let wanted = match waits && self.threadless.is_refused() {
@@ -177,7 +203,7 @@ impl Shared {
         let most = self.settings.max_carriers;
         let stopped = self.frozen.len() + self.detached.len() + self.count.allowed();
         let room = self.carriers.len() < most || is_orphan || was_missed && stopped < most;
-        room && self.spares.len() + self.watchers.starting.load(SeqCst) < wanted
+        room && self.spares.len() + starting < wanted
     }
 
     /// On the helper's thread: one spare for each worker that is awake.
@@ -206,20 +232,10 @@ impl Shared {
         if refused.is_some() {
             self.watchers.refused.store(true, Relaxed); // nor need the monitor ask
         }
-        if asked & CPUS != 0 {
-            self.check_handler();
-        }
-        if asked & BARRIER != 0 {
-            detach::report_barrier();
-        }
         let again = [
             self.resize_again(asked),
             refused.or_else(|| self.make_spares()),
-            self.report_if(asked), // before the survey, which may take its time
-            self.study_if(asked),
-            self.fail_threadless_if(asked),
             self.trim_stacks(asked),
-            self.part_if(asked),
             self.io_watch.start_if_wanted(self).then_some(REFUSED_PAUSE),
             self.feed_unsure(asked & FEED != 0),
         ];

@@ -182,7 +182,7 @@ pub(crate) fn has_barrier_to_report() -> bool {
     os::barriers_refused() > 0 && !REPORTED.swap(true, SeqCst)
 }
 
-/// On the helper's thread, since a full pipe may block it.
+/// On the collector's thread, since a full pipe may block it.
 pub(crate) fn report_barrier() {
     os::complain(
         "indent: the kernel refuses membarrier since the runtime started (a seccomp filter?); \

@@ -8,7 +8,7 @@
 //! hold of it; the result is noted in its record and holds until it runs again. It is *movable* if
 //! all its frames are known and hold nothing of the thread (S5). Otherwise it counts as bound. As
 //! long as the program's code has not been read it is *unjudged*, which counts as bound, too; a
-//! thread that holds the fiber may look again later, and so does the helper when all code has been
+//! thread that holds the fiber may look again later, and so does the collector when all code has been
 //! read ([`Shared::judge_again`]).
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -191,7 +191,7 @@ pub(crate) unsafe fn may_move_after_all(fiber: FiberRef) -> bool {
 }
 
 impl Shared {
-    /// On the helper's thread, when all code has been read: looks at all parked fibers that are
+    /// On the collector's thread, when all code has been read: looks at all parked fibers that are
     /// unjudged, and sets the threads of movable ones free.
     ///
     /// A fiber is taken out of its park for as long: it is as if it were about to park once more.

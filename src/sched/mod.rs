@@ -37,7 +37,7 @@
 //! | `limit` | time limits |
 //! | `swallow` | delays for code that catches its unwinding and blocks again |
 //! | `gate` | how many fibers may unwind at once |
-//! | `watch`, `chores` | what the monitor and the helper do |
+//! | `watch`, `chores` | what the monitor, the helper and the collector do |
 //! | `service` | what layers above keep in a runtime: pools of threads |
 //! | `shutdown` | the five steps |
 

@@ -13,8 +13,8 @@
 //! The way of a report:
 //! 1. *Capture* ([`Carrier::note_overrun`] and its kin): on the fiber's own thread, in the handler or where
 //!    the mark went down, or by the monitor for somebody who sleeps (`outside.rs`). It claims a slot
-//!    (`slots.rs`), copies the innermost words of the stack and some numbers, and asks the helper.
-//! 2. The helper climbs the copy into addresses and adds them to a table (`table.rs`). No names.
+//!    (`slots.rs`), copies the innermost words of the stack and some numbers, and asks the collector.
+//! 2. The collector climbs the copy into addresses and adds them to a table (`table.rs`). No names.
 //! 3. If somebody listens, a thread of its own looks names up and calls (`desk.rs`, `log.rs`).
 //!
 //! Law of this file and of `slots.rs`: it runs in signal handlers (S7), with the mark up. No allocation,
@@ -177,7 +177,7 @@ impl Occupant {
 
 /// What a runtime knows of overruns.
 pub(crate) struct Reports {
-    /// Made by the helper when the first dispatch has lasted for a tick: few programs need them.
+    /// Made by the collector when the first dispatch has lasted for a tick: few programs need them.
     slots: OnceLock<Slots>,
     pub(crate) lost: AtomicU64,
     /// Overruns that nobody looked at.
@@ -207,7 +207,7 @@ impl Reports {
         self.listens.store(true, SeqCst);
     }
 
-    /// On the helper's thread.
+    /// On the collector's thread.
     fn make_slots(&self) {
         self.slots.get_or_init(Slots::new);
     }
@@ -278,7 +278,7 @@ impl Carrier {
         }
     }
 
-    /// Own thread, mark up: the copy, and then the helper's turn.
+    /// Own thread, mark up: the copy, and then the collector's turn.
     pub(crate) fn report(&self, facts: Facts, registers: [usize; 3]) {
         let Some(fiber) = self.current.get() else {
             return;

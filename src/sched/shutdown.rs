@@ -324,7 +324,7 @@ impl Shared {
         let threads = threads.into_iter().chain(self.close_reports());
         let left = join_until(patience, threads);
         self.forget_listeners();
-        io::drop_left(); // what was left there after the helper had ended
+        io::drop_left(); // what was left there after the collector had ended
         left
     }
 

@@ -48,16 +48,14 @@ impl Carrier {
         }
     }
 
-    /// Own thread, at the end of a dispatch the monitor has seen for long: for how many ticks it ran.
+    /// Own thread, at the end of a dispatch the monitor has seen for long: for how many ticks it
+    /// computed. Time without a CPU does not count: where threads wait for CPUs, a fiber that hardly
+    /// computes would be taken for one that does, and wait behind all of those.
     pub(crate) fn ticks_in(&self, worker: &Worker) -> u64 {
         if self.ice.long.load(Relaxed) != worker.stamp() {
             return 1;
         }
-        let ran = self
-            .shared()
-            .clock
-            .nanos()
-            .saturating_sub(self.ice.began.load(Relaxed));
+        let ran = os::own_cpu_time().saturating_sub(self.ice.cpu_began.load(Relaxed));
         ran / TICK.as_nanos() as u64
     }
 

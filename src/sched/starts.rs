@@ -117,7 +117,7 @@ pub(crate) struct Threadless {
     failed_at: AtomicU64,
     /// Reasons that have been reported, as bits.
     reported: AtomicU8,
-    /// There has been a dump since fibers began to wait; the helper's own.
+    /// There has been a dump since fibers began to wait; the collector's own.
     dumped: AtomicBool,
     /// The system refused the last thread.
     refused: AtomicBool,
@@ -346,7 +346,7 @@ impl Shared {
         }
     }
 
-    /// On the helper's thread: those that have waited too long end with an error.
+    /// On the collector's thread: those that have waited too long end with an error.
     pub(crate) fn fail_threadless(&self) {
         let threadless = &self.threadless;
         let timeout = self.settings.start_timeout;

@@ -1,6 +1,6 @@
 //! The runtime's part in reading the program's code, from which it knows what binds fibers.
 //!
-//! The helper has it read, by a thread that belongs to the process, and looks again at all parked
+//! The collector has it read, by a thread that belongs to the process, and looks again at all parked
 //! fibers when that is done.
 
 use std::sync::atomic::{
@@ -15,7 +15,7 @@ use crate::base::os;
 use crate::sched::Shared;
 use crate::sched::chores::STUDY;
 
-/// How often the helper looks whether the program's code has been read.
+/// How often the collector looks whether the program's code has been read.
 const STUDY_PAUSE: Duration = Duration::from_millis(2);
 
 /// What the runtime knows of the program's machine code, from which it finds out which fibers may
@@ -67,7 +67,7 @@ impl Shared {
 
     /// What is known of the program's code.
     pub(crate) fn survey(&self) -> Survey {
-        // Without the helper no fiber is looked at again, and a survey may not have begun.
+        // Without the collector no fiber is looked at again, and a survey may not have begun.
         let looked = self.watchers.judged_again.load(SeqCst);
         match frames::judge() {
             _ if frames::has_failed() => Survey::Failed,
@@ -79,7 +79,7 @@ impl Shared {
         }
     }
 
-    /// On the helper's thread: says once in a process what it costs that functions have no names.
+    /// On the collector's thread: says once in a process what it costs that functions have no names.
     fn report_missing_symbols(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         if self.settings.warn_stripped && !SAID.swap(true, SeqCst) {

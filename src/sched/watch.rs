@@ -8,13 +8,13 @@
 //! here keeps its law: no allocation, no lock, no new thread, and no file but those by which it
 //! asks the kernel about threads.
 //!
-//! What the monitor may not do the *helper* does (`chores.rs`).
+//! What the monitor may not do the *helper* and the *collector* do (`chores.rs`).
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use indent_sysmon::{
@@ -24,22 +24,27 @@ use indent_sysmon::{
 use crate::base::loom::Mutex;
 use crate::fiber::stack;
 use crate::sched::carrier::Carrier;
-use crate::sched::chores::{BARRIER, CPUS, SPARES, TRIM};
+use crate::sched::chores::{BARRIER, COLLECTORS, CPUS, Collector, HELPERS, SPARES, TRIM};
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, detach};
 
 /// How often the monitor looks at threads that are blocked in the kernel while all workers sleep.
 const RARELY: Duration = Duration::from_millis(10);
+/// A thread that takes so many ticks from its creation to its rest waits for something.
+const SLOW_START: u32 = 4;
 /// Most ticks between two rounds of rotation.
 const MOST_PAUSE: u32 = 64;
 
-/// The two threads beside the carriers, and what they remember.
+/// The three threads beside the carriers, and what they remember.
 pub(crate) struct Watchers {
     monitor: OnceLock<Monitor>,
     helper: OnceLock<Helper>,
+    collector: OnceLock<Helper>,
     /// Spares that are being started and do not rest yet.
     pub(crate) starting: AtomicUsize,
+    /// Ticks for which there have been some; the monitor's own.
+    starting_ticks: AtomicU32,
     /// Workers that were awake at the monitor's last look.
     pub(super) awake: AtomicUsize,
     /// The system refused a spare; it is not asked again for some time.
@@ -67,8 +72,8 @@ pub(crate) struct Watchers {
     pub(super) helps: AtomicBool,
     /// Looks a tick apart; the monitor's own.
     ticks: AtomicU64,
-    /// The helper has looked again at all parked fibers since the program's code was read; written
-    /// by the helper alone.
+    /// The collector has looked again at all parked fibers since the program's code was read;
+    /// written by the collector alone.
     pub(super) judged_again: AtomicBool,
     /// A worker found no thread to go to since spares were last made.
     pub(super) receiver_missed: AtomicBool,
@@ -81,7 +86,9 @@ impl Watchers {
         Watchers {
             monitor: OnceLock::new(),
             helper: OnceLock::new(),
+            collector: OnceLock::new(),
             starting: AtomicUsize::new(0),
+            starting_ticks: AtomicU32::new(0),
             awake: AtomicUsize::new(0),
             refused: AtomicBool::new(false),
             refused_until: Mutex::new(None),
@@ -103,9 +110,12 @@ impl Watchers {
         }
     }
 
+    /// Asks the helper, the collector, or both.
     pub(super) fn ask(&self, what: u32) {
-        if let Some(helper) = self.helper.get() {
-            helper.ask(what);
+        for (thread, its) in [(&self.helper, HELPERS), (&self.collector, COLLECTORS)] {
+            if let Some(thread) = thread.get().filter(|_| what & its != 0) {
+                thread.ask(what & its);
+            }
         }
     }
 
@@ -168,20 +178,24 @@ impl Watchers {
         left == 0
     }
 
-    /// Ends both threads; what they were doing is finished first.
+    /// Ends all three threads; what they were doing is finished first.
     pub(crate) fn stop(&self) {
-        // In this order: the helper may wait for what a fiber holds that only the monitor lets go on.
+        // The monitor last: the others may wait for what a fiber holds that only it lets go on.
+        self.collector.get().map(Helper::stop);
         self.helper.get().map(Helper::stop);
         self.monitor.get().map(Monitor::stop);
     }
 }
 
 impl Shared {
-    /// Starts both threads, before the first worker.
+    /// Starts the three threads, before the first worker.
     pub(crate) fn start_watchers(&self) -> io::Result<()> {
         let name = &self.settings.thread_name;
         let helper = Helper::start(&format!("{name}-helper"), self.arc())?;
         let _ = self.watchers.helper.set(helper);
+        let collector = Arc::new(Collector(self.arc()));
+        let collector = Helper::start(&format!("{name}-collector"), collector)?;
+        let _ = self.watchers.collector.set(collector);
         let most = self.workers.len();
         let monitor = Monitor::start(&format!("{name}-sysmon"), most, self.arc())?;
         let _ = self.watchers.monitor.set(monitor);
@@ -224,14 +238,25 @@ impl Shared {
         }
     }
 
-    /// The helper waits for somebody, perhaps for a lock that a frozen fiber holds, and spares are needed.
+    /// At a tick: if spares are needed, and the helper or the threads that it has started wait,
+    /// perhaps for a lock that a frozen fiber holds (the allocator's, the loader's), frozen carriers
+    /// are released, without the pauses of rotation. As long as there is no spare no worker can
+    /// leave a fiber that computes.
     fn mind_helper(&self) {
         let watchers = &self.watchers;
-        if watchers.helps.load(SeqCst)
-            && self.spares_missing()
-            && !self.frozen.is_empty()
-            && watchers.helper_thread.state() == ThreadState::Locked
-        {
+        let starting = watchers.starting.load(SeqCst) > 0;
+        let ticks = if starting {
+            watchers.starting_ticks.load(Relaxed).saturating_add(1)
+        } else {
+            0
+        };
+        watchers.starting_ticks.store(ticks, Relaxed);
+        if self.frozen.is_empty() || !self.spares_short(0) {
+            return;
+        }
+        let waits =
+            || watchers.helps.load(SeqCst) && watchers.helper_thread.state() == ThreadState::Locked;
+        if ticks >= SLOW_START || waits() {
             self.rotate();
         }
     }

@@ -380,7 +380,7 @@ fn the_last_of_a_runtime_is_not_dropped_by_the_scheduler_of_another() {
         }
         wait_for("the end of all", || names.lock().unwrap().len() == ROUNDS);
         let names = names.lock().unwrap();
-        let by_elder = |name: &&String| name.starts_with("elder-") && *name != "elder-helper";
+        let by_elder = |name: &&String| name.starts_with("elder-") && *name != "elder-collector";
         assert_eq!(names.iter().find(by_elder), None, "{names:?}");
     });
 }

@@ -3,7 +3,7 @@
 //!
 //! Who wakes a fiber of another runtime keeps that one alive meanwhile (`wake.rs`), and may be the last who does. To
 //! drop it frees memory, and runs what is the user's: not by the scheduler, nor by the watch (S9). They leave
-//! their reference on a list, and ask the helper to drop what is there.
+//! their reference on a list, and ask the collector to drop what is there.
 //!
 //! The list consists of the runtimes themselves, so nothing is allocated: `owed` says how many references were
 //! left of one, and who raises it from zero puts it on the list. Who has taken the list reads the link, and takes all

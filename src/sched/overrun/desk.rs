@@ -1,8 +1,8 @@
 //! Where reports go: into the table, and to whoever listens.
 //!
-//! The helper takes reports out of their slots and puts them on the *desk*: into the table always, and in
+//! The collector takes reports out of their slots and puts them on the *desk*: into the table always, and in
 //! line if somebody listens. Names cost tens of milliseconds the first time, seconds in a large debug
-//! build, and callbacks are the user's: neither is for the helper, whom others wait for to get threads. So
+//! build, and callbacks are the user's: neither is for the collector, which others wait for. So
 //! a thread of its own serves the line. It is started when there is something to serve, ends when there
 //! has been nothing for [`LINGER`], and a shutdown waits for it as for any other.
 //!
@@ -220,7 +220,7 @@ fn named(fiber: &Held) -> Named {
 }
 
 impl Shared {
-    /// On the helper's thread, or at the end: what has been captured.
+    /// On the collector's thread, or at the end: what has been captured.
     pub(crate) fn collect_reports(&self) {
         self.reports.make_slots();
         let listens = self.reports.listens();
@@ -248,7 +248,7 @@ impl Shared {
         self.reports.begin_to_listen();
     }
 
-    /// The helper has ended, and nobody is stopped any more: the thread that is to be waited for.
+    /// The collector has ended, and nobody is stopped any more: the thread that is to be waited for.
     pub(crate) fn close_reports(&self) -> Option<JoinHandle<()>> {
         if self.reports.slots.get().is_some() {
             self.collect_reports();

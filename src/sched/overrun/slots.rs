@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "hands counted references from thread to thread")]
-//! Room for reports on their way from a handler to the helper.
+//! Room for reports on their way from a handler to the collector.
 //!
 //! **I22** A slot is free, or full, or in one hand. *Free* and *full* are sets (`base/bitmap.rs`): who
 //! claims a slot from *free* alone writes to it and puts it into *full*; who claims it from *full* alone

@@ -4,7 +4,7 @@
 //! A list is a snapshot. The loader counts what it ever loaded and unloaded ([`Census`]): as long as
 //! those counts stand, so does the list; after that it is made anew and what is gone is forgotten.
 //!
-//! `dl_iterate_phdr` takes the loader's lock, so only the helper's thread asks.
+//! `dl_iterate_phdr` takes the loader's lock, so only threads that may wait ask.
 
 use std::ffi::{CStr, OsStr};
 use std::ops::Range;
