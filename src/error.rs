@@ -318,6 +318,14 @@ impl JoinError {
         matches!(self.cause, Cause::Cancelled)
     }
 
+    /// What to add where the fiber was no one's but the runtime's to cancel.
+    pub(crate) fn shutdown_note(&self) -> &'static str {
+        match self.cause {
+            Cause::Cancelled => ": the runtime was shut down",
+            _ => "",
+        }
+    }
+
     /// There was no memory for the fiber's stack and no other fiber whose end could free one.
     pub fn is_no_stack(&self) -> bool {
         matches!(self.cause, Cause::NoStack)

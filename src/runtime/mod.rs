@@ -377,10 +377,7 @@ impl Handle {
         match result {
             Ok(value) => value,
             Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
-            Err(error) if error.is_cancelled() => {
-                panic!("block_on at {location}: {error}: the runtime was shut down")
-            }
-            Err(error) => panic!("block_on at {location}: {error}"),
+            Err(error) => panic!("block_on at {location}: {error}{}", error.shutdown_note()),
         }
     }
 
