@@ -9,9 +9,8 @@ use crate::driver::uring;
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::config::{self, Asked, Environment, Io, MOST_WORKERS, Rounding};
-use crate::runtime::{Runtime, cpus};
+use crate::runtime::{Runtime, cpus, reports};
 use crate::sched::overrun::desk::Listener;
-use crate::sched::overrun::report::Overrun;
 use crate::sched::{Hook, Settings, Shared};
 
 /// Makes a [`Runtime`].
@@ -44,9 +43,10 @@ pub struct Builder {
     preempt: Option<bool>,
     preempt_quantum: Option<Duration>,
     preempt_signal: Option<i32>,
-    log_overruns: Option<bool>,
+    pub(super) log_overruns: Option<bool>,
+    pub(super) log_bound: Option<bool>,
     pub(super) warn_stripped: Option<bool>,
-    on_overrun: Vec<Listener>,
+    pub(super) on_overrun: Vec<Listener>,
     io: Option<Io>,
     idle_spin: Option<Duration>,
     pub(super) start_timeout: Option<Duration>,
@@ -231,40 +231,6 @@ impl Builder {
     /// ```
     pub fn preempt_signal(mut self, signal: i32) -> Self {
         self.preempt_signal = Some(signal);
-        self
-    }
-
-    /// Calls the closure with a report when a fiber has run for longer than the
-    /// [quantum](Self::preempt_quantum) without coming back to the runtime, and again when that time has
-    /// doubled. Said twice, both are called; [`Handle::on_overrun`](crate::runtime::Handle::on_overrun) adds
-    /// one later.
-    ///
-    /// It is called on a thread of its own, one report after the other. If it takes its time it delays
-    /// nobody but later reports; those for which there is no room are counted
-    /// ([`Metrics::reports_lost`](crate::runtime::Metrics::reports_lost)). If it panics that is said
-    /// once, and it is called again. It must not own the runtime. There are no reports where
-    /// [`preempt`](Self::preempt) is off.
-    ///
-    /// ```
-    /// let rt = indent::runtime::Builder::new()
-    ///     .on_overrun(|overrun| eprintln!("{overrun}"))
-    ///     .build()?;
-    /// # Ok::<(), indent::StartError>(())
-    /// ```
-    pub fn on_overrun(mut self, tell: impl Fn(&Overrun) + Send + Sync + 'static) -> Self {
-        self.on_overrun.push(Arc::new(tell));
-        self
-    }
-
-    /// Whether fibers that run for longer than the [quantum](Self::preempt_quantum) are named on standard
-    /// error: the first of each spawn site and function at once, then one line a second at most.
-    ///
-    /// ```
-    /// let rt = indent::runtime::Builder::new().log_overruns(true).build()?;
-    /// # Ok::<(), indent::StartError>(())
-    /// ```
-    pub fn log_overruns(mut self, on: bool) -> Self {
-        self.log_overruns = Some(on);
         self
     }
 
@@ -501,6 +467,9 @@ impl Builder {
             quantum: config::PREEMPT_QUANTUM.value(self.preempt_quantum, env)?,
             preempt_signal: config::PREEMPT_SIGNAL.value(self.preempt_signal, env)?,
             log_overruns: config::LOG_OVERRUNS.value(self.log_overruns, env)?,
+            log_bound: config::LOG_BOUND
+                .value(self.log_bound, env)?
+                .then_some(reports::bound_line),
             warn_stripped: config::WARN_STRIPPED.value(self.warn_stripped, env)?,
             on_overrun: self.on_overrun,
             ring: uses_ring(asked_io.as_ref())?,
@@ -558,6 +527,7 @@ impl fmt::Debug for Builder {
             .field("preempt_quantum", &self.preempt_quantum)
             .field("preempt_signal", &self.preempt_signal)
             .field("log_overruns", &self.log_overruns)
+            .field("log_bound", &self.log_bound)
             .field("warn_stripped", &self.warn_stripped)
             .field("io", &self.io)
             .field("idle_spin", &self.idle_spin)

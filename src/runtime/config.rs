@@ -209,6 +209,13 @@ settings![
         kind: Kind::Word(&["0", "1"]),
         meaning: "fibers that run for longer than the quantum are named on standard error",
     },
+    LOG_BOUND = Setting {
+        method: "log_bound",
+        variable: Some("INDENT_LOG_BOUND"),
+        preset: Preset::Value(false as u64),
+        kind: Kind::Word(&["0", "1"]),
+        meaning: "what makes fibers keep a thread while they are parked is reported on standard error",
+    },
     WARN_STRIPPED = Setting {
         method: "warn_stripped",
         variable: Some("INDENT_WARN_STRIPPED"),

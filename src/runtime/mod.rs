@@ -37,6 +37,7 @@ mod cpus;
 mod histogram;
 mod metrics;
 mod preemptible;
+pub(crate) mod reports;
 mod retire;
 mod survey;
 mod threads;
@@ -48,6 +49,7 @@ pub use histogram::Histogram;
 pub use metrics::{IoDriver, Metrics, WorkerMetrics};
 
 pub use self::preemptible::preemptible;
+pub use self::reports::{BindingRow, Bindings};
 pub use self::retire::retire_thread;
 pub use self::unstoppable::no_preempt;
 pub use crate::blocking::blocking;
@@ -176,18 +178,6 @@ impl Runtime {
     /// ```
     pub fn metrics(&self) -> Metrics {
         self.handle.metrics()
-    }
-
-    /// Which fibers have run for longer than the [quantum](Builder::preempt_quantum) so far: see
-    /// [`Handle::overruns`].
-    ///
-    /// ```
-    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
-    /// println!("{}", rt.overruns());
-    /// # Ok::<(), indent::StartError>(())
-    /// ```
-    pub fn overruns(&self) -> Overruns {
-        self.handle.overruns()
     }
 
     /// Asks every fiber to end, waits for them at most this long, and stops the threads.
@@ -391,36 +381,6 @@ impl Handle {
     /// ```
     pub fn metrics(&self) -> Metrics {
         Metrics::of(&self.shared)
-    }
-
-    /// Calls the closure with every report from now on, too: as [`Builder::on_overrun`].
-    ///
-    /// ```
-    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
-    /// rt.handle().on_overrun(|overrun| eprintln!("{overrun}"));
-    /// # Ok::<(), indent::StartError>(())
-    /// ```
-    pub fn on_overrun(&self, tell: impl Fn(&Overrun) + Send + Sync + 'static) {
-        self.shared.listen(Arc::new(tell));
-    }
-
-    /// Which fibers have run for longer than the [quantum](Builder::preempt_quantum) so far, by spawn site
-    /// and function. What has just happened may not be in it yet. Looks names up, which takes its time: on
-    /// a fiber that is done by [`blocking`].
-    ///
-    /// ```
-    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
-    /// if let Some(worst) = rt.handle().overruns().rows.first() {
-    ///     println!("{:?} has run for {:?} in all", worst.function, worst.total);
-    /// }
-    /// # Ok::<(), indent::StartError>(())
-    /// ```
-    pub fn overruns(&self) -> Overruns {
-        let table = self.shared.overruns();
-        if park::current_fiber().is_some() {
-            return blocking(table);
-        }
-        table()
     }
 
     /// All fibers of this runtime that are not over. Stops nobody: each is as it was when it was

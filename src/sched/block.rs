@@ -15,6 +15,7 @@ use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Commit, Hearing, Signal, Woken};
 use crate::fiber::switch::Back;
 use crate::queue::inject::popped;
+use crate::sched::bound::Cause;
 use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered, Here};
@@ -135,6 +136,8 @@ fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
 #[cold]
 fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
     mobility::note_bound(fiber);
+    let shared = token.carrier().shared();
+    shared.count_bound_cause(fiber, Cause::Unwinding);
     fiber.set_blocks_carrier(true);
     token.carrier().let_in(fiber);
     if fiber.state.commit_park() == Commit::Parked {

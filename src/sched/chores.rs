@@ -38,9 +38,10 @@ pub(super) const FEED: u32 = 128;
 pub(super) const POLLER: u32 = 256;
 pub(super) const BARRIER: u32 = 512;
 pub(super) const NO_THREAD: u32 = 1024;
+pub(super) const BOUND: u32 = 2048;
 
 /// What the collector is asked for; everything else, and news of the CPUs, is for the helper.
-pub(super) const COLLECTORS: u32 = CPUS | STUDY | REPORTS | PARTING | BARRIER | NO_THREAD;
+pub(super) const COLLECTORS: u32 = CPUS | STUDY | REPORTS | PARTING | BARRIER | NO_THREAD | BOUND;
 pub(super) const HELPERS: u32 = CPUS | SPARES | TEND | TRIM | FEED | POLLER;
 
 /// How long the helper waits after the system refused it a thread.
@@ -81,6 +82,9 @@ impl Chores for Collector {
         }
         if asked & REPORTS != 0 {
             shared.collect_reports();
+        }
+        if asked & BOUND != 0 {
+            shared.log_bound();
         }
         if asked & NO_THREAD != 0 {
             shared.fail_threadless();
@@ -160,6 +164,11 @@ impl Shared {
     /// Asks the helper to start the thread of the I/O poller.
     pub(crate) fn start_poller_soon(&self) {
         self.watchers.ask(POLLER);
+    }
+
+    /// A bound fiber parks for a cause that has not been reported.
+    pub(crate) fn ask_to_log_bound(&self) {
+        self.watchers.ask(BOUND);
     }
 
     /// Fibers have waited too long for a thread.

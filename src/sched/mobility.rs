@@ -77,15 +77,18 @@ pub(crate) fn bind_everything(bind: bool) {
     DISTRUST.store(bind, Relaxed);
 }
 
-/// Judges a fiber that has just switched out, on its own thread, and notes the result.
+/// Judges a fiber that has just switched out, on its own thread, and notes the result. Returns the
+/// place in the code that binds it, if one does.
 ///
 /// # Safety
 /// It is started, switched out and the caller's (I1).
 #[inline]
-pub(crate) unsafe fn judge(fiber: FiberRef, traces: &mut TraceCache) {
+pub(crate) unsafe fn judge(fiber: FiberRef, traces: &mut TraceCache) -> Option<usize> {
     // SAFETY: by the caller's promise.
     let (registers, stack, root) = unsafe { suspended(fiber) };
-    note(fiber, Mobility::of(&traces.judge(&registers, &stack, root)));
+    let judgement = traces.judge(&registers, &stack, root);
+    note(fiber, Mobility::of(&judgement));
+    judgement.binding
 }
 
 fn note(fiber: FiberRef, mobility: Mobility) {
@@ -186,7 +189,7 @@ pub(crate) unsafe fn may_move_after_all(fiber: FiberRef) -> bool {
         return false;
     }
     // SAFETY: by the caller's promise.
-    unsafe { judge(fiber, &mut TraceCache::new()) };
+    let _place = unsafe { judge(fiber, &mut TraceCache::new()) };
     is_movable(fiber)
 }
 

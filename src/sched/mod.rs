@@ -27,6 +27,7 @@
 //! | `find`, `run` | what runs next; what happens when it comes back |
 //! | `wake` | making a parked fiber runnable |
 //! | `mobility` | whether a fiber may change threads |
+//! | `bound` | parks of fibers that may not, by what binds them |
 //! | `survey` | reading the program's code, from which that is known |
 //! | `dump` | what every fiber does and waits for, as a text |
 //! | `spawn` | from a closure to a queued fiber |
@@ -59,6 +60,7 @@ use crate::fiber::stack::{self, Guard};
 use crate::queue::global::Global;
 
 pub(crate) mod block;
+pub(crate) mod bound;
 pub(crate) mod carrier;
 mod chores;
 mod class;
@@ -151,6 +153,8 @@ pub(crate) struct Settings {
     pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
     pub(crate) log_overruns: bool,
+    /// Makes the line about a spawn site whose fibers keep threads, if those are reported.
+    pub(crate) log_bound: Option<fn(&bound::BoundSite) -> String>,
     pub(crate) warn_stripped: bool,
     /// Fibers wait for descriptors by rings; by which name that was asked for.
     pub(crate) ring: Option<&'static str>,
@@ -213,6 +217,8 @@ pub(crate) struct Shared {
     deferred_is_due: AtomicBool,
     /// How fibers that wait for a thread get one.
     pub(crate) threadless: starts::Threadless,
+    /// Parks of bound fibers, by what binds them.
+    bound_parks: bound::BoundParks,
     /// So many slices the fibers that others come before are to get next.
     owed: AtomicUsize,
     idle: Idle,
@@ -311,6 +317,7 @@ impl Shared {
             global: Global::new(),
             deferred_is_due: AtomicBool::new(false),
             threadless: starts::Threadless::new(),
+            bound_parks: bound::BoundParks::new(),
             owed: AtomicUsize::new(0),
             idle: Idle::new(most),
             count: count::Count::new(most, n),

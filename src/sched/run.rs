@@ -272,20 +272,26 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     token.carrier().current.set(None);
     token.worker().published.set_phase(Phase::Scheduling);
     account(&token, fiber);
-    match back {
+    let binding = match back {
         Back::Finished => {
             retire(&mut token, fiber);
             return (token, false);
         }
-        Back::Interrupted => in_place::came_back(&token, fiber),
+        Back::Interrupted => {
+            in_place::came_back(&token, fiber);
+            None
+        }
         Back::Yielded | Back::HandedOver | Back::Parking => {
             // SAFETY: it has just come back to us, and is in no queue yet.
-            unsafe { mobility::judge(fiber, &mut token.local().traces) };
+            unsafe { mobility::judge(fiber, &mut token.local().traces) }
         }
-    }
+    };
     // Before any other thread can get hold of it.
     if back == Back::HandedOver || !mobility::is_movable(fiber) {
         token.carrier().let_in(fiber);
+        if back == Back::Parking {
+            token.carrier().shared().count_bound_park(fiber, binding);
+        }
     }
     if back == Back::Parking {
         class::cool_down(&fiber);

@@ -324,6 +324,7 @@ impl Shared {
         let threads = threads.into_iter().chain(self.close_reports());
         let left = join_until(patience, threads);
         self.forget_listeners();
+        self.log_bound(); // what the collector was asked for last
         io::drop_left(); // what was left there after the collector had ended
         left
     }
