@@ -158,7 +158,7 @@ fn a_setting_reports_each_cause_once_on_standard_error() {
 
 #[test]
 fn without_the_setting_nothing_is_reported() {
-    assert_eq!(lines("0"), [String::new(); 0]);
+    assert!(lines("0").is_empty());
 }
 
 mod child {
