@@ -16,7 +16,7 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use indent_sysmon::frames::{Registers, Stack};
-use indent_sysmon::{SystemCall, TICK};
+use indent_sysmon::{SystemCall, TICK, Waiting};
 
 use crate::fiber::switch;
 use crate::sched::Shared;
@@ -125,6 +125,11 @@ impl Shared {
         let age = (self.clock.nanos()).saturating_sub(ice.began.load(Relaxed));
         let before = carrier.stretch.ran.load(Relaxed);
         if ice.long.load(SeqCst) != stamp || age.saturating_add(before) < quantum {
+            return;
+        }
+        // While others wait it is stopped at the end of its slice, and reported then; unless it
+        // cannot be stopped.
+        if self.who_waits(worker) != Waiting::Nobody && age < 2 * self.slice_nanos() {
             return;
         }
         let cpu = carrier.thread.cpu_time().map_or(0, nanos);
