@@ -318,7 +318,7 @@ impl JoinError {
         matches!(self.cause, Cause::Cancelled)
     }
 
-    /// What to add where the fiber was no one's but the runtime's to cancel.
+    /// What `block_on` adds to this error: only a shutdown cancels its fiber.
     pub(crate) fn shutdown_note(&self) -> &'static str {
         match self.cause {
             Cause::Cancelled => ": the runtime was shut down",

@@ -5,7 +5,7 @@ mod common;
 use std::cell::RefCell;
 use std::time::Duration;
 
-use indent::runtime::{BindingRow, Bindings, Builder, Runtime};
+use indent::runtime::{BindingCause, BindingRow, Bindings, Builder, Runtime};
 use indent::task::{self, JoinHandle, Phase};
 
 thread_local!(static BORROWED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) });
@@ -52,6 +52,7 @@ fn a_bound_fiber_is_reported_with_its_spawn_site_variable_parks_and_threads() {
     assert!(row.location.file().ends_with("binding.rs"), "{report}");
     assert_eq!(row.location.line(), here, "{report}");
     assert_eq!((row.parks, row.threads), (5, 1), "{report}");
+    assert_eq!(row.cause, BindingCause::Frame, "{report}");
     let variable = row.variable.as_deref().unwrap_or_default();
     assert!(variable.contains("BORROWED"), "{report}");
     assert!(!row.path.is_empty() && !row.advice.is_empty(), "{report}");
@@ -92,7 +93,7 @@ fn fibers_that_hold_nothing_are_not_reported() {
     let report = rt.binding();
     assert!(report.rows.is_empty(), "{report}");
     assert_eq!((report.others, report.unjudged), (0, 0), "{report}");
-    let text = "no fiber has kept a thread while it was parked";
+    let text = "no fiber is known to have kept a thread while it was parked";
     assert_eq!(report.to_string(), text);
 }
 
@@ -105,7 +106,7 @@ fn a_pinned_fiber_is_reported_as_pinned() {
     });
     fiber.join().unwrap();
     let report = rt.binding();
-    assert!(row(&report).advice.contains("task::pin"), "{report}");
+    assert_eq!(row(&report).cause, BindingCause::Pinned, "{report}");
     assert_eq!(row(&report).function, None, "{report}");
 }
 
@@ -124,8 +125,8 @@ fn a_fiber_that_blocks_while_it_unwinds_is_reported_as_such() {
     });
     fiber.join().unwrap_err();
     let report = rt.binding();
-    let told = |row: &BindingRow| row.advice.contains("destructor") && row.parks == 1;
-    assert!(report.rows.iter().any(told), "{report}");
+    let unwinding = |row: &BindingRow| row.cause == BindingCause::Unwinding && row.parks == 1;
+    assert!(report.rows.iter().any(unwinding), "{report}");
 }
 
 #[test]
@@ -138,6 +139,11 @@ fn a_fiber_can_ask_for_the_report() {
     assert!(report.to_string().contains("BORROWED"), "{report}");
     fiber.unparker().unpark();
     fiber.join().unwrap();
+}
+
+#[test]
+fn a_fiber_that_parked_before_the_code_had_been_read_is_reported_afterwards() {
+    common::alone("parked_cold");
 }
 
 /// Lines of the child's standard error about fibers that keep threads.
@@ -163,6 +169,19 @@ fn without_the_setting_nothing_is_reported() {
 
 mod child {
     use super::*;
+
+    #[test]
+    #[ignore = "run by a test above: the code of its process has not been read"]
+    fn parked_cold() {
+        let rt = Builder::new().workers(2).build().unwrap();
+        let fiber = rt.spawn(|| park_with_a_borrow(1));
+        rt.wait_until_surveyed(None);
+        wait_until_parked(&fiber, 1, &rt);
+        let report = rt.binding();
+        assert_eq!(row(&report).threads, 1, "{report}");
+        fiber.unparker().unpark();
+        fiber.join().unwrap();
+    }
 
     #[test]
     #[ignore = "run by tests above, with their settings"]

@@ -109,7 +109,7 @@ mod child {
         assert!(rt.metrics().barriers_refused > 0);
         end.write_all(b"!").unwrap();
         early.join().unwrap();
-        rt.block_on(|| time::sleep(300 * MS)); // until the helper has reported it
+        rt.block_on(|| time::sleep(300 * MS)); // until the collector has reported it
         rt.wait_idle();
     }
 

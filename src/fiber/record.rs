@@ -91,6 +91,8 @@ pub(crate) struct Record {
     blocks_carrier: AtomicBool,
     /// Whether it may change threads since it last switched out; see `sched/mobility.rs`.
     pub(crate) mobility: AtomicU8,
+    /// Where its last park as a bound fiber was counted (`sched/bound.rs`).
+    pub(crate) bound_entry: AtomicU16,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
     /// The tick of its runtime's clock at which it last parked, or began to wait for a thread.
@@ -157,6 +159,7 @@ impl Record {
         self.gate_pass.store(false, Relaxed);
         self.waits_since.store(0, Relaxed);
         self.mobility.store(0, Relaxed);
+        self.bound_entry.store(u16::MAX, Relaxed);
         self.unstoppable.store(0, Relaxed);
         self.heat.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);

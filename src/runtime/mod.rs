@@ -49,7 +49,7 @@ pub use histogram::Histogram;
 pub use metrics::{IoDriver, Metrics, WorkerMetrics};
 
 pub use self::preemptible::preemptible;
-pub use self::reports::{BindingRow, Bindings};
+pub use self::reports::{BindingCause, BindingRow, Bindings};
 pub use self::retire::retire_thread;
 pub use self::unstoppable::no_preempt;
 pub use crate::blocking::blocking;

@@ -12,16 +12,17 @@ use crate::runtime::{Builder, Handle, Overrun, Overruns, Runtime, blocking};
 use crate::sched::bound::{BoundReport, BoundSite, Cause};
 
 impl Builder {
-    /// Calls the closure with a report when a fiber has run for longer than the
-    /// [quantum](Self::preempt_quantum) without coming back to the runtime, and again when that time has
-    /// doubled. Said twice, both are called; [`Handle::on_overrun`](crate::runtime::Handle::on_overrun) adds
-    /// one later.
+    /// Calls the closure with a report when a fiber has run for longer than the quantum.
     ///
-    /// It is called on a thread of its own, one report after the other. If it takes its time it delays
-    /// nobody but later reports; those for which there is no room are counted
-    /// ([`Metrics::reports_lost`](crate::runtime::Metrics::reports_lost)). If it panics that is said
-    /// once, and it is called again. It must not own the runtime. There are no reports where
-    /// [`preempt`](Self::preempt) is off.
+    /// The report comes when the fiber has computed for the [quantum](Self::preempt_quantum)
+    /// without a call into the runtime, and again when that time has doubled. Several closures may
+    /// be set; [`Handle::on_overrun`] adds one later.
+    ///
+    /// The closure is called on a thread of its own, with one report after the other. A slow closure
+    /// delays later reports only; those for which there is no room are counted
+    /// ([`Metrics::reports_lost`](crate::runtime::Metrics::reports_lost)). If the closure panics,
+    /// one line on standard error says so, and it is called again. It must not own the runtime.
+    /// There are no reports where [`preempt`](Self::preempt) is off.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new()
@@ -29,13 +30,16 @@ impl Builder {
     ///     .build()?;
     /// # Ok::<(), indent::StartError>(())
     /// ```
-    pub fn on_overrun(mut self, tell: impl Fn(&Overrun) + Send + Sync + 'static) -> Self {
-        self.on_overrun.push(Arc::new(tell));
+    pub fn on_overrun(mut self, listener: impl Fn(&Overrun) + Send + Sync + 'static) -> Self {
+        self.on_overrun.push(Arc::new(listener));
         self
     }
 
-    /// Whether fibers that run for longer than the [quantum](Self::preempt_quantum) are named on standard
-    /// error: the first of each spawn site and function at once, then one line a second at most.
+    /// Whether fibers that run for longer than the [quantum](Self::preempt_quantum) are named on
+    /// standard error.
+    ///
+    /// The first of each spawn site and function is reported at once, then one line a second at most.
+    /// Variable: `INDENT_LOG_OVERRUNS`.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().log_overruns(true).build()?;
@@ -88,20 +92,22 @@ impl Runtime {
 }
 
 impl Handle {
-    /// Calls the closure with every report from now on, too: as [`Builder::on_overrun`].
+    /// Calls the closure with every report from now on: as [`Builder::on_overrun`].
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
     /// rt.handle().on_overrun(|overrun| eprintln!("{overrun}"));
     /// # Ok::<(), indent::StartError>(())
     /// ```
-    pub fn on_overrun(&self, tell: impl Fn(&Overrun) + Send + Sync + 'static) {
-        self.shared.listen(Arc::new(tell));
+    pub fn on_overrun(&self, listener: impl Fn(&Overrun) + Send + Sync + 'static) {
+        self.shared.listen(Arc::new(listener));
     }
 
-    /// Which fibers have run for longer than the [quantum](Builder::preempt_quantum) so far, by spawn site
-    /// and function. What has just happened may not be in it yet. Looks names up, which takes its time: on
-    /// a fiber that is done by [`blocking`].
+    /// Reports which fibers have run for longer than the [quantum](Builder::preempt_quantum) so far.
+    ///
+    /// There is a row for each spawn site and function. The last events may be missing. Looks
+    /// functions up by name, which takes some time; a fiber that calls this waits as for
+    /// [`blocking`].
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -143,8 +149,7 @@ impl Handle {
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn binding(&self) -> Bindings {
-        let report = self.shared.bound_report();
-        in_background(move || Bindings::new(&report))
+        in_background(|| Bindings::new(&self.shared.bound_report()))
     }
 }
 
@@ -156,8 +161,9 @@ fn in_background<T: Send>(name: impl FnOnce() -> T + Send) -> T {
     }
 }
 
-/// Fibers of a runtime that keep a thread while they are parked, by spawn site and cause; those with
-/// the most parks first. See [`Handle::binding`].
+/// Fibers that keep a thread while they are parked, by spawn site and cause.
+///
+/// The rows with the most parks come first. See [`Handle::binding`].
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -177,6 +183,29 @@ pub struct Bindings {
     pub unjudged: u64,
 }
 
+/// Why a fiber keeps its thread while it is parked; see [`Bindings`].
+///
+/// ```
+/// use indent::runtime::{BindingCause, Builder};
+///
+/// let rt = Builder::new().workers(1).build()?;
+/// let pinned = |row: &&indent::runtime::BindingRow| row.cause == BindingCause::Pinned;
+/// println!("{} sites spawn pinned fibers", rt.binding().rows.iter().filter(pinned).count());
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BindingCause {
+    /// A frame on its stack may hold something of the thread.
+    Frame,
+    /// The fiber is pinned, by [`task::pin`](crate::task::pin) or its builder.
+    Pinned,
+    /// The fiber blocks in a destructor while it unwinds.
+    Unwinding,
+    /// Every fiber is bound, because the program's code could not be read.
+    Everything,
+}
+
 /// A row of [`Bindings`].
 ///
 /// ```
@@ -191,7 +220,10 @@ pub struct Bindings {
 pub struct BindingRow {
     /// Where the fibers were spawned.
     pub location: &'static Location<'static>,
-    /// The function that uses something of the thread; `None` if no frame binds the fibers.
+    /// Why the fibers keep their threads.
+    pub cause: BindingCause,
+    /// The function that uses something of the thread, if a frame binds the fibers and its code
+    /// could be read.
     pub function: Option<String>,
     /// The thread-local that it uses, if that is known by name.
     pub variable: Option<String>,
@@ -207,8 +239,15 @@ pub struct BindingRow {
 
 impl BindingRow {
     fn new(site: &BoundSite) -> Self {
+        let cause = match site.cause {
+            Cause::Frame(_) => BindingCause::Frame,
+            Cause::Pin => BindingCause::Pinned,
+            Cause::Unwinding => BindingCause::Unwinding,
+            Cause::Setting => BindingCause::Everything,
+        };
         let mut row = BindingRow {
             location: site.location,
+            cause,
             function: None,
             variable: None,
             path: Vec::new(),
@@ -240,7 +279,7 @@ impl BindingRow {
             "the frame may hold a reference to the thread-local: use it in a function of its own \
              that returns before the fiber blocks"
         } else {
-            "make the call in a function of its own that returns before the fiber blocks, or by \
+            "make the call in a function of its own that returns before the fiber blocks, or inside \
              runtime::blocking"
         }
     }
@@ -276,7 +315,8 @@ impl Bindings {
             rows.entry(key).and_modify(same).or_insert(row);
         }
         let mut rows: Vec<_> = rows.into_values().collect();
-        rows.sort_by_key(|row| std::cmp::Reverse((row.parks, row.threads)));
+        let place = |row: &BindingRow| (row.location.file(), row.location.line());
+        rows.sort_by(|a, b| (b.parks, b.threads, place(a)).cmp(&(a.parks, a.threads, place(b))));
         Bindings {
             rows,
             others: report.others,
@@ -288,7 +328,7 @@ impl Bindings {
 impl fmt::Display for Bindings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.rows.is_empty() {
-            f.write_str("no fiber has kept a thread while it was parked")?;
+            f.write_str("no fiber is known to have kept a thread while it was parked")?;
         }
         for (i, row) in self.rows.iter().enumerate() {
             let end = if i > 0 { "\n" } else { "" };

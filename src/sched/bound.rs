@@ -7,7 +7,8 @@
 //!
 //! An entry is claimed by its first user, with a compare-and-exchange of its key, and is never
 //! freed. Counting is a probe and an addition: no lock, no allocation, no clock (S9). Movable
-//! fibers do not come here.
+//! fibers do not come here. The fiber remembers its entry, from which a report knows which threads
+//! are kept for which cause.
 //!
 //! Function names are looked up by the thread that asks for the report. With `log_bound` the
 //! collector thread reports each new entry.
@@ -18,20 +19,23 @@ use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
 };
+use std::sync::{Mutex, PoisonError};
 
 use indent_sysmon::frames;
 
 use crate::base::loom::atomic;
 use crate::base::os;
+use crate::fiber::FiberRef;
 use crate::fiber::state::Phase;
-use crate::fiber::{FiberRef, Held};
 use crate::sched::mobility::{self, Mobility};
-use crate::sched::{Shared, dump, wake};
+use crate::sched::{Shared, wake};
 
 /// Entries of the table. Parks that find no entry are counted without a key.
 const ENTRIES: usize = 512;
+/// In a fiber's record: no entry.
+const NONE: u16 = u16::MAX;
 /// Entries that are tried for a key.
-const PROBES: usize = 8;
+const PROBES: u64 = 8;
 
 /// Why a fiber keeps its thread while it is parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,7 +46,7 @@ pub(crate) enum Cause {
     Pin,
     /// The fiber parks in a destructor while it unwinds (S3).
     Unwinding,
-    /// A test has bound all fibers.
+    /// All fibers are bound: by a test, or because the program's code could not be read.
     Setting,
 }
 
@@ -85,6 +89,8 @@ pub(crate) struct BoundParks {
     others: AtomicU64,
     /// Parks before the program's code had been read.
     unjudged: AtomicU64,
+    /// Lines that were printed: two places in one function make the same line. Taken by no worker.
+    printed: Mutex<Vec<String>>,
 }
 
 /// What binds the fibers of one spawn site.
@@ -111,14 +117,17 @@ impl BoundParks {
             entries: (0..ENTRIES).map(|_| Entry::default()).collect(),
             others: AtomicU64::new(0),
             unjudged: AtomicU64::new(0),
+            printed: Mutex::new(Vec::new()),
         }
     }
 
-    /// Counts a park; true if it is the first of its key.
-    fn count(&self, location: &'static Location<'static>, cause: Cause) -> bool {
+    /// Counts a park. Returns the number of the entry, if there is room for one, and whether this
+    /// is its first park.
+    fn count(&self, location: &'static Location<'static>, cause: Cause) -> (Option<u16>, bool) {
         let key = key(location, cause);
         for probe in 0..PROBES {
-            let entry = &self.entries[(key as usize).wrapping_add(probe) % ENTRIES];
+            let index = (key >> 1).wrapping_add(probe) as usize % ENTRIES;
+            let entry = &self.entries[index];
             let claimed = match entry.key.load(Relaxed) {
                 0 => entry.key.compare_exchange(0, key, Relaxed, Relaxed),
                 found => Err(found),
@@ -130,16 +139,16 @@ impl BoundParks {
             }
             if claimed.is_ok() || claimed == Err(key) {
                 entry.parks.fetch_add(1, Relaxed);
-                return claimed.is_ok();
+                return (Some(index as u16), claimed.is_ok());
             }
         }
         self.others.fetch_add(1, Relaxed);
-        false
+        (None, false)
     }
 
-    /// Calls `see` with each complete entry.
-    fn each(&self, mut see: impl FnMut(&Entry, BoundSite)) {
-        for entry in &self.entries {
+    /// Calls `see` with each complete entry and its number.
+    fn each(&self, mut see: impl FnMut(usize, &Entry, BoundSite)) {
+        for (index, entry) in self.entries.iter().enumerate() {
             let location = entry.location.load(Acquire);
             // SAFETY: null, or a location that lives for ever, stored by `count`.
             if let Some(location) = unsafe { location.as_ref() } {
@@ -149,7 +158,7 @@ impl BoundParks {
                     parks: entry.parks.load(Relaxed),
                     threads: 0,
                 };
-                see(entry, site);
+                see(index, entry, site);
             }
         }
     }
@@ -163,21 +172,28 @@ fn key(location: &'static Location<'static>, cause: Cause) -> u64 {
 }
 
 impl Shared {
-    /// Counts a fiber that is about to park and keeps its thread. `place` is the frame that binds
-    /// it, if it is bound by one. The fiber is the caller's (I1).
+    /// Counts a fiber that is about to park and keeps its thread, or that has parked and was found
+    /// to be bound since. `place` is the frame that binds it, if one does. The fiber is the
+    /// caller's (I1).
     #[inline(never)]
     pub(crate) fn count_bound_park(&self, fiber: FiberRef, place: Option<usize>) {
-        match cause(fiber, || place) {
-            Some(cause) => self.count_bound_cause(fiber, cause),
-            None => {
+        let cause = match mobility::noted(&fiber) {
+            Mobility::Unjudged if frames::has_failed() => Cause::Setting,
+            Mobility::Unjudged => {
                 self.bound_parks.unjudged.fetch_add(1, Relaxed);
+                return fiber.bound_entry.store(NONE, atomic::Ordering::Relaxed);
             }
-        }
+            Mobility::Bound => place.map_or(Cause::Setting, Cause::Frame),
+            Mobility::Movable => Cause::Pin,
+        };
+        self.count_bound_cause(fiber, cause);
     }
 
     /// The same where the cause is known.
     pub(crate) fn count_bound_cause(&self, fiber: FiberRef, cause: Cause) {
-        let first = self.bound_parks.count(fiber.location(), cause);
+        let (entry, first) = self.bound_parks.count(fiber.location(), cause);
+        let entry = entry.unwrap_or(NONE);
+        fiber.bound_entry.store(entry, atomic::Ordering::Relaxed);
         if first && self.settings.log_bound.is_some() {
             self.ask_to_log_bound();
         }
@@ -185,58 +201,44 @@ impl Shared {
 
     /// The parks of bound fibers so far, and the threads that they keep now.
     pub(crate) fn bound_report(&self) -> BoundReport {
+        let mut threads = [0; ENTRIES];
+        self.each_fiber(|fiber| {
+            let entry = usize::from(fiber.bound_entry.load(atomic::Ordering::Relaxed));
+            let parked = fiber.phase() == Phase::Parked;
+            if parked && entry < ENTRIES && wake::thread_of(fiber.fiber()).is_some() {
+                threads[entry] += 1;
+            }
+        });
         let mut report = BoundReport {
             others: self.bound_parks.others.load(Relaxed),
             unjudged: self.bound_parks.unjudged.load(Relaxed),
             ..BoundReport::default()
         };
-        self.bound_parks.each(|_, site| report.sites.push(site));
-        self.each_fiber(|fiber| {
-            if let Some(cause) = keeps_thread_for(&fiber) {
-                let same = |site: &&mut BoundSite| {
-                    site.cause == cause && ptr::eq(site.location, fiber.location())
-                };
-                if let Some(site) = report.sites.iter_mut().find(same) {
-                    site.threads += 1;
-                }
-            }
+        self.bound_parks.each(|index, _, mut site| {
+            site.threads = threads[index];
+            report.sites.push(site);
         });
         report
     }
 
-    /// On the collector's thread: reports entries that are new.
+    /// On the collector's thread, or at the end: reports entries that are new.
     pub(crate) fn log_bound(&self) {
         let Some(line_of) = self.settings.log_bound else {
             return;
         };
-        self.bound_parks.each(|entry, site| {
-            if !entry.logged.swap(true, Relaxed) {
-                os::complain(&line_of(&site));
+        self.bound_parks.each(|_, entry, site| {
+            if entry.logged.swap(true, Relaxed) {
+                return;
+            }
+            let line = line_of(&site);
+            let printed = &self.bound_parks.printed;
+            let mut printed = printed.lock().unwrap_or_else(PoisonError::into_inner);
+            if !printed.contains(&line) {
+                os::complain(&line);
+                printed.push(line);
             }
         });
     }
-}
-
-/// Why a switched-out fiber keeps its thread, if that is known. `place` finds the frame that binds
-/// it.
-fn cause(fiber: FiberRef, place: impl FnOnce() -> Option<usize>) -> Option<Cause> {
-    match mobility::noted(&fiber) {
-        _ if fiber.blocks_carrier() => Some(Cause::Unwinding),
-        Mobility::Unjudged if frames::has_failed() => Some(Cause::Setting),
-        Mobility::Unjudged => None,
-        Mobility::Bound => Some(place().map_or(Cause::Setting, Cause::Frame)),
-        Mobility::Movable if fiber.pins.load(atomic::Ordering::Relaxed) > 0 => Some(Cause::Pin),
-        Mobility::Movable => None,
-    }
-}
-
-/// For which cause a fiber keeps a thread at this moment. It may run meanwhile: then the answer is
-/// of no use, and does no harm.
-fn keeps_thread_for(fiber: &Held) -> Option<Cause> {
-    let parked = fiber.phase() == Phase::Parked && wake::thread_of(fiber.fiber()).is_some();
-    parked
-        .then(|| cause(fiber.fiber(), || dump::binding(fiber)))
-        .flatten()
 }
 
 #[cfg(all(test, not(indent_loom)))]
@@ -245,7 +247,7 @@ mod tests {
 
     fn sites(table: &BoundParks) -> Vec<BoundSite> {
         let mut sites = Vec::new();
-        table.each(|_, site| sites.push(site));
+        table.each(|_, _, site| sites.push(site));
         sites
     }
 
@@ -260,7 +262,7 @@ mod tests {
             (here, Cause::Pin),
             (there, Cause::Frame(0x1000)),
         ] {
-            table.count(location, cause);
+            assert!(table.count(location, cause).0.is_some());
         }
         let mut counts: Vec<_> = sites(&table).iter().map(|site| site.parks).collect();
         counts.sort_unstable();
@@ -273,7 +275,7 @@ mod tests {
         let table = BoundParks::new();
         let here = Location::caller();
         let counted: Vec<_> = (0..3)
-            .map(|_| table.count(here, Cause::Unwinding))
+            .map(|_| table.count(here, Cause::Unwinding).1)
             .collect();
         assert_eq!(counted, [true, false, false]);
     }

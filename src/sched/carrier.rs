@@ -301,6 +301,7 @@ impl Carrier {
         if first_of_spare {
             shared.spares.set(self.index);
             shared.watchers.starting.fetch_sub(1, SeqCst);
+            shared.watchers.started.fetch_add(1, SeqCst);
         }
         loop {
             self.ignore_release();

@@ -8,9 +8,9 @@
 //!
 //! The *collector* does what takes the loader's lock, writes to standard error, or drops what may
 //! be the user's: it has the program's code read, to know which fibers may change threads
-//! (`mobility.rs`), takes down which fibers were hogging (`overrun.rs`), and fails fibers that get no
-//! thread (`starts.rs`). A fiber that computes inside `dl_iterate_phdr` holds the loader's lock for
-//! as long, and hands it to the next one that does: the collector can wait there for seconds.
+//! (`mobility.rs`), takes down which fibers were hogging (`overrun.rs`), and fails fibers that get
+//! no thread (`starts.rs`). A fiber that computes inside `dl_iterate_phdr` holds the loader's lock
+//! for as long, and hands it to the next one that does: the collector can wait there for seconds.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -74,6 +74,11 @@ impl Chores for Collector {
         if !shared.watchers.begun.load(SeqCst) {
             return Some(Duration::from_millis(1));
         }
+        // First what fibers wait for.
+        if asked & NO_THREAD != 0 {
+            shared.fail_threadless();
+        }
+        let again = shared.study_if(asked);
         if asked & CPUS != 0 {
             shared.check_handler();
         }
@@ -86,13 +91,10 @@ impl Chores for Collector {
         if asked & BOUND != 0 {
             shared.log_bound();
         }
-        if asked & NO_THREAD != 0 {
-            shared.fail_threadless();
-        }
         if asked & PARTING != 0 {
             crate::sched::io::drop_left();
         }
-        shared.study_if(asked)
+        again
     }
 }
 
@@ -102,7 +104,8 @@ impl Shared {
         self.watchers.ask(TEND);
     }
 
-    /// Asks the collector to find out what binds fibers, for places in the code that were asked for.
+    /// Asks the collector to find out what binds fibers, for places in the code that were asked
+    /// for.
     pub(crate) fn study_soon(&self) {
         self.watchers.ask(STUDY);
     }
@@ -215,7 +218,8 @@ impl Shared {
         room && self.spares.len() + starting < wanted
     }
 
-    /// On the helper's thread: one spare for each worker that is awake.
+    /// On the helper's thread: one spare for each worker that is awake, and more while fibers are
+    /// frozen.
     fn make_spares(&self) -> Option<Duration> {
         let mut until = lock(&self.watchers.refused_until);
         let now = Instant::now();

@@ -152,7 +152,7 @@ impl Shared {
 }
 
 /// What binds a parked fiber to its thread, as far as that can be seen: a place in the code.
-pub(crate) fn binding(fiber: &Held) -> Option<usize> {
+fn binding(fiber: &Held) -> Option<usize> {
     let at = switch::elsewhere(fiber, None)?;
     if at.inside().is_empty() {
         return None;

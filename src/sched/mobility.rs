@@ -8,8 +8,8 @@
 //! hold of it; the result is noted in its record and holds until it runs again. It is *movable* if
 //! all its frames are known and hold nothing of the thread (S5). Otherwise it counts as bound. As
 //! long as the program's code has not been read it is *unjudged*, which counts as bound, too; a
-//! thread that holds the fiber may look again later, and so does the collector when all code has been
-//! read ([`Shared::judge_again`]).
+//! thread that holds the fiber may look again later, and so does the collector when all code has
+//! been read ([`Shared::judge_again`]).
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -185,12 +185,12 @@ pub(crate) unsafe fn starts_movable(fiber: FiberRef) -> bool {
 /// # Safety
 /// It is started, switched out and the caller's (I1).
 pub(crate) unsafe fn may_move_after_all(fiber: FiberRef) -> bool {
-    if noted(&fiber) != Mobility::Unjudged || frames::judge().is_none() {
-        return false;
+    if noted(&fiber) == Mobility::Unjudged && frames::judge().is_some() {
+        // SAFETY: by the caller's promise.
+        let _place = unsafe { judge(fiber, &mut TraceCache::new()) };
+        return is_movable(fiber);
     }
-    // SAFETY: by the caller's promise.
-    let _place = unsafe { judge(fiber, &mut TraceCache::new()) };
-    is_movable(fiber)
+    false
 }
 
 impl Shared {
@@ -199,6 +199,7 @@ impl Shared {
     ///
     /// A fiber is taken out of its park for as long: it is as if it were about to park once more.
     pub(crate) fn judge_again(&self) {
+        let mut traces = TraceCache::new();
         self.each_fiber(|held| {
             let fiber = held.fiber();
             if noted(&fiber) != Mobility::Unjudged || fiber.blocks_carrier() {
@@ -208,12 +209,18 @@ impl Shared {
             if !fiber.state.reopen_park() {
                 return; // it runs, or will be judged when it does
             }
-            // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the
-            // commit.
-            let movable = !fiber.blocks_carrier() && unsafe { may_move_after_all(fiber) };
-            if let Some(thread) = wake::thread_of(fiber).filter(|_| movable) {
-                thread.let_out(fiber);
-                thread.bell.ring();
+            if !fiber.blocks_carrier() {
+                // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the
+                // commit.
+                let place = unsafe { judge(fiber, &mut traces) };
+                match wake::thread_of(fiber) {
+                    Some(thread) if is_movable(fiber) => {
+                        thread.let_out(fiber);
+                        thread.bell.ring();
+                    }
+                    Some(_) => self.count_bound_park(fiber, place),
+                    None => {}
+                }
             }
             let mut kept = None;
             if fiber.state.commit_park() == Commit::Resume {

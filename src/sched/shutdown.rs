@@ -314,6 +314,8 @@ impl Shared {
         }
         self.io_watch.stop();
         self.leave_io();
+        let collector = self.watchers.dismiss_collector();
+        let stuck = join_until(patience, collector.into_iter());
         self.watchers.stop();
         for carrier in self.carriers.iter() {
             carrier.bell.ring();
@@ -321,12 +323,12 @@ impl Shared {
         let mark = context::marked();
         let threads = lock(&self.threads).take_all();
         drop(mark);
-        let threads = threads.into_iter().chain(self.close_reports());
+        let threads = threads.into_iter().chain(self.close_reports(stuck == 0));
         let left = join_until(patience, threads);
         self.forget_listeners();
         self.log_bound(); // what the collector was asked for last
         io::drop_left(); // what was left there after the collector had ended
-        left
+        left + stuck
     }
 
     /// Calls `see` with every fiber of this runtime that is not off its stack for good.

@@ -1,8 +1,9 @@
-//! Slices of time: whose turn it is among frozen fibers, and what is owed to those that others come before.
+//! Slices of time: whose turn it is among frozen fibers, and what is owed to those that others come
+//! before.
 //!
 //! Whose turn it is. A carrier that has not used up its slice when it is frozen, because somebody
-//! pressing came, keeps its place; else it goes behind all others. So a stream of short interruptions
-//! does not deal out more slices than time.
+//! pressing came, keeps its place; else it goes behind all others. So a stream of short
+//! interruptions does not deal out more slices than time.
 //!
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -49,14 +50,21 @@ impl Carrier {
     }
 
     /// Own thread, at the end of a dispatch the monitor has seen for long: for how many ticks it
-    /// computed. Time without a CPU does not count: where threads wait for CPUs, a fiber that hardly
-    /// computes would be taken for one that does, and wait behind all of those.
+    /// computed. Time without a CPU does not count if the clock of the thread is known: where
+    /// threads wait for CPUs, a fiber that hardly computes would be taken for one that does, and
+    /// wait behind all of those.
     pub(crate) fn ticks_in(&self, worker: &Worker) -> u64 {
         if self.ice.long.load(Relaxed) != worker.stamp() {
             return 1;
         }
-        let ran = os::own_cpu_time().saturating_sub(self.ice.cpu_began.load(Relaxed));
-        ran / TICK.as_nanos() as u64
+        let began = self.ice.cpu_began.load(Relaxed);
+        let ran = match began {
+            0 => (self.shared().clock.nanos()).saturating_sub(self.ice.began.load(Relaxed)),
+            _ => os::own_cpu_time().saturating_sub(began),
+        };
+        let tick = TICK.as_nanos() as u64;
+        // It ran for up to two ticks before its clock was read.
+        ran / tick + u64::from(ran > tick / 2)
     }
 
     /// How much of its slice is used up, and so whether it keeps its place.
@@ -143,8 +151,8 @@ impl Shared {
         (FEW_FROZEN * workers).min(room)
     }
 
-    /// How long one may run while others wait for their turn: longer if many wait, since each of them
-    /// costs a thread.
+    /// How long one may run while others wait for their turn: longer if many wait, since each of
+    /// them costs a thread.
     pub(crate) fn slice(&self) -> Duration {
         // Not while starts are deferred: they wait for decisions.
         let many = self.has_many_frozen() && self.global.deferred.len() == 0;
@@ -152,15 +160,17 @@ impl Shared {
         self.settings.quantum * longer
     }
 
-    /// On the monitor's thread, every other tick: if those that others come before wait, each worker that
-    /// does not run one of them owes them a slice. It lasts 200 µs at least, a tenth of the time.
+    /// On the monitor's thread, every other tick: if those that others come before wait, each
+    /// worker that does not run one of them owes them a slice. It lasts 200 µs at least, a tenth of
+    /// the time.
     pub(crate) fn owe_batch(&self) {
         let wait = !self.frozen.is_empty() || self.has_batch();
         let owed = self.count.allowed().saturating_sub(self.running_long());
         self.owed.store(if wait { owed } else { 0 }, Relaxed);
     }
 
-    /// Workers in a dispatch that is known to be long: of one that others come before, or soon will.
+    /// Workers in a dispatch that is known to be long: of one that others come before, or soon
+    /// will.
     fn running_long(&self) -> usize {
         let runs = |worker: &&Worker| {
             let long = |carrier: &Carrier| carrier.ice.long.load(Relaxed) == worker.stamp();

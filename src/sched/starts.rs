@@ -75,13 +75,13 @@ impl Shortage {
             Shortage::Soft => {
                 "indent: parked fibers that are bound to their threads hold as many threads as \
                  INDENT_SOFT_CARRIERS allows; fibers that may need one more wait to start (raise \
-                 it, or see what binds them: runtime::Handle::dump, task::Fiber::binding)\n"
+                 it, or see what binds them: Runtime::binding, INDENT_LOG_BOUND=1)\n"
             }
             Shortage::Hard => {
                 "indent: parked fibers that are bound to their threads hold as many threads as \
                  INDENT_MAX_CARRIERS allows; fibers that may need one more wait to start, and fail \
-                 after INDENT_START_TIMEOUT_MS (raise the limit, or see what binds them: runtime::Handle::dump, \
-                 task::Fiber::binding)\n"
+                 after INDENT_START_TIMEOUT_MS (raise the limit, or see what binds them: Runtime::binding, \
+                 INDENT_LOG_BOUND=1)\n"
             }
             Shortage::Refused => {
                 "indent: the system refuses to start another thread; fibers that may need one wait \

@@ -1,7 +1,7 @@
 //! The runtime's part in reading the program's code, from which it knows what binds fibers.
 //!
-//! The collector has it read, by a thread that belongs to the process, and looks again at all parked
-//! fibers when that is done.
+//! The collector has it read, by a thread that belongs to the process, and looks again at all
+//! parked fibers when that is done.
 
 use std::sync::atomic::{
     AtomicBool,
@@ -79,7 +79,8 @@ impl Shared {
         }
     }
 
-    /// On the collector's thread: says once in a process what it costs that functions have no names.
+    /// On the collector's thread: says once in a process what it costs that functions have no
+    /// names.
     fn report_missing_symbols(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         if self.settings.warn_stripped && !SAID.swap(true, SeqCst) {

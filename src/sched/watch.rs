@@ -1,12 +1,12 @@
 //! What the watching threads see of a runtime, and what they do for it.
 //!
-//! The *monitor* ticks while a worker is awake. It has long dispatches interrupted that others wait for
-//! (`press.rs`, `interrupt.rs`), takes workers from carriers that sleep in the kernel, and minds those that
-//! run without one (`detach.rs`). A worker that overran may have a fiber in its LIFO
-//! slot that waits for nothing but another worker: one is roused to take it. It also reads the clock
-//! for all of them and says whose deadlines have passed (`timers.rs`). Everything the monitor calls
-//! here keeps its law: no allocation, no lock, no new thread, and no file but those by which it
-//! asks the kernel about threads.
+//! The *monitor* ticks while a worker is awake. It has long dispatches interrupted that others wait
+//! for (`press.rs`, `interrupt.rs`), takes workers from carriers that sleep in the kernel, and
+//! minds those that run without one (`detach.rs`). A worker that overran may have a fiber in its
+//! LIFO slot that waits for nothing but another worker: one is roused to take it. It also reads the
+//! clock for all of them and says whose deadlines have passed (`timers.rs`). Everything the monitor
+//! calls here keeps its law: no allocation, no lock, no new thread, and no file but those by which
+//! it asks the kernel about threads.
 //!
 //! What the monitor may not do the *helper* and the *collector* do (`chores.rs`).
 
@@ -15,6 +15,7 @@ use std::sync::atomic::{
     AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
 };
 use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use indent_sysmon::{
@@ -31,7 +32,7 @@ use crate::sched::{Shared, detach};
 
 /// How often the monitor looks at threads that are blocked in the kernel while all workers sleep.
 const RARELY: Duration = Duration::from_millis(10);
-/// A thread that takes so many ticks from its creation to its rest waits for something.
+/// Threads that are being started wait for something if none comes to rest for so many ticks.
 const SLOW_START: u32 = 4;
 /// Most ticks between two rounds of rotation.
 const MOST_PAUSE: u32 = 64;
@@ -43,7 +44,11 @@ pub(crate) struct Watchers {
     collector: OnceLock<Helper>,
     /// Spares that are being started and do not rest yet.
     pub(crate) starting: AtomicUsize,
-    /// Ticks for which there have been some; the monitor's own.
+    /// Spares that have come to their first rest.
+    pub(crate) started: AtomicU64,
+    /// Their number at the last tick, and the ticks since which no spare that is being started has
+    /// come to rest; the monitor's own.
+    started_before: AtomicU64,
     starting_ticks: AtomicU32,
     /// Workers that were awake at the monitor's last look.
     pub(super) awake: AtomicUsize,
@@ -55,7 +60,8 @@ pub(crate) struct Watchers {
     pub(super) resize_at: Mutex<Option<Instant>>,
     /// When to look again at stacks nobody needs; the helper's own.
     pub(super) trim_at: Mutex<Option<Instant>>,
-    /// How many more workers may be interrupted at this look for the sake of those whom any can serve.
+    /// How many more workers may be interrupted at this look for the sake of those whom any can
+    /// serve.
     press: AtomicUsize,
     /// The monitor takes its time, since all workers sleep.
     looks_rarely: AtomicBool,
@@ -63,7 +69,8 @@ pub(crate) struct Watchers {
     somebody_pressed: AtomicBool,
     /// When the monitor last took its time, in nanoseconds.
     ticked: AtomicU64,
-    /// Rounds of rotation (`detach.rs`), and ticks until the next and between two; the monitor's own.
+    /// Rounds of rotation (`detach.rs`), and ticks until the next and between two; the monitor's
+    /// own.
     round: AtomicU64,
     rotate_in: AtomicU32,
     rotate_every: AtomicU32,
@@ -77,7 +84,7 @@ pub(crate) struct Watchers {
     pub(super) judged_again: AtomicBool,
     /// A worker found no thread to go to since spares were last made.
     pub(super) receiver_missed: AtomicBool,
-    /// All workers have their first carriers: before that the helper does nothing.
+    /// All workers have their first carriers: before that helper and collector do nothing.
     pub(crate) begun: AtomicBool,
 }
 
@@ -88,6 +95,8 @@ impl Watchers {
             helper: OnceLock::new(),
             collector: OnceLock::new(),
             starting: AtomicUsize::new(0),
+            started: AtomicU64::new(0),
+            started_before: AtomicU64::new(0),
             starting_ticks: AtomicU32::new(0),
             awake: AtomicUsize::new(0),
             refused: AtomicBool::new(false),
@@ -178,10 +187,16 @@ impl Watchers {
         left == 0
     }
 
-    /// Ends all three threads; what they were doing is finished first.
+    /// Asks the collector to end. It may wait for a lock that a fiber never lets go of, so the
+    /// caller waits for a limited time.
+    pub(crate) fn dismiss_collector(&self) -> Option<JoinHandle<()>> {
+        self.collector.get().and_then(Helper::dismiss)
+    }
+
+    /// Ends helper and monitor; what they were doing is finished first.
     pub(crate) fn stop(&self) {
-        // The monitor last: the others may wait for what a fiber holds that only it lets go on.
-        self.collector.get().map(Helper::stop);
+        // In this order: the helper may wait for what a fiber holds that only the monitor lets go
+        // on.
         self.helper.get().map(Helper::stop);
         self.monitor.get().map(Monitor::stop);
     }
@@ -239,16 +254,17 @@ impl Shared {
     }
 
     /// At a tick: if spares are needed, and the helper or the threads that it has started wait,
-    /// perhaps for a lock that a frozen fiber holds (the allocator's, the loader's), frozen carriers
-    /// are released, without the pauses of rotation. As long as there is no spare no worker can
-    /// leave a fiber that computes.
+    /// perhaps for a lock that a frozen fiber holds (the allocator's, the loader's), frozen
+    /// carriers are released, without the pauses of rotation. As long as there is no spare no
+    /// worker can leave a fiber that computes.
     fn mind_helper(&self) {
         let watchers = &self.watchers;
-        let starting = watchers.starting.load(SeqCst) > 0;
-        let ticks = if starting {
-            watchers.starting_ticks.load(Relaxed).saturating_add(1)
-        } else {
-            0
+        let started = watchers.started.load(SeqCst);
+        let slow = watchers.starting.load(SeqCst) > 0
+            && watchers.started_before.swap(started, Relaxed) == started;
+        let ticks = match slow {
+            true => watchers.starting_ticks.load(Relaxed).saturating_add(1),
+            false => 0,
         };
         watchers.starting_ticks.store(ticks, Relaxed);
         if self.frozen.is_empty() || !self.spares_short(0) {

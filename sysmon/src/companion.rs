@@ -25,10 +25,14 @@ impl Companion {
         self.thread.unpark();
     }
 
-    /// Waits for the end of a thread that was told to end.
+    /// Waits for the end of a thread that was asked to end.
     pub(crate) fn join(&self) {
+        self.dismiss().map(JoinHandle::join);
+    }
+
+    /// The handle of a thread that was asked to end, for the first caller.
+    pub(crate) fn dismiss(&self) -> Option<JoinHandle<()>> {
         self.ring();
-        let handle = self.handle.lock().unwrap_or_else(|e| e.into_inner()).take();
-        handle.map(JoinHandle::join);
+        self.handle.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 }

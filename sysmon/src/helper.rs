@@ -101,6 +101,31 @@ impl Helper {
         self.asked.stop.store(true, SeqCst);
         self.thread.join();
     }
+
+    /// Ends the thread after what it is doing, without waiting for it. Returns its handle, for
+    /// callers that wait for a limited time; `None` if the thread was stopped before.
+    ///
+    /// ```
+    /// use indent_sysmon::{Chores, Helper};
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    ///
+    /// struct Idle;
+    ///
+    /// impl Chores for Idle {
+    ///     fn help(&self, _asked: u32) -> Option<Duration> {
+    ///         None
+    ///     }
+    /// }
+    ///
+    /// let helper = Helper::start("idle", Arc::new(Idle))?;
+    /// helper.dismiss().unwrap().join().unwrap();
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn dismiss(&self) -> Option<thread::JoinHandle<()>> {
+        self.asked.stop.store(true, SeqCst);
+        self.thread.dismiss()
+    }
 }
 
 fn run(asked: &Asked, chores: &impl Chores) {

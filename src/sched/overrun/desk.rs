@@ -1,16 +1,17 @@
 //! Where reports go: into the table, and to whoever listens.
 //!
-//! The collector takes reports out of their slots and puts them on the *desk*: into the table always, and in
-//! line if somebody listens. Names cost tens of milliseconds the first time, seconds in a large debug
-//! build, and callbacks are the user's: neither is for the collector, which others wait for. So
-//! a thread of its own serves the line. It is started when there is something to serve, ends when there
-//! has been nothing for [`LINGER`], and a shutdown waits for it as for any other.
+//! The collector takes reports out of their slots and puts them on the *desk*: into the table
+//! always, and in line if somebody listens. Names cost tens of milliseconds the first time, seconds
+//! in a large debug build, and callbacks are the user's: neither is for the collector, which others
+//! wait for. So a thread of its own serves the line. It is started when there is something to
+//! serve, ends when there has been nothing for [`LINGER`], and a shutdown waits for it as for any
+//! other.
 //!
-//! A callback that blocks delays those after it. The line holds [`LINE`] reports; what does not fit is lost,
-//! and counted. A callback that panics is caught; that is said once in a runtime.
+//! A callback that blocks delays those after it. The line holds [`LINE`] reports; what does not fit
+//! is lost, and counted. A callback that panics is caught; that is said once in a runtime.
 //!
-//! The lock is held for some instructions, never while a name is looked up or a callback runs. Who takes it
-//! on a fiber has the mark (S6).
+//! The lock is held for some instructions, never while a name is looked up or a callback runs. Who
+//! takes it on a fiber has the mark (S6).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -248,9 +249,10 @@ impl Shared {
         self.reports.begin_to_listen();
     }
 
-    /// The collector has ended, and nobody is stopped any more: the thread that is to be waited for.
-    pub(crate) fn close_reports(&self) -> Option<JoinHandle<()>> {
-        if self.reports.slots.get().is_some() {
+    /// No fiber is stopped any more. Takes down the last reports if the collector has ended, and
+    /// returns the thread that is to be waited for.
+    pub(crate) fn close_reports(&self, collected: bool) -> Option<JoinHandle<()>> {
+        if collected && self.reports.slots.get().is_some() {
             self.collect_reports();
         }
         let mark = context::marked();

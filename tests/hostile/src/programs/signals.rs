@@ -271,7 +271,7 @@ fn replaced(stage: &'static Stage) {
             }
         }
     });
-    // The helper looks while something runs; the watchdog is who loses patience.
+    // The collector looks while something runs; the watchdog is who loses patience.
     while tells.try_recv().is_err() {
         stage.repeat(FIBERS, kernel);
     }
