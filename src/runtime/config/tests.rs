@@ -81,6 +81,7 @@ fn names_are_unique_and_say_their_unit() {
 fn every_setting_is_a_method_of_the_builder_and_every_method_a_setting() {
     let sources = [
         include_str!("../builder.rs"),
+        include_str!("../reports.rs"),
         include_str!("../survey.rs"),
         include_str!("../threads.rs"),
     ];
