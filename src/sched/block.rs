@@ -200,6 +200,7 @@ fn brings(token: &mut Entered, fiber: FiberRef) -> bool {
     match token.local().next.take() {
         Some(brought) if brought != fiber => {
             token.local().admitted = false;
+            run::end_reservation(token);
             let shared = token.carrier().shared();
             shared.push_local(token.worker(), brought);
             false

@@ -193,7 +193,13 @@ impl Shared {
 
     /// Whether the helper has to start threads.
     pub(crate) fn spares_missing(&self) -> bool {
-        self.spares_short(self.watchers.starting.load(SeqCst))
+        self.spares_short(self.starting_spares())
+    }
+
+    /// Spares that have been started and do not rest yet.
+    pub(crate) fn starting_spares(&self) -> usize {
+        let starting = self.watchers.starting.load(SeqCst);
+        usize::try_from(starting).unwrap_or(0)
     }
 
     /// Whether there are too few threads without a fiber, besides `starting` that are on their way.
@@ -204,13 +210,13 @@ impl Shared {
         // Fibers that wait for a thread while all workers sleep: the system may grant some again.
         let waits = self.global.threadless.len() > 0;
         let wanted = match waits && self.threadless.is_refused() {
-            true => self.count.allowed(), // what they need to start
-            false => awake.max(usize::from(waits)),
+            true => self.spares_for_starts(),
+            false => awake.max(usize::from(waits)).min(self.spares_kept()),
         };
         let is_orphan = !self.orphans.is_empty();
         let was_missed = self.watchers.receiver_missed.load(SeqCst);
         let needed = usize::from(is_orphan || was_missed);
-        let wanted = wanted.min(self.spares_kept()).max(needed);
+        let wanted = wanted.max(needed);
         // The limit is for starts: threads that parked fibers keep leave no worker without one.
         let most = self.settings.max_carriers;
         let stopped = self.frozen.len() + self.detached.len() + self.count.allowed();

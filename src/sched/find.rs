@@ -327,9 +327,11 @@ fn from_global(token: &mut Entered) -> Option<FiberRef> {
     if shared.global.threadless.len() > 0 {
         let turn = !token.local().threadless_turn;
         token.local().threadless_turn = turn;
-        let fiber = (turn || len == 0).then(|| token.carrier().shared().next_threadless());
+        let (shared, occupied) = (token.carrier().shared(), token.carrier().has_tenant());
+        let fiber = (turn || len == 0).then(|| shared.next_threadless(occupied));
         if let Some(fiber) = fiber.flatten() {
             token.local().admitted = true;
+            token.local().reserved = true;
             return Some(fiber);
         }
     }

@@ -152,8 +152,10 @@ fn go_elsewhere(
         thread.bell.ring(); // it is a spare now
         token.worker().counters.released.add(1);
     } else if fiber.is_unstarted() && !std::mem::take(&mut token.local().admitted) {
-        match token.carrier().shared().admit_start(fiber, deferred) {
+        let occupied = token.carrier().has_tenant();
+        match (token.carrier().shared()).admit_start(fiber, deferred, occupied) {
             Start::Now => {}
+            Start::Reserved => token.local().reserved = true,
             Start::Deferred => {
                 token.carrier().shared().global.deferred.push(fiber);
                 return Where::Elsewhere;
@@ -175,6 +177,7 @@ fn go_elsewhere(
     // The system refused a thread.
     token.local().admitted = false;
     let refused = token.local().next.take();
+    end_reservation(token);
     let shared = token.carrier().shared();
     if let Some(fiber) = refused.filter(|fiber| fiber.is_unstarted()) {
         // SAFETY: I1: `next` took it off a queue.
@@ -247,10 +250,20 @@ fn leave_spent(token: &mut Entered) {
     }
 }
 
+/// The fiber that was to start is on its thread, or starts later.
+pub(crate) fn end_reservation(token: &mut Entered) {
+    if std::mem::take(&mut token.local().reserved) {
+        token.carrier().shared().end_reservation();
+    }
+}
+
 /// Runs one fiber until it comes back; true if it handed its worker over.
 fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
-    if fiber.is_unstarted() && !attach(&mut token, fiber) {
-        return (token, false);
+    if fiber.is_unstarted() {
+        end_reservation(&mut token);
+        if !attach(&mut token, fiber) {
+            return (token, false);
+        }
     }
     let carrier = token.carrier();
     let was_bound = carrier.has_tenant();

@@ -57,11 +57,8 @@ impl Shared {
         // The mark is up until the thread has it: nobody takes the worker meanwhile. Without one the
         // word stays closed until the thread opens it, so none can come while there is no thread.
         let _ = carrier.owner.enter();
-        match worker {
-            Some(worker) => carrier.open_with(worker),
-            None => {
-                self.watchers.starting.fetch_add(1, SeqCst);
-            }
+        if let Some(worker) = worker {
+            carrier.open_with(worker);
         }
         let keep_alive = self.arc();
         let name = format!("{}-{index}", self.settings.thread_name);
@@ -75,14 +72,14 @@ impl Shared {
         match started {
             Ok(thread) => {
                 threads.set(index, thread);
+                if spare {
+                    self.watchers.starting.fetch_add(1, SeqCst); // it may have been faster
+                }
                 Ok(())
             }
             Err(error) => {
-                match worker {
-                    Some(worker) => assert_eq!(carrier.owner.reclose(), worker),
-                    None => {
-                        self.watchers.starting.fetch_sub(1, SeqCst);
-                    }
+                if let Some(worker) = worker {
+                    assert_eq!(carrier.owner.reclose(), worker);
                 }
                 carrier.owner.leave();
                 self.carriers.count(-1);

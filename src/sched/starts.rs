@@ -94,7 +94,11 @@ impl Shortage {
 
 /// What becomes of a start.
 pub(crate) enum Start {
+    /// It is known to be movable.
     Now,
+    /// It may need a thread. The caller has a reservation until it has brought the fiber to the
+    /// thread where it starts ([`Shared::end_reservation`]).
+    Reserved,
     /// Fibers that compute much come first.
     Deferred,
     /// There are too many threads.
@@ -103,6 +107,9 @@ pub(crate) enum Start {
 
 /// How fibers that wait for a thread (`Global::threadless`) get one.
 pub(crate) struct Threadless {
+    /// Workers that are about to start a fiber that may need a thread, and have not brought it to
+    /// its thread: each takes one of the spares if it is on the thread of a parked fiber.
+    reserved: AtomicUsize,
     /// Threads beyond the limit that were granted because nothing was dispatched.
     granted: AtomicUsize,
     /// How many are granted next; the monitor's own.
@@ -126,6 +133,7 @@ pub(crate) struct Threadless {
 impl Threadless {
     pub(crate) fn new() -> Self {
         Threadless {
+            reserved: AtomicUsize::new(0),
             granted: AtomicUsize::new(0),
             step: AtomicUsize::new(1),
             dispatches: AtomicU64::new(0),
@@ -153,9 +161,9 @@ impl Threadless {
 }
 
 impl Shared {
-    /// Whether a fiber that was taken off a queue (I1) may start now. `deferred`: its turn has
-    /// come.
-    pub(crate) fn admit_start(&self, fiber: FiberRef, deferred: bool) -> Start {
+    /// Whether a fiber that was taken off a queue (I1) may start now, by a worker that is on the
+    /// thread of a parked fiber or not. `deferred`: its turn has come.
+    pub(crate) fn admit_start(&self, fiber: FiberRef, deferred: bool, occupied: bool) -> Start {
         if !deferred && self.has_many_frozen() && self.is_put_off(fiber) {
             return Start::Deferred;
         }
@@ -164,36 +172,60 @@ impl Shared {
         let anywhere = fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;
         let is_behind = anywhere && self.global.threadless.len() > 0;
         let has_thread = !is_behind && self.has_thread_for_start();
-        if has_thread && self.reserve_missing() == 0 {
-            return Start::Now;
+        if has_thread && self.reserve(occupied, || false) {
+            return Start::Reserved;
         }
         // SAFETY: by the caller's promise.
-        let movable = unsafe { mobility::starts_movable(fiber) };
-        if movable || has_thread && self.make_reserve() {
+        if unsafe { mobility::starts_movable(fiber) } {
             Start::Now
+        } else if has_thread && self.reserve(occupied, || self.make_spare()) {
+            Start::Reserved
         } else {
             Start::WithoutThread
         }
     }
 
-    /// Threads without a fiber that are missing for each worker to have one at hand.
+    /// Makes a reservation if there are enough threads without a fiber, or `make` makes those that
+    /// are missing.
     ///
-    /// A fiber that may need a thread starts only if there are enough. If the system refused a
-    /// thread after such a fiber has parked, movable fibers would have no thread to run on.
-    fn reserve_missing(&self) -> usize {
-        let awake = self.count.allowed().saturating_sub(self.idle.asleep());
-        let ready = self.spares.len() + self.watchers.starting.load(SeqCst);
-        awake.saturating_sub(ready)
-    }
-
-    /// Starts the threads that are missing; false if the system refuses them. From then on the
-    /// helper tries, and no such fiber starts before it has them.
-    #[cold]
-    fn make_reserve(&self) -> bool {
+    /// A fiber that may need a thread starts only if each worker that is awake has a spare at hand
+    /// afterwards. If the system refused a thread after such fibers have parked, movable fibers
+    /// would have no thread to run on. Two workers may ask at once, so each counts what the other
+    /// may take. Only threads that exist count.
+    fn reserve(&self, occupied: bool, make: impl Fn() -> bool) -> bool {
+        let reserved = &self.threadless.reserved;
+        let others = reserved.fetch_add(1, SeqCst);
         if retire::is_here() {
             return true; // a thread that starts none; the worker is about to leave it
         }
-        let made = (0..self.reserve_missing()).all(|_| self.start_spare().is_ok());
+        let is_short = || {
+            let awake = self.count.allowed().saturating_sub(self.idle.asleep());
+            let needed = awake + others + usize::from(occupied);
+            self.spares.len() + self.starting_spares() < needed
+        };
+        let made = loop {
+            match is_short() {
+                false => break true,
+                true if make() => {}
+                true => break false,
+            }
+        };
+        if !made {
+            self.end_reservation();
+        }
+        made
+    }
+
+    /// The fiber is on the thread where it starts, or starts later.
+    pub(crate) fn end_reservation(&self) {
+        self.threadless.reserved.fetch_sub(1, SeqCst);
+    }
+
+    /// Starts a thread; false if the system refuses it. From then on the helper tries, and no fiber
+    /// that may need a thread starts before it has one for each worker.
+    #[cold]
+    fn make_spare(&self) -> bool {
+        let made = self.start_spare().is_ok();
         if !made {
             self.threadless.note_refused(true);
         }
@@ -234,12 +266,18 @@ impl Shared {
         let threadless = &self.threadless;
         // The same number however many workers are awake: a worker that looks here before it sleeps
         // and then looks for work must get the same answer twice.
-        if threadless.is_refused() && self.spares.len() < self.count.allowed() {
+        if threadless.is_refused() && self.spares.len() < self.spares_for_starts() {
             return false;
         }
         let granted = threadless.granted.load(Relaxed);
         let most = (self.soft_limit() + granted).min(self.settings.max_carriers);
         self.used_threads() < most.max(self.count.allowed() + 1)
+    }
+
+    /// The spares with which every reservation succeeds: one for each worker, and one for each that
+    /// is about to start a fiber on another thread.
+    pub(crate) fn spares_for_starts(&self) -> usize {
+        2 * self.count.allowed()
     }
 
     /// A fiber that may not start waits for a thread.
@@ -292,18 +330,26 @@ impl Shared {
         drop(mark);
     }
 
-    /// The oldest fiber that waits for a thread, if it may have one.
-    pub(crate) fn next_threadless(&self) -> Option<FiberRef> {
-        if !self.may_start_threadless() || !self.make_reserve() {
+    /// The oldest fiber that waits for a thread, if it may have one; with a reservation, as
+    /// [`Start::Reserved`].
+    pub(crate) fn next_threadless(&self, occupied: bool) -> Option<FiberRef> {
+        let make = || self.make_spare();
+        if !self.may_start_threadless() || !self.reserve(occupied, make) {
             return None;
         }
-        let fiber = self.global.threadless.pop(1).pop().map(popped)?;
-        self.threadless.progress.store(self.clock.nanos(), Relaxed);
-        if fiber.worker.load(atomic::Ordering::Relaxed) != ANY_WORKER {
-            self.queue_again(fiber);
-            return None;
+        let fiber = self.global.threadless.pop(1).pop().map(popped);
+        if fiber.is_some() {
+            self.threadless.progress.store(self.clock.nanos(), Relaxed);
         }
-        Some(fiber)
+        let anywhere =
+            |fiber: &FiberRef| fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;
+        match fiber {
+            Some(fiber) if anywhere(&fiber) => return Some(fiber),
+            Some(fiber) => self.queue_again(fiber),
+            None => {}
+        }
+        self.end_reservation();
+        None
     }
 
     /// On the monitor's thread, at a tick: grants threads beyond the limit while nothing is

@@ -12,7 +12,8 @@
 
 use std::io;
 use std::sync::atomic::{
-    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence,
+    AtomicBool, AtomicIsize, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
+    Ordering::SeqCst, fence,
 };
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -42,8 +43,9 @@ pub(crate) struct Watchers {
     monitor: OnceLock<Monitor>,
     helper: OnceLock<Helper>,
     collector: OnceLock<Helper>,
-    /// Spares that are being started and do not rest yet.
-    pub(crate) starting: AtomicUsize,
+    /// Spares that have been started and do not rest yet. Below zero for a moment if a thread
+    /// rests before its starter has counted it.
+    pub(crate) starting: AtomicIsize,
     /// Spares that have come to their first rest.
     pub(crate) started: AtomicU64,
     /// Their number at the last tick, and the ticks since which no spare that is being started has
@@ -94,7 +96,7 @@ impl Watchers {
             monitor: OnceLock::new(),
             helper: OnceLock::new(),
             collector: OnceLock::new(),
-            starting: AtomicUsize::new(0),
+            starting: AtomicIsize::new(0),
             started: AtomicU64::new(0),
             started_before: AtomicU64::new(0),
             starting_ticks: AtomicU32::new(0),
@@ -260,8 +262,8 @@ impl Shared {
     fn mind_helper(&self) {
         let watchers = &self.watchers;
         let started = watchers.started.load(SeqCst);
-        let slow = watchers.starting.load(SeqCst) > 0
-            && watchers.started_before.swap(started, Relaxed) == started;
+        let slow =
+            self.starting_spares() > 0 && watchers.started_before.swap(started, Relaxed) == started;
         let ticks = match slow {
             true => watchers.starting_ticks.load(Relaxed).saturating_add(1),
             false => 0,

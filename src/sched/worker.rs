@@ -157,6 +157,8 @@ pub(crate) struct Local {
     /// The unstarted fiber that runs next has been admitted. Asked again on the thread that the
     /// worker has gone to for its sake, that thread would count against it.
     pub(crate) admitted: bool,
+    /// It has a reservation for that start (`starts.rs`).
+    pub(crate) reserved: bool,
     /// Whether fibers that wait for a thread came last.
     pub(crate) threadless_turn: bool,
     /// Raised by each dispatch of a bound fiber, lowered by each of a movable one, within bounds.
@@ -222,6 +224,7 @@ impl Worker {
                 own: List::new(),
                 next: None,
                 admitted: false,
+                reserved: false,
                 threadless_turn: false,
                 bound_lately: 0,
                 traces: TraceCache::new(),
