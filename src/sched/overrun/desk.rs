@@ -1,11 +1,11 @@
 //! Where reports go: into the table, and to whoever listens.
 //!
 //! The collector takes reports out of their slots and puts them on the *desk*: into the table
-//! always, and in line if somebody listens. Names cost tens of milliseconds the first time, seconds
-//! in a large debug build, and callbacks are the user's: neither is for the collector, which others
-//! wait for. So a thread of its own serves the line. It is started when there is something to
-//! serve, ends when there has been nothing for [`LINGER`], and a shutdown waits for it as for any
-//! other.
+//! always, and in line if there is a listener. Names cost tens of milliseconds the first time,
+//! seconds in a large debug build, and callbacks are the user's: neither is for the collector,
+//! which others wait for. So a thread of its own serves the line. It is started when there is
+//! something to serve, ends when there has been nothing for [`LINGER`], and a shutdown waits for it
+//! as for any other.
 //!
 //! A callback that blocks delays those after it. The line holds [`LINE`] reports; what does not fit
 //! is lost, and counted. A callback that panics is caught; that is said once in a runtime.
