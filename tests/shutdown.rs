@@ -837,7 +837,8 @@ mod child {
             assert!(report.is_clean(), "{report}");
         };
         common::wait_for_the_survey();
-        (0..20).for_each(|_| once());
+        // Until the allocator's arenas have the pages that they keep.
+        (0..200).for_each(|_| once());
         threads_are_back_to(before);
         let (rss, maps) = (rss_in_kib(), mappings());
         (0..200).for_each(|_| once());
