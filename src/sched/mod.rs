@@ -137,9 +137,9 @@ pub(crate) struct Settings {
     pub(crate) preempt_signal: i32,
     /// How long a worker without work looks on before it sleeps.
     pub(crate) idle_spin: Duration,
-    /// How long dropping the runtime waits.
     /// How long a fiber that can get no thread waits before it fails.
     pub(crate) start_timeout: Duration,
+    /// How long dropping the runtime waits.
     pub(crate) shutdown_timeout: Duration,
     /// The tick of its clock.
     pub(crate) timer_resolution: Duration,
