@@ -164,6 +164,9 @@ impl Shared {
     /// Whether a fiber that was taken off a queue (I1) may start now, by a worker that is on the
     /// thread of a parked fiber or not. `deferred`: its turn has come.
     pub(crate) fn admit_start(&self, fiber: FiberRef, deferred: bool, occupied: bool) -> Start {
+        if self.is_closing() {
+            return Start::Now; // to be dropped: no thread is made for that any more
+        }
         if !deferred && self.has_many_frozen() && self.is_put_off(fiber) {
             return Start::Deferred;
         }
