@@ -106,7 +106,7 @@ mod child {
 
     fn be_nicer() {
         // SAFETY: takes numbers only.
-        assert_eq!(unsafe { libc::syscall(libc::SYS_setpriority, 0, 0, 5) }, 0);
+        assert_eq!(unsafe { libc::syscall(libc::SYS_setpriority, 0, 0, 11) }, 0);
     }
 
     fn drop_capabilities() {
