@@ -84,6 +84,7 @@ mod slot;
 pub mod stalls;
 pub mod symbols;
 mod thread;
+pub mod thread_locals;
 mod vigil;
 
 pub use call::SystemCall;

@@ -84,7 +84,9 @@ impl Image {
             fixed: object.bias == 0,
             zeroed: object.segments.iter().map(|s| s.zeroed.clone()).collect(),
             reserved: reserved(object, &symbols),
-            tls: object.tls.filter(|_| executable).map(from_thread_pointer),
+            tls: (object.tls)
+                .filter(|_| executable)
+                .map(|tls| tls.from_thread_pointer()),
             symbols,
             memory,
         }
@@ -209,7 +211,7 @@ impl Image {
 
 /// The segments of an object.
 #[expect(unsafe_code, reason = "trusts the loader")]
-fn map(object: &Object) -> Memory {
+pub(crate) fn map(object: &Object) -> Memory {
     let mut memory = Memory::default();
     for segment in &object.segments {
         let kind = match (segment.executable, segment.writable) {
@@ -274,11 +276,4 @@ fn reserved(object: &Object, symbols: &Symbols) -> Vec<Range<usize>> {
         ranges.push(dynamic.start..relro.end.max(dynamic.end));
     }
     ranges
-}
-
-/// How far the initial image of an executable's thread-locals is from the thread pointer.
-fn from_thread_pointer((start, size, align): (usize, usize, usize)) -> i64 {
-    let align = align.max(1);
-    let padding = start.wrapping_neg().wrapping_sub(size) & (align - 1);
-    -((size + padding) as i64)
 }

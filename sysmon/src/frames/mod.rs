@@ -53,6 +53,22 @@ pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};
 pub use walk::{Judgement, Registers, Stack, judge_stack};
 
+/// Offset, size and mangled name of each thread-local of an object, by the symbols in its file.
+pub(crate) fn symbols_of_thread_locals(
+    object: &objects::Object,
+    path: &std::path::Path,
+) -> Option<Vec<(usize, usize, String)>> {
+    let memory = image::map(object);
+    let start = object.segments.iter().map(|s| s.range.start).min()?;
+    let end = object.segments.iter().map(|s| s.range.end).max()?;
+    image::symbols::thread_locals(path, memory.bytes(start..end).unwrap_or_default())
+}
+
+/// A mangled name as people write it.
+pub(crate) fn written_plainly(name: &str) -> String {
+    image::symbols::plain(name)
+}
+
 /// Whether a suspended stack, or a frame of a function, may change threads.
 ///
 /// ```

@@ -42,8 +42,27 @@ pub(crate) struct Object {
     pub(crate) unwind: Option<Range<usize>>,
     /// `.dynamic`.
     pub(crate) dynamic: Option<Range<usize>>,
-    /// Address of the initial image of its thread-locals, their size in memory, and alignment.
-    pub(crate) tls: Option<(usize, usize, usize)>,
+    pub(crate) tls: Option<Tls>,
+}
+
+/// The thread-locals of an object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tls {
+    /// Where their initial image is, and how much of it is not zero.
+    pub(crate) start: usize,
+    pub(crate) filled: usize,
+    /// In the memory of each thread.
+    pub(crate) size: usize,
+    pub(crate) align: usize,
+}
+
+impl Tls {
+    /// From the thread pointer to the variables, for those of an executable.
+    pub(crate) fn from_thread_pointer(&self) -> i64 {
+        let align = self.align.max(1);
+        let padding = self.start.wrapping_neg().wrapping_sub(self.size) & (align - 1);
+        -((self.size + padding) as i64)
+    }
 }
 
 impl Object {
@@ -112,7 +131,14 @@ unsafe extern "C" fn note(
             libc::PT_GNU_RELRO => object.relro = Some(range),
             libc::PT_GNU_EH_FRAME => object.unwind = Some(range),
             libc::PT_DYNAMIC => object.dynamic = Some(range),
-            libc::PT_TLS => object.tls = Some((start, range.len(), header.p_align as usize)),
+            libc::PT_TLS => {
+                object.tls = Some(Tls {
+                    start,
+                    filled: header.p_filesz as usize,
+                    size: range.len(),
+                    align: header.p_align as usize,
+                });
+            }
             _ => {}
         }
     }

@@ -57,7 +57,8 @@ pub(crate) fn read(path: &Path, mapped: &[u8], bias: usize) -> Symbols {
     try_read(path, mapped, bias).unwrap_or_default()
 }
 
-fn try_read(path: &Path, mapped: &[u8], bias: usize) -> Option<Symbols> {
+/// The file and the table of its sections, if it is the one that is mapped.
+fn open(path: &Path, mapped: &[u8]) -> Option<(File, FileHeader64<LittleEndian>, Vec<u8>)> {
     let file = File::open(path).ok()?;
     let head = block(&file, 0, size_of::<FileHeader64<LittleEndian>>() as u64)?;
     let (header, _) = pod::from_bytes::<FileHeader64<LittleEndian>>(&head).ok()?;
@@ -69,6 +70,41 @@ fn try_read(path: &Path, mapped: &[u8], bias: usize) -> Option<Symbols> {
     }
     let size = u64::from(header.e_shentsize.get(LE)) * u64::from(header.e_shnum.get(LE));
     let table = block(&file, header.e_shoff.get(LE), size)?;
+    Some((file, *header, table))
+}
+
+/// Offset into the initial image, size and mangled name of every thread-local, and nothing else:
+/// this is asked for before any fiber starts. `None` if the file has no symbols.
+pub(crate) fn thread_locals(path: &Path, mapped: &[u8]) -> Option<Vec<(usize, usize, String)>> {
+    /// Names are cut off here: only their beginnings matter.
+    const LONGEST: u64 = 1024;
+    let (file, _, table) = open(path, mapped)?;
+    let headers = pod::slice_from_all_bytes::<SectionHeader64<LittleEndian>>(&table).ok()?;
+    let named = headers
+        .iter()
+        .find(|h| h.sh_type.get(LE) == elf::SHT_SYMTAB)?;
+    let strings = headers.get(named.sh_link.get(LE) as usize)?;
+    let symbols = content(&file, named)?;
+    let mut found = Vec::new();
+    for symbol in pod::slice_from_all_bytes::<Sym64<LittleEndian>>(&symbols).ok()? {
+        let undefined = symbol.st_shndx.get(LE) == elf::SHN_UNDEF;
+        if symbol.st_info.st_type() != elf::STT_TLS || undefined {
+            continue;
+        }
+        let at = u64::from(symbol.st_name.get(LE));
+        let size = strings.sh_size.get(LE).checked_sub(at)?.min(LONGEST);
+        let name = block(&file, strings.sh_offset.get(LE) + at, size)?;
+        let end = name.iter().position(|byte| *byte == 0);
+        let name = String::from_utf8_lossy(&name[..end.unwrap_or(name.len())]);
+        let (start, size) = (symbol.st_value.get(LE), symbol.st_size.get(LE));
+        found.push((start as usize, size as usize, name.into_owned()));
+    }
+    found.sort_unstable();
+    Some(found)
+}
+
+fn try_read(path: &Path, mapped: &[u8], bias: usize) -> Option<Symbols> {
+    let (file, header, table) = open(path, mapped)?;
     let headers = pod::slice_from_all_bytes::<SectionHeader64<LittleEndian>>(&table).ok()?;
     let names = headers.get(usize::from(header.e_shstrndx.get(LE).0))?;
     let names = content(&file, names)?;
