@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use indent::runtime::{Builder, Runtime};
+use indent::runtime::{Builder, Runtime, ThreadLocals};
 use indent::task::{self, JoinHandle};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -126,6 +126,7 @@ fn threads_that_a_hook_pins_stay_pinned() {
         };
         let rt = Builder::new()
             .workers(2)
+            .thread_locals(ThreadLocals::Thread)
             .on_thread_start(hook)
             .on_thread_stop(look)
             .build()

@@ -37,7 +37,7 @@ fn runtime(workers: usize) -> Runtime {
 const BLOCKING: &str = "indent-blocking";
 
 fn thread_name() -> String {
-    std::thread::current().name().unwrap_or("?").to_owned()
+    common::thread_name()
 }
 
 /// Opens once; until then everybody waits, blocking the thread.

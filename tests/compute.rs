@@ -32,7 +32,7 @@ fn runtime(workers: usize) -> Runtime {
 }
 
 fn thread_name() -> String {
-    std::thread::current().name().unwrap_or("?").to_owned()
+    common::thread_name()
 }
 
 /// Sums the parts of a range, split in two again and again.

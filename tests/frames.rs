@@ -16,8 +16,10 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 15] = [
+const ELSEWHERE: [&str; 17] = [
+    "indent::base::os::find_next",
     "indent::sched::context::",
+    "indent::fiber::locals::",
     "indent::base::signal::AlternateStack",
     "indent::sched::start::carrier_main",
     "indent::base::os::be_nicer",

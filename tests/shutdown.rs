@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use indent::park::{self, ParkReason, Unparker};
-use indent::runtime::{Builder, Handle, Runtime};
+use indent::runtime::{Builder, Handle, Runtime, ThreadLocals};
 use indent::task::{self, Phase};
 
 mod common;
@@ -520,6 +520,7 @@ mod child {
         let before = common::threads();
         let rt = Builder::new()
             .workers(2)
+            .thread_locals(ThreadLocals::Thread) // its own fiber would be refused
             .shutdown_timeout(LONG)
             .build()
             .unwrap();

@@ -33,6 +33,19 @@ pub(crate) fn stack_pointer() -> usize {
     here
 }
 
+/// The thread pointer of the calling thread: its thread-locals lie below. Not for code that can
+/// switch to another thread.
+#[inline(always)]
+pub(crate) fn thread_pointer() -> usize {
+    let here: usize;
+    // SAFETY: the first word of a thread's control block is its own address. Not `pure`: another
+    // thread may execute the next one.
+    unsafe {
+        std::arch::asm!("mov {}, fs:0", out(reg) here, options(nostack, preserves_flags, readonly));
+    }
+    here
+}
+
 /// Asks for a cache line that will be needed soon. Any address will do, even an invalid one.
 #[inline(always)]
 pub(crate) fn prefetch(address: usize) {

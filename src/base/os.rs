@@ -308,6 +308,12 @@ fn check(result: libc::c_int) -> io::Result<()> {
     }
 }
 
+/// Where the loader finds a name behind the object that this code is in; null if nowhere.
+pub(crate) fn find_next(name: &std::ffi::CStr) -> *mut libc::c_void {
+    // SAFETY: a string that ends; it is only looked for.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
 /// Writes to standard error without std's lock: used where a lock somebody holds must not stop us.
 pub(crate) fn complain(text: &str) {
     let mut rest = text.as_bytes();

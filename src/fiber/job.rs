@@ -289,6 +289,11 @@ pub(crate) fn complete(word: &AtomicUsize) -> Completed {
     }
 }
 
+/// Whether nobody will join it.
+pub(crate) fn is_detached(word: &AtomicUsize) -> bool {
+    word.load(Acquire) == DETACHED
+}
+
 pub(crate) fn is_done(word: &AtomicUsize) -> bool {
     word.load(Acquire) == DONE
 }

@@ -5,12 +5,14 @@
 //! - `job`: the closure and, later, its result, inside the record
 //! - `state`: the state word
 //! - `limits`: the time limits a fiber is in
+//! - `locals`: the thread-locals of a fiber, exchanged when it is switched in and out
 //! - `stack`: slabs of stacks, guards, pools
 //! - `switch`: corosensei behind `resume` and `suspend`
 //! - `overflow`: what a touched guard prints
 
 pub(crate) mod job;
 pub(crate) mod limits;
+pub(crate) mod locals;
 pub(crate) mod overflow;
 pub(crate) mod reason;
 pub(crate) mod record;

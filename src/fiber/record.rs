@@ -95,6 +95,8 @@ pub(crate) struct Record {
     pub(crate) bound_entry: AtomicU16,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
     pub(crate) gate_pass: AtomicBool,
+    /// It has used thread-locals (`locals.rs`); its holder's only.
+    pub(crate) has_locals: AtomicBool,
     /// The tick of its runtime's clock at which it last parked, or began to wait for a thread.
     waits_since: AtomicU32,
     pub(crate) job: Job,
@@ -157,6 +159,7 @@ impl Record {
         self.pins.store(u16::from(birth.pinned), Relaxed);
         self.blocks_carrier.store(false, Relaxed);
         self.gate_pass.store(false, Relaxed);
+        self.has_locals.store(false, Relaxed);
         self.waits_since.store(0, Relaxed);
         self.mobility.store(0, Relaxed);
         self.bound_entry.store(u16::MAX, Relaxed);

@@ -36,6 +36,7 @@ use crate::base::list::{Linked, List};
 use crate::base::mark;
 use crate::base::os::{self, Advice, PAGE};
 use crate::fiber::limits::Limits;
+use crate::fiber::locals::Locals;
 use crate::fiber::switch::Resident;
 
 mod trim;
@@ -125,6 +126,7 @@ pub(crate) struct StackHead {
     bottom: usize,
     pub(crate) resident: Resident,
     limits: Limits,
+    pub(crate) locals: Locals,
     /// What the fiber waits for or last waited for, if that has a name: the address of a lock, or
     /// the id of a fiber that it joins. For dumps.
     awaited: std::sync::atomic::AtomicUsize,
@@ -366,6 +368,7 @@ unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<St
         bottom,
         resident: Resident::none(),
         limits: Limits::new(),
+        locals: Locals::none(),
         awaited: std::sync::atomic::AtomicUsize::new(0),
     };
     // SAFETY: stacks are page-aligned and the head's size is a multiple of its alignment.
@@ -570,7 +573,7 @@ mod tests {
     #[cfg(not(feature = "sanitizer"))]
     fn a_switch_needs_one_cache_line_of_the_head() {
         assert_eq!(std::mem::offset_of!(StackHead, limits), CACHE_LINE);
-        assert_eq!(size_of::<StackHead>(), 3 * CACHE_LINE);
+        assert_eq!(size_of::<StackHead>(), 4 * CACHE_LINE);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::driver::uring;
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::config::{self, Asked, Environment, Io, MOST_WORKERS, Rounding};
+use crate::runtime::threads::{self, ThreadLocals};
 use crate::runtime::{Runtime, cpus, reports};
 use crate::sched::overrun::desk::Listener;
 use crate::sched::{Hook, Settings, Shared};
@@ -24,7 +25,7 @@ use crate::sched::{Hook, Settings, Shared};
 ///     .thread_name("crunch")
 ///     .on_thread_start(|| println!("hello from a new thread"))
 ///     .build()?;
-/// rt.block_on(|| assert!(std::thread::current().name().unwrap().starts_with("crunch")));
+/// assert_eq!(rt.block_on(|| 6 * 7), 42);
 /// # Ok::<(), indent::StartError>(())
 /// ```
 #[derive(Clone, Default)]
@@ -44,6 +45,8 @@ pub struct Builder {
     preempt_quantum: Option<Duration>,
     preempt_signal: Option<i32>,
     pub(super) log_overruns: Option<bool>,
+    pub(super) thread_locals: Option<ThreadLocals>,
+    pub(super) per_thread: Vec<String>,
     pub(super) log_bound: Option<bool>,
     pub(super) warn_stripped: Option<bool>,
     pub(super) on_overrun: Vec<Listener>,
@@ -327,11 +330,17 @@ impl Builder {
         self
     }
 
-    /// What the threads are called; each adds its number.
+    /// What the threads are called; each adds its number. The system knows them by these names, and
+    /// so does [`on_thread_start`](Self::on_thread_start). On a fiber `std::thread::current` is the
+    /// fiber's own and has no name ([`thread_locals`](Self::thread_locals)).
     ///
     /// ```
-    /// let rt = indent::runtime::Builder::new().thread_name("crunch").build()?;
-    /// rt.block_on(|| assert!(std::thread::current().name().unwrap().starts_with("crunch-")));
+    /// use std::thread;
+    ///
+    /// let rt = indent::runtime::Builder::new()
+    ///     .thread_name("crunch")
+    ///     .on_thread_start(|| assert!(thread::current().name().unwrap().starts_with("crunch-")))
+    ///     .build()?;
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn thread_name(mut self, name: impl Into<String>) -> Self {
@@ -467,6 +476,10 @@ impl Builder {
             quantum: config::PREEMPT_QUANTUM.value(self.preempt_quantum, env)?,
             preempt_signal: config::PREEMPT_SIGNAL.value(self.preempt_signal, env)?,
             log_overruns: config::LOG_OVERRUNS.value(self.log_overruns, env)?,
+            own_locals: threads::own_locals(
+                config::THREAD_LOCALS.value(self.thread_locals, env)?,
+                &self.per_thread,
+            )?,
             log_bound: config::LOG_BOUND
                 .value(self.log_bound, env)?
                 .then_some(reports::bound_line),
@@ -527,6 +540,8 @@ impl fmt::Debug for Builder {
             .field("preempt_quantum", &self.preempt_quantum)
             .field("preempt_signal", &self.preempt_signal)
             .field("log_overruns", &self.log_overruns)
+            .field("thread_locals", &self.thread_locals)
+            .field("per_thread", &self.per_thread)
             .field("log_bound", &self.log_bound)
             .field("warn_stripped", &self.warn_stripped)
             .field("io", &self.io)

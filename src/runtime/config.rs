@@ -24,6 +24,7 @@ use std::ffi::OsString;
 use crate::base::signal_names;
 use crate::error::StartError;
 use crate::fiber::stack;
+use crate::runtime::threads::ThreadLocals;
 
 mod kind;
 mod stray;
@@ -201,6 +202,20 @@ settings![
         preset: Preset::Value(signal_names::URG as u64),
         kind: Kind::Signal,
         meaning: "the signal that interrupts; in a process that of the first runtime that does so",
+    },
+    THREAD_LOCALS = Setting {
+        method: "thread_locals",
+        variable: Some("INDENT_TLS"),
+        preset: Preset::Value(ThreadLocals::Fiber as u64),
+        kind: Kind::Word(&["fiber", "thread"]),
+        meaning: "whose thread-locals a fiber uses: its own, or those of the thread it runs on",
+    },
+    PER_THREAD = Setting {
+        method: "per_thread",
+        variable: None,
+        preset: Preset::Words("none"),
+        kind: Kind::Typed("the path of a thread-local, named by the first runtime of the process"),
+        meaning: "a thread-local that stays with the thread",
     },
     LOG_OVERRUNS = Setting {
         method: "log_overruns",

@@ -51,6 +51,7 @@ pub use metrics::{IoDriver, Metrics, WorkerMetrics};
 pub use self::preemptible::preemptible;
 pub use self::reports::{BindingCause, BindingRow, Bindings};
 pub use self::retire::retire_thread;
+pub use self::threads::ThreadLocals;
 pub use self::unstoppable::no_preempt;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;

@@ -1,10 +1,94 @@
 //! Settings of the threads that run fibers.
 
+use std::sync::Once;
 use std::time::Duration;
 
-use crate::runtime::Builder;
+use crate::base::os;
+use crate::error::StartError;
+use crate::fiber::locals::{self, Unprepared};
+use crate::runtime::{Builder, config};
+
+/// Whose thread-locals a fiber uses.
+///
+/// ```
+/// use indent::runtime::{Builder, ThreadLocals};
+///
+/// let rt = Builder::new().thread_locals(ThreadLocals::Thread).build()?;
+/// # Ok::<(), indent::StartError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ThreadLocals {
+    /// Its own: see [`Builder::thread_locals`].
+    Fiber,
+    /// Those of the thread it runs on.
+    Thread,
+}
 
 impl Builder {
+    /// Whose thread-locals a fiber uses.
+    ///
+    /// By default a fiber has its own: what `thread_local!` declares in the executable begins with
+    /// its initial value in every fiber, goes with the fiber from thread to thread, and is
+    /// destroyed when the fiber ends. So is what std keeps for a thread, such as
+    /// `std::thread::current()`, which has no name on a fiber. Caches in thread-locals are as many
+    /// as there are fibers that use them.
+    ///
+    /// Some stay with the thread: variables of C code and of shared libraries, and a few for which
+    /// it makes no difference or which count threads (the keys of `HashMap`, `fastrand`,
+    /// `sharded-slab`, `arc-swap`).
+    ///
+    /// Where a fiber cannot have its own (the program has no symbols, is linked statically, or the
+    /// runtime is in a shared library), this is reported on standard error once, and fibers use
+    /// those of their threads. Variable: `INDENT_TLS` (`fiber` or `thread`).
+    ///
+    /// ```
+    /// use std::cell::Cell;
+    ///
+    /// thread_local!(static REQUEST: Cell<u32> = const { Cell::new(0) });
+    ///
+    /// let rt = indent::runtime::Builder::new().workers(1).build()?;
+    /// let fibers: Vec<_> = (1..=3)
+    ///     .map(|request| {
+    ///         rt.spawn(move || {
+    ///             REQUEST.set(request);
+    ///             indent::task::yield_now(); // the others run
+    ///             REQUEST.get() == request
+    ///         })
+    ///     })
+    ///     .collect();
+    /// assert!(fibers.into_iter().all(|fiber| fiber.join().unwrap()));
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn thread_locals(mut self, whose: ThreadLocals) -> Self {
+        self.thread_locals = Some(whose);
+        self
+    }
+
+    /// Names a thread-local of the program that stays with the thread: every fiber sees that of the
+    /// thread it runs on.
+    ///
+    /// For what is about threads, such as the CPU that a [hook](Self::on_thread_start) has pinned a
+    /// thread to. A fiber that uses one keeps its thread while it is parked. The name is the path
+    /// of the variable. All runtimes of a process have the same, so the first one that is built
+    /// names them all; a name that comes later is an error.
+    ///
+    /// ```
+    /// use std::cell::Cell;
+    ///
+    /// thread_local!(static CPU: Cell<usize> = const { Cell::new(0) });
+    ///
+    /// let rt = indent::runtime::Builder::new()
+    ///     .per_thread(concat!(module_path!(), "::CPU"))
+    ///     .on_thread_start(|| CPU.set(7))
+    ///     .build()?;
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn per_thread(mut self, name: impl Into<String>) -> Self {
+        self.per_thread.push(name.into());
+        self
+    }
+
     /// The number of threads beyond which no fiber starts that may need one of its own.
     ///
     /// A fiber that is [bound](crate::task::Mobility::Bound) keeps its thread while it is parked.
@@ -62,4 +146,27 @@ impl Builder {
         self.start_timeout = Some(time);
         self
     }
+}
+
+/// Whether fibers get thread-locals of their own, but for those with these names. If they should
+/// and cannot, that is said once.
+pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<bool, StartError> {
+    static SAID: Once = Once::new();
+    if whose == ThreadLocals::Thread {
+        return Ok(false);
+    }
+    let why = match locals::prepare(per_thread) {
+        Ok(()) => return Ok(true),
+        Err(Unprepared::TooLate(name)) => return Err(config::PER_THREAD.refuse(name.to_owned())),
+        Err(Unprepared::Impossible(why)) => why,
+    };
+    if cfg!(not(indent_sanitize)) {
+        SAID.call_once(|| {
+            os::complain(&format!(
+                "indent: fibers use the thread-locals of their threads, and those that do keep a \
+                 thread while they are parked: {why}. INDENT_TLS=thread silences this line\n"
+            ));
+        });
+    }
+    Ok(false)
 }

@@ -33,6 +33,7 @@ use crate::base::affinity::Placement;
 use crate::base::alarm::Alarm;
 use crate::base::loom::atomic;
 use crate::base::os::Doorbell;
+use crate::fiber::locals::Block;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::popped;
 use crate::sched::freeze::Ice;
@@ -65,6 +66,8 @@ pub(crate) struct Carrier {
     pub(crate) stretch: Stretch,
     /// Its thread ends with its fiber (`retire.rs`).
     pub(crate) retires: Cell<bool>,
+    /// The thread-locals of fibers in its thread's memory.
+    pub(crate) block: Block,
     /// What its handler needs; set before the thread runs a fiber.
     own: UnsafeCell<Own>,
     /// Its thread, for the monitor. From here on: any thread.
@@ -112,6 +115,7 @@ impl Carrier {
             budget: Cell::new(0),
             stretch: Stretch::default(),
             retires: Cell::new(false),
+            block: Block::new(),
             own: UnsafeCell::default(),
             thread: Thread::new(),
             ice: Ice::default(),
@@ -438,12 +442,17 @@ impl Carrier {
             self.owner.open_empty();
         }
         // The mark came up with us: it is up in the scheduler, and fibers put it down.
+        self.block.begin(self.shared().settings.own_locals);
         let mut first = spare;
         while let Rested::Holding = self.rest(std::mem::take(&mut first)) {
             if let run::Left::Stopping = run::run_fibers() {
                 break;
             }
         }
+        while self.has_tenant() {
+            self.bell.wait(None); // abandoned: others may have addresses in this thread's memory
+        }
+        self.block.end();
         self.owner.leave();
         context::set_carrier(ptr::null());
     }

@@ -2,7 +2,8 @@
     unsafe_code,
     reason = "hands out the carrier and worker of the calling thread"
 )]
-//! Who am I: the current carrier, its fiber, its worker. The only thread-locals of the crate.
+//! Who am I: the current carrier, its fiber, its worker. All thread-locals of the crate but those of
+//! `fiber/locals.rs`.
 //!
 //! A fiber may come back from a switch on another thread, and LLVM believes that thread-locals do
 //! not move: it keeps their address in a register, and merges two calls of a function that returns

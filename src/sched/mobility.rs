@@ -18,7 +18,7 @@ use indent_sysmon::frames::{self, Judgement, Registers, Stack, TraceCache};
 use crate::base::arch;
 use crate::base::loom::atomic;
 use crate::fiber::state::Commit;
-use crate::fiber::{FiberRef, Record, switch};
+use crate::fiber::{FiberRef, Record, locals, switch};
 use crate::sched::{Shared, context, wake};
 
 /// Whether a fiber may change threads.
@@ -185,7 +185,9 @@ pub(crate) unsafe fn starts_movable(fiber: FiberRef) -> bool {
 /// # Safety
 /// It is started, switched out and the caller's (I1).
 pub(crate) unsafe fn may_move_after_all(fiber: FiberRef) -> bool {
-    if noted(&fiber) == Mobility::Unjudged && frames::judge().is_some() {
+    // SAFETY: by the caller's promise.
+    let stays = unsafe { locals::stay(fiber) }; // I34
+    if noted(&fiber) == Mobility::Unjudged && !stays && frames::judge().is_some() {
         // SAFETY: by the caller's promise.
         let _place = unsafe { judge(fiber, &mut TraceCache::new()) };
         return is_movable(fiber);
@@ -213,13 +215,19 @@ impl Shared {
                 // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the
                 // commit.
                 let place = unsafe { judge(fiber, &mut traces) };
+                // SAFETY: as above.
+                if is_movable(fiber) && unsafe { locals::stay(fiber) } {
+                    note(fiber, Mobility::Unjudged); // I34: until it has run again
+                }
                 match wake::thread_of(fiber) {
                     Some(thread) if is_movable(fiber) => {
                         thread.let_out(fiber);
                         thread.bell.ring();
                     }
-                    Some(_) => self.count_bound_park(fiber, place),
-                    None => {}
+                    Some(_) if noted(&fiber) == Mobility::Bound => {
+                        self.count_bound_park(fiber, place);
+                    }
+                    _ => {}
                 }
             }
             let mut kept = None;

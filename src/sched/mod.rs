@@ -153,6 +153,8 @@ pub(crate) struct Settings {
     pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
     pub(crate) log_overruns: bool,
+    /// Fibers have thread-locals of their own.
+    pub(crate) own_locals: bool,
     /// Makes the line about a spawn site whose fibers keep threads, if those are reported.
     pub(crate) log_bound: Option<fn(&bound::BoundSite) -> String>,
     pub(crate) warn_stripped: bool,

@@ -11,6 +11,7 @@ use crate::base::loom::{atomic, light_barrier};
 use crate::base::{fork, os};
 use crate::error::JoinError;
 use crate::fiber::job::{self, Completed, Job, Leftover};
+use crate::fiber::locals::{self, Stay};
 use crate::fiber::state::Commit;
 use crate::fiber::switch::{self, Back};
 use crate::fiber::{FiberRef, Record};
@@ -20,7 +21,7 @@ use crate::sched::find::{self, Next};
 use crate::sched::sleep::Search;
 use crate::sched::starts::Start;
 use crate::sched::wake::{Kept, Waiter};
-use crate::sched::{Shared, class, in_place, latency, mobility, resize, retire, wake};
+use crate::sched::{Shared, class, in_place, latency, limit, mobility, resize, retire, wake};
 
 /// How long a worker waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
@@ -281,6 +282,8 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
         token.carrier().begin_slice(token.worker()); // a waker can tell for how long it has run
     }
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
+    unsafe { token.carrier().block.enter(fiber, was_bound) };
+    // SAFETY: as above.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
     token.carrier().current.set(None);
     token.worker().published.set_phase(Phase::Scheduling);
@@ -299,8 +302,16 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
             unsafe { mobility::judge(fiber, &mut token.local().traces) }
         }
     };
+    let stays = back == Back::HandedOver || !mobility::is_movable(fiber);
+    let stay = match stays {
+        false => Stay::Leaves,
+        true if mobility::noted(&fiber) == mobility::Mobility::Bound => Stay::Bound,
+        true => Stay::Perhaps,
+    };
+    // SAFETY: it has just come back to us, and is in no queue yet.
+    unsafe { token.carrier().block.leave(fiber, stay) };
     // Before any other thread can get hold of it.
-    if back == Back::HandedOver || !mobility::is_movable(fiber) {
+    if stays {
         token.carrier().let_in(fiber);
         if back == Back::Parking {
             token.carrier().shared().count_bound_park(fiber, binding);
@@ -394,6 +405,9 @@ fn fiber_main(fiber: FiberRef) {
         // SAFETY: called once, on its own stack.
         unsafe { Job::run(&fiber, call) };
     }
+    if !job::is_detached(&fiber.join) {
+        end_locals(fiber); // before its join returns, as with a thread
+    }
     if judged.is_none() {
         retire::judge(entry); // the code may have been read meanwhile
     }
@@ -401,10 +415,22 @@ fn fiber_main(fiber: FiberRef) {
         end_child(&fiber); // it forked
     }
     complete(fiber);
+    end_locals(fiber); // a result that nobody joined has been dropped, and may have used some
     let here = context::here().expect("a fiber runs here");
     let token = here.enter_with_worker();
     fiber.state.finish();
     std::mem::forget(token); // the mark passes to the scheduler with the switch
+}
+
+/// Runs the destructors of the thread-locals of the calling fiber, whose closure has ended. They
+/// must not unwind, so nobody tells them to end.
+fn end_locals(fiber: FiberRef) {
+    if locals::has_destructors(fiber) {
+        let _undisturbed = limit::Undisturbed::begin();
+        // SAFETY: on its own stack, mark down.
+        unsafe { locals::run_destructors(fiber) };
+    }
+    locals::end_current_thread();
 }
 
 /// A fiber's closure has ended in the child of a fork.
@@ -448,6 +474,8 @@ pub(crate) fn report_leftover(fiber: &Record, leftover: Leftover) {
 fn retire(token: &mut Entered, fiber: FiberRef) {
     let stack = fiber.stack.swap(ptr::null_mut(), atomic::Ordering::Relaxed);
     let stack = ptr::NonNull::new(stack).expect("a fiber that ran has a stack");
+    // SAFETY: its fiber is over, and the stack in no list yet.
+    unsafe { token.carrier().block.finish(fiber, stack.as_ptr()) };
     token.local().stacks.put(stack);
     if token.carrier().shared().starved() > 0 {
         token.local().stacks.keep(0); // whoever is fed by this end may run elsewhere

@@ -280,7 +280,7 @@ impl Shared {
         let mut list = Vec::new();
         let mut keep_carriers = 0;
         self.each_fiber(|fiber| {
-            let away = fiber.phase() == Phase::Parked && !fiber.blocks_carrier();
+            let away = fiber.phase() == Phase::Parked && wake::thread_of(fiber.fiber()).is_none();
             keep_carriers += usize::from(!away);
             list.push(Abandoned {
                 id: fiber.id(),

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use crate::base::loom::lock;
 use crate::base::signal::{self, AlternateStack};
 use crate::error::AbortOnUnwind;
+use crate::fiber::locals;
 use crate::sched::carrier::{Carrier, Own};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, interrupt, retire, roster};
@@ -123,6 +124,7 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     });
     carrier.begin_spread_out();
     shared.settings.on_thread_start();
+    locals::warm_up();
     carrier.live(spare);
     shared.settings.on_thread_stop();
     carrier.thread.leave();

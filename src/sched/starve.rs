@@ -21,7 +21,7 @@ use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::{Inject, popped};
 use crate::sched::shutdown::UNSURE;
 use crate::sched::worker::Roused;
-use crate::sched::{Shared, run};
+use crate::sched::{Shared, context, run};
 
 impl Shared {
     /// No stack for this fiber now.
@@ -100,6 +100,10 @@ impl Shared {
         let thread = std::thread::Builder::new().name("indent-failed".to_owned());
         if thread.spawn(end.clone()).is_err() {
             end(); // no thread either: here, then
+            let mark = context::marked();
+            if let Some(carrier) = mark.carrier().filter(|c| c.current.get().is_none()) {
+                carrier.block.scrub();
+            }
         }
     }
 

@@ -57,7 +57,7 @@ impl ThreadLocals {
         let path = Path::new("/proc/self/exe");
         let symbols = symbols_of_thread_locals(executable, path);
         let symbols = symbols.ok_or("the program has no symbols")?;
-        let first = tls.from_thread_pointer() as isize;
+        let first = tls.offset() as isize;
         let variable = |(start, size, name): (usize, usize, String)| Variable {
             range: first + start as isize..first + (start + size) as isize,
             is_rust: is_rust(&name),
@@ -79,7 +79,7 @@ impl ThreadLocals {
     /// assert_eq!(all.initial(first.clone()).len(), first.len());
     /// ```
     pub fn initial(&self, range: Range<isize>) -> Vec<u8> {
-        let first = self.tls.from_thread_pointer() as isize;
+        let first = self.tls.offset() as isize;
         let start = std::ptr::with_exposed_provenance::<u8>(self.tls.start);
         // SAFETY: the loader mapped these bytes, never writes to them once the program runs, and
         // never unmaps the executable.

@@ -12,6 +12,16 @@ use std::process::{Command, Output};
 mod random;
 pub use random::Random;
 
+/// The name of the calling thread. `std::thread::current` is the fiber's, and has none; the system
+/// knows the first 15 bytes.
+pub fn thread_name() -> String {
+    if let Some(name) = std::thread::current().name() {
+        return name.to_owned();
+    }
+    let name = std::fs::read_to_string("/proc/thread-self/comm").expect("its own name");
+    name.trim_end().to_owned()
+}
+
 /// Says that the calling test cannot run here, past the harness's capture: `.ci/run` counts these.
 pub fn skip(why: &str) {
     let thread = std::thread::current();

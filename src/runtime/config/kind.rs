@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::{Io, Rounding};
+use super::{Io, Rounding, ThreadLocals};
 use crate::base::signal_names;
 
 pub(super) const MILLISECOND: u64 = 1_000_000;
@@ -226,6 +226,19 @@ impl Value for Io {
             0 => Io::Auto,
             1 => Io::Uring,
             _ => Io::Epoll,
+        }
+    }
+}
+
+impl Value for ThreadLocals {
+    fn to_raw(self) -> u64 {
+        self as u64
+    }
+
+    fn from_raw(raw: u64) -> Self {
+        match raw {
+            0 => ThreadLocals::Fiber,
+            _ => ThreadLocals::Thread,
         }
     }
 }

@@ -84,9 +84,7 @@ impl Image {
             fixed: object.bias == 0,
             zeroed: object.segments.iter().map(|s| s.zeroed.clone()).collect(),
             reserved: reserved(object, &symbols),
-            tls: (object.tls)
-                .filter(|_| executable)
-                .map(|tls| tls.from_thread_pointer()),
+            tls: (object.tls).filter(|_| executable).map(|tls| tls.offset()),
             symbols,
             memory,
         }

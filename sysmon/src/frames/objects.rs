@@ -58,7 +58,7 @@ pub(crate) struct Tls {
 
 impl Tls {
     /// From the thread pointer to the variables, for those of an executable.
-    pub(crate) fn from_thread_pointer(&self) -> i64 {
+    pub(crate) fn offset(&self) -> i64 {
         let align = self.align.max(1);
         let padding = self.start.wrapping_neg().wrapping_sub(self.size) & (align - 1);
         -((self.size + padding) as i64)

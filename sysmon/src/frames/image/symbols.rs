@@ -76,8 +76,8 @@ fn open(path: &Path, mapped: &[u8]) -> Option<(File, FileHeader64<LittleEndian>,
 /// Offset into the initial image, size and mangled name of every thread-local, and nothing else:
 /// this is asked for before any fiber starts. `None` if the file has no symbols.
 pub(crate) fn thread_locals(path: &Path, mapped: &[u8]) -> Option<Vec<(usize, usize, String)>> {
-    /// Names are cut off here: only their beginnings matter.
-    const LONGEST: u64 = 1024;
+    /// No name is longer.
+    const LONGEST: u64 = 16 << 10;
     let (file, _, table) = open(path, mapped)?;
     let headers = pod::slice_from_all_bytes::<SectionHeader64<LittleEndian>>(&table).ok()?;
     let named = headers

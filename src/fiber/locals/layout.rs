@@ -1,0 +1,249 @@
+#![expect(unsafe_code, reason = "reads and writes thread-locals as bytes")]
+//! Which bytes of a thread's memory are exchanged, and how.
+//!
+//! Whole words are copied as such, in runs. Of a word that only partly belongs to variables that are
+//! exchanged, only their bytes are touched: the others may be anybody's, who may write to them now.
+
+use std::alloc;
+
+use indent_sysmon::thread_locals::Variable;
+
+use super::{Range, ThreadLocals, WORD, arch, at, is_per_thread, memory, ptr};
+
+/// Whole words that follow each other.
+struct Run {
+    /// From the thread pointer.
+    offset: isize,
+    words: usize,
+}
+
+/// Bytes of one word that follow each other, less than a word.
+struct Part {
+    offset: isize,
+    bytes: usize,
+}
+
+/// What is exchanged. An image has the words of all runs, then a word for each part.
+pub(super) struct Layout {
+    runs: Vec<Run>,
+    parts: Vec<Part>,
+    pristine: Vec<u64>,
+    /// The variables, sorted.
+    variables: Vec<Range<isize>>,
+    /// The variable by which `std::thread::current` knows who calls.
+    pub(super) current_thread: isize,
+}
+
+impl Layout {
+    /// What is exchanged of these.
+    ///
+    /// # Errors
+    /// If std's variables are not among them, or not as they are expected.
+    pub(super) fn new(all: &ThreadLocals, named: &[String]) -> Result<Layout, &'static str> {
+        const NOT_THERE: &str = "std's thread-locals are not in the executable";
+        let is_exchanged = |v: &Variable| v.is_rust && !is_per_thread(&v.name, named);
+        let ours = all.variables.iter().filter(|v| is_exchanged(v));
+        let variables: Vec<_> = ours.map(|v| v.range.clone()).collect();
+        let current = (all.variables.iter())
+            .find(|v| v.name == "std::thread::current::CURRENT")
+            .ok_or(NOT_THERE)?;
+        if current.range.len() != WORD || current.range.start % WORD as isize != 0 {
+            return Err("std keeps the current thread in a way that is not known");
+        }
+        // Two symbols for one place: C's in the midst of Rust's would not be told apart.
+        let overlaps = |v: &Variable| {
+            let mut ours = variables.iter();
+            ours.any(|o| o.start < v.range.end && v.range.start < o.end)
+        };
+        let mut others = all.variables.iter().filter(|v| !is_exchanged(v));
+        if others.any(overlaps) {
+            return Err("thread-locals of several languages share their memory");
+        }
+        let mut layout = Layout::of(variables);
+        layout.current_thread = current.range.start;
+        layout.fill(all);
+        Ok(layout)
+    }
+
+    /// These variables, sorted, without their values.
+    pub(super) fn of(variables: Vec<Range<isize>>) -> Layout {
+        let mut layout = Layout {
+            runs: Vec::new(),
+            parts: Vec::new(),
+            pristine: Vec::new(),
+            current_thread: 0,
+            variables,
+        };
+        layout.cut();
+        layout
+    }
+
+    /// Notes their initial values.
+    pub(super) fn fill(&mut self, all: &ThreadLocals) {
+        for run in &self.runs {
+            let end = run.offset + (run.words * WORD) as isize;
+            self.pristine.extend(words(&all.initial(run.offset..end)));
+        }
+        for part in &self.parts {
+            let mut bytes = all.initial(part.offset..part.offset + part.bytes as isize);
+            bytes.resize(WORD, 0);
+            self.pristine.extend(words(&bytes));
+        }
+    }
+
+    /// Cuts the variables into runs and parts.
+    fn cut(&mut self) {
+        let mut masks = std::collections::BTreeMap::<isize, u64>::new();
+        for byte in self.variables.iter().cloned().flatten() {
+            let inside = byte.rem_euclid(WORD as isize);
+            *masks.entry(byte - inside).or_default() |= 0xFF << (inside * 8);
+        }
+        for (offset, mask) in masks {
+            if mask != u64::MAX {
+                self.cut_word(offset, mask);
+                continue;
+            }
+            match self.runs.last_mut() {
+                Some(run) if run.offset + (run.words * WORD) as isize == offset => run.words += 1,
+                _ => self.runs.push(Run { offset, words: 1 }),
+            }
+        }
+    }
+
+    /// Cuts one word into parts; a byte of the mask is set for each of its bytes that are exchanged.
+    fn cut_word(&mut self, offset: isize, mask: u64) {
+        let mut rest = mask;
+        while rest != 0 {
+            let first = rest.trailing_zeros() as usize / 8;
+            let bytes = (rest >> (first * 8)).trailing_ones() as usize / 8;
+            self.parts.push(Part {
+                offset: offset + first as isize,
+                bytes,
+            });
+            rest &= !(u64::MAX >> (64 - bytes * 8) << (first * 8));
+        }
+    }
+
+    /// Words of an image.
+    pub(super) fn words(&self) -> usize {
+        self.pristine.len()
+    }
+
+    /// The image of a new thread.
+    pub(super) fn pristine(&self) -> *const u64 {
+        self.pristine.as_ptr()
+    }
+
+    /// Whether an address, counted from the thread pointer, is exchanged.
+    pub(super) fn has(&self, variable: isize) -> bool {
+        let after = self.variables.partition_point(|v| v.start <= variable);
+        after > 0 && variable < self.variables[after - 1].end
+    }
+
+    /// Whether the calling thread's block is that of a new thread.
+    #[inline]
+    pub(super) fn is_pristine(&self) -> bool {
+        let base = arch::thread_pointer();
+        let mut pristine = self.pristine.as_slice();
+        let mut differ = 0;
+        for run in &self.runs {
+            let block = at(base, run.offset).cast::<u64>();
+            // SAFETY: a run of variables of the calling thread; nobody writes to them meanwhile.
+            let block = unsafe { std::slice::from_raw_parts(block, run.words) };
+            let (initial, rest) = pristine.split_at(run.words);
+            pristine = rest;
+            for (word, initial) in block.iter().zip(initial) {
+                differ |= word ^ initial;
+            }
+        }
+        for (part, initial) in self.parts.iter().zip(pristine) {
+            // SAFETY: less than a word of the calling thread's variables.
+            differ |= unsafe { read(at(base, part.offset), part.bytes) } ^ initial;
+        }
+        differ == 0
+    }
+
+    /// Copies the calling thread's block.
+    ///
+    /// # Safety
+    /// There is room for `words` words.
+    #[inline]
+    pub(super) unsafe fn save(&self, image: *mut u64) {
+        let base = arch::thread_pointer();
+        let mut image = image;
+        for run in &self.runs {
+            let block = at(base, run.offset).cast::<u64>();
+            // SAFETY: by the caller's promise, and inside the run.
+            unsafe { ptr::copy_nonoverlapping(block, image, run.words) };
+            // SAFETY: as above.
+            image = unsafe { image.add(run.words) };
+        }
+        for part in &self.parts {
+            // SAFETY: less than a word of the calling thread's variables.
+            let word = unsafe { read(at(base, part.offset), part.bytes) };
+            // SAFETY: by the caller's promise.
+            unsafe { image.write(word) };
+            // SAFETY: as above.
+            image = unsafe { image.add(1) };
+        }
+    }
+
+    /// Copies an image into the calling thread's block.
+    ///
+    /// # Safety
+    /// The image has `words` words, and nobody has a reference into the block.
+    #[inline]
+    pub(super) unsafe fn load(&self, image: *const u64) {
+        let base = arch::thread_pointer();
+        let mut image = image;
+        for run in &self.runs {
+            let block = at(base, run.offset).cast::<u64>();
+            // SAFETY: by the caller's promise, and inside the run.
+            unsafe { ptr::copy_nonoverlapping(image, block, run.words) };
+            // SAFETY: as above.
+            image = unsafe { image.add(run.words) };
+        }
+        for part in &self.parts {
+            // SAFETY: by the caller's promise.
+            unsafe {
+                ptr::copy_nonoverlapping(image.cast::<u8>(), at(base, part.offset), part.bytes)
+            };
+            // SAFETY: as above.
+            image = unsafe { image.add(1) };
+        }
+    }
+
+    fn memory(&self) -> alloc::Layout {
+        alloc::Layout::array::<u64>(self.words()).expect("a few kilobytes")
+    }
+
+    /// Room for an image, whatever is in it.
+    #[cold]
+    pub(super) fn allocate(&self) -> *mut u64 {
+        memory::room(self.memory()).cast()
+    }
+
+    /// # Safety
+    /// `allocate` made it, and nobody uses it any more.
+    pub(super) unsafe fn free(&self, image: *mut u64) {
+        // SAFETY: by the caller's promise.
+        unsafe { memory::free(image.cast(), self.memory()) };
+    }
+}
+
+/// So many bytes, less than a word, as the lower ones of a word.
+///
+/// # Safety
+/// They may be read.
+#[inline]
+unsafe fn read(from: *const u8, bytes: usize) -> u64 {
+    let mut word = 0u64;
+    // SAFETY: by the caller's promise; a word has room for them, and the first are the lower ones.
+    unsafe { ptr::copy_nonoverlapping(from, (&raw mut word).cast(), bytes) };
+    word
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    let whole = |chunk: &[u8]| u64::from_le_bytes(chunk.try_into().expect("eight bytes"));
+    bytes.chunks_exact(WORD).map(whole)
+}
