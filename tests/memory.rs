@@ -21,7 +21,7 @@ const PARKED: usize = if cfg!(debug_assertions) { 9_600 } else { 5_100 };
 /// Bytes a fiber that has not run may take.
 const UNSTARTED: usize = 400;
 /// Mappings a process with any number of fibers may have.
-const MAPPINGS: usize = 200;
+const MAPPINGS: usize = 300;
 
 /// One measurement at a time: a million fibers twice would be too many.
 static ONE: Mutex<()> = Mutex::new(());
