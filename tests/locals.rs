@@ -500,3 +500,33 @@ fn an_rc_that_a_boxed_closure_hands_out_is_the_fibers_own() {
         fiber.join().unwrap();
     }
 }
+
+/// Ordinary code before a park: maps with random keys, the current thread, random numbers.
+#[test]
+fn what_is_over_before_a_park_binds_nobody() {
+    needs_own_locals!();
+    if common::all_fibers_are_bound() {
+        return;
+    }
+    #[inline(never)]
+    fn uses_maps(key: u64) -> u64 {
+        let mut map = std::collections::HashMap::new();
+        map.insert(key, std::thread::current().id());
+        map.len() as u64 + std::collections::HashSet::from([key]).len() as u64
+    }
+    let rt = runtime(2);
+    rt.wait_until_surveyed(None);
+    let fibers: Vec<_> = (0..300)
+        .map(|own| {
+            rt.spawn(move || {
+                let before = uses_maps(own);
+                time::sleep(50 * MS);
+                before == uses_maps(own)
+            })
+        })
+        .collect();
+    time::sleep(20 * MS);
+    let occupied = rt.metrics().carriers_occupied;
+    assert!(fibers.into_iter().all(|fiber| fiber.join().unwrap()));
+    assert_eq!(occupied, 0, "{}", rt.binding());
+}

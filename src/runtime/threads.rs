@@ -3,6 +3,8 @@
 use std::sync::Once;
 use std::time::Duration;
 
+use indent_sysmon::frames;
+
 use crate::base::os;
 use crate::error::StartError;
 use crate::fiber::locals::{self, Unprepared};
@@ -156,7 +158,10 @@ pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<b
         return Ok(false);
     }
     let why = match locals::prepare(per_thread) {
-        Ok(()) => return Ok(true),
+        Ok(()) => {
+            frames::assume_own_thread_locals();
+            return Ok(true);
+        }
         Err(Unprepared::TooLate(name)) => return Err(config::PER_THREAD.refuse(name.to_owned())),
         Err(Unprepared::Impossible(why)) => why,
     };

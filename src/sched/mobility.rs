@@ -130,13 +130,16 @@ pub(crate) fn of_caller() -> (Mobility, Option<usize>) {
     // SAFETY: as above.
     let (registers, stack, root) = unsafe { parts(at) };
     let judgement = frames::judge_stack(&registers, &stack, root);
-    let mobility = Mobility::of(&judgement);
-    if mobility == Mobility::Unjudged {
-        let mark = context::marked();
-        if let Some(shared) = mark.shared() {
+    let mut mobility = Mobility::of(&judgement);
+    let mark = context::marked();
+    if let Some(shared) = mark.shared() {
+        if mobility == Mobility::Unjudged {
             shared.study_soon();
+        } else if !shared.trusts_verdicts() {
+            mobility = Mobility::Bound;
         }
     }
+    drop(mark);
     (mobility, judgement.binding.filter(|_| judgement.complete))
 }
 
@@ -148,6 +151,16 @@ pub(crate) fn note_interrupted(fiber: FiberRef, found: frames::Mobility) {
 /// Notes of a fiber that parks inside its own frames that it is bound (S3), whatever they hold.
 pub(crate) fn note_bound(fiber: FiberRef) {
     note(fiber, Mobility::Bound);
+}
+
+impl Shared {
+    /// Whether verdicts hold for fibers of this runtime: they may rely on thread-locals that go
+    /// with the fiber.
+    #[inline]
+    pub(crate) fn trusts_verdicts(&self) -> bool {
+        self.settings.own_locals
+            || frames::judge().is_none_or(|judge| !judge.assumes_own_thread_locals())
+    }
 }
 
 /// What was noted when a fiber last switched out.

@@ -182,7 +182,8 @@ fn go_elsewhere(
     let shared = token.carrier().shared();
     if let Some(fiber) = refused.filter(|fiber| fiber.is_unstarted()) {
         // SAFETY: I1: `next` took it off a queue.
-        if shared.has_free_thread() && unsafe { mobility::starts_movable(fiber) } {
+        let movable = shared.trusts_verdicts() && unsafe { mobility::starts_movable(fiber) };
+        if shared.has_free_thread() && movable {
             shared.global.unstarted.push(fiber); // for the worker that is there
             if !shared.rouse_one(0) {
                 os::sleep(REFUSED_PAUSE);
@@ -302,6 +303,9 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
             unsafe { mobility::judge(fiber, &mut token.local().traces) }
         }
     };
+    if !token.carrier().shared().trusts_verdicts() {
+        mobility::note_bound(fiber);
+    }
     let stays = back == Back::HandedOver || !mobility::is_movable(fiber);
     let stay = match stays {
         false => Stay::Leaves,

@@ -6,6 +6,7 @@
 //! | `runtime` | a function of the runtime on the way to a switch, which reads everything anew afterwards: harmless as a callee, and as a frame judged by its own instructions alone |
 //! | `libc` | the reverse: a function of the C library that hands out or changes something of the calling thread. All others of its functions are harmless |
 //! | `crates` | more of `functions`: what popular crates need |
+//! | `variables` | a thread-local whose address never leaves the functions that use it: as callees they count for nothing by it |
 //! | `attributes` | a function of any library that changes what the kernel keeps for the calling thread: its thread ends with the fiber |
 //! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
 //! | `allocation` | harmless by name, whichever library or allocator has it |
@@ -51,6 +52,41 @@ pub(crate) struct Lists {
     pub(crate) libc: List,
     pub(crate) attributes: List,
     pub(crate) allocation: List,
+    pub(crate) variables: Variables,
+}
+
+/// Thread-locals whose address stays inside the functions that use them.
+#[derive(Debug, Default)]
+pub(crate) struct Variables(Vec<(&'static str, Whose)>);
+
+/// Whose value of a thread-local is right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// Any thread's.
+    Any,
+    /// The fiber's own.
+    Own,
+}
+
+impl Variables {
+    fn read(text: &'static str) -> Variables {
+        let row = |(name, reason): (&'static str, &'static str)| match reason.split_once(':') {
+            Some(("any", _)) => (name, Whose::Any),
+            Some(("own", _)) => (name, Whose::Own),
+            _ => panic!("{name}: any or own?"),
+        };
+        Variables(entries(text).map(row).collect())
+    }
+
+    /// Whose value will do, of a variable with this name as it is demangled.
+    pub(crate) fn whose(&self, name: &str) -> Option<Whose> {
+        let name = name.replace(['<', '>'], "");
+        let is = |row: &&(&str, Whose)| {
+            let rest = name.strip_prefix(row.0);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+        };
+        self.0.iter().find(is).map(|row| row.1)
+    }
 }
 
 const FUNCTIONS: &str = include_str!("lists/functions.txt");
@@ -59,6 +95,7 @@ const BINDERS: &str = include_str!("lists/binders.txt");
 const RUNTIME: &str = include_str!("lists/runtime.txt");
 const ATTRIBUTES: &str = include_str!("lists/attributes.txt");
 const LIBC: &str = include_str!("lists/libc.txt");
+const VARIABLES: &str = include_str!("lists/variables.txt");
 const ALLOCATION: &str = include_str!("lists/allocation.txt");
 
 /// The lists, read once.
@@ -69,6 +106,7 @@ pub(crate) static LISTS: LazyLock<Lists> = LazyLock::new(|| Lists {
     libc: List::read(LIBC),
     attributes: List::read(ATTRIBUTES),
     allocation: List::read(ALLOCATION),
+    variables: Variables::read(VARIABLES),
 });
 
 /// Name and reason of each entry. A line that begins with `#` is a heading.

@@ -48,7 +48,9 @@ mod walk;
 
 pub use sites::resolve;
 pub use snapshot::{Snapshot, beginnings};
-pub use study::{changes_thread, has_failed, is_asked, judge, mobility_of, study};
+pub use study::{
+    assume_own_thread_locals, changes_thread, has_failed, is_asked, judge, mobility_of, study,
+};
 pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};
 pub use walk::{Judgement, Registers, Stack, judge_stack};

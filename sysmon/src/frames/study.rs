@@ -19,6 +19,23 @@ static JUDGE: OnceLock<Judge> = OnceLock::new();
 static EXECUTABLE: OnceLock<Object> = OnceLock::new();
 static BEGUN: AtomicBool = AtomicBool::new(false);
 static FAILED: AtomicBool = AtomicBool::new(false);
+static OWN_THREAD_LOCALS: AtomicBool = AtomicBool::new(false);
+
+/// From now on stacks that move take their thread-locals along, those of the executable that the
+/// Rust compiler has made. A survey that begins after this relies on it
+/// ([`Judge::assumes_own_thread_locals`]): then no stack that does not may move.
+///
+/// ```
+/// indent_sysmon::frames::assume_own_thread_locals();
+/// assert!(indent_sysmon::frames::Judge::survey().assumes_own_thread_locals());
+/// ```
+pub fn assume_own_thread_locals() {
+    OWN_THREAD_LOCALS.store(true, SeqCst);
+}
+
+pub(super) fn has_own_thread_locals() -> bool {
+    OWN_THREAD_LOCALS.load(SeqCst)
+}
 
 /// Whether walks have asked for something since the last [`study`]. Any thread, a signal handler
 /// too.

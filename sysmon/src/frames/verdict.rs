@@ -23,6 +23,7 @@ mod survey;
 
 pub use explain::{Binding, Step};
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -89,6 +90,10 @@ pub struct Judge {
     places: Vec<Place>,
     /// What binds each node by itself.
     own: Vec<Option<Why>>,
+    /// What binds a frame of a function, and nobody who calls it.
+    held: BTreeMap<u32, Why>,
+    /// Fibers were taken to have thread-locals of their own.
+    own_locals: bool,
     graph: Graph,
     /// Of each function, what it has to do with the runtime.
     nearness: Vec<Nearness>,
@@ -152,6 +157,16 @@ impl fmt::Debug for Judge {
 }
 
 impl Judge {
+    /// Whether the verdicts hold only for stacks that take their thread-locals along; see
+    /// [`assume_own_thread_locals`](super::assume_own_thread_locals).
+    ///
+    /// ```
+    /// assert!(!indent_sysmon::frames::Judge::survey().assumes_own_thread_locals());
+    /// ```
+    pub fn assumes_own_thread_locals(&self) -> bool {
+        self.own_locals
+    }
+
     /// Reads the code of the executable, and of the library this code is in if it is another one.
     ///
     /// See [`Judge`] for an example.
@@ -166,7 +181,8 @@ impl Judge {
         }
         let library = objects.list.iter().skip(1).find(|o| o.contains(own));
         images.extend(library.map(|library| Image::read(library, &library.name, false)));
-        let mut survey = Survey::new(images, &objects.list);
+        let own_locals = super::study::has_own_thread_locals();
+        let mut survey = Survey::new(images, &objects.list, own_locals);
         survey.read_code();
         survey.read_constants();
         survey.conclude(begun)
@@ -279,7 +295,7 @@ impl Judge {
                 start: function.range.start,
                 end: function.range.end,
                 mobility: self.graph.mobility(number),
-                touches: self.own[number as usize].is_some(),
+                touches: self.own[number as usize].is_some() || self.held.contains_key(&number),
                 image,
             })
         })

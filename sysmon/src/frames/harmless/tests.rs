@@ -155,3 +155,15 @@ fn the_c_library_is_known_by_its_files() {
     assert!(!LISTS.libc.has("memcpy"));
     assert!(!LISTS.libc.has("_Unwind_Resume"));
 }
+
+#[test]
+fn a_variable_is_known_in_both_manglings_and_no_other_is() {
+    let whose = |name: &str| LISTS.variables.whose(name);
+    let keys = "<std::hash::random::RandomState>::new::KEYS::{K#0}::{closure#1}::VAL";
+    assert_eq!(whose(keys), Some(Whose::Any));
+    let keys = "std::hash::random::RandomState::new::KEYS::{{constant}}::{{closure}}::VAL";
+    assert_eq!(whose(keys), Some(Whose::Any));
+    assert_eq!(whose("std::thread::current::id::ID"), Some(Whose::Own));
+    assert_eq!(whose("std::thread::current::id::IDS"), None);
+    assert_eq!(whose("other::std::thread::current::id::ID"), None);
+}

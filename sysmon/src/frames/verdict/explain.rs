@@ -152,7 +152,8 @@ impl Judge {
     /// What a node touches itself.
     fn reason(&self, node: u32) -> (String, Option<String>) {
         let image = &self.images[self.image_of(node)];
-        let Some(why) = &self.own[node as usize] else {
+        let own = self.own[node as usize].as_ref();
+        let Some(why) = own.or_else(|| self.held.get(&node)) else {
             return ("is bound".to_owned(), None);
         };
         match *why {

@@ -107,11 +107,12 @@ impl Graph {
         &self.edges[self.first[node] as usize..self.first[node + 1] as usize]
     }
 
-    /// Hands back, along all edges, which nodes are bound by themselves. Says how many were on a
-    /// list.
+    /// Hands back, along all edges, which nodes are bound by themselves. Those that are `held` are
+    /// bound as frames only. Says how many were on a list.
     pub(super) fn settle(
         &mut self,
         own: impl Iterator<Item = bool>,
+        held: impl Iterator<Item = u32>,
         listed: impl Fn(u32) -> Listed,
     ) -> usize {
         self.bound = own.collect();
@@ -123,7 +124,7 @@ impl Graph {
             listed,
         };
         self.spread(&mut lists);
-        self.pass_on_frames(&mut lists);
+        self.pass_on_frames(held, &mut lists);
         let exempt = |list: &&Option<Listed>| !matches!(list, None | Some(Listed::Nowhere));
         lists.known.iter().filter(exempt).count()
     }
@@ -152,8 +153,13 @@ impl Graph {
     }
 
     /// Frames that were left to others.
-    fn pass_on_frames(&mut self, lists: &mut Lists<impl Fn(u32) -> Listed>) {
+    fn pass_on_frames(
+        &mut self,
+        held: impl Iterator<Item = u32>,
+        lists: &mut Lists<impl Fn(u32) -> Listed>,
+    ) {
         self.frames = self.bound.clone();
+        held.for_each(|node| self.frames[node as usize] = true);
         self.instead = vec![NOBODY; self.frames.len()];
         let mut jumps = std::mem::take(&mut self.jumps);
         jumps.sort_unstable();
@@ -244,7 +250,8 @@ mod tests {
         for &(from, to) in edges {
             graph.add(from, to, How::Call);
         }
-        graph.settle(own.iter().copied(), |node| match node {
+        let held = std::iter::empty();
+        graph.settle(own.iter().copied(), held, |node| match node {
             _ if harmless.contains(&node) => Listed::Harmless,
             _ if runtime.contains(&node) => Listed::Runtime,
             _ => Listed::Nowhere,
@@ -269,6 +276,21 @@ mod tests {
     fn the_search_ends_at_a_harmless_function_but_its_own_frame_counts() {
         let graph = settled(&[(0, 1), (1, 2)], &[MOVABLE, MOVABLE, BOUND], &[1], &[]);
         assert_eq!(graph.bound, [MOVABLE, BOUND, BOUND]);
+    }
+
+    #[test]
+    fn what_is_held_binds_the_frame_and_those_it_was_left_to_but_no_caller() {
+        let mut graph = Graph::default();
+        graph.add(0, 1, How::Call);
+        graph.add(1, 2, How::Jump);
+        graph.add_jump(1, 2);
+        let own = [MOVABLE; 3].into_iter();
+        graph.settle(own, [1].into_iter(), |_| Listed::Nowhere);
+        let frames = [0, 1, 2].map(|node| graph.mobility(node));
+        assert_eq!(
+            frames,
+            [Mobility::Movable, Mobility::Bound, Mobility::Bound]
+        );
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Reads all code and all constants that anybody refers to, once, and puts them into the graph.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use super::{Judge, Nearness, Place, Statistics, Why};
 use crate::frames::Mobility;
 use crate::frames::constants::{Constants, Rule};
 use crate::frames::edges::{How, Reach, Reader, SYSCALL, Touch, Use};
-use crate::frames::harmless::{self, LISTS, kernel, paths};
+use crate::frames::harmless::{self, LISTS, Whose, kernel, paths};
 use crate::frames::image::memory::Kind;
 use crate::frames::image::{Image, Target, symbols};
 use crate::frames::objects::{self, Object};
@@ -31,6 +32,10 @@ pub(super) struct Survey {
     places: Vec<Place>,
     /// What binds each node by itself.
     own: Vec<Option<Why>>,
+    /// What binds a frame of a function, and nobody who calls it.
+    held: BTreeMap<u32, Why>,
+    /// Fibers have thread-locals of their own.
+    own_locals: bool,
     graph: Graph,
     /// Nodes that change attributes of their thread themselves.
     changers: Vec<u32>,
@@ -45,13 +50,15 @@ pub(super) struct Survey {
 }
 
 impl Survey {
-    pub(super) fn new(images: Vec<Image>, objects: &[Object]) -> Survey {
+    pub(super) fn new(images: Vec<Image>, objects: &[Object], own_locals: bool) -> Survey {
         let file = |o: &Object| PathBuf::from(&o.name).file_name().map(|n| n.to_owned());
         let is_libc = |o: &Object| file(o).is_some_and(|n| harmless::is_libc(&n.to_string_lossy()));
         let mut survey = Survey {
             first: Vec::new(),
             places: Vec::new(),
             own: Vec::new(),
+            held: BTreeMap::new(),
+            own_locals,
             graph: Graph::default(),
             changers: Vec::new(),
             uses: images.iter().map(|_| Vec::new()).collect(),
@@ -112,8 +119,12 @@ impl Survey {
             {
                 self.note_changer(image, from, kernel::is_ours(number));
             }
-            if let Some(why) = binds(touch) {
-                self.bind(from, why);
+            match binds(touch) {
+                Some(Why::Variable(offset)) if self.is_let_go(image, offset) => {
+                    self.held.entry(from).or_insert(Why::Variable(offset));
+                }
+                Some(why) => self.bind(from, why),
+                None => {}
             }
         }
         for &(address, how) in &facts.code {
@@ -142,6 +153,16 @@ impl Survey {
         };
         if named || !ours {
             self.changers.push(node);
+        }
+    }
+
+    /// Whether nothing is left of a thread-local when a function returns that has used it.
+    fn is_let_go(&self, image: &Image, offset: i64) -> bool {
+        let name = image.variable(offset).map(symbols::plain);
+        match name.and_then(|name| LISTS.variables.whose(&name)) {
+            Some(Whose::Any) => true,
+            Some(Whose::Own) => self.own_locals,
+            None => false,
         }
     }
 
@@ -267,7 +288,8 @@ impl Survey {
             Place::Constant { .. } => None,
         };
         let listed = |node| start(node).map_or(Listed::Nowhere, |(image, at)| listed(image, at));
-        let harmless = self.graph.settle(own, listed);
+        let held = self.held.keys().copied();
+        let harmless = self.graph.settle(own, held, listed);
         // Who refers to the entry of a fiber or thread starts it, and does not call it.
         let is_entry = |node| start(node).is_some_and(|(image, at)| is_entry(image, at));
         let changers = self
@@ -285,7 +307,7 @@ impl Survey {
         let statistics = Statistics {
             objects: self.images.len(),
             functions,
-            touching: count(&|f| self.own[f as usize].is_some()),
+            touching: count(&|f| self.own[f as usize].is_some() || self.held.contains_key(&f)),
             bound: count(&|f| graph.mobility(f) == Mobility::Bound),
             harmless,
             text: self.text,
@@ -303,6 +325,8 @@ impl Survey {
             first: self.first,
             places: self.places,
             own: self.own,
+            held: self.held,
+            own_locals: self.own_locals,
             graph: self.graph,
             changers,
             statistics,
