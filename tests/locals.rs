@@ -209,6 +209,20 @@ fn destructors_run_once_however_a_fiber_ends() {
     assert_eq!((MADE.load(SeqCst), DROPPED.load(SeqCst)), (60, 60));
 }
 
+/// Runs a closure on a fiber that nobody joins: its result is dropped there, and nowhere else.
+fn detached<T: Send + 'static>(rt: &Runtime, f: impl FnOnce() -> T + Send + 'static) {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let is_dropped = dropped.clone();
+    let handle = rt.spawn(move || {
+        while is_dropped.load(SeqCst) == 0 {
+            task::yield_now();
+        }
+        f()
+    });
+    drop(handle);
+    dropped.store(1, SeqCst);
+}
+
 /// A thread-local that says goodbye over a channel, and sleeps in its destructor.
 #[test]
 fn a_destructor_that_blocks_in_a_fiber_that_is_told_to_end_is_left_in_peace() {
@@ -288,11 +302,10 @@ fn a_result_that_nobody_joins_may_use_what_its_closure_used() {
     let (tx, rx) = mpsc::channel();
     for _ in 0..20 {
         let uses = Uses(tx.clone());
-        drop(rt.spawn(move || {
+        detached(&rt, move || {
             LIST.with_borrow_mut(|list| list.extend([1, 2, 3]));
-            task::yield_now(); // its handle is gone by now
             uses
-        }));
+        });
         assert_eq!(rx.recv().unwrap(), 3);
     }
 }
@@ -312,7 +325,7 @@ fn a_result_that_nobody_joins_may_use_thread_locals() {
     let (tx, rx) = mpsc::channel();
     for _ in 0..20 {
         let uses = Uses(tx.clone());
-        drop(rt.spawn(move || uses));
+        detached(&rt, move || uses);
     }
     for _ in 0..20 {
         assert_eq!(rx.recv().unwrap(), 8);
