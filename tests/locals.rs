@@ -463,6 +463,26 @@ fn several_runtimes_do_not_mix() {
     }
 }
 
+/// Verdicts rely on thread-locals that go with the fiber, where there are any in the process.
+#[test]
+fn fibers_without_thread_locals_of_their_own_keep_their_threads() {
+    needs_own_locals!();
+    let own = runtime(1);
+    own.wait_until_surveyed(None);
+    let rt = builder()
+        .workers(2)
+        .thread_locals(ThreadLocals::Thread)
+        .build()
+        .unwrap();
+    let mobility = || task::current().unwrap().binding().mobility();
+    assert_eq!(rt.block_on(mobility), task::Mobility::Bound);
+    let fibers: Vec<_> = (0..20).map(|_| rt.spawn(|| time::sleep(50 * MS))).collect();
+    common::wait_for("all keep a thread", || rt.metrics().carriers_occupied == 20);
+    for fiber in fibers {
+        fiber.join().unwrap();
+    }
+}
+
 /// Seeds and numbers of threads are not multiplied.
 #[test]
 fn keys_of_maps_stay_with_the_thread() {

@@ -14,7 +14,9 @@
 //! - every frame from the interrupted one up to the region's lies in the executable, can be climbed
 //!   from by its unwind row, is movable ([S5]), and is no function of the runtime: so neither the
 //!   frames nor the registers hold anything of the thread. That nothing is held *around* the
-//!   region, the author answers for.
+//!   region, the author answers for. A frame that leads to a function of the runtime, or to one that
+//!   keeps the address of a thread-local to itself, may have just been given something: then the
+//!   fiber keeps its thread.
 //!
 //! The mark that the handler puts up stays up until `yield_in_place` has passed it to the
 //! scheduler: in between no thread takes the worker, and another signal finds the mark. Afterwards

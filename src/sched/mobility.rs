@@ -197,12 +197,15 @@ pub(crate) unsafe fn starts_movable(fiber: FiberRef) -> bool {
 ///
 /// # Safety
 /// It is started, switched out and the caller's (I1).
-pub(crate) unsafe fn may_move_after_all(fiber: FiberRef) -> bool {
+pub(crate) unsafe fn may_move_after_all(shared: &Shared, fiber: FiberRef) -> bool {
     // SAFETY: by the caller's promise.
     let stays = unsafe { locals::stay(fiber) }; // I34
     if noted(&fiber) == Mobility::Unjudged && !stays && frames::judge().is_some() {
         // SAFETY: by the caller's promise.
         let _place = unsafe { judge(fiber, &mut TraceCache::new()) };
+        if !shared.trusts_verdicts() {
+            note_bound(fiber);
+        }
         return is_movable(fiber);
     }
     false
@@ -228,6 +231,9 @@ impl Shared {
                 // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the
                 // commit.
                 let place = unsafe { judge(fiber, &mut traces) };
+                if !self.trusts_verdicts() {
+                    note_bound(fiber);
+                }
                 // SAFETY: as above.
                 if is_movable(fiber) && unsafe { locals::stay(fiber) } {
                     note(fiber, Mobility::Unjudged); // I34: until it has run again

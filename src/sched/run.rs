@@ -146,7 +146,7 @@ fn go_elsewhere(
 ) -> Where {
     if let Some(thread) = thread {
         // SAFETY: I1: `next` took it off a queue.
-        if !unsafe { mobility::may_move_after_all(fiber) } {
+        if !unsafe { mobility::may_move_after_all(token.carrier().shared(), fiber) } {
             return go_to_thread(token, fiber, thread);
         }
         thread.let_out(fiber);
@@ -182,7 +182,7 @@ fn go_elsewhere(
     let shared = token.carrier().shared();
     if let Some(fiber) = refused.filter(|fiber| fiber.is_unstarted()) {
         // SAFETY: I1: `next` took it off a queue.
-        let movable = shared.trusts_verdicts() && unsafe { mobility::starts_movable(fiber) };
+        let movable = unsafe { mobility::starts_movable(fiber) } && shared.trusts_verdicts();
         if shared.has_free_thread() && movable {
             shared.global.unstarted.push(fiber); // for the worker that is there
             if !shared.rouse_one(0) {

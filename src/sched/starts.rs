@@ -179,7 +179,7 @@ impl Shared {
             return Start::Reserved;
         }
         // SAFETY: by the caller's promise.
-        if self.trusts_verdicts() && unsafe { mobility::starts_movable(fiber) } {
+        if unsafe { mobility::starts_movable(fiber) } && self.trusts_verdicts() {
             Start::Now
         } else if has_thread && self.reserve(occupied, || self.make_spare()) {
             Start::Reserved

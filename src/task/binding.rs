@@ -17,13 +17,17 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// What keeps a fiber on its thread; see [`Fiber::binding`].
 ///
 /// ```
+/// use std::cell::RefCell;
+///
 /// use indent::task::{self, Mobility};
 ///
+/// thread_local!(static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) });
+///
 /// indent::runtime::block_on(|| {
-///     let here = std::thread::current(); // may be used to unpark this very thread
-///     let binding = task::current().unwrap().binding();
-///     assert_eq!(binding.mobility(), Mobility::Bound);
-///     drop(here);
+///     BUFFER.with_borrow_mut(|_buffer| {
+///         let binding = task::current().unwrap().binding();
+///         assert_eq!(binding.mobility(), Mobility::Bound);
+///     });
 /// });
 /// ```
 #[derive(Clone, Debug)]

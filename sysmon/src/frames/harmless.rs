@@ -57,7 +57,14 @@ pub(crate) struct Lists {
 
 /// Thread-locals whose address stays inside the functions that use them.
 #[derive(Debug, Default)]
-pub(crate) struct Variables(Vec<(&'static str, Whose)>);
+pub(crate) struct Variables(Vec<Variable>);
+
+#[derive(Debug)]
+struct Variable {
+    name: &'static str,
+    size: usize,
+    whose: Whose,
+}
 
 /// Whose value of a thread-local is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,23 +77,34 @@ pub(crate) enum Whose {
 
 impl Variables {
     fn read(text: &'static str) -> Variables {
-        let row = |(name, reason): (&'static str, &'static str)| match reason.split_once(':') {
-            Some(("any", _)) => (name, Whose::Any),
-            Some(("own", _)) => (name, Whose::Own),
-            _ => panic!("{name}: any or own?"),
+        let row = |(name, reason): (&'static str, &'static str)| {
+            let (when, _) = reason.split_once(':').expect("a reason after a colon");
+            let (whose, size) = when.split_once(' ').expect("whose, and the size");
+            Variable {
+                name,
+                size: size.parse().expect("a number of bytes"),
+                whose: match whose {
+                    "any" => Whose::Any,
+                    "own" => Whose::Own,
+                    other => panic!("{name}: {other}?"),
+                },
+            }
         };
         Variables(entries(text).map(row).collect())
     }
 
-    /// Whose value will do, of a variable with this name as it is demangled.
-    pub(crate) fn whose(&self, name: &str) -> Option<Whose> {
+    /// Whose value will do, of a variable with this name, as it is demangled, and of this size.
+    pub(crate) fn whose(&self, name: &str, size: usize) -> Option<Whose> {
         let name = name.replace(['<', '>'], "");
-        let is = |row: &&(&str, Whose)| {
-            let rest = name.strip_prefix(row.0);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-        };
-        self.0.iter().find(is).map(|row| row.1)
+        let is = |row: &&Variable| row.size == size && is_within(&name, row.name);
+        self.0.iter().find(is).map(|row| row.whose)
     }
+}
+
+/// Whether a path is this one, or below it.
+pub(crate) fn is_within(path: &str, this: &str) -> bool {
+    let rest = path.strip_prefix(this);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }
 
 const FUNCTIONS: &str = include_str!("lists/functions.txt");

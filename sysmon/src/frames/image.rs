@@ -194,8 +194,8 @@ impl Image {
         (jump && known).then_some(slot)
     }
 
-    /// The name of the thread-local at an offset from the thread pointer.
-    pub(crate) fn variable(&self, offset: i64) -> Option<&str> {
+    /// The name of the thread-local at an offset from the thread pointer, and its size.
+    pub(crate) fn variable(&self, offset: i64) -> Option<(&str, usize)> {
         let inside = usize::try_from(offset - self.tls?).ok()?;
         self.symbols.thread_local_at(inside)
     }

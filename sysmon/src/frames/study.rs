@@ -5,9 +5,10 @@
 //! its own does that and ends, so that the helper can go on with what is more urgent. It belongs to
 //! the process, not to whoever asked first: nobody waits for it, and what it finds stays for ever.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
+use super::harmless::is_within;
 use super::objects::{Object, Objects};
 use super::rows::Unwinder;
 use super::sites::{self, Site, sites};
@@ -21,16 +22,28 @@ static BEGUN: AtomicBool = AtomicBool::new(false);
 static FAILED: AtomicBool = AtomicBool::new(false);
 static OWN_THREAD_LOCALS: AtomicBool = AtomicBool::new(false);
 
+/// Names of thread-locals that stacks do not take along.
+static STAY: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
 /// From now on stacks that move take their thread-locals along, those of the executable that the
-/// Rust compiler has made. A survey that begins after this relies on it
-/// ([`Judge::assumes_own_thread_locals`]): then no stack that does not may move.
+/// Rust compiler has made, except for those with these names. A survey that begins after this relies
+/// on it ([`Judge::assumes_own_thread_locals`]): then no stack that does not may move.
 ///
 /// ```
-/// indent_sysmon::frames::assume_own_thread_locals();
+/// indent_sysmon::frames::assume_own_thread_locals(&["my_crate::CPU".to_owned()]);
 /// assert!(indent_sysmon::frames::Judge::survey().assumes_own_thread_locals());
 /// ```
-pub fn assume_own_thread_locals() {
+pub fn assume_own_thread_locals(except: &[String]) {
+    let mut stay = STAY.lock().unwrap_or_else(PoisonError::into_inner);
+    stay.extend_from_slice(except);
     OWN_THREAD_LOCALS.store(true, SeqCst);
+}
+
+/// Whether stacks leave a thread-local behind although they take others along.
+pub(super) fn stays_with_threads(variable: &str) -> bool {
+    let variable = variable.replace(['<', '>'], "");
+    let stay = STAY.lock().unwrap_or_else(PoisonError::into_inner);
+    stay.iter().any(|name| is_within(&variable, name))
 }
 
 pub(super) fn has_own_thread_locals() -> bool {

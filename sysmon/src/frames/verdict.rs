@@ -105,13 +105,15 @@ pub struct Judge {
 /// What a function has to do with the runtime, for one that is interrupted and not suspended in a call.
 ///
 /// The runtime's own functions may hold anything of their thread between two instructions, and code of
-/// the runtime that was inlined into others may hold what such a function has just returned.
+/// the runtime that was inlined into others may hold what such a function has just returned. The same goes
+/// for functions that use a thread-local whose address they keep to themselves, and for all that lead to
+/// those: one in between may just have been given the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Nearness {
     /// Nothing.
     Apart,
-    /// It leads to one of the runtime's functions directly.
+    /// It leads to one of the runtime's functions directly, or to one that holds something for itself.
     Leads,
     /// It is one.
     Within,

@@ -158,12 +158,19 @@ fn the_c_library_is_known_by_its_files() {
 
 #[test]
 fn a_variable_is_known_in_both_manglings_and_no_other_is() {
-    let whose = |name: &str| LISTS.variables.whose(name);
+    let whose = |name: &str, size| LISTS.variables.whose(name, size);
     let keys = "<std::hash::random::RandomState>::new::KEYS::{K#0}::{closure#1}::VAL";
-    assert_eq!(whose(keys), Some(Whose::Any));
+    assert_eq!(whose(keys, 24), Some(Whose::Any));
     let keys = "std::hash::random::RandomState::new::KEYS::{{constant}}::{{closure}}::VAL";
-    assert_eq!(whose(keys), Some(Whose::Any));
-    assert_eq!(whose("std::thread::current::id::ID"), Some(Whose::Own));
-    assert_eq!(whose("std::thread::current::id::IDS"), None);
-    assert_eq!(whose("other::std::thread::current::id::ID"), None);
+    assert_eq!(whose(keys, 24), Some(Whose::Any));
+    assert_eq!(whose("std::thread::current::id::ID", 8), Some(Whose::Own));
+    assert_eq!(whose("std::thread::current::id::IDS", 8), None);
+    assert_eq!(whose("other::std::thread::current::id::ID", 8), None);
+    let random = "rand::rngs::thread::THREAD_RNG_KEY::{{constant}}::VAL";
+    assert_eq!(whose(random, 16), Some(Whose::Own));
+    assert_eq!(
+        whose(random, 336),
+        None,
+        "as in rand 0.7, which hands out its address"
+    );
 }

@@ -315,12 +315,13 @@ impl Symbols {
         sized.flat_map(|c| [c.start, c.start + c.size])
     }
 
-    /// The name of the thread-local around an offset into the initial image.
-    pub(crate) fn thread_local_at(&self, offset: usize) -> Option<&str> {
+    /// The name of the thread-local around an offset into the initial image, and its size.
+    pub(crate) fn thread_local_at(&self, offset: usize) -> Option<(&str, usize)> {
         let after = self.thread_locals.partition_point(|t| t.start <= offset);
         let near = self.thread_locals[..after].last()?;
         let inside = offset < near.start + near.size.max(1);
-        inside.then(|| string(&self.names, near.name))?
+        let name = inside.then(|| string(&self.names, near.name))??;
+        Some((name, near.size))
     }
 }
 

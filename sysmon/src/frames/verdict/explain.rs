@@ -158,7 +158,7 @@ impl Judge {
         };
         match *why {
             Why::Variable(offset) => {
-                let name = image.variable(offset).map(symbols::plain);
+                let name = image.variable(offset).map(|(name, _)| symbols::plain(name));
                 let shown = name.clone().unwrap_or_else(|| format!("fs:{offset:#x}"));
                 (format!("touches {shown}"), name)
             }

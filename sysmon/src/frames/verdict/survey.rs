@@ -13,6 +13,7 @@ use crate::frames::harmless::{self, LISTS, Whose, kernel, paths};
 use crate::frames::image::memory::Kind;
 use crate::frames::image::{Image, Target, symbols};
 use crate::frames::objects::{self, Object};
+use crate::frames::study;
 
 /// Functions that change a thread and that the runtime itself calls.
 const OURS: [&str; 4] = ["nice", "prctl", "sched_setaffinity", SYSCALL];
@@ -158,10 +159,13 @@ impl Survey {
 
     /// Whether nothing is left of a thread-local when a function returns that has used it.
     fn is_let_go(&self, image: &Image, offset: i64) -> bool {
-        let name = image.variable(offset).map(symbols::plain);
-        match name.and_then(|name| LISTS.variables.whose(&name)) {
+        let Some((name, size)) = image.variable(offset) else {
+            return false;
+        };
+        let name = symbols::plain(name);
+        match LISTS.variables.whose(&name, size) {
             Some(Whose::Any) => true,
-            Some(Whose::Own) => self.own_locals,
+            Some(Whose::Own) => self.own_locals && !study::stays_with_threads(&name),
             None => false,
         }
     }
@@ -319,8 +323,11 @@ impl Survey {
                 + self.images.iter().map(Image::memory_kept).sum::<usize>(),
             time: begun.elapsed(),
         };
+        // At a call nothing is left of what these held; between two instructions there may be.
+        let held: Vec<u32> = self.held.keys().copied().collect();
+        let near_held = self.graph.all_leading_to(&held, listed);
         Judge {
-            nearness: self.nearness(functions),
+            nearness: self.nearness(functions, &near_held),
             images: self.images,
             first: self.first,
             places: self.places,
@@ -336,9 +343,15 @@ impl Survey {
 
 impl Survey {
     /// Of all functions, once the graph is settled: who is the runtime's, and who leads to those. Through
-    /// constants, too, for what they hold may be called.
-    fn nearness(&self, functions: usize) -> Vec<Nearness> {
+    /// constants, too, for what they hold may be called. Whoever leads to a function that holds something of
+    /// its thread while it runs counts the same.
+    fn nearness(&self, functions: usize, near_held: &[u32]) -> Vec<Nearness> {
         let mut nearness = vec![Nearness::Apart; functions];
+        for &node in near_held {
+            if let Some(place) = nearness.get_mut(node as usize) {
+                *place = Nearness::Leads;
+            }
+        }
         let mut near = Vec::new();
         for (number, image) in self.images.iter().enumerate() {
             let ours = image.symbols.functions_of("indent");
