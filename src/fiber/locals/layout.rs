@@ -2,7 +2,7 @@
 //! Which bytes of a thread's memory are exchanged, and how.
 //!
 //! Whole words are copied as such, in runs. Of a word that only partly belongs to variables that are
-//! exchanged, only their bytes are touched: the others may be anybody's, who may write to them now.
+//! exchanged, only their bytes are written: the others may be anybody's, who may write to them now.
 
 use std::alloc;
 
@@ -19,7 +19,11 @@ struct Run {
 
 /// Bytes of one word that follow each other, less than a word.
 struct Part {
+    /// Of the word, from the thread pointer.
     offset: isize,
+    mask: u64,
+    /// Bytes before those that are exchanged.
+    first: usize,
     bytes: usize,
 }
 
@@ -85,9 +89,9 @@ impl Layout {
             self.pristine.extend(words(&all.initial(run.offset..end)));
         }
         for part in &self.parts {
-            let mut bytes = all.initial(part.offset..part.offset + part.bytes as isize);
-            bytes.resize(WORD, 0);
-            self.pristine.extend(words(&bytes));
+            let bytes = all.initial(part.offset..part.offset + WORD as isize);
+            self.pristine
+                .extend(words(&bytes).map(|word| word & part.mask));
         }
     }
 
@@ -116,11 +120,14 @@ impl Layout {
         while rest != 0 {
             let first = rest.trailing_zeros() as usize / 8;
             let bytes = (rest >> (first * 8)).trailing_ones() as usize / 8;
+            let mask = u64::MAX >> (64 - bytes * 8) << (first * 8);
             self.parts.push(Part {
-                offset: offset + first as isize,
+                offset,
+                mask,
+                first,
                 bytes,
             });
-            rest &= !(u64::MAX >> (64 - bytes * 8) << (first * 8));
+            rest &= !mask;
         }
     }
 
@@ -157,8 +164,8 @@ impl Layout {
             }
         }
         for (part, initial) in self.parts.iter().zip(pristine) {
-            // SAFETY: less than a word of the calling thread's variables.
-            differ |= unsafe { read(at(base, part.offset), part.bytes) } ^ initial;
+            // SAFETY: an aligned word of the calling thread's memory.
+            differ |= unsafe { part.read(base) } ^ initial;
         }
         differ == 0
     }
@@ -179,8 +186,8 @@ impl Layout {
             image = unsafe { image.add(run.words) };
         }
         for part in &self.parts {
-            // SAFETY: less than a word of the calling thread's variables.
-            let word = unsafe { read(at(base, part.offset), part.bytes) };
+            // SAFETY: an aligned word of the calling thread's memory.
+            let word = unsafe { part.read(base) };
             // SAFETY: by the caller's promise.
             unsafe { image.write(word) };
             // SAFETY: as above.
@@ -204,10 +211,10 @@ impl Layout {
             image = unsafe { image.add(run.words) };
         }
         for part in &self.parts {
-            // SAFETY: by the caller's promise.
-            unsafe {
-                ptr::copy_nonoverlapping(image.cast::<u8>(), at(base, part.offset), part.bytes)
-            };
+            let from = image.cast::<u8>().wrapping_add(part.first);
+            let to = at(base, part.offset).wrapping_add(part.first);
+            // SAFETY: by the caller's promise; inside a word each.
+            unsafe { ptr::copy_nonoverlapping(from, to, part.bytes) };
             // SAFETY: as above.
             image = unsafe { image.add(1) };
         }
@@ -231,16 +238,18 @@ impl Layout {
     }
 }
 
-/// So many bytes, less than a word, as the lower ones of a word.
-///
-/// # Safety
-/// They may be read.
-#[inline]
-unsafe fn read(from: *const u8, bytes: usize) -> u64 {
-    let mut word = 0u64;
-    // SAFETY: by the caller's promise; a word has room for them, and the first are the lower ones.
-    unsafe { ptr::copy_nonoverlapping(from, (&raw mut word).cast(), bytes) };
-    word
+impl Part {
+    /// Its bytes where they are in the word, and zeros. The others are read, too, and dropped:
+    /// whoever writes to them meanwhile does no harm.
+    ///
+    /// # Safety
+    /// `base` is the thread pointer of the calling thread.
+    #[inline]
+    unsafe fn read(&self, base: usize) -> u64 {
+        // SAFETY: an aligned word of the thread's memory, some of whose bytes are variables.
+        let word = unsafe { at(base, self.offset).cast::<u64>().read_volatile() };
+        word & self.mask
+    }
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
