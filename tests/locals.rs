@@ -209,7 +209,7 @@ fn destructors_run_once_however_a_fiber_ends() {
     assert_eq!((MADE.load(SeqCst), DROPPED.load(SeqCst)), (60, 60));
 }
 
-/// Runs a closure on a fiber that nobody joins: its result is dropped there, and nowhere else.
+/// Runs a closure on a fiber without a handle: its result is dropped there, and nowhere else.
 fn detached<T: Send + 'static>(rt: &Runtime, f: impl FnOnce() -> T + Send + 'static) {
     let dropped = Arc::new(AtomicUsize::new(0));
     let is_dropped = dropped.clone();
@@ -290,7 +290,7 @@ fn fibers_that_moved_are_woken_by_std_channels() {
 }
 
 #[test]
-fn a_result_that_nobody_joins_may_use_what_its_closure_used() {
+fn an_unjoined_result_may_use_what_its_closure_used() {
     needs_own_locals!();
     struct Uses(mpsc::Sender<usize>);
     impl Drop for Uses {
@@ -311,7 +311,7 @@ fn a_result_that_nobody_joins_may_use_what_its_closure_used() {
 }
 
 #[test]
-fn a_result_that_nobody_joins_may_use_thread_locals() {
+fn an_unjoined_result_may_use_thread_locals() {
     needs_own_locals!();
     struct Uses(mpsc::Sender<u64>);
     impl Drop for Uses {
@@ -456,7 +456,7 @@ fn several_runtimes_do_not_mix() {
         COUNT.set(COUNT.get() + 1);
         COUNT.get()
     };
-    // One thread's, as long as nobody is bound there in between.
+    // One thread's, as long as no fiber is bound there in between.
     assert_eq!([threads.block_on(count), threads.block_on(count)], [8, 9]);
     for fiber in fibers {
         fiber.join().unwrap();
@@ -537,7 +537,7 @@ fn an_rc_that_a_boxed_closure_hands_out_is_the_fibers_own() {
 
 /// Ordinary code before a park: maps with random keys.
 #[test]
-fn what_is_over_before_a_park_binds_nobody() {
+fn what_is_over_before_a_park_binds_no_fiber() {
     needs_own_locals!();
     if common::all_fibers_are_bound() {
         return;

@@ -9,7 +9,7 @@ use indent::sync::{OwnedSemaphorePermit, RwLock, RwLockReadGuard, RwLockWriteGua
 use indent::task;
 use proptest::prelude::*;
 
-/// Yields after which nobody can run any more, if nobody is interrupted: each fiber needs one or two.
+/// Yields after which no fiber can run any more, unless one was interrupted: each needs one or two.
 const YIELDS: usize = 8;
 /// How long a fiber may take that was interrupted, on a machine that has other things to do.
 const PATIENCE: Duration = Duration::from_secs(20);

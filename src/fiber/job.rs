@@ -289,7 +289,7 @@ pub(crate) fn complete(word: &AtomicUsize) -> Completed {
     }
 }
 
-/// Whether nobody will join it.
+/// Whether its handle was dropped, so that it will not be joined.
 pub(crate) fn is_detached(word: &AtomicUsize) -> bool {
     word.load(Acquire) == DETACHED
 }

@@ -15,9 +15,9 @@
 //! put back before it ends.
 //!
 //! **I34** *A fiber that keeps its thread keeps its values in place.* A fiber that is bound to its
-//! thread may have the address of a thread-local, or have given it to somebody. It has the thread
-//! to itself (`sched/tenant.rs`), so its values stay in the block. Nobody lets it go to another
-//! thread before it has run again ([`Locals::stays`]).
+//! thread may have the address of a thread-local, or have passed it on. It has the thread
+//! to itself (`sched/tenant.rs`), so its values stay in the block, and it
+//! does not go to another thread before it has run again ([`stay`]).
 //!
 //! A movable fiber that leaves the block as it found it costs a comparison, and has no image. If
 //! the block differs, it is copied into the fiber's image and made pristine, and the image is
@@ -38,7 +38,7 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
-use indent_sysmon::thread_locals::ThreadLocals;
+use indent_sysmon::thread_locals::{ThreadLocals, Variable};
 
 use crate::base::arch;
 use crate::base::loom::atomic::Ordering::Relaxed;
@@ -124,12 +124,9 @@ pub(crate) enum Unprepared<'a> {
 }
 
 /// Whether a thread-local stays with the thread, by its name.
-fn is_per_thread(variable: &str, named: &[String]) -> bool {
-    let is = |name: &String| {
-        let rest = variable.strip_prefix(name.as_str());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
-    };
-    PER_THREAD.iter().any(|row| variable.starts_with(row.0)) || named.iter().any(is)
+fn is_per_thread(variable: &Variable, named: &[String]) -> bool {
+    let listed = |row: &(&str, _)| variable.name.starts_with(row.0);
+    PER_THREAD.iter().any(listed) || named.iter().any(|name| variable.is_within(name))
 }
 
 /// The thread-locals of one fiber, in the head of its stack. Only who holds the fiber touches it.
@@ -195,7 +192,7 @@ impl Locals {
     #[cold]
     fn clear(&self, layout: &Layout) {
         let own = self.own.replace(ptr::null_mut());
-        // SAFETY: `make` made it, and nobody finds it any more.
+        // SAFETY: `make` made it, and the pointer to it is gone.
         let own = unsafe { memory::take(own) };
         debug_assert!(own.destructors.is_empty(), "they have run");
         if !own.image.get().is_null() {
@@ -282,9 +279,9 @@ fn at(thread: usize, variable: isize) -> *mut u8 {
 pub(crate) enum Stay {
     /// Anywhere.
     Leaves,
-    /// Here, for certain; nobody runs here before it.
+    /// Here, for certain; no other fiber runs here before it.
     Bound,
-    /// Here, unless it is found to be movable; nobody runs here before it.
+    /// Here, unless it is found to be movable; no other fiber runs here before it.
     Perhaps,
 }
 
@@ -326,7 +323,7 @@ impl Block {
         // SAFETY: an image of this layout.
         unsafe { layout.save(own) };
         self.own.set(own);
-        // SAFETY: as above. Nobody has a reference to a thread-local of this thread: its own code
+        // SAFETY: as above. There is no reference to a thread-local of this thread: its own code
         // is the runtime's.
         unsafe { layout.load(layout.pristine()) };
         self.layout.set(Some(layout));

@@ -419,7 +419,7 @@ fn fiber_main(fiber: FiberRef) {
         end_child(&fiber); // it forked
     }
     complete(fiber);
-    end_locals(fiber); // a result that nobody joined has been dropped, and may have used some
+    end_locals(fiber); // an unjoined result has been dropped, and may have used some
     let here = context::here().expect("a fiber runs here");
     let token = here.enter_with_worker();
     fiber.state.finish();
@@ -427,7 +427,7 @@ fn fiber_main(fiber: FiberRef) {
 }
 
 /// Runs the destructors of the thread-locals of the calling fiber, whose closure has ended. They
-/// must not unwind, so nobody tells them to end.
+/// must not unwind, so they are not cancelled.
 fn end_locals(fiber: FiberRef) {
     if locals::has_destructors(fiber) {
         let _undisturbed = limit::Undisturbed::begin();

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::frames::objects::{Objects, Tls};
-use crate::frames::{symbols_of_thread_locals, written_plainly};
+use crate::frames::{is_within, symbols_of_thread_locals, written_plainly};
 
 /// The thread-locals of the executable.
 ///
@@ -38,6 +38,21 @@ pub struct Variable {
     pub name: String,
     /// The Rust compiler made it.
     pub is_rust: bool,
+}
+
+impl Variable {
+    /// Whether its path is this one, or below it.
+    ///
+    /// ```
+    /// use indent_sysmon::thread_locals::ThreadLocals;
+    ///
+    /// let all = ThreadLocals::of_executable().unwrap();
+    /// assert!(all.variables.iter().any(|v| v.is_within("std::thread")));
+    /// assert!(!all.variables.iter().any(|v| v.is_within("std::thre")));
+    /// ```
+    pub fn is_within(&self, path: &str) -> bool {
+        is_within(&self.name, path)
+    }
 }
 
 impl ThreadLocals {

@@ -38,7 +38,7 @@ pub(super) fn is_in_place() -> Result<(), &'static str> {
     if next().is_none() {
         return Err("the C library takes no destructors of thread-locals");
     }
-    // Whoever calls this first uses it for the first time: its destructor is registered now.
+    // The first use of the variable: its destructor is registered now.
     PROBE.with(|probe| probe.borrow_mut().clear());
     match SEEN.load(Relaxed) {
         true => Ok(()),

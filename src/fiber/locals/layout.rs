@@ -2,13 +2,11 @@
 //! Which bytes of a thread's memory are exchanged, and how.
 //!
 //! Whole words are copied as such, in runs. Of a word that only partly belongs to variables that are
-//! exchanged, only their bytes are written: the others may be anybody's, who may write to them now.
+//! exchanged, only those bytes are written: other code may write to the rest at any time.
 
 use std::alloc;
 
-use indent_sysmon::thread_locals::Variable;
-
-use super::{Range, ThreadLocals, WORD, arch, at, is_per_thread, memory, ptr};
+use super::{Range, ThreadLocals, Variable, WORD, arch, at, is_per_thread, memory, ptr};
 
 /// Whole words that follow each other.
 struct Run {
@@ -45,7 +43,7 @@ impl Layout {
     /// If std's variables are not among them, or not as they are expected.
     pub(super) fn new(all: &ThreadLocals, named: &[String]) -> Result<Layout, &'static str> {
         const NOT_THERE: &str = "std's thread-locals are not in the executable";
-        let is_exchanged = |v: &Variable| v.is_rust && !is_per_thread(&v.name, named);
+        let is_exchanged = |v: &Variable| v.is_rust && !is_per_thread(v, named);
         let ours = all.variables.iter().filter(|v| is_exchanged(v));
         let variables: Vec<_> = ours.map(|v| v.range.clone()).collect();
         let current = (all.variables.iter())
@@ -155,7 +153,7 @@ impl Layout {
         let mut differ = 0;
         for run in &self.runs {
             let block = at(base, run.offset).cast::<u64>();
-            // SAFETY: a run of variables of the calling thread; nobody writes to them meanwhile.
+            // SAFETY: a run of variables of the calling thread, which does not write to them now.
             let block = unsafe { std::slice::from_raw_parts(block, run.words) };
             let (initial, rest) = pristine.split_at(run.words);
             pristine = rest;
@@ -198,7 +196,7 @@ impl Layout {
     /// Copies an image into the calling thread's block.
     ///
     /// # Safety
-    /// The image has `words` words, and nobody has a reference into the block.
+    /// The image has `words` words, and there is no reference into the block.
     #[inline]
     pub(super) unsafe fn load(&self, image: *const u64) {
         let base = arch::thread_pointer();
@@ -231,7 +229,7 @@ impl Layout {
     }
 
     /// # Safety
-    /// `allocate` made it, and nobody uses it any more.
+    /// `allocate` made it, and it is not used any more.
     pub(super) unsafe fn free(&self, image: *mut u64) {
         // SAFETY: by the caller's promise.
         unsafe { memory::free(image.cast(), self.memory()) };
@@ -240,7 +238,7 @@ impl Layout {
 
 impl Part {
     /// Its bytes where they are in the word, and zeros. The others are read, too, and dropped:
-    /// whoever writes to them meanwhile does no harm.
+    /// a write to them meanwhile does no harm.
     ///
     /// # Safety
     /// `base` is the thread pointer of the calling thread.

@@ -15,7 +15,7 @@ pub(super) fn put<T>(value: T) -> *mut T {
 /// The value, out of its memory.
 ///
 /// # Safety
-/// `put` made it, and nobody uses it any more.
+/// `put` made it, and it is not used any more.
 pub(super) unsafe fn take<T>(at: *mut T) -> T {
     // SAFETY: by the caller's promise.
     let value = unsafe { at.read() };
@@ -36,7 +36,7 @@ pub(super) fn room(layout: Layout) -> *mut u8 {
 }
 
 /// # Safety
-/// `room` made it with this layout, and nobody uses it any more.
+/// `room` made it with this layout, and it is not used any more.
 pub(super) unsafe fn free(at: *mut u8, layout: Layout) {
     // SAFETY: by the caller's promise.
     unsafe { System.dealloc(at, layout) };

@@ -31,7 +31,7 @@ fn an_image_brings_back_what_was_saved_and_nothing_else() {
         let mut found = all.variables.iter().filter(|v| v.name.contains(name));
         found.next().unwrap().range.clone()
     };
-    // As if they were the only ones, and nobody else's.
+    // As if they were the only ones.
     let mut layout = Layout::of(vec![named("tests::FIRST"), named("tests::SECOND")]);
     layout.fill(&all);
     // On a thread without a test: whatever it uses is its own.
@@ -42,7 +42,7 @@ fn an_image_brings_back_what_was_saved_and_nothing_else() {
         THIRD.with_borrow_mut(|third| third.push(1));
         assert!(!layout.is_pristine());
         let image = layout.allocate();
-        // SAFETY: an image of this layout; nobody has a reference to the variables.
+        // SAFETY: an image of this layout; there is no reference to the variables.
         unsafe { layout.save(image) };
         // SAFETY: as above.
         unsafe { layout.load(layout.pristine()) };

@@ -90,7 +90,7 @@ pub struct Judge {
     places: Vec<Place>,
     /// What binds each node by itself.
     own: Vec<Option<Why>>,
-    /// What binds a frame of a function, and nobody who calls it.
+    /// What binds a frame of a function, but not its callers.
     held: BTreeMap<u32, Why>,
     /// Fibers were taken to have thread-locals of their own.
     own_locals: bool,

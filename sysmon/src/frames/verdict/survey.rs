@@ -33,7 +33,7 @@ pub(super) struct Survey {
     places: Vec<Place>,
     /// What binds each node by itself.
     own: Vec<Option<Why>>,
-    /// What binds a frame of a function, and nobody who calls it.
+    /// What binds a frame of a function, but not its callers.
     held: BTreeMap<u32, Why>,
     /// Fibers have thread-locals of their own.
     own_locals: bool,
@@ -343,8 +343,8 @@ impl Survey {
 
 impl Survey {
     /// Of all functions, once the graph is settled: who is the runtime's, and who leads to those. Through
-    /// constants, too, for what they hold may be called. Whoever leads to a function that holds something of
-    /// its thread while it runs counts the same.
+    /// constants, too, for what they hold may be called. A
+    /// function that leads to one that holds something of its thread while it runs counts the same.
     fn nearness(&self, functions: usize, near_held: &[u32]) -> Vec<Nearness> {
         let mut nearness = vec![Nearness::Apart; functions];
         for &node in near_held {
