@@ -91,7 +91,9 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
     if options.warm {
         heartbeat.warm_up();
     }
-    let stage = perform(program, &runtime, options);
+    let (handle, seed) = (runtime.handle().clone(), options.seed);
+    let stage = Stage::new(program.name, handle, seed, options.time);
+    (program.body)(stage);
     let lateness = heartbeat.stop();
     let mut complaints = stage.complaints();
     if can_preempt() && !program.silences {
@@ -118,9 +120,15 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
     complaints
 }
 
-fn perform(program: &Program, runtime: &Runtime, options: &Options) -> &'static Stage {
+/// One of several programs that end at the same time.
+fn perform(
+    program: &Program,
+    runtime: &Runtime,
+    options: &Options,
+    until: Instant,
+) -> &'static Stage {
     let (handle, seed) = (runtime.handle().clone(), options.seed);
-    let stage = Stage::new(program.name, handle, seed, options.time);
+    let stage = Stage::until(program.name, handle, seed, until);
     (program.body)(stage);
     stage
 }
@@ -147,10 +155,11 @@ fn all(options: &Options) -> Vec<String> {
         .iter()
         .map(|program| start(program, options))
         .collect();
+    let until = Instant::now() + options.time;
     let stages: Vec<&'static Stage> = thread::scope(|scope| {
         let threads: Vec<_> = together
             .iter()
-            .map(|program| scope.spawn(|| perform(program, &runtime, options)))
+            .map(|program| scope.spawn(|| perform(program, &runtime, options, until)))
             .collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("a program");
         threads.into_iter().map(join).collect()

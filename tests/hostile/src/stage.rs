@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use indent::runtime::Handle;
-use indent::task::{self, JoinHandle, Mobility};
+use indent::task::{self, JoinHandle, Mobility, Phase};
 
 use crate::region::{pure, region};
 
@@ -29,7 +29,8 @@ pub(crate) struct Stage {
     /// Where what looks random comes from.
     pub(crate) seed: u64,
     time: Duration,
-    /// Known when somebody first asks: what comes before is preparation.
+    /// Known when it is first asked for: what comes before is preparation. Among others it is known
+    /// from the beginning, since preparation takes its time there.
     until: OnceLock<Instant>,
     rounds: AtomicU64,
     wrong: AtomicU64,
@@ -54,6 +55,18 @@ impl Stage {
             wrong: AtomicU64::new(0),
             complaints: Mutex::new(Vec::new()),
         }))
+    }
+
+    /// For a program that ends at that time, however long it takes to prepare itself.
+    pub(crate) fn until(
+        name: &'static str,
+        runtime: Handle,
+        seed: u64,
+        until: Instant,
+    ) -> &'static Self {
+        let stage = Stage::new(name, runtime, seed, Duration::ZERO);
+        stage.until.get_or_init(|| until);
+        stage
     }
 
     /// Whether it is time to end.
@@ -186,14 +199,26 @@ impl Stage {
     pub(crate) fn until_known_bound(&self, start: impl Fn() -> JoinHandle<()>, release: impl Fn()) {
         loop {
             let fiber = start();
-            std::thread::sleep(Duration::from_millis(2));
-            let verdict = fiber.fiber().binding().mobility();
+            let verdict = loop {
+                let seen = fiber.fiber();
+                let (phase, verdict) = (seen.phase(), seen.binding().mobility());
+                let parked = phase == Phase::Parked && verdict != Mobility::Unjudged;
+                if verdict == Mobility::Bound || parked || phase == Phase::Done {
+                    break verdict;
+                }
+                std::thread::sleep(Duration::from_micros(500));
+            };
             release();
             fiber.unparker().unpark();
             self.join([fiber]);
-            if verdict == Mobility::Bound {
+            if verdict == Mobility::Bound || self.is_past() {
                 return;
             }
         }
+    }
+
+    /// Whether the time to end is known and has come.
+    fn is_past(&self) -> bool {
+        self.until.get().is_some_and(|&until| Instant::now() >= until)
     }
 }
