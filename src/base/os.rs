@@ -309,6 +309,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 }
 
 /// Where the loader finds a name behind the object that this code is in; null if nowhere.
+#[inline(never)]
 pub(crate) fn find_next(name: &std::ffi::CStr) -> *mut libc::c_void {
     // SAFETY: a string that ends; it is only looked for.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }

@@ -115,6 +115,12 @@ pub(crate) fn prepare(names: &[String]) -> Result<(), Unprepared<'_>> {
     why.map_err(|&why| Unprepared::Impossible(why))
 }
 
+/// The variables that are exchanged, as distances from the thread pointer, sorted.
+pub(crate) fn exchanged() -> Vec<Range<isize>> {
+    let layout = LAYOUT.get().and_then(|layout| layout.as_ref().ok());
+    layout.map_or_else(Vec::new, |layout| layout.variables.clone())
+}
+
 /// Why fibers get no thread-locals of their own, or not as was asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unprepared<'a> {

@@ -159,7 +159,7 @@ pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<b
     }
     let why = match locals::prepare(per_thread) {
         Ok(()) => {
-            frames::assume_own_thread_locals(per_thread);
+            frames::assume_own_thread_locals(locals::exchanged());
             return Ok(true);
         }
         Err(Unprepared::TooLate(name)) => return Err(config::PER_THREAD.refuse(name.to_owned())),

@@ -25,6 +25,7 @@ static SEEN: AtomicBool = AtomicBool::new(false);
 thread_local!(static PROBE: RefCell<String> = const { RefCell::new(String::new()) });
 
 /// Whether destructors come here.
+#[inline(never)]
 pub(super) fn is_in_place() -> Result<(), &'static str> {
     if cfg!(indent_sanitize) {
         return Err("the program is built for a sanitizer");

@@ -31,7 +31,7 @@ pub(super) struct Layout {
     parts: Vec<Part>,
     pristine: Vec<u64>,
     /// The variables, sorted.
-    variables: Vec<Range<isize>>,
+    pub(super) variables: Vec<Range<isize>>,
     /// The variable by which `std::thread::current` knows who calls.
     pub(super) current_thread: isize,
 }

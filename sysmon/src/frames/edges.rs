@@ -34,9 +34,11 @@
 
 mod brief;
 mod control;
+pub(crate) mod escape;
 mod flow;
 mod motion;
 mod moves;
+mod pointers;
 mod quick;
 mod starts;
 #[cfg(test)]
@@ -51,6 +53,7 @@ use iced_x86::{
 use self::motion::Motion;
 pub(crate) use self::moves::Reach;
 use self::moves::{Fate, Moves};
+use self::pointers::Indirect;
 use self::starts::Starts;
 use super::image::memory::Kind;
 use super::image::relocs::Slot;
@@ -96,6 +99,8 @@ pub(crate) struct Facts {
     pub(crate) foreign: Vec<usize>,
     /// With the address of the instruction.
     pub(crate) touches: Vec<(usize, Touch)>,
+    /// It calls, or jumps to, what is in a register or in memory that may have been written to.
+    pub(crate) calls_pointer: bool,
 }
 
 /// A constant whose address is taken.
@@ -106,6 +111,8 @@ pub(crate) struct Use {
     pub(crate) reach: Reach,
     /// It may be a table of 32-bit distances from itself.
     pub(crate) distances: bool,
+    /// It is given to one of std's functions for thread-locals, and goes nowhere else.
+    pub(crate) given: bool,
 }
 
 /// Decodes functions one after the other; keeps its memory.
@@ -124,6 +131,7 @@ impl Facts {
         self.imports.clear();
         self.foreign.clear();
         self.touches.clear();
+        self.calls_pointer = false;
     }
 }
 
@@ -179,6 +187,8 @@ struct Taken {
     address: usize,
     into: Into,
     next: usize,
+    /// The address of the next instruction.
+    end: usize,
 }
 
 /// One function on its way through the reader.
@@ -192,8 +202,12 @@ struct Pass<'a> {
     taken: Vec<Taken>,
     /// The place behind the instruction it is at, however places are counted.
     next: usize,
+    /// Its address.
+    end: usize,
     /// Registers that are the base of a table of distances.
     distances: u32,
+    /// Calls of registers, and jumps to them.
+    indirect: Vec<Indirect>,
     /// Something that `flow` must follow.
     follow: bool,
 }
@@ -226,8 +240,18 @@ impl Reader {
         }
         for (place, instruction) in self.instructions.iter().enumerate() {
             pass.next = place + 1;
-            pass.marks[instruction.ip() as usize - range.start] = starts::START;
+            pass.end = instruction.next_ip() as usize;
+            pass.marks[instruction.ip() as usize - range.start] |= starts::START;
             pass.instruction(instruction);
+            if let FlowControl::IndirectCall | FlowControl::IndirectBranch =
+                instruction.flow_control()
+            {
+                pass.indirect_call(instruction, &self.instructions[..place]);
+            }
+        }
+        let padded = [bytes, &[0; brief::MARGIN]].concat();
+        if let Some(code) = brief::Code::new(&padded, bytes.len()) {
+            pass.note_indirect(&code);
         }
         if starts::are_missed(pass.marks) {
             pass.unknown(range.start, "a branch into the middle of an instruction");
@@ -235,6 +259,7 @@ impl Reader {
         pass.fall_through(&self.instructions);
         let instructions = &self.instructions;
         pass.finish(|place| instructions[place..].iter().map(Motion::of));
+        pass.note_given();
         if pass.follow {
             let touches = &mut self.facts.touches;
             self.flow
@@ -257,7 +282,9 @@ impl<'a> Pass<'a> {
             marks,
             taken: Vec::new(),
             next: 0,
+            end: 0,
             distances: 0,
+            indirect: Vec::new(),
             follow: false,
         }
     }
@@ -444,11 +471,11 @@ impl Pass<'_> {
         // What is meant may be far from the address itself.
         let far = matches!(into, Into::Operand(Reach::FAR)) && self.image.is_near(address);
         if far || matches!(target, Some(Target::Constant(_))) {
-            let next = self.next;
             self.taken.push(Taken {
                 address,
                 into,
-                next,
+                next: self.next,
+                end: self.end,
             });
         }
     }
@@ -524,6 +551,7 @@ impl Pass<'_> {
                 address: taken.address,
                 reach,
                 distances,
+                given: false,
             });
         }
     }
@@ -538,6 +566,11 @@ fn has_near_target(instruction: &Instruction) -> bool {
 
 fn has_memory(instruction: &Instruction) -> bool {
     (0..instruction.op_count()).any(|i| instruction.op_kind(i) == OpKind::Memory)
+}
+
+/// Whether a pointer at a place may be another one by now.
+fn is_writable(image: &Image, slot: usize) -> bool {
+    image.memory.kind(slot) != Some(Kind::Constant)
 }
 
 /// One bit for each general register, whatever part of it is named.

@@ -9,6 +9,7 @@
 //! | `variables` | a thread-local whose address never leaves the functions that use it: as callees they count for nothing by it |
 //! | `attributes` | a function of any library that changes what the kernel keeps for the calling thread: its thread ends with the fiber |
 //! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
+//! | `beginnings` | a function whose address is taken, and that is called only by those that it was given to: the process, threads and fibers begin or end with it |
 //! | `allocation` | harmless by name, whichever library or allocator has it |
 //! | `kernel` (numbers, in code) | what the kernel is asked for by this number neither says nor changes anything of the calling thread |
 //!
@@ -48,6 +49,7 @@ pub(crate) struct List {
 pub(crate) struct Lists {
     pub(crate) functions: List,
     pub(crate) binders: List,
+    pub(crate) beginnings: List,
     pub(crate) runtime: List,
     pub(crate) libc: List,
     pub(crate) attributes: List,
@@ -109,6 +111,7 @@ pub(crate) fn is_within(path: &str, this: &str) -> bool {
 
 const FUNCTIONS: &str = include_str!("lists/functions.txt");
 const CRATES: &str = include_str!("lists/crates.txt");
+const BEGINNINGS: &str = include_str!("lists/beginnings.txt");
 const BINDERS: &str = include_str!("lists/binders.txt");
 const RUNTIME: &str = include_str!("lists/runtime.txt");
 const ATTRIBUTES: &str = include_str!("lists/attributes.txt");
@@ -120,6 +123,7 @@ const ALLOCATION: &str = include_str!("lists/allocation.txt");
 pub(crate) static LISTS: LazyLock<Lists> = LazyLock::new(|| Lists {
     functions: List::read(FUNCTIONS).and(CRATES),
     binders: List::read(BINDERS),
+    beginnings: List::read(BEGINNINGS),
     runtime: List::read(RUNTIME),
     libc: List::read(LIBC),
     attributes: List::read(ATTRIBUTES),

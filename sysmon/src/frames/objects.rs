@@ -151,6 +151,7 @@ unsafe extern "C" fn note(
 }
 
 /// Where the loader would find something by its name, for a slot that it has not filled in yet.
+#[inline(never)]
 pub(crate) fn find(name: &str) -> Option<usize> {
     let name = std::ffi::CString::new(name).ok()?;
     // SAFETY: a string that ends; it is only looked for.

@@ -5,10 +5,10 @@
 //! its own does that and ends, so that the helper can go on with what is more urgent. It belongs to
 //! the process, not to whoever asked first: nobody waits for it, and what it finds stays for ever.
 
+use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
-use super::harmless::is_within;
 use super::objects::{Object, Objects};
 use super::rows::Unwinder;
 use super::sites::{self, Site, sites};
@@ -20,34 +20,37 @@ static JUDGE: OnceLock<Judge> = OnceLock::new();
 static EXECUTABLE: OnceLock<Object> = OnceLock::new();
 static BEGUN: AtomicBool = AtomicBool::new(false);
 static FAILED: AtomicBool = AtomicBool::new(false);
-static OWN_THREAD_LOCALS: AtomicBool = AtomicBool::new(false);
+/// The thread-locals that stacks take along, in the order of their addresses.
+static TAKEN_ALONG: OnceLock<Vec<Range<isize>>> = OnceLock::new();
 
-/// Names of thread-locals that stacks do not take along.
-static STAY: Mutex<Vec<String>> = Mutex::new(Vec::new());
-
-/// From now on stacks that move take their thread-locals along, those of the executable that the
-/// Rust compiler has made, except for those with these names. A survey that begins after this relies
-/// on it ([`Judge::assumes_own_thread_locals`]): then no stack that does not may move.
+/// From now on stacks that move take these thread-locals of the executable along, which are given as
+/// distances from the thread pointer, sorted. A survey that begins after this relies on it
+/// ([`Judge::assumes_own_thread_locals`]): then no stack that does not may move. Only the first call
+/// counts.
 ///
 /// ```
-/// indent_sysmon::frames::assume_own_thread_locals(&["my_crate::CPU".to_owned()]);
-/// assert!(indent_sysmon::frames::Judge::survey().assumes_own_thread_locals());
+/// use indent_sysmon::{frames, thread_locals::ThreadLocals};
+///
+/// let all = ThreadLocals::of_executable().unwrap();
+/// let rust = all.variables.iter().filter(|v| v.is_rust);
+/// frames::assume_own_thread_locals(rust.map(|v| v.range.clone()).collect());
+/// assert!(frames::Judge::survey().assumes_own_thread_locals());
 /// ```
-pub fn assume_own_thread_locals(except: &[String]) {
-    let mut stay = STAY.lock().unwrap_or_else(PoisonError::into_inner);
-    stay.extend_from_slice(except);
-    OWN_THREAD_LOCALS.store(true, SeqCst);
+pub fn assume_own_thread_locals(variables: Vec<Range<isize>>) {
+    TAKEN_ALONG.get_or_init(|| variables);
 }
 
-/// Whether stacks leave a thread-local behind although they take others along.
-pub(super) fn stays_with_threads(variable: &str) -> bool {
-    let variable = variable.replace(['<', '>'], "");
-    let stay = STAY.lock().unwrap_or_else(PoisonError::into_inner);
-    stay.iter().any(|name| is_within(&variable, name))
+/// Whether stacks take the thread-local along that is so far from the thread pointer.
+pub(super) fn is_taken_along(offset: i64) -> bool {
+    let offset = offset as isize;
+    TAKEN_ALONG.get().is_some_and(|variables| {
+        let after = variables.partition_point(|v| v.start <= offset);
+        after > 0 && variables[after - 1].contains(&offset)
+    })
 }
 
 pub(super) fn has_own_thread_locals() -> bool {
-    OWN_THREAD_LOCALS.load(SeqCst)
+    TAKEN_ALONG.get().is_some()
 }
 
 /// Whether walks have asked for something since the last [`study`]. Any thread, a signal handler

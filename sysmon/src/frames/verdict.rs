@@ -17,8 +17,10 @@
 //! Rejected: deciding function by function on demand. The first question about any real program
 //! reads most of its code anyway (formatting alone leads to a third of the standard library).
 
+mod escapes;
 mod explain;
 mod graph;
+mod pointers;
 mod survey;
 
 pub use explain::{Binding, Step};
@@ -92,6 +94,8 @@ pub struct Judge {
     own: Vec<Option<Why>>,
     /// What binds a frame of a function, but not its callers.
     held: BTreeMap<u32, Why>,
+    /// How functions lose the address of a thread-local.
+    lost: BTreeMap<u32, &'static str>,
     /// Fibers were taken to have thread-locals of their own.
     own_locals: bool,
     graph: Graph,

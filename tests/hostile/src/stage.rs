@@ -219,6 +219,8 @@ impl Stage {
 
     /// Whether the time to end is known and has come.
     fn is_past(&self) -> bool {
-        self.until.get().is_some_and(|&until| Instant::now() >= until)
+        self.until
+            .get()
+            .is_some_and(|&until| Instant::now() >= until)
     }
 }

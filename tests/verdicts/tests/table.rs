@@ -96,7 +96,13 @@ fn rows(text: &str) -> Vec<Row<'_>> {
 }
 
 /// What is wrong with a row, if anything.
-fn complaint(body: &Body, row: &Row<'_>, profile: Profile, tolerance: Tolerance) -> Option<String> {
+fn complaint(
+    body: &Body,
+    row: &Row<'_>,
+    profile: Profile,
+    own: bool,
+    tolerance: Tolerance,
+) -> Option<String> {
     let why = &row.why;
     if !row.right && body.lawful {
         return Some("its values were wrong".to_owned());
@@ -104,7 +110,7 @@ fn complaint(body: &Body, row: &Row<'_>, profile: Profile, tolerance: Tolerance)
     let Some(found) = from_word(row.verdict) else {
         return Some(format!("verdict {:?}", row.verdict));
     };
-    let expected = body.expected.in_profile(profile).unwrap_or(found);
+    let expected = body.expected.in_profile(profile, own).unwrap_or(found);
     if found == Mobility::Movable && expected == Mobility::Bound {
         Some(format!(
             "{}, and must be {}: UNSOUND",
@@ -129,7 +135,18 @@ fn complaint(body: &Body, row: &Row<'_>, profile: Profile, tolerance: Tolerance)
 
 fn check(name: &str, profile: Profile, settings: Settings, tolerance: Tolerance) {
     let program = build(name, profile, settings);
-    let output = Command::new(&program).output().expect("the program");
+    if settings != STRIPPED {
+        compare(name, &program, profile, true, tolerance);
+    }
+    compare(name, &program, profile, false, tolerance);
+}
+
+/// Runs the program, with thread-locals that are the fibers' own or the threads'.
+fn compare(name: &str, program: &Path, profile: Profile, own: bool, tolerance: Tolerance) {
+    let whose = if own { "fiber" } else { "thread" };
+    let mut command = Command::new(program);
+    let output = command.env("INDENT_TLS", whose).output();
+    let output = output.expect("the program");
     assert!(output.status.success(), "{}", common::text(&output));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let (rows, bodies) = (rows(&text), bodies::all());
@@ -137,7 +154,7 @@ fn check(name: &str, profile: Profile, settings: Settings, tolerance: Tolerance)
     for body in &bodies {
         let row = rows.iter().find(|row| row.name == body.name);
         let wrong = match row {
-            Some(row) => complaint(body, row, profile, tolerance),
+            Some(row) => complaint(body, row, profile, own, tolerance),
             None => Some("not in the output".to_owned()),
         };
         if let Some(wrong) = wrong {
@@ -147,7 +164,7 @@ fn check(name: &str, profile: Profile, settings: Settings, tolerance: Tolerance)
     let wrong = complaints.lines().count();
     assert!(
         complaints.is_empty(),
-        "{name}: {wrong} of {} bodies\n{complaints}",
+        "{name}, thread-locals of the {whose}: {wrong} of {} bodies\n{complaints}",
         bodies.len()
     );
 }

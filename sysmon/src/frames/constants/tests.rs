@@ -86,6 +86,7 @@ fn at(address: usize, before: u32, after: u32) -> Use {
         address,
         reach: Reach { before, after },
         distances: false,
+        given: false,
     }
 }
 

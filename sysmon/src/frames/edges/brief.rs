@@ -90,9 +90,7 @@ pub(super) fn skip(code: &Code<'_>, from: usize, marks: &mut [u8]) -> (usize, bo
                     if target <= 0 || target >= end as isize {
                         return (start, goes_on);
                     }
-                    if marks[target as usize] != START {
-                        marks[target as usize] = TARGET;
-                    }
+                    marks[target as usize] |= TARGET;
                 }
             }
         }
@@ -112,7 +110,7 @@ pub(super) fn skip(code: &Code<'_>, from: usize, marks: &mut [u8]) -> (usize, bo
         if at > end {
             return (start, goes_on);
         }
-        marks[start] = START;
+        marks[start] |= START;
         goes_on = stays;
         start = at;
     }
@@ -173,6 +171,20 @@ pub(super) fn skip_still(code: &Code<'_>, from: usize, puts: bool) -> usize {
 fn half(code: &[u8], at: usize) -> i32 {
     let [a, b, c, d] = [code[at], code[at + 1], code[at + 2], code[at + 3]];
     (a as u32 | (b as u32) << 8 | (c as u32) << 16 | (d as u32) << 24) as i32
+}
+
+/// Whether three bytes are an `add` of a whole register to this one.
+pub(super) fn adds_to(code: &[u8], register: u8) -> bool {
+    let [rex, opcode, modrm] = *code else {
+        return false;
+    };
+    let (named, other) = (modrm >> 3 & 7 | (rex & 4) << 1, modrm & 7 | (rex & 1) << 3);
+    let into = match opcode {
+        0x01 => other,
+        0x03 => named,
+        _ => return false,
+    };
+    rex & 0xF8 == 0x48 && modrm >= 0xC0 && into == register
 }
 
 /// No register.
@@ -389,6 +401,23 @@ impl Brief {
         }
     }
 
+    /// Whether it is a plain move, or `lea`, that has nothing to do with this register.
+    pub(super) fn is_move_beside(&self, register: u8) -> bool {
+        let vectors = matches!(self.opcode, 0x110 | 0x111 | 0x128 | 0x129);
+        let place = match self.memory {
+            true => self.base != register && self.index != register,
+            false => vectors || self.other_register() != register,
+        };
+        match self.opcode {
+            0x31 | 0x33 | 0x63 | 0x88 | 0x89 | 0x8B | 0x8D | 0x1B6 | 0x1B7 => {
+                place && self.register() != register
+            }
+            0xC6 | 0xC7 => place,
+            0xB8..=0xBF => (self.opcode as u8 & 7 | (self.rex & 1) << 3) != register,
+            _ => vectors && place,
+        }
+    }
+
     fn is_wide(&self) -> bool {
         self.rex & 8 != 0
     }
@@ -431,7 +460,7 @@ impl Brief {
     }
 
     /// The number of the register that is the operand.
-    fn other_register(&self) -> u8 {
+    pub(super) fn other_register(&self) -> u8 {
         self.modrm & 7 | (self.rex & 1) << 3
     }
 }

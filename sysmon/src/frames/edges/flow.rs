@@ -22,7 +22,7 @@
 
 mod state;
 mod step;
-mod tables;
+pub(super) mod tables;
 
 use std::ops::Range;
 
@@ -192,7 +192,7 @@ fn loaded(image: &Image, code: &[Instruction], name: &str) -> u32 {
 }
 
 /// The instruction at an address.
-fn place_of(code: &[Instruction], address: usize) -> Option<usize> {
+pub(super) fn place_of(code: &[Instruction], address: usize) -> Option<usize> {
     let place = code.binary_search_by_key(&(address as u64), Instruction::ip);
     place.ok()
 }
@@ -217,14 +217,14 @@ fn is_other_part(image: &Image, target: usize) -> bool {
 }
 
 /// A jump whose targets are not known, perhaps in this function.
-fn jumps_anywhere(instruction: &Instruction) -> bool {
+pub(super) fn jumps_anywhere(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::IndirectBranch
         && !instruction.is_ip_rel_memory_operand()
 }
 
 /// Where the function is entered by unwinding. If its table cannot be read: wherever nothing, or
 /// only a call that may not return, leads on from the instruction before.
-fn landing_pads(image: &Image, function: &Function, code: &[Instruction]) -> Vec<usize> {
+pub(super) fn landing_pads(image: &Image, function: &Function, code: &[Instruction]) -> Vec<usize> {
     if let Some(pads) = unwind::landing_pads(&image.memory, function) {
         let places = pads.into_iter().filter_map(|pad| place_of(code, pad));
         return places.collect();

@@ -8,8 +8,9 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
 
 use super::brief::{self, Brief, Code, MARGIN, Turn};
 use super::motion::Motion;
+use super::pointers::Indirect;
 use super::starts::{self, Starts};
-use super::{Facts, Form, How, Into, Pass};
+use super::{Facts, Form, How, Into, Pass, is_writable};
 use crate::frames::image::Image;
 use crate::frames::image::unwind::Function;
 
@@ -71,6 +72,7 @@ pub(super) fn read(
     if pass.follow || starts::are_missed(pass.marks) {
         return false;
     }
+    pass.note_indirect(&code);
     if goes_on {
         pass.go_on();
     }
@@ -81,8 +83,36 @@ pub(super) fn read(
             puts: place != 0,
             brief: Brief::default(),
         });
+        pass.note_given();
     }
     true
+}
+
+/// An indirect call or jump.
+fn indirect(
+    pass: &mut Pass<'_>,
+    code: &Code<'_>,
+    at: usize,
+    loads: &[Option<usize>; 16],
+    brief: &Brief,
+) {
+    if brief.memory {
+        let next = pass.range.start + brief.next;
+        let slot = next.wrapping_add_signed(brief.displacement as isize);
+        pass.facts.calls_pointer |= !brief.relative || is_writable(pass.image, slot);
+        return;
+    }
+    // A table of distances, one of which was just added: an instruction of three bytes.
+    const ADD: usize = 3;
+    let register = brief.other_register();
+    let by_table = brief.turn() == Turn::IndirectJump
+        && at >= ADD
+        && pass.marks[at - ADD] & starts::START != 0
+        && brief::adds_to(&code.from(at - ADD)[..ADD], register);
+    if !by_table {
+        let load = loads[register as usize];
+        pass.indirect.push(Indirect { at, load, register });
+    }
 }
 
 /// Looks at all instructions. Whether the function goes on behind the last one; `None` if one is
@@ -91,6 +121,8 @@ fn scan(pass: &mut Pass<'_>, code: &Code<'_>) -> Option<bool> {
     let start = pass.range.start;
     let (mut at, mut goes_on) = (0, true);
     let mut brief = Brief::default();
+    // Where registers were last loaded from a fixed place.
+    let mut loads = [None; 16];
     while at < code.end {
         let before = at;
         let (skipped, stays) = brief::skip(code, at, pass.marks);
@@ -104,7 +136,7 @@ fn scan(pass: &mut Pass<'_>, code: &Code<'_>) -> Option<bool> {
         if !brief.read(code, at) {
             return None;
         }
-        pass.marks[at] = starts::START;
+        pass.marks[at] |= starts::START;
         let next = start + brief.next;
         let to = |distance: i32| next.wrapping_add_signed(distance as isize);
         match brief.turn() {
@@ -125,17 +157,26 @@ fn scan(pass: &mut Pass<'_>, code: &Code<'_>) -> Option<bool> {
                 goes_on = false;
                 branch(pass, code, at, to(distance), How::Call);
             }
-            _ => goes_on = false,
+            turn => {
+                goes_on = false;
+                if matches!(turn, Turn::IndirectCall | Turn::IndirectJump) {
+                    indirect(pass, code, at, &loads, &brief);
+                }
+            }
         }
         if brief.relative {
             let address = to(brief.displacement);
             if brief.is_lea() {
                 pass.next = brief.next;
+                pass.end = next;
                 pass.take(
                     address,
                     Into::Register(REGISTERS[brief.register() as usize]),
                 );
             } else {
+                if brief.is_load() {
+                    loads[brief.register() as usize] = Some(at);
+                }
                 access(pass, code, at, address, &brief);
             }
         } else if brief.is_movsxd() && brief.memory && brief.scale == 2 {

@@ -3,13 +3,13 @@
 //! A branch into the middle of an instruction runs other instructions than those that were read,
 //! and they may touch anything. Compilers never emit one. So the function is unknown then.
 //!
-//! There is one mark for each byte of the function. The mark of an instruction replaces that of a
-//! branch, so a branch whose mark is left in the end leads to no instruction. Each decoder stores
-//! one byte for each instruction, which costs little without optimization, and searches them once.
+//! There is one mark for each byte of the function: a branch leads here, an instruction begins here,
+//! or both. In the end a branch alone leads to no instruction. Each decoder stores one byte for each
+//! instruction, which costs little without optimization, and searches them once.
 
 /// An instruction begins here.
 pub(super) const START: u8 = 1;
-/// A branch leads here, and no instruction was seen to begin here.
+/// A branch leads here.
 pub(super) const TARGET: u8 = 2;
 
 /// Where the instructions of a function begin and its branches lead; keeps its memory.
@@ -32,9 +32,14 @@ impl Starts {
 
 /// Marks the target of a branch, as an offset into the function.
 pub(super) fn lead_to(marks: &mut [u8], target: usize) {
-    if target < marks.len() && marks[target] != START {
-        marks[target] = TARGET;
+    if target < marks.len() {
+        marks[target] |= TARGET;
     }
+}
+
+/// Whether a branch of the function leads to an instruction, once all are marked.
+pub(super) fn is_led_to(marks: &[u8], at: usize) -> bool {
+    marks.get(at).is_none_or(|mark| mark & TARGET != 0)
 }
 
 /// Whether a branch leads to no instruction, once all are marked.

@@ -28,6 +28,7 @@ macro_rules! sample {
         }
     };
 }
+pub(super) use sample;
 
 /// What is found in a function, in an image that has nothing else.
 fn facts(range: Range<usize>) -> Facts {

@@ -91,6 +91,24 @@ impl Binding {
 }
 
 impl Judge {
+    /// What binds every function that calls through a pointer, if something does: a function whose
+    /// address is taken, and that leaves something of its thread behind.
+    ///
+    /// ```
+    /// let judge = indent_sysmon::frames::Judge::survey();
+    /// for step in judge.behind_pointers().iter().flat_map(|binding| binding.path()) {
+    ///     println!("{step}");
+    /// }
+    /// ```
+    pub fn behind_pointers(&self) -> Option<Binding> {
+        let Place::Function { image, index } = self.places[self.graph.behind_pointer()? as usize]
+        else {
+            return None;
+        };
+        let function = &self.images[image as usize].functions[index as usize];
+        Some(self.explain(function.range.start))
+    }
+
     /// The verdict on the function around an address, and why.
     ///
     /// See [`Binding`] for an example.
@@ -123,9 +141,10 @@ impl Judge {
         }
         while let Some((next, how)) = self.graph.next(node) {
             let how = match how {
-                How::Call => "calls",
-                How::Jump => "jumps to",
-                How::Refer => "refers to",
+                Some(How::Call) => "calls",
+                Some(How::Jump) => "jumps to",
+                Some(How::Refer) => "refers to",
+                None => "calls through a pointer, which may lead to",
             };
             binding.path.push(self.step(node, how.to_owned()));
             node = next;
@@ -160,7 +179,10 @@ impl Judge {
             Why::Variable(offset) => {
                 let name = image.variable(offset).map(|(name, _)| symbols::plain(name));
                 let shown = name.clone().unwrap_or_else(|| format!("fs:{offset:#x}"));
-                (format!("touches {shown}"), name)
+                let how = self.lost.get(&node);
+                let how =
+                    how.map_or_else(String::new, |how| format!(" and loses its address: {how}"));
+                (format!("touches {shown}{how}"), name)
             }
             Why::Unknown(what) => (format!("touches {what}"), None),
             Why::Kernel(Some(number)) => (format!("asks the kernel for number {number}"), None),

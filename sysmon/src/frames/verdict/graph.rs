@@ -25,6 +25,15 @@ pub(super) enum Listed {
     Runtime,
 }
 
+/// What is known of calls through pointers.
+pub(super) trait Pointers {
+    /// Whether one may lead to a function.
+    fn lead_to(&self, graph: &Graph, node: u32) -> bool;
+
+    /// Whether a function is called through pointers that are private to std, and not otherwise.
+    fn are_private_to(&self, graph: &Graph, node: u32) -> bool;
+}
+
 /// Edges between nodes, and then which of them are bound.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
@@ -42,6 +51,10 @@ pub(super) struct Graph {
     frames: Vec<bool>,
     /// Whose place a frame may have taken, if only that binds it.
     instead: Vec<u32>,
+    /// Functions that call through a pointer.
+    through_pointer: Vec<u32>,
+    /// A function that a pointer may lead to and that is bound as a callee.
+    behind_pointer: Option<u32>,
 }
 
 impl Graph {
@@ -52,11 +65,21 @@ impl Graph {
         }
     }
 
+    /// A function calls through a pointer that cannot be followed.
+    pub(super) fn add_through_pointer(&mut self, from: u32) {
+        self.through_pointer.push(from);
+    }
+
     /// The first function may leave its frame to the second.
     pub(super) fn add_jump(&mut self, from: u32, to: u32) {
         if from != to && self.jumps.last() != Some(&(from, to)) {
             self.jumps.push((from, to));
         }
+    }
+
+    /// The function that binds all that call through a pointer, if one does.
+    pub(super) fn behind_pointer(&self) -> Option<u32> {
+        self.behind_pointer
     }
 
     /// As a frame.
@@ -91,15 +114,20 @@ impl Graph {
         self.into(node).iter().map(|edge| edge.0)
     }
 
-    /// The next node towards what binds, and how it is led to.
-    pub(super) fn next(&self, node: u32) -> Option<(u32, How)> {
+    /// The same, and how.
+    pub(super) fn leading_there(&self, node: u32) -> impl Iterator<Item = (u32, How)> {
+        self.into(node).iter().map(|edge| (edge.0, how(edge.1)))
+    }
+
+    /// The next node towards what binds, and how it is led to; none if that is by a pointer.
+    pub(super) fn next(&self, node: u32) -> Option<(u32, Option<How>)> {
         let next = self.next[node as usize];
         if next == NOBODY {
             return None;
         }
         let into = self.into(next).iter();
         let mut edges = into.filter(|edge| edge.0 == node);
-        Some((next, edges.next().map_or(How::Refer, |edge| how(edge.1))))
+        Some((next, edges.next().map(|edge| how(edge.1))))
     }
 
     fn into(&self, node: u32) -> &[(u32, u32)] {
@@ -107,23 +135,28 @@ impl Graph {
         &self.edges[self.first[node] as usize..self.first[node + 1] as usize]
     }
 
-    /// Hands back, along all edges, which nodes are bound by themselves. Those that are `held` are
+    /// Hands back, along all edges (which are sorted), which nodes are bound by themselves. Those that are `held` are
     /// bound as frames only. Says how many were on a list.
-    pub(super) fn settle(
+    pub(super) fn settle<P: Pointers>(
         &mut self,
         own: impl Iterator<Item = bool>,
         held: impl Iterator<Item = u32>,
         listed: impl Fn(u32) -> Listed,
+        pointers: &P,
     ) -> usize {
         self.bound = own.collect();
         let nodes = self.bound.len();
-        self.sort(nodes);
         self.next = vec![NOBODY; nodes];
         let mut lists = Lists {
             known: vec![None; nodes],
             listed,
         };
-        self.spread(&mut lists);
+        let bound = |&node: &u32| self.bound[node as usize];
+        let all = (0..nodes as u32).filter(bound);
+        let (called, others): (Vec<u32>, Vec<u32>) =
+            all.partition(|&node| pointers.are_private_to(self, node));
+        self.spread(others, &mut lists, Some(pointers));
+        self.spread(called, &mut lists, None::<&P>);
         self.pass_on_frames(held, &mut lists);
         let exempt = |list: &&Option<Listed>| !matches!(list, None | Some(Listed::Nowhere));
         lists.known.iter().filter(exempt).count()
@@ -178,7 +211,8 @@ impl Graph {
         }
     }
 
-    fn sort(&mut self, nodes: usize) {
+    /// Sorts the edges, once all are there.
+    pub(super) fn sort(&mut self, nodes: usize) {
         let width = usize::BITS - nodes.leading_zeros(); // of the number of a node
         // By the end without the kind, then the beginning, then the kind.
         sorted::sort(&mut self.edges, |&(from, to)| {
@@ -196,10 +230,14 @@ impl Graph {
         }
     }
 
-    /// From all bound nodes to those that lead there, nearest first.
-    fn spread(&mut self, lists: &mut Lists<impl Fn(u32) -> Listed>) {
-        let bound = |&node: &u32| self.bound[node as usize];
-        let mut queue: Vec<u32> = (0..self.bound.len() as u32).filter(bound).collect();
+    /// From these bound nodes to those that lead there, nearest first.
+    fn spread(
+        &mut self,
+        bound: Vec<u32>,
+        lists: &mut Lists<impl Fn(u32) -> Listed>,
+        pointers: Option<&impl Pointers>,
+    ) {
+        let mut queue = bound;
         let mut done = 0;
         while let Some(&node) = queue.get(done) {
             done += 1;
@@ -209,12 +247,32 @@ impl Graph {
             let into = self.first[node as usize] as usize..self.first[node as usize + 1] as usize;
             for edge in into {
                 let from = self.edges[edge].0;
-                if !self.bound[from as usize] && lists.ask(from) != Listed::Runtime {
-                    self.bound[from as usize] = true;
-                    self.next[from as usize] = node;
-                    queue.push(from);
+                self.reach(from, node, lists, &mut queue);
+            }
+            let may_lead = |pointers: &_| Pointers::lead_to(pointers, self, node);
+            if self.behind_pointer.is_none() && pointers.is_some_and(may_lead) {
+                self.behind_pointer = Some(node);
+                for caller in std::mem::take(&mut self.through_pointer) {
+                    self.reach(caller, node, lists, &mut queue);
                 }
             }
+        }
+    }
+}
+
+impl Graph {
+    /// A node leads to one that is bound as a callee.
+    fn reach(
+        &mut self,
+        from: u32,
+        to: u32,
+        lists: &mut Lists<impl Fn(u32) -> Listed>,
+        queue: &mut Vec<u32>,
+    ) {
+        if !self.bound[from as usize] && lists.ask(from) != Listed::Runtime {
+            self.bound[from as usize] = true;
+            self.next[from as usize] = to;
+            queue.push(from);
         }
     }
 }
@@ -242,6 +300,28 @@ fn how(end: u32) -> How {
 #[cfg(test)]
 mod tests {
     use super::*;
+    struct Nowhere;
+
+    impl Pointers for Nowhere {
+        fn lead_to(&self, _: &Graph, _: u32) -> bool {
+            false
+        }
+        fn are_private_to(&self, _: &Graph, _: u32) -> bool {
+            false
+        }
+    }
+
+    struct To(u32);
+
+    impl Pointers for To {
+        fn lead_to(&self, _: &Graph, node: u32) -> bool {
+            node == self.0
+        }
+        fn are_private_to(&self, _: &Graph, _: u32) -> bool {
+            false
+        }
+    }
+
     const MOVABLE: bool = false;
     const BOUND: bool = true;
 
@@ -251,11 +331,17 @@ mod tests {
             graph.add(from, to, How::Call);
         }
         let held = std::iter::empty();
-        graph.settle(own.iter().copied(), held, |node| match node {
-            _ if harmless.contains(&node) => Listed::Harmless,
-            _ if runtime.contains(&node) => Listed::Runtime,
-            _ => Listed::Nowhere,
-        });
+        graph.sort(own.len());
+        graph.settle(
+            own.iter().copied(),
+            held,
+            |node| match node {
+                _ if harmless.contains(&node) => Listed::Harmless,
+                _ if runtime.contains(&node) => Listed::Runtime,
+                _ => Listed::Nowhere,
+            },
+            &Nowhere,
+        );
         graph
     }
 
@@ -268,7 +354,7 @@ mod tests {
             &[],
         );
         assert_eq!(graph.bound, [BOUND; 4]);
-        assert_eq!(graph.next(3), Some((0, How::Call)));
+        assert_eq!(graph.next(3), Some((0, Some(How::Call))));
         assert_eq!(graph.next(2), None);
     }
 
@@ -285,7 +371,8 @@ mod tests {
         graph.add(1, 2, How::Jump);
         graph.add_jump(1, 2);
         let own = [MOVABLE; 3].into_iter();
-        graph.settle(own, [1].into_iter(), |_| Listed::Nowhere);
+        graph.sort(3);
+        graph.settle(own, [1].into_iter(), |_| Listed::Nowhere, &Nowhere);
         let frames = [0, 1, 2].map(|node| graph.mobility(node));
         assert_eq!(
             frames,
@@ -322,6 +409,28 @@ mod tests {
         let edges = [(0, 1), (1, 0), (1, 2), (0, 3)];
         let graph = settled(&edges, &[MOVABLE, MOVABLE, MOVABLE, BOUND], &[], &[]);
         assert_eq!(graph.bound, [BOUND, BOUND, MOVABLE, BOUND]);
-        assert_eq!(graph.next(1), Some((0, How::Call)));
+        assert_eq!(graph.next(1), Some((0, Some(How::Call))));
+    }
+
+    #[test]
+    fn who_calls_through_a_pointer_is_bound_by_any_bound_function_it_may_lead_to() {
+        let bound_by = |target: u32| {
+            let mut graph = Graph::default();
+            graph.add(0, 1, How::Call);
+            graph.add_through_pointer(1);
+            graph.add(4, 2, How::Refer);
+            graph.add(4, 3, How::Refer);
+            graph.sort(5);
+            let own = [MOVABLE, MOVABLE, BOUND, MOVABLE, MOVABLE].into_iter();
+            let held = std::iter::empty();
+            graph.settle(own, held, |_| Listed::Nowhere, &To(target));
+            (graph.bound.clone(), graph.next(1), graph.behind_pointer())
+        };
+        let (bound, next, behind) = bound_by(2);
+        assert_eq!(bound, [BOUND, BOUND, BOUND, MOVABLE, BOUND]);
+        assert_eq!((next, behind), (Some((2, None)), Some(2)));
+        let (bound, _, behind) = bound_by(3); // which is not bound
+        assert_eq!(bound, [MOVABLE, MOVABLE, BOUND, MOVABLE, BOUND]);
+        assert_eq!(behind, None);
     }
 }

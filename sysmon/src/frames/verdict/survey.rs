@@ -1,10 +1,13 @@
 //! Reads all code and all constants that anybody refers to, once, and puts them into the graph.
 
+use std::cell::OnceCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use super::escapes::{Escapes, Keeps};
 use super::graph::{Graph, Listed};
+use super::pointers::Pointers;
 use super::{Judge, Nearness, Place, Statistics, Why};
 use crate::frames::Mobility;
 use crate::frames::constants::{Constants, Rule};
@@ -35,8 +38,15 @@ pub(super) struct Survey {
     own: Vec<Option<Why>>,
     /// What binds a frame of a function, but not its callers.
     held: BTreeMap<u32, Why>,
+    /// How functions lose the address of a thread-local.
+    lost: BTreeMap<u32, &'static str>,
+    /// Functions that use a thread-local whose address decides.
+    uses_own: Vec<(u32, Why)>,
     /// Fibers have thread-locals of their own.
     own_locals: bool,
+    /// Pieces of constants: whether all references to one give it to std's functions for
+    /// thread-locals.
+    given: BTreeMap<u32, bool>,
     graph: Graph,
     /// Nodes that change attributes of their thread themselves.
     changers: Vec<u32>,
@@ -59,7 +69,10 @@ impl Survey {
             places: Vec::new(),
             own: Vec::new(),
             held: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            uses_own: Vec::new(),
             own_locals,
+            given: BTreeMap::new(),
             graph: Graph::default(),
             changers: Vec::new(),
             uses: images.iter().map(|_| Vec::new()).collect(),
@@ -121,9 +134,7 @@ impl Survey {
                 self.note_changer(image, from, kernel::is_ours(number));
             }
             match binds(touch) {
-                Some(Why::Variable(offset)) if self.is_let_go(image, offset) => {
-                    self.held.entry(from).or_insert(Why::Variable(offset));
-                }
+                Some(Why::Variable(offset)) => self.note_variable(image, from, offset),
                 Some(why) => self.bind(from, why),
                 None => {}
             }
@@ -136,6 +147,10 @@ impl Survey {
         }
         for &address in &facts.foreign {
             self.lead(images, number, from, Target::Foreign(address), How::Refer);
+        }
+        // Where thread-locals are the threads', nearly every program has one behind a pointer.
+        if facts.calls_pointer && self.own_locals {
+            self.graph.add_through_pointer(from);
         }
         let uses = facts.constants.iter().map(|&u| (from, u));
         self.uses[number as usize].extend(uses);
@@ -157,16 +172,19 @@ impl Survey {
         }
     }
 
-    /// Whether nothing is left of a thread-local when a function returns that has used it.
-    fn is_let_go(&self, image: &Image, offset: i64) -> bool {
-        let Some((name, size)) = image.variable(offset) else {
-            return false;
+    /// A function uses a thread-local of the executable.
+    fn note_variable(&mut self, image: &Image, node: u32, offset: i64) {
+        let why = Why::Variable(offset);
+        let Some((mangled, size)) = image.variable(offset) else {
+            return self.bind(node, why);
         };
-        let name = symbols::plain(name);
+        let name = symbols::plain(mangled);
+        let goes_along = self.own_locals && study::is_taken_along(offset);
         match LISTS.variables.whose(&name, size) {
-            Some(Whose::Any) => true,
-            Some(Whose::Own) => self.own_locals && !study::stays_with_threads(&name),
-            None => false,
+            Some(Whose::Any) => drop(self.held.entry(node).or_insert(why)),
+            Some(Whose::Own) if goes_along => drop(self.held.entry(node).or_insert(why)),
+            None if goes_along => self.uses_own.push((node, why)),
+            _ => self.bind(node, why),
         }
     }
 
@@ -213,6 +231,7 @@ impl Survey {
                     address,
                     reach: Reach::default(),
                     distances: false,
+                    given: false,
                 };
                 self.uses[number as usize].push((from, reference));
             }
@@ -280,8 +299,31 @@ impl Survey {
         self.images = images;
     }
 
+    /// Finds out where addresses of thread-locals go. Returns the functions that have one between
+    /// two instructions.
+    fn follow_addresses(&mut self) -> Vec<u32> {
+        let mut escapes = Escapes::new(&self.images, &self.first, &self.places, &self.graph);
+        for (node, why) in self.uses_own.drain(..) {
+            escapes.add(node, why);
+        }
+        escapes.settle();
+        for (node, why, keeps) in escapes.found() {
+            match keeps {
+                Keeps::Briefly => {}
+                Keeps::Held => drop(self.held.entry(node).or_insert_with(|| why.clone())),
+                Keeps::Lost(how) => {
+                    self.own[node as usize].get_or_insert_with(|| why.clone());
+                    self.lost.insert(node, how);
+                }
+            }
+        }
+        escapes.having().collect()
+    }
+
     /// Hands back what is touched.
     pub(super) fn conclude(mut self, begun: Instant) -> Judge {
+        self.graph.sort(self.own.len());
+        let having = self.follow_addresses();
         let own = self.own.iter().map(Option::is_some);
         let (places, images) = (&self.places, &self.images);
         let start = |node: u32| match places[node as usize] {
@@ -293,7 +335,15 @@ impl Survey {
         };
         let listed = |node| start(node).map_or(Listed::Nowhere, |(image, at)| listed(image, at));
         let held = self.held.keys().copied();
-        let harmless = self.graph.settle(own, held, listed);
+        let pointers = Pointers {
+            images,
+            first: &self.first,
+            places,
+            own: &self.own,
+            given: &self.given,
+            starters: OnceCell::new(),
+        };
+        let harmless = self.graph.settle(own, held, listed, &pointers);
         // Who refers to the entry of a fiber or thread starts it, and does not call it.
         let is_entry = |node| start(node).is_some_and(|(image, at)| is_entry(image, at));
         let changers = self
@@ -325,7 +375,8 @@ impl Survey {
         };
         // At a call nothing is left of what these held; between two instructions there may be.
         let held: Vec<u32> = self.held.keys().copied().collect();
-        let near_held = self.graph.all_leading_to(&held, listed);
+        let mut near_held = self.graph.all_leading_to(&held, listed);
+        near_held.extend(having);
         Judge {
             nearness: self.nearness(functions, &near_held),
             images: self.images,
@@ -333,6 +384,7 @@ impl Survey {
             places: self.places,
             own: self.own,
             held: self.held,
+            lost: self.lost,
             own_locals: self.own_locals,
             graph: self.graph,
             changers,
@@ -391,6 +443,11 @@ impl Pieces<'_> {
                 let node = self.node(survey, image, piece);
                 if let Some(node) = node {
                     survey.graph.add(from, node, How::Refer);
+                    if reference.given {
+                        survey.given.entry(node).or_insert(true);
+                    } else {
+                        survey.given.insert(node, false);
+                    }
                 }
             }
             if reference.distances {

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, BuildHasherDefault};
 use std::hint::black_box;
 use std::rc::Rc;
 
-use super::{BOUND, Expected, MOVABLE, each, table};
+use super::{Expected, MOVABLE, OWN, each, table};
 use crate::Probe;
 
 /// `RandomState::new` is harmless: it copies two numbers out of a thread-local and counts one up.
@@ -18,8 +18,8 @@ const HASH_KEYS: Expected = each("MBBBB");
 table! {
     rc_held: MOVABLE;
     ref_cell_borrowed: MOVABLE;
-    hash_map_held: BOUND;
-    hash_map_of_a_call: BOUND;
+    hash_map_held: OWN;
+    hash_map_of_a_call: OWN;
     hash_set_collected: HASH_KEYS;
     random_state_held: HASH_KEYS;
     hash_map_fixed_keys: MOVABLE;

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::rc::Rc;
 
-use super::{BOUND, MOVABLE, table};
+use super::{BOUND, MOVABLE, each, table};
 use crate::Probe;
 
 table! {
@@ -15,7 +15,7 @@ table! {
     borrowed_over_a_park: BOUND;
     read_changed_written: BOUND;
     saved_and_restored: BOUND;
-    read_once_and_over: BOUND;
+    read_once_and_over: each("BOOOO");
     shared_rc_out_of_a_local: BOUND;
     local_by_table_of_functions: BOUND;
     local_by_middle_of_a_table: BOUND;

@@ -15,7 +15,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{NoSubscriber, set_default};
 use tracing::{Event, Metadata, Subscriber, info, info_span};
 
-use super::{BOUND, MOVABLE, each, table};
+use super::{MOVABLE, each, table};
 use crate::Probe;
 
 table! {
@@ -25,7 +25,7 @@ table! {
     span_made: each("MMM?M");
     span_entered: each("BBBBM");
     span_in_scope: each("BBBMM");
-    default_subscriber_set: BOUND;
+    default_subscriber_set: each("BOOOO");
 }
 
 fn logged(probe: &Probe) -> bool {

@@ -4,6 +4,8 @@
 //!
 //! - *movable*: no frame touches a thread-local or reaches one, but through functions that are
 //!   harmless (nothing thread-bound outlives a call of them);
+//! - *own*: what is held is the value of a thread-local, or follows from it: movable where fibers
+//!   have thread-locals of their own, and bound where they have not;
 //! - *bound*: everything else.
 //!
 //! A body's own frame is always on the stack, so what it *reaches* counts even when the call is over
@@ -44,35 +46,53 @@ pub enum Profile {
     Fat,
 }
 
+/// The right verdict in one profile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Whosever thread-locals are used.
+    Movable,
+    /// Movable if fibers have thread-locals of their own.
+    Own,
+    /// Always.
+    Bound,
+    /// Either is sound, and it depends on what lies beside a variable that the body refers to.
+    Either,
+}
+
 /// The right verdicts.
 #[derive(Clone, Copy, Debug)]
 pub enum Expected {
     /// In every profile.
-    Always(Mobility),
-    /// In the order of [`Profile`]. None: either is sound, and it depends on what lies beside a
-    /// variable that the body refers to.
-    Each([Option<Mobility>; 5]),
+    Always(Verdict),
+    /// In the order of [`Profile`].
+    Each([Verdict; 5]),
 }
 
 impl Expected {
-    /// The right verdict in one profile; none if either is.
-    pub fn in_profile(self, profile: Profile) -> Option<Mobility> {
-        self.all()[profile as usize]
+    /// The right verdict in one profile, if fibers have thread-locals of their own or not; none if
+    /// either is.
+    pub fn in_profile(self, profile: Profile, own: bool) -> Option<Mobility> {
+        match self.all()[profile as usize] {
+            Verdict::Movable => Some(Mobility::Movable),
+            Verdict::Own if own => Some(Mobility::Movable),
+            Verdict::Own | Verdict::Bound => Some(Mobility::Bound),
+            Verdict::Either => None,
+        }
     }
 
     /// Whether it is bound in every profile.
     pub fn is_bound(self) -> bool {
-        self.all() == [Some(Mobility::Bound); 5]
+        self.all() == [Verdict::Bound; 5]
     }
 
     /// Whether it is bound in some profile.
     pub fn may_be_bound(self) -> bool {
-        self.all() != [Some(Mobility::Movable); 5]
+        self.all() != [Verdict::Movable; 5]
     }
 
-    fn all(self) -> [Option<Mobility>; 5] {
+    fn all(self) -> [Verdict; 5] {
         match self {
-            Expected::Always(mobility) => [Some(mobility); 5],
+            Expected::Always(verdict) => [verdict; 5],
             Expected::Each(all) => all,
         }
     }
@@ -114,22 +134,24 @@ use table;
 const fn each(letters: &str) -> Expected {
     let letters = letters.as_bytes();
     assert!(letters.len() == 5);
-    let mut all = [None; 5];
+    let mut all = [Verdict::Either; 5];
     let mut i = 0;
     while i < 5 {
         all[i] = match letters[i] {
-            b'M' => Some(Mobility::Movable),
-            b'B' => Some(Mobility::Bound),
-            b'?' => None,
-            _ => panic!("M, B or ?"),
+            b'M' => Verdict::Movable,
+            b'O' => Verdict::Own,
+            b'B' => Verdict::Bound,
+            b'?' => Verdict::Either,
+            _ => panic!("M, O, B or ?"),
         };
         i += 1;
     }
     Expected::Each(all)
 }
 
-const MOVABLE: Expected = Expected::Always(Mobility::Movable);
-const BOUND: Expected = Expected::Always(Mobility::Bound);
+const MOVABLE: Expected = Expected::Always(Verdict::Movable);
+const OWN: Expected = Expected::Always(Verdict::Own);
+const BOUND: Expected = Expected::Always(Verdict::Bound);
 
 /// All bodies.
 pub fn all() -> Vec<Body> {

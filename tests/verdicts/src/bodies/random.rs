@@ -6,19 +6,19 @@ use std::hint::black_box;
 use rand::rngs::{SmallRng, StdRng, ThreadRng};
 use rand::{Rng, RngExt, SeedableRng};
 
-use super::{BOUND, MOVABLE, table};
+use super::{MOVABLE, OWN, table};
 use crate::Probe;
 
 table! {
-    rng_held: BOUND;
-    rng_in_a_struct: BOUND;
-    rng_in_a_dyn_box: BOUND;
-    rng_by_closures: BOUND;
-    rng_by_functions: BOUND;
-    rng_used_and_gone: BOUND;
-    shuffled_while_parking: BOUND;
-    rng_within_a_limit: BOUND;
-    rng_out_of_a_limit: BOUND;
+    rng_held: OWN;
+    rng_in_a_struct: OWN;
+    rng_in_a_dyn_box: OWN;
+    rng_by_closures: OWN;
+    rng_by_functions: OWN;
+    rng_used_and_gone: OWN;
+    shuffled_while_parking: OWN;
+    rng_within_a_limit: OWN;
+    rng_out_of_a_limit: OWN;
     small_rng_seeded: MOVABLE;
     std_rng_seeded: MOVABLE;
     std_rng_in_a_dyn_box: MOVABLE;

@@ -12,7 +12,7 @@ use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Value, json};
 
-use super::{BOUND, MOVABLE, each, table};
+use super::{MOVABLE, OWN, each, table};
 use crate::Probe;
 
 table! {
@@ -24,8 +24,8 @@ table! {
     json_struct_both_ways: MOVABLE;
     json_stream_under_way: MOVABLE;
     regex_matched: MOVABLE;
-    regex_captures_under_way: BOUND;
-    regex_replacer_parks: BOUND;
+    regex_captures_under_way: OWN;
+    regex_replacer_parks: OWN;
     regex_compiled: MOVABLE;
 }
 

@@ -6,17 +6,17 @@ use std::io::{self, Write};
 use std::thread;
 use std::time::Duration;
 
-use super::{BOUND, MOVABLE, each, table};
+use super::{MOVABLE, OWN, each, table};
 use crate::Probe;
 
 table! {
-    thread_current_held: BOUND;
-    thread_id_compared: BOUND;
-    thread_name_copied: BOUND;
-    thread_scope_around_a_park: BOUND;
+    thread_current_held: OWN;
+    thread_id_compared: OWN;
+    thread_name_copied: OWN;
+    thread_scope_around_a_park: OWN;
     thread_spawned_and_joined: each("MMMBB");
-    stdout_locked: BOUND;
-    stderr_locked: BOUND;
+    stdout_locked: OWN;
+    stderr_locked: OWN;
     printed_nothing: each("MMMMB");
     written_to_a_sink: MOVABLE;
     thread_slept: MOVABLE;

@@ -18,7 +18,11 @@ use crate::frames::image::memory::Kind;
 use crate::frames::image::relocs::Slot;
 
 /// Places that tables lead to.
-pub(super) fn places(image: &Image, range: &Range<usize>, code: &[Instruction]) -> Vec<usize> {
+pub(in crate::frames::edges) fn places(
+    image: &Image,
+    range: &Range<usize>,
+    code: &[Instruction],
+) -> Vec<usize> {
     let takes = |i: &&Instruction| i.code() == Code::Lea_r64_m && i.is_ip_rel_memory_operand();
     let mut places = Vec::new();
     for table in code.iter().filter(takes) {

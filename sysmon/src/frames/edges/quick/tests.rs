@@ -151,7 +151,7 @@ fn marks_of(code: &[u8], end: usize) -> [u8; 64] {
             let target = instruction.near_branch_target().wrapping_sub(IP);
             starts::lead_to(&mut marks, target as usize);
         }
-        marks[(instruction.ip() - IP) as usize] = START;
+        marks[(instruction.ip() - IP) as usize] |= START;
     }
     marks
 }

@@ -1,0 +1,361 @@
+//! What becomes of the address of a thread-local in one function.
+//!
+//! Where stacks take their thread-locals along, a value that was read goes with the stack, but an
+//! address does not. So what matters is where addresses go. They come from the thread pointer, from
+//! a call that hands one out, or from the caller (their *colour* says which); whatever is computed
+//! from one counts as one. A function
+//!
+//! - *holds* one if it may have one while it calls another function: then its frame is bound, and no
+//!   other;
+//! - *hands one out* if it may return one: then its callers are looked at;
+//! - *loses* one if it puts it anywhere but into a word of its own frame, gives it to a call that
+//!   loses it or that is not known, or compares it with something that is none. Then something may
+//!   be left of it when the function has returned.
+//!
+//! The frame is followed word by word. Once the address of a word of it has been taken, anyone may
+//! read that word and those above it: an address that is there at a call is lost.
+//!
+//! States grow until nothing changes, as in `flow`. Code that no branch leads to begins with what
+//! any call or jump through a register leaves.
+
+mod state;
+mod step;
+#[cfg(test)]
+#[expect(unsafe_code, reason = "samples in assembly")]
+mod tests;
+
+use std::ops::Range;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory};
+
+use super::flow::{SPOILED, jumps_anywhere, landing_pads, place_of, tables};
+use crate::frames::image::Image;
+use crate::frames::image::unwind::Function;
+use state::State;
+use step::Step;
+
+/// The bit of the stack pointer in a set of registers.
+const RSP: u32 = 1 << 4;
+/// Too large to be worth it: counts as losing all.
+const TOO_LONG: usize = 20_000;
+
+/// Whose address of a thread-local it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Colours(u8);
+
+impl Colours {
+    const NONE: Colours = Colours(0);
+    /// Made in the function, or handed out to it.
+    pub(crate) const OWN: Colours = Colours(1);
+    /// The caller gave it.
+    pub(crate) const GIVEN: Colours = Colours(2);
+
+    fn with(self, other: Colours) -> Colours {
+        Colours(self.0 | other.0)
+    }
+
+    pub(crate) fn has(self, colour: Colours) -> bool {
+        self.0 & colour.0 != 0
+    }
+}
+
+/// What a call is given: a bit for each of the six registers of arguments, and [`ON_STACK`].
+pub(crate) type Arguments = u8;
+/// Arguments on the stack.
+pub(crate) const ON_STACK: Arguments = 1 << 6;
+/// rdi, rsi, rdx, rcx, r8, r9, by their bits.
+const ARGUMENTS: [u32; 6] = [1 << 7, 1 << 6, 1 << 2, 1 << 1, 1 << 8, 1 << 9];
+
+/// What comes back in rax and rdx: a bit for each.
+pub(crate) type Results = u8;
+const RESULTS: [u32; 2] = [1, 1 << 2];
+
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Callee {
+    /// The code at an address.
+    Code(usize),
+    /// Something imported.
+    Import(u32),
+    /// It cannot be told.
+    Unknown,
+}
+
+/// What a call does with the addresses it is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) loses: bool,
+    /// Where one of them may come back.
+    pub(crate) returns: Results,
+    /// Where one that was not given may come.
+    pub(crate) hands_out: Results,
+}
+
+/// What becomes of the addresses of one colour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fate {
+    /// How one is lost, if that happens.
+    pub(crate) lost: Option<&'static str>,
+    pub(crate) returns: Results,
+    /// There may be one during a call.
+    pub(crate) held: bool,
+    /// There is one at all.
+    pub(crate) any: bool,
+}
+
+/// What becomes of addresses in one function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Escape {
+    pub(crate) own: Fate,
+    pub(crate) given: Fate,
+}
+
+impl Escape {
+    /// Whether there is no more to find out of a function that is given these.
+    pub(crate) fn is_lost(&self, given: Arguments) -> bool {
+        self.own.lost.is_some() && (given == 0 || self.given.lost.is_some())
+    }
+
+    /// Where addresses of its own come back to its callers, if it does not count as a whole.
+    pub(crate) fn hands_out(&self) -> Results {
+        match self.own.lost {
+            Some(_) => 0,
+            None => self.own.returns,
+        }
+    }
+}
+
+/// What is known of other functions: asked about each call with what it is given.
+pub(crate) type Ask<'a> = dyn FnMut(Callee, Arguments) -> Answer + 'a;
+
+/// Follows functions one after the other; keeps its memory.
+pub(crate) struct Follower {
+    info: InstructionInfoFactory,
+    code: Vec<Instruction>,
+    states: Vec<Option<State>>,
+    work: Vec<usize>,
+}
+
+impl Default for Follower {
+    fn default() -> Follower {
+        Follower {
+            info: InstructionInfoFactory::new(),
+            code: Vec::new(),
+            states: Vec::new(),
+            work: Vec::new(),
+        }
+    }
+}
+
+impl Follower {
+    /// What becomes of addresses in a function that is given some.
+    pub(crate) fn follow(
+        &mut self,
+        image: &Image,
+        function: &Function,
+        given: Arguments,
+        ask: &mut Ask<'_>,
+    ) -> Escape {
+        self.decode(image, &function.range);
+        let mut escape = Escape::default();
+        if self.code.len() > TOO_LONG || function.cold {
+            let all = Fate {
+                lost: Some("the function is too long, or a part of another one"),
+                returns: 3,
+                held: true,
+                any: true,
+            };
+            escape.own = all;
+            escape.given = all;
+            return escape;
+        }
+        let entries = Entries::of(image, function, &self.code);
+        // The lowest place in the frame whose address is taken. It is known when all is.
+        let mut taken = i32::MAX;
+        loop {
+            let before = taken;
+            escape = Escape::default();
+            let mut pass = Pass {
+                follower: self,
+                image,
+                range: &function.range,
+                entries: &entries,
+                given,
+                taken: &mut taken,
+                escape: &mut escape,
+            };
+            pass.run(ask);
+            if taken == before {
+                return escape;
+            }
+        }
+    }
+
+    fn decode(&mut self, image: &Image, range: &Range<usize>) {
+        self.code.clear();
+        let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
+        let mut decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);
+        while decoder.can_decode() {
+            let place = self.code.len();
+            self.code.push(Instruction::default());
+            decoder.decode_out(&mut self.code[place]);
+        }
+    }
+}
+
+fn is_call(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.flow_control(),
+        FlowControl::Call | FlowControl::IndirectCall
+    )
+}
+
+/// Where a function is entered other than by branches that can be seen.
+struct Entries {
+    /// By unwinding.
+    pads: Vec<usize>,
+    /// By jumps through a register.
+    tables: Vec<usize>,
+    /// There are such jumps, and where they lead can be told.
+    told: bool,
+}
+
+impl Entries {
+    fn of(image: &Image, function: &Function, code: &[Instruction]) -> Entries {
+        let jumps = code.iter().any(jumps_anywhere);
+        let tables = match jumps && !image.fixed {
+            true => tables::places(image, &function.range, code),
+            false => Vec::new(),
+        };
+        Entries {
+            pads: landing_pads(image, function, code),
+            told: !tables.is_empty(),
+            tables,
+        }
+    }
+}
+
+/// One function on its way.
+struct Pass<'a, 'b> {
+    follower: &'a mut Follower,
+    image: &'b Image,
+    range: &'b Range<usize>,
+    entries: &'b Entries,
+    given: Arguments,
+    taken: &'a mut i32,
+    escape: &'a mut Escape,
+}
+
+impl Pass<'_, '_> {
+    fn run(&mut self, ask: &mut Ask<'_>) {
+        let length = self.follower.code.len();
+        self.follower.states.clear();
+        self.follower.states.resize(length, None);
+        self.follower.work.clear();
+        if length == 0 {
+            return;
+        }
+        let registers = ARGUMENTS.iter().enumerate();
+        let registers = registers.filter(|(i, _)| self.given >> i & 1 == 1);
+        let registers = registers.fold(0, |set, (_, bit)| set | bit);
+        self.reach(0, &State::at_entry(registers));
+        loop {
+            self.settle(ask);
+            let Some(state) = self.anywhere() else { break };
+            let unseen = self.follower.states.iter().position(Option::is_none);
+            let mut entries: Vec<usize> = self.entries.pads.clone();
+            entries.extend(unseen);
+            for entry in entries {
+                self.reach(entry, &state);
+            }
+            if self.follower.work.is_empty() {
+                break;
+            }
+        }
+    }
+
+    /// What there may be after any call, in registers that calls preserve.
+    fn anywhere(&self) -> Option<State> {
+        let code = self.follower.code.iter().zip(&self.follower.states);
+        let calls =
+            code.filter(|(i, _)| is_call(i) || i.flow_control() == FlowControl::IndirectBranch);
+        let mut all: Option<State> = None;
+        for state in calls.filter_map(|(_, state)| *state) {
+            let mut state = state;
+            state.clear(SPOILED);
+            match &mut all {
+                Some(all) => drop(all.join(&state)),
+                None => all = Some(state),
+            }
+        }
+        // Code that nothing leads to, in a function without a call, is padding.
+        all.or_else(|| self.follower.states[0])
+    }
+
+    fn reach(&mut self, place: usize, state: &State) {
+        let (changed, room) = match &mut self.follower.states[place] {
+            Some(known) => known.join(state),
+            empty => {
+                *empty = Some(*state);
+                (true, true)
+            }
+        };
+        if !room {
+            step::lose(
+                self.escape,
+                state.all(),
+                "it is in too many places of the frame",
+            );
+        }
+        if changed {
+            self.follower.work.push(place);
+        }
+    }
+
+    /// Hands states on until nothing changes.
+    fn settle(&mut self, ask: &mut Ask<'_>) {
+        while let Some(place) = self.follower.work.pop() {
+            if self.escape.is_lost(self.given) {
+                return self.follower.work.clear();
+            }
+            let Some(state) = self.follower.states[place] else {
+                continue;
+            };
+            let instruction = self.follower.code[place];
+            let before = place.checked_sub(1).map(|place| self.follower.code[place]);
+            let mut step = Step {
+                image: self.image,
+                range: self.range,
+                info: &mut self.follower.info,
+                stack_given: self.given & ON_STACK != 0,
+                told: self.entries.told,
+                before,
+                state,
+                taken: self.taken,
+                escape: self.escape,
+            };
+            let exits = step.take(&instruction, ask);
+            let after = step.state;
+            if exits.next && place + 1 < self.follower.code.len() {
+                self.reach(place + 1, &after);
+            } else if exits.next && !is_call(&instruction) {
+                step::lose(
+                    self.escape,
+                    after.all(),
+                    "the function goes on in another one",
+                );
+            }
+            if let Some(target) = exits.to
+                && let Some(target) = place_of(&self.follower.code, target as usize)
+            {
+                self.reach(target, &after);
+            }
+            if exits.by_table {
+                for at in 0..self.entries.tables.len() {
+                    let target = self.entries.tables[at];
+                    self.reach(target, &after);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What the registers and the frame of a function hold.
+
+use super::{Colours, RSP};
+
+/// Places on the stack that are followed at once; more count as lost.
+const SLOTS: usize = 24;
+const WORD: i32 = 8;
+
+/// What there is before an instruction. Registers are sets with a bit for each; distances are
+/// counted from where the stack pointer was when the function began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    /// May hold an address of a thread-local that was made here, or handed out to here.
+    own: u32,
+    /// May hold one that the caller gave.
+    given: u32,
+    /// Must hold an address in the frame, at the distance in `distances`.
+    frame: u32,
+    distances: [i32; 16],
+    /// May hold an address in the frame, at any distance.
+    near: u32,
+    /// Words of the frame that may hold one.
+    slots: [(i32, Colours); SLOTS],
+    used: usize,
+}
+
+impl State {
+    /// At the beginning of a function, with the registers that may hold a given address.
+    pub(super) fn at_entry(given: u32) -> State {
+        State {
+            own: 0,
+            given,
+            frame: RSP,
+            distances: [0; 16],
+            near: 0,
+            slots: [(0, Colours::NONE); SLOTS],
+            used: 0,
+        }
+    }
+
+    /// What any of the registers may hold.
+    pub(super) fn colours(&self, registers: u32) -> Colours {
+        let own = if self.own & registers != 0 {
+            Colours::OWN
+        } else {
+            Colours::NONE
+        };
+        match self.given & registers {
+            0 => own,
+            _ => own.with(Colours::GIVEN),
+        }
+    }
+
+    /// All that registers and frame may hold.
+    pub(super) fn all(&self) -> Colours {
+        self.colours(!0).with(self.somewhere())
+    }
+
+    pub(super) fn clear(&mut self, registers: u32) {
+        self.own &= !registers;
+        self.given &= !registers;
+        self.frame &= !registers;
+        self.near &= !registers;
+    }
+
+    pub(super) fn add(&mut self, registers: u32, colours: Colours) {
+        if colours.has(Colours::OWN) {
+            self.own |= registers;
+        }
+        if colours.has(Colours::GIVEN) {
+            self.given |= registers;
+        }
+    }
+
+    pub(super) fn copy(&mut self, to: u32, from: u32) {
+        let before = *self;
+        self.clear(to);
+        if from == 0 {
+            return;
+        }
+        self.add(to, before.colours(from));
+        if before.near & from != 0 {
+            self.near |= to;
+        }
+        if let Some(distance) = before.distance(from) {
+            self.set_distance(to, distance);
+        }
+    }
+
+    /// Where in the frame a register points to, if that is certain.
+    pub(super) fn distance(&self, register: u32) -> Option<i32> {
+        let known = register != 0 && self.frame & register != 0;
+        known.then(|| self.distances[register.trailing_zeros() as usize])
+    }
+
+    pub(super) fn set_distance(&mut self, register: u32, distance: i32) {
+        if register != 0 {
+            self.clear(register);
+            self.frame |= register;
+            self.distances[register.trailing_zeros() as usize] = distance;
+        }
+    }
+
+    /// Those of the registers that must point into the frame.
+    pub(super) fn in_frame(&self, registers: u32) -> u32 {
+        self.frame & registers
+    }
+
+    /// Whether any of the registers may point into the frame.
+    pub(super) fn is_near(&self, registers: u32) -> bool {
+        (self.frame | self.near) & registers != 0
+    }
+
+    pub(super) fn set_near(&mut self, registers: u32) {
+        self.frame &= !registers;
+        self.near |= registers;
+    }
+
+    fn kept(&self) -> &[(i32, Colours)] {
+        &self.slots[..self.used]
+    }
+
+    /// What the words of the frame may hold, all of them.
+    pub(super) fn somewhere(&self) -> Colours {
+        let kept = self.kept().iter();
+        kept.fold(Colours::NONE, |all, slot| all.with(slot.1))
+    }
+
+    /// What words of the frame from `start` to `end` may hold.
+    pub(super) fn between(&self, start: i32, end: i32) -> Colours {
+        let inside = |slot: &&(i32, Colours)| slot.0 < end && slot.0 + WORD > start;
+        let kept = self.kept().iter().filter(inside);
+        kept.fold(Colours::NONE, |all, slot| all.with(slot.1))
+    }
+
+    /// Puts something into the frame; false if there is no room to remember it.
+    pub(super) fn put(&mut self, start: i32, size: i32, colours: Colours) -> bool {
+        let end = start.saturating_add(size);
+        if colours != Colours::NONE && size != WORD {
+            return false;
+        }
+        let mut place = 0;
+        while place < self.used {
+            let at = self.slots[place].0;
+            if at >= start && at + WORD <= end {
+                self.used -= 1;
+                self.slots[place] = self.slots[self.used];
+                self.slots[self.used] = (0, Colours::NONE);
+            } else {
+                place += 1;
+            }
+        }
+        colours == Colours::NONE || self.keep((start, colours))
+    }
+
+    fn keep(&mut self, slot: (i32, Colours)) -> bool {
+        let used = self.used;
+        if let Some(known) = self.slots[..used].iter_mut().find(|s| s.0 == slot.0) {
+            known.1 = known.1.with(slot.1);
+            return true;
+        }
+        if used == SLOTS {
+            return false;
+        }
+        self.slots[used] = slot;
+        self.used += 1;
+        self.slots[..self.used].sort_unstable_by_key(|slot| slot.0);
+        true
+    }
+
+    /// Joins another state into this one. Whether that changed anything, and whether all of it
+    /// could be remembered.
+    pub(super) fn join(&mut self, other: &State) -> (bool, bool) {
+        let before = *self;
+        self.own |= other.own;
+        self.given |= other.given;
+        let mut frame = self.frame & other.frame;
+        for register in 0..16 {
+            if self.distances[register] != other.distances[register] {
+                frame &= !(1 << register);
+            }
+        }
+        self.near |= other.near | (self.frame | other.frame) & !frame;
+        self.frame = frame;
+        for register in 0..16 {
+            if frame >> register & 1 == 0 {
+                self.distances[register] = 0;
+            }
+        }
+        let mut room = true;
+        for &slot in other.kept() {
+            room &= self.keep(slot);
+        }
+        (*self != before, room)
+    }
+}

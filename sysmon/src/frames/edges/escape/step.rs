@@ -1,0 +1,579 @@
+//! What one instruction does with addresses of thread-locals.
+
+use std::ops::Range;
+
+use iced_x86::{
+    Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+};
+
+use super::state::State;
+use super::{ARGUMENTS, Answer, Arguments, Ask, Callee, Colours, Escape, ON_STACK, RESULTS, RSP};
+use super::{Results, SPOILED};
+use crate::frames::edges::{bit, has_memory, has_near_target, is_writable};
+use crate::frames::image::{Image, Target};
+
+const RAX: u32 = 1;
+const RBP: u32 = 1 << 5;
+/// rax, rdi, rsi, rdx, r10, r8, r9: what the kernel is given.
+const ASKED: u32 = RAX | 1 << 7 | 1 << 6 | 1 << 2 | 1 << 10 | 1 << 8 | 1 << 9;
+/// rax, rcx, r11: what it spoils.
+const ANSWERED: u32 = RAX | 1 << 1 | 1 << 11;
+/// Where arguments on the stack begin: behind the return address.
+const BEHIND: i32 = 8;
+/// More bytes of arguments are given on the stack to no function.
+const MOST_GIVEN: i32 = 256;
+
+/// Where an instruction is left to.
+#[derive(Default)]
+pub(super) struct Exits {
+    pub(super) next: bool,
+    pub(super) to: Option<u64>,
+    /// Wherever the tables of the function lead.
+    pub(super) by_table: bool,
+}
+
+/// A place in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The word with the thread pointer.
+    ThreadPointer,
+    /// A word of the frame.
+    Frame(i32),
+    /// Some word of the frame.
+    SomeFrame,
+    /// No word of the frame: a thread-local, or a variable with a name.
+    Apart,
+    /// Who knows where.
+    Anywhere,
+}
+
+/// One instruction and what it does to the state.
+pub(super) struct Step<'a> {
+    pub(super) image: &'a Image,
+    pub(super) range: &'a Range<usize>,
+    pub(super) info: &'a mut InstructionInfoFactory,
+    /// Arguments on the stack may be addresses.
+    pub(super) stack_given: bool,
+    /// Where jumps through registers lead in the function is known.
+    pub(super) told: bool,
+    /// The instruction before.
+    pub(super) before: Option<Instruction>,
+    pub(super) state: State,
+    pub(super) taken: &'a mut i32,
+    pub(super) escape: &'a mut Escape,
+}
+
+/// Notes that addresses are lost.
+pub(super) fn lose(escape: &mut Escape, colours: Colours, how: &'static str) {
+    if colours.has(Colours::OWN) {
+        escape.own.lost.get_or_insert(how);
+    }
+    if colours.has(Colours::GIVEN) {
+        escape.given.lost.get_or_insert(how);
+    }
+}
+
+impl Step<'_> {
+    fn lose(&mut self, colours: Colours, how: &'static str) {
+        lose(self.escape, colours, how);
+    }
+
+    pub(super) fn take(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) -> Exits {
+        let next = Exits {
+            next: true,
+            ..Exits::default()
+        };
+        match instruction.flow_control() {
+            _ if instruction.mnemonic() == Mnemonic::Syscall => {
+                let asked = self.state.colours(ASKED);
+                self.lose(asked, "it is given to the kernel");
+                self.state.clear(ANSWERED);
+                next
+            }
+            FlowControl::Call | FlowControl::IndirectCall => {
+                self.call(instruction, ask);
+                next
+            }
+            FlowControl::Return => {
+                self.returns(|state, register| state.colours(register));
+                Exits::default()
+            }
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+                self.jump(instruction, ask)
+            }
+            FlowControl::IndirectBranch => self.jump_through(instruction, ask),
+            FlowControl::Exception => Exits::default(),
+            _ => {
+                if !self.usual_form(instruction) {
+                    self.any_form(instruction);
+                }
+                self.mark();
+                next
+            }
+        }
+    }
+
+    /// Notes that there are addresses at all.
+    fn mark(&mut self) {
+        let all = self.state.all();
+        self.escape.own.any |= all.has(Colours::OWN);
+        self.escape.given.any |= all.has(Colours::GIVEN);
+    }
+
+    fn returns(&mut self, colours: impl Fn(&State, u32) -> Colours) {
+        for (bit, &register) in RESULTS.iter().enumerate() {
+            let colours = colours(&self.state, register);
+            if colours.has(Colours::OWN) {
+                self.escape.own.returns |= 1 << bit;
+            }
+            if colours.has(Colours::GIVEN) {
+                self.escape.given.returns |= 1 << bit;
+            }
+        }
+    }
+
+    fn callee(&self, instruction: &Instruction) -> Callee {
+        let target = if has_near_target(instruction) {
+            let target = instruction.near_branch_target() as usize;
+            match self.image.stub(target) {
+                Some(slot) => self.image.pointer(slot),
+                None => Some(Target::Code(target)),
+            }
+        } else if instruction.is_ip_rel_memory_operand() {
+            let slot = instruction.ip_rel_memory_address() as usize;
+            let fixed = !is_writable(self.image, slot);
+            fixed.then(|| self.image.pointer(slot)).flatten()
+        } else {
+            None
+        };
+        match target {
+            Some(Target::Code(address)) => Callee::Code(address),
+            Some(Target::Import(name, _)) => Callee::Import(name),
+            _ => Callee::Unknown,
+        }
+    }
+
+    /// What a call is given, of which colours.
+    fn arguments(&self) -> (Arguments, Colours) {
+        let mut arguments = 0;
+        let mut colours = Colours::NONE;
+        for (place, &register) in ARGUMENTS.iter().enumerate() {
+            let held = self.state.colours(register);
+            if held != Colours::NONE {
+                arguments |= 1 << place;
+                colours = colours.with(held);
+            }
+        }
+        let stack = match self.state.distance(RSP) {
+            Some(top) => self.state.between(top, top + MOST_GIVEN),
+            None => self.state.somewhere(),
+        };
+        if stack != Colours::NONE {
+            arguments |= ON_STACK;
+            colours = colours.with(stack);
+        }
+        (arguments, colours)
+    }
+
+    /// Asks what a call does, and notes what it loses. Says which colours come back.
+    fn ask(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) -> (Answer, Colours) {
+        let (arguments, given) = self.arguments();
+        let callee = self.callee(instruction);
+        let answer = ask(callee, arguments);
+        if answer.loses {
+            self.lose(given, "it is given to a function");
+        }
+        (answer, given)
+    }
+
+    fn call(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) {
+        self.mark();
+        let exposed = self.exposed();
+        self.lose(exposed, "its place in the frame is given away");
+        let (answer, given) = self.ask(instruction, ask);
+        let kept = self.state.colours(!SPOILED).with(self.state.somewhere());
+        if kept.with(given).has(Colours::OWN) {
+            self.escape.own.held = true;
+        }
+        let frame_given = ARGUMENTS
+            .iter()
+            .any(|&register| self.state.is_near(register));
+        self.state.clear(SPOILED);
+        for (place, &register) in RESULTS.iter().enumerate() {
+            if frame_given {
+                self.state.set_near(register);
+            }
+            if answer.returns >> place & 1 == 1 {
+                self.state.add(register, given);
+            }
+            if answer.hands_out >> place & 1 == 1 {
+                self.state.add(register, Colours::OWN);
+            }
+        }
+    }
+
+    /// What is in words of the frame that others may read.
+    fn exposed(&self) -> Colours {
+        match *self.taken {
+            i32::MAX => Colours::NONE,
+            lowest => self.state.between(lowest, i32::MAX),
+        }
+    }
+
+    fn jump(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) -> Exits {
+        let target = instruction.near_branch_target();
+        let conditional = instruction.flow_control() == FlowControl::ConditionalBranch;
+        if self.range.contains(&(target as usize)) && target as usize != self.range.start {
+            return Exits {
+                next: conditional,
+                to: Some(target),
+                by_table: false,
+            };
+        }
+        self.leave(instruction, ask);
+        Exits {
+            next: conditional,
+            ..Exits::default()
+        }
+    }
+
+    /// A jump to another function, which takes the place of this one.
+    fn leave(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) {
+        self.mark();
+        let (answer, given) = self.ask(instruction, ask);
+        if given.has(Colours::OWN) {
+            self.escape.own.held = true;
+        }
+        let comes_back = |bits: Results, place: usize| bits >> place & 1 == 1;
+        for place in 0..RESULTS.len() {
+            if comes_back(answer.hands_out, place)
+                || comes_back(answer.returns, place) && given.has(Colours::OWN)
+            {
+                self.escape.own.returns |= 1 << place;
+            }
+            if comes_back(answer.returns, place) && given.has(Colours::GIVEN) {
+                self.escape.given.returns |= 1 << place;
+            }
+        }
+    }
+
+    fn jump_through(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) -> Exits {
+        if instruction.is_ip_rel_memory_operand() {
+            self.leave(instruction, ask);
+            return Exits::default();
+        }
+        // A table of distances: one is added to where the table is.
+        let register = instruction.op0_register();
+        let by_table = self.told
+            && instruction.op0_kind() == OpKind::Register
+            && self.before.is_some_and(|before| {
+                before.mnemonic() == Mnemonic::Add && before.op0_register() == register
+            });
+        if !by_table {
+            let all = self.state.all();
+            self.lose(all, "a jump that cannot be followed");
+        }
+        Exits {
+            by_table,
+            ..Exits::default()
+        }
+    }
+
+    /// The place a memory operand names.
+    fn place(&self, instruction: &Instruction) -> Place {
+        let (base, index) = (instruction.memory_base(), instruction.memory_index());
+        let bits = bit(base) | bit(index);
+        let lonely = base == Register::None && index == Register::None;
+        let distance = instruction.memory_displacement64();
+        match instruction.memory_segment() {
+            Register::FS if lonely && distance == 0 => return Place::ThreadPointer,
+            Register::FS | Register::GS => return Place::Apart,
+            _ => {}
+        }
+        if instruction.is_ip_rel_memory_operand() || lonely {
+            return Place::Apart;
+        }
+        if index == Register::None
+            && let Some(start) = self.state.distance(bit(base))
+        {
+            return Place::Frame(start.wrapping_add(distance as i32));
+        }
+        if self.state.is_near(bits) {
+            return Place::SomeFrame;
+        }
+        match self.state.colours(bits) {
+            Colours::NONE => Place::Anywhere,
+            _ => Place::Apart,
+        }
+    }
+
+    /// What is read from a place.
+    fn read(&self, place: Place, size: i32) -> Colours {
+        match place {
+            Place::ThreadPointer => Colours::OWN,
+            Place::Frame(start) => {
+                let kept = self.state.between(start, start.saturating_add(size));
+                match start >= BEHIND && self.stack_given {
+                    true => kept.with(Colours::GIVEN),
+                    false => kept,
+                }
+            }
+            Place::SomeFrame if self.stack_given => self.state.somewhere().with(Colours::GIVEN),
+            Place::SomeFrame => self.state.somewhere(),
+            Place::Apart => Colours::NONE,
+            Place::Anywhere => self.exposed(),
+        }
+    }
+
+    /// Notes what is written to a place.
+    fn write(&mut self, place: Place, size: i32, colours: Colours) {
+        match place {
+            Place::Frame(start) if start < BEHIND => {
+                if !self.state.put(start, size, colours) {
+                    self.lose(colours, "it is put into the frame in parts");
+                }
+            }
+            _ => self.lose(colours, "it is put into memory"),
+        }
+    }
+
+    /// The address of a place of the frame is in a register, or somewhere else.
+    fn take_frame(&mut self, distance: i32) {
+        *self.taken = (*self.taken).min(distance);
+        if distance >= BEHIND && self.stack_given {
+            self.lose(Colours::GIVEN, "its place on the stack is taken");
+        }
+    }
+
+    /// Puts an address in the frame into a register. The stack pointer and the frame pointer have
+    /// one all the time.
+    fn set_frame(&mut self, register: u32, distance: i32) {
+        self.state.set_distance(register, distance);
+        if register & (RSP | RBP) == 0 {
+            self.take_frame(distance);
+        }
+    }
+
+    /// Moves, and what becomes of the stack pointer.
+    fn usual_form(&mut self, instruction: &Instruction) -> bool {
+        let into = bit(instruction.op0_register());
+        match instruction.code() {
+            Code::Mov_r64_rm64 | Code::Mov_rm64_r64
+                if instruction.op0_kind() == OpKind::Register
+                    && instruction.op1_kind() == OpKind::Register =>
+            {
+                let from = bit(instruction.op1_register());
+                self.state.copy(into, from);
+                if let Some(distance) = self.state.distance(from) {
+                    self.set_frame(into, distance);
+                }
+            }
+            Code::Lea_r64_m => self.lea(instruction, into),
+            Code::Add_rm64_imm8
+            | Code::Add_rm64_imm32
+            | Code::Sub_rm64_imm8
+            | Code::Sub_rm64_imm32
+                if instruction.op0_kind() == OpKind::Register
+                    && self.state.distance(into).is_some() =>
+            {
+                let step = instruction.immediate(1) as i32;
+                let step = match instruction.mnemonic() {
+                    Mnemonic::Sub => step.wrapping_neg(),
+                    _ => step,
+                };
+                let distance = self.state.distance(into).unwrap_or(0);
+                self.set_frame(into, distance.wrapping_add(step));
+            }
+            Code::Push_r64 => {
+                let from = instruction.op0_register();
+                let colours = self.state.colours(bit(from));
+                self.note_frame(bit(from));
+                self.push(colours);
+            }
+            Code::Pushq_imm8 | Code::Pushq_imm32 => self.push(Colours::NONE),
+            Code::Pop_r64 => {
+                let top = self.state.distance(RSP);
+                let place = top.map_or(Place::SomeFrame, Place::Frame);
+                let colours = self.read(place, 8);
+                self.state.clear(into);
+                self.state.add(into, colours);
+                self.move_stack(8);
+            }
+            Code::Leaveq => {
+                self.state.copy(RSP, RBP);
+                let top = self.state.distance(RSP);
+                let place = top.map_or(Place::SomeFrame, Place::Frame);
+                let colours = self.read(place, 8);
+                self.state.clear(RBP);
+                self.state.add(RBP, colours);
+                self.move_stack(8);
+            }
+            Code::Xor_r32_rm32 | Code::Xor_rm32_r32
+                if instruction.op0_kind() == OpKind::Register
+                    && instruction.op1_kind() == OpKind::Register
+                    && instruction.op0_register() == instruction.op1_register() =>
+            {
+                self.state.clear(into);
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// The stack pointer moves by a known distance.
+    fn move_stack(&mut self, step: i32) {
+        match self.state.distance(RSP) {
+            Some(top) => self.state.set_distance(RSP, top.wrapping_add(step)),
+            None => self.state.set_near(RSP),
+        }
+    }
+
+    fn push(&mut self, colours: Colours) {
+        self.move_stack(-8);
+        let top = self.state.distance(RSP);
+        let place = top.map_or(Place::SomeFrame, Place::Frame);
+        self.write(place, 8, colours);
+    }
+
+    fn lea(&mut self, instruction: &Instruction, into: u32) {
+        if instruction.is_ip_rel_memory_operand() {
+            return self.state.clear(into);
+        }
+        let (base, index) = (
+            bit(instruction.memory_base()),
+            bit(instruction.memory_index()),
+        );
+        let distance = match index {
+            0 => self.state.distance(base),
+            _ => None,
+        };
+        if let Some(start) = distance {
+            let distance = start.wrapping_add(instruction.memory_displacement64() as i32);
+            return self.set_frame(into, distance);
+        }
+        let colours = self.state.colours(base | index);
+        let near = self.state.is_near(base | index);
+        self.note_frame(base | index);
+        self.state.clear(into);
+        self.state.add(into, colours);
+        if near {
+            self.state.set_near(into);
+        }
+    }
+
+    /// Registers with an address in the frame are put somewhere, or computed with.
+    fn note_frame(&mut self, registers: u32) {
+        for number in 0..16 {
+            let register = 1 << number & registers;
+            if let Some(distance) = self.state.distance(register) {
+                self.take_frame(distance);
+            }
+        }
+    }
+
+    /// Any other instruction: what it reads goes wherever it writes.
+    fn any_form(&mut self, instruction: &Instruction) {
+        let mut places = 0;
+        let mut place = Place::Apart;
+        let size = instruction.memory_size().size().max(1) as i32;
+        let memory = has_memory(instruction);
+        if memory {
+            places = bit(instruction.memory_base()) | bit(instruction.memory_index());
+            place = self.place(instruction);
+        }
+        let info = self.info.info(instruction);
+        let (mut read, mut named, mut written, mut kept, mut vectors) = (0, 0, 0, 0, false);
+        let (mut loads, mut stores) = (false, false);
+        for operand in 0..instruction.op_count() {
+            let access = info.op_access(operand);
+            match instruction.op_kind(operand) {
+                OpKind::Register => {
+                    let bit = bit(instruction.op_register(operand));
+                    named |= bit;
+                    read |= if reads(access) { bit } else { 0 };
+                }
+                OpKind::Memory => {
+                    loads |= reads(access);
+                    stores |= writes(access);
+                }
+                _ => {}
+            }
+        }
+        for register in info.used_registers() {
+            let bit = bit(register.register());
+            let access = register.access();
+            if reads(access) && named & bit == 0 && places & bit == 0 {
+                read |= bit;
+            }
+            if writes(access) {
+                written |= bit;
+                vectors |= bit == 0 && !register.register().is_segment_register();
+                let whole = matches!(access, OpAccess::Write | OpAccess::ReadWrite)
+                    && register.register().size() >= 4;
+                kept |= if whole { 0 } else { bit };
+            }
+        }
+        let moves_blocks = info.used_memory().len() > usize::from(memory);
+        let mut sources = self.state.colours(read);
+        let loaded = match loads {
+            true => self.read(place, size),
+            false => Colours::NONE,
+        };
+        if matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test) {
+            return self.compare(instruction, loads, loaded);
+        }
+        sources = sources.with(loaded);
+        if moves_blocks {
+            // A string instruction, or `push` and the like in another form.
+            let all = sources.with(self.state.somewhere());
+            self.lose(all, "memory is copied");
+        }
+        let near = self.state.is_near(read & !RSP);
+        self.note_frame(read & !RSP);
+        if stores {
+            self.write(place, size, sources);
+        }
+        if vectors {
+            self.lose(sources, "it is in another register");
+        }
+        self.state.clear(written & !kept & !RSP);
+        self.state.add(written, sources);
+        // Of what is only perhaps or partly written, something may be left.
+        let perhaps = self.state.in_frame(written & (kept | RSP));
+        self.note_frame(perhaps & !RSP);
+        self.state.set_near(perhaps);
+        if near {
+            self.state.set_near(written);
+        }
+    }
+
+    /// An address may be compared with a number, and with another address of a thread-local.
+    fn compare(&mut self, instruction: &Instruction, loads: bool, loaded: Colours) {
+        let mut all = loaded;
+        let mut plain = loads && loaded == Colours::NONE;
+        for operand in 0..2 {
+            if instruction.op_kind(operand) == OpKind::Register {
+                let held = self.state.colours(bit(instruction.op_register(operand)));
+                all = all.with(held);
+                plain |= held == Colours::NONE;
+            }
+        }
+        if plain {
+            self.lose(all, "it is compared");
+        }
+    }
+}
+
+fn reads(access: OpAccess) -> bool {
+    !matches!(
+        access,
+        OpAccess::None | OpAccess::Write | OpAccess::CondWrite | OpAccess::NoMemAccess
+    )
+}
+
+fn writes(access: OpAccess) -> bool {
+    !matches!(
+        access,
+        OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+    )
+}

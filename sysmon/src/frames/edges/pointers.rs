@@ -1,0 +1,176 @@
+//! Whether a call leads through a pointer that may have been written anywhere.
+//!
+//! A slot that the loader filled in is no such pointer, and what is read from one counts as an edge
+//! already. Without optimization compilers load a slot into a register, compute arguments, and call
+//! the register. So a call of a register is let off if the last instruction that loaded it, a few
+//! simple moves before, loaded a slot, and no branch leads in between.
+//!
+//! The function by which a thread-local is found (its *accessor*) is called through a pointer, in a
+//! constant that is private to std. As long as the address of that constant is only given to std's
+//! functions for thread-locals, nothing else calls the accessor.
+
+use std::ops::Range;
+
+use iced_x86::{
+    Code as Opcode, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
+};
+
+use super::brief::{Brief, Code};
+use super::{How, Into, Pass, bit, has_memory, has_near_target, is_writable, starts};
+use crate::frames::image::{Image, Target, symbols};
+
+/// A call of a register, or a jump to one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Indirect {
+    /// Where it is, as an offset into the function.
+    pub(super) at: usize,
+    /// Where the register was last loaded from a fixed place, if it was.
+    pub(super) load: Option<usize>,
+    pub(super) register: u8,
+}
+
+impl Indirect {
+    /// The slot that it leads through, if it does. All branches are marked, and the code begins at
+    /// `start`.
+    fn slot(&self, image: &Image, start: usize, code: &Code<'_>, marks: &[u8]) -> Option<usize> {
+        let mut brief = Brief::default();
+        let loads =
+            |brief: &Brief| brief.is_load() && brief.relative && brief.register() == self.register;
+        if !brief.read(code, self.load?) || !loads(&brief) {
+            return None;
+        }
+        let next = start + brief.next;
+        let slot = next.wrapping_add_signed(brief.displacement as isize);
+        if is_writable(image, slot) {
+            return None;
+        }
+        let mut at = brief.next;
+        while at < self.at {
+            let simple = brief.read(code, at) && brief.is_move_beside(self.register);
+            if !simple || starts::is_led_to(marks, at) {
+                return None;
+            }
+            at = brief.next;
+        }
+        (at == self.at && !starts::is_led_to(marks, at)).then_some(slot)
+    }
+}
+
+impl Pass<'_> {
+    /// An indirect call or jump, and the instructions before it.
+    pub(super) fn indirect_call(&mut self, instruction: &Instruction, before: &[Instruction]) {
+        if has_memory(instruction) {
+            let slot = instruction.ip_rel_memory_address() as usize;
+            let fixed = instruction.is_ip_rel_memory_operand() && !is_writable(self.image, slot);
+            self.facts.calls_pointer |= !fixed;
+            return;
+        }
+        let register = instruction.op0_register();
+        // A table of distances, one of which was just added.
+        let by_table = instruction.flow_control() == FlowControl::IndirectBranch
+            && before.last().is_some_and(|before| {
+                before.mnemonic() == Mnemonic::Add && before.op0_register() == register
+            });
+        if by_table {
+            return;
+        }
+        let loads = |i: &&Instruction| {
+            i.code() == Opcode::Mov_r64_rm64
+                && i.is_ip_rel_memory_operand()
+                && i.op0_register() == register
+        };
+        let load = before.iter().rev().find(loads);
+        self.indirect.push(Indirect {
+            at: instruction.ip() as usize - self.range.start,
+            load: load.map(|i| i.ip() as usize - self.range.start),
+            register: bit(register).trailing_zeros() as u8,
+        });
+    }
+
+    /// Notes whether any of them leads through a pointer, once all branches are marked. What is
+    /// loaded from a slot only to be called is not referred to, but called.
+    pub(super) fn note_indirect(&mut self, code: &Code<'_>) {
+        let (image, start) = (self.image, self.range.start);
+        for call in &self.indirect {
+            let Some(slot) = call.slot(image, start, code, self.marks) else {
+                self.facts.calls_pointer = true;
+                continue;
+            };
+            if let Some(Target::Code(target)) = image.pointer(slot) {
+                let mut edges = self.facts.code.iter_mut();
+                if let Some(edge) = edges.find(|edge| **edge == (target, How::Refer)) {
+                    edge.1 = How::Call;
+                }
+            }
+        }
+    }
+
+    /// Marks the constants that are only given to std's functions for thread-locals: the next call
+    /// behind the instruction that takes the address is one of those, and it is an argument.
+    pub(super) fn note_given(&mut self) {
+        for (taken, found) in self.taken.iter().zip(&mut self.facts.constants) {
+            // The second argument, if what is returned is put where the first one says.
+            if let Into::Register(register @ (Register::RDI | Register::RSI)) = taken.into
+                && let Some(Target::Code(_)) = self.image.pointer(taken.address)
+            {
+                found.given = is_given_to_std(self.image, taken.end..self.range.end, register);
+            }
+        }
+    }
+}
+
+/// Whether code begins with a call of one of std's functions for thread-locals, with what is in a
+/// register before it.
+fn is_given_to_std(image: &Image, code: Range<usize>, register: Register) -> bool {
+    const KEY: &str = "std::thread::local::LocalKey";
+    /// Instructions that are looked at.
+    const MOST: usize = 8;
+    let bytes = image.memory.bytes(code.clone()).unwrap_or_default();
+    let decoder = Decoder::with_ip(64, bytes, code.start as u64, DecoderOptions::NONE);
+    let of_key = |target: usize| {
+        let mut names = image.symbols.functions_at(target).peekable();
+        let is = |name| symbols::plain(name).replace('<', "").starts_with(KEY);
+        names.peek().is_some() && names.all(is)
+    };
+    let mut loaded = None;
+    for instruction in decoder.into_iter().take(MOST) {
+        match instruction.flow_control() {
+            FlowControl::Call if has_near_target(&instruction) => {
+                return of_key(instruction.near_branch_target() as usize);
+            }
+            FlowControl::IndirectCall => {
+                let slot = match loaded {
+                    _ if instruction.is_ip_rel_memory_operand() => {
+                        instruction.ip_rel_memory_address() as usize
+                    }
+                    Some((into, slot)) if into == instruction.op0_register() => slot,
+                    _ => return false,
+                };
+                let function = image.pointer(slot).filter(|_| !is_writable(image, slot));
+                return matches!(function, Some(Target::Code(target)) if of_key(target));
+            }
+            FlowControl::Next => {}
+            _ => return false,
+        }
+        let names = |register: Register| {
+            (0..instruction.op_count()).any(|operand| {
+                instruction.op_kind(operand) == OpKind::Register
+                    && instruction.op_register(operand).full_register() == register
+            })
+        };
+        if names(register) {
+            return false;
+        }
+        if loaded.is_some_and(|(into, _)| names(into)) {
+            loaded = None;
+        }
+        let slot = instruction.ip_rel_memory_address() as usize;
+        if instruction.code() == Opcode::Mov_r64_rm64
+            && instruction.is_ip_rel_memory_operand()
+            && !is_writable(image, slot)
+        {
+            loaded = Some((instruction.op0_register(), slot));
+        }
+    }
+    false
+}

@@ -1,0 +1,182 @@
+//! Which functions a call through a pointer may lead to.
+//!
+//! A pointer out of memory that was written to may lead to every function whose address is taken
+//! anywhere. If one of those leaves something of its thread behind, each function that calls through
+//! a pointer may be left with it. That is most of a program, so three kinds are told apart:
+//!
+//! - *Beginnings*: of the process, of threads and fibers, what the kernel or the C library calls at
+//!   their end. Their address is taken, and what is known to call them has no caller on a stack that
+//!   parks. Some are on a list (`beginnings`), some are known by what they call or by whom they are
+//!   referred to.
+//! - *Accessors* of thread-locals, as long as every reference gives them to std's functions for
+//!   thread-locals. Unoptimized code has one for each thread-local, and nothing is known of what it
+//!   does with the address; so what leads to an accessor is bound, but what leads there by a pointer
+//!   is not. **That is a gap**: a function that is called through a pointer and leaves an address of a
+//!   thread-local behind is not seen in unoptimized code.
+//! - The runtime's own functions, which leave nothing behind (S5), and what touches a thread-local of
+//!   the runtime, whose name is known to the runtime alone.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::graph::{self, Graph};
+use super::{How, Place, Why};
+use crate::frames::harmless::{LISTS, paths};
+use crate::frames::image::{Image, symbols};
+
+/// What only the beginnings of the process, of its threads and of tests call.
+const FIRST_FRAMES: [&str; 2] = [
+    "std::sys::backtrace::__rust_begin_short_backtrace",
+    "test::assert_test_result",
+];
+/// What stands between such a beginning and the pointer to it, in unoptimized code.
+const WRAPPERS: [&str; 5] = [
+    "core::ops::function::",
+    "core::panic::unwind_safe::",
+    "std::panic",
+    "std::sys::",
+    "std::thread::",
+];
+
+/// Knows which functions a pointer may lead to.
+pub(super) struct Pointers<'a> {
+    pub(super) images: &'a [Image],
+    pub(super) first: &'a [u32],
+    pub(super) places: &'a [Place],
+    pub(super) own: &'a [Option<Why>],
+    /// Pieces of constants: whether every reference gives one to std's functions for thread-locals.
+    pub(super) given: &'a BTreeMap<u32, bool>,
+    pub(super) starters: OnceCell<BTreeSet<u32>>,
+}
+
+impl graph::Pointers for Pointers<'_> {
+    fn lead_to(&self, graph: &Graph, node: u32) -> bool {
+        self.function(node).is_some()
+            && references(graph, node).any(|from| !self.is_given(from))
+            && !self.touches_runtime(node)
+            && !self.is_beginning(graph, node)
+    }
+
+    /// An accessor of a thread-local, as it is without optimization: what std's functions call
+    /// through the pointer either touches the thread-local or calls the one function that does.
+    fn are_private_to(&self, graph: &Graph, node: u32) -> bool {
+        let given = |node| {
+            let mut leading = graph.leading_there(node).peekable();
+            let given = |edge: (u32, How)| edge.1 == How::Refer && self.is_given(edge.0);
+            leading.peek().is_some() && leading.all(given)
+        };
+        let mut leading = graph.leading_there(node).peekable();
+        let is_private = |edge: (u32, How)| match edge.1 {
+            How::Refer => self.is_given(edge.0),
+            _ => given(edge.0),
+        };
+        self.function(node).is_some() && leading.peek().is_some() && leading.all(is_private)
+    }
+}
+
+/// Functions that call one, or jump to it.
+fn calling(graph: &Graph, node: u32) -> impl Iterator<Item = u32> {
+    let edges = graph.leading_there(node);
+    edges.filter(|edge| edge.1 != How::Refer).map(|edge| edge.0)
+}
+
+/// What takes the address of a function.
+fn references(graph: &Graph, node: u32) -> impl Iterator<Item = u32> {
+    let edges = graph.leading_there(node);
+    edges.filter(|edge| edge.1 == How::Refer).map(|edge| edge.0)
+}
+
+impl Pointers<'_> {
+    /// Whether a constant is only given to std's functions for thread-locals.
+    fn is_given(&self, node: u32) -> bool {
+        self.given.get(&node) == Some(&true)
+    }
+
+    fn function(&self, node: u32) -> Option<(&Image, usize)> {
+        match self.places[node as usize] {
+            Place::Function { image, index } => {
+                let image = &self.images[image as usize];
+                Some((image, image.functions[index as usize].range.start))
+            }
+            Place::Constant { .. } => None,
+        }
+    }
+
+    /// Whether a function touches a thread-local of the runtime.
+    fn touches_runtime(&self, node: u32) -> bool {
+        let Some(Why::Variable(offset)) = self.own[node as usize] else {
+            return false;
+        };
+        let image = self.function(node).map(|(image, _)| image);
+        let name = image.and_then(|image| image.variable(offset));
+        name.is_some_and(|(name, _)| is_of_runtime(&symbols::plain(name).replace('<', "")))
+    }
+
+    fn is_beginning(&self, graph: &Graph, node: u32) -> bool {
+        let Some((image, start)) = self.function(node) else {
+            return false;
+        };
+        let mut names = image.symbols.functions_at(start).peekable();
+        let listed = |name| {
+            let name = symbols::plain(name);
+            LISTS.beginnings.has(&name)
+                || is_of_runtime(name.trim_start_matches('<')) && !paths::has_strangers(&name)
+        };
+        if names.peek().is_some() && names.all(listed) {
+            return true;
+        }
+        let starters = self.starters.get_or_init(|| self.starters(graph));
+        starters.contains(&node)
+    }
+
+    /// Whether a function does nothing but pass a call on.
+    fn wraps(&self, node: u32) -> bool {
+        let name = self.function(node).and_then(|(image, at)| image.name(at));
+        let name = name.unwrap_or_default();
+        let name = name.trim_start_matches('<');
+        WRAPPERS.iter().any(|wrapper| name.starts_with(wrapper))
+    }
+
+    /// Functions that call the first frame of the process or of a thread, and those that nothing
+    /// but the C library's `main` refers to.
+    fn starters(&self, graph: &Graph) -> BTreeSet<u32> {
+        let mut found = BTreeSet::new();
+        for (number, image) in self.images.iter().enumerate() {
+            let node_at = |start| {
+                image
+                    .function_at(start)
+                    .map(|i| self.first[number] + i as u32)
+            };
+            let named = |name| {
+                image
+                    .symbols
+                    .functions_named(name)
+                    .into_iter()
+                    .filter_map(node_at)
+            };
+            for frame in FIRST_FRAMES.into_iter().flat_map(named) {
+                found.insert(frame);
+                let mut callers: Vec<u32> = calling(graph, frame).collect();
+                while let Some(caller) = callers.pop() {
+                    if found.insert(caller) {
+                        let wrappers = calling(graph, caller).filter(|&node| self.wraps(node));
+                        callers.extend(wrappers);
+                    }
+                }
+            }
+            let mains: Vec<u32> = named("main").collect();
+            let by_main = |node: &u32| {
+                let edges = graph.leading_there(*node);
+                let mut referring = edges.filter(|edge| edge.1 == How::Refer).peekable();
+                referring.peek().is_some() && referring.all(|edge| mains.contains(&edge.0))
+            };
+            let functions = self.first[number]..self.first[number] + image.functions.len() as u32;
+            found.extend(functions.filter(by_main));
+        }
+        found
+    }
+}
+
+fn is_of_runtime(path: &str) -> bool {
+    path.starts_with("indent::") || path.starts_with("indent_sysmon::")
+}
