@@ -12,7 +12,8 @@
 //!
 //! **I33** *Between fibers the block of a thread that runs fibers is pristine*: it has the values
 //! that a new thread has. The thread's own values are put aside when it begins to run fibers, and
-//! put back before it ends.
+//! put back before it ends. Only an allocator in Rust can change it meanwhile, since the scheduler
+//! allocates: in such a program the block is made pristine again before a fiber begins.
 //!
 //! **I34** *A fiber that keeps its thread keeps its values in place.* A fiber that is bound to its
 //! thread may have the address of a thread-local, or have passed it on. It has the thread
@@ -387,6 +388,8 @@ impl Block {
         if !in_place && !image.is_null() {
             // SAFETY: the image has as many words; the block is the calling thread's, and pristine.
             unsafe { layout.load(image) };
+        } else if !in_place && layout.is_allocators && !layout.is_pristine() {
+            self.scrub(); // the scheduler has allocated or freed
         } else {
             debug_assert!(in_place || layout.is_pristine(), "I33");
         }

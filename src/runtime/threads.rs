@@ -71,9 +71,10 @@ impl Builder {
     /// thread it runs on.
     ///
     /// For what is about threads, such as the CPU that a [hook](Self::on_thread_start) has pinned a
-    /// thread to. A fiber that uses one keeps its thread while it is parked. The name is the path
-    /// of the variable. All runtimes of a process have the same, so the first one that is built
-    /// names them all; a name that comes later is an error.
+    /// thread to, and for the lists of free memory of an allocator written in Rust, which would
+    /// otherwise be kept once for each fiber. A fiber that uses one keeps its thread while it is
+    /// parked. The name is the path of the variable. All runtimes of a process have the same, so the
+    /// first one that is built names them all; a name that comes later is an error.
     ///
     /// ```
     /// use std::cell::Cell;

@@ -5,6 +5,7 @@
 //! exchanged, only those bytes are written: other code may write to the rest at any time.
 
 use std::alloc;
+use std::hint::black_box;
 
 use super::{Range, ThreadLocals, Variable, WORD, arch, at, is_per_thread, memory, ptr};
 
@@ -34,6 +35,8 @@ pub(super) struct Layout {
     pub(super) variables: Vec<Range<isize>>,
     /// The variable by which `std::thread::current` knows who calls.
     pub(super) current_thread: isize,
+    /// The program's allocator uses some of the variables.
+    pub(super) is_allocators: bool,
 }
 
 impl Layout {
@@ -64,6 +67,7 @@ impl Layout {
         let mut layout = Layout::of(variables);
         layout.current_thread = current.range.start;
         layout.fill(all);
+        layout.is_allocators = layout.changes_by_allocating();
         Ok(layout)
     }
 
@@ -74,6 +78,7 @@ impl Layout {
             parts: Vec::new(),
             pristine: Vec::new(),
             current_thread: 0,
+            is_allocators: false,
             variables,
         };
         layout.cut();
@@ -127,6 +132,35 @@ impl Layout {
             });
             rest &= !mask;
         }
+    }
+
+    /// Whether allocating or freeing changes the calling thread's block.
+    fn changes_by_allocating(&self) -> bool {
+        const SIZES: [usize; 4] = [16, 200, 1_000, 5_000];
+        let images = [self.allocate(), self.allocate()];
+        let [before, now] = images;
+        // SAFETY: images of this layout.
+        unsafe { self.save(before) };
+        let differs = || {
+            // SAFETY: as above.
+            unsafe { self.save(now) };
+            // SAFETY: both are filled, and so long.
+            let [before, now] = [before, now]
+                .map(|image| unsafe { std::slice::from_raw_parts(image, self.words()) });
+            before != now
+        };
+        let changes = |size| {
+            let memory = black_box(Vec::<u8>::with_capacity(size));
+            let allocating = differs();
+            drop(memory);
+            allocating || differs()
+        };
+        let any = SIZES.into_iter().any(changes);
+        for image in images {
+            // SAFETY: allocated above, and not used any more.
+            unsafe { self.free(image) };
+        }
+        any
     }
 
     /// Words of an image.
