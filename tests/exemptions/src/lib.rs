@@ -12,7 +12,7 @@
 //!
 //! ```text
 //! cargo run --release -p indent-exemptions --bin spans -- lines 20000
-//! cargo test -p indent-exemptions
+//! cargo test -p indent-exemptions --test programs
 //! ```
 //!
 //! | program | what it uses | what happens if each fiber has its own |
