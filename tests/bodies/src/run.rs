@@ -1,0 +1,201 @@
+//! Runs bodies on fibers and on plain threads, and compares.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use indent::runtime::{Builder, Handle, Runtime};
+
+use crate::body::{Body, FIBERS, Me, Outcome};
+use crate::step::{MOVES, PARKS, SWITCHES};
+
+/// What the process ends with if a run was wrong.
+pub(crate) const WRONG: i32 = 1;
+/// What it ends with if it hangs.
+const HANGS: i32 = 3;
+/// How often all fibers run.
+const ROUNDS: u64 = 4;
+/// How many times they run when all bodies are mixed.
+const MIXED: u64 = 3;
+/// How many characters of what was wrong are shown.
+const SHOWN: usize = 120;
+const QUANTUM: Duration = Duration::from_micros(200);
+/// Longer than any body takes, also in a debug build beside busy processes.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn runtime() -> Runtime {
+    let builder = Builder::new().workers(2).preempt_quantum(QUANTUM);
+    let rt = builder.build().expect("a runtime");
+    rt.wait_until_surveyed(None);
+    if std::env::args().any(|argument| argument == "--trust") {
+        trust_everything(rt.handle());
+    }
+    rt
+}
+
+/// Lets every fiber move, whatever its frames say: bodies that rely on being bound must fail then.
+#[expect(unsafe_code, reason = "shows that a body can fail")]
+fn trust_everything(handle: &Handle) {
+    // SAFETY: none. The flag is for showing what goes wrong.
+    unsafe { handle.trust_everything(true) };
+}
+
+/// The outcomes of fibers that run at once, by their numbers.
+fn on_fibers(rt: &Runtime, runs: &[(Body, Me)]) -> Vec<Outcome> {
+    let start = |(body, me): &(Body, Me)| {
+        let (run, me) = (body.run, *me);
+        rt.spawn(move || run(&me))
+    };
+    let fibers: Vec<_> = runs.iter().map(start).collect();
+    let join = |fiber: indent::task::JoinHandle<Outcome>| match fiber.join() {
+        Ok(outcome) => outcome,
+        Err(error) => Err(error.to_string()),
+    };
+    fibers.into_iter().map(join).collect()
+}
+
+/// The same for threads.
+fn on_threads(runs: &[(Body, Me)]) -> Vec<Outcome> {
+    let start = |(body, me): &(Body, Me)| {
+        let (run, me) = (body.run, *me);
+        thread::spawn(move || run(&me))
+    };
+    let threads: Vec<_> = runs.iter().map(start).collect();
+    let join = |thread: thread::JoinHandle<Outcome>| {
+        let ended = thread.join();
+        ended.unwrap_or_else(|_| Err("panicked".to_owned()))
+    };
+    threads.into_iter().map(join).collect()
+}
+
+fn all_of(body: &Body, round: u64) -> Vec<(Body, Me)> {
+    let me = |n| Me {
+        n,
+        of: body.fibers,
+        round,
+    };
+    (0..body.fibers).map(|n| (*body, me(n))).collect()
+}
+
+/// What was wrong, without the numbers in it, and how often.
+#[derive(Default)]
+struct Wrong(BTreeMap<String, u64>);
+
+impl Wrong {
+    fn note(&mut self, place: &str, what: &str) {
+        let shown: String = what.chars().take(SHOWN).collect();
+        let shown = shown.replace(|c: char| c.is_ascii_digit(), "#");
+        *self.0.entry(format!("{place}: {shown}")).or_default() += 1;
+    }
+
+    fn compare(&mut self, runs: &[(Body, Me)], fibers: &[Outcome], threads: Option<&[Outcome]>) {
+        for (n, ((body, _), outcome)) in runs.iter().zip(fibers).enumerate() {
+            match (outcome, threads.map(|threads| &threads[n])) {
+                (Err(what), _) => self.note(body.name, what),
+                (Ok(value), Some(Ok(expected))) if value != expected => {
+                    self.note(body.name, &format!("{value} instead of {expected}"));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.0.values().sum()
+    }
+}
+
+/// Runs one body and prints its row; returns whether all was right.
+pub(crate) fn alone(body: &Body) -> bool {
+    let rounds = if body.plain { ROUNDS } else { 1 };
+    let rt = runtime();
+    let watched = watch(body.name, rt.handle().clone());
+    let of_round = |round| on_fibers(&rt, &all_of(body, round));
+    let fibers: Vec<_> = (0..rounds).map(of_round).collect();
+    let report = rt.binding();
+    drop(rt);
+    let threads = body.plain.then(|| on_threads(&all_of(body, rounds)));
+    drop(watched);
+
+    let mut wrong = Wrong::default();
+    let outcomes = threads.iter().flatten();
+    let errors = outcomes.filter_map(|outcome| outcome.as_ref().err());
+    errors.for_each(|what| wrong.note("thread", what));
+    for outcomes in &fibers {
+        wrong.compare(&all_of(body, 0), outcomes, threads.as_deref());
+    }
+    let runs = body.fibers * (rounds + u64::from(body.plain));
+    let bound = report.rows.iter().map(|row| row.parks).sum::<u64>() + report.others;
+    let why = |row: &indent::runtime::BindingRow| {
+        let of = |name: &Option<String>| name.clone().unwrap_or_else(|| "?".to_owned());
+        format!(
+            "{:?} {}, {}",
+            row.cause,
+            of(&row.function),
+            of(&row.variable)
+        )
+    };
+    let why = report.rows.first().map(why).unwrap_or_default();
+    print_row(body.name, runs, &wrong, bound + report.unjudged, &why);
+    wrong.count() == 0
+}
+
+/// Runs all bodies mixed and prints one row.
+pub(crate) fn together(bodies: &[Body]) -> bool {
+    let rt = runtime();
+    let watched = watch("together", rt.handle().clone());
+    let mut wrong = Wrong::default();
+    let mut runs = 0;
+    let usual: Vec<_> = bodies.iter().filter(|body| body.fibers == FIBERS).collect();
+    for round in 0..MIXED {
+        // The first of every body, then the second of every body: neighbours differ.
+        let mut mixed: Vec<_> = usual.iter().flat_map(|body| all_of(body, round)).collect();
+        mixed.sort_by_key(|(_, me)| me.n);
+        runs += mixed.len() as u64;
+        wrong.compare(&mixed, &on_fibers(&rt, &mixed), None);
+    }
+    drop(watched);
+    let report = rt.binding();
+    let bound = report.rows.iter().map(|row| row.parks).sum::<u64>() + report.others;
+    print_row("together", runs, &wrong, bound + report.unjudged, "");
+    wrong.count() == 0
+}
+
+fn print_row(name: &str, runs: u64, wrong: &Wrong, bound: u64, why: &str) {
+    let [switches, parks, moves] = [&SWITCHES, &PARKS, &MOVES].map(|count| count.load(Relaxed));
+    let count = wrong.count();
+    let of_kind = |(what, times): (&String, &u64)| format!("{times} x {what}");
+    let kinds: Vec<_> = wrong.0.iter().map(of_kind).collect();
+    let last = if kinds.is_empty() {
+        why.to_owned()
+    } else {
+        kinds.join("; ")
+    };
+    let row = format!("{name}\t{runs}\t{count}\t{switches}\t{parks}\t{bound}\t{moves}\t{last}\n");
+    // Bodies may have left standard output locked: past it.
+    let mut out = std::mem::ManuallyDrop::new(stdout());
+    out.write_all(row.as_bytes()).expect("a row");
+}
+
+/// The descriptor of standard output, without std's lock.
+#[expect(unsafe_code, reason = "standard output without its lock")]
+fn stdout() -> std::fs::File {
+    // SAFETY: it is open, and the caller does not close it.
+    unsafe { std::os::fd::FromRawFd::from_raw_fd(1) }
+}
+
+/// Ends the process with a dump if what is returned is not dropped in time.
+fn watch(name: &'static str, handle: Handle) -> mpsc::Sender<()> {
+    let (running, over) = mpsc::channel();
+    thread::spawn(move || {
+        if over.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+            let dump = format!("{name} HANGS\n{}\n", handle.dump());
+            drop(std::io::stderr().write_all(dump.as_bytes()));
+            std::process::exit(HANGS);
+        }
+    });
+    running
+}
