@@ -1,0 +1,242 @@
+//! Every body comes out right however the program was built.
+//!
+//! Builds the program `bodies` once for each profile, with the profile's settings in the
+//! environment and a target directory for all of them, and runs it: each example by itself, all of
+//! them mixed, and the attacks.
+//!
+//! `INDENT_BODIES_ONLY`, a list with commas, names the profiles to build.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::{Mutex, PoisonError};
+
+#[path = "../../common/mod.rs"]
+mod common;
+
+/// Seconds after which a program is killed; its own watchdog, which prints a dump, is faster.
+const LIMIT: &str = "3600";
+/// Attacks that are not withstood yet: what belongs to the thread is fetched by a call through a
+/// pointer in writable memory, which the analysis does not follow; or spans bind, and there are
+/// more threads than the registry of spans has numbers for.
+const OPEN: &[&str] = &[
+    "address-as-a-key-hidden",
+    "address-in-a-box-hidden",
+    "address-in-a-packed-struct-hidden",
+    "c-thread-local-hidden",
+    "key-in-a-box",
+    "plugin-address",
+    "plugin-thread-local",
+    "recursive-mutex-hidden",
+    "reentrant-mutex-hidden",
+    "specific-value-hidden",
+    "tracing-6000",
+];
+
+const GNU: &str = "x86_64-unknown-linux-gnu";
+const MUSL: &str = "x86_64-unknown-linux-musl";
+
+/// A way to build the program.
+#[derive(Clone, Copy)]
+struct Profile {
+    name: &'static str,
+    release: bool,
+    /// Settings of cargo, for the environment.
+    settings: &'static [(&'static str, &'static str)],
+    /// Named if it matters: what runs while building is not built so then.
+    target: Option<&'static str>,
+}
+
+const RELEASE: Profile = Profile {
+    name: "release",
+    release: true,
+    settings: &[],
+    target: None,
+};
+
+const DEBUG: Profile = Profile {
+    name: "debug",
+    release: false,
+    ..RELEASE
+};
+
+const fn with(name: &'static str, settings: &'static [(&'static str, &'static str)]) -> Profile {
+    Profile {
+        name,
+        settings,
+        ..RELEASE
+    }
+}
+
+const THIN: Profile = with("thin", &[("CARGO_PROFILE_RELEASE_LTO", "thin")]);
+const FAT: Profile = with(
+    "fat",
+    &[
+        ("CARGO_PROFILE_RELEASE_LTO", "fat"),
+        ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
+    ],
+);
+const SMALL: Profile = with("small", &[("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s")]);
+const ABORT: Profile = with("abort", &[("CARGO_PROFILE_RELEASE_PANIC", "abort")]);
+const NATIVE: Profile = Profile {
+    target: Some(GNU),
+    ..with("native", &[("RUSTFLAGS", "-Ctarget-cpu=native")])
+};
+const V0: Profile = Profile {
+    target: Some(GNU),
+    ..with("v0", &[("RUSTFLAGS", "-Csymbol-mangling-version=v0")])
+};
+const STATIC: Profile = Profile {
+    target: Some(GNU),
+    ..with("static", &[("RUSTFLAGS", "-Ctarget-feature=+crt-static")])
+};
+const STATIC_MUSL: Profile = Profile {
+    target: Some(MUSL),
+    ..with("musl", &[])
+};
+
+/// Whether a program can be run at all.
+fn exists(program: &str) -> bool {
+    let run = Command::new(program).arg("--version").output();
+    run.is_ok_and(|output| output.status.success())
+}
+
+/// Whether the standard library for a target is installed.
+fn has_target(target: &str) -> bool {
+    let asked = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", target])
+        .output();
+    asked.is_ok_and(|output| {
+        let path = String::from_utf8_lossy(&output.stdout);
+        output.status.success() && Path::new(path.trim()).exists()
+    })
+}
+
+/// Whether there is a C library to link statically.
+fn has_static_libc() -> bool {
+    let asked = Command::new("cc").arg("-print-file-name=libc.a").output();
+    asked.is_ok_and(|output| {
+        let path = String::from_utf8_lossy(&output.stdout);
+        Path::new(path.trim()).is_absolute()
+    })
+}
+
+impl Profile {
+    /// Why this machine cannot build it.
+    fn obstacle(self) -> Option<&'static str> {
+        let only = std::env::var("INDENT_BODIES_ONLY").unwrap_or_default();
+        if !only.is_empty() && only.split(',').all(|name| name != self.name) {
+            return Some("not in INDENT_BODIES_ONLY");
+        }
+        match self.name {
+            "musl" if !has_target(MUSL) => {
+                Some("no target; rustup target add x86_64-unknown-linux-musl")
+            }
+            "static" if !has_static_libc() => Some("no libc.a to link"),
+            _ => None,
+        }
+    }
+
+    /// Builds the program and returns where it is.
+    fn build(self) -> PathBuf {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("profiles");
+        let mut command = Command::new(env!("CARGO"));
+        command
+            .args(["build", "--locked", "--quiet", "--bin", "bodies"])
+            .arg("--manifest-path")
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+            .arg("--target-dir")
+            .arg(&directory)
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS")
+            .env_remove("CARGO_BUILD_TARGET")
+            .envs(self.settings.iter().copied());
+        let mut built = directory.clone();
+        if let Some(target) = self.target {
+            command.args(["--target", target]);
+            built.push(target);
+        }
+        if self.release {
+            command.arg("--release");
+        }
+        if self.target == Some(MUSL) && !exists("musl-gcc") {
+            common::skip("no musl-gcc: without the bodies about code in C");
+            command.arg("--no-default-features");
+        }
+        let output = command.output().expect("cargo");
+        assert!(output.status.success(), "{}", common::text(&output));
+        built.push(if self.release { "release" } else { "debug" });
+        // The next profile has the same name there.
+        let program = directory.join(format!("bodies-as-{}", self.name));
+        std::fs::copy(built.join("bodies"), &program).expect("a copy");
+        program
+    }
+}
+
+fn run(program: &Path, what: &str) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", LIMIT]).arg(program).arg(what);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INDENT_")) {
+        command.env_remove(name);
+    }
+    command.env("RUST_BACKTRACE", "0");
+    let output = command.output().expect("the program");
+    println!("{}", common::text(&output));
+    output
+}
+
+/// The rows of bodies that were wrong.
+fn wrong(output: &Output) -> Vec<String> {
+    let rows = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(!rows.is_empty(), "no rows");
+    let is_wrong = |row: &&str| row.split('\t').nth(2) != Some("0");
+    rows.lines().filter(is_wrong).map(str::to_owned).collect()
+}
+
+/// Builds a profile and runs everything; attacks by these names may come out wrong.
+fn check(profile: Profile, open: &[&str]) {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(why) = profile.obstacle() {
+        common::skip(why);
+        return;
+    }
+    let program = profile.build();
+    let mut found = Vec::new();
+    for group in ["examples", "together", "attacks"] {
+        let output = run(&program, group);
+        assert!(output.status.code().is_some(), "{group} was killed");
+        let rows = wrong(&output);
+        assert_eq!(rows.is_empty(), output.status.success(), "{rows:#?}");
+        let name = |row: &String| row.split('\t').next().unwrap_or_default().to_owned();
+        found.extend(rows.into_iter().filter(|row| !open.contains(&&*name(row))));
+    }
+    assert!(found.is_empty(), "{}: {found:#?}", profile.name);
+}
+
+macro_rules! profiles {
+    ($($test:ident: $profile:ident;)*) => {
+        $(#[test]
+        fn $test() {
+            check($profile, OPEN);
+        })*
+    };
+}
+
+profiles! {
+    bodies_are_right_without_optimization: DEBUG;
+    bodies_are_right_with_optimization: RELEASE;
+    bodies_are_right_with_thin_optimization_when_linked: THIN;
+    bodies_are_right_when_optimized_as_a_whole: FAT;
+    bodies_are_right_when_optimized_for_size: SMALL;
+    bodies_are_right_when_built_for_this_processor: NATIVE;
+    bodies_are_right_when_linked_statically: STATIC;
+    bodies_are_right_with_musl: STATIC_MUSL;
+    bodies_are_right_when_a_panic_aborts: ABORT;
+    bodies_are_right_with_names_of_the_new_kind: V0;
+}
+
+#[test]
+#[ignore = "some attacks are open"]
+fn no_attack_is_open() {
+    check(RELEASE, &[]);
+}
