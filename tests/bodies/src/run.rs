@@ -20,14 +20,19 @@ const HANGS: i32 = 3;
 const ROUNDS: u64 = 4;
 /// How many times they run when all bodies are mixed.
 const MIXED: u64 = 3;
+/// A debug build of `flate2` overflows the default size.
+const STACK: usize = 1 << 20;
 /// How many characters of what was wrong are shown.
 const SHOWN: usize = 120;
 const QUANTUM: Duration = Duration::from_micros(200);
 /// Longer than any body takes, also in a debug build beside busy processes.
 const LIMIT: Duration = Duration::from_secs(120);
+/// The same for all bodies mixed.
+const LIMIT_MIXED: Duration = Duration::from_secs(600);
 
 fn runtime() -> Runtime {
     let builder = Builder::new().workers(2).preempt_quantum(QUANTUM);
+    let builder = builder.stack_size(STACK);
     let rt = builder.build().expect("a runtime");
     rt.wait_until_surveyed(None);
     if std::env::args().any(|argument| argument == "--trust") {
@@ -112,7 +117,7 @@ impl Wrong {
 pub(crate) fn alone(body: &Body) -> bool {
     let rounds = if body.plain { ROUNDS } else { 1 };
     let rt = runtime();
-    let watched = watch(body.name, rt.handle().clone());
+    let watched = watch(body.name, rt.handle().clone(), LIMIT);
     let of_round = |round| on_fibers(&rt, &all_of(body, round));
     let fibers: Vec<_> = (0..rounds).map(of_round).collect();
     let report = rt.binding();
@@ -146,7 +151,7 @@ pub(crate) fn alone(body: &Body) -> bool {
 /// Runs all bodies mixed and prints one row.
 pub(crate) fn together(bodies: &[Body]) -> bool {
     let rt = runtime();
-    let watched = watch("together", rt.handle().clone());
+    let watched = watch("together", rt.handle().clone(), LIMIT_MIXED);
     let mut wrong = Wrong::default();
     let mut runs = 0;
     let usual: Vec<_> = bodies.iter().filter(|body| body.fibers == FIBERS).collect();
@@ -188,10 +193,10 @@ fn stdout() -> std::fs::File {
 }
 
 /// Ends the process with a dump if what is returned is not dropped in time.
-fn watch(name: &'static str, handle: Handle) -> mpsc::Sender<()> {
+fn watch(name: &'static str, handle: Handle, limit: Duration) -> mpsc::Sender<()> {
     let (running, over) = mpsc::channel();
     thread::spawn(move || {
-        if over.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
+        if over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
             let dump = format!("{name} HANGS\n{}\n", handle.dump());
             drop(std::io::stderr().write_all(dump.as_bytes()));
             std::process::exit(HANGS);

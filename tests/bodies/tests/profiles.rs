@@ -22,6 +22,7 @@ const OPEN: &[&str] = &[
     "address-as-a-key-hidden",
     "address-in-a-box-hidden",
     "address-in-a-packed-struct-hidden",
+    "address-in-a-thread-local-hidden",
     "c-thread-local-hidden",
     "key-in-a-box",
     "plugin-address",

@@ -19,14 +19,23 @@ thread_local! {
 }
 
 type Taker = Box<dyn Fn() -> usize + Send + Sync>;
+/// Saves the address, and says whether it is the one that was saved.
+type Saver = (
+    Box<dyn Fn() + Send + Sync>,
+    Box<dyn Fn() -> bool + Send + Sync>,
+);
 type Nested = Box<dyn Fn(u64) -> (bool, bool) + Send + Sync>;
 
 static TAKER: OnceLock<Taker> = OnceLock::new();
+static SAVER: OnceLock<Saver> = OnceLock::new();
 static NESTED: OnceLock<Nested> = OnceLock::new();
 
 /// Made before any fiber starts, by code that no fiber refers to.
 pub(super) fn prepare() {
     drop(TAKER.set(Box::new(seen)));
+    let save = || SAVED.set(seen());
+    let is_saved = || SAVED.get() == seen();
+    drop(SAVER.set((Box::new(save), Box::new(is_saved))));
     drop(NESTED.set(Box::new(outer)));
 }
 
@@ -76,6 +85,17 @@ pub(crate) fn in_a_packed_struct(me: &Me, address: impl Fn() -> usize) -> Outcom
         } = *kept;
         ensure!((tag, n) == (i, me.n), "other values");
         ensure!(kept == address(), "moved while a struct has the address");
+    }
+    Ok(me.n)
+}
+
+/// Both thread-locals are used by code that no frame refers to.
+pub(crate) fn in_a_thread_local_hidden(me: &Me) -> Outcome {
+    let (save, is_saved) = prepared(&SAVER);
+    for _ in 0..20 {
+        save();
+        step();
+        ensure!(is_saved(), "moved with a saved address");
     }
     Ok(me.n)
 }

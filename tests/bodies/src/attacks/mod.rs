@@ -46,9 +46,10 @@ pub(crate) fn all() -> Vec<Body> {
         body("address-in-a-packed-struct-hidden", |me| {
             addresses::in_a_packed_struct(me, unseen)
         }),
-        body("address-in-a-thread-local-hidden", |me| {
-            addresses::in_a_thread_local(me, unseen)
-        }),
+        body(
+            "address-in-a-thread-local-hidden",
+            addresses::in_a_thread_local_hidden,
+        ),
         body("address-in-a-packed-local-hidden", |me| {
             addresses::in_a_packed_local(me, unseen)
         }),
