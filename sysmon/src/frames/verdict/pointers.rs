@@ -1,8 +1,8 @@
 //! Which functions a call through a pointer may lead to.
 //!
 //! A pointer out of memory that was written to may lead to every function whose address is taken
-//! anywhere. If one of those leaves something of its thread behind, each function that calls through
-//! a pointer may be left with it. That is most of a program, so three kinds are told apart:
+//! anywhere, or to another library if the program looks functions up by name. If one of those leaves
+//! something of its thread behind, each function that calls through a pointer may be left with it. That is most of a program, so three kinds are told apart:
 //!
 //! - *Beginnings*: of the process, of threads and fibers, what the kernel or the C library calls at
 //!   their end. Their address is taken, and what is known to call them has no caller on a stack that
@@ -29,6 +29,8 @@ const FIRST_FRAMES: [&str; 2] = [
     "std::sys::backtrace::__rust_begin_short_backtrace",
     "test::assert_test_result",
 ];
+/// Functions of the C library by which code of other libraries is found.
+const LOADERS: [&str; 3] = ["dlsym", "dlvsym", "dlerror"];
 /// What stands between such a beginning and the pointer to it, in unoptimized code.
 const WRAPPERS: [&str; 5] = [
     "core::ops::function::",
@@ -51,6 +53,9 @@ pub(super) struct Pointers<'a> {
 
 impl graph::Pointers for Pointers<'_> {
     fn lead_to(&self, graph: &Graph, node: u32) -> bool {
+        if self.loads_code(node) {
+            return true;
+        }
         self.function(node).is_some()
             && references(graph, node).any(|from| !self.is_given(from))
             && !self.touches_runtime(node)
@@ -87,6 +92,18 @@ fn references(graph: &Graph, node: u32) -> impl Iterator<Item = u32> {
 }
 
 impl Pointers<'_> {
+    /// Whether a function gets pointers to code of other libraries, by name. What std asks for in
+    /// this way is the C library's.
+    fn loads_code(&self, node: u32) -> bool {
+        let (Some((image, start)), Some(Why::Import(name))) =
+            (self.function(node), &self.own[node as usize])
+        else {
+            return false;
+        };
+        let of_std = |name: String| name.trim_start_matches('<').starts_with("std::");
+        LOADERS.contains(&image.slots.name(*name)) && !image.name(start).is_some_and(of_std)
+    }
+
     /// Whether a constant is only given to std's functions for thread-locals.
     fn is_given(&self, node: u32) -> bool {
         self.given.get(&node) == Some(&true)
