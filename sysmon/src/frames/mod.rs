@@ -51,6 +51,7 @@ pub use sites::resolve;
 pub use snapshot::{Snapshot, beginnings};
 pub use study::{
     assume_own_thread_locals, changes_thread, has_failed, is_asked, judge, mobility_of, study,
+    trust_pointers,
 };
 pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};

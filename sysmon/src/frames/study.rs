@@ -20,6 +20,7 @@ static JUDGE: OnceLock<Judge> = OnceLock::new();
 static EXECUTABLE: OnceLock<Object> = OnceLock::new();
 static BEGUN: AtomicBool = AtomicBool::new(false);
 static FAILED: AtomicBool = AtomicBool::new(false);
+static POINTERS_TRUSTED: AtomicBool = AtomicBool::new(false);
 /// The thread-locals that stacks take along, in the order of their addresses.
 static TAKEN_ALONG: OnceLock<Vec<Range<isize>>> = OnceLock::new();
 
@@ -47,6 +48,30 @@ pub(super) fn is_taken_along(offset: i64) -> bool {
         let after = variables.partition_point(|v| v.start <= offset);
         after > 0 && variables[after - 1].contains(&offset)
     })
+}
+
+/// From now on a survey takes it that calls through pointers leave nothing of their thread behind.
+/// For tests of verdicts on single functions, in programs that have functions which do.
+///
+/// # Safety
+/// No stack moves that was left with the address of a thread-local, or with something of its thread in
+/// another library, by a function that it called through a pointer.
+///
+/// ```
+/// // SAFETY: no stack of this program moves.
+/// unsafe { indent_sysmon::frames::trust_pointers() };
+/// assert!(indent_sysmon::frames::Judge::survey().behind_pointers().is_none());
+/// ```
+#[expect(
+    unsafe_code,
+    reason = "the caller vouches for all code behind pointers"
+)]
+pub unsafe fn trust_pointers() {
+    POINTERS_TRUSTED.store(true, SeqCst);
+}
+
+pub(super) fn trusts_pointers() -> bool {
+    POINTERS_TRUSTED.load(SeqCst)
 }
 
 pub(super) fn has_own_thread_locals() -> bool {

@@ -149,7 +149,7 @@ impl Survey {
             self.lead(images, number, from, Target::Foreign(address), How::Refer);
         }
         // Where thread-locals are the threads', nearly every program has one behind a pointer.
-        if facts.calls_pointer && self.own_locals {
+        if facts.calls_pointer && self.own_locals && !study::trusts_pointers() {
             self.graph.add_through_pointer(from);
         }
         let uses = facts.constants.iter().map(|&u| (from, u));
