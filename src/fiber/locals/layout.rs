@@ -44,6 +44,7 @@ impl Layout {
     ///
     /// # Errors
     /// If std's variables are not among them, or not as they are expected.
+    #[inline(never)]
     pub(super) fn new(all: &ThreadLocals, named: &[String]) -> Result<Layout, &'static str> {
         const NOT_THERE: &str = "std's thread-locals are not in the executable";
         let is_exchanged = |v: &Variable| v.is_rust && !is_per_thread(v, named);

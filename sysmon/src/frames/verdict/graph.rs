@@ -250,7 +250,8 @@ impl Graph {
                 self.reach(from, node, lists, &mut queue);
             }
             let may_lead = |pointers: &_| Pointers::lead_to(pointers, self, node);
-            if self.behind_pointer.is_none() && pointers.is_some_and(may_lead) {
+            let asked = self.behind_pointer.is_none() && !self.through_pointer.is_empty();
+            if asked && pointers.is_some_and(may_lead) {
                 self.behind_pointer = Some(node);
                 for caller in std::mem::take(&mut self.through_pointer) {
                     self.reach(caller, node, lists, &mut queue);
