@@ -39,6 +39,9 @@ pub fn main() -> ExitCode {
     };
     // SAFETY: this is the only thread so far.
     unsafe { std::env::set_var(QUANTUM, &options.quantum) };
+    // SAFETY: no program is left with something of its thread by a function that it called through a
+    // pointer. Some have such functions, and these would bind all others.
+    unsafe { indent_sysmon::frames::trust_pointers() };
     if options.regions {
         region::want();
     }

@@ -13,8 +13,8 @@
 //!   does with the address; so what leads to an accessor is bound, but what leads there by a pointer
 //!   is not. **That is a gap**: a function that is called through a pointer and leaves an address of a
 //!   thread-local behind is not seen in unoptimized code.
-//! - The runtime's own functions, which leave nothing behind (S5), and what touches a thread-local of
-//!   the runtime, whose name is known to the runtime alone.
+//! - The runtime's own functions, which leave nothing behind (S5), and accessors of its
+//!   thread-locals, whose names are known to the runtime alone.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +58,7 @@ impl graph::Pointers for Pointers<'_> {
         }
         self.function(node).is_some()
             && references(graph, node).any(|from| !self.is_given(from))
-            && !self.touches_runtime(node)
+            && !self.finds_runtime(node)
             && !self.is_beginning(graph, node)
     }
 
@@ -119,14 +119,20 @@ impl Pointers<'_> {
         }
     }
 
-    /// Whether a function touches a thread-local of the runtime.
-    fn touches_runtime(&self, node: u32) -> bool {
-        let Some(Why::Variable(offset)) = self.own[node as usize] else {
+    /// Whether a function is the accessor of a thread-local of the runtime, which has no name of its
+    /// own.
+    fn finds_runtime(&self, node: u32) -> bool {
+        let (Some(Why::Variable(offset)), Some((image, start))) =
+            (&self.own[node as usize], self.function(node))
+        else {
             return false;
         };
-        let image = self.function(node).map(|(image, _)| image);
-        let name = image.and_then(|image| image.variable(offset));
-        name.is_some_and(|(name, _)| is_of_runtime(&symbols::plain(name).replace('<', "")))
+        let variable = image
+            .variable(*offset)
+            .map(|(name, _)| symbols::plain(name));
+        let accessor = image.name(start);
+        accessor.is_some_and(|name| name.starts_with(WRAPPERS[0]))
+            && variable.is_some_and(|name| is_of_runtime(&name.replace('<', "")))
     }
 
     fn is_beginning(&self, graph: &Graph, node: u32) -> bool {
