@@ -225,14 +225,8 @@ impl Reader {
     /// The same by the complete decoder.
     fn read_fully(&mut self, image: &Image, function: &Function) {
         let range = function.range.clone();
-        self.instructions.clear();
         let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
-        let mut decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);
-        while decoder.can_decode() {
-            let place = self.instructions.len();
-            self.instructions.push(Instruction::default());
-            decoder.decode_out(&mut self.instructions[place]);
-        }
+        decode(bytes, range.start, &mut self.instructions);
         let marks = self.starts.of(bytes.len());
         let mut pass = Pass::new(image, &range, marks, &mut self.facts);
         if bytes.len() < range.len() {
@@ -554,6 +548,17 @@ impl Pass<'_> {
                 given: false,
             });
         }
+    }
+}
+
+/// Decodes code that begins at an address.
+fn decode(bytes: &[u8], start: usize, into: &mut Vec<Instruction>) {
+    into.clear();
+    let mut decoder = Decoder::with_ip(64, bytes, start as u64, DecoderOptions::NONE);
+    while decoder.can_decode() {
+        let place = into.len();
+        into.push(Instruction::default());
+        decoder.decode_out(&mut into[place]);
     }
 }
 

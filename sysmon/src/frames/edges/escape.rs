@@ -26,8 +26,9 @@ mod tests;
 
 use std::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory};
+use iced_x86::{FlowControl, Instruction, InstructionInfoFactory};
 
+use super::decode;
 use super::flow::{SPOILED, jumps_anywhere, landing_pads, place_of, tables};
 use crate::frames::image::Image;
 use crate::frames::image::unwind::Function;
@@ -38,6 +39,7 @@ use step::Step;
 const RSP: u32 = 1 << 4;
 /// Too large to be worth it: counts as losing all.
 const TOO_LONG: usize = 20_000;
+const CROWDED: &str = "it is in too many places of the frame";
 
 /// Whose address of a thread-local it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -156,7 +158,9 @@ impl Follower {
         given: Arguments,
         ask: &mut Ask<'_>,
     ) -> Escape {
-        self.decode(image, &function.range);
+        let range = function.range.clone();
+        let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
+        decode(bytes, range.start, &mut self.code);
         let mut escape = Escape::default();
         if self.code.len() > TOO_LONG || function.cold {
             let all = Fate {
@@ -178,7 +182,7 @@ impl Follower {
             let mut pass = Pass {
                 follower: self,
                 image,
-                range: &function.range,
+                range: &range,
                 entries: &entries,
                 given,
                 taken: &mut taken,
@@ -188,17 +192,6 @@ impl Follower {
             if taken == before {
                 return escape;
             }
-        }
-    }
-
-    fn decode(&mut self, image: &Image, range: &Range<usize>) {
-        self.code.clear();
-        let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
-        let mut decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);
-        while decoder.can_decode() {
-            let place = self.code.len();
-            self.code.push(Instruction::default());
-            decoder.decode_out(&mut self.code[place]);
         }
     }
 }
@@ -275,18 +268,21 @@ impl Pass<'_, '_> {
     }
 
     /// What there may be after any call, in registers that calls preserve.
-    fn anywhere(&self) -> Option<State> {
+    fn anywhere(&mut self) -> Option<State> {
         let code = self.follower.code.iter().zip(&self.follower.states);
         let calls =
             code.filter(|(i, _)| is_call(i) || i.flow_control() == FlowControl::IndirectBranch);
         let mut all: Option<State> = None;
-        for state in calls.filter_map(|(_, state)| *state) {
-            let mut state = state;
+        let mut room = true;
+        for mut state in calls.filter_map(|(_, state)| *state) {
             state.clear(SPOILED);
             match &mut all {
-                Some(all) => drop(all.join(&state)),
+                Some(all) => room &= all.join(&state).1,
                 None => all = Some(state),
             }
+        }
+        if !room {
+            step::lose(self.escape, Colours::OWN.with(Colours::GIVEN), CROWDED);
         }
         // Code that nothing leads to, in a function without a call, is padding.
         all.or_else(|| self.follower.states[0])
@@ -301,11 +297,7 @@ impl Pass<'_, '_> {
             }
         };
         if !room {
-            step::lose(
-                self.escape,
-                state.all(),
-                "it is in too many places of the frame",
-            );
+            step::lose(self.escape, state.all(), CROWDED);
         }
         if changed {
             self.follower.work.push(place);

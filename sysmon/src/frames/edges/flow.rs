@@ -32,7 +32,7 @@ use super::{ERRNO, Form, How, SYSCALL, Touch, bit};
 use crate::frames::image::Image;
 use crate::frames::image::unwind::{self, Function};
 use state::State;
-pub(super) use step::ANSWERED;
+pub(super) use step::{ANSWERED, ASKED};
 use step::{Held, Step, is_slot_of};
 
 const RAX: u32 = 1;

@@ -66,12 +66,7 @@ impl Pass<'_> {
             return;
         }
         let register = instruction.op0_register();
-        // A table of distances, one of which was just added.
-        let by_table = instruction.flow_control() == FlowControl::IndirectBranch
-            && before.last().is_some_and(|before| {
-                before.mnemonic() == Mnemonic::Add && before.op0_register() == register
-            });
-        if by_table {
+        if is_by_table(instruction, before.last()) {
             return;
         }
         let loads = |i: &&Instruction| {
@@ -119,6 +114,15 @@ impl Pass<'_> {
     }
 }
 
+/// Whether a jump leads by a table of distances, one of which was just added to where the table is.
+pub(super) fn is_by_table(jump: &Instruction, before: Option<&Instruction>) -> bool {
+    jump.flow_control() == FlowControl::IndirectBranch
+        && jump.op0_kind() == OpKind::Register
+        && before.is_some_and(|before| {
+            before.mnemonic() == Mnemonic::Add && before.op0_register() == jump.op0_register()
+        })
+}
+
 /// Whether code begins with a call of one of std's functions for thread-locals, with what is in a
 /// register before it.
 fn is_given_to_std(image: &Image, code: Range<usize>, register: Register) -> bool {
@@ -128,9 +132,8 @@ fn is_given_to_std(image: &Image, code: Range<usize>, register: Register) -> boo
     let bytes = image.memory.bytes(code.clone()).unwrap_or_default();
     let decoder = Decoder::with_ip(64, bytes, code.start as u64, DecoderOptions::NONE);
     let of_key = |target: usize| {
-        let mut names = image.symbols.functions_at(target).peekable();
-        let is = |name| symbols::plain(name).replace('<', "").starts_with(KEY);
-        names.peek().is_some() && names.all(is)
+        let is = |name: &str| symbols::plain(name).replace('<', "").starts_with(KEY);
+        image.symbols.are_all(target, is)
     };
     let mut loaded = None;
     for instruction in decoder.into_iter().take(MOST) {

@@ -40,6 +40,14 @@ fn facts(range: Range<usize>) -> Facts {
 
 /// The same in an image with this memory.
 fn facts_in(memory: Memory, range: Range<usize>) -> Facts {
+    let (image, function) = alone(memory, range);
+    let mut reader = Reader::default();
+    reader.read(&image, &function);
+    reader.facts
+}
+
+/// An image with this memory, and one function.
+pub(super) fn alone(memory: Memory, range: Range<usize>) -> (Image, Function) {
     let image = Image {
         range: range.start..range.end + 64,
         memory,
@@ -50,9 +58,7 @@ fn facts_in(memory: Memory, range: Range<usize>) -> Facts {
         cold: false,
         handlers: None,
     };
-    let mut reader = Reader::default();
-    reader.read(&image, &function);
-    reader.facts
+    (image, function)
 }
 
 fn touches(range: Range<usize>) -> Vec<Touch> {

@@ -258,6 +258,12 @@ impl Symbols {
             .filter(|name| !name.is_empty())
     }
 
+    /// Whether a function has a name, and all of its names are like this.
+    pub(crate) fn are_all(&self, start: usize, like: impl FnMut(&str) -> bool) -> bool {
+        let mut names = self.functions_at(start).peekable();
+        names.peek().is_some() && names.all(like)
+    }
+
     /// Where the functions of that name begin, as it is demangled; one is asked for all names that
     /// have its last two parts in them.
     pub(crate) fn functions_named(&self, name: &str) -> Vec<usize> {

@@ -14,7 +14,7 @@
 use std::collections::BTreeMap;
 
 use super::graph::Graph;
-use super::{How, Place, Why};
+use super::{Place, Why};
 use crate::frames::edges::escape::{Answer, Arguments, Callee, Escape, Follower};
 use crate::frames::image::Image;
 use crate::frames::image::symbols;
@@ -219,7 +219,7 @@ impl<'a> Escapes<'a> {
         self.known.iter().filter_map(|(&node, known)| {
             let why = known.why.as_ref()?;
             let own = &known.escape.own;
-            let handed = || own.returns != 0 && self.graph.is_referred_to(node);
+            let handed = || own.returns != 0 && self.graph.referring(node).next().is_some();
             let keeps = match own.lost {
                 Some(how) => Keeps::Lost(how),
                 None if handed() => Keeps::Lost("it is handed out, perhaps through a pointer"),
@@ -255,27 +255,9 @@ fn imported(name: &str, given: Arguments) -> Answer {
 
 /// Whether a function of the executable keeps nothing, by its name.
 fn is_trusted(image: &Image, start: usize) -> bool {
-    let mut names = image.symbols.functions_at(start).peekable();
     let trusted = |name: &str| {
-        PLAIN.contains(&name)
-            || symbols::plain(name)
-                .replace(['<', '>'], "")
-                .starts_with(DESTRUCTORS)
+        let plain = || symbols::plain(name).replace(['<', '>'], "");
+        PLAIN.contains(&name) || plain().starts_with(DESTRUCTORS)
     };
-    names.peek().is_some() && names.all(trusted)
-}
-
-/// How functions are led to, for this.
-impl Graph {
-    /// Functions that call one, or jump to it.
-    fn calling(&self, node: u32) -> impl Iterator<Item = u32> {
-        self.leading_there(node)
-            .filter(|edge| edge.1 != How::Refer)
-            .map(|edge| edge.0)
-    }
-
-    /// Whether the address of a function is taken anywhere.
-    fn is_referred_to(&self, node: u32) -> bool {
-        self.leading_there(node).any(|edge| edge.1 == How::Refer)
-    }
+    image.symbols.are_all(start, trusted)
 }

@@ -119,6 +119,18 @@ impl Graph {
         self.into(node).iter().map(|edge| (edge.0, how(edge.1)))
     }
 
+    /// Functions that call one, or jump to it.
+    pub(super) fn calling(&self, node: u32) -> impl Iterator<Item = u32> {
+        let edges = self.leading_there(node);
+        edges.filter(|edge| edge.1 != How::Refer).map(|edge| edge.0)
+    }
+
+    /// What takes the address of a function.
+    pub(super) fn referring(&self, node: u32) -> impl Iterator<Item = u32> {
+        let edges = self.leading_there(node);
+        edges.filter(|edge| edge.1 == How::Refer).map(|edge| edge.0)
+    }
+
     /// The next node towards what binds, and how it is led to; none if that is by a pointer.
     pub(super) fn next(&self, node: u32) -> Option<(u32, Option<How>)> {
         let next = self.next[node as usize];
@@ -135,8 +147,8 @@ impl Graph {
         &self.edges[self.first[node] as usize..self.first[node + 1] as usize]
     }
 
-    /// Hands back, along all edges (which are sorted), which nodes are bound by themselves. Those that are `held` are
-    /// bound as frames only. Says how many were on a list.
+    /// Hands back, along all edges, which nodes are bound by themselves; the edges are sorted. Those
+    /// that are `held` are bound as frames only. Says how many were on a list.
     pub(super) fn settle<P: Pointers>(
         &mut self,
         own: impl Iterator<Item = bool>,
@@ -259,9 +271,7 @@ impl Graph {
             }
         }
     }
-}
 
-impl Graph {
     /// A node leads to one that is bound as a callee.
     fn reach(
         &mut self,

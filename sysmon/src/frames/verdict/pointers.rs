@@ -2,7 +2,8 @@
 //!
 //! A pointer out of memory that was written to may lead to every function whose address is taken
 //! anywhere, or to another library if the program looks functions up by name. If one of those leaves
-//! something of its thread behind, each function that calls through a pointer may be left with it. That is most of a program, so three kinds are told apart:
+//! something of its thread behind, each function that calls through a pointer may be left with it.
+//! That is most of a program, so three kinds are told apart:
 //!
 //! - *Beginnings*: of the process, of threads and fibers, what the kernel or the C library calls at
 //!   their end. Their address is taken, and what is known to call them has no caller on a stack that
@@ -57,7 +58,7 @@ impl graph::Pointers for Pointers<'_> {
             return true;
         }
         self.function(node).is_some()
-            && references(graph, node).any(|from| !self.is_given(from))
+            && graph.referring(node).any(|from| !self.is_given(from))
             && !self.finds_runtime(node)
             && !self.is_beginning(graph, node)
     }
@@ -77,18 +78,6 @@ impl graph::Pointers for Pointers<'_> {
         };
         self.function(node).is_some() && leading.peek().is_some() && leading.all(is_private)
     }
-}
-
-/// Functions that call one, or jump to it.
-fn calling(graph: &Graph, node: u32) -> impl Iterator<Item = u32> {
-    let edges = graph.leading_there(node);
-    edges.filter(|edge| edge.1 != How::Refer).map(|edge| edge.0)
-}
-
-/// What takes the address of a function.
-fn references(graph: &Graph, node: u32) -> impl Iterator<Item = u32> {
-    let edges = graph.leading_there(node);
-    edges.filter(|edge| edge.1 == How::Refer).map(|edge| edge.0)
 }
 
 impl Pointers<'_> {
@@ -139,13 +128,12 @@ impl Pointers<'_> {
         let Some((image, start)) = self.function(node) else {
             return false;
         };
-        let mut names = image.symbols.functions_at(start).peekable();
-        let listed = |name| {
+        let listed = |name: &str| {
             let name = symbols::plain(name);
             LISTS.beginnings.has(&name)
                 || is_of_runtime(name.trim_start_matches('<')) && !paths::has_strangers(&name)
         };
-        if names.peek().is_some() && names.all(listed) {
+        if image.symbols.are_all(start, listed) {
             return true;
         }
         let starters = self.starters.get_or_init(|| self.starters(graph));
@@ -179,19 +167,18 @@ impl Pointers<'_> {
             };
             for frame in FIRST_FRAMES.into_iter().flat_map(named) {
                 found.insert(frame);
-                let mut callers: Vec<u32> = calling(graph, frame).collect();
+                let mut callers: Vec<u32> = graph.calling(frame).collect();
                 while let Some(caller) = callers.pop() {
                     if found.insert(caller) {
-                        let wrappers = calling(graph, caller).filter(|&node| self.wraps(node));
+                        let wrappers = graph.calling(caller).filter(|&node| self.wraps(node));
                         callers.extend(wrappers);
                     }
                 }
             }
             let mains: Vec<u32> = named("main").collect();
             let by_main = |node: &u32| {
-                let edges = graph.leading_there(*node);
-                let mut referring = edges.filter(|edge| edge.1 == How::Refer).peekable();
-                referring.peek().is_some() && referring.all(|edge| mains.contains(&edge.0))
+                let mut referring = graph.referring(*node).peekable();
+                referring.peek().is_some() && referring.all(|from| mains.contains(&from))
             };
             let functions = self.first[number]..self.first[number] + image.functions.len() as u32;
             found.extend(functions.filter(by_main));

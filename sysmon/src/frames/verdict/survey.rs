@@ -510,9 +510,8 @@ fn is_named_cold(image: &Image, address: usize) -> bool {
 /// Whether a function is called by a scheduler alone, being the outermost one of a fiber.
 fn is_entry(image: &Image, start: usize) -> bool {
     const ENTRY: &str = "indent::fiber::job::Of::run";
-    let mut names = image.symbols.functions_at(start).peekable();
-    let is_entry = |name| paths::path(&symbols::plain(name)) == ENTRY;
-    names.peek().is_some() && names.all(is_entry)
+    let is_entry = |name: &str| paths::path(&symbols::plain(name)) == ENTRY;
+    image.symbols.are_all(start, is_entry)
 }
 
 /// The list that all names of a function are on.

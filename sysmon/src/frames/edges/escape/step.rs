@@ -9,15 +9,12 @@ use iced_x86::{
 use super::state::State;
 use super::{ARGUMENTS, Answer, Arguments, Ask, Callee, Colours, Escape, ON_STACK, RESULTS, RSP};
 use super::{Results, SPOILED};
+use crate::frames::edges::flow::{ANSWERED, ASKED};
+use crate::frames::edges::pointers::is_by_table;
 use crate::frames::edges::{bit, has_memory, has_near_target, is_writable};
 use crate::frames::image::{Image, Target};
 
-const RAX: u32 = 1;
 const RBP: u32 = 1 << 5;
-/// rax, rdi, rsi, rdx, r10, r8, r9: what the kernel is given.
-const ASKED: u32 = RAX | 1 << 7 | 1 << 6 | 1 << 2 | 1 << 10 | 1 << 8 | 1 << 9;
-/// rax, rcx, r11: what it spoils.
-const ANSWERED: u32 = RAX | 1 << 1 | 1 << 11;
 /// Where arguments on the stack begin: behind the return address.
 const BEHIND: i32 = 8;
 /// More bytes of arguments are given on the stack to no function.
@@ -43,7 +40,7 @@ enum Place {
     SomeFrame,
     /// No word of the frame: a thread-local, or a variable with a name.
     Apart,
-    /// Who knows where.
+    /// Any other place, words of the frame among them whose address is taken.
     Anywhere,
 }
 
@@ -262,13 +259,7 @@ impl Step<'_> {
             self.leave(instruction, ask);
             return Exits::default();
         }
-        // A table of distances: one is added to where the table is.
-        let register = instruction.op0_register();
-        let by_table = self.told
-            && instruction.op0_kind() == OpKind::Register
-            && self.before.is_some_and(|before| {
-                before.mnemonic() == Mnemonic::Add && before.op0_register() == register
-            });
+        let by_table = self.told && is_by_table(instruction, self.before.as_ref());
         if !by_table {
             let all = self.state.all();
             self.lose(all, "a jump that cannot be followed");
@@ -392,21 +383,11 @@ impl Step<'_> {
             }
             Code::Pushq_imm8 | Code::Pushq_imm32 => self.push(Colours::NONE),
             Code::Pop_r64 => {
-                let top = self.state.distance(RSP);
-                let place = top.map_or(Place::SomeFrame, Place::Frame);
-                let colours = self.read(place, 8);
-                self.state.clear(into);
-                self.state.add(into, colours);
-                self.move_stack(8);
+                self.pop(into);
             }
             Code::Leaveq => {
                 self.state.copy(RSP, RBP);
-                let top = self.state.distance(RSP);
-                let place = top.map_or(Place::SomeFrame, Place::Frame);
-                let colours = self.read(place, 8);
-                self.state.clear(RBP);
-                self.state.add(RBP, colours);
-                self.move_stack(8);
+                self.pop(RBP);
             }
             Code::Xor_r32_rm32 | Code::Xor_rm32_r32
                 if instruction.op0_kind() == OpKind::Register
@@ -428,11 +409,22 @@ impl Step<'_> {
         }
     }
 
+    /// Where the stack pointer points to.
+    fn top(&self) -> Place {
+        let top = self.state.distance(RSP);
+        top.map_or(Place::SomeFrame, Place::Frame)
+    }
+
     fn push(&mut self, colours: Colours) {
         self.move_stack(-8);
-        let top = self.state.distance(RSP);
-        let place = top.map_or(Place::SomeFrame, Place::Frame);
-        self.write(place, 8, colours);
+        self.write(self.top(), 8, colours);
+    }
+
+    fn pop(&mut self, into: u32) {
+        let colours = self.read(self.top(), 8);
+        self.state.clear(into);
+        self.state.add(into, colours);
+        self.move_stack(8);
     }
 
     fn lea(&mut self, instruction: &Instruction, into: u32) {

@@ -1,7 +1,7 @@
 //! Real instructions, assembled into this program and followed.
 
 use super::*;
-use crate::frames::edges::tests::sample;
+use crate::frames::edges::tests::{alone, sample};
 use crate::frames::image::memory::{Kind, Memory};
 
 /// What becomes of addresses in a function that is given some, if calls answer like this.
@@ -9,16 +9,7 @@ fn followed(range: Range<usize>, given: Arguments, answer: Answer) -> (Escape, V
     let mut memory = Memory::default();
     // SAFETY: code of this program.
     unsafe { memory.add(range.clone(), Kind::Text, true) };
-    let image = Image {
-        range: range.start..range.end + 64,
-        memory,
-        ..Image::default()
-    };
-    let function = Function {
-        range,
-        cold: false,
-        handlers: None,
-    };
+    let (image, function) = alone(memory, range);
     let mut asked = Vec::new();
     let mut ask = |_, arguments| {
         asked.push(arguments);

@@ -15,7 +15,7 @@ const RESULTS: u32 = RAX | 1 << 2;
 /// rdi, rsi, rdx.
 const FIRST_THREE: u32 = 1 << 7 | 1 << 6 | 1 << 2;
 /// What the kernel is given: rax, rdi, rsi, rdx, r10, r8, r9.
-const ASKED: u32 = RAX | FIRST_THREE | 1 << 8 | 1 << 9 | 1 << 10;
+pub(in crate::frames::edges) const ASKED: u32 = RAX | FIRST_THREE | 1 << 8 | 1 << 9 | 1 << 10;
 /// What it spoils: rax, rcx, r11.
 pub(in crate::frames::edges) const ANSWERED: u32 = RAX | 1 << 1 | 1 << 11;
 /// What a function that is jumped to may find in registers: all but rax, r10, r11.
@@ -192,8 +192,8 @@ impl<'a> Step<'a> {
             return ARGUMENTS;
         }
         let target = instruction.near_branch_target() as usize;
-        let mut names = self.image.symbols.functions_at(target).peekable();
-        match names.peek().is_some() && names.all(|name| name.contains(SLOW_START)) {
+        let slow = |name: &str| name.contains(SLOW_START);
+        match self.image.symbols.are_all(target, slow) {
             true => FIRST_THREE,
             false => ARGUMENTS,
         }
