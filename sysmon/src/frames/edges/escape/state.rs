@@ -16,6 +16,8 @@ pub(super) struct State {
     given: u32,
     /// Must hold an address in the frame, at the distance in `distances`.
     frame: u32,
+    /// Must hold what a slot of the loader holds, at the distance in `distances` from the code.
+    loaded: u32,
     distances: [i32; 16],
     /// May hold an address in the frame, at any distance.
     near: u32,
@@ -31,6 +33,7 @@ impl State {
             own: 0,
             given,
             frame: RSP,
+            loaded: 0,
             distances: [0; 16],
             near: 0,
             slots: [(0, Colours::NONE); SLOTS],
@@ -60,6 +63,7 @@ impl State {
         self.own &= !registers;
         self.given &= !registers;
         self.frame &= !registers;
+        self.loaded &= !registers;
         self.near &= !registers;
     }
 
@@ -85,6 +89,29 @@ impl State {
         if let Some(distance) = before.distance(from) {
             self.set_distance(to, distance);
         }
+        if let Some(slot) = before.slot(from) {
+            self.set_slot(to, slot);
+        }
+    }
+
+    /// The slot that a register was loaded from, if that is certain.
+    pub(super) fn slot(&self, register: u32) -> Option<i32> {
+        let known = register != 0 && self.loaded & register != 0;
+        known.then(|| self.distances[register.trailing_zeros() as usize])
+    }
+
+    /// A register is loaded from a slot.
+    pub(super) fn set_slot(&mut self, register: u32, slot: i32) {
+        if register != 0 {
+            self.clear(register);
+            self.loaded |= register;
+            self.distances[register.trailing_zeros() as usize] = slot;
+        }
+    }
+
+    /// Registers hold something else, in part at least.
+    pub(super) fn forget_slots(&mut self, registers: u32) {
+        self.loaded &= !registers;
     }
 
     /// Where in the frame a register points to, if that is certain.
@@ -174,16 +201,18 @@ impl State {
         let before = *self;
         self.own |= other.own;
         self.given |= other.given;
-        let mut frame = self.frame & other.frame;
+        let mut same = !0;
         for register in 0..16 {
             if self.distances[register] != other.distances[register] {
-                frame &= !(1 << register);
+                same &= !(1 << register);
             }
         }
+        let frame = self.frame & other.frame & same;
+        self.loaded &= other.loaded & same;
         self.near |= other.near | (self.frame | other.frame) & !frame;
         self.frame = frame;
         for register in 0..16 {
-            if frame >> register & 1 == 0 {
+            if (frame | self.loaded) >> register & 1 == 0 {
                 self.distances[register] = 0;
             }
         }

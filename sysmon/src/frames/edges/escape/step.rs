@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use iced_x86::{
-    Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
+    Code, ConditionCode, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess,
+    OpKind, Register,
 };
 
 use super::state::State;
@@ -140,6 +141,10 @@ impl Step<'_> {
             let slot = instruction.ip_rel_memory_address() as usize;
             let fixed = !is_writable(self.image, slot);
             fixed.then(|| self.image.pointer(slot)).flatten()
+        } else if instruction.op0_kind() == OpKind::Register {
+            let slot = self.state.slot(bit(instruction.op0_register()));
+            let slot = slot.map(|slot| self.range.start.wrapping_add_signed(slot as isize));
+            slot.and_then(|slot| self.image.pointer(slot))
         } else {
             None
         };
@@ -255,7 +260,9 @@ impl Step<'_> {
     }
 
     fn jump_through(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) -> Exits {
-        if instruction.is_ip_rel_memory_operand() {
+        let by_slot = instruction.op0_kind() == OpKind::Register
+            && self.state.slot(bit(instruction.op0_register())).is_some();
+        if by_slot || instruction.is_ip_rel_memory_operand() {
             self.leave(instruction, ask);
             return Exits::default();
         }
@@ -359,6 +366,16 @@ impl Step<'_> {
                     self.set_frame(into, distance);
                 }
             }
+            Code::Mov_r64_rm64 if instruction.is_ip_rel_memory_operand() => {
+                self.state.clear(into);
+                let slot = instruction.ip_rel_memory_address() as usize;
+                let distance = slot.wrapping_sub(self.range.start) as isize;
+                if let Ok(distance) = i32::try_from(distance)
+                    && !is_writable(self.image, slot)
+                {
+                    self.state.set_slot(into, distance);
+                }
+            }
             Code::Lea_r64_m => self.lea(instruction, into),
             Code::Add_rm64_imm8
             | Code::Add_rm64_imm32
@@ -389,6 +406,7 @@ impl Step<'_> {
                 self.state.copy(RSP, RBP);
                 self.pop(RBP);
             }
+            _ if is_whole_byte(instruction) => self.state.clear(into),
             Code::Xor_r32_rm32 | Code::Xor_rm32_r32
                 if instruction.op0_kind() == OpKind::Register
                     && instruction.op1_kind() == OpKind::Register
@@ -529,6 +547,7 @@ impl Step<'_> {
             self.lose(sources, "it is in another register");
         }
         self.state.clear(written & !kept & !RSP);
+        self.state.forget_slots(written);
         self.state.add(written, sources);
         // Of what is only perhaps or partly written, something may be left.
         let perhaps = self.state.in_frame(written & (kept | RSP));
@@ -554,6 +573,17 @@ impl Step<'_> {
             self.lose(all, "it is compared");
         }
     }
+}
+
+/// Whether a flag or a number is put into the low byte of a register. Compilers take the other
+/// bytes for garbage then; what they insert into an address is a byte out of memory or a register.
+fn is_whole_byte(instruction: &Instruction) -> bool {
+    let register = instruction.op0_register();
+    let high = [Register::AH, Register::BH, Register::CH, Register::DH].contains(&register);
+    let flag = instruction.condition_code() != ConditionCode::None;
+    let number =
+        instruction.mnemonic() == Mnemonic::Mov && instruction.op1_kind() == OpKind::Immediate8;
+    register.is_gpr8() && !high && (flag || number)
 }
 
 fn reads(access: OpAccess) -> bool {
