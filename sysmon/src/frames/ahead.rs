@@ -72,7 +72,7 @@ fn is_call(code: [u8; LONGEST]) -> bool {
 mod tests {
     use super::super::Mobility;
     use super::super::probe::{Caught, catch, descend, within};
-    use super::super::sites::resolve_in;
+    use super::super::sites::{Site, resolve_in};
     use super::super::walk::judge_in;
     use super::*;
 
@@ -106,12 +106,12 @@ mod tests {
             std::hint::black_box(frames);
         }
         let sites = Sites::new();
-        resolve_in(&sites, |_| Mobility::Movable); // learns where the text is
+        resolve_in(&sites, |_, row| Site::new(Mobility::Movable, row)); // learns where the text is
         let mut rounds = 0;
         let mut look = |caught: &Caught| {
             while !judge_in(&sites, &caught.start, &caught.stack, caught.root).complete {
                 rounds += 1;
-                resolve_in(&sites, |_| Mobility::Movable);
+                resolve_in(&sites, |_, row| Site::new(Mobility::Movable, row));
             }
         };
         within(|| {

@@ -54,6 +54,7 @@ use self::motion::Motion;
 pub(crate) use self::moves::Reach;
 use self::moves::{Fate, Moves};
 use self::pointers::Indirect;
+pub(crate) use self::pointers::is_of_key;
 use self::starts::Starts;
 use super::image::memory::Kind;
 use super::image::relocs::Slot;
@@ -99,8 +100,31 @@ pub(crate) struct Facts {
     pub(crate) foreign: Vec<usize>,
     /// With the address of the instruction.
     pub(crate) touches: Vec<(usize, Touch)>,
-    /// It calls, or jumps to, what is in a register or in memory that may have been written to.
-    pub(crate) calls_pointer: bool,
+    pub(crate) pointers: PointerCalls,
+}
+
+/// Calls of, and jumps to, what is in a register or in memory that may have been written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PointerCalls {
+    pub(crate) count: usize,
+    /// Where the first one is, as an offset into the function.
+    first: usize,
+}
+
+impl Default for PointerCalls {
+    fn default() -> PointerCalls {
+        PointerCalls {
+            count: 0,
+            first: usize::MAX,
+        }
+    }
+}
+
+impl PointerCalls {
+    fn add(&mut self, at: usize) {
+        self.count += 1;
+        self.first = self.first.min(at);
+    }
 }
 
 /// A constant whose address is taken.
@@ -131,7 +155,7 @@ impl Facts {
         self.imports.clear();
         self.foreign.clear();
         self.touches.clear();
-        self.calls_pointer = false;
+        self.pointers = PointerCalls::default();
     }
 }
 

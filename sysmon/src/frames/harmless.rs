@@ -6,7 +6,7 @@
 //! | `runtime` | a function of the runtime on the way to a switch, which reads everything anew afterwards: harmless as a callee, and as a frame judged by its own instructions alone |
 //! | `libc` | the reverse: a function of the C library that hands out or changes something of the calling thread. All others of its functions are harmless |
 //! | `crates` | more of `functions`: what popular crates need |
-//! | `variables` | a thread-local whose address never leaves the functions that use it: as callees they count for nothing by it |
+//! | `variables` | a thread-local of which nothing is left when the functions that use it, or its crate's, return |
 //! | `attributes` | a function of any library that changes what the kernel keeps for the calling thread: its thread ends with the fiber |
 //! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
 //! | `beginnings` | a function whose address is taken, and that is called only by those that it was given to: the process, threads and fibers begin or end with it |
@@ -75,6 +75,8 @@ pub(crate) enum Whose {
     Any,
     /// The fiber's own.
     Own,
+    /// The thread's, and only functions of the crate that the variable's name begins with use it.
+    Crate,
 }
 
 impl Variables {
@@ -88,6 +90,7 @@ impl Variables {
                 whose: match whose {
                     "any" => Whose::Any,
                     "own" => Whose::Own,
+                    "crate" => Whose::Crate,
                     other => panic!("{name}: {other}?"),
                 },
             }
@@ -97,9 +100,11 @@ impl Variables {
 
     /// Whose value will do, of a variable with this name, as it is demangled, and of this size.
     pub(crate) fn whose(&self, name: &str, size: usize) -> Option<Whose> {
-        let name = name.replace(['<', '>'], "");
-        let is = |row: &&Variable| row.size == size && is_within(&name, row.name);
-        self.0.iter().find(is).map(|row| row.whose)
+        let mut of_size = self.0.iter().filter(|row| row.size == size).peekable();
+        of_size.peek()?; // names are slow
+        let name = paths::path(name);
+        let is = |row: &&Variable| is_within(&name, row.name);
+        of_size.find(is).map(|row| row.whose)
     }
 }
 

@@ -11,7 +11,7 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use super::Mobility;
-use super::sites::{Sites, resolve_in};
+use super::sites::{Site, Sites, resolve_in};
 use super::walk::{End, Registers, Stack, walk_in};
 
 thread_local! {
@@ -107,7 +107,9 @@ impl Caught {
                 places.push((address + 1, sp));
             });
             match end {
-                End::Unknown { .. } => resolve_in(sites, |_| Mobility::Movable),
+                End::Unknown { .. } => {
+                    resolve_in(sites, |_, row| Site::new(Mobility::Movable, row))
+                }
                 end => return (places, end),
             };
         }

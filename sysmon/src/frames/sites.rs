@@ -25,7 +25,8 @@
 //! address, it was put there after step 1, so `asked` is set after that and somebody rings.
 //! Where there is no place the wish is dropped: the next walk has it again.
 //!
-//! A *bound* site has no unwind row: no walk goes on from there. Movable code that has no row that
+//! A *bound* site has no unwind row: no walk goes on from there. One of std's functions for
+//! thread-locals has one all the same, only so that a report can name the caller. Movable code that has no row that
 //! can be used is bound, too, and so is all code outside the executable: it may be unloaded and
 //! replaced by other code at the same addresses (S5).
 //!
@@ -69,6 +70,8 @@ const TRIES: usize = 4;
 /// | bits | meaning |
 /// |---|---|
 /// | 0 | always set |
+/// | 1 | bound, although it can be climbed from |
+/// | 2 | if this binds, its caller says by what |
 /// | 4–5 | base of the CFA: none (bound), `rsp`, `rbp` |
 /// | 6–7 | caller's `rbp`: same, saved, unknown |
 /// | 8–35 | words from base to CFA |
@@ -79,6 +82,8 @@ pub(crate) struct Site(u64);
 impl Site {
     /// A place that no stack may leave its thread from.
     pub(crate) const BOUND: Site = Site(1);
+    const HELD: u64 = 1 << 1;
+    const ASKS_CALLER: u64 = 1 << 2;
     const SP: u64 = 1 << 4;
     const BP: u64 = 2 << 4;
     const SAVED: u64 = 1 << 6;
@@ -93,6 +98,17 @@ impl Site {
             (Mobility::Movable, Some(row)) => Site(1 | Site::pack(row)),
             _ => Site::BOUND,
         }
+    }
+
+    /// Of a place that is bound, if at all, by what its caller gave it.
+    pub(crate) fn asking_caller(mobility: Mobility, row: Option<Row>) -> Site {
+        let held = match mobility {
+            Mobility::Bound => Site::HELD,
+            Mobility::Movable => 0,
+        };
+        row.map_or(Site::BOUND, |row| {
+            Site(1 | held | Site::ASKS_CALLER | Site::pack(row))
+        })
     }
 
     fn pack(row: Row) -> u64 {
@@ -111,6 +127,21 @@ impl Site {
     /// How to climb, unless it is bound.
     #[inline]
     pub(crate) fn row(self) -> Option<Row> {
+        let mut bound = false;
+        let row = self.row_after(&mut bound);
+        row.filter(|_| !bound)
+    }
+
+    /// How to go on: to the next frame, or, once one was bound, to the one that says by what.
+    #[inline]
+    pub(crate) fn row_after(self, bound: &mut bool) -> Option<Row> {
+        let asks_caller = self.0 & Site::ASKS_CALLER != 0;
+        *bound |= self.0 & Site::HELD != 0;
+        (!*bound || asks_caller).then(|| self.any_row()).flatten()
+    }
+
+    #[inline]
+    fn any_row(self) -> Option<Row> {
         let base = match self.0 & (Site::SP | Site::BP) {
             Site::SP => Base::Sp,
             Site::BP => Base::Bp,
@@ -354,17 +385,17 @@ impl Sites {
 /// // Nothing was asked for yet.
 /// assert_eq!(frames::resolve(|_address| Mobility::Bound), 0);
 /// ```
-pub fn resolve(mobility: impl FnMut(usize) -> Mobility) -> usize {
-    resolve_in(sites(), mobility)
+pub fn resolve(mut mobility: impl FnMut(usize) -> Mobility) -> usize {
+    resolve_in(sites(), |pc, row| Site::new(mobility(pc), row))
 }
 
-/// [`resolve`] for any map.
-pub(crate) fn resolve_in(sites: &Sites, mut mobility: impl FnMut(usize) -> Mobility) -> usize {
+/// [`resolve`] for any map: makes sites of places in the executable and how to climb from them.
+pub(crate) fn resolve_in(sites: &Sites, mut site: impl FnMut(usize, Option<Row>) -> Site) -> usize {
     let objects = Objects::now();
     sites.set_text(&objects);
     let mut unwinder = Unwinder::new();
     sites.resolve(|pc| match objects.list.first() {
-        Some(own) if own.contains(pc) => Site::new(mobility(pc), unwinder.row(own, pc)),
+        Some(own) if own.contains(pc) => site(pc, unwinder.row(own, pc)),
         _ => Site::BOUND,
     })
 }

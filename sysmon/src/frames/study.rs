@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 use super::objects::{Object, Objects};
-use super::rows::Unwinder;
+use super::rows::{Row, Unwinder};
 use super::sites::{self, Site, sites};
 use super::verdict::Nearness;
 use super::{Judge, Mobility};
@@ -102,7 +102,7 @@ pub fn is_asked() -> bool {
 /// ```
 pub fn study() {
     if let Some(judge) = JUDGE.get() {
-        sites::resolve(|pc| judge.mobility(pc));
+        sites::resolve_in(sites(), |pc, row| site_of(judge, pc, row));
         return;
     }
     if !BEGUN.swap(true, SeqCst) {
@@ -135,6 +135,14 @@ pub fn has_failed() -> bool {
     FAILED.load(SeqCst)
 }
 
+fn site_of(judge: &Judge, pc: usize, row: Option<Row>) -> Site {
+    let mobility = judge.mobility(pc);
+    match judge.asks_caller(pc) {
+        true => Site::asking_caller(mobility, row),
+        false => Site::new(mobility, row),
+    }
+}
+
 /// A place, once there has been a survey, found out on the spot; in the executable it is asked for
 /// as well, so that others need not.
 #[cold]
@@ -144,7 +152,7 @@ pub(crate) fn find_now(unwinder: &mut Unwinder, pc: usize) -> Option<Site> {
         return Some(Site::BOUND);
     }
     sites().want(pc);
-    Some(Site::new(judge.mobility(pc), unwinder.row(executable, pc)))
+    Some(site_of(judge, pc, unwinder.row(executable, pc)))
 }
 
 /// The same for an interrupted place, which need not be kept: it is seldom met again. And what its
@@ -156,7 +164,7 @@ pub(crate) fn find_interrupted(unwinder: &mut Unwinder, pc: usize) -> Option<(Si
         return None;
     }
     let site = sites().get(pc);
-    let site = site.unwrap_or_else(|| Site::new(judge.mobility(pc), unwinder.row(executable, pc)));
+    let site = site.unwrap_or_else(|| site_of(judge, pc, unwinder.row(executable, pc)));
     Some((site, judge.nearness(pc)))
 }
 

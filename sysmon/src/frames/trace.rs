@@ -403,12 +403,13 @@ fn walk_recorded(
     recorder: &mut Recorder<'_>,
 ) -> End {
     let mut climber = Climber::new(recorder.start, stack, root);
+    let mut bound = false;
     for _ in 0..FRAMES {
         let address = climber.pc;
         let Some(site) = get(address) else {
             return climber.ask(sites);
         };
-        let Some(row) = site.row() else {
+        let Some(row) = site.row_after(&mut bound) else {
             return End::Bound { address };
         };
         if row.base == Base::Bp {
@@ -416,6 +417,7 @@ fn walk_recorded(
         }
         match climber.climb(row) {
             Climb::Up => recorder.climbed(&climber),
+            _ if bound => return End::Bound { address },
             Climb::Root => return End::Root,
             Climb::Broken => break,
         }

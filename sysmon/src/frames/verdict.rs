@@ -22,10 +22,11 @@ mod explain;
 mod graph;
 mod pointers;
 mod survey;
+mod within;
 
 pub use explain::{Binding, Step};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -41,6 +42,8 @@ use survey::Survey;
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
     Variable(i64),
+    /// A thread-local that the caller says, by its key.
+    ByKey,
     Unknown(&'static str),
     /// The kernel, asked directly.
     Kernel(Option<i64>),
@@ -96,6 +99,10 @@ pub struct Judge {
     held: BTreeMap<u32, Why>,
     /// How functions lose the address of a thread-local.
     lost: BTreeMap<u32, &'static str>,
+    /// Std's functions for keys.
+    asking: BTreeSet<u32>,
+    /// Functions that find thread-locals by their keys, and one of those.
+    finds: BTreeMap<u32, Why>,
     /// Fibers were taken to have thread-locals of their own.
     own_locals: bool,
     graph: Graph,
@@ -203,6 +210,18 @@ impl Judge {
     pub fn mobility(&self, ip: usize) -> Mobility {
         self.number(ip)
             .map_or(Mobility::Bound, |function| self.graph.mobility(function))
+    }
+
+    /// Whether a function is one of std's for thread-locals, whose caller says which it is.
+    pub(crate) fn asks_caller(&self, ip: usize) -> bool {
+        self.number(ip)
+            .is_some_and(|node| self.asking.contains(&node))
+    }
+
+    /// What binds a node by itself.
+    fn reason_of(&self, node: u32) -> Option<&Why> {
+        let own = self.own[node as usize].as_ref();
+        own.or_else(|| self.held.get(&node))
     }
 
     /// Whether the function that begins at this address may change an attribute that the kernel

@@ -173,17 +173,21 @@ pub(crate) fn walk_in(
     mut visit: impl FnMut(usize, usize),
 ) -> End {
     let mut climber = Climber::new(start, stack, root);
+    let mut bound = false;
     for _ in 0..FRAMES {
         let address = climber.pc;
         let Some(site) = sites.get(address) else {
             return climber.ask(sites);
         };
-        let Some(row) = site.row() else {
+        let Some(row) = site.row_after(&mut bound) else {
             return End::Bound { address };
         };
-        visit(address, climber.sp);
+        if !bound {
+            visit(address, climber.sp);
+        }
         match climber.climb(row) {
             Climb::Up => {}
+            _ if bound => return End::Bound { address },
             Climb::Root => return End::Root,
             Climb::Broken => break,
         }

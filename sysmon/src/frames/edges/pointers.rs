@@ -16,7 +16,9 @@ use iced_x86::{
 };
 
 use super::brief::{Brief, Code};
-use super::{How, Into, Pass, bit, has_memory, has_near_target, is_writable, starts};
+use super::{
+    How, Into, Pass, PointerCalls, Reader, bit, has_memory, has_near_target, is_writable, starts,
+};
 use crate::frames::image::{Image, Target, symbols};
 
 /// A call of a register, or a jump to one.
@@ -62,7 +64,10 @@ impl Pass<'_> {
         if has_memory(instruction) {
             let slot = instruction.ip_rel_memory_address() as usize;
             let fixed = instruction.is_ip_rel_memory_operand() && !is_writable(self.image, slot);
-            self.facts.calls_pointer |= !fixed;
+            if !fixed {
+                let at = instruction.ip() as usize - self.range.start;
+                self.facts.pointers.add(at);
+            }
             return;
         }
         let register = instruction.op0_register();
@@ -88,7 +93,7 @@ impl Pass<'_> {
         let (image, start) = (self.image, self.range.start);
         for call in &self.indirect {
             let Some(slot) = call.slot(image, start, code, self.marks) else {
-                self.facts.calls_pointer = true;
+                self.facts.pointers.add(call.at);
                 continue;
             };
             if let Some(Target::Code(target)) = image.pointer(slot) {
@@ -114,6 +119,31 @@ impl Pass<'_> {
     }
 }
 
+impl Reader {
+    /// Whether the only pointer that the function just read calls is the one in a key.
+    ///
+    /// All of std's functions for keys begin with that call, or with one of another of them. If it
+    /// was inlined, something else comes first: a thread-local, a call, a branch.
+    pub(crate) fn asks_key(&self, image: &Image, index: u32) -> bool {
+        let PointerCalls { count: 1, first } = self.facts.pointers else {
+            return false;
+        };
+        let range = image.functions[index as usize].range.clone();
+        if !self.facts.touches.is_empty() || !image.symbols.are_all(range.start, is_of_key) {
+            return false;
+        }
+        let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
+        let decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);
+        let mut turns = decoder
+            .into_iter()
+            .filter(|i| i.flow_control() != FlowControl::Next);
+        turns.next().is_some_and(|turn| {
+            turn.flow_control() == FlowControl::IndirectCall
+                && turn.ip() as usize == range.start + first
+        })
+    }
+}
+
 /// Whether a jump leads by a table of distances, one of which was just added to where the table is.
 pub(super) fn is_by_table(jump: &Instruction, before: Option<&Instruction>) -> bool {
     jump.flow_control() == FlowControl::IndirectBranch
@@ -123,21 +153,36 @@ pub(super) fn is_by_table(jump: &Instruction, before: Option<&Instruction>) -> b
         })
 }
 
+/// Whether a function is one of std's for thread-locals, by a mangled name.
+pub(crate) fn is_of_key(name: &str) -> bool {
+    const KEY: &str = "std::thread::local::LocalKey";
+    name.contains("LocalKey") && symbols::plain(name).replace('<', "").starts_with(KEY)
+}
+
 /// Whether code begins with a call of one of std's functions for thread-locals, with what is in a
 /// register before it.
 fn is_given_to_std(image: &Image, code: Range<usize>, register: Register) -> bool {
-    const KEY: &str = "std::thread::local::LocalKey";
     /// Instructions that are looked at.
     const MOST: usize = 8;
     let bytes = image.memory.bytes(code.clone()).unwrap_or_default();
-    let decoder = Decoder::with_ip(64, bytes, code.start as u64, DecoderOptions::NONE);
-    let of_key = |target: usize| {
-        let is = |name: &str| symbols::plain(name).replace('<', "").starts_with(KEY);
-        image.symbols.are_all(target, is)
-    };
+    let mut decoder = Decoder::with_ip(64, bytes, code.start as u64, DecoderOptions::NONE);
+    let of_key = |target: usize| image.symbols.are_all(target, is_of_key);
     let mut loaded = None;
-    for instruction in decoder.into_iter().take(MOST) {
+    for _ in 0..MOST {
+        let instruction = decoder.decode();
         match instruction.flow_control() {
+            FlowControl::UnconditionalBranch if has_near_target(&instruction) => {
+                let target = instruction.near_branch_target() as usize;
+                if !code.contains(&target) {
+                    return of_key(target);
+                }
+                // Branches back are not followed: there are few.
+                if decoder.set_position(target - code.start).is_err() {
+                    return false;
+                }
+                decoder.set_ip(target as u64);
+                continue;
+            }
             FlowControl::Call if has_near_target(&instruction) => {
                 return of_key(instruction.near_branch_target() as usize);
             }

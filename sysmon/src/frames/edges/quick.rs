@@ -99,7 +99,9 @@ fn indirect(
     if brief.memory {
         let next = pass.range.start + brief.next;
         let slot = next.wrapping_add_signed(brief.displacement as isize);
-        pass.facts.calls_pointer |= !brief.relative || is_writable(pass.image, slot);
+        if !brief.relative || is_writable(pass.image, slot) {
+            pass.facts.pointers.add(at);
+        }
         return;
     }
     // A table of distances, one of which was just added: an instruction of three bytes.

@@ -264,6 +264,18 @@ impl Symbols {
         names.peek().is_some() && names.all(like)
     }
 
+    /// Where functions begin whose mangled names are all like this.
+    pub(crate) fn functions_like(&self, like: fn(&str) -> bool) -> impl Iterator<Item = usize> {
+        let name = |function: &Symbol| string(&self.names, function.name);
+        let named = self
+            .functions
+            .iter()
+            .filter(move |f| name(f).is_some_and(like));
+        named
+            .map(|f| f.start)
+            .filter(move |&start| self.are_all(start, like))
+    }
+
     /// Where the functions of that name begin, as it is demangled; one is asked for all names that
     /// have its last two parts in them.
     pub(crate) fn functions_named(&self, name: &str) -> Vec<usize> {

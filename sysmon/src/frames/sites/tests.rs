@@ -24,7 +24,10 @@ mod plain {
         for pc in [own, foreign, 8] {
             sites.want(pc);
         }
-        assert_eq!(resolve_in(&sites, |_| Mobility::Movable), 3);
+        assert_eq!(
+            resolve_in(&sites, |_, row| Site::new(Mobility::Movable, row)),
+            3
+        );
         assert!(sites.get(own).is_some_and(|site| site.row().is_some()));
         assert_eq!(sites.get(8), Some(Site::BOUND), "nothing is mapped there");
         if !Objects::now().list[0].contains(foreign) {

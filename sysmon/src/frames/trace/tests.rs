@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use super::super::probe::{Caught, catch, descend, within};
 use super::super::rows::CallersBp;
-use super::super::sites::resolve_in;
+use super::super::sites::{Site, resolve_in};
 use super::super::walk::tests::{MadeUp, Random, site};
 use super::super::walk::{judge_in, walk_in};
 use super::*;
@@ -38,7 +38,7 @@ fn a_stack_that_is_suspended_again_is_a_hit() {
             if judgement.complete {
                 break judgement;
             }
-            resolve_in(&sites, |_| Mobility::Movable);
+            resolve_in(&sites, |_, row| Site::new(Mobility::Movable, row));
         };
         assert!(found(&cache, start, stack, *root).is_some());
         assert_eq!(first.mobility, Mobility::Movable);
@@ -68,7 +68,7 @@ fn frames_counted_from_rbp_are_remembered_too() {
             .judge_in(&sites, start, stack, *root, NOT_NOW)
             .complete
         {
-            resolve_in(&sites, |_| Mobility::Movable);
+            resolve_in(&sites, |_, row| Site::new(Mobility::Movable, row));
         }
         let trace = found(&cache, start, stack, *root).expect("it is remembered");
         assert!(trace.bases > 0 || trace.bp != ANY);
@@ -272,7 +272,7 @@ fn cost_of_walks_and_hits() {
         let begin = Instant::now();
         let mut misses = 0;
         while !judge_in(&sites, start, stack, *root).complete {
-            misses += resolve_in(&sites, |_| Mobility::Movable) as u32;
+            misses += resolve_in(&sites, |_, row| Site::new(Mobility::Movable, row)) as u32;
         }
         if misses > 0 {
             let each = begin.elapsed() / misses;

@@ -10,12 +10,22 @@
 //! | is only used between calls | nothing is bound |
 //! | is there during a call | frames of the function are bound |
 //! | is lost, or handed out by a function that may be called through a pointer | its callers, too |
+//!
+//! Of a *vouched* thread-local (`Whose` in `harmless`) nothing is left when a function returns: then
+//! the third row is as the second.
+//!
+//! Where it is not inlined, a thread-local is found by way of its *key*, a constant: one of std's
+//! functions for keys calls the pointer in it, which leads to the *accessor* of the thread-local. So
+//! each call through a pointer in those functions hands out an address, and if one of them loses it,
+//! the functions that gave it a key count as those that lose it. An accessor whose address is in keys
+//! only, which are given to those functions only, is called by nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::graph::Graph;
 use super::{Place, Why};
-use crate::frames::edges::escape::{Answer, Arguments, Callee, Escape, Follower};
+use crate::frames::edges::escape::{Answer, Arguments, Callee, Escape, Follower, Results};
+use crate::frames::edges::is_of_key;
 use crate::frames::image::Image;
 use crate::frames::image::symbols;
 
@@ -43,6 +53,9 @@ const PLAIN: [&str; 6] = [
 /// Where std notes the destructor of a thread-local: it comes back with the address of the same
 /// variable of the same fiber, or is our own list.
 const DESTRUCTORS: &str = "std::sys::thread_local::destructors::";
+/// Where std keeps a thread-local: returns the address of the value in it, and calls initializers,
+/// which get no address.
+const STORAGE: &str = "std::sys::thread_local::native::";
 
 /// What is known so far.
 pub(super) struct Escapes<'a> {
@@ -50,6 +63,8 @@ pub(super) struct Escapes<'a> {
     first: &'a [u32],
     places: &'a [Place],
     graph: &'a Graph,
+    /// Pieces of constants: whether every reference gives one to std's functions for keys.
+    given: &'a BTreeMap<u32, bool>,
     known: BTreeMap<u32, Known>,
     queue: Vec<u32>,
 }
@@ -60,11 +75,29 @@ struct Known {
     escape: Escape,
     /// What it uses, itself or by way of a function that hands it out.
     why: Option<Why>,
-    /// Whether it keeps nothing, by its name, if that was asked.
-    trusted: Option<bool>,
+    /// Not all that it uses is vouched for.
+    strange: bool,
+    /// It is one of std's functions for keys.
+    takes_key: bool,
+    /// What it has was handed out by one of those.
+    by_key: bool,
+    /// Where what it is given may come back, if it keeps nothing by its name; once that was asked.
+    trusted: Option<Option<Results>>,
     /// Functions that give it an address.
     givers: Vec<u32>,
     queued: bool,
+}
+
+impl Known {
+    /// It uses a thread-local. Returns whether more is known of it now.
+    fn use_one(&mut self, why: Why, strange: bool) -> bool {
+        if self.why.is_some() && (self.strange || !strange) {
+            return false;
+        }
+        self.why = Some(why);
+        self.strange = strange;
+        true
+    }
 }
 
 impl<'a> Escapes<'a> {
@@ -73,20 +106,32 @@ impl<'a> Escapes<'a> {
         first: &'a [u32],
         places: &'a [Place],
         graph: &'a Graph,
+        given: &'a BTreeMap<u32, bool>,
     ) -> Escapes<'a> {
-        Escapes {
+        let mut escapes = Escapes {
             images,
             first,
             places,
             graph,
+            given,
             known: BTreeMap::new(),
             queue: Vec::new(),
+        };
+        for (image, &first) in images.iter().zip(first) {
+            let functions = image.symbols.functions_like(is_of_key);
+            for index in functions.filter_map(|start| image.function_at(start)) {
+                let node = first + index as u32;
+                escapes.known.entry(node).or_default().takes_key = true;
+                escapes.add(node, Why::ByKey, true);
+            }
         }
+        escapes
     }
 
-    /// A function uses a thread-local.
-    pub(super) fn add(&mut self, node: u32, why: Why) {
-        self.known.entry(node).or_default().why.get_or_insert(why);
+    /// A function uses a thread-local, which is vouched for or not.
+    pub(super) fn add(&mut self, node: u32, why: Why, vouched: bool) {
+        let known = self.known.entry(node).or_default();
+        known.use_one(why, !vouched);
         self.enqueue(node);
     }
 
@@ -115,11 +160,15 @@ impl<'a> Escapes<'a> {
         let known = self.known.entry(node).or_default();
         known.queued = false;
         let given = known.given;
+        let takes_key = known.takes_key;
         let mut asked = Vec::new();
         let mut ask = |callee, arguments| {
-            let answer = self.answer(number, callee, arguments);
+            let mut answer = self.answer(number, callee, arguments);
             if let Some(callee) = answer.1 {
                 asked.push((callee, arguments));
+            }
+            if takes_key && callee == Callee::Unknown {
+                answer.0.hands_out |= 1;
             }
             answer.0
         };
@@ -138,22 +187,32 @@ impl<'a> Escapes<'a> {
             }
         }
         if hands_out {
-            let callers: Vec<u32> = self.graph.calling(node).collect();
-            for caller in callers {
-                self.enqueue(caller);
-            }
+            self.enqueue_callers(node);
+        }
+    }
+
+    fn enqueue_callers(&mut self, node: u32) {
+        let callers: Vec<u32> = self.graph.calling(node).collect();
+        for caller in callers {
+            self.enqueue(caller);
         }
     }
 
     /// Notes what a function gives to those that it calls, and what they hand out to it.
     fn note_asked(&mut self, node: u32, asked: &[(u32, Arguments)]) {
         for &(callee, arguments) in asked {
-            let why = self.known.get(&callee).and_then(|known| {
+            let handed = self.known.get(&callee).and_then(|known| {
                 let hands_out = known.escape.hands_out() != 0;
-                hands_out.then(|| known.why.clone()).flatten()
+                let by_key = known.takes_key || known.by_key;
+                hands_out.then(|| (known.why.clone(), known.strange, by_key))
             });
-            let known = self.known.entry(node).or_default();
-            known.why = known.why.take().or(why);
+            if let Some((Some(why), strange, by_key)) = handed {
+                let known = self.known.entry(node).or_default();
+                let more = by_key && !std::mem::replace(&mut known.by_key, true);
+                if known.use_one(why, strange) || more {
+                    self.enqueue_callers(node);
+                }
+            }
             if arguments == 0 {
                 continue;
             }
@@ -200,11 +259,13 @@ impl<'a> Escapes<'a> {
             return (answer, (hands_out != 0).then_some(node));
         }
         let known = self.known.entry(node).or_default();
-        if *known
-            .trusted
-            .get_or_insert_with(|| is_trusted(image, address))
-        {
-            return (Answer::default(), None);
+        let trusted = || trusted(image, address);
+        if let Some(returns) = *known.trusted.get_or_insert_with(trusted) {
+            let answer = Answer {
+                returns,
+                ..Answer::default()
+            };
+            return (answer, None);
         }
         let answer = Answer {
             loses: known.escape.given.lost.is_some(),
@@ -215,19 +276,116 @@ impl<'a> Escapes<'a> {
     }
 
     /// What each function does with addresses that it has of itself, and with which variable.
-    pub(super) fn found(&self) -> impl Iterator<Item = (u32, &Why, Keeps)> {
-        self.known.iter().filter_map(|(&node, known)| {
-            let why = known.why.as_ref()?;
+    pub(super) fn found(&self) -> Vec<(u32, &Why, Keeps)> {
+        const HANDED: &str = "it is handed out, perhaps through a pointer";
+        let keys = self.keys();
+        let vouched = |node: u32, known: &Known| {
+            !known.strange && (!known.by_key || keys.get(&node).is_some_and(|uses| !uses.1))
+        };
+        let mut found = Vec::new();
+        for (&node, known) in &self.known {
+            let Some(why) = &known.why else { continue };
             let own = &known.escape.own;
-            let handed = || own.returns != 0 && self.graph.referring(node).next().is_some();
+            let handed = own.returns != 0 && self.graph.referring(node).next().is_some();
+            let handed = handed && !self.is_accessor(node);
             let keeps = match own.lost {
-                Some(how) => Keeps::Lost(how),
-                None if handed() => Keeps::Lost("it is handed out, perhaps through a pointer"),
+                Some(how) if !vouched(node, known) => Keeps::Lost(how),
+                Some(_) => Keeps::Held,
+                None if handed && !vouched(node, known) => Keeps::Lost(HANDED),
                 None if own.held => Keeps::Held,
                 None => Keeps::Briefly,
             };
-            Some((node, why, keeps))
-        })
+            let named = keys
+                .get(&node)
+                .filter(|_| *why == Why::ByKey && !known.takes_key);
+            found.push((node, named.map_or(why, |uses| uses.0), keeps));
+        }
+        for (node, how) in self.losing_by_key() {
+            let (why, keeps) = match keys.get(&node) {
+                Some((why, false)) => (*why, Keeps::Held),
+                Some((why, true)) => (*why, Keeps::Lost(how)),
+                None => (&Why::ByKey, Keeps::Lost(how)),
+            };
+            found.push((node, why, keeps));
+        }
+        found
+    }
+
+    /// Std's functions for keys.
+    pub(super) fn asking(&self) -> BTreeSet<u32> {
+        let asking = self.known.iter().filter(|(_, known)| known.takes_key);
+        asking.map(|(&node, _)| node).collect()
+    }
+
+    /// Functions that find thread-locals by their keys, and one of those.
+    pub(super) fn finds(&self) -> BTreeMap<u32, Why> {
+        let keys = self.keys().into_iter();
+        keys.map(|(node, (why, _))| (node, why.clone())).collect()
+    }
+
+    /// Functions that refer to keys: one variable that they find so, and whether one of them all is
+    /// not vouched for.
+    fn keys(&self) -> BTreeMap<u32, (&Why, bool)> {
+        let mut keys = BTreeMap::new();
+        for (&node, known) in &self.known {
+            let Some(why) = &known.why else { continue };
+            if known.escape.own.returns == 0 || !self.is_accessor(node) {
+                continue;
+            }
+            for user in self.referring(node) {
+                let uses = keys.entry(user).or_insert((why, known.strange));
+                if known.strange && !uses.1 {
+                    *uses = (why, true);
+                }
+            }
+        }
+        keys
+    }
+
+    /// Whether only keys refer to a function.
+    fn is_accessor(&self, node: u32) -> bool {
+        let mut referring = self.graph.referring(node).peekable();
+        referring.peek().is_some() && referring.all(|from| self.given.get(&from) == Some(&true))
+    }
+
+    /// Functions that call one of std's for keys which loses the address that it finds, and how.
+    fn losing_by_key(&self) -> Vec<(u32, &'static str)> {
+        let takes_key = |node: &u32| self.known.get(node).is_some_and(|known| known.takes_key);
+        let own = self.known.iter().filter(|(_, known)| known.takes_key);
+        let mut next: Vec<(u32, &str)> = own
+            .filter_map(|(&node, known)| Some((node, known.escape.own.lost?)))
+            .collect();
+        let mut seen: BTreeSet<u32> = next.iter().map(|lost| lost.0).collect();
+        let mut callers = Vec::new();
+        while let Some((node, how)) = next.pop() {
+            for caller in self.graph.leading_to(node) {
+                if !seen.insert(caller) {
+                    continue;
+                }
+                match takes_key(&caller) {
+                    true => next.push((caller, how)),
+                    false => callers.push((caller, how)),
+                }
+            }
+        }
+        callers
+    }
+
+    /// Functions that refer to one, or to a constant that does.
+    fn referring(&self, node: u32) -> Vec<u32> {
+        let mut functions = Vec::new();
+        let mut seen = BTreeSet::from([node]);
+        let mut next = vec![node];
+        while let Some(node) = next.pop() {
+            for from in self.graph.referring(node) {
+                match self.places[from as usize] {
+                    _ if !seen.insert(from) => {}
+                    Place::Function { .. } => functions.push(from),
+                    Place::Constant { .. } => next.push(from),
+                }
+            }
+        }
+        functions
     }
 
     /// Functions that have an address between two instructions.
@@ -253,11 +411,16 @@ fn imported(name: &str, given: Arguments) -> Answer {
     }
 }
 
-/// Whether a function of the executable keeps nothing, by its name.
-fn is_trusted(image: &Image, start: usize) -> bool {
-    let trusted = |name: &str| {
-        let plain = || symbols::plain(name).replace(['<', '>'], "");
-        PLAIN.contains(&name) || plain().starts_with(DESTRUCTORS)
+/// Where a function returns what it is given, if it keeps nothing by its name.
+fn trusted(image: &Image, start: usize) -> Option<Results> {
+    let begins = |name: &str, with: &str| {
+        let plain = symbols::plain(name).replace(['<', '>'], "");
+        plain.starts_with(with)
     };
-    image.symbols.are_all(start, trusted)
+    let keeps_nothing = |name: &str| PLAIN.contains(&name) || begins(name, DESTRUCTORS);
+    if image.symbols.are_all(start, keeps_nothing) {
+        return Some(0);
+    }
+    let is_storage = |name: &str| name.contains("thread_local") && begins(name, STORAGE);
+    image.symbols.are_all(start, is_storage).then_some(1)
 }

@@ -68,7 +68,7 @@ impl Binding {
         self.mobility
     }
 
-    /// The function that touches what binds; none for a movable one.
+    /// The function that touches what binds; the last one of the [`path`](Binding::path).
     ///
     /// See [`Binding`] for an example.
     pub fn function(&self) -> Option<&str> {
@@ -82,7 +82,8 @@ impl Binding {
         self.variable.as_deref()
     }
 
-    /// The way to what binds, beginning with the function itself; empty for a movable one.
+    /// The way to what binds, beginning with the function itself. Empty for a movable one, unless
+    /// it lends a thread-local to functions that are bound meanwhile.
     ///
     /// See [`Binding`] for an example.
     pub fn path(&self) -> &[Step] {
@@ -131,6 +132,11 @@ impl Judge {
             variable: None,
         };
         if mobility == Mobility::Movable {
+            if let Some(why) = self.finds.get(&function) {
+                let (how, variable) = self.words(function, why);
+                binding.path.push(self.step(function, how));
+                binding.variable = variable;
+            }
             return binding;
         }
         let mut node = function;
@@ -170,11 +176,14 @@ impl Judge {
 
     /// What a node touches itself.
     fn reason(&self, node: u32) -> (String, Option<String>) {
+        match self.reason_of(node) {
+            Some(why) => self.words(node, why),
+            None => ("is bound".to_owned(), None),
+        }
+    }
+
+    fn words(&self, node: u32, why: &Why) -> (String, Option<String>) {
         let image = &self.images[self.image_of(node)];
-        let own = self.own[node as usize].as_ref();
-        let Some(why) = own.or_else(|| self.held.get(&node)) else {
-            return ("is bound".to_owned(), None);
-        };
         match *why {
             Why::Variable(offset) => {
                 let name = image.variable(offset).map(|(name, _)| symbols::plain(name));
@@ -184,6 +193,7 @@ impl Judge {
                     how.map_or_else(String::new, |how| format!(" and loses its address: {how}"));
                 (format!("touches {shown}{how}"), name)
             }
+            Why::ByKey => ("touches a thread-local, by its key".to_owned(), None),
             Why::Unknown(what) => (format!("touches {what}"), None),
             Why::Kernel(Some(number)) => (format!("asks the kernel for number {number}"), None),
             Why::Kernel(None) => ("asks the kernel for anything".to_owned(), None),

@@ -29,9 +29,6 @@ pub(super) enum Listed {
 pub(super) trait Pointers {
     /// Whether one may lead to a function.
     fn lead_to(&self, graph: &Graph, node: u32) -> bool;
-
-    /// Whether a function is called through pointers that are private to std, and not otherwise.
-    fn are_private_to(&self, graph: &Graph, node: u32) -> bool;
 }
 
 /// Edges between nodes, and then which of them are bound.
@@ -164,11 +161,8 @@ impl Graph {
             listed,
         };
         let bound = |&node: &u32| self.bound[node as usize];
-        let all = (0..nodes as u32).filter(bound);
-        let (called, others): (Vec<u32>, Vec<u32>) =
-            all.partition(|&node| pointers.are_private_to(self, node));
-        self.spread(others, &mut lists, Some(pointers));
-        self.spread(called, &mut lists, None::<&P>);
+        let all = (0..nodes as u32).filter(bound).collect();
+        self.spread(all, &mut lists, pointers);
         self.pass_on_frames(held, &mut lists);
         let exempt = |list: &&Option<Listed>| !matches!(list, None | Some(Listed::Nowhere));
         lists.known.iter().filter(exempt).count()
@@ -247,7 +241,7 @@ impl Graph {
         &mut self,
         bound: Vec<u32>,
         lists: &mut Lists<impl Fn(u32) -> Listed>,
-        pointers: Option<&impl Pointers>,
+        pointers: &impl Pointers,
     ) {
         let mut queue = bound;
         let mut done = 0;
@@ -261,9 +255,8 @@ impl Graph {
                 let from = self.edges[edge].0;
                 self.reach(from, node, lists, &mut queue);
             }
-            let may_lead = |pointers: &_| Pointers::lead_to(pointers, self, node);
             let asked = self.behind_pointer.is_none() && !self.through_pointer.is_empty();
-            if asked && pointers.is_some_and(may_lead) {
+            if asked && pointers.lead_to(self, node) {
                 self.behind_pointer = Some(node);
                 for caller in std::mem::take(&mut self.through_pointer) {
                     self.reach(caller, node, lists, &mut queue);
@@ -317,9 +310,6 @@ mod tests {
         fn lead_to(&self, _: &Graph, _: u32) -> bool {
             false
         }
-        fn are_private_to(&self, _: &Graph, _: u32) -> bool {
-            false
-        }
     }
 
     struct To(u32);
@@ -327,9 +317,6 @@ mod tests {
     impl Pointers for To {
         fn lead_to(&self, _: &Graph, node: u32) -> bool {
             node == self.0
-        }
-        fn are_private_to(&self, _: &Graph, _: u32) -> bool {
-            false
         }
     }
 

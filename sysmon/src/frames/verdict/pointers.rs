@@ -9,11 +9,8 @@
 //!   their end. Their address is taken, and what is known to call them has no caller on a stack that
 //!   parks. Some are on a list (`beginnings`), some are known by what they call or by whom they are
 //!   referred to.
-//! - *Accessors* of thread-locals, as long as every reference gives them to std's functions for
-//!   thread-locals. Unoptimized code has one for each thread-local, and nothing is known of what it
-//!   does with the address; so what leads to an accessor is bound, but what leads there by a pointer
-//!   is not. **That is a gap**: a function that is called through a pointer and leaves an address of a
-//!   thread-local behind is not seen in unoptimized code.
+//! - *Accessors* of thread-locals, as long as every reference gives them to std's functions for keys
+//!   (`escapes`).
 //! - The runtime's own functions, which leave nothing behind (S5), and accessors of its
 //!   thread-locals, whose names are known to the runtime alone.
 
@@ -21,7 +18,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::graph::{self, Graph};
-use super::{How, Place, Why};
+use super::{Place, Why};
 use crate::frames::harmless::{LISTS, paths};
 use crate::frames::image::{Image, symbols};
 
@@ -61,22 +58,6 @@ impl graph::Pointers for Pointers<'_> {
             && graph.referring(node).any(|from| !self.is_given(from))
             && !self.finds_runtime(node)
             && !self.is_beginning(graph, node)
-    }
-
-    /// An accessor of a thread-local, as it is without optimization: what std's functions call
-    /// through the pointer either touches the thread-local or calls the one function that does.
-    fn are_private_to(&self, graph: &Graph, node: u32) -> bool {
-        let given = |node| {
-            let mut leading = graph.leading_there(node).peekable();
-            let given = |edge: (u32, How)| edge.1 == How::Refer && self.is_given(edge.0);
-            leading.peek().is_some() && leading.all(given)
-        };
-        let mut leading = graph.leading_there(node).peekable();
-        let is_private = |edge: (u32, How)| match edge.1 {
-            How::Refer => self.is_given(edge.0),
-            _ => given(edge.0),
-        };
-        self.function(node).is_some() && leading.peek().is_some() && leading.all(is_private)
     }
 }
 

@@ -1,13 +1,14 @@
 //! Reads all code and all constants that anybody refers to, once, and puts them into the graph.
 
 use std::cell::OnceCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Instant;
 
 use super::escapes::{Escapes, Keeps};
 use super::graph::{Graph, Listed};
 use super::pointers::Pointers;
+use super::within::Within;
 use super::{Judge, Nearness, Place, Statistics, Why};
 use crate::frames::Mobility;
 use crate::frames::constants::{Constants, Rule};
@@ -40,8 +41,14 @@ pub(super) struct Survey {
     held: BTreeMap<u32, Why>,
     /// How functions lose the address of a thread-local.
     lost: BTreeMap<u32, &'static str>,
-    /// Functions that use a thread-local whose address decides.
-    uses_own: Vec<(u32, Why)>,
+    /// Std's functions for keys.
+    asking: BTreeSet<u32>,
+    /// Functions that find thread-locals by their keys, and one of those.
+    finds: BTreeMap<u32, Why>,
+    /// Functions that use a thread-local whose address decides, and whether it is vouched for.
+    uses: Vec<(u32, Why, bool)>,
+    /// Functions that use a thread-local that is their crate's.
+    within: Within,
     /// Fibers have thread-locals of their own.
     own_locals: bool,
     /// Pieces of constants: whether all references to one give it to std's functions for
@@ -51,7 +58,7 @@ pub(super) struct Survey {
     /// Nodes that change attributes of their thread themselves.
     changers: Vec<u32>,
     /// References to constants: who, where.
-    uses: Vec<Vec<(u32, Use)>>,
+    references: Vec<Vec<(u32, Use)>>,
     /// What is known of the imports of each image, with the value it is known for: most are
     /// referred to many times.
     imports: Vec<Vec<Option<(usize, Import)>>>,
@@ -70,12 +77,15 @@ impl Survey {
             own: Vec::new(),
             held: BTreeMap::new(),
             lost: BTreeMap::new(),
-            uses_own: Vec::new(),
+            asking: BTreeSet::new(),
+            finds: BTreeMap::new(),
+            uses: Vec::new(),
+            within: Within::default(),
             own_locals,
             given: BTreeMap::new(),
             graph: Graph::default(),
             changers: Vec::new(),
-            uses: images.iter().map(|_| Vec::new()).collect(),
+            references: images.iter().map(|_| Vec::new()).collect(),
             imports: images
                 .iter()
                 .map(|i| vec![None; i.slots.imports()])
@@ -109,8 +119,11 @@ impl Survey {
                 self.note(&images, number as u32, from, &reader);
             }
         }
+        // What is left with the thread goes along where thread-locals do.
+        let binders = LISTS.binders.exact().filter(|_| !self.own_locals);
+        let binders: Vec<_> = binders.collect();
         for (number, image) in images.iter().enumerate() {
-            for name in LISTS.binders.exact() {
+            for &name in &binders {
                 for start in image.symbols.functions_named(name) {
                     if let Some(index) = image.function_at(start) {
                         let node = self.first[number] + index as u32;
@@ -125,6 +138,7 @@ impl Survey {
     /// Notes what was found in one function.
     fn note(&mut self, images: &[Image], number: u32, from: u32, reader: &Reader) {
         let image = &images[number as usize];
+        let first = self.first[number as usize];
         let facts = &reader.facts;
         self.own.push(None);
         for (_, touch) in &facts.touches {
@@ -149,11 +163,12 @@ impl Survey {
             self.lead(images, number, from, Target::Foreign(address), How::Refer);
         }
         // Where thread-locals are the threads', nearly every program has one behind a pointer.
-        if facts.calls_pointer && self.own_locals && !study::trusts_pointers() {
+        let pointers = facts.pointers.count > 0 && !reader.asks_key(image, from - first);
+        if pointers && self.own_locals && !study::trusts_pointers() {
             self.graph.add_through_pointer(from);
         }
         let uses = facts.constants.iter().map(|&u| (from, u));
-        self.uses[number as usize].extend(uses);
+        self.references[number as usize].extend(uses);
     }
 
     /// A node changes its thread, or may. What the runtime does itself, or std, counts only in
@@ -181,9 +196,10 @@ impl Survey {
         let name = symbols::plain(mangled);
         let goes_along = self.own_locals && study::is_taken_along(offset);
         match LISTS.variables.whose(&name, size) {
-            Some(Whose::Any) => drop(self.held.entry(node).or_insert(why)),
-            Some(Whose::Own) if goes_along => drop(self.held.entry(node).or_insert(why)),
-            None if goes_along => self.uses_own.push((node, why)),
+            Some(Whose::Crate) => self.within.add(node, &name, why),
+            Some(Whose::Any) => self.uses.push((node, why, true)),
+            Some(Whose::Own) if goes_along => self.uses.push((node, why, true)),
+            None if goes_along => self.uses.push((node, why, false)),
             _ => self.bind(node, why),
         }
     }
@@ -233,7 +249,7 @@ impl Survey {
                     distances: false,
                     given: false,
                 };
-                self.uses[number as usize].push((from, reference));
+                self.references[number as usize].push((from, reference));
             }
             Target::ThreadOffset(_) | Target::ThreadLocal => {
                 self.bind(from, Why::Unknown("a thread-local"));
@@ -285,7 +301,7 @@ impl Survey {
     pub(super) fn read_constants(&mut self) {
         let images = std::mem::take(&mut self.images);
         for (number, image) in images.iter().enumerate() {
-            let uses = std::mem::take(&mut self.uses[number]);
+            let uses = std::mem::take(&mut self.references[number]);
             let references: Vec<Use> = uses.iter().map(|(_, reference)| *reference).collect();
             let constants = Constants::cut(image, &references, Rule::Certain);
             let mut pieces = Pieces {
@@ -302,9 +318,15 @@ impl Survey {
     /// Finds out where addresses of thread-locals go. Returns the functions that have one between
     /// two instructions.
     fn follow_addresses(&mut self) -> Vec<u32> {
-        let mut escapes = Escapes::new(&self.images, &self.first, &self.places, &self.graph);
-        for (node, why) in self.uses_own.drain(..) {
-            escapes.add(node, why);
+        let mut escapes = Escapes::new(
+            &self.images,
+            &self.first,
+            &self.places,
+            &self.graph,
+            &self.given,
+        );
+        for (node, why, vouched) in self.uses.drain(..) {
+            escapes.add(node, why, vouched);
         }
         escapes.settle();
         for (node, why, keeps) in escapes.found() {
@@ -317,6 +339,14 @@ impl Survey {
                 }
             }
         }
+        let within = self
+            .within
+            .functions(&self.images, &self.places, &self.graph);
+        for (node, why) in within {
+            self.held.entry(node).or_insert(why);
+        }
+        self.asking = escapes.asking();
+        self.finds = escapes.finds();
         escapes.having().collect()
     }
 
@@ -385,6 +415,8 @@ impl Survey {
             own: self.own,
             held: self.held,
             lost: self.lost,
+            asking: self.asking,
+            finds: self.finds,
             own_locals: self.own_locals,
             graph: self.graph,
             changers,
@@ -454,7 +486,7 @@ impl Pieces<'_> {
                 self.distances(survey, image, from, &reference);
             }
             // Pieces refer to pieces.
-            uses.append(&mut survey.uses[self.number as usize]);
+            uses.append(&mut survey.references[self.number as usize]);
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 
 use super::super::probe::{Caught, Told, catch, within};
-use super::super::sites::{Sites, resolve_in};
+use super::super::sites::{Site, Sites, resolve_in};
 use super::*;
 
 static KNOWN: Sites = Sites::new();
@@ -102,7 +102,7 @@ fn stress_interrupted_stacks_are_climbed_from_a_handler() {
         while SIGNALS.load(SeqCst) == before && !worker.is_finished() {
             thread::yield_now();
         }
-        resolve_in(&KNOWN, |_| Mobility::Movable);
+        resolve_in(&KNOWN, |_, row| Site::new(Mobility::Movable, row));
     }
     worker.join().unwrap();
     let (root, unknown) = (ROOT.load(SeqCst), UNKNOWN.load(SeqCst));
