@@ -30,16 +30,10 @@ thread_local! {
     static FLAG: Cell<bool> = const { Cell::new(false) };
     static LIST: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     static LAZY: Rc<Cell<u64>> = Rc::new(Cell::new(1));
-    static KEPT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The runtimes of a process agree on what stays with the thread.
-fn builder() -> Builder {
-    Builder::new().per_thread("locals::KEPT")
 }
 
 fn runtime(workers: usize) -> Runtime {
-    builder().workers(workers).build().unwrap()
+    Builder::new().workers(workers).build().unwrap()
 }
 
 /// Uses all variables, with other fibers in between at every step.
@@ -396,52 +390,10 @@ fn threads_and_fibers_that_a_fiber_starts_begin_anew() {
 }
 
 #[test]
-fn the_threads_own_values_are_there_when_it_begins_and_ends() {
-    needs_own_locals!();
-    static ENDED: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-    let rt = builder()
-        .workers(2)
-        .on_thread_start(|| COUNT.set(1000))
-        .on_thread_stop(|| ENDED.lock().unwrap().push(COUNT.get()))
-        .build()
-        .unwrap();
-    let fibers: Vec<_> = (0..50)
-        .map(|own| rt.spawn(move || use_them(own, task::yield_now)))
-        .collect();
-    for fiber in fibers {
-        fiber.join().unwrap();
-    }
-    drop(rt);
-    let ended = ENDED.lock().unwrap();
-    assert!(
-        ended.len() >= 2 && ended.iter().all(|count| *count == 1000),
-        "{ended:?}"
-    );
-}
-
-#[test]
-fn a_variable_that_was_named_stays_with_the_thread() {
-    needs_own_locals!();
-    let rt = builder()
-        .workers(2)
-        .on_thread_start(|| KEPT.set(77))
-        .build()
-        .unwrap();
-    for _ in 0..20 {
-        assert_eq!(rt.spawn(|| KEPT.get()).join().unwrap(), 77);
-    }
-    let late = Builder::new()
-        .per_thread("locals::COUNT")
-        .build()
-        .unwrap_err();
-    assert!(late.to_string().contains("locals::COUNT"), "{late}");
-}
-
-#[test]
 fn several_runtimes_do_not_mix() {
     needs_own_locals!();
     let runtimes: Vec<_> = (0..3).map(|_| runtime(2)).collect();
-    let threads = builder()
+    let threads = Builder::new()
         .workers(1)
         .thread_locals(ThreadLocals::Thread)
         .build()
@@ -469,7 +421,7 @@ fn fibers_without_thread_locals_of_their_own_keep_their_threads() {
     needs_own_locals!();
     let own = runtime(1);
     own.wait_until_surveyed(None);
-    let rt = builder()
+    let rt = Builder::new()
         .workers(2)
         .thread_locals(ThreadLocals::Thread)
         .build()
@@ -533,34 +485,4 @@ fn an_rc_that_a_boxed_closure_hands_out_is_the_fibers_own() {
     for fiber in fibers {
         fiber.join().unwrap();
     }
-}
-
-/// Ordinary code before a park: maps with random keys.
-#[test]
-fn what_is_over_before_a_park_binds_no_fiber() {
-    needs_own_locals!();
-    if common::all_fibers_are_bound() {
-        return;
-    }
-    #[inline(never)]
-    fn uses_maps(key: u64) -> u64 {
-        let mut map = std::collections::HashMap::new();
-        map.insert(key, key);
-        map.len() as u64 + std::collections::HashSet::from([key]).len() as u64
-    }
-    let rt = runtime(2);
-    rt.wait_until_surveyed(None);
-    let fibers: Vec<_> = (0..300)
-        .map(|own| {
-            rt.spawn(move || {
-                let before = uses_maps(own);
-                time::sleep(50 * MS);
-                before == uses_maps(own)
-            })
-        })
-        .collect();
-    time::sleep(20 * MS);
-    let occupied = rt.metrics().carriers_occupied;
-    assert!(fibers.into_iter().all(|fiber| fiber.join().unwrap()));
-    assert_eq!(occupied, 0, "{}", rt.binding());
 }
