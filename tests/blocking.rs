@@ -29,8 +29,11 @@ fn uninterrupted(workers: usize) -> Runtime {
     builder.build().expect("a runtime")
 }
 
+/// Its fibers keep no threads because the code has not been read yet.
 fn runtime(workers: usize) -> Runtime {
-    Builder::new().workers(workers).build().expect("a runtime")
+    let rt = Builder::new().workers(workers).build().expect("a runtime");
+    rt.wait_until_surveyed(None);
+    rt
 }
 
 /// What the pool's threads are called, as far as the kernel remembers.
@@ -250,6 +253,7 @@ fn five_calls_for_one_thread() -> (
         .blocking_threads(1)
         .build()
         .unwrap();
+    rt.wait_until_surveyed(None);
     let (latch, ran) = (Arc::new(Latch::default()), Arc::new(AtomicUsize::new(0)));
     let fibers: Vec<_> = (0..5)
         .map(|_| {

@@ -26,9 +26,12 @@ fn uninterrupted(workers: usize) -> Runtime {
     builder.build().expect("a runtime")
 }
 
+/// Its fibers keep no threads because the code has not been read yet.
 fn runtime(workers: usize) -> Runtime {
     let builder = Builder::new().workers(workers).thread_name("own");
-    builder.build().expect("a runtime")
+    let rt = builder.build().expect("a runtime");
+    rt.wait_until_surveyed(None);
+    rt
 }
 
 fn thread_name() -> String {

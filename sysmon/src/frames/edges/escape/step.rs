@@ -406,7 +406,7 @@ impl Step<'_> {
                 self.state.copy(RSP, RBP);
                 self.pop(RBP);
             }
-            _ if is_whole_byte(instruction) => self.state.clear(into),
+            _ if sets_low_byte(instruction) => self.set_low_byte(instruction, into),
             Code::Xor_r32_rm32 | Code::Xor_rm32_r32
                 if instruction.op0_kind() == OpKind::Register
                     && instruction.op1_kind() == OpKind::Register
@@ -417,6 +417,23 @@ impl Step<'_> {
             _ => return false,
         }
         true
+    }
+
+    /// Compilers take the other bytes of the register for garbage then. So this relies on no code
+    /// replacing the low byte of an address that it keeps.
+    fn set_low_byte(&mut self, instruction: &Instruction, into: u32) {
+        let moved = instruction.mnemonic() == Mnemonic::Mov;
+        let source = match instruction.op1_kind() {
+            OpKind::Register if moved => self.state.colours(bit(instruction.op1_register())),
+            OpKind::Memory if moved => self.read(self.place(instruction), 1),
+            _ => Colours::NONE,
+        };
+        if source == Colours::NONE {
+            self.state.clear(into);
+        } else {
+            self.state.forget_slots(into);
+            self.state.add(into, source);
+        }
     }
 
     /// The stack pointer moves by a known distance.
@@ -575,15 +592,12 @@ impl Step<'_> {
     }
 }
 
-/// Whether a flag or a number is put into the low byte of a register. Compilers take the other
-/// bytes for garbage then; what they insert into an address is a byte out of memory or a register.
-fn is_whole_byte(instruction: &Instruction) -> bool {
+/// Whether the low byte of a register is written, by a move or from a flag.
+fn sets_low_byte(instruction: &Instruction) -> bool {
     let register = instruction.op0_register();
     let high = [Register::AH, Register::BH, Register::CH, Register::DH].contains(&register);
     let flag = instruction.condition_code() != ConditionCode::None;
-    let number =
-        instruction.mnemonic() == Mnemonic::Mov && instruction.op1_kind() == OpKind::Immediate8;
-    register.is_gpr8() && !high && (flag || number)
+    register.is_gpr8() && !high && (flag || instruction.mnemonic() == Mnemonic::Mov)
 }
 
 fn reads(access: OpAccess) -> bool {
