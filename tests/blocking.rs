@@ -29,11 +29,8 @@ fn uninterrupted(workers: usize) -> Runtime {
     builder.build().expect("a runtime")
 }
 
-/// Its fibers keep no threads because the code has not been read yet.
 fn runtime(workers: usize) -> Runtime {
-    let rt = Builder::new().workers(workers).build().expect("a runtime");
-    rt.wait_until_surveyed(None);
-    rt
+    Builder::new().workers(workers).build().expect("a runtime")
 }
 
 /// What the pool's threads are called, as far as the kernel remembers.
@@ -589,6 +586,7 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn stuck_call() {
         let rt = runtime(1);
+        rt.wait_until_surveyed(None); // else its fibers keep threads
         let (never, wait) = mpsc::channel::<()>();
         let body = move || blocking(move || wait.recv());
         let fiber = rt.block_on(|| task::Builder::new().name("stuck").spawn(body));

@@ -4,41 +4,41 @@ use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// What a body returns: a value that depends on its number alone, or what was wrong.
-pub(crate) type Outcome = Result<u64, String>;
+pub type Outcome = Result<u64, String>;
 
 /// Which of the runs this is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Me {
+pub struct Me {
     /// Below `of`.
-    pub(crate) n: u64,
+    pub n: u64,
     /// How many run at once; even.
-    pub(crate) of: u64,
+    pub of: u64,
     /// Those that run at once have the same.
-    pub(crate) round: u64,
+    pub round: u64,
 }
 
 impl Me {
     /// Differs between all runs of a process.
-    pub(crate) fn number(&self) -> u64 {
+    pub fn number(&self) -> u64 {
         self.round * 1_000_000 + self.n
     }
 }
 
 /// A small function with a switch at every step.
 #[derive(Clone, Copy)]
-pub(crate) struct Body {
-    pub(crate) name: &'static str,
-    pub(crate) run: fn(&Me) -> Outcome,
+pub struct Body {
+    pub name: &'static str,
+    pub run: fn(&Me) -> Outcome,
     /// How many run at once.
-    pub(crate) fibers: u64,
+    pub fibers: u64,
     /// Whether it is run on plain threads, too.
-    pub(crate) plain: bool,
+    pub plain: bool,
 }
 
 /// How many fibers have a body at once, unless it says otherwise.
-pub(crate) const FIBERS: u64 = 64;
+pub const FIBERS: u64 = 64;
 
-pub(crate) const fn body(name: &'static str, run: fn(&Me) -> Outcome) -> Body {
+pub const fn body(name: &'static str, run: fn(&Me) -> Outcome) -> Body {
     Body {
         name,
         run,
@@ -48,15 +48,15 @@ pub(crate) const fn body(name: &'static str, run: fn(&Me) -> Outcome) -> Body {
 }
 
 /// Something that the runs of a round share, made by the first that asks for it.
-pub(crate) struct Shared<T: 'static>(LazyLock<Mutex<HashMap<u64, &'static T>>>);
+pub struct Shared<T: 'static>(LazyLock<Mutex<HashMap<u64, &'static T>>>);
 
 impl<T: Default> Shared<T> {
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Shared(LazyLock::new(Mutex::default))
     }
 
     #[inline(never)]
-    pub(crate) fn of(&self, key: u64) -> &'static T {
+    pub fn of(&self, key: u64) -> &'static T {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.entry(key)
             .or_insert_with(|| Box::leak(Box::<T>::default()))

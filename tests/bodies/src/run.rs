@@ -13,7 +13,7 @@ use crate::body::{Body, FIBERS, Me, Outcome};
 use crate::step::{MOVES, PARKS, SWITCHES};
 
 /// What the process ends with if a run was wrong.
-pub(crate) const WRONG: i32 = 1;
+pub const WRONG: i32 = 1;
 /// What it ends with if it hangs.
 const HANGS: i32 = 3;
 /// How often all fibers run.
@@ -114,7 +114,7 @@ impl Wrong {
 }
 
 /// Runs one body and prints its row; returns whether all was right.
-pub(crate) fn alone(body: &Body) -> bool {
+pub fn alone(body: &Body) -> bool {
     let rounds = if body.plain { ROUNDS } else { 1 };
     let rt = runtime();
     let watched = watch(body.name, rt.handle().clone(), LIMIT);
@@ -149,7 +149,7 @@ pub(crate) fn alone(body: &Body) -> bool {
 }
 
 /// Runs all bodies mixed and prints one row.
-pub(crate) fn together(bodies: &[Body]) -> bool {
+pub fn together(bodies: &[Body]) -> bool {
     let rt = runtime();
     let watched = watch("together", rt.handle().clone(), LIMIT_MIXED);
     let mut wrong = Wrong::default();

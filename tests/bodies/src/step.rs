@@ -17,11 +17,11 @@ const LONG: Duration = Duration::from_micros(400);
 static STEPS: AtomicU64 = AtomicU64::new(0);
 static REPEATS: AtomicU64 = AtomicU64::new(0);
 /// Steps of fibers.
-pub(crate) static SWITCHES: AtomicU64 = AtomicU64::new(0);
+pub static SWITCHES: AtomicU64 = AtomicU64::new(0);
 /// Those that parked: the others yielded.
-pub(crate) static PARKS: AtomicU64 = AtomicU64::new(0);
+pub static PARKS: AtomicU64 = AtomicU64::new(0);
 /// Those after which the fiber was on another thread.
-pub(crate) static MOVES: AtomicU64 = AtomicU64::new(0);
+pub static MOVES: AtomicU64 = AtomicU64::new(0);
 
 /// A number of the next few that looks random.
 fn next(counter: &AtomicU64) -> u64 {
@@ -32,7 +32,7 @@ fn next(counter: &AtomicU64) -> u64 {
 
 /// Lets others run: on a fiber by yielding, parking or sleeping, else by the system's means.
 #[inline(never)]
-pub(crate) fn step() {
+pub fn step() {
     let n = next(&STEPS);
     let short = Duration::from_micros(50 + n / 16 % 500);
     if task::id().is_none() {
@@ -54,7 +54,7 @@ pub(crate) fn step() {
 }
 
 /// Runs the closure, now and then for longer than a quantum, so that it is interrupted inside.
-pub(crate) fn again<T>(mut f: impl FnMut() -> T) -> T {
+pub fn again<T>(mut f: impl FnMut() -> T) -> T {
     let mut value = f();
     if next(&REPEATS).is_multiple_of(8) {
         let until = Instant::now() + LONG;
@@ -68,7 +68,7 @@ pub(crate) fn again<T>(mut f: impl FnMut() -> T) -> T {
 /// The number of the calling thread, by a request that does not bind: where the kernel's link to
 /// the calling thread leads.
 #[inline(never)]
-pub(crate) fn thread() -> u64 {
+pub fn thread() -> u64 {
     let mut target = [0_u8; 32];
     let path = c"/proc/thread-self".as_ptr();
     let length: isize;

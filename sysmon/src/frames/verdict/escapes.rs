@@ -286,10 +286,12 @@ impl<'a> Escapes<'a> {
         for (&node, known) in &self.known {
             let Some(why) = &known.why else { continue };
             let own = &known.escape.own;
-            let handed = own.returns != 0 && self.graph.referring(node).next().is_some();
-            let handed = handed && !self.is_accessor(node);
+            let is_referred = self.graph.referring(node).next().is_some();
+            let handed = own.returns != 0 && is_referred && !self.is_accessor(node);
+            // What one of std's functions for keys loses, those lose that gave it the key.
+            let by_givers = known.takes_key && !is_referred;
             let keeps = match own.lost {
-                Some(how) if !vouched(node, known) => Keeps::Lost(how),
+                Some(how) if !by_givers && !vouched(node, known) => Keeps::Lost(how),
                 Some(_) => Keeps::Held,
                 None if handed && !vouched(node, known) => Keeps::Lost(HANDED),
                 None if own.held => Keeps::Held,

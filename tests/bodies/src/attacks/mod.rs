@@ -20,7 +20,7 @@ mod owners;
 mod plugin;
 
 /// All of them.
-pub(crate) fn all() -> Vec<Body> {
+pub fn all() -> Vec<Body> {
     let mut all = vec![
         body("hidden-rc", owners::hidden_rc),
         body("handler-table", owners::handler_table),
@@ -91,7 +91,7 @@ pub(crate) fn all() -> Vec<Body> {
 }
 
 /// Fills tables before any fiber starts: no frame of a fiber refers to the code in them.
-pub(crate) fn prepare() {
+pub fn prepare() {
     owners::prepare();
     addresses::prepare();
     libc::prepare();
