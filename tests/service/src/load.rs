@@ -2,8 +2,8 @@
 //!
 //! Plain threads send requests by a schedule that does not wait for answers of other threads. A
 //! request goes over a random connection, which is opened if it is not open yet. So the first
-//! requests come when the service has just started. Another thread opens the remaining connections
-//! from the second [`OPEN_FROM`] on, and sends a request on each. Every answer is checked.
+//! requests come when the service has just started. Other threads open the remaining connections
+//! from the second [`OPEN_FROM`] on, and send a request on each. Every answer is checked.
 //!
 //! Prints `sample AT LATENCY` for each request of the schedule, `opened AT`, `requests COUNT` and
 //! `failed COUNT`; times are in microseconds since the start. A latency begins when the schedule says
@@ -22,7 +22,8 @@ use serde_json::{Value, json};
 
 /// Threads that send by the schedule: more than requests in flight.
 const SENDERS: u32 = 16;
-/// When the remaining connections are opened, and how many a second.
+/// Threads that open the remaining connections, when they begin, and how many they open a second.
+const OPENERS: u32 = 8;
 const OPEN_FROM: Duration = Duration::from_secs(1);
 const OPENED_A_SECOND: u32 = 1000;
 /// Between the head and the body of some requests: the service waits inside the span.
@@ -58,13 +59,16 @@ pub(crate) fn run(address: &str, connections: &str, rate: &str, seconds: &str) -
         let load = &load;
         let sender = |n| scope.spawn(move || load.send_by_schedule(n, rate, seconds));
         let senders: Vec<_> = (0..SENDERS).map(sender).collect();
-        let opener = scope.spawn(|| load.open_all());
+        let opener = |n| scope.spawn(move || load.open(n));
+        let openers: Vec<_> = (0..OPENERS).map(opener).collect();
         let mut samples = Vec::new();
         for sender in senders {
             samples.extend(sender.join().expect("a sender"));
         }
-        let opened = opener.join().expect("the opener");
-        println!("opened {}", opened.as_micros());
+        let opened = openers
+            .into_iter()
+            .map(|opener| opener.join().expect("an opener"));
+        println!("opened {}", opened.max().unwrap_or_default().as_micros());
         samples
     });
     let mut lines = String::new();
@@ -100,9 +104,10 @@ impl Load {
         samples
     }
 
-    /// Opens all connections that are not open, with a request. Returns when the last one was.
-    fn open_all(&self) -> Duration {
-        for (i, connection) in (0..).zip(&self.connections) {
+    /// Opens a share of the connections, with a request. Returns when the last one was open.
+    fn open(&self, n: u32) -> Duration {
+        let share = (0..).zip(&self.connections).skip(n as usize);
+        for (i, connection) in share.step_by(OPENERS as usize) {
             self.wait_until(OPEN_FROM + Duration::from_secs(1) * i / OPENED_A_SECOND);
             let mut connection = connection.lock().expect("no thread panics");
             if connection.is_none() {
