@@ -289,7 +289,7 @@ fn at_most_one_park_in_a_hundred_is_of_a_bound_fiber() {
 }
 
 #[test]
-#[ignore = "what tracing-subscriber does with its thread-locals binds its callers"]
+#[ignore = "as above; and fibers that parked before the code was read keep threads until they run"]
 fn a_process_with_idle_connections_has_few_threads() {
     let run = &*RUN;
     // The client keeps its connections at least as long as it sends requests.
