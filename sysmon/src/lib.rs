@@ -79,6 +79,7 @@ mod companion;
 pub mod frames;
 mod helper;
 mod monitor;
+pub mod names;
 mod policy;
 mod slot;
 pub mod stalls;

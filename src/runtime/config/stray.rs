@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use indent_sysmon::names::distance;
+
 use super::ALL;
 use crate::base::os;
 
@@ -54,19 +56,4 @@ pub(super) fn stray(name: &str) -> Option<String> {
             nearest.method
         ),
     })
-}
-
-/// Letters to insert, remove or change to make one word of the other.
-fn distance(a: &str, b: &str) -> usize {
-    // `row[j]`: from the part of `a` seen so far to the first `j` letters of `b`.
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut corner = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let change = corner + usize::from(x != y);
-            corner = row[j + 1];
-            row[j + 1] = change.min(corner + 1).min(row[j] + 1);
-        }
-    }
-    row[b.len()]
 }
