@@ -11,6 +11,7 @@
 //! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
 //! | `beginnings` | a function whose address is taken, and that is called only by those that it was given to: the process, threads and fibers begin or end with it |
 //! | `allocation` | harmless by name, whichever library or allocator has it |
+//! | `declared` (in code) | more of `functions` and `variables`: what the program vouches for |
 //! | `kernel` (numbers, in code) | what the kernel is asked for by this number neither says nor changes anything of the calling thread |
 //!
 //! Entries are names as `rustc-demangle` prints them without hashes. They are compared as paths
@@ -27,6 +28,7 @@
 //! Why these are trusted by name and everything else is decoded: the code of a listed function does
 //! touch thread-locals, and only its source says that what it touches is not kept.
 
+pub(crate) mod declared;
 pub(crate) mod kernel;
 pub(crate) mod paths;
 #[cfg(test)]

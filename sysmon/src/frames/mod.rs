@@ -46,6 +46,7 @@ mod trace;
 mod verdict;
 mod walk;
 
+pub use harmless::declared::{Declaration, Misfit, declare_harmless};
 pub(crate) use harmless::is_within;
 pub use sites::resolve;
 pub use snapshot::{Snapshot, beginnings};

@@ -31,10 +31,10 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::Mobility;
 use super::edges::How;
 use super::image::{Image, symbols};
 use super::objects::Objects;
+use super::{Misfit, Mobility};
 use graph::Graph;
 use survey::Survey;
 
@@ -110,6 +110,8 @@ pub struct Judge {
     nearness: Vec<Nearness>,
     /// Where functions begin that may change attributes of their thread; sorted.
     changers: Vec<usize>,
+    /// Declarations that fit nothing.
+    misfits: Vec<Misfit>,
     statistics: Statistics,
 }
 
@@ -273,6 +275,25 @@ impl Judge {
         self.images
             .iter()
             .any(|image| image.symbols.has_no_functions())
+    }
+
+    /// Declarations by [`declare_harmless`](super::declare_harmless) that fit nothing in the
+    /// program: misspelt, or the compiler has left the function or variable out. None are known
+    /// where symbols are missing.
+    ///
+    /// ```
+    /// use indent_sysmon::frames::{Declaration, Judge, declare_harmless};
+    ///
+    /// let misspelt = Declaration::Function("std::time::Instant::noww".to_owned());
+    /// // SAFETY: there is no function of this name.
+    /// unsafe { declare_harmless(&[misspelt.clone()]) }.unwrap();
+    /// assert!(std::time::Instant::now().elapsed().as_secs() < 60);
+    /// let judge = Judge::survey();
+    /// assert_eq!(judge.misfits()[0].declaration, misspelt);
+    /// assert_eq!(judge.misfits()[0].near[0], "std::time::Instant::now");
+    /// ```
+    pub fn misfits(&self) -> &[Misfit] {
+        &self.misfits
     }
 
     /// What was seen.

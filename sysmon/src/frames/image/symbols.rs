@@ -292,6 +292,19 @@ impl Symbols {
         found
     }
 
+    /// The mangled names of all functions that have a part in them.
+    pub(crate) fn function_names<'a>(&'a self, part: &'a str) -> impl Iterator<Item = &'a str> {
+        let names = self.functions.iter();
+        let names = names.filter_map(|function| string(&self.names, function.name));
+        names.filter(move |name| has(name, part))
+    }
+
+    /// The mangled names of all thread-locals.
+    pub(crate) fn thread_local_names(&self) -> impl Iterator<Item = &str> {
+        let names = self.thread_locals.iter();
+        names.filter_map(|variable| string(&self.names, variable.name))
+    }
+
     /// Where functions begin whose names begin with a crate, or with a type of it, and their names.
     pub(crate) fn functions_of<'a>(
         &'a self,

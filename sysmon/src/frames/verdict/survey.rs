@@ -13,6 +13,7 @@ use super::{Judge, Nearness, Place, Statistics, Why};
 use crate::frames::Mobility;
 use crate::frames::constants::{Constants, Rule};
 use crate::frames::edges::{How, Reach, Reader, SYSCALL, Touch, Use};
+use crate::frames::harmless::declared::Declared;
 use crate::frames::harmless::{self, LISTS, Whose, kernel, paths};
 use crate::frames::image::memory::Kind;
 use crate::frames::image::{Image, Target, symbols};
@@ -51,6 +52,8 @@ pub(super) struct Survey {
     within: Within,
     /// Fibers have thread-locals of their own.
     own_locals: bool,
+    /// What the program vouches for.
+    declared: Declared,
     /// Pieces of constants: whether all references to one give it to std's functions for
     /// thread-locals.
     given: BTreeMap<u32, bool>,
@@ -82,6 +85,7 @@ impl Survey {
             uses: Vec::new(),
             within: Within::default(),
             own_locals,
+            declared: Declared::fixed(),
             given: BTreeMap::new(),
             graph: Graph::default(),
             changers: Vec::new(),
@@ -195,7 +199,11 @@ impl Survey {
         };
         let name = symbols::plain(mangled);
         let goes_along = self.own_locals && study::is_taken_along(offset);
-        match LISTS.variables.whose(&name, size) {
+        let whose = match self.declared.has_thread_local(&name) {
+            true => Some(Whose::Any),
+            false => LISTS.variables.whose(&name, size),
+        };
+        match whose {
             Some(Whose::Crate) => self.within.add(node, &name, why),
             Some(Whose::Any) => self.uses.push((node, why, true)),
             Some(Whose::Own) if goes_along => self.uses.push((node, why, true)),
@@ -272,7 +280,7 @@ impl Survey {
 
     fn look_up(&self, images: &[Image], image: &Image, name: u32, value: usize) -> Import {
         let name = image.slots.name(name);
-        if LISTS.allocation.has(name) {
+        if LISTS.allocation.has(name) || self.declared.has_import(name) {
             return Import::Nothing;
         }
         let text = image.memory.kind(value) == Some(Kind::Text);
@@ -363,7 +371,11 @@ impl Survey {
             }
             Place::Constant { .. } => None,
         };
-        let listed = |node| start(node).map_or(Listed::Nowhere, |(image, at)| listed(image, at));
+        let declared = &self.declared;
+        let listed = |node| match start(node) {
+            Some((image, at)) => listed(image, at, declared),
+            None => Listed::Nowhere,
+        };
         let held = self.held.keys().copied();
         let pointers = Pointers {
             images,
@@ -409,6 +421,7 @@ impl Survey {
         near_held.extend(having);
         Judge {
             nearness: self.nearness(functions, &near_held),
+            misfits: Declared::misfits(&self.images),
             images: self.images,
             first: self.first,
             places: self.places,
@@ -547,11 +560,12 @@ fn is_entry(image: &Image, start: usize) -> bool {
 }
 
 /// The list that all names of a function are on.
-fn listed(image: &Image, start: usize) -> Listed {
+fn listed(image: &Image, start: usize, declared: &Declared) -> Listed {
     let names = image.symbols.functions_at(start).map(symbols::plain);
     let lists = names.map(|name| match name {
         _ if LISTS.runtime.has_as_frame(&name) => Listed::Runtime,
         _ if LISTS.functions.has(&name) || LISTS.allocation.has(&name) => Listed::Harmless,
+        _ if declared.has_function(&name) => Listed::Harmless,
         _ => Listed::Nowhere,
     });
     let same = |one, other| if one == other { one } else { Listed::Nowhere };
