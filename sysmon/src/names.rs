@@ -50,6 +50,22 @@ pub fn nearest(path: &str, paths: impl IntoIterator<Item = String>) -> Vec<Strin
     near.into_iter().take(MOST).map(|(.., path)| path).collect()
 }
 
+/// The path of a thread-local as it is written in the source. What `thread_local!` and the compiler
+/// add below it is left out: `a::X` of `a::X::{{constant}}::{{closure}}::VAL`.
+pub(crate) fn of_variable(name: &str) -> &str {
+    let value = name.rsplit_once("::").filter(|(above, last)| {
+        let is_value = matches!(*last, "VAL" | "__RUST_STD_INTERNAL_VAL");
+        is_value && above.ends_with('}')
+    });
+    let mut path = value.map_or(name, |(above, _)| above);
+    while let Some((above, last)) = path.rsplit_once("::")
+        && last.starts_with('{')
+    {
+        path = above;
+    }
+    path
+}
+
 /// The last word of a path; `f` of `a::f::{closure#0}`.
 pub(crate) fn last_part(path: &str) -> &str {
     let named = path.split("::{").next().unwrap_or(path);
@@ -76,6 +92,26 @@ mod tests {
             ("::", ""),
         ] {
             assert_eq!(last_part(path), last, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_variable_has_the_path_that_is_written_in_the_source() {
+        for (name, path) in [
+            ("a::X", "a::X"),
+            ("a::VAL", "a::VAL"),
+            ("a::X::{{constant}}::{{closure}}::VAL", "a::X"),
+            (
+                "a::VAL::{constant#0}::{closure#1}::__RUST_STD_INTERNAL_VAL",
+                "a::VAL",
+            ),
+            (
+                "a::f::{{closure}}::X::{{constant}}::{{closure}}::VAL",
+                "a::f::{{closure}}::X",
+            ),
+            ("", ""),
+        ] {
+            assert_eq!(of_variable(name), path, "{name}");
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use super::paths::path;
 use crate::frames::image::{Image, symbols};
-use crate::names::{last_part, nearest};
+use crate::names::{last_part, nearest, of_variable};
 
 /// A thread-local or function that the program declares harmless.
 ///
@@ -189,10 +189,15 @@ impl Declared {
     }
 }
 
-/// Whether a variable has this path: what may follow is the compiler's, not another variable.
+/// Whether a variable has this path. Optimization may have cut it into parts, and added their
+/// numbers.
 fn is_variable(name: &str, declared: &str) -> bool {
-    let rest = name.strip_prefix(declared);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with("::{") || rest.starts_with('.'))
+    let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let whole = match name.split_once('.') {
+        Some((whole, parts)) if parts.split('.').all(is_number) => whole,
+        _ => name,
+    };
+    of_variable(whole) == declared
 }
 
 /// Whether a function, by its name and path, is the declared one.
@@ -213,8 +218,8 @@ fn near_variables(images: &[Image], declared: &str) -> Option<Vec<String>> {
     if names.iter().any(|name| is_variable(name, &declared)) {
         return None;
     }
-    let paths = names.iter().filter_map(|name| name.split("::{").next());
-    Some(nearest(&declared, paths.map(str::to_owned)))
+    let paths = names.iter().map(|name| of_variable(name).to_owned());
+    Some(nearest(&declared, paths))
 }
 
 /// Functions with names like this; none if there is one of this name.
@@ -266,6 +271,7 @@ mod tests {
             "<a::B>::new::SEED::{constant#0}::{closure#1}::VAL",
             "a::B::new::SEED::{{constant}}::{{closure}}::VAL",
             "counter",
+            "a::KEYS::{{constant}}::{{closure}}::VAL.0.1",
         ] {
             assert!(declared.has_thread_local(name), "{name}");
         }
@@ -274,6 +280,7 @@ mod tests {
             "a::KEYS::inner::X",
             "a",
             "b::a::KEYS",
+            "a::KEYS::{{closure}}::X::{{constant}}::{{closure}}::VAL",
             "counters",
         ] {
             assert!(!declared.has_thread_local(name), "{name}");
