@@ -4,13 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use indent_sysmon::frames::Declaration;
+
 use crate::base::fork;
 use crate::driver::uring;
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::config::{self, Asked, Environment, Io, MOST_WORKERS, Rounding};
 use crate::runtime::threads::{self, ThreadLocals};
-use crate::runtime::{Runtime, cpus, reports};
+use crate::runtime::{Runtime, cpus, harmless, reports};
 use crate::sched::overrun::desk::Listener;
 use crate::sched::{Hook, Settings, Shared};
 
@@ -47,6 +49,7 @@ pub struct Builder {
     pub(super) log_overruns: Option<bool>,
     pub(super) thread_locals: Option<ThreadLocals>,
     pub(super) per_thread: Vec<String>,
+    pub(super) declared: Vec<Declaration>,
     pub(super) log_bound: Option<bool>,
     pub(super) warn_stripped: Option<bool>,
     pub(super) on_overrun: Vec<Listener>,
@@ -419,7 +422,9 @@ impl Builder {
             return Err(StartError::Forked);
         }
         config::report_strays();
+        let declared = self.declared.clone();
         let settings = self.settings(&|name| std::env::var_os(name))?;
+        harmless::declare(&declared)?;
         Ok(Runtime::new(Shared::start(settings)?))
     }
 
@@ -542,6 +547,7 @@ impl fmt::Debug for Builder {
             .field("log_overruns", &self.log_overruns)
             .field("thread_locals", &self.thread_locals)
             .field("per_thread", &self.per_thread)
+            .field("declared", &self.declared)
             .field("log_bound", &self.log_bound)
             .field("warn_stripped", &self.warn_stripped)
             .field("io", &self.io)

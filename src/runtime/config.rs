@@ -217,6 +217,24 @@ settings![
         kind: Kind::Typed("the path of a thread-local, named by the first runtime of the process"),
         meaning: "a thread-local that stays with the thread",
     },
+    HARMLESS_THREAD_LOCAL = Setting {
+        method: "harmless_thread_local",
+        variable: None,
+        preset: Preset::Words("none"),
+        kind: Kind::Typed(
+            "the path of a thread-local, declared by the first runtime of the process"
+        ),
+        meaning: "unsafe: a thread-local that binds no fiber once a use of it is over",
+    },
+    HARMLESS_FUNCTION = Setting {
+        method: "harmless_function",
+        variable: None,
+        preset: Preset::Words("none"),
+        kind: Kind::Typed(
+            "the path of a function or the symbol of a C function, declared by the first runtime of the process",
+        ),
+        meaning: "unsafe: a function that leaves nothing of its thread behind when it returns",
+    },
     LOG_OVERRUNS = Setting {
         method: "log_overruns",
         variable: Some("INDENT_LOG_OVERRUNS"),
@@ -380,6 +398,15 @@ impl Setting {
             setting: self.method,
             value,
             allowed: self.kind.limits(),
+        }
+    }
+
+    /// The same where the value is of the right kind and still cannot be used: says what can.
+    pub(super) fn refuse_beyond(&self, value: String, allowed: String) -> StartError {
+        StartError::BadSetting {
+            setting: self.method,
+            value,
+            allowed,
         }
     }
 

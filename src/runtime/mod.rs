@@ -34,6 +34,7 @@ mod builder;
 mod cgroup;
 mod config;
 mod cpus;
+mod harmless;
 mod histogram;
 mod metrics;
 mod preemptible;

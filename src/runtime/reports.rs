@@ -277,10 +277,11 @@ impl BindingRow {
         }
         if self.variable.is_some() {
             "the frame may hold a reference to the thread-local: use it in a function of its own \
-             that returns before the fiber blocks"
+             that returns before the fiber blocks, or declare it harmless (unsafe): \
+             Builder::harmless_thread_local"
         } else {
             "make the call in a function of its own that returns before the fiber blocks, or inside \
-             runtime::blocking"
+             runtime::blocking, or declare it harmless (unsafe): Builder::harmless_function"
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
-use indent_sysmon::frames;
+use indent_sysmon::frames::{self, Declaration, Misfit};
 
 use crate::base::os;
 use crate::sched::Shared;
@@ -61,6 +61,7 @@ impl Shared {
         if judge.lacks_symbols() {
             self.report_missing_symbols();
         }
+        report_misfits(judge.misfits());
         self.watchers.judged_again.store(true, SeqCst);
         None
     }
@@ -91,5 +92,34 @@ impl Shared {
                  the symbols, or set INDENT_WARN_STRIPPED=0 to silence this line\n",
             );
         }
+    }
+}
+
+/// On the collector's thread: reports once in a process which declarations fit nothing.
+fn report_misfits(misfits: &[Misfit]) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if misfits.is_empty() || SAID.swap(true, SeqCst) {
+        return;
+    }
+    for misfit in misfits {
+        os::complain(&misfit_line(misfit));
+    }
+}
+
+fn misfit_line(misfit: &Misfit) -> String {
+    let name = misfit.declaration.name();
+    let near = match misfit.near.join(" or ") {
+        near if near.is_empty() => String::new(),
+        near => format!(" (did you mean {near}?)"),
+    };
+    match misfit.declaration {
+        Declaration::ThreadLocal(_) => format!(
+            "indent: Builder::harmless_thread_local has no effect: the program has no thread-local \
+             {name}{near}\n"
+        ),
+        Declaration::Function(_) => format!(
+            "indent: Builder::harmless_function has no effect: the program has no function \
+             {name}{near}; one that the compiler inlines needs #[inline(never)]\n"
+        ),
     }
 }
