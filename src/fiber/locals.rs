@@ -39,6 +39,7 @@ use std::ptr;
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
+use indent_sysmon::names::nearest;
 use indent_sysmon::thread_locals::{ThreadLocals, Variable};
 
 use crate::base::arch;
@@ -99,21 +100,37 @@ static NAMED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 /// Finds out which bytes are exchanged, once. Variables with these names stay with the thread.
 ///
 /// # Errors
-/// Why thread-locals stay with the threads; or which name comes too late.
+/// Why thread-locals stay with the threads; or which name comes too late or fits no variable.
 pub(crate) fn prepare(names: &[String]) -> Result<(), Unprepared<'_>> {
     let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(late) = names.iter().find(|name| !named.contains(name)) {
-        if let Some(Ok(_)) = LAYOUT.get() {
-            return Err(Unprepared::TooLate(late));
+    if let Some(Ok(_)) = LAYOUT.get() {
+        let late = names.iter().find(|name| !named.contains(name));
+        return late.map_or(Ok(()), |name| Err(Unprepared::TooLate(name)));
+    }
+    if LAYOUT.get().is_none() {
+        let all = hook::is_in_place().and_then(|()| ThreadLocals::of_executable());
+        if let Ok(all) = &all {
+            check_names(all, names)?;
         }
         named.extend_from_slice(names);
+        let layout = all.and_then(|all| Layout::new(&all, &named));
+        LAYOUT.get_or_init(|| layout);
     }
-    let layout = LAYOUT.get_or_init(|| {
-        hook::is_in_place()?;
-        Layout::new(&ThreadLocals::of_executable()?, &named)
-    });
-    let why = layout.as_ref().map(|_| ());
-    why.map_err(|&why| Unprepared::Impossible(why))
+    match LAYOUT.get() {
+        Some(Err(why)) => Err(Unprepared::Impossible(why)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether each of these names fits a variable.
+fn check_names<'a>(all: &ThreadLocals, names: &'a [String]) -> Result<(), Unprepared<'a>> {
+    let fits = |name: &str| all.variables.iter().any(|v| v.is_within(name));
+    let Some(name) = names.iter().find(|name| !fits(name)) else {
+        return Ok(());
+    };
+    let paths = all.variables.iter().map(|v| v.path().to_owned());
+    let near = nearest(name, paths);
+    Err(Unprepared::NoSuchVariable { name, near })
 }
 
 /// The variables that are exchanged, as distances from the thread pointer, sorted.
@@ -123,11 +140,16 @@ pub(crate) fn exchanged() -> Vec<Range<isize>> {
 }
 
 /// Why fibers get no thread-locals of their own, or not as was asked.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Unprepared<'a> {
     Impossible(&'static str),
     /// Fibers of another runtime have a variable of this name of their own.
     TooLate(&'a str),
+    /// No variable has this name, but some have names like it.
+    NoSuchVariable {
+        name: &'a str,
+        near: Vec<String>,
+    },
 }
 
 /// Whether a thread-local stays with the thread, by its name.

@@ -73,7 +73,11 @@ impl Builder {
     /// For what is about threads, such as the CPU that a [hook](Self::on_thread_start) has pinned a
     /// thread to, and for the lists of free memory of an allocator written in Rust, which would
     /// otherwise be kept once for each fiber. A fiber that uses one keeps its thread while it is
-    /// parked. The name is the path of the variable. All runtimes of a process have the same, so the
+    /// parked, unless the variable is declared harmless
+    /// ([`harmless_thread_local`](Self::harmless_thread_local)).
+    ///
+    /// The name is the path of the variable, or of a module for all variables in it. A name that
+    /// fits no variable of the program is an error. All runtimes of a process have the same, so the
     /// first one that is built names them all; a name that comes later is an error.
     ///
     /// ```
@@ -81,11 +85,14 @@ impl Builder {
     ///
     /// thread_local!(static CPU: Cell<usize> = const { Cell::new(0) });
     ///
-    /// let rt = indent::runtime::Builder::new()
-    ///     .per_thread(concat!(module_path!(), "::CPU"))
-    ///     .on_thread_start(|| CPU.set(7))
-    ///     .build()?;
-    /// # Ok::<(), indent::StartError>(())
+    /// fn main() -> Result<(), indent::StartError> {
+    ///     let rt = indent::runtime::Builder::new()
+    ///         .per_thread(concat!(module_path!(), "::CPU"))
+    ///         .on_thread_start(|| CPU.set(7))
+    ///         .build()?;
+    ///     assert_eq!(rt.block_on(|| CPU.get()), 7);
+    ///     Ok(())
+    /// }
     /// ```
     pub fn per_thread(mut self, name: impl Into<String>) -> Self {
         self.per_thread.push(name.into());
@@ -164,6 +171,14 @@ pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<b
             return Ok(true);
         }
         Err(Unprepared::TooLate(name)) => return Err(config::PER_THREAD.refuse(name.to_owned())),
+        Err(Unprepared::NoSuchVariable { name, near }) => {
+            let near = match near.join(" or ") {
+                near if near.is_empty() => ", and there is none of this name".to_owned(),
+                near => format!("; did you mean {near}?"),
+            };
+            let allowed = format!("the path of a thread-local of the program{near}");
+            return Err(config::PER_THREAD.refuse_beyond(name.to_owned(), allowed));
+        }
         Err(Unprepared::Impossible(why)) => why,
     };
     if cfg!(not(indent_sanitize)) {

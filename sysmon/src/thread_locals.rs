@@ -9,6 +9,7 @@ use std::path::Path;
 
 use crate::frames::objects::{Objects, Tls};
 use crate::frames::{is_within, symbols_of_thread_locals, written_plainly};
+use crate::names;
 
 /// The thread-locals of the executable.
 ///
@@ -52,6 +53,21 @@ impl Variable {
     /// ```
     pub fn is_within(&self, path: &str) -> bool {
         is_within(&self.name, path)
+    }
+
+    /// Its path as it is written in the source, without what the compiler adds below it.
+    ///
+    /// ```
+    /// use indent_sysmon::thread_locals::ThreadLocals;
+    ///
+    /// thread_local!(static MINE: u8 = const { 7 });
+    ///
+    /// MINE.with(|mine| assert_eq!(*mine, std::hint::black_box(7)));
+    /// let all = ThreadLocals::of_executable().unwrap();
+    /// assert!(all.variables.iter().any(|v| v.path().ends_with("::MINE")));
+    /// ```
+    pub fn path(&self) -> &str {
+        names::of_variable(&self.name)
     }
 }
 
