@@ -332,8 +332,10 @@ mod child {
     fn parked_inside() {
         let rt = start(declaring());
         let fiber = rt.spawn(parks_inside);
-        common::wait_for("it parks", || fiber.fiber().phase() == Phase::Parked);
-        assert_eq!(fiber.fiber().binding().mobility(), Mobility::Bound);
+        // It is judged once it has switched out, shortly after it says that it parks.
+        let is_parked = || fiber.fiber().phase() == Phase::Parked;
+        let is_bound = || fiber.fiber().binding().mobility() == Mobility::Bound;
+        common::wait_for("it parks, bound", || is_parked() && is_bound());
         fiber.unparker().unpark();
         fiber.join().unwrap();
         let after = binds(&rt, || drop(indent::spawn(hidden).join()));
