@@ -164,6 +164,9 @@ impl Constants {
     pub(crate) fn targets(&self, image: &Image, piece: usize) -> Vec<Target> {
         let range = self.range(piece);
         let mut targets = Vec::new();
+        if image.linkers.iter().any(|l| l.contains(&range.start)) {
+            return targets;
+        }
         let mut marked = range.clone();
         if image.fixed {
             if image.memory.kind(range.start) == Some(Kind::Text) {

@@ -59,6 +59,9 @@ pub(crate) struct Image {
     pub(crate) zeroed: Vec<Range<usize>>,
     /// What belongs to no constant: the loader's own tables among them.
     pub(crate) reserved: Vec<Range<usize>>,
+    /// Of that, the slots that the linker made: code reads them by their place, and takes the
+    /// address of none. What points there points to the end of what lies before.
+    pub(crate) linkers: Vec<Range<usize>>,
     /// From the thread pointer to the initial image, for an executable.
     pub(crate) tls: Option<i64>,
 }
@@ -84,6 +87,7 @@ impl Image {
             fixed: object.bias == 0,
             zeroed: object.segments.iter().map(|s| s.zeroed.clone()).collect(),
             reserved: reserved(object, &symbols),
+            linkers: linkers(&symbols),
             tls: (object.tls).filter(|_| executable).map(|tls| tls.offset()),
             symbols,
             memory,
@@ -256,6 +260,12 @@ fn refine(memory: &mut Memory, object: &Object, symbols: &Symbols) {
             memory.rename(section.range.clone(), Kind::Variable);
         }
     }
+}
+
+fn linkers(symbols: &Symbols) -> Vec<Range<usize>> {
+    let sections = symbols.sections.iter();
+    let slots = sections.filter(|s| s.name == ".got" || s.name == ".got.plt");
+    slots.map(|s| s.range.clone()).collect()
 }
 
 /// Where no constant of the program lies: the table of slots, what the loader reads. Without
