@@ -123,18 +123,22 @@ impl ThreadLocals {
     }
 }
 
-/// Whether the Rust compiler made a name. Optimization may have added something after a dot.
+/// Whether the Rust compiler made a name. Optimization may have added something after a dot; but
+/// dots are in names themselves, too.
 fn is_rust(name: &str) -> bool {
-    let name = name.split('.').next().unwrap_or(name);
     if let Some(rest) = name.strip_prefix("_R") {
         return rest.starts_with(|c: char| c.is_ascii_uppercase());
     }
-    let hash = name
-        .strip_prefix("_ZN")
-        .and_then(|rest| rest.strip_suffix('E'))
-        .and_then(|rest| rest.get(rest.len().checked_sub(19)?..));
-    hash.and_then(|hash| hash.strip_prefix("17h"))
-        .is_some_and(|hash| hash.bytes().all(|b| b.is_ascii_hexdigit()))
+    let Some(path) = name.strip_prefix("_ZN") else {
+        return false;
+    };
+    let ends_with_hash = |(at, _): (usize, &str)| {
+        let hash = path[at..].get(3..19);
+        let after = path[at..].get(19..).and_then(|rest| rest.strip_prefix('E'));
+        hash.is_some_and(|hash| hash.bytes().all(|b| b.is_ascii_hexdigit()))
+            && after.is_some_and(|after| after.is_empty() || after.starts_with('.'))
+    };
+    path.match_indices("17h").any(ends_with_hash)
 }
 
 #[cfg(test)]
@@ -176,6 +180,7 @@ mod tests {
         for name in [
             "_ZN4rand3KEY17h0123456789abcdefE",
             "_ZN4rand3KEY17h0123456789abcdefE.llvm.123",
+            "_ZN9_$LT$a..b$GT$3BUF17h0123456789abcdefE",
             "_RNvNtCs1234_4rand3KEY",
         ] {
             assert!(is_rust(name), "{name}");

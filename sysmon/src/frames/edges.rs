@@ -83,6 +83,9 @@ pub(crate) enum How {
 pub(crate) enum Touch {
     /// A thread-local of the executable, so far from the thread pointer.
     Variable(i64),
+    /// The thread pointer is in a register of results when the function returns; often it was
+    /// only left there.
+    Returned,
     /// The address of errno, kept beyond the next call.
     Errno,
     /// The kernel is asked directly, with this number if it can be told.

@@ -17,7 +17,7 @@ use iced_x86::{
 
 use super::brief::{Brief, Code};
 use super::{
-    How, Into, Pass, PointerCalls, Reader, bit, has_memory, has_near_target, is_writable, starts,
+    How, Into, Pass, Reader, Touch, bit, has_memory, has_near_target, is_writable, starts,
 };
 use crate::frames::image::{Image, Target, symbols};
 
@@ -125,13 +125,27 @@ impl Reader {
     /// All of std's functions for keys begin with that call, or with one of another of them. If it
     /// was inlined, something else comes first: a thread-local, a call, a branch.
     pub(crate) fn asks_key(&self, image: &Image, index: u32) -> bool {
-        let PointerCalls { count: 1, first } = self.facts.pointers else {
-            return false;
-        };
+        let start = image.functions[index as usize].range.start;
+        self.facts.pointers.count == 1
+            && self.facts.touches.is_empty()
+            && image.symbols.are_all(start, is_of_key)
+            && self.begins_with_pointer(image, index)
+    }
+
+    /// Whether the function just read is one of std's for keys that has found its thread-local
+    /// without calling a pointer: then it is like any other function.
+    pub(crate) fn knows_variable(&self, image: &Image, index: u32) -> bool {
+        let start = image.functions[index as usize].range.start;
+        let variable = |touch: &(usize, Touch)| matches!(touch.1, Touch::Variable(_));
+        self.facts.touches.iter().any(variable)
+            && image.symbols.are_all(start, is_of_key)
+            && !self.begins_with_pointer(image, index)
+    }
+
+    /// Whether the function just read calls a pointer before anything else.
+    fn begins_with_pointer(&self, image: &Image, index: u32) -> bool {
+        let first = self.facts.pointers.first;
         let range = image.functions[index as usize].range.clone();
-        if !self.facts.touches.is_empty() || !image.symbols.are_all(range.start, is_of_key) {
-            return false;
-        }
         let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
         let decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);
         let mut turns = decoder
@@ -139,7 +153,7 @@ impl Reader {
             .filter(|i| i.flow_control() != FlowControl::Next);
         turns.next().is_some_and(|turn| {
             turn.flow_control() == FlowControl::IndirectCall
-                && turn.ip() as usize == range.start + first
+                && turn.ip() as usize == range.start.wrapping_add(first)
         })
     }
 }

@@ -250,7 +250,7 @@ sample!(
 
 #[test]
 fn a_thread_pointer_that_goes_elsewhere_is_lost() {
-    assert!(is_lost(returned::range()));
+    assert_eq!(touches(returned::range()), [Touch::Returned]);
     assert!(is_lost(passed::range()));
     assert!(is_lost(spilled::range()));
     assert!(is_lost(indexed::range()));

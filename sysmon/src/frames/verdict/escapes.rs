@@ -108,7 +108,7 @@ impl<'a> Escapes<'a> {
         graph: &'a Graph,
         given: &'a BTreeMap<u32, bool>,
     ) -> Escapes<'a> {
-        let mut escapes = Escapes {
+        Escapes {
             images,
             first,
             places,
@@ -116,16 +116,21 @@ impl<'a> Escapes<'a> {
             given,
             known: BTreeMap::new(),
             queue: Vec::new(),
-        };
-        for (image, &first) in images.iter().zip(first) {
+        }
+    }
+
+    /// Adds std's functions for keys, except those that know their thread-local without one.
+    pub(super) fn add_keys(&mut self, knowing: &BTreeSet<u32>) {
+        for (image, &first) in self.images.iter().zip(self.first) {
             let functions = image.symbols.functions_like(is_of_key);
             for index in functions.filter_map(|start| image.function_at(start)) {
                 let node = first + index as u32;
-                escapes.known.entry(node).or_default().takes_key = true;
-                escapes.add(node, Why::ByKey, true);
+                if !knowing.contains(&node) {
+                    self.known.entry(node).or_default().takes_key = true;
+                    self.add(node, Why::ByKey, true);
+                }
             }
         }
-        escapes
     }
 
     /// A function uses a thread-local, which is vouched for or not.

@@ -44,6 +44,8 @@ pub(super) struct Survey {
     lost: BTreeMap<u32, &'static str>,
     /// Std's functions for keys.
     asking: BTreeSet<u32>,
+    /// Those that know their thread-local without a key.
+    knowing: BTreeSet<u32>,
     /// Functions that find thread-locals by their keys, and one of those.
     finds: BTreeMap<u32, Why>,
     /// Functions that use a thread-local whose address decides, and whether it is vouched for.
@@ -81,6 +83,7 @@ impl Survey {
             held: BTreeMap::new(),
             lost: BTreeMap::new(),
             asking: BTreeSet::new(),
+            knowing: BTreeSet::new(),
             finds: BTreeMap::new(),
             uses: Vec::new(),
             within: Within::default(),
@@ -153,6 +156,10 @@ impl Survey {
             }
             match binds(touch) {
                 Some(Why::Variable(offset)) => self.note_variable(image, from, offset),
+                // An address like any other, which is followed to the callers.
+                Some(why) if *touch == Touch::Returned && self.own_locals => {
+                    self.uses.push((from, why, false));
+                }
                 Some(why) => self.bind(from, why),
                 None => {}
             }
@@ -167,6 +174,9 @@ impl Survey {
             self.lead(images, number, from, Target::Foreign(address), How::Refer);
         }
         // Where thread-locals are the threads', nearly every program has one behind a pointer.
+        if self.own_locals && reader.knows_variable(image, from - first) {
+            self.knowing.insert(from);
+        }
         let pointers = facts.pointers.count > 0 && !reader.asks_key(image, from - first);
         if pointers && self.own_locals && !study::trusts_pointers() {
             self.graph.add_through_pointer(from);
@@ -333,6 +343,7 @@ impl Survey {
             &self.graph,
             &self.given,
         );
+        escapes.add_keys(&self.knowing);
         for (node, why, vouched) in self.uses.drain(..) {
             escapes.add(node, why, vouched);
         }
@@ -539,6 +550,7 @@ impl Pieces<'_> {
 /// Why a touch binds, if it does.
 fn binds(touch: &Touch) -> Option<Why> {
     match *touch {
+        Touch::Returned => Some(Why::Unknown("the thread pointer")),
         Touch::Errno => Some(Why::Unknown("the address of errno")),
         Touch::Kernel(Some(number)) if kernel::is_harmless(number) => None,
         Touch::Kernel(number) => Some(Why::Kernel(number)),

@@ -103,6 +103,10 @@ impl<'a> Step<'a> {
             _ if instruction.mnemonic() == Mnemonic::Syscall => self.ask(instruction),
             FlowControl::Call | FlowControl::IndirectCall => self.call(instruction),
             FlowControl::Return => {
+                if self.state.pointer & RESULTS != 0 {
+                    self.touch(instruction, Touch::Returned);
+                    self.state.pointer &= !RESULTS;
+                }
                 self.lose(instruction, RESULTS);
                 Exits {
                     next: false,
