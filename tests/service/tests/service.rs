@@ -245,7 +245,6 @@ fn percentile(sorted: &[u64], percent: usize) -> u64 {
 }
 
 #[test]
-#[ignore = "each connection keeps a thread, and the registry of spans numbers 4,096 of them"]
 fn every_request_is_answered_and_logged_in_its_own_span() {
     let run = &*RUN;
     assert!(run.requests >= CONNECTIONS, "{} requests", run.requests);
@@ -279,7 +278,6 @@ fn every_request_is_answered_and_logged_in_its_own_span() {
 }
 
 #[test]
-#[ignore = "what tracing-subscriber does with its thread-locals binds its callers"]
 fn at_most_one_park_in_a_hundred_is_of_a_bound_fiber() {
     let run = &*RUN;
     let bound = run.bound + run.unjudged;
@@ -289,7 +287,6 @@ fn at_most_one_park_in_a_hundred_is_of_a_bound_fiber() {
 }
 
 #[test]
-#[ignore = "as above; and fibers that parked before the code was read keep threads until they run"]
 fn a_process_with_idle_connections_has_few_threads() {
     let run = &*RUN;
     // The client keeps its connections at least as long as it sends requests.
