@@ -8,8 +8,10 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::frames::objects::{Objects, Tls};
-use crate::frames::{is_within, symbols_of_thread_locals, written_plainly};
+use crate::frames::{is_vouched_for, is_within, symbols_of_thread_locals, written_plainly};
 use crate::names;
+
+mod area;
 
 /// The thread-locals of the executable.
 ///
@@ -39,6 +41,8 @@ pub struct Variable {
     pub name: String,
     /// The Rust compiler made it.
     pub is_rust: bool,
+    /// Its address is known to stay inside the functions that use it, by a list.
+    pub is_vouched_for: bool,
 }
 
 impl Variable {
@@ -92,6 +96,7 @@ impl ThreadLocals {
         let variable = |(start, size, name): (usize, usize, String)| Variable {
             range: first + start as isize..first + (start + size) as isize,
             is_rust: is_rust(&name),
+            is_vouched_for: is_vouched_for(&written_plainly(&name), size),
             name: written_plainly(&name).replace(['<', '>'], ""),
         };
         Ok(ThreadLocals {

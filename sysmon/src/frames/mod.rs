@@ -19,6 +19,7 @@
 //! | `sites` | verdict and row of each place where a stack was seen: for any reader |
 //! | `walk` | climbs a suspended stack and judges it |
 //! | `snapshot` | copies a stack in a handler, climbs the copy later |
+//! | `around` | finds the frame of a word |
 //! | `ahead` | asks for what a walk will want next |
 //! | `study` | when all this is found out |
 //! | `trace` | remembers walks, so that the next one costs little |
@@ -29,6 +30,7 @@
 //! [S5]: ../../../DESIGN.md
 
 mod ahead;
+mod around;
 mod constants;
 mod edges;
 mod harmless;
@@ -48,6 +50,7 @@ mod walk;
 
 pub use harmless::declared::{Declaration, Misfit, declare_harmless};
 pub(crate) use harmless::is_within;
+pub use around::Holder;
 pub use sites::resolve;
 pub use snapshot::{Snapshot, beginnings};
 pub use study::{
@@ -67,6 +70,12 @@ pub(crate) fn symbols_of_thread_locals(
     let start = object.segments.iter().map(|s| s.range.start).min()?;
     let end = object.segments.iter().map(|s| s.range.end).max()?;
     image::symbols::thread_locals(path, memory.bytes(start..end).unwrap_or_default())
+}
+
+/// Whether the address of a thread-local with this name and size is known to stay inside the functions
+/// that use it.
+pub(crate) fn is_vouched_for(name: &str, size: usize) -> bool {
+    harmless::LISTS.variables.whose(name, size).is_some()
 }
 
 /// A mangled name as people write it.

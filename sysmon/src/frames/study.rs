@@ -168,6 +168,11 @@ pub(crate) fn find_interrupted(unwinder: &mut Unwinder, pc: usize) -> Option<(Si
     Some((site, judge.nearness(pc)))
 }
 
+/// The executable, once there has been a survey.
+pub(super) fn executable() -> Option<&'static Object> {
+    EXECUTABLE.get()
+}
+
 /// What is known about all functions, once there has been a survey.
 ///
 /// See [`study`] for an example.

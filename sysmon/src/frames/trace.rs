@@ -217,7 +217,7 @@ pub struct TraceCache {
     traces: Box<[[Trace; WAYS]; SETS]>,
     /// Which trace of each set is replaced next, counted up.
     oldest: [u8; SETS],
-    unwinder: Unwinder,
+    pub(super) unwinder: Unwinder,
 }
 
 impl Default for TraceCache {

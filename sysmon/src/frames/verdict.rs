@@ -20,6 +20,7 @@
 mod escapes;
 mod explain;
 mod graph;
+mod near;
 mod pointers;
 mod survey;
 mod within;
@@ -112,6 +113,8 @@ pub struct Judge {
     changers: Vec<usize>,
     /// Declarations that fit nothing.
     misfits: Vec<Misfit>,
+    /// Where functions begin that may have been left with the address of a thread-local; sorted.
+    near_addresses: Vec<usize>,
     statistics: Statistics,
 }
 

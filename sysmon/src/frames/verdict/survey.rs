@@ -9,7 +9,7 @@ use super::escapes::{Escapes, Keeps};
 use super::graph::{Graph, Listed};
 use super::pointers::Pointers;
 use super::within::Within;
-use super::{Judge, Nearness, Place, Statistics, Why};
+use super::{Judge, Nearness, Place, Statistics, Why, near};
 use crate::frames::Mobility;
 use crate::frames::constants::{Constants, Rule};
 use crate::frames::edges::{How, Reach, Reader, SYSCALL, Touch, Use};
@@ -62,6 +62,8 @@ pub(super) struct Survey {
     graph: Graph,
     /// Nodes that change attributes of their thread themselves.
     changers: Vec<u32>,
+    /// Functions that call through a pointer.
+    calling_pointers: Vec<u32>,
     /// References to constants: who, where.
     references: Vec<Vec<(u32, Use)>>,
     /// What is known of the imports of each image, with the value it is known for: most are
@@ -92,6 +94,7 @@ impl Survey {
             given: BTreeMap::new(),
             graph: Graph::default(),
             changers: Vec::new(),
+            calling_pointers: Vec::new(),
             references: images.iter().map(|_| Vec::new()).collect(),
             imports: images
                 .iter()
@@ -173,10 +176,13 @@ impl Survey {
         for &address in &facts.foreign {
             self.lead(images, number, from, Target::Foreign(address), How::Refer);
         }
-        // Where thread-locals are the threads', nearly every program has one behind a pointer.
+        if facts.pointers.count > 0 && self.own_locals {
+            self.calling_pointers.push(from);
+        }
         if self.own_locals && reader.knows_variable(image, from - first) {
             self.knowing.insert(from);
         }
+        // Where thread-locals are the threads', nearly every program has one behind a pointer.
         let pointers = facts.pointers.count > 0 && !reader.asks_key(image, from - first);
         if pointers && self.own_locals && !study::trusts_pointers() {
             self.graph.add_through_pointer(from);
@@ -429,6 +435,12 @@ impl Survey {
         // At a call nothing is left of what these held; between two instructions there may be.
         let held: Vec<u32> = self.held.keys().copied().collect();
         let mut near_held = self.graph.all_leading_to(&held, listed);
+        let all: Vec<u32> = having.iter().chain(&held).copied().collect();
+        let calling = &self.calling_pointers;
+        let near_addresses = near::all(&self.graph, &all, calling, &pointers, listed);
+        let near_addresses = near_addresses.into_iter().filter_map(|node| Some(start(node)?.1));
+        let mut near_addresses: Vec<usize> = near_addresses.collect();
+        near_addresses.sort_unstable();
         near_held.extend(having);
         Judge {
             nearness: self.nearness(functions, &near_held),
@@ -444,6 +456,7 @@ impl Survey {
             own_locals: self.own_locals,
             graph: self.graph,
             changers,
+            near_addresses,
             statistics,
         }
     }
