@@ -22,6 +22,29 @@ pub(crate) fn registers() -> [usize; 3] {
     [code, stack, frame]
 }
 
+/// The same three, and then the other registers that a function preserves for its callers. They are
+/// in memory afterwards.
+#[inline(always)]
+pub(crate) fn note_registers(place: &mut [usize; 8]) {
+    // SAFETY: writes registers to the eight words of the array.
+    unsafe {
+        std::arch::asm!(
+            "lea {code}, [rip]",
+            "mov [{place}], {code}",
+            "mov [{place} + 8], rsp",
+            "mov [{place} + 16], rbp",
+            "mov [{place} + 24], rbx",
+            "mov [{place} + 32], r12",
+            "mov [{place} + 40], r13",
+            "mov [{place} + 48], r14",
+            "mov [{place} + 56], r15",
+            code = out(reg) _,
+            place = in(reg) place,
+            options(nostack, preserves_flags),
+        );
+    }
+}
+
 /// The stack pointer of the caller.
 #[inline(always)]
 pub(crate) fn stack_pointer() -> usize {

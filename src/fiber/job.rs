@@ -33,6 +33,7 @@ use crate::base::loom::atomic::{
 };
 use crate::error::JoinError;
 use crate::fiber::record::Record;
+use crate::fiber::switch::Outermost;
 
 /// The payload with which a cancelled fiber unwinds. Private: nobody else can throw or match it. Whoever catches
 /// and drops it has ended that.
@@ -68,7 +69,7 @@ pub(crate) struct Job {
 unsafe impl Sync for Job {}
 
 struct Table {
-    run: unsafe fn(&Record),
+    run: Outermost,
     give_up: unsafe fn(&Record, JoinError),
     fail: unsafe fn(&Record, JoinError),
     drop_result: unsafe fn(&Record) -> Leftover,
@@ -102,7 +103,7 @@ impl<F: FnOnce() -> T, T> Of<F, T> {
         drop_result: Self::drop_result,
     };
 
-    unsafe fn run(record: &Record) {
+    unsafe extern "C-unwind" fn run(record: &Record) {
         // SAFETY: the caller's promise: the closure is there and ours.
         let f = unsafe { record.job.take::<F>() };
         let value = f();
@@ -224,7 +225,7 @@ impl Job {
     ///
     /// # Safety
     /// Called once, by the fiber itself, for the record this job is in; `call` calls what it is given.
-    pub(crate) unsafe fn run(record: &Record, call: impl FnOnce(unsafe fn(&Record))) {
+    pub(crate) unsafe fn run(record: &Record, call: impl FnOnce(Outermost)) {
         let table = record.job.table();
         let Err(payload) = catch_unwind(AssertUnwindSafe(|| call(table.run))) else {
             return;

@@ -14,6 +14,7 @@
 //! The floating-point control words (MXCSR, x87) are not saved: they belong to the thread, as any
 //! C function call assumes. A fiber that changes them must restore them before it blocks.
 
+use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
 
@@ -115,17 +116,23 @@ fn root(door: &Door, first: FiberRef, body: Body) {
     }
 }
 
+/// What a fiber's stack begins with.
+pub(crate) type Outermost = unsafe extern "C-unwind" fn(&Record);
+
 /// Calls the outermost function of a fiber: the frames above it are the runtime's, and not looked at.
 ///
 /// # Safety
 /// On the stack of `fiber`; and what `f` asks for.
-pub(crate) unsafe fn call_outermost(fiber: FiberRef, f: unsafe fn(&Record)) {
+pub(crate) unsafe fn call_outermost(fiber: FiberRef, f: Outermost) {
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: we stand on this stack, so its head is ours (I5).
     let before = unsafe { (*stack).resident.root };
     let restore = Restore(stack, before);
-    // SAFETY: by the caller's promise.
-    unsafe { call_from_here(stack, fiber, f) };
+    // SAFETY: as above.
+    let root = unsafe { &raw mut (*stack).resident.root };
+    let record = ptr::from_ref::<Record>(&fiber).cast();
+    // SAFETY: by the caller's promise; the record is that of the fiber, which runs.
+    unsafe { indent_call_outermost(root, record, f as *const c_void) };
     drop(restore);
 }
 
@@ -139,19 +146,66 @@ impl Drop for Restore {
     }
 }
 
-/// Never inlined, and it does something after the call: so it has a frame, right below which that of
-/// `f` begins.
-///
-/// # Safety
-/// As for `call_outermost`.
-#[inline(never)]
-unsafe fn call_from_here(stack: *mut StackHead, fiber: FiberRef, f: unsafe fn(&Record)) {
-    // SAFETY: as in `call_outermost`.
-    unsafe { (*stack).resident.root = arch::stack_pointer() };
-    // SAFETY: by the caller's promise.
-    unsafe { f(&fiber) };
-    std::hint::black_box(stack);
+unsafe extern "C-unwind" {
+    /// Calls `f`, an [`Outermost`], with the record of the fiber, and notes in `root` the stack
+    /// pointer just before.
+    fn indent_call_outermost(root: *mut usize, fiber: *const c_void, f: *const c_void);
 }
+
+// The registers that functions preserve are cleared first. Those that no frame of the runtime has
+// used since the switch are the scheduler's, and the C library's start of a thread has the thread
+// pointer in one of them; the fiber's frames would save it, and the look at its stack find it.
+// `rbp` points into this stack.
+std::arch::global_asm!(
+    ".text",
+    ".p2align 4",
+    ".globl indent_call_outermost",
+    ".hidden indent_call_outermost",
+    ".type indent_call_outermost,@function",
+    "indent_call_outermost:",
+    ".cfi_startproc",
+    "push rbx",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset rbx, 0",
+    "push r12",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset r12, 0",
+    "push r13",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset r13, 0",
+    "push r14",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset r14, 0",
+    "push r15",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset r15, 0",
+    "mov [rdi], rsp",
+    "mov rdi, rsi",
+    "xor ebx, ebx",
+    "xor r12d, r12d",
+    "xor r13d, r13d",
+    "xor r14d, r14d",
+    "xor r15d, r15d",
+    "call rdx",
+    "pop r15",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore r15",
+    "pop r14",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore r14",
+    "pop r13",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore r13",
+    "pop r12",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore r12",
+    "pop rbx",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbx",
+    "ret",
+    ".cfi_endproc",
+    ".size indent_call_outermost, . - indent_call_outermost",
+);
 
 /// Runs `fiber` on its stack until it comes back.
 ///
@@ -211,9 +265,12 @@ pub(crate) fn prefetch(fiber: FiberRef) {
 /// Called on the stack of `fiber`.
 #[inline]
 pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
-    let registers = arch::registers();
+    // All of them, in this frame: the look at the stack (`locals/look.rs`) is to see them, too.
+    let mut registers = [0; 8];
+    arch::note_registers(&mut registers);
+    let [first @ .., _, _, _, _, _] = &registers;
     // SAFETY: by the caller's promise.
-    unsafe { suspend_at(fiber, back, &registers) };
+    unsafe { suspend_at(fiber, back, first) };
 }
 
 /// The same for a fiber that stands where `registers` say, as far as its frames are concerned.
@@ -254,6 +311,27 @@ impl Suspended {
             0..0
         }
     }
+}
+
+/// Bytes that a switch saves below the stack pointer that is noted: two registers, and where to go
+/// on. There may be more if the switch is a call of its own.
+const SAVED: usize = 24;
+
+/// The part of the stack below the root of a fiber that is switched out, with the registers that
+/// were saved. An interrupted one has all of them further down (`base/redirect.rs`).
+///
+/// # Safety
+/// It is started and switched out, and the caller's by I1; `at` says where.
+pub(crate) unsafe fn inside_with_saved(fiber: FiberRef, at: &Suspended) -> Range<usize> {
+    let inside = at.inside();
+    let noted = fiber.stack_pointer.load(Relaxed);
+    inside.start.saturating_sub(SAVED).min(noted)..inside.end
+}
+
+/// Where on its stack a fiber that is switched out has noted its registers.
+pub(crate) fn noted_registers(fiber: FiberRef) -> Range<usize> {
+    let noted = fiber.stack_pointer.load(Relaxed);
+    noted..noted + size_of::<[usize; 8]>()
 }
 
 /// Where `fiber` stands.

@@ -120,7 +120,7 @@ pub(crate) unsafe fn run_destructors(fiber: FiberRef) {
 
 /// # Safety
 /// On the stack of `fiber`.
-unsafe fn run_list(fiber: &Record) {
+unsafe extern "C-unwind" fn run_list(fiber: &Record) {
     let head = fiber.stack.load(atomic::Ordering::Relaxed);
     // SAFETY: we stand on this stack.
     let own = unsafe { (*head).locals.own.get() };
