@@ -43,12 +43,13 @@ use indent_sysmon::names::nearest;
 use indent_sysmon::thread_locals::{ThreadLocals, Variable};
 
 use crate::base::arch;
-use crate::base::loom::atomic::Ordering::Relaxed;
+use crate::base::loom::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::fiber::record::FiberRef;
 use crate::fiber::stack::StackHead;
 
 mod hook;
 mod layout;
+mod look;
 mod memory;
 
 pub(crate) use hook::{has_destructors, run_destructors};
@@ -318,6 +319,8 @@ pub(crate) enum Stay {
 pub(crate) struct Block {
     /// None: this thread exchanges nothing.
     layout: Cell<Option<&'static Layout>>,
+    /// The thread pointer. Any thread reads it.
+    thread: AtomicUsize,
     /// The fiber that runs now.
     fiber: Cell<Option<FiberRef>>,
     /// The thread's own values: an image.
@@ -335,6 +338,7 @@ impl Block {
     pub(crate) fn new() -> Self {
         Block {
             layout: Cell::new(None),
+            thread: AtomicUsize::new(0),
             fiber: Cell::new(None),
             own: Cell::new(ptr::null_mut()),
             strays: Destructors::none(),
@@ -356,6 +360,7 @@ impl Block {
         // is the runtime's.
         unsafe { layout.load(layout.pristine()) };
         self.layout.set(Some(layout));
+        self.thread.store(arch::thread_pointer(), Relaxed);
         BLOCK.set(self);
     }
 

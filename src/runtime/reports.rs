@@ -10,6 +10,7 @@ use indent_sysmon::frames;
 use crate::park;
 use crate::runtime::{Builder, Handle, Overrun, Overruns, Runtime, blocking};
 use crate::sched::bound::{BoundReport, BoundSite, Cause};
+use crate::sched::mobility;
 
 impl Builder {
     /// Calls the closure with a report when a fiber has run for longer than the quantum.
@@ -198,6 +199,9 @@ pub struct Bindings {
 pub enum BindingCause {
     /// A frame on its stack may hold something of the thread.
     Frame,
+    /// The address of a thread-local was found on its stack or in one of its thread-locals, though
+    /// no frame shows that it keeps one.
+    Address,
     /// The fiber is pinned, by [`task::pin`](crate::task::pin) or its builder.
     Pinned,
     /// The fiber blocks in a destructor while it unwinds.
@@ -241,6 +245,7 @@ impl BindingRow {
     fn new(site: &BoundSite) -> Self {
         let cause = match site.cause {
             Cause::Frame(_) => BindingCause::Frame,
+            Cause::OnStack(_) | Cause::InLocal(_) => BindingCause::Address,
             Cause::Pin => BindingCause::Pinned,
             Cause::Unwinding => BindingCause::Unwinding,
             Cause::Setting => BindingCause::Everything,
@@ -257,6 +262,8 @@ impl BindingRow {
         };
         row.advice = match site.cause {
             Cause::Frame(address) => row.explain(address),
+            Cause::OnStack(address) => row.name_frame(address),
+            Cause::InLocal(offset) => row.name_local(offset),
             Cause::Pin => "the fiber is pinned: drop the guard of task::pin before it blocks",
             Cause::Unwinding => {
                 "the fiber blocks in a destructor while it unwinds: block in no destructor"
@@ -264,6 +271,30 @@ impl BindingRow {
             Cause::Setting => "all fibers are bound: by a setting, or as the code cannot be read",
         };
         row
+    }
+
+    /// Names the function whose frame has the address of a thread-local; returns the advice.
+    fn name_frame(&mut self, address: usize) -> &'static str {
+        self.function = mobility::function_around(address);
+        let function = self
+            .function
+            .clone()
+            .unwrap_or_else(|| "a frame".to_owned());
+        self.path = vec![(function, "has the address of a thread-local".to_owned())];
+        "the address of a thread-local is on the stack: let go of what came out of a thread-local \
+         before the fiber blocks"
+    }
+
+    /// Names the thread-local that has the address of one; returns the advice.
+    fn name_local(&mut self, offset: isize) -> &'static str {
+        self.variable = mobility::local_around(offset);
+        let variable = self
+            .variable
+            .clone()
+            .unwrap_or_else(|| "a thread-local".to_owned());
+        self.path = vec![(variable, "has the address of a thread-local".to_owned())];
+        "the address of a thread-local is in this one: keep a value there, or clear it before the \
+         fiber blocks"
     }
 
     /// Names what binds; returns the advice.

@@ -25,7 +25,7 @@ use indent_sysmon::frames;
 
 use crate::base::loom::atomic;
 use crate::base::os;
-use crate::fiber::FiberRef;
+use crate::fiber::{FiberRef, Record};
 use crate::fiber::state::Phase;
 use crate::sched::mobility::{self, Mobility};
 use crate::sched::{Shared, wake};
@@ -42,6 +42,11 @@ const PROBES: u64 = 8;
 pub(crate) enum Cause {
     /// A frame that may hold something of the thread; an address in its code.
     Frame(usize),
+    /// The address of a thread-local is on the stack; an address in the code of the frame that has
+    /// it, or 0.
+    OnStack(usize),
+    /// It is in a thread-local of the fiber, so far from the thread pointer.
+    InLocal(isize),
     /// The fiber is pinned.
     Pin,
     /// The fiber parks in a destructor while it unwinds (S3).
@@ -51,10 +56,16 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
+    /// In a word: it is on the stack. Addresses of code have no such bits.
+    const ON_STACK: usize = 1 << 63;
+    const IN_LOCAL: usize = 1 << 62;
+
     /// Addresses of code are larger than these numbers.
     fn to_word(self) -> usize {
         match self {
             Cause::Frame(address) => address,
+            Cause::OnStack(address) => address | Cause::ON_STACK,
+            Cause::InLocal(offset) => offset.unsigned_abs() | Cause::IN_LOCAL,
             Cause::Pin => 1,
             Cause::Unwinding => 2,
             Cause::Setting => 3,
@@ -66,6 +77,10 @@ impl Cause {
             1 => Cause::Pin,
             2 => Cause::Unwinding,
             3 => Cause::Setting,
+            word if word & Cause::ON_STACK != 0 => Cause::OnStack(word & !Cause::ON_STACK),
+            word if word & Cause::IN_LOCAL != 0 => {
+                Cause::InLocal(-((word & !Cause::IN_LOCAL) as isize)) // they lie below it
+            }
             address => Cause::Frame(address),
         }
     }
@@ -197,6 +212,13 @@ impl Shared {
         if first && self.settings.log_bound.is_some() {
             self.ask_to_log_bound();
         }
+    }
+
+    /// Why a fiber was bound when it last parked as a bound one, if there was room to note it.
+    pub(crate) fn last_cause(&self, fiber: &Record) -> Option<Cause> {
+        let index = usize::from(fiber.bound_entry.load(atomic::Ordering::Relaxed));
+        let entry = self.bound_parks.entries.get(index)?;
+        Some(Cause::of_word(entry.cause.load(Relaxed)))
     }
 
     /// The parks of bound fibers so far, and the threads that they keep now.

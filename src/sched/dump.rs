@@ -17,6 +17,7 @@ use indent_sysmon::frames::{self, Registers, Stack, TraceCache};
 use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::state::Phase;
 use crate::fiber::{Held, switch};
+use crate::sched::bound::Cause;
 use crate::sched::carrier::Carrier;
 use crate::sched::mobility::{self, Mobility};
 use crate::sched::{Shared, wake};
@@ -135,6 +136,22 @@ impl Shared {
         }
         if let Some(index) = thread {
             write!(text, ", on thread {index}")?;
+        }
+        let found = self
+            .last_cause(fiber)
+            .filter(|_| mobility::noted(fiber) == Mobility::Bound);
+        match found {
+            Some(Cause::OnStack(address)) => {
+                let function = mobility::function_around(address);
+                let function = function.as_deref().unwrap_or("a frame");
+                write!(text, ", by the address of a thread-local in {function}")?;
+            }
+            Some(Cause::InLocal(offset)) => {
+                let variable = mobility::local_around(offset);
+                let variable = variable.as_deref().unwrap_or("a thread-local");
+                write!(text, ", by the address of a thread-local in {variable}")?;
+            }
+            _ => {}
         }
         if mobility::noted(fiber) == Mobility::Bound
             && let Some(at) = binding(fiber)

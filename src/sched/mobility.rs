@@ -6,19 +6,25 @@
 //!
 //! A fiber is judged when it has switched out, on its own thread, before any other thread can get
 //! hold of it; the result is noted in its record and holds until it runs again. It is *movable* if
-//! all its frames are known and hold nothing of the thread (S5). Otherwise it counts as bound. As
+//! all its frames are known and hold nothing of the thread (S5), and a look at its stack finds no
+//! address of a thread-local either ([`look`]). Otherwise it counts as bound. As
 //! long as the program's code has not been read it is *unjudged*, which counts as bound, too; a
 //! thread that holds the fiber may look again later, and so does the collector when all code has
 //! been read ([`Shared::judge_again`]).
 
+use std::ops::Range;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use indent_sysmon::frames::{self, Judgement, Registers, Stack, TraceCache};
+use indent_sysmon::frames::{self, Holder, Judgement, Registers, Stack, TraceCache};
+use indent_sysmon::thread_locals::ThreadLocals;
 
 use crate::base::arch;
 use crate::base::loom::atomic;
 use crate::fiber::state::Commit;
 use crate::fiber::{FiberRef, Record, locals, switch};
+use crate::sched::bound::Cause;
+use crate::sched::carrier::Carrier;
 use crate::sched::{Shared, context, wake};
 
 /// Whether a fiber may change threads.
@@ -91,9 +97,126 @@ pub(crate) unsafe fn judge(fiber: FiberRef, traces: &mut TraceCache) -> Option<u
     judgement.binding
 }
 
+/// In the byte of a record that says whether a fiber may change threads: the lower bits are a
+/// [`Mobility`], the others say whether its stack is looked at.
+const MOBILITY: u8 = 3;
+/// Its outermost function may have been left with the address of a thread-local.
+const NEAR: u8 = 4;
+/// It cannot have been.
+const APART: u8 = 8;
+
+/// Looks for addresses of thread-locals in what a fiber has whose frames say that it is movable,
+/// and binds it if there is one (`fiber/locals/look.rs`). Returns what was found. `thread` is the
+/// one the fiber has run on; `own`: which is the calling one.
+///
+/// # Safety
+/// As for `judge`.
+#[inline]
+pub(crate) unsafe fn look(
+    fiber: FiberRef,
+    thread: &Carrier,
+    own: bool,
+    traces: &mut TraceCache,
+) -> Option<Cause> {
+    let noted = fiber.mobility.load(atomic::Ordering::Relaxed);
+    if noted & APART != 0 || noted & MOBILITY != Mobility::Movable as u8 {
+        return None;
+    }
+    // SAFETY: by the caller's promise.
+    unsafe { look_closely(fiber, thread, own, traces) }
+}
+
+/// # Safety
+/// As for `judge`.
+#[inline(never)]
+unsafe fn look_closely(
+    fiber: FiberRef,
+    thread: &Carrier,
+    own: bool,
+    traces: &mut TraceCache,
+) -> Option<Cause> {
+    if !is_near(fiber) || TRUST.load(Relaxed) {
+        return None;
+    }
+    // SAFETY: by the caller's promise.
+    let at = unsafe { switch::suspended(fiber) };
+    // SAFETY: as above.
+    let saved = unsafe { switch::inside_with_saved(fiber, &at) };
+    let noted = switch::noted_registers(fiber);
+    // SAFETY: as above; it stays switched out meanwhile.
+    let found = unsafe { search(thread, saved, noted, at, own, traces) };
+    if found.is_some() {
+        note(fiber, Mobility::Bound);
+    }
+    found
+}
+
+/// Searches a part of the stack of a fiber that stands at `at`, with the registers it has noted, and
+/// its thread-locals if they are in place on the calling thread.
+///
+/// # Safety
+/// The fiber does not run on meanwhile, and the part is inside of what it uses of its stack.
+unsafe fn search(
+    thread: &Carrier,
+    part: Range<usize>,
+    noted: Range<usize>,
+    at: switch::Suspended,
+    own: bool,
+    traces: &mut TraceCache,
+) -> Option<Cause> {
+    // SAFETY: by the caller's promise.
+    let (registers, stack, root) = unsafe { parts(at) };
+    let judge = |position: usize| match traces.holder(&registers, &stack, root, position) {
+        Holder::Frame(place) => Some(Cause::OnStack(place)),
+        Holder::Runtime if !noted.contains(&position) => None,
+        Holder::Runtime | Holder::Unknown => Some(Cause::OnStack(0)),
+    };
+    // SAFETY: by the caller's promise.
+    let found = unsafe { thread.block.find_on_stack(part, judge) };
+    let in_locals = || thread.block.find_in_locals().map(Cause::InLocal);
+    found.or_else(|| own.then(in_locals).flatten())
+}
+
+/// Whether the fiber may have the address of a thread-local at all, by its outermost function. It
+/// is the caller's (I1).
+fn is_near(fiber: FiberRef) -> bool {
+    let noted = fiber.mobility.load(atomic::Ordering::Relaxed);
+    if noted & (NEAR | APART) != 0 {
+        return noted & NEAR != 0;
+    }
+    // SAFETY: it runs or is switched out, so the table of its job does not change.
+    let entry = unsafe { fiber.job.entry() };
+    let Some(judge) = frames::judge() else {
+        return false; // its frames are not known either
+    };
+    let near = judge.nears_addresses(entry);
+    let bit = if near { NEAR } else { APART };
+    (fiber.mobility).store(noted | bit, atomic::Ordering::Relaxed);
+    near
+}
+
+/// The name of the function around an address, if it is known.
+pub(crate) fn function_around(address: usize) -> Option<String> {
+    let mut functions = frames::judge()?.functions();
+    functions
+        .find(|f| (f.start..f.end).contains(&address))?
+        .name()
+}
+
+/// The name of the thread-local that is so far from the thread pointer.
+pub(crate) fn local_around(offset: isize) -> Option<String> {
+    let all = ThreadLocals::of_executable().ok()?;
+    let mut holding = all
+        .variables
+        .into_iter()
+        .filter(|v| v.range.contains(&offset));
+    Some(holding.next()?.name)
+}
+
 fn note(fiber: FiberRef, mobility: Mobility) {
     let noted = &fiber.mobility;
-    noted.store(mobility as u8, atomic::Ordering::Relaxed);
+    let others = noted.load(atomic::Ordering::Relaxed) & !MOBILITY;
+    noted.store(others | mobility as u8, atomic::Ordering::Relaxed);
 }
 
 /// # Safety
@@ -116,21 +239,36 @@ unsafe fn parts(at: switch::Suspended) -> (Registers, Stack, usize) {
     (Registers::interrupted(ip, sp, bp), stack, at.root)
 }
 
-/// What the frames of the calling fiber allow now, and the place in the code that binds it.
+/// Whether the calling fiber may change threads where it stands now, and what binds it.
 #[inline(never)]
-pub(crate) fn of_caller() -> (Mobility, Option<usize>) {
+pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
     if std::thread::panicking() {
         return (Mobility::Bound, None); // S3
     }
     let Some(here) = context::here() else {
         return (Mobility::Bound, None);
     };
+    // In this frame, where the look finds them.
+    let mut registers = [0; 8];
+    arch::note_registers(&mut registers);
+    let [first @ .., _, _, _, _, _] = registers;
     // SAFETY: its own, and it does not leave this function meanwhile.
-    let at = unsafe { switch::running(here.fiber, arch::registers()) };
+    let at = unsafe { switch::running(here.fiber, first) };
     // SAFETY: as above.
-    let (registers, stack, root) = unsafe { parts(at) };
-    let judgement = frames::judge_stack(&registers, &stack, root);
+    let (start, stack, root) = unsafe { parts(at) };
+    let judgement = frames::judge_stack(&start, &stack, root);
     let mut mobility = Mobility::of(&judgement);
+    let place = judgement.binding.filter(|_| judgement.complete);
+    let mut cause = place.map(Cause::Frame);
+    if mobility == Mobility::Movable {
+        let noted = ptr::from_ref(&registers).addr();
+        let noted = noted..noted + size_of_val(&registers);
+        // SAFETY: as above; the frames that it looks at lie above the stack pointer.
+        cause = unsafe { look_at_caller(here.fiber, first, noted) };
+        if cause.is_some() {
+            mobility = Mobility::Bound;
+        }
+    }
     let mark = context::marked();
     if let Some(shared) = mark.shared() {
         if mobility == Mobility::Unjudged {
@@ -140,7 +278,32 @@ pub(crate) fn of_caller() -> (Mobility, Option<usize>) {
         }
     }
     drop(mark);
-    (mobility, judgement.binding.filter(|_| judgement.complete))
+    std::hint::black_box(&registers);
+    (mobility, cause)
+}
+
+/// The look for a fiber that runs, at what lies above this stack pointer: in frames below there are
+/// the addresses that are looked for.
+///
+/// # Safety
+/// The calling fiber, with registers of a frame that waits for this call.
+#[inline(never)]
+unsafe fn look_at_caller(
+    fiber: FiberRef,
+    registers: [usize; 3],
+    noted: Range<usize>,
+) -> Option<Cause> {
+    if !is_near(fiber) || TRUST.load(Relaxed) {
+        return None;
+    }
+    let mut traces = TraceCache::new();
+    let mark = context::marked();
+    // SAFETY: by the caller's promise.
+    let at = unsafe { switch::running(fiber, registers) };
+    // SAFETY: frames of the calling fiber that wait for this call.
+    let found = unsafe { search(mark.carrier()?, at.inside(), noted, at, true, &mut traces) };
+    drop(mark);
+    found
 }
 
 /// Notes of a fiber that was interrupted what its frames allow, as was found there.
@@ -165,7 +328,7 @@ impl Shared {
 
 /// What was noted when a fiber last switched out.
 pub(crate) fn noted(fiber: &Record) -> Mobility {
-    match fiber.mobility.load(atomic::Ordering::Relaxed) {
+    match fiber.mobility.load(atomic::Ordering::Relaxed) & MOBILITY {
         movable if movable == Mobility::Movable as u8 => Mobility::Movable,
         bound if bound == Mobility::Bound as u8 => Mobility::Bound,
         _ => Mobility::Unjudged,
@@ -201,8 +364,13 @@ pub(crate) unsafe fn may_move_after_all(shared: &Shared, fiber: FiberRef) -> boo
     // SAFETY: by the caller's promise.
     let stays = unsafe { locals::stay(fiber) }; // I34
     if noted(&fiber) == Mobility::Unjudged && !stays && frames::judge().is_some() {
+        let mut traces = TraceCache::new();
         // SAFETY: by the caller's promise.
-        let _place = unsafe { judge(fiber, &mut TraceCache::new()) };
+        let _place = unsafe { judge(fiber, &mut traces) };
+        if let Some(thread) = wake::thread_of(fiber) {
+            // SAFETY: by the caller's promise.
+            let _found = unsafe { look(fiber, thread, false, &mut traces) }; // I34: no values
+        }
         if !shared.trusts_verdicts() {
             note_bound(fiber);
         }
@@ -231,6 +399,10 @@ impl Shared {
                 // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the
                 // commit.
                 let place = unsafe { judge(fiber, &mut traces) };
+                let thread = wake::thread_of(fiber);
+                // SAFETY: as above.
+                let look = |thread| unsafe { look(fiber, thread, false, &mut traces) };
+                let found = thread.and_then(look);
                 if !self.trusts_verdicts() {
                     note_bound(fiber);
                 }
@@ -238,14 +410,15 @@ impl Shared {
                 if is_movable(fiber) && unsafe { locals::stay(fiber) } {
                     note(fiber, Mobility::Unjudged); // I34: until it has run again
                 }
-                match wake::thread_of(fiber) {
+                match thread {
                     Some(thread) if is_movable(fiber) => {
                         thread.let_out(fiber);
                         thread.bell.ring();
                     }
-                    Some(_) if noted(&fiber) == Mobility::Bound => {
-                        self.count_bound_park(fiber, place);
-                    }
+                    Some(_) if noted(&fiber) == Mobility::Bound => match found {
+                        Some(cause) => self.count_bound_cause(fiber, cause),
+                        None => self.count_bound_park(fiber, place),
+                    },
                     _ => {}
                 }
             }

@@ -303,6 +303,11 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
             unsafe { mobility::judge(fiber, &mut token.local().traces) }
         }
     };
+    let carrier = ptr::from_ref(token.carrier());
+    // SAFETY: a carrier outlives its thread.
+    let carrier = unsafe { &*carrier };
+    // SAFETY: it has just come back to us, and is in no queue yet.
+    let found = unsafe { mobility::look(fiber, carrier, true, &mut token.local().traces) };
     if !token.carrier().shared().trusts_verdicts() {
         mobility::note_bound(fiber);
     }
@@ -318,7 +323,10 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     if stays {
         token.carrier().let_in(fiber);
         if back == Back::Parking {
-            token.carrier().shared().count_bound_park(fiber, binding);
+            match found {
+                Some(cause) => token.carrier().shared().count_bound_cause(fiber, cause),
+                None => token.carrier().shared().count_bound_park(fiber, binding),
+            }
         }
     }
     if back == Back::Parking {

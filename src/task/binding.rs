@@ -7,6 +7,7 @@ use indent_sysmon::frames::{self, Step};
 pub use crate::sched::mobility::Mobility;
 
 use crate::park;
+use crate::sched::bound::Cause;
 use crate::sched::mobility;
 use crate::task::Fiber;
 use crate::time;
@@ -35,6 +36,14 @@ pub struct Binding {
     mobility: Mobility,
     /// The innermost frame that binds, and why; unless it is known only that one does.
     frame: Option<frames::Binding>,
+    /// The frame or the thread-local in which the address of a thread-local was found.
+    found: Option<Found>,
+}
+
+#[derive(Clone, Debug)]
+struct Found {
+    function: Option<String>,
+    variable: Option<String>,
 }
 
 impl Binding {
@@ -49,14 +58,34 @@ impl Binding {
     ///
     /// See [`Binding`] for an example.
     pub fn function(&self) -> Option<&str> {
-        self.frame.as_ref()?.function()
+        match &self.found {
+            Some(found) => found.function.as_deref(),
+            None => self.frame.as_ref()?.function(),
+        }
     }
 
     /// The thread-local that it touches, if that is known by name.
     ///
     /// See [`Binding`] for an example.
     pub fn variable(&self) -> Option<&str> {
-        self.frame.as_ref()?.variable()
+        match &self.found {
+            Some(found) => found.variable.as_deref(),
+            None => self.frame.as_ref()?.variable(),
+        }
+    }
+
+    /// Whether the address of a thread-local was found where no frame shows that one is kept: in
+    /// the frame of [`function`](Self::function), or in the thread-local
+    /// [`variable`](Self::variable).
+    ///
+    /// ```
+    /// indent::runtime::block_on(|| {
+    ///     let binding = indent::task::current().unwrap().binding();
+    ///     assert!(!binding.has_address());
+    /// });
+    /// ```
+    pub fn has_address(&self) -> bool {
+        self.found.is_some()
     }
 
     /// The way from a frame of the fiber to what it may touch.
@@ -91,15 +120,38 @@ impl Fiber {
             return Binding {
                 mobility: mobility::noted(&self.0),
                 frame: None,
+                found: None,
             };
         }
-        let (mobility, address) = loop {
+        let (mobility, cause) = loop {
             match mobility::of_caller() {
                 (Mobility::Unjudged, _) if !frames::has_failed() => time::sleep(PAUSE),
                 known => break known,
             }
         };
-        let frame = address.and_then(|address| Some(frames::judge()?.explain(address)));
-        Binding { mobility, frame }
+        let (mut frame, mut found) = (None, None);
+        match cause {
+            Some(Cause::Frame(address)) => {
+                frame = frames::judge().map(|judge| judge.explain(address));
+            }
+            Some(Cause::OnStack(address)) => {
+                found = Some(Found {
+                    function: mobility::function_around(address),
+                    variable: None,
+                });
+            }
+            Some(Cause::InLocal(offset)) => {
+                found = Some(Found {
+                    function: None,
+                    variable: mobility::local_around(offset),
+                });
+            }
+            _ => {}
+        }
+        Binding {
+            mobility,
+            frame,
+            found,
+        }
     }
 }

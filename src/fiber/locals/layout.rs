@@ -33,10 +33,14 @@ pub(super) struct Layout {
     pristine: Vec<u64>,
     /// The variables, sorted.
     pub(super) variables: Vec<Range<isize>>,
+    /// Those of them that are searched for addresses (`look.rs`).
+    pub(super) searched: Vec<Range<isize>>,
     /// The variable by which `std::thread::current` knows who calls.
     pub(super) current_thread: isize,
     /// The program's allocator uses some of the variables.
     pub(super) is_allocators: bool,
+    /// What a thread has for thread-locals and its control block, from the thread pointer.
+    pub(super) area: Range<isize>,
 }
 
 impl Layout {
@@ -67,6 +71,10 @@ impl Layout {
         }
         let mut layout = Layout::of(variables);
         layout.current_thread = current.range.start;
+        layout.area = all.area();
+        let searched = all.variables.iter().filter(|v| is_exchanged(v));
+        let searched = searched.filter(|v| !v.is_vouched_for);
+        layout.searched = searched.map(|v| v.range.clone()).collect();
         layout.fill(all);
         layout.is_allocators = layout.changes_by_allocating();
         Ok(layout)
@@ -80,6 +88,8 @@ impl Layout {
             pristine: Vec::new(),
             current_thread: 0,
             is_allocators: false,
+            searched: Vec::new(),
+            area: 0..0,
             variables,
         };
         layout.cut();
@@ -176,8 +186,12 @@ impl Layout {
 
     /// Whether an address, counted from the thread pointer, is exchanged.
     pub(super) fn has(&self, variable: isize) -> bool {
-        let after = self.variables.partition_point(|v| v.start <= variable);
-        after > 0 && variable < self.variables[after - 1].end
+        is_in(&self.variables, variable)
+    }
+
+    /// Whether a word at an address, counted from the thread pointer, is searched.
+    pub(super) fn searches(&self, offset: isize) -> bool {
+        is_in(&self.searched, offset) && is_in(&self.searched, offset + WORD as isize - 1)
     }
 
     /// Whether the calling thread's block is that of a new thread.
@@ -283,6 +297,12 @@ impl Part {
         let word = unsafe { at(base, self.offset).cast::<u64>().read_volatile() };
         word & self.mask
     }
+}
+
+/// Whether one of these, which are sorted, has it.
+fn is_in(variables: &[Range<isize>], offset: isize) -> bool {
+    let after = variables.partition_point(|v| v.start <= offset);
+    after > 0 && offset < variables[after - 1].end
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {

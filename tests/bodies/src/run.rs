@@ -31,6 +31,9 @@ const LIMIT: Duration = Duration::from_secs(120);
 const LIMIT_MIXED: Duration = Duration::from_secs(600);
 
 fn runtime() -> Runtime {
+    if std::env::args().any(|argument| argument == "--trust-pointers") {
+        trust_pointers();
+    }
     let builder = Builder::new().workers(2).preempt_quantum(QUANTUM);
     let builder = builder.stack_size(STACK);
     let rt = builder.build().expect("a runtime");
@@ -46,6 +49,14 @@ fn runtime() -> Runtime {
 fn trust_everything(handle: &Handle) {
     // SAFETY: none. The flag is for showing what goes wrong.
     unsafe { handle.trust_everything(true) };
+}
+
+/// Takes it that code behind pointers leaves nothing, so that frames and the look at the stack decide
+/// on each body. For all examples that is true.
+#[expect(unsafe_code, reason = "vouches for the examples")]
+fn trust_pointers() {
+    // SAFETY: no example is left with something of its thread by a call through a pointer.
+    unsafe { indent_sysmon::frames::trust_pointers() };
 }
 
 /// The outcomes of fibers that run at once, by their numbers.
