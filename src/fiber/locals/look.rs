@@ -17,8 +17,8 @@
 //!
 //! *When.* A search takes some ten nanoseconds for each kilobyte, so it is left out where there is
 //! nothing to find: where the fiber's outermost function leads to no function that has the address
-//! of a thread-local, not even between two instructions, and to no call through a pointer that may
-//! lead to one (`frames/verdict/near.rs`). This is asked once for a fiber and noted in its record; a
+//! of a thread-local, not even between two instructions (`frames/verdict/near.rs`, also for calls
+//! through pointers). This is asked once for a fiber and noted in its record; a
 //! fiber that is apart from all addresses pays a comparison of a byte.
 //!
 //! *What is found by mistake.* A word need not be in use: frames have room that they do not write to,

@@ -2,10 +2,15 @@
 //!
 //! For the runtime's second look at a stack whose frames are movable: where no function that the
 //! outermost one leads to has an address at all, there is nothing to look for. These are the
-//! functions that have one, if only between two instructions (`escapes`), all that lead to those, and
-//! all that call through a pointer which may lead to one of them, whatever was found of what those
-//! leave behind. Functions on a list of harmless ones have nothing left when they return, so their
-//! callers are not among these.
+//! functions that have one, if only between two instructions (`escapes`), and all that lead to those.
+//! Functions on a list of harmless ones have nothing left when they return, so their callers are not
+//! among these.
+//!
+//! If a pointer may lead to a function that leaves something of its thread behind, all that call
+//! through pointers are bound (`pointers`), and there is no need for a look. If they are not, because
+//! the program vouches for its pointers, all that call through one are among these functions.
+//! Elsewhere they are not: most functions of a program lead to such a call. So the gap that
+//! `pointers` has in unoptimized code is a gap of the look, too.
 
 use super::Judge;
 use super::graph::{Graph, Listed, Pointers};
@@ -25,19 +30,15 @@ impl Judge {
     }
 }
 
-/// All functions that lead to one of those that have addresses.
+/// All functions that lead to one of those that have addresses, or that are `calling` through
+/// pointers which the program vouches for.
 pub(super) fn all(
     graph: &Graph,
     having: &[u32],
-    calling_pointers: &[u32],
-    pointers: &impl Pointers,
+    calling: &[u32],
     listed: impl Fn(u32) -> Listed,
 ) -> Vec<u32> {
-    let near = graph.all_leading_to(having, &listed);
-    if !near.iter().any(|&node| pointers.lead_to(graph, node)) {
-        return near;
-    }
-    let calling = calling_pointers.iter().copied();
+    let calling = calling.iter().copied();
     let calling = calling.filter(|&node| listed(node) != Listed::Runtime);
     let ends: Vec<u32> = having.iter().copied().chain(calling).collect();
     graph.all_leading_to(&ends, listed)
@@ -46,13 +47,14 @@ pub(super) fn all(
 #[cfg(test)]
 mod tests {
     use super::super::How;
+    use super::super::graph::Pointers;
     use super::*;
 
-    struct To(u32);
+    struct Nowhere;
 
-    impl Pointers for To {
-        fn lead_to(&self, _: &Graph, node: u32) -> bool {
-            node == self.0
+    impl Pointers for Nowhere {
+        fn lead_to(&self, _: &Graph, _: u32) -> bool {
+            false
         }
         fn are_private_to(&self, _: &Graph, _: u32) -> bool {
             false
@@ -60,7 +62,7 @@ mod tests {
     }
 
     /// 0 calls 1, which has an address; 2 calls 3, which calls through a pointer.
-    fn near(pointer: u32, runtime: u32) -> Vec<u32> {
+    fn near(calling: &[u32], runtime: u32) -> Vec<u32> {
         let mut graph = Graph::default();
         graph.add(0, 1, How::Call);
         graph.add(2, 3, How::Call);
@@ -70,17 +72,20 @@ mod tests {
             false => Listed::Nowhere,
         };
         let none = std::iter::empty();
-        let pointers = To(pointer);
-        graph.settle([false; 4].into_iter(), none, listed, &pointers);
-        let mut near = all(&graph, &[1], &[3], &pointers, listed);
+        graph.settle([false; 4].into_iter(), none, listed, &Nowhere);
+        let mut near = all(&graph, &[1], calling, listed);
         near.sort_unstable();
         near
     }
 
     #[test]
-    fn pointers_count_if_they_lead_to_a_function_that_has_an_address() {
-        assert_eq!(near(2, 9), [0, 1]);
-        assert_eq!(near(0, 9), [0, 1, 2, 3]);
-        assert_eq!(near(0, 3), [0, 1], "the runtime's own calls leave nothing");
+    fn who_leads_to_an_address_or_to_a_vouched_pointer_nears_addresses() {
+        assert_eq!(near(&[], 9), [0, 1]);
+        assert_eq!(near(&[3], 9), [0, 1, 2, 3]);
+        assert_eq!(
+            near(&[3], 3),
+            [0, 1],
+            "the runtime's own calls leave nothing"
+        );
     }
 }

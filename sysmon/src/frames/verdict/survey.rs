@@ -62,7 +62,7 @@ pub(super) struct Survey {
     graph: Graph,
     /// Nodes that change attributes of their thread themselves.
     changers: Vec<u32>,
-    /// Functions that call through a pointer.
+    /// Functions that call through a pointer, if the program vouches for these.
     calling_pointers: Vec<u32>,
     /// References to constants: who, where.
     references: Vec<Vec<(u32, Use)>>,
@@ -176,7 +176,7 @@ impl Survey {
         for &address in &facts.foreign {
             self.lead(images, number, from, Target::Foreign(address), How::Refer);
         }
-        if facts.pointers.count > 0 && self.own_locals {
+        if facts.pointers.count > 0 && self.own_locals && study::trusts_pointers() {
             self.calling_pointers.push(from);
         }
         if self.own_locals && reader.knows_variable(image, from - first) {
@@ -437,8 +437,10 @@ impl Survey {
         let mut near_held = self.graph.all_leading_to(&held, listed);
         let all: Vec<u32> = having.iter().chain(&held).copied().collect();
         let calling = &self.calling_pointers;
-        let near_addresses = near::all(&self.graph, &all, calling, &pointers, listed);
-        let near_addresses = near_addresses.into_iter().filter_map(|node| Some(start(node)?.1));
+        let near_addresses = near::all(&self.graph, &all, calling, listed);
+        let near_addresses = near_addresses
+            .into_iter()
+            .filter_map(|node| Some(start(node)?.1));
         let mut near_addresses: Vec<usize> = near_addresses.collect();
         near_addresses.sort_unstable();
         near_held.extend(having);
