@@ -13,7 +13,7 @@
 //! `pointers` has in unoptimized code is a gap of the look, too.
 
 use super::Judge;
-use super::graph::{Graph, Listed, Pointers};
+use super::graph::{Graph, Listed};
 
 impl Judge {
     /// Whether a call of the function that begins at this address may have left the address of a
