@@ -25,8 +25,8 @@ use indent_sysmon::frames;
 
 use crate::base::loom::atomic;
 use crate::base::os;
-use crate::fiber::{FiberRef, Record};
 use crate::fiber::state::Phase;
+use crate::fiber::{FiberRef, Record};
 use crate::sched::mobility::{self, Mobility};
 use crate::sched::{Shared, wake};
 

@@ -48,9 +48,9 @@ mod trace;
 mod verdict;
 mod walk;
 
+pub use around::Holder;
 pub use harmless::declared::{Declaration, Misfit, declare_harmless};
 pub(crate) use harmless::is_within;
-pub use around::Holder;
 pub use sites::resolve;
 pub use snapshot::{Snapshot, beginnings};
 pub use study::{
