@@ -27,7 +27,9 @@ impl Me {
 /// A small function with a switch at every step.
 #[derive(Clone, Copy)]
 pub struct Body {
+    /// What it is called.
     pub name: &'static str,
+    /// What it does.
     pub run: fn(&Me) -> Outcome,
     /// How many run at once.
     pub fibers: u64,
@@ -38,6 +40,7 @@ pub struct Body {
 /// How many fibers have a body at once, unless it says otherwise.
 pub const FIBERS: u64 = 64;
 
+/// A body that runs on fibers and on threads.
 pub const fn body(name: &'static str, run: fn(&Me) -> Outcome) -> Body {
     Body {
         name,
@@ -51,10 +54,12 @@ pub const fn body(name: &'static str, run: fn(&Me) -> Outcome) -> Body {
 pub struct Shared<T: 'static>(LazyLock<Mutex<HashMap<u64, &'static T>>>);
 
 impl<T: Default> Shared<T> {
+    /// Nothing yet.
     pub const fn new() -> Self {
         Shared(LazyLock::new(Mutex::default))
     }
 
+    /// What all have that give the same key.
     #[inline(never)]
     pub fn of(&self, key: u64) -> &'static T {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

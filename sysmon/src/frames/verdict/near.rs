@@ -56,9 +56,6 @@ mod tests {
         fn lead_to(&self, _: &Graph, _: u32) -> bool {
             false
         }
-        fn are_private_to(&self, _: &Graph, _: u32) -> bool {
-            false
-        }
     }
 
     /// 0 calls 1, which has an address; 2 calls 3, which calls through a pointer.
