@@ -689,12 +689,14 @@ mod child {
         static OF_THREAD: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// Parks in the middle of a change to a thread-local, which binds the fiber to its thread.
+    /// Parks with the address of a thread-local, which binds the fiber to its thread.
     #[inline(never)]
     fn park_bound() {
-        let before = OF_THREAD.replace(1);
-        park::park();
-        assert_eq!(OF_THREAD.replace(before), 1, "another fiber was here");
+        OF_THREAD.with(|cell| {
+            let before = std::hint::black_box(cell).replace(1);
+            park::park();
+            assert_eq!(cell.replace(before), 1, "another fiber was here");
+        });
     }
 
     /// From a cold start, when every fiber that parks takes a thread; and some need it for good.
