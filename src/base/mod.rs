@@ -19,6 +19,7 @@ pub(crate) mod program;
 pub(crate) mod redirect;
 pub(crate) mod request;
 pub(crate) mod rng;
+pub(crate) mod search;
 pub(crate) mod signal;
 pub(crate) mod signal_names;
 pub(crate) mod socket;

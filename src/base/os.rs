@@ -159,6 +159,28 @@ pub(crate) fn own_cpu_time() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// The memory of the calling thread: its stack, and above it its control block and the thread-locals
+/// of the program and of all libraries that came with it. `None` where they are not all in one
+/// place, or the system does not say where.
+pub(crate) fn thread_memory() -> Option<std::ops::Range<usize>> {
+    let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: fills the attributes in.
+    let failed = unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) };
+    if failed != 0 {
+        return None;
+    }
+    let (mut start, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: filled in above.
+    let failed =
+        unsafe { libc::pthread_attr_getstack(attributes.as_ptr(), &raw mut start, &raw mut size) };
+    // SAFETY: as above, and not used any more.
+    unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
+    let memory = start.addr()..start.addr() + size;
+    let inside = |address: usize| memory.contains(&address);
+    let whole = inside(super::arch::thread_pointer()) && inside(super::arch::stack_pointer());
+    (failed == 0 && whole).then_some(memory)
+}
+
 /// Lets others run. May be called in a signal handler.
 pub(crate) fn yield_thread() {
     // SAFETY: takes nothing.

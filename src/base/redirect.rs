@@ -33,6 +33,7 @@
 //! depends on the kernel, and the trampoline must restore from its own stack anyway); XSAVEC (it needs
 //! one more feature bit for a saving in the noise).
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 /// What calls may be made with: MXCSR, and the x87 control word above it.
@@ -43,7 +44,15 @@ pub(crate) struct Controls {
     x87: u16,
 }
 
+/// Flags of MXCSR that say what has happened, not what is to happen.
+const HAPPENED: u32 = 0x3f;
+
 impl Controls {
+    /// Whether computations under both have the same results.
+    pub(crate) fn are_like(self, other: Controls) -> bool {
+        (self.mxcsr | HAPPENED, self.x87) == (other.mxcsr | HAPPENED, other.x87)
+    }
+
     /// Those of the calling thread, now.
     #[inline]
     pub(crate) fn now() -> Self {
@@ -102,6 +111,15 @@ const NT: i64 = 1 << 14;
 const DF: i64 = 1 << 10;
 const TF: i64 = 1 << 8;
 
+/// Parts of the extended state that are looked at: x87, SSE, and those up to AVX-512's.
+const LOOKED_AT: usize = 8;
+/// Where each of these begins in an XSAVE area, and its size; nothing for the first two, whose place
+/// is fixed.
+static PLACES: [[AtomicU32; 2]; LOOKED_AT] =
+    [const { [const { AtomicU32::new(0) }; 2] }; LOOKED_AT];
+/// Parts that hold no address: protection keys, and the layout of tiles.
+const WITHOUT_ADDRESS: u64 = 1 << 9 | 1 << 17;
+
 /// Size of the XSAVE area, zero where there is none, and which parts of it are saved.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
 static PARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
@@ -121,6 +139,11 @@ pub(crate) fn prepare() {
     let parts = enabled_parts() & !PKRU;
     PARTS[0].store(parts as u32, Relaxed);
     PARTS[1].store((parts >> 32) as u32, Relaxed);
+    for (part, [start, size]) in (0..).zip(&PLACES).skip(2) {
+        let place = std::arch::x86_64::__cpuid_count(0xd, part);
+        start.store(place.ebx, Relaxed);
+        size.store(place.eax, Relaxed);
+    }
     SIZE.store(area.ebx as usize, Relaxed);
 }
 
@@ -141,6 +164,71 @@ fn enabled_parts() -> u64 {
 pub(crate) fn room_needed() -> Option<usize> {
     let area = SIZE.load(Relaxed);
     (area > 0).then_some(RED_ZONE + size_of::<Saved>() + area + 64 + ROOM)
+}
+
+/// What interrupted code has in its registers, where the kernel has put it.
+pub(crate) struct Held {
+    pub(crate) controls: Controls,
+    /// The general registers, then the parts of the extended state that are in use.
+    pub(crate) parts: [Range<usize>; 1 + LOOKED_AT],
+}
+
+/// What interrupted code has in its registers. `None` if there may be more than is known.
+///
+/// # Safety
+/// `context` is the third argument of the running handler.
+pub(crate) unsafe fn held(context: *mut libc::c_void) -> Option<Held> {
+    /// r8 to r15, then those up to `rip`.
+    const GENERAL: usize = 17;
+    const CWD: usize = 0;
+    const MXCSR: usize = 24;
+    const X87: Range<usize> = 32..160;
+    const SSE: Range<usize> = 160..416;
+    const MAGIC: usize = 464;
+    const IN_USE: usize = 512;
+    const HAS_MORE: u32 = 0x4650_5853;
+    // SAFETY: by the caller's promise.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    let general = context.uc_mcontext.gregs[..GENERAL].as_ptr_range();
+    let state = context.uc_mcontext.fpregs.cast::<u8>();
+    if state.is_null() {
+        return None;
+    }
+    // SAFETY: the kernel has put 512 bytes there; the offsets are those of FXSAVE.
+    let magic = unsafe { state.add(MAGIC).cast::<u32>().read_unaligned() };
+    if magic != HAS_MORE {
+        return None; // not by XSAVE
+    }
+    // SAFETY: as above; the magic number says that the header of an XSAVE area follows.
+    let in_use = unsafe { state.add(IN_USE).cast::<u64>().read_unaligned() };
+    let known = (1 << LOOKED_AT) - 1 | WITHOUT_ADDRESS;
+    if in_use & !known != 0 {
+        return None;
+    }
+    let base = state.expose_provenance();
+    let mut parts = [const { 0..0 }; 1 + LOOKED_AT];
+    parts[0] = general.start.expose_provenance()..general.end.addr();
+    for (part, [start, size]) in PLACES.iter().enumerate() {
+        let place = match part {
+            0 => X87,
+            1 => SSE,
+            _ => {
+                let start = start.load(Relaxed) as usize;
+                start..start + size.load(Relaxed) as usize
+            }
+        };
+        if in_use & 1 << part != 0 {
+            parts[1 + part] = base + place.start..base + place.end;
+        }
+    }
+    // SAFETY: as above.
+    let mxcsr = unsafe { state.add(MXCSR).cast::<u32>().read_unaligned() };
+    // SAFETY: as above.
+    let x87 = unsafe { state.add(CWD).cast::<u16>().read_unaligned() };
+    Some(Held {
+        controls: Controls { mxcsr, x87 },
+        parts,
+    })
 }
 
 impl Saved {
