@@ -46,6 +46,7 @@ pub struct Builder {
     preempt: Option<bool>,
     preempt_quantum: Option<Duration>,
     preempt_signal: Option<i32>,
+    preempt_in_place: Option<bool>,
     pub(super) log_overruns: Option<bool>,
     pub(super) thread_locals: Option<ThreadLocals>,
     pub(super) per_thread: Vec<String>,
@@ -237,6 +238,41 @@ impl Builder {
     /// ```
     pub fn preempt_signal(mut self, signal: i32) -> Self {
         self.preempt_signal = Some(signal);
+        self
+    }
+
+    /// Whether fibers that are interrupted leave their thread where that is proved to be safe; by
+    /// default they do not.
+    ///
+    /// An interrupted fiber keeps its thread, which waits with it, so a thousand fibers that compute
+    /// take turns among tens of threads. With this setting such a fiber is switched away like one that
+    /// yields, at the instruction it has come to, and goes on later on any thread. That happens only
+    /// where the machine code shows that nothing of the thread is in use: in Rust code of the
+    /// executable, outside of allocators, C and thread-locals, with no address of the thread's memory
+    /// in registers or on the stack. Everywhere else the fiber keeps its thread as before. The results
+    /// of a program are the same; [`Metrics::in_place_anywhere`](super::Metrics::in_place_anywhere)
+    /// counts.
+    ///
+    /// Of no effect where [`preempt`](Self::preempt) is off, where fibers use the
+    /// [thread-locals](Self::thread_locals) of threads, in programs without symbols, and in those whose
+    /// allocator is written in Rust and may hold a lock: one line on standard error says so. In code
+    /// whose author vouches for more, [`preemptible`](super::preemptible) does the same without this
+    /// setting. Variable: `INDENT_PREEMPT_IN_PLACE`.
+    ///
+    /// ```
+    /// use indent::runtime::Builder;
+    ///
+    /// let rt = Builder::new().preempt_in_place(true).build()?;
+    /// let sums = rt.block_on(|| {
+    ///     let sum = |n: u64| indent::spawn(move || (0..n).fold(0, u64::wrapping_add));
+    ///     let fibers = [1_000, 100_000].map(sum);
+    ///     fibers.map(|fiber| fiber.join().unwrap())
+    /// });
+    /// assert_eq!(sums, [499_500, 4_999_950_000]);
+    /// # Ok::<(), indent::StartError>(())
+    /// ```
+    pub fn preempt_in_place(mut self, on: bool) -> Self {
+        self.preempt_in_place = Some(on);
         self
     }
 
@@ -479,6 +515,7 @@ impl Builder {
             budget: config::COOP_BUDGET.value(self.budget, env)? - 1,
             preempt: config::PREEMPT.value(self.preempt, env)?,
             quantum: config::PREEMPT_QUANTUM.value(self.preempt_quantum, env)?,
+            preempt_in_place: config::PREEMPT_IN_PLACE.value(self.preempt_in_place, env)?,
             preempt_signal: config::PREEMPT_SIGNAL.value(self.preempt_signal, env)?,
             log_overruns: config::LOG_OVERRUNS.value(self.log_overruns, env)?,
             own_locals: threads::own_locals(
@@ -544,6 +581,7 @@ impl fmt::Debug for Builder {
             .field("preempt", &self.preempt)
             .field("preempt_quantum", &self.preempt_quantum)
             .field("preempt_signal", &self.preempt_signal)
+            .field("preempt_in_place", &self.preempt_in_place)
             .field("log_overruns", &self.log_overruns)
             .field("thread_locals", &self.thread_locals)
             .field("per_thread", &self.per_thread)

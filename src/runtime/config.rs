@@ -196,6 +196,14 @@ settings![
         kind: Kind::FineTime(100 * MICROSECOND..=10 * SECOND),
         meaning: "how long a fiber may compute in one turn while others wait",
     },
+    PREEMPT_IN_PLACE = Setting {
+        method: "preempt_in_place",
+        variable: Some("INDENT_PREEMPT_IN_PLACE"),
+        preset: Preset::Value(false as u64),
+        kind: Kind::Word(&["off", "on"]),
+        meaning: "interrupted fibers leave their thread at the instruction where that is proved to be \
+                  safe, and cost no thread while they wait; off: only in `preemptible` regions",
+    },
     PREEMPT_SIGNAL = Setting {
         method: "preempt_signal",
         variable: Some("INDENT_PREEMPT_SIGNAL"),

@@ -98,9 +98,12 @@ pub struct Metrics {
     pub detaches: u64,
     /// Times a stop was put off because the fiber was in libc, the loader or a foreign library.
     pub retries: u64,
-    /// Fibers that left their thread at an instruction, inside a [`preemptible`](crate::runtime::preemptible)
-    /// region.
+    /// Times a fiber left its thread at an instruction, inside a
+    /// [`preemptible`](crate::runtime::preemptible) region or outside.
     pub in_place: u64,
+    /// How many of those were outside of regions
+    /// ([`preempt_in_place`](crate::runtime::Builder::preempt_in_place)).
+    pub in_place_anywhere: u64,
     /// Times a stopped fiber went on for a moment because others may have waited for what it held.
     pub watchdog_releases: u64,
     /// Times a fiber should have been stopped, or a worker taken, and there was no thread to go on with.
@@ -301,6 +304,7 @@ impl Metrics {
             detaches: happened.detaches.load(Relaxed),
             retries: happened.retries.load(Relaxed),
             in_place: happened.in_place.load(Relaxed),
+            in_place_anywhere: happened.anywhere.load(Relaxed),
             watchdog_releases: happened.watchdog_releases.load(Relaxed),
             cap_hits: happened.cap_hits.load(Relaxed),
             signals_unanswered: happened.unanswered.load(Relaxed),

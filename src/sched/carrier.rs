@@ -36,6 +36,7 @@ use crate::base::os::Doorbell;
 use crate::fiber::locals::Block;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::popped;
+use crate::sched::anywhere::Identity;
 use crate::sched::freeze::Ice;
 use crate::sched::overrun::Stretch;
 use crate::sched::owner::Owner;
@@ -86,6 +87,8 @@ pub(crate) struct Own {
     pub(crate) alarm: Option<Alarm>,
     /// The stack its handlers run on.
     pub(crate) signal_stack: Range<usize>,
+    /// What a fiber must not have of it when it leaves at an instruction; see `anywhere.rs`.
+    pub(crate) identity: Option<Identity>,
 }
 
 // SAFETY: the cells are touched by the carrier's own thread only; the rest is atomic.
@@ -394,7 +397,14 @@ impl Carrier {
         unsafe { *self.own.get() = own };
     }
 
-    fn own(&self) -> &Own {
+    /// Own thread, before it runs a fiber.
+    pub(crate) fn set_identity(&self, identity: Option<Identity>) {
+        let own = self.own.get();
+        // SAFETY: own thread; no handler looks at it before there is a fiber.
+        unsafe { (*own).identity = identity };
+    }
+
+    pub(crate) fn own(&self) -> &Own {
         // SAFETY: own thread; written only before and after it runs fibers, but for the alarm.
         unsafe { &*self.own.get() }
     }

@@ -106,6 +106,7 @@ pub(crate) struct Counters {
     pub(crate) thaws: AtomicU64,
     pub(crate) detaches: AtomicU64,
     pub(crate) in_place: AtomicU64,
+    pub(crate) anywhere: AtomicU64,
     pub(crate) retries: AtomicU64,
     pub(crate) watchdog_releases: AtomicU64,
     pub(crate) cap_hits: AtomicU64,

@@ -46,7 +46,7 @@ use crate::base::redirect::{self, Controls, Saved, redirect};
 use crate::base::signal::c_void;
 use crate::fiber::FiberRef;
 use crate::fiber::stack::StackHead;
-use crate::fiber::switch;
+use crate::fiber::switch::{self, Back};
 use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered};
@@ -138,16 +138,20 @@ impl Carrier {
         };
         let head = head(fiber);
         // SAFETY: a fiber that runs has a stack, and it is interrupted on this thread.
+        let lowest = unsafe { StackHead::lowest_of(head) };
+        if !has_room(at.stack, lowest, head.addr()) {
+            return false;
+        }
+        // SAFETY: as above.
         let region = unsafe { StackHead::region(head) }.cast::<Region>();
         // Around the interrupted frame: not one on another stack of the program's own, or left by one.
         if region.addr() <= at.stack || region.addr() >= head.addr() {
-            return false;
+            // SAFETY: by the caller's promise; there is room.
+            return unsafe { self.redirect_anywhere(fiber, context, at) };
         }
         // SAFETY: in a frame of the fiber above the interrupted one, so it is still there.
         let region = unsafe { &*region };
-        // SAFETY: as above.
-        let lowest = unsafe { StackHead::lowest_of(head) };
-        if !has_room(at.stack, lowest, head.addr()) || std::thread::panicking() {
+        if std::thread::panicking() {
             return false;
         }
         // SAFETY: as above.
@@ -157,6 +161,24 @@ impl Carrier {
         mobility::note_interrupted(fiber, found);
         // SAFETY: by the caller's promise; there is room, and I21.
         unsafe { redirect(context, yield_in_place, region.controls) };
+        true
+    }
+
+    /// The same for a fiber that is in no region.
+    ///
+    /// # Safety
+    /// As for `redirect`; the fiber was interrupted on its own stack, with room below.
+    unsafe fn redirect_anywhere(&self, fiber: FiberRef, context: *mut c_void, at: &At) -> bool {
+        if std::thread::panicking() {
+            return false;
+        }
+        // SAFETY: by the caller's promise.
+        let Some(controls) = (unsafe { self.leaves_anywhere(fiber, context, at) }) else {
+            return false;
+        };
+        mobility::note_interrupted(fiber, frames::Mobility::Movable);
+        // SAFETY: by the caller's promise, and I35.
+        unsafe { redirect(context, yield_anywhere, controls) };
         true
     }
 
@@ -194,25 +216,44 @@ fn has_room(stack: usize, lowest: usize, head: usize) -> bool {
 }
 
 /// Called by interrupted code, as it believes: lets others run. The mark is up, by the handler.
-pub(crate) extern "C" fn yield_in_place(saved: &Saved) {
+extern "C" fn yield_in_place(saved: &Saved) {
+    yield_as(saved, Back::Interrupted);
+}
+
+/// The same outside of regions.
+extern "C" fn yield_anywhere(saved: &Saved) {
+    yield_as(saved, Back::Preempted);
+}
+
+fn yield_as(saved: &Saved, back: Back) {
     let errno = os::errno();
     let token = Entered::resumed();
     let carrier = token.carrier();
     let fiber = carrier.current.get().expect("a fiber was interrupted here");
     let counters = &carrier.shared().preempted;
     counters.in_place.fetch_add(1, Relaxed);
+    if back == Back::Preempted {
+        counters.anywhere.fetch_add(1, Relaxed);
+    }
     let registers = saved.registers();
     carrier.note_overrun(Kind::InPlace, registers);
     let stretch = carrier.stretch.put_aside(); // it has not come back by itself
-    let token = context::switch_at(token, fiber, &registers);
+    let token = context::switch_at(token, fiber, back, &registers);
     token.carrier().stretch.resume(stretch);
     drop(token);
     os::set_errno(errno);
 }
 
-/// The scheduler's side: it has left its thread to us, judged already.
+/// The scheduler's side: it has left its thread to us, judged already. `counted`: what it computed
+/// is part of its heat.
 #[cold]
-pub(crate) fn came_back(token: &Entered, fiber: FiberRef) {
-    class::be_batch(&fiber); // it has had its time
+pub(crate) fn came_back(token: &Entered, fiber: FiberRef, back: Back, counted: bool) {
+    match back {
+        // Its author knows that it computes.
+        Back::Interrupted => class::be_batch(&fiber),
+        // As after a freeze: others come first if it goes on like this.
+        _ if !counted => drop(class::heat_up(&fiber, 1)),
+        _ => {}
+    }
     token.carrier().shared().rung.store(false, Relaxed); // whoever presses next is heard at once
 }

@@ -79,6 +79,10 @@ pub(crate) fn trust_everything(trust: bool) {
     TRUST.store(trust, Relaxed);
 }
 
+pub(crate) fn is_everything_bound() -> bool {
+    DISTRUST.load(Relaxed)
+}
+
 pub(crate) fn bind_everything(bind: bool) {
     DISTRUST.store(bind, Relaxed);
 }

@@ -59,6 +59,7 @@ use crate::fiber::slab::Slab;
 use crate::fiber::stack::{self, Guard};
 use crate::queue::global::Global;
 
+mod anywhere;
 pub(crate) mod block;
 pub(crate) mod bound;
 pub(crate) mod carrier;
@@ -132,6 +133,8 @@ pub(crate) struct Settings {
     pub(crate) budget: u32,
     /// Fibers that compute for longer than the quantum while others wait are interrupted.
     pub(crate) preempt: bool,
+    /// They may leave their threads then, outside of regions too.
+    pub(crate) preempt_in_place: bool,
     pub(crate) quantum: Duration,
     /// The number of the signal that interrupts.
     pub(crate) preempt_signal: i32,

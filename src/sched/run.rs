@@ -288,14 +288,14 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
     token.carrier().current.set(None);
     token.worker().published.set_phase(Phase::Scheduling);
-    account(&token, fiber);
+    let counted = account(&token, fiber);
     let binding = match back {
         Back::Finished => {
             retire(&mut token, fiber);
             return (token, false);
         }
-        Back::Interrupted => {
-            in_place::came_back(&token, fiber);
+        Back::Interrupted | Back::Preempted => {
+            in_place::came_back(&token, fiber, back, counted);
             None
         }
         Back::Yielded | Back::HandedOver | Back::Parking => {
@@ -373,14 +373,16 @@ fn note_own(token: &mut Entered) {
     }
 }
 
-/// The fiber has switched out: what the monitor has seen of it counts.
+/// The fiber has switched out: what the monitor has seen of it counts. False if that is nothing.
 #[inline]
-fn account(token: &Entered, fiber: FiberRef) {
+fn account(token: &Entered, fiber: FiberRef) -> bool {
     let worker = token.worker();
     let preempts = token.carrier().shared().settings.preempt;
-    if preempts && worker.overran.load(Relaxed) == worker.published.dispatches() {
+    let counts = preempts && worker.overran.load(Relaxed) == worker.published.dispatches();
+    if counts {
         class::heat_up(&fiber, token.carrier().ticks_in(worker));
     }
+    counts
 }
 
 /// The first dispatch: a stack. False if there is none, and the fiber waits for one.

@@ -9,6 +9,7 @@ use crate::base::loom::lock;
 use crate::base::signal::{self, AlternateStack};
 use crate::error::AbortOnUnwind;
 use crate::fiber::locals;
+use crate::sched::anywhere::Identity;
 use crate::sched::carrier::{Carrier, Own};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, interrupt, retire, roster};
@@ -119,12 +120,16 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
         carrier.set_own(Own {
             alarm: None,
             signal_stack: signal_stack.as_ref().map_or(0..0, AlternateStack::range),
+            identity: None,
         });
         roster::enter(carrier)
     });
     carrier.begin_spread_out();
     shared.settings.on_thread_start();
     locals::warm_up();
+    if shared.settings.leaves_anywhere() {
+        carrier.set_identity(Identity::of(carrier)); // the hook may have changed control words
+    }
     carrier.live(spare);
     shared.settings.on_thread_stop();
     carrier.thread.leave();

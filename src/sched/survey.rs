@@ -57,6 +57,7 @@ impl Shared {
             return Some(STUDY_PAUSE);
         };
         self.judge_again();
+        self.explain_in_place();
         self.requeue_threadless();
         if judge.lacks_symbols() {
             self.report_missing_symbols();

@@ -23,6 +23,7 @@
 //! | `ahead` | asks for what a walk will want next |
 //! | `study` | when all this is found out |
 //! | `trace` | remembers walks, so that the next one costs little |
+//! | `anywhere` | judges a stack that was interrupted at an instruction |
 //!
 //! Everything that decodes or allocates happens on the helper's thread; looking something up
 //! allocates nothing and takes no lock.
@@ -30,6 +31,7 @@
 //! [S5]: ../../../DESIGN.md
 
 mod ahead;
+mod anywhere;
 mod around;
 mod constants;
 mod edges;

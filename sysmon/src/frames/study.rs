@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use super::objects::{Object, Objects};
 use super::rows::{Row, Unwinder};
 use super::sites::{self, Site, sites};
-use super::verdict::Nearness;
+use super::verdict::{InPlace, Nearness};
 use super::{Judge, Mobility};
 
 static JUDGE: OnceLock<Judge> = OnceLock::new();
@@ -171,6 +171,14 @@ pub(crate) fn find_interrupted(unwinder: &mut Unwinder, pc: usize) -> Option<(Si
 /// The executable, once there has been a survey.
 pub(super) fn executable() -> Option<&'static Object> {
     EXECUTABLE.get()
+}
+
+/// The same, and what a stack with a frame there may do when it is interrupted outside of a region.
+#[cold]
+pub(crate) fn find_in_place(unwinder: &mut Unwinder, pc: usize) -> Option<(Site, InPlace)> {
+    let judge = JUDGE.get().filter(|judge| judge.allows_in_place())?;
+    let (site, _) = find_interrupted(unwinder, pc)?;
+    Some((site, judge.in_place(pc)))
 }
 
 /// What is known about all functions, once there has been a survey.

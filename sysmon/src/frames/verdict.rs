@@ -20,12 +20,14 @@
 mod escapes;
 mod explain;
 mod graph;
+mod in_place;
 mod near;
 mod pointers;
 mod survey;
 mod within;
 
 pub use explain::{Binding, Step};
+pub(crate) use in_place::InPlace;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -109,6 +111,9 @@ pub struct Judge {
     graph: Graph,
     /// Of each function, what it has to do with the runtime.
     nearness: Vec<Nearness>,
+    /// Of each function, what an interrupted stack with a frame of it may do.
+    in_place: Vec<InPlace>,
+    in_place_refusal: Option<&'static str>,
     /// Where functions begin that may change attributes of their thread; sorted.
     changers: Vec<usize>,
     /// Declarations that fit nothing.
@@ -258,6 +263,32 @@ impl Judge {
         self.number(ip)
             .and_then(|function| self.nearness.get(function as usize).copied())
             .unwrap_or(Nearness::Within)
+    }
+
+    /// Why no interrupted stack of this program is left where it stands outside of regions, if so.
+    ///
+    /// ```
+    /// let judge = indent_sysmon::frames::Judge::survey();
+    /// // Verdicts of this one do not rely on thread-locals that stacks take along.
+    /// assert!(judge.in_place_refusal().is_some());
+    /// ```
+    pub fn in_place_refusal(&self) -> Option<&'static str> {
+        match self.own_locals {
+            true => self.in_place_refusal,
+            false => Some("thread-locals belong to threads"),
+        }
+    }
+
+    /// The same as a yes or no, for handlers.
+    pub(crate) fn allows_in_place(&self) -> bool {
+        self.in_place_refusal().is_none()
+    }
+
+    /// What an interrupted stack with a frame at an address may do.
+    pub(crate) fn in_place(&self, ip: usize) -> InPlace {
+        self.number(ip)
+            .and_then(|function| self.in_place.get(function as usize).copied())
+            .unwrap_or(InPlace::Never)
     }
 
     fn number(&self, ip: usize) -> Option<u32> {

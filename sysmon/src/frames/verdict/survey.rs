@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use super::escapes::{Escapes, Keeps};
 use super::graph::{Graph, Listed};
+use super::in_place;
 use super::pointers::Pointers;
 use super::within::Within;
 use super::{Judge, Nearness, Place, Statistics, Why, near};
@@ -443,9 +444,14 @@ impl Survey {
             .filter_map(|node| Some(start(node)?.1));
         let mut near_addresses: Vec<usize> = near_addresses.collect();
         near_addresses.sort_unstable();
-        near_held.extend(having);
+        near_held.extend(&having);
+        let nearness = self.nearness(functions, &near_held);
+        let (in_place, in_place_refusal) =
+            in_place::decide(&self.images, functions, &nearness, &having, &self.graph);
         Judge {
-            nearness: self.nearness(functions, &near_held),
+            nearness,
+            in_place,
+            in_place_refusal,
             misfits: Declared::misfits(&self.images),
             images: self.images,
             first: self.first,
