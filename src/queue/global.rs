@@ -12,6 +12,9 @@ pub(crate) struct Global {
     /// Fibers that have been spawned. A worker takes them every so many dispatches, and when its own
     /// queue is empty.
     pub(crate) unstarted: Inject,
+    /// Fibers that left their thread at an instruction, outside of regions, and do not compute much.
+    /// A worker takes them in turn with those that were stopped together with their threads.
+    pub(crate) interrupted: Inject,
     /// Started fibers that compute much. A worker takes them when nothing else waits, or when a
     /// slice is owed to them.
     pub(crate) batch: Inject,
@@ -31,6 +34,7 @@ impl Global {
         Global {
             started: Inject::new(),
             unstarted: Inject::new(),
+            interrupted: Inject::new(),
             batch: Inject::new(),
             deferred: Inject::new(),
             threadless: Inject::new(),

@@ -65,6 +65,8 @@ pub(crate) struct Carrier {
     pub(crate) budget: Cell<u32>,
     /// How long that fiber has run; written by the own thread, and read by the monitor.
     pub(crate) stretch: Stretch,
+    /// The fiber that runs next was interrupted before: its time counts from the beginning.
+    pub(crate) goes_on: Cell<bool>,
     /// Its thread ends with its fiber (`retire.rs`).
     pub(crate) retires: Cell<bool>,
     /// The thread-locals of fibers in its thread's memory.
@@ -117,6 +119,7 @@ impl Carrier {
             current: Cell::new(None),
             budget: Cell::new(0),
             stretch: Stretch::default(),
+            goes_on: Cell::new(false),
             retires: Cell::new(false),
             block: Block::new(),
             own: UnsafeCell::default(),

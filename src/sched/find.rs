@@ -79,6 +79,7 @@ pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
         && shared.wanted.is_empty()
         && !shared.is_batch_owed()
         && !shared.has_frozen(Which::Interactive)
+        && shared.global.interrupted.len() == 0
         && !shared.count.is_excess(worker.index)
         && !shared.is_stopping()
 }
@@ -157,8 +158,8 @@ fn in_order(token: &mut Entered) -> Next {
         Next::Nothing => {}
         found => return found,
     }
-    if let Some(index) = claim_stopped(token.carrier().shared()) {
-        return Next::Thaw(index);
+    if let Some(next) = stopped(token) {
+        return next;
     }
     // Before new events: the thread of the victim may wait for a CPU.
     if let Some(fiber) = steal(token) {
@@ -217,10 +218,23 @@ fn batch(token: &mut Entered) -> Next {
     Next::Nothing
 }
 
-/// A carrier that waits for a worker in the middle of a fiber that does not compute much; claimed.
-fn claim_stopped(shared: &Shared) -> Option<usize> {
-    let wanted = shared.wanted.claim_any();
-    wanted.or_else(|| shared.claim_frozen(Which::Interactive))
+/// A carrier that waits for a worker in the middle of a fiber that does not compute much, claimed; or
+/// such a fiber that has left its thread. The two kinds of interrupted fibers take turns.
+fn stopped(token: &Entered) -> Option<Next> {
+    let shared = token.carrier().shared();
+    if let Some(index) = shared.wanted.claim_any() {
+        return Some(Next::Thaw(index));
+    }
+    let frozen = || shared.claim_frozen(Which::Interactive).map(Next::Thaw);
+    let left = || {
+        let fiber = shared.global.interrupted.pop(1).pop()?;
+        token.carrier().goes_on.set(true);
+        Some(Next::Run(popped(fiber)))
+    };
+    match token.worker().published.dispatches() % 2 {
+        0 => left().or_else(frozen),
+        _ => frozen().or_else(left),
+    }
 }
 
 /// Fibers that were woken while all workers were busy, and fibers that were interrupted and do not
@@ -237,7 +251,7 @@ fn urgent(token: &mut Entered) -> Next {
         return Next::Nothing;
     }
     let turn = local.urgent_turns;
-    let stopped = || claim_stopped(token.carrier().shared()).map(Next::Thaw);
+    let stopped = || stopped(token);
     let queued = || {
         let shared = token.carrier().shared();
         let fiber = shared.global.started.pop(1).pop()?;
@@ -440,6 +454,7 @@ impl Shared {
         self.global.started.len() > 0
             || !self.wanted.is_empty()
             || !self.frozen.is_empty()
+            || self.global.interrupted.len() > 0
             || self.is_batch_owed()
     }
 }

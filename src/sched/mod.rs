@@ -412,9 +412,11 @@ impl Shared {
         set.unwrap_or_else(|| self.count.allowed())
     }
 
-    /// Fibers wait that compute much, or will.
+    /// Fibers wait that compute much, or will, or were interrupted.
     pub(crate) fn has_batch(&self) -> bool {
-        self.global.batch.len() > 0 || self.global.deferred.len() > 0
+        self.global.batch.len() > 0
+            || self.global.deferred.len() > 0
+            || self.global.interrupted.len() > 0
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
@@ -519,6 +521,7 @@ impl Shared {
     pub(crate) fn queued_for_all(&self) -> usize {
         self.global.unstarted.len()
             + self.global.started.len()
+            + self.global.interrupted.len()
             + self.global.batch.len()
             + self.global.deferred.len()
     }

@@ -328,7 +328,8 @@ impl Shared {
             interactive += worker.queue.len() + usize::from(!worker.lifo.is_empty());
             interactive += usize::from(!worker.assigned.is_empty() || worker.timers.is_due());
         }
-        let batch = self.global.batch.len() + self.global.deferred.len() + self.frozen.len();
+        let stopped = self.global.interrupted.len() + self.frozen.len();
+        let batch = self.global.batch.len() + self.global.deferred.len() + stopped;
         (interactive, batch)
     }
 }

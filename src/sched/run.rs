@@ -8,7 +8,7 @@ use std::time::Duration;
 use indent_sysmon::Phase;
 
 use crate::base::loom::{atomic, light_barrier};
-use crate::base::{fork, os};
+use crate::base::{fork, os, redirect};
 use crate::error::JoinError;
 use crate::fiber::job::{self, Completed, Job, Leftover};
 use crate::fiber::locals::{self, Stay};
@@ -279,11 +279,15 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     note_bound_lately(&mut token, was_bound);
     note_own(&mut token);
     token.worker().published.dispatch();
-    if class::is_batch(&fiber) && token.carrier().shared().settings.preempt {
+    let goes_on = token.carrier().goes_on.take();
+    if (goes_on || class::is_batch(&fiber)) && token.carrier().shared().settings.preempt {
         token.carrier().begin_slice(token.worker()); // a waker can tell for how long it has run
     }
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
     unsafe { token.carrier().block.enter(fiber, was_bound) };
+    if token.carrier().shared().settings.leaves_anywhere() {
+        redirect::clear_vectors(); // what a copy has left there looks as if the fiber had it
+    }
     // SAFETY: as above.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
     token.carrier().current.set(None);
@@ -335,17 +339,18 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
             return (token, false);
         }
     }
-    queue_again(&token, fiber);
+    queue_again(&token, fiber, back);
     (token, back == Back::HandedOver)
 }
 
 /// A fiber that has switched out and is runnable goes behind the others.
-fn queue_again(token: &Entered, fiber: FiberRef) {
+fn queue_again(token: &Entered, fiber: FiberRef, back: Back) {
     let (shared, worker) = (token.carrier().shared(), token.worker());
-    if !class::is_batch(&fiber) {
-        return shared.push_local(worker, fiber);
+    match class::is_batch(&fiber) {
+        true => shared.global.batch.push(fiber),
+        false if back == Back::Preempted => shared.global.interrupted.push(fiber),
+        false => return shared.push_local(worker, fiber),
     }
-    shared.global.batch.push(fiber);
     // If nothing else waits, this worker takes it itself: it looks everywhere before it sleeps.
     if shared.queued_for_all() > 1 || shared.has_queued_here(worker) {
         shared.rouse_one(0);

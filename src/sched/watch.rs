@@ -312,7 +312,9 @@ impl Pool for Shared {
         self.mind_helper();
         let ticks = self.watchers.ticks.load(Relaxed) + 1;
         self.watchers.ticks.store(ticks, Relaxed);
-        if self.global.unstarted.len() + self.global.started.len() + self.global.batch.len() > 0 {
+        let global = &self.global;
+        let started = global.started.len() + global.interrupted.len() + global.batch.len();
+        if global.unstarted.len() + started > 0 {
             self.rouse_one(0); // a worker may have kept them for itself, and run another fiber
         }
         self.measure_pace(ticks, Duration::from_nanos(nanos.saturating_sub(last)));

@@ -50,14 +50,16 @@ fn eintr(stage: &'static Stage) {
                 return;
             }
             indent::time::sleep(Duration::from_millis(1)); // what follows is a dispatch of its own
+            let stays = indent::task::pin(); // the clock is the thread's
             let before = cpu();
             if busy {
-                compute_for(Duration::from_millis(3)); // in no region: the clock is the thread's
+                compute_for(Duration::from_millis(3));
             }
             let cuts = whole(Duration::from_millis(if busy { 20 } else { 5 }), |rest| {
                 wait(rest, &socket)
             });
             let little = cpu() - before < LITTLE;
+            drop(stays);
             calls.fetch_add(1, Relaxed);
             cut.fetch_add(cuts, Relaxed);
             if cuts > 2 {
