@@ -16,7 +16,10 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 17] = [
+const ELSEWHERE: [&str; 19] = [
+    // On the scheduler's stack, and at the start of a thread.
+    "indent::base::redirect::clear_vectors",
+    "indent::base::os::thread_memory",
     "indent::base::os::find_next",
     "indent::sched::context::",
     "indent::fiber::locals::",

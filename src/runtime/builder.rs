@@ -249,9 +249,12 @@ impl Builder {
     /// yields, at the instruction it has come to, and goes on later on any thread. That happens only
     /// where the machine code shows that nothing of the thread is in use: in Rust code of the
     /// executable, outside of allocators, C and thread-locals, with no address of the thread's memory
-    /// in registers or on the stack. Everywhere else the fiber keeps its thread as before. The results
-    /// of a program are the same; [`Metrics::in_place_anywhere`](super::Metrics::in_place_anywhere)
-    /// counts.
+    /// in registers or on the stack. Everywhere else the fiber keeps its thread as before.
+    /// [`Metrics::in_place_anywhere`](super::Metrics::in_place_anywhere) counts.
+    ///
+    /// Results stay the same, with one exception: code that compares two readings of the thread's own
+    /// CPU clock (`CLOCK_THREAD_CPUTIME_ID`) may read two clocks. [`task::pin`](crate::task::pin) keeps
+    /// the fiber on its thread. A lock that such a fiber holds is held until its next turn.
     ///
     /// Of no effect where [`preempt`](Self::preempt) is off, where fibers use the
     /// [thread-locals](Self::thread_locals) of threads, in programs without symbols, and in those whose
