@@ -35,10 +35,8 @@ pub(crate) enum Back {
     Parking,
     /// It yields, and its worker is to go on with another carrier.
     HandedOver,
-    /// It was interrupted in a region, at an instruction: it goes on behind the others.
+    /// It was interrupted, at an instruction: it goes on behind the others.
     Interrupted,
-    /// It was interrupted outside of regions, at an instruction.
-    Preempted,
     /// It is over; the stack is free.
     Finished,
 }

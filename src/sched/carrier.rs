@@ -65,6 +65,8 @@ pub(crate) struct Carrier {
     pub(crate) budget: Cell<u32>,
     /// How long that fiber has run; written by the own thread, and read by the monitor.
     pub(crate) stretch: Stretch,
+    /// The fiber that was interrupted last, and left, was in no region.
+    pub(crate) outside_region: Cell<bool>,
     /// The fiber that runs next was interrupted before: its time counts from the beginning.
     pub(crate) goes_on: Cell<bool>,
     /// Its thread ends with its fiber (`retire.rs`).
@@ -119,6 +121,7 @@ impl Carrier {
             current: Cell::new(None),
             budget: Cell::new(0),
             stretch: Stretch::default(),
+            outside_region: Cell::new(false),
             goes_on: Cell::new(false),
             retires: Cell::new(false),
             block: Block::new(),

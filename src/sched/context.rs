@@ -411,16 +411,11 @@ pub(crate) fn switch(token: Entered, fiber: FiberRef, back: Back) -> Entered {
 }
 
 /// The same for a fiber that was interrupted where `registers` say.
-pub(crate) fn switch_at(
-    token: Entered,
-    fiber: FiberRef,
-    back: Back,
-    registers: &[usize; 3],
-) -> Entered {
+pub(crate) fn switch_at(token: Entered, fiber: FiberRef, registers: &[usize; 3]) -> Entered {
     debug_assert_eq!(token.carrier().owner.depth(), 1, "a mark across a switch");
     token.pass_on();
     // SAFETY: callers pass the fiber they run on, and a frame below which they stand.
-    unsafe { switch::suspend_at(fiber, back, registers) };
+    unsafe { switch::suspend_at(fiber, Back::Interrupted, registers) };
     Entered::resumed()
 }
 

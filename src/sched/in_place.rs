@@ -46,7 +46,7 @@ use crate::base::redirect::{self, Controls, Saved, redirect};
 use crate::base::signal::c_void;
 use crate::fiber::FiberRef;
 use crate::fiber::stack::StackHead;
-use crate::fiber::switch::{self, Back};
+use crate::fiber::switch;
 use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered};
@@ -217,28 +217,29 @@ fn has_room(stack: usize, lowest: usize, head: usize) -> bool {
 
 /// Called by interrupted code, as it believes: lets others run. The mark is up, by the handler.
 extern "C" fn yield_in_place(saved: &Saved) {
-    yield_as(saved, Back::Interrupted);
+    yield_as(saved, false);
 }
 
 /// The same outside of regions.
 extern "C" fn yield_anywhere(saved: &Saved) {
-    yield_as(saved, Back::Preempted);
+    yield_as(saved, true);
 }
 
-fn yield_as(saved: &Saved, back: Back) {
+fn yield_as(saved: &Saved, anywhere: bool) {
     let errno = os::errno();
     let token = Entered::resumed();
     let carrier = token.carrier();
     let fiber = carrier.current.get().expect("a fiber was interrupted here");
     let counters = &carrier.shared().preempted;
     counters.in_place.fetch_add(1, Relaxed);
-    if back == Back::Preempted {
+    if anywhere {
         counters.anywhere.fetch_add(1, Relaxed);
     }
+    carrier.outside_region.set(anywhere); // for the scheduler
     let registers = saved.registers();
     carrier.note_overrun(Kind::InPlace, registers);
     let stretch = carrier.stretch.put_aside(); // it has not come back by itself
-    let token = context::switch_at(token, fiber, back, &registers);
+    let token = context::switch_at(token, fiber, &registers);
     token.carrier().stretch.resume(stretch);
     drop(token);
     os::set_errno(errno);
@@ -247,13 +248,11 @@ fn yield_as(saved: &Saved, back: Back) {
 /// The scheduler's side: it has left its thread to us, judged already. `counted`: what it computed
 /// is part of its heat.
 #[cold]
-pub(crate) fn came_back(token: &Entered, fiber: FiberRef, back: Back, counted: bool) {
-    match back {
-        // Its author knows that it computes.
-        Back::Interrupted => class::be_batch(&fiber),
-        // As after a freeze: others come first if it goes on like this.
-        _ if !counted => drop(class::heat_up(&fiber, 1)),
-        _ => {}
+pub(crate) fn came_back(token: &Entered, fiber: FiberRef, counted: bool) {
+    if !token.carrier().outside_region.get() {
+        class::be_batch(&fiber); // its author knows that it computes
+    } else if !counted {
+        class::heat_up(&fiber, 1); // as after a freeze: others come first if it goes on like this
     }
     token.carrier().shared().rung.store(false, Relaxed); // whoever presses next is heard at once
 }

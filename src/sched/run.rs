@@ -298,8 +298,8 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
             retire(&mut token, fiber);
             return (token, false);
         }
-        Back::Interrupted | Back::Preempted => {
-            in_place::came_back(&token, fiber, back, counted);
+        Back::Interrupted => {
+            in_place::came_back(&token, fiber, counted);
             None
         }
         Back::Yielded | Back::HandedOver | Back::Parking => {
@@ -348,7 +348,7 @@ fn queue_again(token: &Entered, fiber: FiberRef, back: Back) {
     let (shared, worker) = (token.carrier().shared(), token.worker());
     match class::is_batch(&fiber) {
         true => shared.global.batch.push(fiber),
-        false if back == Back::Preempted => shared.global.interrupted.push(fiber),
+        false if back == Back::Interrupted => shared.global.interrupted.push(fiber),
         false => return shared.push_local(worker, fiber),
     }
     // If nothing else waits, this worker takes it itself: it looks everywhere before it sleeps.
