@@ -261,7 +261,8 @@ pub(crate) fn end_reservation(token: &mut Entered) {
 
 /// Runs one fiber until it comes back; true if it handed its worker over.
 fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
-    if fiber.is_unstarted() {
+    let starts = fiber.is_unstarted();
+    if starts {
         end_reservation(&mut token);
         if !attach(&mut token, fiber) {
             return (token, false);
@@ -279,7 +280,7 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     note_bound_lately(&mut token, was_bound);
     note_own(&mut token);
     token.worker().published.dispatch();
-    let goes_on = token.carrier().goes_on.take();
+    let goes_on = token.carrier().goes_on.take() || starts && is_likely_batch(&token, fiber);
     if (goes_on || class::is_batch(&fiber)) && token.carrier().shared().settings.preempt {
         token.carrier().begin_slice(token.worker()); // a waker can tell for how long it has run
     }
@@ -341,6 +342,13 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     }
     queue_again(&token, fiber, back);
     (token, back == Back::HandedOver)
+}
+
+/// Whether a fiber that starts now is expected to compute much. Where such fibers keep their threads,
+/// few are started at a time; where they leave them, many dispatches in a row may be first ones.
+fn is_likely_batch(token: &Entered, fiber: FiberRef) -> bool {
+    let settings = &token.carrier().shared().settings;
+    settings.leaves_anywhere() && class::Sites::get(fiber.location()).is_bad()
 }
 
 /// A fiber that has switched out and is runnable goes behind the others.
