@@ -26,6 +26,9 @@ use std::process::Command;
 
 mod common;
 
+/// The switch of a fiber, where it is a function of its own.
+const SUSPEND: &str = "corosensei::coroutine::Yielder";
+
 const ACCESSOR: &str = "indent::sched::context::carrier";
 /// The loop at the root of every stack: it takes the next fiber, which asks for itself.
 const ROOT: &str = "indent::fiber::switch::root";
@@ -291,6 +294,15 @@ impl Function {
         self.code.iter().filter_map(|(_, code)| target(code))
     }
 
+    /// Which instructions call one of these.
+    fn calls_of(&self, functions: &[u64]) -> Vec<usize> {
+        let calls = |code: &str| target(code).is_some_and(|to| functions.contains(&to));
+        let code = self.code.iter().enumerate();
+        code.filter(|(_, (_, code))| calls(code))
+            .map(|(i, _)| i)
+            .collect()
+    }
+
     /// Whom the first call from instruction `i` on calls.
     fn first_call(&self, i: usize) -> Option<u64> {
         let calls = |code: &str| code.starts_with("call");
@@ -399,7 +411,7 @@ fn check(profile: &str) {
         for i in function.switches() {
             let (name, listing) = (&function.name, function.listing(i));
             println!("{name} switches:\n{listing}");
-            if name == ROOT || name.contains(END) {
+            if name == ROOT || name.contains(END) || name.starts_with(SUSPEND) {
                 continue;
             }
             switches += 1;
@@ -408,6 +420,19 @@ fn check(profile: &str) {
                 asks,
                 "{name} does not ask who it is after a switch:\n{listing}"
             );
+        }
+    }
+    // Where the switch is a function of its own, its callers ask as soon as it returns.
+    let suspends = functions
+        .iter()
+        .filter(|(_, f)| f.name.starts_with(SUSPEND));
+    let suspends: Vec<u64> = suspends.map(|(&at, _)| at).collect();
+    for function in functions.values().filter(|f| f.name != ROOT) {
+        for i in function.calls_of(&suspends) {
+            switches += 1;
+            let (name, listing) = (&function.name, function.listing(i));
+            let asks = function.first_call(i + 1) == Some(accessor);
+            assert!(asks, "{name} does not ask after a switch:\n{listing}");
         }
     }
     assert!(switches >= 2, "parks and yields switch; found {switches}");
