@@ -164,8 +164,10 @@ pub(crate) fn own_cpu_time() -> u64 {
 /// place, or the system does not say where.
 pub(crate) fn thread_memory() -> Option<std::ops::Range<usize>> {
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
+    // SAFETY: takes nothing.
+    let own = unsafe { libc::pthread_self() };
     // SAFETY: fills the attributes in.
-    let failed = unsafe { libc::pthread_getattr_np(libc::pthread_self(), attributes.as_mut_ptr()) };
+    let failed = unsafe { libc::pthread_getattr_np(own, attributes.as_mut_ptr()) };
     if failed != 0 {
         return None;
     }

@@ -231,13 +231,13 @@ pub(crate) unsafe fn held(context: *mut libc::c_void) -> Option<Held> {
         return None;
     }
     // SAFETY: the kernel has put 512 bytes there; the offsets are those of FXSAVE.
-    let magic = unsafe { state.add(MAGIC).cast::<u32>().read_unaligned() };
+    let magic = unsafe { state.wrapping_add(MAGIC).cast::<u32>().read_unaligned() };
     if magic != HAS_MORE {
         return None; // not by XSAVE
     }
     // SAFETY: as above; the magic number says that the header of an XSAVE area follows.
-    let in_use = unsafe { state.add(IN_USE).cast::<u64>().read_unaligned() };
-    let known = (1 << LOOKED_AT) - 1 | WITHOUT_ADDRESS;
+    let in_use = unsafe { state.wrapping_add(IN_USE).cast::<u64>().read_unaligned() };
+    let known = ((1 << LOOKED_AT) - 1) | WITHOUT_ADDRESS;
     if in_use & !known != 0 {
         return None;
     }
@@ -258,9 +258,9 @@ pub(crate) unsafe fn held(context: *mut libc::c_void) -> Option<Held> {
         }
     }
     // SAFETY: as above.
-    let mxcsr = unsafe { state.add(MXCSR).cast::<u32>().read_unaligned() };
+    let mxcsr = unsafe { state.wrapping_add(MXCSR).cast::<u32>().read_unaligned() };
     // SAFETY: as above.
-    let x87 = unsafe { state.add(CWD).cast::<u16>().read_unaligned() };
+    let x87 = unsafe { state.wrapping_add(CWD).cast::<u16>().read_unaligned() };
     Some(Held {
         controls: Controls { mxcsr, x87 },
         parts,

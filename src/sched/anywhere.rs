@@ -160,8 +160,8 @@ impl Carrier {
         if !traces.judge_anywhere(&start, &stack, stands.root) {
             return None;
         }
-        // SAFETY: the kernel's copy of the registers, for the time of the handler.
         let mut parts = held.parts.iter();
+        // SAFETY: the kernel's copy of the registers, for the time of the handler.
         if parts.any(|part| unsafe { identity.is_in(part) }) {
             return None;
         }

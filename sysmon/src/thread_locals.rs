@@ -130,7 +130,7 @@ impl ThreadLocals {
 
 /// Whether the Rust compiler made a name. Optimization may have added something after a dot; but
 /// dots are in names themselves, too.
-fn is_rust(name: &str) -> bool {
+pub(crate) fn is_rust(name: &str) -> bool {
     if let Some(rest) = name.strip_prefix("_R") {
         return rest.starts_with(|c: char| c.is_ascii_uppercase());
     }
