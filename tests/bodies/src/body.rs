@@ -51,17 +51,17 @@ pub const fn body(name: &'static str, run: fn(&Me) -> Outcome) -> Body {
 }
 
 /// Something that the runs of a round share, made by the first that asks for it.
-pub struct Shared<T: 'static>(LazyLock<Mutex<HashMap<u64, &'static T>>>);
+pub(crate) struct Shared<T: 'static>(LazyLock<Mutex<HashMap<u64, &'static T>>>);
 
 impl<T: Default> Shared<T> {
     /// Nothing yet.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Shared(LazyLock::new(Mutex::default))
     }
 
     /// What all have that give the same key.
     #[inline(never)]
-    pub fn of(&self, key: u64) -> &'static T {
+    pub(crate) fn of(&self, key: u64) -> &'static T {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.entry(key)
             .or_insert_with(|| Box::leak(Box::<T>::default()))
