@@ -28,8 +28,9 @@
 //! every stack that parks, right where calls have been before, and do have such room. They keep no
 //! address of a thread-local (`tests/frames.rs` reads their code), so of what is found in them only
 //! registers count that they have saved for their callers, by their unwind rows. What is found by
-//! mistake in other frames binds the fiber until it parks the next time; in code without
-//! optimization, where every address goes through the frame, that happens.
+//! mistake in other frames binds the fiber until it parks the next time. In code without optimization
+//! every address goes through the frame, and half of the ordinary fibers would be bound: there only
+//! registers and thread-locals are searched.
 //!
 //! The scheduler's own registers would be found, as the first frames of a fiber save them: they are
 //! cleared before a fiber begins (`switch::call_outermost`).
