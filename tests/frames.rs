@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use indent::sync;
@@ -16,9 +16,11 @@ use indent_sysmon::frames::Judge;
 mod common;
 
 /// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
-const ELSEWHERE: [&str; 19] = [
+const ELSEWHERE: [&str; 21] = [
     // On the scheduler's stack, and at the start of a thread.
     "indent::base::redirect::clear_vectors",
+    "indent::sched::run::run_fibers",
+    "indent::sched::anywhere::Identity::of",
     "indent::base::os::thread_memory",
     "indent::base::os::find_next",
     "indent::sched::context::",
@@ -95,25 +97,23 @@ trait Counted {
     fn counted(&self);
 }
 
-/// The address of a thread-local, kept elsewhere.
-static KEPT: AtomicUsize = AtomicUsize::new(0);
-
+/// Waits with the address of a thread-local.
 #[inline(always)]
-fn keep_address() {
-    COUNT.with(|count| KEPT.store((count as *const Cell<u32>).addr(), Relaxed));
+fn wait_with_address() {
+    let address = black_box(COUNT.with(std::ptr::from_ref));
+    task::yield_now();
+    black_box(address);
 }
 impl Counted for task::Fiber {
     #[inline(never)]
     fn counted(&self) {
-        task::yield_now();
-        keep_address();
+        wait_with_address();
     }
 }
 impl<T> Counted for task::JoinHandle<T> {
     #[inline(never)]
     fn counted(&self) {
-        task::yield_now();
-        keep_address();
+        wait_with_address();
     }
 }
 
@@ -129,7 +129,8 @@ fn a_trait_of_a_user_for_a_type_of_the_runtime_is_judged_like_any_code() {
     let named = judge.functions().filter_map(|f| Some((f, f.name()?)));
     let traits = named.filter(|(_, name)| name.contains("Counted>::counted"));
     let traits: Vec<_> = traits.collect();
-    assert_eq!(traits.len(), 2, "{traits:?}");
+    // Functions with equal code are one.
+    assert!((1..=2).contains(&traits.len()), "{}", traits.len());
     for (function, name) in traits {
         assert_eq!(
             function.mobility,

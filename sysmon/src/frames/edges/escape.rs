@@ -113,11 +113,6 @@ pub(crate) struct Escape {
 }
 
 impl Escape {
-    /// Whether there is no more to find out of a function that is given these.
-    pub(crate) fn is_lost(&self, given: Arguments) -> bool {
-        self.own.lost.is_some() && (given == 0 || self.given.lost.is_some())
-    }
-
     /// Where addresses of its own come back to its callers, if it does not count as a whole.
     pub(crate) fn hands_out(&self) -> Results {
         match self.own.lost {
@@ -307,9 +302,6 @@ impl Pass<'_, '_> {
     /// Hands states on until nothing changes.
     fn settle(&mut self, ask: &mut Ask<'_>) {
         while let Some(place) = self.follower.work.pop() {
-            if self.escape.is_lost(self.given) {
-                return self.follower.work.clear();
-            }
             let Some(state) = self.follower.states[place] else {
                 continue;
             };

@@ -212,7 +212,7 @@ fn jumps_to_part(image: &Image, range: &Range<usize>, instruction: &Instruction)
 }
 
 /// Whether code is a part of some function, rather than a function.
-fn is_other_part(image: &Image, target: usize) -> bool {
+pub(super) fn is_other_part(image: &Image, target: usize) -> bool {
     let function = image.function_at(target).map(|f| &image.functions[f]);
     function.is_none_or(|f| f.cold || f.range.start != target)
 }

@@ -19,6 +19,7 @@ use super::brief::{Brief, Code};
 use super::{
     How, Into, Pass, Reader, Touch, bit, has_memory, has_near_target, is_writable, starts,
 };
+use crate::frames::harmless::paths;
 use crate::frames::image::{Image, Target, symbols};
 
 /// A call of a register, or a jump to one.
@@ -120,20 +121,9 @@ impl Pass<'_> {
 }
 
 impl Reader {
-    /// Whether the only pointer that the function just read calls is the one in a key.
-    ///
-    /// All of std's functions for keys begin with that call, or with one of another of them. If it
-    /// was inlined, something else comes first: a thread-local, a call, a branch.
-    pub(crate) fn asks_key(&self, image: &Image, index: u32) -> bool {
-        let start = image.functions[index as usize].range.start;
-        self.facts.pointers.count == 1
-            && self.facts.touches.is_empty()
-            && image.symbols.are_all(start, is_of_key)
-            && self.begins_with_pointer(image, index)
-    }
-
     /// Whether the function just read is one of std's for keys that has found its thread-local
-    /// without calling a pointer: then it is like any other function.
+    /// without calling a pointer: then it is like any other function. The others call the pointer
+    /// in the key before anything else, or another one of them.
     pub(crate) fn knows_variable(&self, image: &Image, index: u32) -> bool {
         let start = image.functions[index as usize].range.start;
         let variable = |touch: &(usize, Touch)| matches!(touch.1, Touch::Variable(_));
@@ -167,10 +157,11 @@ pub(super) fn is_by_table(jump: &Instruction, before: Option<&Instruction>) -> b
         })
 }
 
-/// Whether a function is one of std's for thread-locals, by a mangled name.
+/// Whether a function is one of std's for thread-locals, by a mangled name. Traits of others for
+/// keys are not.
 pub(crate) fn is_of_key(name: &str) -> bool {
-    const KEY: &str = "std::thread::local::LocalKey";
-    name.contains("LocalKey") && symbols::plain(name).replace('<', "").starts_with(KEY)
+    const KEY: &str = "std::thread::local::LocalKey::";
+    name.contains("LocalKey") && paths::path(&symbols::plain(name)).starts_with(KEY)
 }
 
 /// Whether code begins with a call of one of std's functions for thread-locals, with what is in a

@@ -40,6 +40,8 @@ pub(super) enum Keeps {
     Lost(&'static str),
 }
 
+/// An address that nothing is known about.
+const UNKNOWN: &Why = &Why::Unknown("a thread-local");
 /// Functions of the C library that do not keep what they are given. The first ones return it.
 const RETURNING: [&str; 3] = ["memcpy", "memmove", "memset"];
 const PLAIN: [&str; 6] = [
@@ -179,9 +181,7 @@ impl<'a> Escapes<'a> {
         };
         let function = &image.functions[index as usize];
         let escape = follower.follow(image, function, given, &mut ask);
-        if !escape.is_lost(given) {
-            self.note_asked(node, &asked); // else it does not matter what others do
-        }
+        self.note_asked(node, &asked);
         let known = self.known.entry(node).or_default();
         let before = std::mem::replace(&mut known.escape, escape);
         let given_changed = before.given != escape.given;
@@ -284,17 +284,24 @@ impl<'a> Escapes<'a> {
     pub(super) fn found(&self) -> Vec<(u32, &Why, Keeps)> {
         const HANDED: &str = "it is handed out, perhaps through a pointer";
         let keys = self.keys();
+        // If a key may come from memory, those that a function refers to are not all it uses.
+        let loose = self.has_loose_key();
         let vouched = |node: u32, known: &Known| {
-            !known.strange && (!known.by_key || keys.get(&node).is_some_and(|uses| !uses.1))
+            let keys = || !loose && keys.get(&node).is_some_and(|uses| !uses.1);
+            known.why.is_some() && !known.strange && (!known.by_key || keys())
         };
         let mut found = Vec::new();
         for (&node, known) in &self.known {
-            let Some(why) = &known.why else { continue };
             let own = &known.escape.own;
+            let why = match &known.why {
+                Some(why) => why,
+                None if own.any => UNKNOWN,
+                None => continue,
+            };
             let is_referred = self.graph.referring(node).next().is_some();
             let handed = own.returns != 0 && is_referred && !self.is_accessor(node);
             // What one of std's functions for keys loses, those lose that gave it the key.
-            let by_givers = known.takes_key && !is_referred;
+            let by_givers = known.takes_key && !known.strange && !is_referred;
             let keeps = match own.lost {
                 Some(how) if !by_givers && !vouched(node, known) => Keeps::Lost(how),
                 Some(_) => Keeps::Held,
@@ -309,8 +316,8 @@ impl<'a> Escapes<'a> {
         }
         for (node, how) in self.losing_by_key() {
             let (why, keeps) = match keys.get(&node) {
-                Some((why, false)) => (*why, Keeps::Held),
-                Some((why, true)) => (*why, Keeps::Lost(how)),
+                Some((why, false)) if !loose => (*why, Keeps::Held),
+                Some((why, _)) => (*why, Keeps::Lost(how)),
                 None => (&Why::ByKey, Keeps::Lost(how)),
             };
             found.push((node, why, keeps));
@@ -347,6 +354,18 @@ impl<'a> Escapes<'a> {
             }
         }
         keys
+    }
+
+    /// Whether the key of a thread-local that is not vouched for is used otherwise than by giving
+    /// it to std's functions for keys.
+    fn has_loose_key(&self) -> bool {
+        let mut known = self.known.iter();
+        known.any(|(&node, known)| {
+            known.strange
+                && known.escape.own.returns != 0
+                && self.graph.referring(node).next().is_some()
+                && !self.is_accessor(node)
+        })
     }
 
     /// Whether only keys refer to a function.

@@ -59,12 +59,12 @@ const SWITCHING: [&str; 2] = ["indent_sysmon", "corosensei"];
 /// [`InPlace::Never`], if so.
 pub(super) fn decide(
     images: &[Image],
-    functions: usize,
     nearness: &[Nearness],
     having: &[u32],
+    staying: &[u32],
     graph: &Graph,
 ) -> (Vec<InPlace>, Option<&'static str>) {
-    let mut all = vec![InPlace::Never; functions];
+    let mut all = vec![InPlace::Never; nearness.len()];
     let Some(image) = images.first() else {
         return (all, Some("the program's code cannot be read"));
     };
@@ -83,6 +83,12 @@ pub(super) fn decide(
             && *place == InPlace::Anywhere
         {
             *place = InPlace::Waiting;
+        }
+    }
+    // A value of the thread's may be half changed, or be put back on another thread.
+    for &node in staying {
+        if let Some(place) = all.get_mut(node as usize) {
+            *place = InPlace::Never;
         }
     }
     for name in SWITCHING {

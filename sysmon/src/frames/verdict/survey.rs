@@ -53,6 +53,8 @@ pub(super) struct Survey {
     uses: Vec<(u32, Why, bool)>,
     /// Functions that use a thread-local that is their crate's.
     within: Within,
+    /// Functions that use a thread-local that stays with the thread.
+    staying: Vec<u32>,
     /// Fibers have thread-locals of their own.
     own_locals: bool,
     /// What the program vouches for.
@@ -90,6 +92,7 @@ impl Survey {
             finds: BTreeMap::new(),
             uses: Vec::new(),
             within: Within::default(),
+            staying: Vec::new(),
             own_locals,
             declared: Declared::fixed(),
             given: BTreeMap::new(),
@@ -184,8 +187,7 @@ impl Survey {
             self.knowing.insert(from);
         }
         // Where thread-locals are the threads', nearly every program has one behind a pointer.
-        let pointers = facts.pointers.count > 0 && !reader.asks_key(image, from - first);
-        if pointers && self.own_locals && !study::trusts_pointers() {
+        if facts.pointers.count > 0 && self.own_locals && !study::trusts_pointers() {
             self.graph.add_through_pointer(from);
         }
         let uses = facts.constants.iter().map(|&u| (from, u));
@@ -216,6 +218,9 @@ impl Survey {
         };
         let name = symbols::plain(mangled);
         let goes_along = self.own_locals && study::is_taken_along(offset);
+        if !goes_along {
+            self.staying.push(node);
+        }
         let whose = match self.declared.has_thread_local(&name) {
             true => Some(Whose::Any),
             false => LISTS.variables.whose(&name, size),
@@ -447,7 +452,7 @@ impl Survey {
         near_held.extend(&having);
         let nearness = self.nearness(functions, &near_held);
         let (in_place, in_place_refusal) =
-            in_place::decide(&self.images, functions, &nearness, &having, &self.graph);
+            in_place::decide(&self.images, &nearness, &having, &self.staying, &self.graph);
         Judge {
             nearness,
             in_place,

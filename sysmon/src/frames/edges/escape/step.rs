@@ -10,7 +10,7 @@ use iced_x86::{
 use super::state::State;
 use super::{ARGUMENTS, Answer, Arguments, Ask, Callee, Colours, Escape, ON_STACK, RESULTS, RSP};
 use super::{Results, SPOILED};
-use crate::frames::edges::flow::{ANSWERED, ASKED};
+use crate::frames::edges::flow::{ANSWERED, ASKED, is_other_part};
 use crate::frames::edges::pointers::is_by_table;
 use crate::frames::edges::{bit, has_memory, has_near_target, is_writable};
 use crate::frames::image::{Image, Target};
@@ -231,6 +231,11 @@ impl Step<'_> {
                 to: Some(target),
                 by_table: false,
             };
+        }
+        if is_other_part(self.image, target as usize) && self.image.stub(target as usize).is_none()
+        {
+            let all = self.state.all();
+            self.lose(all, "the function goes on in another part");
         }
         self.leave(instruction, ask);
         Exits {
