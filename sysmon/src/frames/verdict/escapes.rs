@@ -40,8 +40,6 @@ pub(super) enum Keeps {
     Lost(&'static str),
 }
 
-/// An address that nothing is known about.
-const UNKNOWN: &Why = &Why::Unknown("a thread-local");
 /// Functions of the C library that do not keep what they are given. The first ones return it.
 const RETURNING: [&str; 3] = ["memcpy", "memmove", "memset"];
 const PLAIN: [&str; 6] = [
@@ -288,16 +286,13 @@ impl<'a> Escapes<'a> {
         let loose = self.has_loose_key();
         let vouched = |node: u32, known: &Known| {
             let keys = || !loose && keys.get(&node).is_some_and(|uses| !uses.1);
-            known.why.is_some() && !known.strange && (!known.by_key || keys())
+            !known.strange && (!known.by_key || keys())
         };
         let mut found = Vec::new();
         for (&node, known) in &self.known {
+            // Without a reason it has only what is bound otherwise, or its crate's (`within`).
+            let Some(why) = &known.why else { continue };
             let own = &known.escape.own;
-            let why = match &known.why {
-                Some(why) => why,
-                None if own.any => UNKNOWN,
-                None => continue,
-            };
             let is_referred = self.graph.referring(node).next().is_some();
             let handed = own.returns != 0 && is_referred && !self.is_accessor(node);
             // What one of std's functions for keys loses, those lose that gave it the key.
