@@ -41,7 +41,7 @@ macro_rules! needs_own_locals {
     };
 }
 
-/// One step of a computation that nobody can shorten.
+/// One step of a computation that the compiler cannot shorten.
 #[inline(always)]
 fn step(number: u64) -> u64 {
     black_box(

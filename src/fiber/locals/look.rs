@@ -11,7 +11,7 @@
 //! - the stack, from the registers that the switch has saved to the root. The registers that
 //!   functions preserve for their callers are noted there (`switch::suspend`);
 //! - the fiber's thread-locals, in place, before they are saved; but not those that are vouched for
-//!   (`frames/lists/variables.txt`), whose address is known to be kept by nobody for long.
+//!   (`frames/lists/variables.txt`), whose address is known not to be kept.
 //!
 //! Not the heap: an address that is only there is not found.
 //!

@@ -26,7 +26,7 @@ impl TraceCache {
     /// let words = [0usize; 16];
     /// let range = words.as_ptr_range();
     /// let range = range.start.addr()..range.end.addr();
-    /// // SAFETY: the array outlives it, and nobody writes to it.
+    /// // SAFETY: the array outlives it, and is not written to.
     /// let stack = unsafe { Stack::new(range.clone()) };
     /// let start = Registers::interrupted(drop::<u8> as fn(u8) as usize, range.start, 0);
     /// assert!(!TraceCache::new().judge_anywhere(&start, &stack, range.end));

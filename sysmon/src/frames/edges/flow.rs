@@ -3,7 +3,7 @@
 //! The usual forms: `fs:[-0x38]` says it itself. `fs:[rbx+8]` with a known number in `rbx`.
 //! `mov rax, fs:0` and then `[rax-0x38]`, or `lea`, or an offset added to it. The variable is known
 //! only if *every* use of the thread pointer is of such a form; passed on, stored or used in any
-//! other way it can become any address, and the function touches who knows what. Returned, it is
+//! other way it can become any address, and which thread-local the function touches is unknown. Returned, it is
 //! followed to the callers where addresses are (`escape`). An address
 //! made with a known offset may go anywhere: it stays within its variable.
 //!
