@@ -6,8 +6,8 @@
 //!
 //! A fiber is judged when it has switched out, on its own thread, before any other thread can get
 //! hold of it; the result is noted in its record and holds until it runs again. It is *movable* if
-//! all its frames are known and hold nothing of the thread (S5), and a look at its stack finds no
-//! address of a thread-local either ([`look`]). Otherwise it counts as bound. As
+//! all its frames are known and hold nothing of the thread (S5), and a look at its registers
+//! and thread-locals finds no address of a thread-local either ([`look`]). Otherwise it counts as bound. As
 //! long as the program's code has not been read it is *unjudged*, which counts as bound, too; a
 //! thread that holds the fiber may look again later, and so does the collector when all code has
 //! been read ([`Shared::judge_again`]).

@@ -8,17 +8,18 @@
 //! never less, and what it finds is reported under a name of its own.
 //!
 //! *What is searched*, at every byte, since a packed struct may have a word anywhere:
-//! - the stack, from the registers that the switch has saved to the root. The registers that
-//!   functions preserve for their callers are noted there (`switch::suspend`);
+//! - the registers that functions preserve for their callers, which are noted on the stack
+//!   (`switch::suspend`);
 //! - the fiber's thread-locals, in place, before they are saved; but not those that are vouched for
 //!   (`frames/lists/variables.txt`), whose address is known not to be kept.
 //!
-//! Not the heap: an address that is only there is not found.
+//! Not the stack (`SEARCH_STACKS` in `sched/mobility.rs`; below is why), and not the heap: an
+//! address that is only there is not found.
 //!
 //! *When.* A search takes some ten nanoseconds for each kilobyte, so it is left out where there is
 //! nothing to find: where the fiber's outermost function leads to no function that has the address
-//! of a thread-local, not even between two instructions (`frames/verdict/near.rs`, also for calls
-//! through pointers). This is asked once for a fiber and noted in its record; a
+//! of a thread-local, not even between two instructions (`frames/verdict/near.rs`; calls through
+//! pointers are not followed for this). This is asked once for a fiber and noted in its record; a
 //! fiber that is apart from all addresses pays a comparison of a byte.
 //!
 //! *What is found by mistake.* A word need not be in use: frames have room that they do not write to,
@@ -28,9 +29,8 @@
 //! every stack that parks, right where calls have been before, and do have such room. They keep no
 //! address of a thread-local (`tests/frames.rs` reads their code), so of what is found in them only
 //! registers count that they have saved for their callers, by their unwind rows. What is found by
-//! mistake in other frames binds the fiber until it parks the next time. In code without optimization
-//! every address goes through the frame, and half of the ordinary fibers would be bound: there only
-//! registers and thread-locals are searched.
+//! mistake in other frames binds the fiber until it parks the next time. In an ordinary service that
+//! were half of the parks, and in code without optimization more: so stacks are not searched.
 //!
 //! The scheduler's own registers would be found, as the first frames of a fiber save them: they are
 //! cleared before a fiber begins (`switch::call_outermost`).
