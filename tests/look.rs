@@ -28,19 +28,6 @@ macro_rules! needs_own_locals {
     };
 }
 
-/// Says that a test cannot run without optimization, where stacks are not searched.
-macro_rules! needs_search_of_stacks {
-    () => {
-        needs_own_locals!();
-        if !SEARCHES_STACKS {
-            return common::skip("only registers and thread-locals are searched");
-        }
-    };
-}
-
-/// As the runtime has it: stale words on stacks bind too many fibers.
-const SEARCHES_STACKS: bool = false;
-
 /// An address at an odd offset.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
@@ -59,8 +46,8 @@ thread_local! {
 
 type Hidden<T> = OnceLock<Box<dyn Fn() -> T + Send + Sync>>;
 
-static TAKE: Hidden<usize> = OnceLock::new();
 static SAVE: Hidden<()> = OnceLock::new();
+static CLEAR: Hidden<()> = OnceLock::new();
 static SAVE_PACKED: Hidden<()> = OnceLock::new();
 
 fn address() -> usize {
@@ -72,7 +59,7 @@ fn address() -> usize {
 fn prepare() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        drop(TAKE.set(Box::new(address)));
+        drop(CLEAR.set(Box::new(|| SAVED.set(0))));
         let save = || {
             SAVED.with(|saved| {
                 saved.set(address());
@@ -139,48 +126,6 @@ fn runs(rt: &Runtime, f: impl FnOnce() -> (Mobility, bool) + Send + 'static) -> 
 }
 
 #[test]
-fn an_address_in_the_frame_of_a_boxed_closure_binds() {
-    needs_search_of_stacks!();
-    let rt = runtime();
-    let found = runs(&rt, || {
-        let address = hidden(&TAKE);
-        let boxed: Box<dyn FnOnce() -> (Mobility, bool)> = Box::new(move || {
-            let kept = black_box([address, 7]);
-            let judged = judged();
-            black_box(kept);
-            judged
-        });
-        black_box(boxed)()
-    });
-    assert_eq!(found, FOUND);
-    let rows = rows(&rt);
-    let row = rows.first().expect("it is reported");
-    assert!(row.location.file().ends_with("look.rs") && row.parks > 0);
-    assert!(row.function.is_some(), "{row}");
-    assert!(row.to_string().contains("address of a thread-local"));
-}
-
-#[test]
-fn an_address_at_an_odd_place_of_a_packed_struct_binds() {
-    needs_search_of_stacks!();
-    let rt = runtime();
-    let found = runs(&rt, || {
-        let kept = black_box(
-            [Packed {
-                tag: 1,
-                address: hidden(&TAKE),
-                end: 2,
-            }; 3],
-        );
-        let judged = judged();
-        black_box(kept);
-        judged
-    });
-    assert_eq!(found, FOUND);
-    assert!(!rows(&rt).is_empty());
-}
-
-#[test]
 fn an_address_in_another_thread_local_binds_and_the_report_names_that() {
     needs_own_locals!();
     for (save, name) in [(&SAVE, "look::SAVED"), (&SAVE_PACKED, "look::PACKED")] {
@@ -204,15 +149,13 @@ fn an_address_in_another_thread_local_binds_and_the_report_names_that() {
 
 #[test]
 fn a_fiber_is_movable_again_when_the_address_is_gone() {
-    needs_search_of_stacks!();
+    needs_own_locals!();
     let rt = runtime();
     let (with, without) = rt
         .spawn(|| {
-            let mut kept = [hidden(&TAKE); 2];
-            black_box(&mut kept);
+            hidden(&SAVE);
             let with = judged();
-            black_box(&mut kept).fill(0);
-            wipe();
+            hidden(&CLEAR);
             (with, judged())
         })
         .join()
@@ -223,16 +166,15 @@ fn a_fiber_is_movable_again_when_the_address_is_gone() {
 
 #[test]
 fn a_dump_names_what_binds() {
-    needs_search_of_stacks!();
+    needs_own_locals!();
     let rt = runtime();
     let fiber = rt.spawn(|| {
-        let kept = black_box([hidden(&TAKE); 2]);
+        hidden(&SAVE);
         indent::park::park();
-        black_box(kept);
     });
     common::wait_for("it is parked", || {
         let text = rt.handle().dump();
-        text.contains("by the address of a thread-local in")
+        text.contains("by the address of a thread-local in look::SAVED")
     });
     fiber.unparker().unpark();
     fiber.join().expect("no panic");

@@ -8,9 +8,7 @@
 //!
 //! Runs in signal handlers: no allocation, no lock, no panic.
 
-use std::arch::x86_64::{
-    __m128i, _mm_and_si128, _mm_cmpeq_epi8, _mm_loadu_si128, _mm_movemask_epi8, _mm_set1_epi8,
-};
+use std::arch::x86_64::{__m128i, _mm_and_si128, _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set1_epi8};
 use std::ops::Range;
 
 const WORD: usize = size_of::<usize>();
@@ -19,36 +17,34 @@ const LOW: u32 = 24;
 /// Different upper bytes at most that addresses in one range may have.
 const MOST: usize = 8;
 
-/// Whether some eight bytes of `memory` are an address in `within`. True also if the range is too
-/// large to be looked for.
+/// The first place in `memory` with eight bytes that are an address in `within`. If that range is
+/// too large to be looked for, every place counts.
 ///
 /// # Safety
-/// The memory is mapped and readable, and only the calling thread writes to it.
-pub(crate) unsafe fn finds(memory: &Range<usize>, within: &Range<usize>) -> bool {
+/// The memory is mapped and readable, and no other thread writes to it meanwhile.
+#[inline(never)]
+pub(crate) unsafe fn find(memory: &Range<usize>, within: &Range<usize>) -> Option<usize> {
     if within.is_empty() || memory.len() < WORD {
-        return false;
+        return None;
     }
     let tops = within.start >> LOW..=(within.end - 1) >> LOW;
     if tops.end() - tops.start() >= MOST {
-        return true;
+        return Some(memory.start);
     }
     // SAFETY: by the caller's promise.
-    tops.into_iter()
-        .any(|top| unsafe { finds_top(memory, within, top) })
+    tops.filter_map(|top| unsafe { find_top(memory, within, top) })
+        .min()
 }
 
 /// The same for addresses with these upper bytes.
 ///
 /// # Safety
-/// As for `finds`; there are eight bytes at least.
+/// As for `find`; there are eight bytes at least.
 #[target_feature(enable = "sse2")] // which all processors of this kind have
-unsafe fn finds_top(memory: &Range<usize>, within: &Range<usize>, top: usize) -> bool {
+unsafe fn find_top(memory: &Range<usize>, within: &Range<usize>, top: usize) -> Option<usize> {
     const WIDE: usize = size_of::<__m128i>();
-    let is_there = |at: usize| {
-        let word = std::ptr::with_exposed_provenance::<usize>(at);
-        // SAFETY: by the caller's promise: every `at` has eight bytes of the memory before it ends.
-        within.contains(&unsafe { word.read_unaligned() })
-    };
+    // SAFETY: by the caller's promise: every `at` has eight bytes of the memory before it ends.
+    let is_there = |at: usize| within.contains(&unsafe { word(at) });
     let byte = |shift: u32| _mm_set1_epi8((top >> shift) as u8 as i8);
     let wanted = [byte(0), byte(8), byte(16)];
     let last = memory.end - WORD; // the last place where eight bytes begin
@@ -56,32 +52,83 @@ unsafe fn finds_top(memory: &Range<usize>, within: &Range<usize>, top: usize) ->
     // Places `at` to `at + 15`; their bytes 3 to 5 end at `at + 21`.
     while at + WIDE + 5 <= memory.end && at + WIDE - 1 <= last {
         let equal = |which: usize| {
-            let bytes = std::ptr::with_exposed_provenance::<__m128i>(at + 3 + which);
             // SAFETY: by the loop's condition all sixteen bytes are inside.
-            _mm_cmpeq_epi8(unsafe { _mm_loadu_si128(bytes) }, wanted[which])
+            _mm_cmpeq_epi8(unsafe { vector(at + 3 + which) }, wanted[which])
         };
         let all = _mm_and_si128(_mm_and_si128(equal(0), equal(1)), equal(2));
         let mut places = _mm_movemask_epi8(all) as u32;
         while places != 0 {
-            if is_there(at + places.trailing_zeros() as usize) {
-                return true;
+            let place = at + places.trailing_zeros() as usize;
+            if is_there(place) {
+                return Some(place);
             }
             places &= places - 1;
         }
         at += WIDE;
     }
-    (at..=last).any(is_there)
+    (at..=last).find(|&at| is_there(at))
+}
+
+/// By an instruction of its own: what lies there is no variable of ours, and some of it was never
+/// written.
+///
+/// # Safety
+/// The bytes may be read.
+#[inline(always)]
+unsafe fn vector(at: usize) -> __m128i {
+    let bytes: __m128i;
+    // SAFETY: by the caller's promise; reads memory and changes nothing.
+    unsafe {
+        std::arch::asm!(
+            "movdqu {bytes}, [{at}]",
+            bytes = lateout(xmm_reg) bytes,
+            at = in(reg) at,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    bytes
+}
+
+/// # Safety
+/// As for `vector`.
+#[inline(always)]
+unsafe fn word(at: usize) -> usize {
+    let word: usize;
+    // SAFETY: by the caller's promise; reads memory and changes nothing.
+    unsafe {
+        std::arch::asm!(
+            "mov {word}, [{at}]",
+            word = lateout(reg) word,
+            at = in(reg) at,
+            options(pure, readonly, nostack, preserves_flags),
+        );
+    }
+    word
 }
 
 #[cfg(all(test, not(indent_loom)))]
 mod tests {
     use super::*;
 
-    fn finds_in(bytes: &[u8], within: &Range<usize>) -> bool {
+    fn found_in(bytes: &[u8], within: &Range<usize>) -> Option<usize> {
         let range = bytes.as_ptr_range();
         let memory = range.start.expose_provenance()..range.end.addr();
         // SAFETY: a slice.
-        unsafe { finds(&memory, within) }
+        let found = unsafe { find(&memory, within) };
+        found.map(|at| at - memory.start)
+    }
+
+    fn finds_in(bytes: &[u8], within: &Range<usize>) -> bool {
+        found_in(bytes, within).is_some()
+    }
+
+    #[test]
+    fn the_first_of_several_is_found_whatever_their_upper_bytes() {
+        let within = 0x7f12_34ff_f000..0x7f12_3500_1000;
+        let mut bytes = [0_u8; 64];
+        bytes[3..11].copy_from_slice(&0x7f12_3500_0001_usize.to_le_bytes());
+        bytes[40..48].copy_from_slice(&0x7f12_34ff_f001_usize.to_le_bytes());
+        assert_eq!(found_in(&bytes, &within), Some(3));
     }
 
     #[test]

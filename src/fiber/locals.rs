@@ -17,8 +17,9 @@
 //!
 //! **I34** *A fiber that keeps its thread keeps its values in place.* A fiber that is bound to its
 //! thread may have the address of a thread-local, or have passed it on. It has the thread
-//! to itself (`sched/tenant.rs`), so its values stay in the block, and it
-//! does not go to another thread before it has run again ([`stay`]).
+//! to itself (`sched/tenant.rs`), so its values stay in the block, and it does not go to another
+//! thread before it has run again ([`stay`]), or before they are fetched: a fiber that parked before
+//! the program's code had been read may be found to be movable later ([`Block::fetch`]).
 //!
 //! A movable fiber that leaves the block as it found it costs a comparison, and has no image. If
 //! the block differs, it is copied into the fiber's image and made pristine, and the image is
@@ -173,6 +174,23 @@ struct Own {
     destructors: Destructors,
     /// They were left in the block of the fiber's thread.
     stays: Cell<bool>,
+}
+
+impl Own {
+    /// Copies the block of a thread into the image, and makes the block pristine.
+    ///
+    /// # Safety
+    /// As for `Layout::save` and `Layout::load`.
+    #[inline]
+    unsafe fn move_out(&self, layout: &Layout, thread: usize) {
+        if self.image.get().is_null() {
+            self.image.set(layout.allocate());
+        }
+        // SAFETY: the image has as many words; the rest is the caller's promise.
+        unsafe { layout.save(thread, self.image.get()) };
+        // SAFETY: as above.
+        unsafe { layout.load(thread, layout.pristine()) };
+    }
 }
 
 impl Locals {
@@ -354,11 +372,11 @@ impl Block {
         };
         let own = layout.allocate();
         // SAFETY: an image of this layout.
-        unsafe { layout.save(own) };
+        unsafe { layout.save(arch::thread_pointer(), own) };
         self.own.set(own);
         // SAFETY: as above. There is no reference to a thread-local of this thread: its own code
         // is the runtime's.
-        unsafe { layout.load(layout.pristine()) };
+        unsafe { layout.load(arch::thread_pointer(), layout.pristine()) };
         self.layout.set(Some(layout));
         self.thread.store(arch::thread_pointer(), Relaxed);
         BLOCK.set(self);
@@ -375,7 +393,7 @@ impl Block {
         BLOCK.set(ptr::null());
         let own = self.own.replace(ptr::null_mut());
         // SAFETY: `begin` saved it; no fiber is here.
-        unsafe { layout.load(own) };
+        unsafe { layout.load(arch::thread_pointer(), own) };
         // SAFETY: `begin` allocated it.
         unsafe { layout.free(own) };
     }
@@ -388,7 +406,7 @@ impl Block {
         if let Some(layout) = self.layout.get() {
             self.strays.run();
             // SAFETY: the calling thread's own block, and no fiber's values are in it.
-            unsafe { layout.load(layout.pristine()) };
+            unsafe { layout.load(arch::thread_pointer(), layout.pristine()) };
         }
     }
 
@@ -414,7 +432,7 @@ impl Block {
         let image = own.map_or(ptr::null_mut(), |own| own.image.get());
         if !in_place && !image.is_null() {
             // SAFETY: the image has as many words; the block is the calling thread's, and pristine.
-            unsafe { layout.load(image) };
+            unsafe { layout.load(arch::thread_pointer(), image) };
         } else if !in_place && layout.is_allocators && !layout.is_pristine() {
             self.scrub(); // the scheduler has allocated or freed
         } else {
@@ -441,13 +459,33 @@ impl Block {
             own.stays.set(true);
             return;
         }
-        if own.image.get().is_null() {
-            own.image.set(layout.allocate());
-        }
-        // SAFETY: the image has as many words; the block is the calling thread's.
-        unsafe { layout.save(own.image.get()) };
-        // SAFETY: as above; the fiber has no address of a thread-local, being movable.
-        unsafe { layout.load(layout.pristine()) };
+        // SAFETY: the block is the calling thread's; the fiber has no address of a thread-local,
+        // being movable.
+        unsafe { own.move_out(layout, arch::thread_pointer()) };
+    }
+
+    /// From any thread: moves the values of a fiber that were left in this block into the fiber's
+    /// image. False if that has to wait until the fiber has run here again, since the scheduler of
+    /// this thread may change the block by allocating.
+    ///
+    /// # Safety
+    /// The fiber is the caller's (I1), switched out, movable, and the tenant of this block's thread.
+    /// So the thread neither ends nor runs another fiber before the caller lets the tenant out.
+    pub(crate) unsafe fn fetch(&self, fiber: FiberRef) -> bool {
+        // SAFETY: by the caller's promise.
+        let Some(own) = (unsafe { Locals::of(fiber) }).filter(|own| own.stays.get()) else {
+            return true;
+        };
+        let thread = self.thread.load(Relaxed);
+        let layout = LAYOUT.get().and_then(|layout| layout.as_ref().ok());
+        let Some(layout) = layout.filter(|layout| thread != 0 && !layout.is_allocators) else {
+            return false;
+        };
+        own.stays.set(false);
+        // SAFETY: by the caller's promise; only fibers use the block, and the fiber has no address
+        // of a thread-local.
+        unsafe { own.move_out(layout, thread) };
+        true
     }
 
     /// After a fiber has ended here, and its destructors have run.
@@ -467,7 +505,7 @@ impl Block {
             return;
         }
         // SAFETY: the calling thread's own block; the fiber is over.
-        unsafe { layout.load(layout.pristine()) };
+        unsafe { layout.load(arch::thread_pointer(), layout.pristine()) };
     }
 }
 

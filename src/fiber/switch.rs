@@ -313,21 +313,6 @@ impl Suspended {
     }
 }
 
-/// Bytes that a switch saves below the stack pointer that is noted: two registers, and where to go
-/// on. There may be more if the switch is a call of its own.
-const SAVED: usize = 24;
-
-/// The part of the stack below the root of a fiber that is switched out, with the registers that
-/// were saved. An interrupted one has all of them further down (`base/redirect.rs`).
-///
-/// # Safety
-/// It is started and switched out, and the caller's by I1; `at` says where.
-pub(crate) unsafe fn inside_with_saved(fiber: FiberRef, at: &Suspended) -> Range<usize> {
-    let inside = at.inside();
-    let noted = fiber.stack_pointer.load(Relaxed);
-    inside.start.saturating_sub(SAVED).min(noted)..inside.end
-}
-
 /// Where on its stack a fiber that is switched out has noted its registers.
 pub(crate) fn noted_registers(fiber: FiberRef) -> Range<usize> {
     let noted = fiber.stack_pointer.load(Relaxed);

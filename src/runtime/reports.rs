@@ -245,7 +245,7 @@ impl BindingRow {
     fn new(site: &BoundSite) -> Self {
         let cause = match site.cause {
             Cause::Frame(_) => BindingCause::Frame,
-            Cause::OnStack(_) | Cause::InLocal(_) => BindingCause::Address,
+            Cause::InRegister | Cause::InLocal(_) => BindingCause::Address,
             Cause::Pin => BindingCause::Pinned,
             Cause::Unwinding => BindingCause::Unwinding,
             Cause::Setting => BindingCause::Everything,
@@ -262,7 +262,10 @@ impl BindingRow {
         };
         row.advice = match site.cause {
             Cause::Frame(address) => row.explain(address),
-            Cause::OnStack(address) => row.name_frame(address),
+            Cause::InRegister => {
+                "the address of a thread-local is in a register: let go of what came out of a \
+                 thread-local before the fiber blocks"
+            }
             Cause::InLocal(offset) => row.name_local(offset),
             Cause::Pin => "the fiber is pinned: drop the guard of task::pin before it blocks",
             Cause::Unwinding => {
@@ -271,18 +274,6 @@ impl BindingRow {
             Cause::Setting => "all fibers are bound: by a setting, or as the code cannot be read",
         };
         row
-    }
-
-    /// Names the function whose frame has the address of a thread-local; returns the advice.
-    fn name_frame(&mut self, address: usize) -> &'static str {
-        self.function = mobility::function_around(address);
-        let function = self
-            .function
-            .clone()
-            .unwrap_or_else(|| "a frame".to_owned());
-        self.path = vec![(function, "has the address of a thread-local".to_owned())];
-        "the address of a thread-local is on the stack: let go of what came out of a thread-local \
-         before the fiber blocks"
     }
 
     /// Names the thread-local that has the address of one; returns the advice.

@@ -104,7 +104,7 @@ impl Identity {
     unsafe fn is_in(&self, memory: &Range<usize>) -> bool {
         let mut ranges = [&self.memory, &self.carrier].into_iter();
         // SAFETY: by the caller's promise.
-        ranges.any(|range| unsafe { search::finds(memory, range) })
+        ranges.any(|range| unsafe { search::find(memory, range) }.is_some())
     }
 }
 

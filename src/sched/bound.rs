@@ -42,9 +42,8 @@ const PROBES: u64 = 8;
 pub(crate) enum Cause {
     /// A frame that may hold something of the thread; an address in its code.
     Frame(usize),
-    /// The address of a thread-local is on the stack; an address in the code of the frame that has
-    /// it, or 0.
-    OnStack(usize),
+    /// The address of a thread-local is in a register of the fiber.
+    InRegister,
     /// It is in a thread-local of the fiber, so far from the thread pointer.
     InLocal(isize),
     /// The fiber is pinned.
@@ -56,19 +55,18 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// In a word: it is on the stack. Addresses of code have no such bits.
-    const ON_STACK: usize = 1 << 63;
+    /// In a word: it is in a thread-local. Addresses of code have no such bit.
     const IN_LOCAL: usize = 1 << 62;
 
     /// Addresses of code are larger than these numbers.
     fn to_word(self) -> usize {
         match self {
             Cause::Frame(address) => address,
-            Cause::OnStack(address) => address | Cause::ON_STACK,
             Cause::InLocal(offset) => offset.unsigned_abs() | Cause::IN_LOCAL,
             Cause::Pin => 1,
             Cause::Unwinding => 2,
             Cause::Setting => 3,
+            Cause::InRegister => 4,
         }
     }
 
@@ -77,7 +75,7 @@ impl Cause {
             1 => Cause::Pin,
             2 => Cause::Unwinding,
             3 => Cause::Setting,
-            word if word & Cause::ON_STACK != 0 => Cause::OnStack(word & !Cause::ON_STACK),
+            4 => Cause::InRegister,
             word if word & Cause::IN_LOCAL != 0 => {
                 Cause::InLocal(-((word & !Cause::IN_LOCAL) as isize)) // they lie below it
             }

@@ -141,10 +141,8 @@ impl Shared {
             .last_cause(fiber)
             .filter(|_| mobility::noted(fiber) == Mobility::Bound);
         match found {
-            Some(Cause::OnStack(address)) => {
-                let function = mobility::function_around(address);
-                let function = function.as_deref().unwrap_or("a frame");
-                write!(text, ", by the address of a thread-local in {function}")?;
+            Some(Cause::InRegister) => {
+                write!(text, ", by the address of a thread-local in a register")?;
             }
             Some(Cause::InLocal(offset)) => {
                 let variable = mobility::local_around(offset);

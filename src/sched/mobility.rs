@@ -6,17 +6,17 @@
 //!
 //! A fiber is judged when it has switched out, on its own thread, before any other thread can get
 //! hold of it; the result is noted in its record and holds until it runs again. It is *movable* if
-//! all its frames are known and hold nothing of the thread (S5), and a look at its registers
-//! and thread-locals finds no address of a thread-local either ([`look`]). Otherwise it counts as bound. As
-//! long as the program's code has not been read it is *unjudged*, which counts as bound, too; a
-//! thread that holds the fiber may look again later, and so does the collector when all code has
-//! been read ([`Shared::judge_again`]).
+//! all its frames are known and hold nothing of the thread (S5), and a look at its registers and
+//! thread-locals finds no address of a thread-local either ([`look`]). Otherwise it counts as
+//! bound. As long as the program's code has not been read it is *unjudged*, which counts as bound,
+//! too; a thread that holds the fiber may look again later, and so does the collector when all code
+//! has been read ([`Shared::judge_again`]).
 
 use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use indent_sysmon::frames::{self, Holder, Judgement, Registers, Stack, TraceCache};
+use indent_sysmon::frames::{self, Judgement, Registers, Stack, TraceCache};
 use indent_sysmon::thread_locals::ThreadLocals;
 
 use crate::base::arch;
@@ -101,11 +101,8 @@ pub(crate) unsafe fn judge(fiber: FiberRef, traces: &mut TraceCache) -> Option<u
     judgement.binding
 }
 
-/// Whether whole stacks are searched for addresses, or registers alone.
-const SEARCH_STACKS: bool = false;
-
 /// In the byte of a record that says whether a fiber may change threads: the lower bits are a
-/// [`Mobility`], the others say whether its stack is looked at.
+/// [`Mobility`], the others say whether it is looked at.
 const MOBILITY: u8 = 3;
 /// Its outermost function may have been left with the address of a thread-local.
 const NEAR: u8 = 4;
@@ -114,77 +111,45 @@ const APART: u8 = 8;
 
 /// Looks for addresses of thread-locals in what a fiber has whose frames say that it is movable,
 /// and binds it if there is one (`fiber/locals/look.rs`). Returns what was found. `thread` is the
-/// one the fiber has run on; `own`: which is the calling one.
+/// one the fiber has run on: its values are in place there, or it has none.
 ///
 /// # Safety
 /// As for `judge`.
 #[inline]
-pub(crate) unsafe fn look(
-    fiber: FiberRef,
-    thread: &Carrier,
-    own: bool,
-    traces: &mut TraceCache,
-) -> Option<Cause> {
+pub(crate) unsafe fn look(fiber: FiberRef, thread: &Carrier) -> Option<Cause> {
     let noted = fiber.mobility.load(atomic::Ordering::Relaxed);
     if noted & APART != 0 || noted & MOBILITY != Mobility::Movable as u8 {
         return None;
     }
     // SAFETY: by the caller's promise.
-    unsafe { look_closely(fiber, thread, own, traces) }
+    unsafe { look_closely(fiber, thread) }
 }
 
 /// # Safety
 /// As for `judge`.
 #[inline(never)]
-unsafe fn look_closely(
-    fiber: FiberRef,
-    thread: &Carrier,
-    own: bool,
-    traces: &mut TraceCache,
-) -> Option<Cause> {
-    if !is_near(fiber) || TRUST.load(Relaxed) {
-        return None;
-    }
+unsafe fn look_closely(fiber: FiberRef, thread: &Carrier) -> Option<Cause> {
     // SAFETY: by the caller's promise.
-    let at = unsafe { switch::suspended(fiber) };
-    // SAFETY: as above.
-    let saved = unsafe { switch::inside_with_saved(fiber, &at) };
-    let noted = switch::noted_registers(fiber);
-    // SAFETY: as above; it stays switched out meanwhile.
-    let found = unsafe { search(thread, saved, noted, at, own, traces) };
+    let found = unsafe { search(fiber, thread, switch::noted_registers(fiber)) };
     if found.is_some() {
         note(fiber, Mobility::Bound);
     }
     found
 }
 
-/// Searches a part of the stack of a fiber that stands at `at`, with the registers it has noted, and
-/// its thread-locals if they are in place on the calling thread.
+/// Searches the registers that are noted here, and the thread-locals of a thread.
 ///
 /// # Safety
-/// The fiber does not run on meanwhile, and the part is inside of what it uses of its stack.
-unsafe fn search(
-    thread: &Carrier,
-    part: Range<usize>,
-    noted: Range<usize>,
-    at: switch::Suspended,
-    own: bool,
-    traces: &mut TraceCache,
-) -> Option<Cause> {
-    // Words that nothing uses any more lie on stacks: half of the parks of an ordinary service were
-    // bound by them. So only registers are searched until frames can be told apart.
-    let part = if SEARCH_STACKS { part } else { noted.clone() };
+/// The registers are there, and the fiber does not run on meanwhile.
+unsafe fn search(fiber: FiberRef, thread: &Carrier, noted: Range<usize>) -> Option<Cause> {
+    if !is_near(fiber) || TRUST.load(Relaxed) {
+        return None;
+    }
     // SAFETY: by the caller's promise.
-    let (registers, stack, root) = unsafe { parts(at) };
-    let judge = |position: usize| match traces.holder(&registers, &stack, root, position) {
-        Holder::Frame(place) => Some(Cause::OnStack(place)),
-        Holder::Runtime if !noted.contains(&position) => None,
-        Holder::Runtime | Holder::Unknown => Some(Cause::OnStack(0)),
-    };
-    // SAFETY: by the caller's promise.
-    let found = unsafe { thread.block.find_on_stack(part, judge) };
-    let in_locals = || thread.block.find_in_locals().map(Cause::InLocal);
-    found.or_else(|| own.then(in_locals).flatten())
+    if unsafe { thread.block.has_address_in(noted) } {
+        return Some(Cause::InRegister);
+    }
+    thread.block.find_in_locals().map(Cause::InLocal)
 }
 
 /// Whether the fiber may have the address of a thread-local at all, by its outermost function. It
@@ -203,14 +168,6 @@ fn is_near(fiber: FiberRef) -> bool {
     let bit = if near { NEAR } else { APART };
     (fiber.mobility).store(noted | bit, atomic::Ordering::Relaxed);
     near
-}
-
-/// The name of the function around an address, if it is known.
-pub(crate) fn function_around(address: usize) -> Option<String> {
-    let mut functions = frames::judge()?.functions();
-    functions
-        .find(|f| (f.start..f.end).contains(&address))?
-        .name()
 }
 
 /// The name of the thread-local that is so far from the thread pointer.
@@ -270,16 +227,16 @@ pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
     let mut mobility = Mobility::of(&judgement);
     let place = judgement.binding.filter(|_| judgement.complete);
     let mut cause = place.map(Cause::Frame);
-    if mobility == Mobility::Movable {
+    let mark = context::marked();
+    if let Some(thread) = mark.carrier().filter(|_| mobility == Mobility::Movable) {
         let noted = ptr::from_ref(&registers).addr();
         let noted = noted..noted + size_of_val(&registers);
-        // SAFETY: as above; the frames that it looks at lie above the stack pointer.
-        cause = unsafe { look_at_caller(here.fiber, first, noted) };
+        // SAFETY: in this frame, and the fiber is the calling one.
+        cause = unsafe { search(here.fiber, thread, noted) };
         if cause.is_some() {
             mobility = Mobility::Bound;
         }
     }
-    let mark = context::marked();
     if let Some(shared) = mark.shared() {
         if mobility == Mobility::Unjudged {
             shared.study_soon();
@@ -290,30 +247,6 @@ pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
     drop(mark);
     std::hint::black_box(&registers);
     (mobility, cause)
-}
-
-/// The look for a fiber that runs, at what lies above this stack pointer: in frames below there are
-/// the addresses that are looked for.
-///
-/// # Safety
-/// The calling fiber, with registers of a frame that waits for this call.
-#[inline(never)]
-unsafe fn look_at_caller(
-    fiber: FiberRef,
-    registers: [usize; 3],
-    noted: Range<usize>,
-) -> Option<Cause> {
-    if !is_near(fiber) || TRUST.load(Relaxed) {
-        return None;
-    }
-    let mut traces = TraceCache::new();
-    let mark = context::marked();
-    // SAFETY: by the caller's promise.
-    let at = unsafe { switch::running(fiber, registers) };
-    // SAFETY: frames of the calling fiber that wait for this call.
-    let found = unsafe { search(mark.carrier()?, at.inside(), noted, at, true, &mut traces) };
-    drop(mark);
-    found
 }
 
 /// Notes of a fiber that was interrupted what its frames allow, as was found there.
@@ -379,7 +312,7 @@ pub(crate) unsafe fn may_move_after_all(shared: &Shared, fiber: FiberRef) -> boo
         let _place = unsafe { judge(fiber, &mut traces) };
         if let Some(thread) = wake::thread_of(fiber) {
             // SAFETY: by the caller's promise.
-            let _found = unsafe { look(fiber, thread, false, &mut traces) }; // I34: no values
+            let _found = unsafe { look(fiber, thread) };
         }
         if !shared.trusts_verdicts() {
             note_bound(fiber);
@@ -411,13 +344,13 @@ impl Shared {
                 let place = unsafe { judge(fiber, &mut traces) };
                 let thread = wake::thread_of(fiber);
                 // SAFETY: as above.
-                let look = |thread| unsafe { look(fiber, thread, false, &mut traces) };
-                let found = thread.and_then(look);
+                let found = thread.and_then(|thread| unsafe { look(fiber, thread) });
                 if !self.trusts_verdicts() {
                     note_bound(fiber);
                 }
-                // SAFETY: as above.
-                if is_movable(fiber) && unsafe { locals::stay(fiber) } {
+                // SAFETY: as above; a fiber that is unjudged is the tenant of its thread.
+                let fetch = |thread: &Carrier| unsafe { thread.block.fetch(fiber) };
+                if is_movable(fiber) && !thread.is_some_and(fetch) {
                     note(fiber, Mobility::Unjudged); // I34: until it has run again
                 }
                 match thread {

@@ -308,11 +308,8 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
             unsafe { mobility::judge(fiber, &mut token.local().traces) }
         }
     };
-    let carrier = ptr::from_ref(token.carrier());
-    // SAFETY: a carrier outlives its thread.
-    let carrier = unsafe { &*carrier };
     // SAFETY: it has just come back to us, and is in no queue yet.
-    let found = unsafe { mobility::look(fiber, carrier, true, &mut token.local().traces) };
+    let found = unsafe { mobility::look(fiber, token.carrier()) };
     if !token.carrier().shared().trusts_verdicts() {
         mobility::note_bound(fiber);
     }

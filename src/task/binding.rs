@@ -36,13 +36,14 @@ pub struct Binding {
     mobility: Mobility,
     /// The innermost frame that binds, and why; unless it is known only that one does.
     frame: Option<frames::Binding>,
-    /// The frame or the thread-local in which the address of a thread-local was found.
+    /// Where the address of a thread-local was found.
     found: Option<Found>,
 }
 
+/// A place where the address of a thread-local was found.
 #[derive(Clone, Debug)]
 struct Found {
-    function: Option<String>,
+    /// The thread-local that has it; none: a register.
     variable: Option<String>,
 }
 
@@ -58,10 +59,7 @@ impl Binding {
     ///
     /// See [`Binding`] for an example.
     pub fn function(&self) -> Option<&str> {
-        match &self.found {
-            Some(found) => found.function.as_deref(),
-            None => self.frame.as_ref()?.function(),
-        }
+        self.frame.as_ref()?.function()
     }
 
     /// The thread-local that it touches, if that is known by name.
@@ -134,17 +132,10 @@ impl Fiber {
             Some(Cause::Frame(address)) => {
                 frame = frames::judge().map(|judge| judge.explain(address));
             }
-            Some(Cause::OnStack(address)) => {
-                found = Some(Found {
-                    function: mobility::function_around(address),
-                    variable: None,
-                });
-            }
+            Some(Cause::InRegister) => found = Some(Found { variable: None }),
             Some(Cause::InLocal(offset)) => {
-                found = Some(Found {
-                    function: None,
-                    variable: mobility::local_around(offset),
-                });
+                let variable = mobility::local_around(offset);
+                found = Some(Found { variable });
             }
             _ => {}
         }

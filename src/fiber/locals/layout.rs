@@ -150,11 +150,12 @@ impl Layout {
         const SIZES: [usize; 4] = [16, 200, 1_000, 5_000];
         let images = [self.allocate(), self.allocate()];
         let [before, now] = images;
+        let thread = arch::thread_pointer();
         // SAFETY: images of this layout.
-        unsafe { self.save(before) };
+        unsafe { self.save(thread, before) };
         let differs = || {
             // SAFETY: as above.
-            unsafe { self.save(now) };
+            unsafe { self.save(thread, now) };
             // SAFETY: both are filled, and so long.
             let [before, now] = [before, now]
                 .map(|image| unsafe { std::slice::from_raw_parts(image, self.words()) });
@@ -217,13 +218,13 @@ impl Layout {
         differ == 0
     }
 
-    /// Copies the calling thread's block.
+    /// Copies the block of the thread with this thread pointer.
     ///
     /// # Safety
-    /// There is room for `words` words.
+    /// There is room for `words` words. The thread is the calling one, or it neither ends nor
+    /// writes to the block meanwhile.
     #[inline]
-    pub(super) unsafe fn save(&self, image: *mut u64) {
-        let base = arch::thread_pointer();
+    pub(super) unsafe fn save(&self, base: usize, image: *mut u64) {
         let mut image = image;
         for run in &self.runs {
             let block = at(base, run.offset).cast::<u64>();
@@ -233,7 +234,7 @@ impl Layout {
             image = unsafe { image.add(run.words) };
         }
         for part in &self.parts {
-            // SAFETY: an aligned word of the calling thread's memory.
+            // SAFETY: an aligned word of the thread's memory.
             let word = unsafe { part.read(base) };
             // SAFETY: by the caller's promise.
             unsafe { image.write(word) };
@@ -242,13 +243,13 @@ impl Layout {
         }
     }
 
-    /// Copies an image into the calling thread's block.
+    /// Copies an image into the block of the thread with this thread pointer.
     ///
     /// # Safety
-    /// The image has `words` words, and there is no reference into the block.
+    /// The image has `words` words, and there is no reference into the block. The thread is the
+    /// calling one, or it neither ends nor uses the block meanwhile.
     #[inline]
-    pub(super) unsafe fn load(&self, image: *const u64) {
-        let base = arch::thread_pointer();
+    pub(super) unsafe fn load(&self, base: usize, image: *const u64) {
         let mut image = image;
         for run in &self.runs {
             let block = at(base, run.offset).cast::<u64>();
@@ -290,7 +291,7 @@ impl Part {
     /// a write to them meanwhile does no harm.
     ///
     /// # Safety
-    /// `base` is the thread pointer of the calling thread.
+    /// `base` is the thread pointer of a thread that does not end meanwhile.
     #[inline]
     unsafe fn read(&self, base: usize) -> u64 {
         // SAFETY: an aligned word of the thread's memory, some of whose bytes are variables.

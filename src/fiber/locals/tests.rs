@@ -43,14 +43,14 @@ fn an_image_brings_back_what_was_saved_and_nothing_else() {
         assert!(!layout.is_pristine());
         let image = layout.allocate();
         // SAFETY: an image of this layout; there is no reference to the variables.
-        unsafe { layout.save(image) };
+        unsafe { layout.save(arch::thread_pointer(), image) };
         // SAFETY: as above.
-        unsafe { layout.load(layout.pristine()) };
+        unsafe { layout.load(arch::thread_pointer(), layout.pristine()) };
         assert!(layout.is_pristine());
         assert_eq!((FIRST.get(), SECOND.get()), (3, 5));
         THIRD.with_borrow(|third| assert_eq!(*third, [1]));
         // SAFETY: as above.
-        unsafe { layout.load(image) };
+        unsafe { layout.load(arch::thread_pointer(), image) };
         assert_eq!((FIRST.get(), SECOND.get()), (11, 12));
         // SAFETY: made above.
         unsafe { layout.free(image) };

@@ -19,7 +19,6 @@
 //! | `sites` | verdict and row of each place where a stack was seen: for any reader |
 //! | `walk` | climbs a suspended stack and judges it |
 //! | `snapshot` | copies a stack in a handler, climbs the copy later |
-//! | `around` | finds the frame of a word |
 //! | `ahead` | asks for what a walk will want next |
 //! | `study` | when all this is found out |
 //! | `trace` | remembers walks, so that the next one costs little |
@@ -32,7 +31,6 @@
 
 mod ahead;
 mod anywhere;
-mod around;
 mod constants;
 mod edges;
 mod harmless;
@@ -50,7 +48,6 @@ mod trace;
 mod verdict;
 mod walk;
 
-pub use around::Holder;
 pub use harmless::declared::{Declaration, Misfit, declare_harmless};
 pub(crate) use harmless::is_within;
 pub use sites::resolve;

@@ -233,6 +233,5 @@ unsafe extern "C" fn first<F: FnOnce() -> T, T>(
     1
 }
 
-mod saved;
 #[cfg(all(test, not(indent_loom)))]
 mod tests;

@@ -168,11 +168,6 @@ pub(crate) fn find_interrupted(unwinder: &mut Unwinder, pc: usize) -> Option<(Si
     Some((site, judge.nearness(pc)))
 }
 
-/// The executable, once there has been a survey.
-pub(super) fn executable() -> Option<&'static Object> {
-    EXECUTABLE.get()
-}
-
 /// The same, and what a stack with a frame there may do when it is interrupted outside of a region.
 #[cold]
 pub(crate) fn find_in_place(unwinder: &mut Unwinder, pc: usize) -> Option<(Site, InPlace)> {
