@@ -300,7 +300,7 @@ fn start(
 
 impl Service for Compute {
     fn close(&self, patience: Patience) -> usize {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let mut state = lock(&self.0.state);
         state.closed = true;
         let (pool, threads) = (state.current.take(), std::mem::take(&mut state.threads));
@@ -312,7 +312,7 @@ impl Service for Compute {
         };
         drop(state);
         drop(pool);
-        drop(mark);
+        drop(guard);
         shutdown::join_until(patience, threads.into_iter())
     }
 
@@ -336,7 +336,7 @@ mod tests {
     /// The pool that serves the calling fiber's runtime.
     fn pool() -> Option<Arc<ThreadPool>> {
         runtime::with_current_or_default(|shared| {
-            let _mark = context::marked();
+            let _guard = context::disable_preempt();
             let service: Option<&Compute> = shared.services.find(Kind::Compute);
             service.and_then(|service| lock(&service.0.state).current.clone())
         })

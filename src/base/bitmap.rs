@@ -29,10 +29,10 @@ impl Bitmap {
     }
 
     /// Removes `i`; true for the one thread that removed it. A claim is a duty, so on a fiber's thread
-    /// the mark is up (S6).
+    /// preemption is disabled (S6).
     #[track_caller]
     pub(crate) fn claim(&self, i: usize) -> bool {
-        crate::base::mark::expect();
+        crate::base::preempt_check::expect_disabled();
         let bit = 1 << (i % BITS);
         let word = &self.words[i / BITS];
         word.load(SeqCst) & bit != 0 && word.fetch_and(!bit, SeqCst) & bit != 0

@@ -52,11 +52,11 @@ impl<T: Linked> Inbox<T> {
         self.head.load(SeqCst).is_null()
     }
 
-    /// Everything posted so far, oldest first. On a fiber's thread the mark is up (S6): nobody else
+    /// Everything posted so far, oldest first. On a fiber's thread preemption is disabled (S6): nobody else
     /// can get at it.
     #[track_caller]
     pub(crate) fn take(&self) -> List<T> {
-        crate::base::mark::expect();
+        crate::base::preempt_check::expect_disabled();
         let mut list = List::new();
         if self.head.load(Relaxed).is_null() {
             return list;

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "a lock over a cell")]
 //! A lock for sections of some instructions, all of them ours.
 //!
-//! Whoever holds it has the mark up (S6), allocates nothing, calls nobody's code and waits for nothing. So
+//! Whoever holds it has the preemption disabled (S6), allocates nothing, calls nobody's code and waits for nothing. So
 //! it is held for nanoseconds, unless the kernel takes the processor away meanwhile. Who finds it taken
 //! looks again a few times, then lets others run, and after that sleeps for a moment: a holder of lower
 //! priority on the same processor gets on, too.
@@ -19,7 +19,7 @@ use crate::base::loom::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 use crate::base::loom::{self, pause};
-use crate::base::{fork, mark, os};
+use crate::base::{fork, os, preempt_check};
 
 /// Pauses after which a lock that is still held in the child of a fork is held by nobody: seconds.
 const HELD_FOR_GOOD: u32 = 20_000;
@@ -43,10 +43,10 @@ impl RawLock {
         RawLock(AtomicBool::new(false))
     }
 
-    /// The mark is up.
+    /// Preemption is disabled.
     #[inline]
     pub(crate) fn acquire(&self) {
-        mark::expect();
+        preempt_check::expect_disabled();
         if self
             .0
             .compare_exchange(false, true, Acquire, Relaxed)
@@ -102,7 +102,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The mark is up.
+    /// Preemption is disabled.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         self.raw.acquire();

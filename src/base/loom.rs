@@ -10,10 +10,10 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 
 /// Locks and ignores poisoning: a panic under a lock of this crate is ours, and leaves what the lock
-/// protects as it was. On a fiber's thread the mark is up (S6).
+/// protects as it was. On a fiber's thread preemption is disabled (S6).
 #[track_caller]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    crate::base::mark::expect();
+    crate::base::preempt_check::expect_disabled();
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())

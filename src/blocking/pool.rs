@@ -122,7 +122,7 @@ impl Pool {
 
 impl Service for Pool {
     fn close(&self, patience: Patience) -> usize {
-        let mark = context::marked();
+        let mark = context::disable_preempt();
         let sleepers = self.0.with(|state| state.crew.close());
         sleepers.iter().for_each(|seat| seat.bell.ring());
         // No thread is started any more: `start` looks under this lock.

@@ -5,7 +5,7 @@
 //! the *completion queue*. Here the numbers are addresses of operations (`sched/io/ring.rs`), which know who
 //! waits; nothing here follows them. Entries are pushed one by one and *submitted* many at a time.
 //!
-//! *Who may do what.* Anybody may push, and take completions, on any thread, with the mark up (S6): each end has a
+//! *Who may do what.* Anybody may push, and take completions, on any thread, with preemption disabled (S6): each end has a
 //! lock of its own, held for a few words. The holder of the worker submits, and the watch (`sched/io/watch.rs`), which
 //! runs nobody's code; others ask it to. `pending` counts entries that are in the queue and that
 //! nobody has begun to submit. Who submits takes the count and tells the kernel that number, without a lock: the
@@ -400,7 +400,7 @@ impl Uring {
     }
 
     /// Takes what is complete, as far as there is room. By the same. If that is full there may be more. Whom it belongs to
-    /// waits for it: the mark is up until he is told.
+    /// waits for it: preemption is disabled until he is told.
     pub(crate) fn take(&self, batch: &mut [Completion; BATCH]) -> usize {
         let mut bell = lock(&self.completions);
         let mut taken = self.take_queued(&mut bell, batch);

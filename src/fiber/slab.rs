@@ -18,8 +18,8 @@ use std::sync::atomic::{
 
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
-use crate::base::mark;
 use crate::base::os::{self, Advice};
+use crate::base::preempt_check;
 use crate::fiber::record::{Held, Record};
 
 /// The first chunk of a slab: enough for a small program without a huge page.
@@ -115,7 +115,7 @@ unsafe impl Send for Slab {}
 impl Slab {
     /// One that a former runtime left, or a new one.
     pub(crate) fn obtain() -> Slab {
-        mark::expect();
+        preempt_check::expect_disabled();
         let idle = IDLE.lock().unwrap_or_else(|e| e.into_inner()).pop();
         idle.unwrap_or_else(|| Slab {
             free: List::new(),
@@ -127,7 +127,7 @@ impl Slab {
 
     /// Leaves the slab to the next runtime.
     pub(crate) fn retire(self) {
-        mark::expect();
+        preempt_check::expect_disabled();
         IDLE.lock().unwrap_or_else(|e| e.into_inner()).push(self);
     }
 

@@ -33,8 +33,8 @@ use std::sync::atomic::{
 };
 
 use crate::base::list::{Linked, List};
-use crate::base::mark;
 use crate::base::os::{self, Advice, PAGE};
+use crate::base::preempt_check;
 use crate::fiber::limits::Limits;
 use crate::fiber::locals::Locals;
 use crate::fiber::switch::Resident;
@@ -384,7 +384,7 @@ fn pools(guard: Guard) -> &'static Pools {
 }
 
 fn lock(guard: Guard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
-    mark::expect();
+    preempt_check::expect_disabled();
     pools(guard)[usize::from(class)]
         .lock()
         .unwrap_or_else(|e| e.into_inner())

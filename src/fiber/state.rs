@@ -34,7 +34,7 @@ use crate::base::loom::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
-use crate::base::mark;
+use crate::base::preempt_check;
 
 const PHASE: u64 = 0b111;
 const RUNNABLE: u64 = 1;
@@ -241,7 +241,7 @@ impl State {
     /// Takes a parked fiber back to where it was before its park was committed; false if it is not
     /// parked. The caller holds the fiber until it commits the park again.
     pub(crate) fn reopen_park(&self) -> bool {
-        mark::expect();
+        preempt_check::expect_disabled();
         self.update(|now| match now & PHASE {
             PARKED => ((now & !PHASE) | PARKING, true),
             _ => (now, false),
@@ -261,7 +261,7 @@ impl State {
 
     /// Somebody unparks, or calls.
     pub(crate) fn wake(&self, signal: Signal) -> Notify {
-        mark::expect();
+        preempt_check::expect_disabled();
         self.update(|now| match now & PHASE {
             PARKED if wanted(now) == signal.bit() => {
                 ((now & KEPT) | RUNNABLE | BY_WAKE, Notify::Enqueue)
@@ -274,7 +274,7 @@ impl State {
 
     /// The deadline of park number `park` passed.
     pub(crate) fn expire(&self, park: u32) -> Notify {
-        mark::expect();
+        preempt_check::expect_disabled();
         self.update(|now| {
             if (now >> 32) as u32 != park {
                 return (now, Notify::Nothing); // that park is over
@@ -298,7 +298,7 @@ impl State {
 
     /// Ends the park of a fiber that was asked to end, if it listens.
     pub(crate) fn deliver_cancel(&self) -> Notify {
-        mark::expect();
+        preempt_check::expect_disabled();
         self.update(|now| {
             let hears = now & CANCEL != 0 && now & DEAF == 0;
             if now & PHASE == PARKED && hears {

@@ -4,15 +4,15 @@
 )]
 //! Something with a lock, inside of which are queues of those who wait for it.
 //!
-//! The lock is taken with the mark up, and released before the mark goes down. Who was taken out of a queue
-//! meanwhile is called in between: from a take to the call the mark is up (S6).
+//! The lock is taken with preemption disabled, and released before preemption is enabled again. Who was taken out of a queue
+//! meanwhile is called in between: from a take to the call preemption is disabled (S6).
 
 use std::ops::{Deref, DerefMut};
 
 use super::queue::{How, Operation, Queue, Taken};
 use crate::base::lock::{Guard, Lock};
 use crate::base::loom::RawLock;
-use crate::sched::context::{self, Marked};
+use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::Waiter;
 
 /// How many are called in one breath.
@@ -28,10 +28,10 @@ impl<T> Guarded<T> {
 
     #[inline]
     pub(crate) fn lock(&self) -> Locked<'_, T> {
-        let mark = context::marked();
+        let preempt = context::disable_preempt();
         Locked {
             guard: self.0.lock(),
-            mark,
+            preempt,
         }
     }
 
@@ -39,21 +39,21 @@ impl<T> Guarded<T> {
     /// if it was asked to end, unwinds.
     #[inline]
     pub(crate) fn lock_charged(&self) -> Locked<'_, T> {
-        let mut mark = context::marked();
-        if !mark.pays() {
-            drop(mark);
+        let mut preempt = context::disable_preempt();
+        if !preempt.pays() {
+            drop(preempt);
             super::charge_ahead();
-            mark = context::marked();
+            preempt = context::disable_preempt();
         }
         Locked {
             guard: self.0.lock(),
-            mark,
+            preempt,
         }
     }
 
     /// Unlocks, and calls all who wait in this queue: not who comes later, so it ends.
     ///
-    /// A few at a time: who was taken is deaf until it is called, so the mark is up from the one to the other (S6),
+    /// A few at a time: who was taken is deaf until it is called, so preemption is disabled from the one to the other (S6),
     /// and a crowd is not called in one breath. Who was not taken yet can still withdraw.
     pub(crate) fn call_all<'a>(
         &'a self,
@@ -92,7 +92,7 @@ impl<T> Guarded<T> {
 /// The lock is released first, then the mark.
 pub(crate) struct Locked<'a, T> {
     guard: Guard<'a, T>,
-    mark: Marked,
+    preempt: PreemptGuard,
 }
 
 impl<T> Locked<'_, T> {
@@ -100,17 +100,17 @@ impl<T> Locked<'_, T> {
     /// under the lock: `None` if there is none at hand. Then whoever waits makes one, and looks again.
     #[inline]
     pub(crate) fn operation(&self, at_hand: &mut Option<Waiter>) -> Option<Operation> {
-        let waiter = Waiter::of_fiber(&self.mark).or_else(|| at_hand.take());
+        let waiter = Waiter::of_fiber(&self.preempt).or_else(|| at_hand.take());
         waiter.map(Operation::of)
     }
 
     /// Unlocks, and calls those who were taken meanwhile.
     #[inline]
     pub(crate) fn finish<const N: usize>(self, taken: [Option<Taken>; N]) {
-        let Locked { guard, mark } = self;
+        let Locked { guard, preempt } = self;
         drop(guard);
-        let kept = taken.map(|taken| taken.map(|taken| taken.call(&mark)));
-        drop(mark);
+        let kept = taken.map(|taken| taken.map(|taken| taken.call(&preempt)));
+        drop(preempt);
         drop(kept);
     }
 }

@@ -77,7 +77,7 @@ unsafe fn run<F: FnOnce() -> T, T>(loan: NonNull<Loan>) {
     unsafe { *whole.outcome.get() = Some(outcome) };
     let waiter = whole.loan.waiter.address();
     // SAFETY: I14: this is the call it waits for; `whole` is not used after it.
-    let kept = unsafe { Waiter::call(&context::marked(), waiter) };
+    let kept = unsafe { Waiter::call(&context::disable_preempt(), waiter) };
     drop(kept);
 }
 
@@ -88,7 +88,7 @@ fn call_here<F: FnOnce() -> T, T>(f: F) -> T {
 }
 
 /// Has `f` run by another thread and waits for it, deaf to requests to end. `hand_out`, called with
-/// the mark up, gets the loan to somebody who will run it, once; it is valid until then. A panic in
+/// the preemption disabled, gets the loan to somebody who will run it, once; it is valid until then. A panic in
 /// `f` goes on in the caller. On a plain thread `f` is simply called.
 pub(crate) fn lend<F, T>(
     f: F,
@@ -112,10 +112,10 @@ where
         outcome: UnsafeCell::new(None),
     };
     let bomb = AbortOnDrop("waiting for a closure that borrows from the caller");
-    let mark = context::marked();
-    let shared = mark.shared().expect("a fiber runs here");
+    let guard = context::disable_preempt();
+    let shared = guard.shared().expect("a fiber runs here");
     hand_out(shared, NonNull::from(&whole).cast());
-    drop(mark);
+    drop(guard);
     let waiter = &whole.loan.waiter;
     loop {
         waiter.park(None, reason, Hearing::Deaf);

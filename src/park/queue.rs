@@ -15,7 +15,7 @@
 //!   look whether there is something to do; if not, put the entries into the queues. Unlock, park.
 //! - **Take**: the counterpart, under the lock, takes the first entry off whose operation it can *commit*: by
 //!   exchanging open for the arm. Others that it meets on the way have lost already; they are taken off as well.
-//!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter, all with the mark up: who
+//!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter, all with preemption disabled: who
 //!   was taken hears nothing else until it is called (S6). Who tells all takes a few, calls them, takes the next.
 //! - **Withdraw**: at the deadline, or because it is to end, whoever waits exchanges open for withdrawn. If that
 //!   fails an arm has won: what was moved was moved. The call is on its way; it waits for that, deaf.
@@ -45,7 +45,7 @@ use crate::base::loom::atomic::{
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
-use crate::sched::context::Marked;
+use crate::sched::context::PreemptGuard;
 use crate::sched::wake::{Kept, Waiter};
 
 const OPEN: usize = 0;
@@ -388,13 +388,13 @@ impl Taken {
         unsafe { self.0.as_ref() }.slot
     }
 
-    /// Without the lock, with the mark up.
+    /// Without the lock, with preemption disabled.
     #[inline]
-    pub(crate) fn call(self, mark: &Marked) -> Kept {
+    pub(crate) fn call(self, guard: &PreemptGuard) -> Kept {
         // SAFETY: I28: it waits for our call.
         let waiter = unsafe { self.0.as_ref() }.operation().waiter.address();
         // SAFETY: the winner calls, and we are the winner, once.
-        unsafe { Waiter::call(mark, waiter) }
+        unsafe { Waiter::call(guard, waiter) }
     }
 }
 

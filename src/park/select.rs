@@ -13,7 +13,7 @@
 //! 4. It parks. Woken, it looks at who has won: an arm that was done (the word says so), an event that has
 //!    called, if no arm was faster; at the deadline it withdraws, and a point in time may be what won.
 //! 5. Whatever is left in queues and with events is taken back. An event that is about to call is waited
-//!    for: its caller has the mark up.
+//!    for: its caller has the preemption disabled.
 //!
 //! I27 to I29 of `queue.rs` hold for queues. **I30** *An event that loses is not lost.* It changes nothing that
 //! the next look would not find: a fiber that is over stays so, and readiness is asked from the kernel.
@@ -29,7 +29,7 @@ use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
 use crate::park::queue::{Entry, How, Operation, Taken, Won};
-use crate::sched::context::{self, Marked};
+use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::Waiter;
 
 /// An arm that waits in a queue.
@@ -146,7 +146,7 @@ enum Seat {
 pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
     match patience {
         Patience::Never => {
-            let _or_nothing_is_left = context::marked().pays();
+            let _or_nothing_is_left = context::disable_preempt().pays();
         }
         Patience::Until(_) => super::charge_ahead(),
     }
@@ -213,7 +213,7 @@ fn attempt(arms: &[ArmRef<'_>], order: &[usize]) -> Option<(usize, Option<Taken>
 /// The locks of all queues, and the mark.
 struct Locks<'a> {
     held: Few<&'a RawLock>,
-    mark: Marked,
+    guard: PreemptGuard,
 }
 
 impl<'a> Locks<'a> {
@@ -227,9 +227,9 @@ impl<'a> Locks<'a> {
         }
         held.sort_unstable_by_key(|lock| ptr::from_ref(*lock));
         held.dedup_by(|one, other| ptr::eq(*one, *other));
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         held.iter().for_each(|lock| lock.acquire());
-        Locks { held, mark }
+        Locks { held, guard }
     }
 
     /// Unlocks all and calls whoever was taken.
@@ -238,9 +238,9 @@ impl<'a> Locks<'a> {
             // SAFETY: acquired, and what they protect is not used any more.
             unsafe { lock.release() };
         }
-        let kept = taken.map(|taken| taken.call(&self.mark));
-        let Locks { held, mark } = self;
-        drop(mark);
+        let kept = taken.map(|taken| taken.call(&self.guard));
+        let Locks { held, guard } = self;
+        drop(guard);
         drop((kept, held)); // which may free memory
     }
 }
@@ -428,13 +428,13 @@ impl<'a> Set<'a> {
             if won.is_some_and(|won| entry.is_arm(won.arm)) {
                 continue; // it was taken out by whoever has called
             }
-            let mark = context::marked();
+            let guard = context::disable_preempt();
             queued.lock().acquire();
             // SAFETY: the lock is held.
             unsafe { queued.remove(entry) };
             // SAFETY: acquired above.
             unsafe { queued.lock().release() };
-            drop(mark);
+            drop(guard);
         }
         for (_, event, waiter) in self.events() {
             if !waiter.was_called() && !event.withdraw(waiter) {

@@ -428,7 +428,7 @@ impl Handle {
     /// for a fiber that blocks its thread. Never the caller's own.
     #[doc(hidden)]
     pub fn handoff(&self, index: usize) -> bool {
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         self.shared
             .workers
             .get(index)

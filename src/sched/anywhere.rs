@@ -11,7 +11,7 @@
 //! otherwise.
 //!
 //! **I35** A fiber is taken off its thread outside of a region only if
-//! - A1. it is asked to give way in this dispatch, the mark is down, its carrier holds a worker, and
+//! - A1. it is asked to give way in this dispatch, preemption is enabled, its carrier holds a worker, and
 //!   it is in no `no_preempt` section: as for a freeze;
 //! - A2. it does not unwind, is not pinned, and stands on its own stack with enough room below: as
 //!   in a region;
@@ -32,7 +32,7 @@
 //!   One thing is different here: at a park, code of the runtime that was inlined into a caller has
 //!   let go of its carrier, and at an arbitrary instruction, in the frame itself or below it, it need
 //!   not have. With the mark down such code has nothing of the thread but the address of the carrier
-//!   or of a part of it (a worker can only be had with the mark up, I9), and A6 finds that.
+//!   or of a part of it (a worker can only be had with preemption disabled, I9), and A6 finds that.
 //! - The interrupted frame may hold more than at a call. By A5 it has no reason to; A6 looks.
 //! - A thread-local of its own may be half-written: its bytes go with the fiber (`fiber/locals.rs`),
 //!   and so does the rest of the computation, in the registers.
@@ -117,7 +117,7 @@ impl Settings {
 }
 
 impl Carrier {
-    /// In the handler, with the mark up, which was down; the carrier holds a worker, and its fiber is
+    /// In the handler, with preemption disabled, which was down; the carrier holds a worker, and its fiber is
     /// in no region, on its own stack, with room below. With which control words others go on, if the
     /// fiber may leave its thread.
     ///
@@ -154,7 +154,7 @@ impl Carrier {
         let worker = self.owner.peek()?;
         // SAFETY: workers live as long as `Shared`.
         let local = unsafe { worker.as_ref() }.local.get();
-        // SAFETY: I7: the mark is up, and was down: nothing on this thread has a token.
+        // SAFETY: I7: preemption is disabled, and was down: nothing on this thread has a token.
         let traces = unsafe { &mut (*local).traces };
         let start = Registers::interrupted(at.code, at.stack, at.frame);
         if !traces.judge_anywhere(&start, &stack, stands.root) {

@@ -379,11 +379,11 @@ impl Drop for Unstoppable {
         if let Some(fiber) = self.0 {
             let before = fiber.unstoppable.load(Relaxed);
             fiber.unstoppable.store(before - 1, Relaxed);
-            let mark = context::marked();
-            if let Some(carrier) = mark.carrier().filter(|_| before == 1) {
+            let guard = context::disable_preempt();
+            if let Some(carrier) = guard.carrier().filter(|_| before == 1) {
                 carrier.asks_may_come_again();
             }
-            drop(mark); // a request that came meanwhile is looked at
+            drop(guard); // a request that came meanwhile is looked at
         }
     }
 }

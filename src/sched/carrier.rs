@@ -197,7 +197,7 @@ impl Carrier {
         }
     }
 
-    /// Own thread, mark up, and its worker in hand: gives up the owner word, and takes along a
+    /// Own thread, preemption disabled, and its worker in hand: gives up the owner word, and takes along a
     /// tenant that was delivered meanwhile (I10).
     pub(crate) fn leave_with_delivery(&self) -> NonNull<Worker> {
         let worker = self.owner.surrender();
@@ -208,7 +208,7 @@ impl Carrier {
         worker
     }
 
-    /// In the middle of a fiber, mark up: asks for a worker and waits for it.
+    /// In the middle of a fiber, preemption disabled: asks for a worker and waits for it.
     #[cold]
     #[inline(never)]
     pub(crate) fn ask_for_worker(&self) -> NonNull<Worker> {
@@ -223,13 +223,13 @@ impl Carrier {
         worker
     }
 
-    /// In the middle of a fiber, mark up: this worker runs it from here on.
+    /// In the middle of a fiber, preemption disabled: this worker runs it from here on.
     pub(crate) fn publish(&self, worker: &Worker) {
         self.shared().awake(worker);
         worker.published.dispatch();
     }
 
-    /// Own thread, mark up, and it waits for a worker: somebody thought that it was frozen, and told it to go
+    /// Own thread, preemption disabled, and it waits for a worker: somebody thought that it was frozen, and told it to go
     /// on without.
     pub(crate) fn ignore_release(&self) {
         if self.owner.is_released() {
@@ -237,7 +237,7 @@ impl Carrier {
         }
     }
 
-    /// Own thread, mark up: sleeps until somebody gives a worker.
+    /// Own thread, preemption disabled: sleeps until somebody gives a worker.
     pub(crate) fn wait_for_worker(&self) -> NonNull<Worker> {
         loop {
             self.ignore_release();
@@ -307,7 +307,7 @@ impl Carrier {
             .inspect_err(|_| word.store(before, SeqCst))
     }
 
-    /// At the bottom of the stack, mark up: until there is a worker, or no need for this thread.
+    /// At the bottom of the stack, preemption disabled: until there is a worker, or no need for this thread.
     fn rest(&self, first_of_spare: bool) -> Rested {
         let shared = self.shared();
         let mut listed = first_of_spare;
@@ -387,11 +387,11 @@ impl Carrier {
         self.placement.begin(&self.shared().allowed_cpus);
     }
 
-    /// Own thread: the mark goes down, and a request that came while it was up is looked at.
+    /// Own thread: preemption is enabled again, and a request that came while it was up is looked at.
     #[inline]
     pub(crate) fn leave(&self) {
         self.owner.leave();
-        compiler_fence(SeqCst); // the handler sees the mark down, or we see its request
+        compiler_fence(SeqCst); // the handler sees preemption enabled, or we see its request
         if self.ice.request.is_some() && self.owner.depth() == 0 {
             self.look_at_request();
         }
@@ -415,11 +415,11 @@ impl Carrier {
         unsafe { &*self.own.get() }
     }
 
-    /// Own thread, mark up: has its handler called after this time; false if the kernel has no
+    /// Own thread, preemption disabled: has its handler called after this time; false if the kernel has no
     /// timer for it. The timer is made when it is first needed, since most threads never do, and
     /// parked ones must be cheap.
     pub(crate) fn set_alarm(&self, after: Duration) -> bool {
-        // SAFETY: own thread, mark up, so no handler that could use it is under way but, perhaps,
+        // SAFETY: own thread, preemption disabled, so no handler that could use it is under way but, perhaps,
         // this one.
         let alarm = unsafe { &mut (*self.own.get()).alarm };
         if alarm.is_none() {
@@ -431,7 +431,7 @@ impl Carrier {
         alarm.is_some()
     }
 
-    /// Own thread, mark up: it parks with its tenant, perhaps for long.
+    /// Own thread, preemption disabled: it parks with its tenant, perhaps for long.
     fn drop_alarm(&self) {
         // SAFETY: as in `set_alarm`.
         unsafe { (*self.own.get()).alarm = None };

@@ -217,7 +217,7 @@ impl Here {
     pub(crate) fn enter_with_worker(&self) -> Entered {
         match self.carrier().owner.enter() {
             Some(worker) => self.entered(worker),
-            None => self.entered(self.carrier().ask_for_worker()), // the mark stays up
+            None => self.entered(self.carrier().ask_for_worker()), // preemption stays disabled
         }
     }
 }
@@ -226,31 +226,31 @@ impl Here {
 ///
 /// Whoever takes an internal lock, or has something in his hands that others wait for (a fiber that
 /// is runnable and in no queue, a claimed sleeper, half of a call), has one of these or an
-/// [`Entered`] for as long (S6): with the mark down a fiber can be stopped at any instruction, for
-/// ever. A request to stop that comes meanwhile is served when the mark goes down, so that must be
+/// [`Entered`] for as long (S6): with preemption enabled a fiber can be stopped at any instruction, for
+/// ever. A request to stop that comes meanwhile is served when preemption is enabled again, so that must be
 /// the last thing to happen: locks are let go first. Not to be held across a switch, nor across the
-/// user's code, destructors included: [`assert_unmarked`].
-#[must_use = "the mark is up only while this lives"]
-pub(crate) struct Marked {
+/// user's code, destructors included: [`assert_preemptible`].
+#[must_use = "preemption is disabled only while this lives"]
+pub(crate) struct PreemptGuard {
     carrier: *const Carrier,
     /// Belongs to this thread.
     _not_send: PhantomData<*mut ()>,
 }
 
-/// Puts the mark up.
+/// Puts the preemption disabled.
 #[inline]
-pub(crate) fn marked() -> Marked {
-    let mark = Marked {
+pub(crate) fn disable_preempt() -> PreemptGuard {
+    let guard = PreemptGuard {
         carrier: carrier(),
         _not_send: PhantomData,
     };
-    if let Some(carrier) = mark.carrier() {
-        carrier.owner.raise();
+    if let Some(carrier) = guard.carrier() {
+        carrier.owner.disable();
     }
-    mark
+    guard
 }
 
-impl Marked {
+impl PreemptGuard {
     /// The carrier the caller runs on; `None` on plain threads.
     #[inline]
     pub(crate) fn carrier(&self) -> Option<&Carrier> {
@@ -301,7 +301,7 @@ impl Marked {
     }
 }
 
-impl Drop for Marked {
+impl Drop for PreemptGuard {
     #[inline]
     fn drop(&mut self) {
         if let Some(carrier) = self.carrier() {
@@ -310,22 +310,22 @@ impl Drop for Marked {
     }
 }
 
-/// Whether nobody can stop the caller: the mark is up, or this is a plain thread.
-pub(crate) fn is_marked() -> bool {
+/// Whether nobody can stop the caller: preemption is disabled, or this is a plain thread.
+pub(crate) fn is_preempt_disabled() -> bool {
     // SAFETY: a carrier outlives its thread.
     unsafe { carrier().as_ref() }.is_none_or(|carrier| carrier.owner.depth() > 0)
 }
 
 /// Before the user's code is called on a fiber.
 #[inline]
-pub(crate) fn assert_unmarked() {
+pub(crate) fn assert_preemptible() {
     debug_assert!(
         here().is_none_or(|here| here.carrier().owner.depth() == 0),
-        "the user's code is called with the mark up"
+        "the user's code is called with preemption disabled"
     );
 }
 
-/// The right to use the worker of this carrier. While it lives the mark is up: nobody takes the
+/// The right to use the worker of this carrier. While it lives preemption is disabled: nobody takes the
 /// worker, and the fiber is not interrupted.
 pub(crate) struct Entered {
     carrier: NonNull<Carrier>,
@@ -347,7 +347,7 @@ impl Entered {
 
     /// The part of the worker that is its holder's alone.
     pub(crate) fn local(&mut self) -> &mut Local {
-        // SAFETY: I7: while the mark is up this thread alone has the worker; and the token is
+        // SAFETY: I7: while preemption is disabled this thread alone has the worker; and the token is
         // borrowed mutably, tokens are not `Clone`, and `enter` nests only over code that holds no
         // such reference (user code).
         unsafe { &mut *self.worker().local.get() }
@@ -373,7 +373,7 @@ impl Entered {
         Entered::resumed_on(carrier)
     }
 
-    /// The worker is there: nobody takes it while the mark is up.
+    /// The worker is there: nobody takes it while preemption is disabled.
     #[inline]
     fn resumed_on(carrier: NonNull<Carrier>) -> Entered {
         // SAFETY: a carrier outlives its thread.
@@ -403,7 +403,11 @@ pub(crate) fn enter() -> Option<Entered> {
 /// Leaves the fiber's stack for the scheduler's; returns when the fiber runs again.
 #[inline]
 pub(crate) fn switch(token: Entered, fiber: FiberRef, back: Back) -> Entered {
-    debug_assert_eq!(token.carrier().owner.depth(), 1, "a mark across a switch");
+    debug_assert_eq!(
+        token.carrier().owner.depth(),
+        1,
+        "preemption disabled across a switch"
+    );
     token.pass_on();
     // SAFETY: callers pass the fiber they run on.
     unsafe { switch::suspend(fiber, back) };
@@ -412,7 +416,11 @@ pub(crate) fn switch(token: Entered, fiber: FiberRef, back: Back) -> Entered {
 
 /// The same for a fiber that was interrupted where `registers` say.
 pub(crate) fn switch_at(token: Entered, fiber: FiberRef, registers: &[usize; 3]) -> Entered {
-    debug_assert_eq!(token.carrier().owner.depth(), 1, "a mark across a switch");
+    debug_assert_eq!(
+        token.carrier().owner.depth(),
+        1,
+        "preemption disabled across a switch"
+    );
     token.pass_on();
     // SAFETY: callers pass the fiber they run on, and a frame below which they stand.
     unsafe { switch::suspend_at(fiber, Back::Interrupted, registers) };
@@ -452,8 +460,9 @@ mod tests {
 
     /// How many times the calling thread's mark is up.
     fn depth() -> u32 {
-        let mark = marked();
-        mark.carrier()
+        let guard = disable_preempt();
+        guard
+            .carrier()
             .map_or(0, |carrier| carrier.owner.depth() - 1)
     }
 
@@ -470,7 +479,7 @@ mod tests {
     fn the_mark_nests_and_is_down_again_after_the_last() {
         runtime().block_on(|| {
             assert_eq!(depth(), 0);
-            let outer = marked();
+            let outer = disable_preempt();
             let token = enter();
             assert_eq!(depth(), 1 + u32::from(token.is_some()));
             drop((token, outer));
@@ -489,7 +498,7 @@ mod tests {
             let mutex = Mutex::new(());
             let without = || drop(lock(&mutex));
             assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(without)).is_err());
-            let _mark = marked();
+            let _guard = disable_preempt();
             drop(lock(&mutex));
         });
     }

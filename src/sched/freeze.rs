@@ -6,7 +6,7 @@
 //! carrier and waits, inside the signal handler or where the mark went down, until somebody brings it a
 //! worker again: it *thaws*. Nothing else runs on it meanwhile.
 //!
-//! All of this happens on the carrier's own thread with the mark up, in a handler: no allocation, no
+//! All of this happens on the carrier's own thread with preemption disabled, in a handler: no allocation, no
 //! lock, no formatting ([S7]). What it needs is claimed from bitmaps. The worker takes its queues
 //! along, so nothing is sorted.
 //!
@@ -139,7 +139,7 @@ enum Thawed {
 }
 
 impl Carrier {
-    /// Own thread, mark up, in the middle of a fiber, holding a worker: gives it away and waits for one.
+    /// Own thread, preemption disabled, in the middle of a fiber, holding a worker: gives it away and waits for one.
     /// False if that cannot be now: nobody is there to take it, or somebody has it in hand.
     pub(crate) fn freeze(&self, worker: &Worker, suspect: bool, registers: [usize; 3]) -> bool {
         let shared = self.shared();
@@ -195,7 +195,7 @@ impl Carrier {
         self.ice.tries.set((0, 0));
     }
 
-    /// Until there is a worker, or it is released. The mark is up before and after.
+    /// Until there is a worker, or it is released. Preemption is disabled before and after.
     fn stay_frozen(&self) {
         let shared = self.shared();
         let thawed = self.wait_frozen();
@@ -228,7 +228,7 @@ impl Carrier {
         }
     }
 
-    /// In the middle of a fiber, mark up: a new dispatch of this worker, whose beginning is known.
+    /// In the middle of a fiber, preemption disabled: a new dispatch of this worker, whose beginning is known.
     fn go_on(&self, worker: &Worker) {
         self.publish(worker);
         self.begin_slice(worker);

@@ -8,7 +8,7 @@
 //! machine). Sleeping in place costs a fiber some kilobytes of its own stack, and no thread.
 //!
 //! **I21** A fiber is redirected only if
-//! - it is asked to give way in this dispatch, the mark is down, and it holds a worker: as for a
+//! - it is asked to give way in this dispatch, preemption is enabled, and it holds a worker: as for a
 //!   freeze;
 //! - it is in a region, does not unwind, and stands on its own stack with enough room below;
 //! - every frame from the interrupted one up to the region's lies in the executable, can be climbed
@@ -127,8 +127,8 @@ pub(crate) fn begin(stack: NonNull<StackHead>) {
 }
 
 impl Carrier {
-    /// In the handler, with the mark up, which was down; the carrier holds a worker. True if its fiber will
-    /// leave the thread when the handler returns: then the mark stays up for it.
+    /// In the handler, with preemption disabled, which was down; the carrier holds a worker. True if its fiber will
+    /// leave the thread when the handler returns: then preemption stays disabled for it.
     ///
     /// # Safety
     /// `context` is the third argument of the running handler, and `at` says what is in it.
@@ -185,7 +185,7 @@ impl Carrier {
     /// What the frames of the interrupted fiber allow, if it may be redirected.
     ///
     /// # Safety
-    /// It was interrupted on this thread at `at`, which lies on its stack, and this is the handler; mark up.
+    /// It was interrupted on this thread at `at`, which lies on its stack, and this is the handler; preemption disabled.
     unsafe fn judge_interrupted(
         &self,
         fiber: FiberRef,
@@ -200,7 +200,7 @@ impl Carrier {
         let stack = unsafe { Stack::new(stands.stack) };
         // SAFETY: workers live as long as `Shared`.
         let local = unsafe { worker.as_ref() }.local.get();
-        // SAFETY: I7: the mark is up, and was down: nobody on this thread has a token.
+        // SAFETY: I7: preemption is disabled, and was down: nobody on this thread has a token.
         let traces = unsafe { &mut (*local).traces };
         let start = Registers::interrupted(at.code, at.stack, at.frame);
         traces.judge_region(&start, &stack, region.top, stands.root)
@@ -215,7 +215,7 @@ fn has_room(stack: usize, lowest: usize, head: usize) -> bool {
     stack < head && stack.is_multiple_of(8) && stack.checked_sub(lowest) >= Some(needed)
 }
 
-/// Called by interrupted code, as it believes: lets others run. The mark is up, by the handler.
+/// Called by interrupted code, as it believes: lets others run. Preemption is disabled, by the handler.
 extern "C" fn yield_in_place(saved: &Saved) {
     yield_as(saved, false);
 }

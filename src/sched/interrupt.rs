@@ -3,7 +3,7 @@
 //!
 //! Somebody who wants a carrier to freeze (the monitor, or whoever wakes a fiber that should not have to
 //! wait) writes the *stamp* of the dispatch he means into its request and signals its thread. The handler
-//! looks: the mark is up → it leaves the request, and who puts the mark down looks at it ([S13]); the
+//! looks: preemption is disabled → it leaves the request, and who puts the mark down looks at it ([S13]); the
 //! request is for another dispatch → nothing, it came late; the interrupted code sleeps in the kernel →
 //! nothing, its worker can be taken instead; the interrupted code is libc's, the loader's or the kernel's
 //! → again a little later, a few times, because that is where locks of the allocator are held; the fiber
@@ -166,12 +166,12 @@ impl Carrier {
             self.ice.request.withdraw(request);
             return;
         }
-        self.owner.raise();
+        self.owner.disable();
         let registers = [at.code, at.stack, at.frame];
         // SAFETY: by the caller's promise; and the mark was down.
         let in_place = || unsafe { self.redirect(context, &at) };
         if self.follow_request(!program::contains(at.code), registers, in_place) {
-            return; // the mark stays up: `in_place.rs` takes it over
+            return; // preemption stays disabled: `in_place.rs` takes it over
         }
         self.owner.leave();
     }
@@ -181,20 +181,20 @@ impl Carrier {
     #[inline(never)]
     pub(crate) fn look_at_request(&self) {
         for _ in 0..2 {
-            self.owner.raise();
+            self.owner.disable();
             if self.current.get().is_some() {
                 // S13: it never switches.
                 self.follow_request(false, arch::registers(), || false);
             }
             self.owner.leave();
-            compiler_fence(SeqCst); // what comes from here on finds the mark down
+            compiler_fence(SeqCst); // what comes from here on finds preemption enabled
             if !self.ice.request.is_some() {
                 return;
             }
         }
     }
 
-    /// Mark up, where the mark was down a moment ago, in code that stands at these registers: freezes if
+    /// preemption disabled, where the mark was down a moment ago, in code that stands at these registers: freezes if
     /// somebody wants that now. True if it will leave its thread instead, because `in_place` said so.
     fn follow_request(
         &self,

@@ -21,7 +21,7 @@
 //! event after the first read has changed the count, or finds the fiber on the list. This holds for
 //! each of several waiters: an event is not used up by the first. **I24** *A waiter is notified
 //! once, or withdraws.* Both take it off the list under the lock; a notifier that took it off keeps
-//! the mark up until it has notified it (S6).
+//! the preemption disabled until it has notified it (S6).
 //!
 //! All this is about the set; a runtime with `INDENT_IO=uring` uses rings instead (`ring.rs` here
 //! below, and `polled.rs` for selects), and has no set.
@@ -122,8 +122,8 @@ impl Place {
         ptr::eq(self.runtime.as_ptr(), shared)
     }
 
-    /// Takes it out of the set. What is left may be the last of a runtime: to be dropped without the mark.
-    #[must_use = "dropped without the mark"]
+    /// Takes it out of the set. What is left may be the last of a runtime: to be dropped with preemption enabled.
+    #[must_use = "dropped with preemption enabled"]
     fn remove(self, fd: BorrowedFd<'_>) -> (Place, Option<Arc<Shared>>) {
         let runtime = self.runtime.upgrade();
         if let Some(set) = runtime.as_ref().and_then(|at| at.io_set.get()) {
@@ -159,7 +159,7 @@ fn source(index: u32) -> &'static Source {
     &SOURCES[index / CHUNK].get_or_init(make)[index % CHUNK]
 }
 
-/// The key of a source nobody used yet, or not any more. With the mark up.
+/// The key of a source nobody used yet, or not any more. With the preemption disabled.
 fn take_source() -> u64 {
     let mut free = lock(&FREE);
     let index = free.list.pop().unwrap_or_else(|| {
@@ -242,7 +242,7 @@ impl Registration {
             return Ok(false); // somebody else registered it after the try
         }
         let source = source((seen.key - 1) as u32);
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         let mut way = lock(&source.ways[interest as usize]);
         if source.told[interest as usize].load(SeqCst) != seen.told {
             return Ok(false);
@@ -254,7 +254,7 @@ impl Registration {
     /// Takes a waiter back that was enlisted. False if it was called, or is about to be.
     pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
         let source = source((self.key.load(SeqCst) - 1) as u32);
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         lock(&source.ways[interest as usize]).withdraw(waiter.address())
     }
 
@@ -280,7 +280,7 @@ impl Registration {
         left.map(|_without_the_mark| Some(Seen { key, told }))
     }
 
-    /// The key, of a new source if there was none. With the mark up.
+    /// The key, of a new source if there was none. With the preemption disabled.
     fn key(&self) -> u64 {
         let key = self.key.load(SeqCst);
         if key != 0 {
@@ -312,16 +312,16 @@ impl Registration {
         if key == 0 || fork::in_child() {
             return; // F1: the set is the parent's, too
         }
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let place = lock(&source((key - 1) as u32).place).take();
         let left = (place.map(|place| place.remove(fd)), give_back(key - 1));
-        drop(mark);
+        drop(guard);
         drop(left);
     }
 }
 
-/// Events for it mean nobody from here on. With the mark up; what is left is dropped without.
-#[must_use = "dropped without the mark"]
+/// Events for it mean nobody from here on. With the preemption disabled; what is left is dropped without.
+#[must_use = "dropped with preemption enabled"]
 fn give_back(key: u64) -> [Way; 2] {
     let source = source(key as u32);
     source.generation.fetch_add(1, SeqCst);
@@ -333,13 +333,13 @@ fn give_back(key: u64) -> [Way; 2] {
 
 impl Source {
     fn be_odd(&self, generation: u32) {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let way = lock(&self.ways[Interest::Read as usize]); // as `tell` does: the generation stays
         if self.generation.load(SeqCst) == generation {
             self.odd.store(true, SeqCst);
         }
         drop(way);
-        drop(mark);
+        drop(guard);
     }
 
     /// Something has happened: whoever waits is called, a few at a time, and nothing is allocated or freed
@@ -348,7 +348,7 @@ impl Source {
         let mut left = None;
         loop {
             let mut kept = [const { None::<Kept> }; FEW];
-            let mark = context::marked();
+            let guard = context::disable_preempt();
             let mut way = lock(&self.ways[interest as usize]);
             if self.generation.load(SeqCst) != generation {
                 return; // of a descriptor that is closed
@@ -362,10 +362,10 @@ impl Source {
             for (address, kept) in batch.iter().zip(&mut kept) {
                 #[expect(unsafe_code, reason = "calls a waiter by its address")]
                 // SAFETY: I24: it was on the list, so it is there until it is called, by us alone.
-                let called = unsafe { Waiter::call(&mark, *address) };
+                let called = unsafe { Waiter::call(&guard, *address) };
                 *kept = Some(called);
             }
-            drop(mark);
+            drop(guard);
             kept.into_iter().flatten().for_each(&mut part);
             match most - batch.len() {
                 more @ 1.. if batch.len() == FEW => left = Some(more),
@@ -430,7 +430,7 @@ impl Shared {
 
     /// At the end, when the set goes: fibers of other runtimes that wait there register elsewhere.
     pub(crate) fn leave_io(&self) {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let used = lock(&FREE).used;
         let mut left = Vec::new();
         for index in 0..used {
@@ -441,7 +441,7 @@ impl Shared {
                 *place = None;
             }
         }
-        drop(mark);
+        drop(guard);
         for (source, generation) in left {
             source.tell(Interest::Read, generation, drop);
             source.tell(Interest::Write, generation, drop);

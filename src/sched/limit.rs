@@ -298,8 +298,8 @@ fn give_up_place(fiber: Option<FiberRef>) {
         && !is_cancelled(fiber)
         && !panicking()
     {
-        let mark = context::marked();
-        let shared = mark.shared().expect("a fiber runs here");
+        let guard = context::disable_preempt();
+        let shared = guard.shared().expect("a fiber runs here");
         shared.gate.leave(&with_one.gate_pass);
     }
 }

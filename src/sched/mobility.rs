@@ -227,8 +227,8 @@ pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
     let mut mobility = Mobility::of(&judgement);
     let place = judgement.binding.filter(|_| judgement.complete);
     let mut cause = place.map(Cause::Frame);
-    let mark = context::marked();
-    if let Some(thread) = mark.carrier().filter(|_| mobility == Mobility::Movable) {
+    let guard = context::disable_preempt();
+    if let Some(thread) = guard.carrier().filter(|_| mobility == Mobility::Movable) {
         let noted = ptr::from_ref(&registers).addr();
         let noted = noted..noted + size_of_val(&registers);
         // SAFETY: in this frame, and the fiber is the calling one.
@@ -237,14 +237,14 @@ pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
             mobility = Mobility::Bound;
         }
     }
-    if let Some(shared) = mark.shared() {
+    if let Some(shared) = guard.shared() {
         if mobility == Mobility::Unjudged {
             shared.study_soon();
         } else if !shared.trusts_verdicts() {
             mobility = Mobility::Bound;
         }
     }
-    drop(mark);
+    drop(guard);
     std::hint::black_box(&registers);
     (mobility, cause)
 }
@@ -334,7 +334,7 @@ impl Shared {
             if noted(&fiber) != Mobility::Unjudged || fiber.blocks_carrier() {
                 return;
             }
-            let mark = context::marked();
+            let guard = context::disable_preempt();
             if !fiber.state.reopen_park() {
                 return; // it runs, or will be judged when it does
             }
@@ -367,9 +367,9 @@ impl Shared {
             }
             let mut kept = None;
             if fiber.state.commit_park() == Commit::Resume {
-                kept = wake::enqueue(&mark, fiber);
+                kept = wake::enqueue(&guard, fiber);
             }
-            drop(mark);
+            drop(guard);
             drop(kept);
         });
     }

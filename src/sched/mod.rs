@@ -52,7 +52,7 @@ use std::time::Duration;
 use crate::base::affinity::Allowed;
 use crate::base::bitmap::{Bitmap, SparseBitmap};
 use crate::base::loom::{Mutex, lock};
-use crate::base::mark;
+use crate::base::preempt_check;
 use crate::error::StartError;
 use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
@@ -279,10 +279,10 @@ impl Shared {
         if settings.preempt {
             crate::base::os::allow_arenas(settings.soft_carriers.min(settings.max_carriers));
         }
-        mark::ask_by(context::is_marked);
-        let mark = context::marked(); // on a fiber of another runtime
+        preempt_check::ask_by(context::is_preempt_disabled);
+        let guard = context::disable_preempt(); // on a fiber of another runtime
         overflow::prepare(context::current_fiber)?;
-        drop(mark);
+        drop(guard);
         if settings.preempt {
             let signal = settings.preempt_signal;
             interrupt::prepare(signal)
@@ -371,7 +371,7 @@ impl Shared {
         // Not `allowed`: that may change from here on.
         let workers = &self.workers[..self.settings.workers];
         for (started, worker) in workers.iter().enumerate() {
-            let _mark = context::marked(); // one at a time: a fiber of another runtime may be stopped
+            let _guard = context::disable_preempt(); // one at a time: a fiber of another runtime may be stopped
             self.start_carrier(NonNull::from(worker))
                 .map_err(|source| StartError::SpawnCarrier { started, source })?;
         }
@@ -543,7 +543,7 @@ impl Drop for Shared {
         }
         // By whoever had the last reference, perhaps a fiber of another runtime: slabs and stacks go
         // to where all runtimes take them from. What is the user's (hooks) goes later, unmarked.
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         // No thread is left, so nobody holds a worker: its slab can serve the next runtime.
         for worker in std::mem::take(&mut self.workers) {
             worker.local.into_inner().slab.retire();

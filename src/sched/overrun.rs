@@ -17,7 +17,7 @@
 //! 2. The collector climbs the copy into addresses and adds them to a table (`table.rs`). No names.
 //! 3. If somebody listens, a thread of its own looks names up and calls (`desk.rs`, `log.rs`).
 //!
-//! Law of this file and of `slots.rs`: it runs in signal handlers (S7), with the mark up. No allocation,
+//! Law of this file and of `slots.rs`: it runs in signal handlers (S7), with preemption disabled. No allocation,
 //! no lock, no formatting. If no slot is free the report is lost, and counted.
 //!
 //! A quantum that passes while nobody waits is *noticed*: nothing is done about it. If somebody listens the
@@ -214,7 +214,7 @@ impl Reports {
 }
 
 impl Carrier {
-    /// Own thread, mark up, in the middle of a fiber: it is being stopped, and this slice of it ended,
+    /// Own thread, preemption disabled, in the middle of a fiber: it is being stopped, and this slice of it ended,
     /// of which `note_slice` has told. What to [report](Self::report), if it has run for too long.
     pub(crate) fn stops(
         &self,
@@ -236,7 +236,7 @@ impl Carrier {
         self.overrun(kind, worker, self.stretch.ran.load(Relaxed))
     }
 
-    /// Own thread, mark up, in the middle of a fiber, at these registers: reports it if it has run for too
+    /// Own thread, preemption disabled, in the middle of a fiber, at these registers: reports it if it has run for too
     /// long. `InPlace` ends a slice; `Noticed` does not.
     pub(crate) fn note_overrun(&self, kind: Kind, registers: [usize; 3]) {
         let began = self.ice.cpu_began.load(Relaxed);
@@ -278,7 +278,7 @@ impl Carrier {
         }
     }
 
-    /// Own thread, mark up: the copy, and then the collector's turn.
+    /// Own thread, preemption disabled: the copy, and then the collector's turn.
     pub(crate) fn report(&self, facts: Facts, registers: [usize; 3]) {
         let Some(fiber) = self.current.get() else {
             return;

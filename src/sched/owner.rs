@@ -7,9 +7,9 @@
 //! The word is a worker, *empty* while the carrier waits for one, *away* while its thread goes on without
 //! one, *in hand* while a taker makes up its mind, *released*, or *closed*.
 //!
-//! - **Enter**: mark up, light barrier, read the word. A worker: it is the enterer's until the mark is
+//! - **Enter**: preemption disabled, light barrier, read the word. A worker: it is the enterer's until the mark is
 //!   down again. In hand: wait, it will be one of the others in a moment. Else there is none.
-//! - **Raise**: mark up and no more, for what needs no worker but must not be interrupted (S6).
+//! - **Raise**: preemption disabled and no more, for what needs no worker but must not be interrupted (S6).
 //! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
 //!   If the kernel refuses the barrier: see whether the carrier's thread sleeps; if not, put it
 //!   back. Down: the word is away; the worker is the taker's. The enterer makes it empty when it
@@ -17,7 +17,7 @@
 //! - **Give**: exchange empty for the worker; on failure the giver keeps it.
 //! - **Release**: exchange empty for *released*: who waits goes away again. So a giver and a releaser do
 //!   not both succeed.
-//! - **Surrender**: the enterer, mark up, exchanges its worker for empty, waiting for a taker.
+//! - **Surrender**: the enterer, preemption disabled, exchanges its worker for empty, waiting for a taker.
 //!
 //! **I7** No two threads have one worker. Every transfer is an exchange of the word, so of several
 //! takers one gets it. Between an enterer and a taker the barriers decide: if the taker read the
@@ -39,7 +39,7 @@
 //! lock of the thread's run queue and only while the thread is off its CPU
 //! (`/proc/self/task/N/syscall`; `stat` proves nothing, since a thread changes the state it shows
 //! before it sleeps). What the enterer did before that sleep happens before the taker's next step:
-//! if it went to sleep with the mark up, the taker reads it up. What it does after it wakes happens
+//! if it went to sleep with preemption disabled, the taker reads it up. What it does after it wakes happens
 //! after the exchange: it does not find the worker. The file is the enterer's own: a thread does
 //! not end while its worker is in hand. A thread that is not seen asleep keeps its worker; if it
 //! computes it is interrupted on its own thread, where no barrier is needed. Each take decides for
@@ -57,7 +57,7 @@ use crate::base::loom::{heavy_barrier, light_barrier, load_to_exchange, spin};
 pub(crate) struct Owner<W> {
     word: AtomicPtr<W>,
     /// Counts nested entries; written by the carrier's own thread only.
-    mark: AtomicU32,
+    depth: AtomicU32,
 }
 
 /// The word of a carrier without a thread.
@@ -90,14 +90,14 @@ impl<W> Owner<W> {
     pub(crate) fn new() -> Self {
         Owner {
             word: AtomicPtr::new(closed()),
-            mark: AtomicU32::new(0),
+            depth: AtomicU32::new(0),
         }
     }
 
-    /// Own thread only. The mark is up afterwards in either case.
+    /// Own thread only. Preemption is disabled afterwards in either case.
     #[inline]
     pub(crate) fn enter(&self) -> Option<NonNull<W>> {
-        self.raise();
+        self.disable();
         let worker = holds(self.word.load(Acquire));
         if worker.is_some() {
             return worker;
@@ -105,17 +105,17 @@ impl<W> Owner<W> {
         self.enter_without()
     }
 
-    /// Own thread only: mark up, without a look at who has the worker. What is done until it is down again does
+    /// Own thread only: preemption disabled, without a look at who has the worker. What is done until it is down again does
     /// without one.
     #[inline]
-    pub(crate) fn raise(&self) {
-        self.mark.store(self.mark.load(Relaxed) + 1, Relaxed);
+    pub(crate) fn disable(&self) {
+        self.depth.store(self.depth.load(Relaxed) + 1, Relaxed);
         light_barrier();
     }
 
-    /// Own thread only: how many times the mark is up.
+    /// Own thread only: how many times preemption is disabled.
     pub(crate) fn depth(&self) -> u32 {
-        self.mark.load(Relaxed)
+        self.depth.load(Relaxed)
     }
 
     #[cold]
@@ -132,10 +132,10 @@ impl<W> Owner<W> {
     /// Own thread only.
     #[inline]
     pub(crate) fn leave(&self) {
-        let mark = self.mark.load(Relaxed);
-        debug_assert!(mark > 0);
-        // Release: a taker that sees the mark down sees what we did to the worker.
-        self.mark.store(mark - 1, Release);
+        let depth = self.depth.load(Relaxed);
+        debug_assert!(depth > 0);
+        // Release: a taker that sees preemption enabled sees what we did to the worker.
+        self.depth.store(depth - 1, Release);
     }
 
     /// What it holds now. Sequentially consistent, as are all transfers: a waker posts a fiber and
@@ -144,7 +144,7 @@ impl<W> Owner<W> {
         holds(self.word.load(SeqCst))
     }
 
-    /// Own thread, mark up: a taker has the worker in its hand and is about to give it back.
+    /// Own thread, preemption disabled: a taker has the worker in its hand and is about to give it back.
     #[cold]
     pub(crate) fn await_give_back(&self) -> NonNull<W> {
         loop {
@@ -173,7 +173,7 @@ impl<W> Owner<W> {
         };
         let ordered = heavy_barrier() || sleeps();
         // Nothing else changes the word while it says so: a store will do.
-        if ordered && self.mark.load(Acquire) == 0 {
+        if ordered && self.depth.load(Acquire) == 0 {
             let done = meanwhile();
             self.word.store(away(), SeqCst);
             return Some((worker, done));
@@ -207,7 +207,7 @@ impl<W> Owner<W> {
             .is_ok()
     }
 
-    /// Own thread, mark up: it begins to wait for a worker, whether it was away or not.
+    /// Own thread, preemption disabled: it begins to wait for a worker, whether it was away or not.
     pub(crate) fn come_back(&self) {
         let _ = self
             .word
@@ -238,7 +238,7 @@ impl<W> Owner<W> {
             .expect("only a closed word is opened, by the one who starts its thread");
     }
 
-    /// A new thread that holds nothing yet, mark up: from here on it can be given a worker.
+    /// A new thread that holds nothing yet, preemption disabled: from here on it can be given a worker.
     pub(crate) fn open_empty(&self) {
         self.word
             .compare_exchange(closed(), ptr::null_mut(), SeqCst, SeqCst)
@@ -250,7 +250,7 @@ impl<W> Owner<W> {
         self.let_go(closed())
     }
 
-    /// Own thread, mark up, holding a worker: gives it up.
+    /// Own thread, preemption disabled, holding a worker: gives it up.
     pub(crate) fn surrender(&self) -> NonNull<W> {
         self.let_go(ptr::null_mut())
     }
@@ -265,7 +265,7 @@ impl<W> Owner<W> {
             .map(|_| worker)
     }
 
-    /// Exchanges the worker, mark up, for `instead`; a taker that has it in hand puts it back.
+    /// Exchanges the worker, preemption disabled, for `instead`; a taker that has it in hand puts it back.
     fn let_go(&self, instead: *mut W) -> NonNull<W> {
         loop {
             let word = load_to_exchange(&self.word);
@@ -486,8 +486,8 @@ mod models {
             let model = Model::new();
             let other = model.clone();
             let taker = thread::spawn(move || other.take_over(|| false, false));
-            // The handler: mark up where it was down, and it waits for nobody.
-            model.carriers[0].raise();
+            // The handler: preemption disabled where it was down, and it waits for nobody.
+            model.carriers[0].disable();
             if let Some(worker) = model.carriers[0].try_surrender() {
                 model.touch(worker);
                 if model.carriers[1].give(worker).is_err() {

@@ -10,7 +10,7 @@ impl Shared {
     /// Makes this the number of workers, as far as there is room and threads can be had; false if
     /// some could not be placed and it should be tried again. On one thread at a time.
     pub(crate) fn resize(&self, workers: usize) -> bool {
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         let _one_at_a_time = self.resizing.lock().unwrap_or_else(|e| e.into_inner());
         let workers = workers.clamp(1, self.workers.len());
         self.count.allow(workers);

@@ -46,8 +46,8 @@ impl Carrier {
 
 /// The calling fiber changes its thread, or has; true on a fiber.
 pub(crate) fn caller() -> bool {
-    let mark = context::marked();
-    let (Some(carrier), Some(fiber)) = (mark.carrier(), mark.fiber()) else {
+    let guard = context::disable_preempt();
+    let (Some(carrier), Some(fiber)) = (guard.carrier(), guard.fiber()) else {
         return false;
     };
     fiber.keep_on_thread();
@@ -57,8 +57,8 @@ pub(crate) fn caller() -> bool {
 
 /// Whether the calling thread is one of ours that must not hand on what it has to a new one.
 pub(crate) fn is_here() -> bool {
-    let mark = context::marked();
-    mark.carrier().is_some_and(Carrier::retires)
+    let guard = context::disable_preempt();
+    guard.carrier().is_some_and(Carrier::retires)
 }
 
 /// On a fiber's own stack, before and after its closure, whose entry this is: whether it may change

@@ -34,7 +34,7 @@ pub(crate) enum Left {
     Stopping,
 }
 
-/// Runs fibers while the calling carrier holds a worker. The mark is up on entry and on return.
+/// Runs fibers while the calling carrier holds a worker. Preemption is disabled on entry and on return.
 pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.carrier().shared().awake(token.worker());
@@ -85,7 +85,7 @@ pub(crate) fn run_fibers() -> Left {
             }
         }
     };
-    std::mem::forget(token); // the mark stays up: we are still in the scheduler
+    std::mem::forget(token); // preemption stays disabled: we are still in the scheduler
     left
 }
 
@@ -415,11 +415,11 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
 fn fiber_main(fiber: FiberRef) {
     let token = Entered::resumed();
     let dropped = token.carrier().shared().is_closing() || fiber.state.cancel_requested();
-    drop(token); // the mark is down: user code
+    drop(token); // preemption is enabled: user code
     // SAFETY: it has not run, and we are its one dispatch.
     let entry = unsafe { fiber.job.entry() };
     let judged = retire::judge(entry);
-    context::assert_unmarked();
+    context::assert_preemptible();
     if dropped {
         // SAFETY: it has not run, and we are its one dispatch.
         unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };
@@ -443,7 +443,7 @@ fn fiber_main(fiber: FiberRef) {
     let here = context::here().expect("a fiber runs here");
     let token = here.enter_with_worker();
     fiber.state.finish();
-    std::mem::forget(token); // the mark passes to the scheduler with the switch
+    std::mem::forget(token); // the duty to enable preemption passes to the scheduler with the switch
 }
 
 /// Runs the destructors of the thread-locals of the calling fiber, whose closure has ended. They
@@ -468,17 +468,17 @@ fn end_child(fiber: &Record) -> ! {
 
 /// The result is there: gives it to whoever the join word says (I4).
 pub(crate) fn complete(fiber: FiberRef) {
-    let mark = context::marked(); // S6: who finds the word swapped waits for the call
+    let guard = context::disable_preempt(); // S6: who finds the word swapped waits for the call
     let completed = job::complete(&fiber.join);
     let kept = match completed {
         // SAFETY: the address was in the join word, and ours is its call.
-        Completed::Call(waiter) => unsafe { Waiter::call(&mark, waiter) },
+        Completed::Call(waiter) => unsafe { Waiter::call(&guard, waiter) },
         Completed::Nothing | Completed::DropResult => Kept::default(),
     };
-    drop(mark);
+    drop(guard);
     drop(kept);
     if completed == Completed::DropResult {
-        context::assert_unmarked();
+        context::assert_preemptible();
         // SAFETY: the join word gave it to us.
         report_leftover(&fiber, unsafe { Job::drop_result(&fiber) });
     }

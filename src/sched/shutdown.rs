@@ -259,18 +259,18 @@ impl Shared {
 
     /// Ends the park of one who was asked, if there is a place.
     fn deliver_cancel(&self, fiber: FiberRef) -> Entry {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let entry = self.gate.enter(&fiber.gate_pass);
         if entry == Entry::Full {
             return entry;
         }
         let mut kept = None;
         if fiber.state.deliver_cancel() == Notify::Enqueue {
-            kept = wake::enqueue(&mark, fiber);
+            kept = wake::enqueue(&guard, fiber);
         } else if entry == Entry::New {
             self.gate.leave(&fiber.gate_pass); // deaf, or no longer parked
         }
-        drop(mark);
+        drop(guard);
         drop(kept);
         entry
     }
@@ -320,9 +320,9 @@ impl Shared {
         for carrier in self.carriers.iter() {
             carrier.bell.ring();
         }
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let threads = lock(&self.threads).take_all();
-        drop(mark);
+        drop(guard);
         let threads = threads.into_iter().chain(self.close_reports(stuck == 0));
         let left = join_until(patience, threads);
         self.forget_listeners();
@@ -375,7 +375,7 @@ impl Shared {
 
     #[cold]
     pub(crate) fn tell_observers(&self) {
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         self.ended.fetch_add(1, SeqCst);
         os::futex_wake_all(&self.ended);
     }

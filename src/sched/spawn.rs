@@ -80,7 +80,7 @@ impl Shared {
             if fork::in_child() {
                 return Err(f.unpack());
             }
-            let mark = context::marked(); // a fiber without a worker, or of another runtime
+            let guard = context::disable_preempt(); // a fiber without a worker, or of another runtime
             // Counted first: either the shutdown sees the count and waits, or we see it closing.
             self.outside_spawned.fetch_add(1, SeqCst);
             if self.is_closing() {
@@ -97,7 +97,7 @@ impl Shared {
             drop(outside);
             std::mem::forget(counted);
             self.queue_from_outside(fiber, assigned, preferred);
-            drop(mark);
+            drop(guard);
             drop(former); // frees, so after all else
             return Ok(handle);
         };
@@ -231,7 +231,7 @@ fn both(record: NonNull<Record>) -> (FiberRef, Held) {
 
 /// Records for somebody who has none.
 pub(crate) fn obtain_slab() -> Slab {
-    let _mark = context::marked();
+    let _guard = context::disable_preempt();
     Slab::obtain()
 }
 
@@ -242,14 +242,14 @@ where
     T: Send,
 {
     let f = Job::pack(f);
-    let mark = context::marked();
+    let guard = context::disable_preempt();
     let mut slab = Slab::obtain();
     // SAFETY: dropped below, before anything it borrows can end.
     let (fiber, handle, former) = unsafe { fill(slab.take(), birth, f) };
     slab.retire();
-    drop(mark);
+    drop(guard);
     drop(former);
-    context::assert_unmarked();
+    context::assert_preemptible();
     // SAFETY: it never ran and is in no queue.
     unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };
     let _nobody_waits_yet = job::complete(&fiber.join);

@@ -56,7 +56,7 @@ impl Shared {
         }
         let make = || Carrier::new(index, NonNull::from(self));
         let carrier = self.carriers.get_or_make(index, make);
-        // The mark is up until the thread has it: nobody takes the worker meanwhile. Without one the
+        // Preemption is disabled until the thread has it: nobody takes the worker meanwhile. Without one the
         // word stays closed until the thread opens it, so none can come while there is no thread.
         let _ = carrier.owner.enter();
         if let Some(worker) = worker {

@@ -325,12 +325,12 @@ impl Shared {
     /// The program's code has been read: fibers that are known to be movable now need no thread,
     /// and the limit for the others is another one.
     pub(crate) fn requeue_threadless(&self) {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let mut waiting = self.global.threadless.pop(usize::MAX);
         while let Some(fiber) = waiting.pop() {
             self.queue_again(popped(fiber));
         }
-        drop(mark);
+        drop(guard);
     }
 
     /// The oldest fiber that waits for a thread, if it may have one; with a reservation, as
@@ -408,7 +408,7 @@ impl Shared {
             os::complain(&self.dump());
         }
         let now = self.clock.set(Instant::now()) as u32;
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let mut waiting = self.global.threadless.pop(usize::MAX);
         let (mut overdue, mut others) = (List::new(), List::new());
         while let Some(member) = waiting.pop() {
@@ -423,7 +423,7 @@ impl Shared {
             unsafe { list.push(fiber.pointer()) };
         }
         self.global.threadless.push_all(others);
-        drop(mark);
+        drop(guard);
         if !overdue.is_empty() {
             self.fail_unstarted(overdue, JoinError::no_thread);
         }

@@ -100,8 +100,8 @@ impl Shared {
         let thread = std::thread::Builder::new().name("indent-failed".to_owned());
         if thread.spawn(end.clone()).is_err() {
             end(); // no thread either: here, then
-            let mark = context::marked();
-            if let Some(carrier) = mark.carrier().filter(|c| c.current.get().is_none()) {
+            let guard = context::disable_preempt();
+            if let Some(carrier) = guard.carrier().filter(|c| c.current.get().is_none()) {
                 carrier.block.scrub();
             }
         }

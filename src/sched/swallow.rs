@@ -84,11 +84,11 @@ fn delay(fiber: Option<FiberRef>, times: u8) {
 /// Parks the calling fiber for so long, and until it may unwind again.
 fn rest(fiber: FiberRef, length: Duration) {
     loop {
-        let mark = context::marked();
-        let shared = mark.shared().expect("a fiber runs here");
+        let guard = context::disable_preempt();
+        let shared = guard.shared().expect("a fiber runs here");
         shared.unwind_pauses.fetch_add(1, Relaxed);
         shared.gate.leave(&fiber.gate_pass);
-        drop(mark);
+        drop(guard);
         let until = Some(Instant::now() + length);
         let park = || block::park_charged(until, ParkReason::Pause, Hearing::Deaf, Signal::Call);
         while park() == Some(Woken::ByWake) {} // meant for an earlier wait

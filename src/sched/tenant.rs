@@ -290,7 +290,7 @@ mod models {
     ///
     /// The first fiber is the thread's tenant. When it has run it ends, and the second one starts
     /// there and parks as the next tenant. A request to freeze is followed at whatever moment it
-    /// comes, as the signal handler follows it: while the mark is down.
+    /// comes, as the signal handler follows it: while preemption is enabled.
     struct LateFreeze {
         owner: Owner<Exclusive>,
         slot: Slot<u64>,
@@ -313,7 +313,7 @@ mod models {
     unsafe impl Send for LateFreeze {}
 
     impl LateFreeze {
-        /// A worker is on the thread, mark up, and the first fiber is parked there.
+        /// A worker is on the thread, preemption disabled, and the first fiber is parked there.
         fn new() -> Arc<Self> {
             let pair = |first| [AtomicUsize::new(first), AtomicUsize::new(0)];
             let worker = || Exclusive(UnsafeCell::new(0));
@@ -329,7 +329,7 @@ mod models {
                 runs: pair(0),
             });
             model.owner.open(NonNull::from(&model.workers[0]));
-            model.owner.raise();
+            model.owner.disable();
             model
         }
 
@@ -434,12 +434,12 @@ mod models {
             self.set_free(worker);
         }
 
-        /// The signal, while the fiber runs: true if the thread froze, and the mark stays up.
+        /// The signal, while the fiber runs: true if the thread froze, and preemption stays disabled.
         fn handler(&self, number: usize) -> bool {
             if self.request.swap(0, SeqCst) == 0 {
                 return false;
             }
-            self.owner.raise();
+            self.owner.disable();
             let Some(worker) = self.owner.try_surrender() else {
                 self.owner.leave();
                 return false;

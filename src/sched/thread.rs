@@ -56,7 +56,7 @@ impl ThreadParker {
     }
 
     pub(crate) fn wake(&self, signal: Signal) {
-        let _mark = context::marked(); // a thread waits for the bell
+        let _guard = context::disable_preempt(); // a thread waits for the bell
         if self.state.wake(signal) == Notify::Enqueue {
             self.bell.ring();
         }

@@ -193,13 +193,13 @@ impl Timers {
 
     /// Fires what is due at this tick.
     fn fire(&self, now: u64) {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         loop {
             let mut batch = [const { None::<(Held, u32)> }; BATCH];
             let done = self.take_due(now, &mut batch);
             for (fiber, park) in batch.into_iter().flatten() {
                 if fiber.state.expire(park) == Notify::Enqueue {
-                    let _by_threads_of_the_runtime = wake::enqueue(&mark, fiber.fiber());
+                    let _by_threads_of_the_runtime = wake::enqueue(&guard, fiber.fiber());
                 }
             }
             if done {

@@ -9,7 +9,7 @@
 //! the others.
 //!
 //! From the moment the state word gives a fiber to its waker until it is in a queue, nobody else can
-//! run it: the mark is up for as long (S6). So it is from the swap of a word that holds a waiter until
+//! run it: preemption is disabled for as long (S6). So it is from the swap of a word that holds a waiter until
 //! the waiter is called, since who finds the word swapped waits for the call. What may be the last
 //! reference to something, [`Kept`], is dropped afterwards: that frees memory, and a runtime holds
 //! things of the user's.
@@ -28,7 +28,7 @@ use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Notify, Signal, Woken};
 use crate::sched::carrier::Carrier;
-use crate::sched::context::{Entered, Marked};
+use crate::sched::context::{Entered, PreemptGuard};
 use crate::sched::thread::ThreadParker;
 use crate::sched::{Shared, block, class, context, latency};
 
@@ -38,7 +38,7 @@ use crate::sched::{Shared, block, class, context, latency};
 /// The caller says that it is calling, makes the fiber runnable, says that it has called, and queues the
 /// fiber. After the third step the waiter may leave its stack: if the second gave the fiber to the caller it
 /// cannot before the fourth (I1), else there is no fourth. Whoever finds himself awake and being called
-/// waits for the third step: the caller has the mark up (S6). So nobody counts references. A plain thread
+/// waits for the third step: the caller has the preemption disabled (S6). So nobody counts references. A plain thread
 /// goes its own way as soon as it was called, and is woken by a reference of the caller's.
 pub(crate) struct Waiter {
     who: Who,
@@ -67,8 +67,8 @@ impl Waiter {
 
     /// The calling fiber, by the mark; `None` on a plain thread. Nothing is allocated.
     #[inline]
-    pub(crate) fn of_fiber(mark: &Marked) -> Option<Self> {
-        mark.fiber().map(|fiber| Self::new(Who::Fiber(fiber)))
+    pub(crate) fn of_fiber(guard: &PreemptGuard) -> Option<Self> {
+        guard.fiber().map(|fiber| Self::new(Who::Fiber(fiber)))
     }
 
     /// One more of the same fiber or thread, for another call. A thread is not asked for its parker again: at its
@@ -170,7 +170,7 @@ impl Waiter {
     /// # Safety
     /// The address came out of a word that a live waiter put it into, and the caller's is the one
     /// call it waits for.
-    pub(crate) unsafe fn call(mark: &Marked, address: usize) -> Kept {
+    pub(crate) unsafe fn call(guard: &PreemptGuard, address: usize) -> Kept {
         // SAFETY: by the caller's promise it is still there, until `called` says so.
         let waiter = unsafe { &*ptr::with_exposed_provenance::<Waiter>(address) };
         match &waiter.who {
@@ -182,7 +182,7 @@ impl Waiter {
                 Kept {
                     _thread: None,
                     runtime: match owed {
-                        Notify::Enqueue => enqueue(mark, fiber),
+                        Notify::Enqueue => enqueue(guard, fiber),
                         Notify::Nothing => None,
                     },
                 }
@@ -200,8 +200,8 @@ impl Waiter {
     }
 }
 
-/// What a waker relied on. To be dropped when the mark is down.
-#[must_use = "dropped without the mark"]
+/// What a waker relied on. To be dropped when preemption is enabled.
+#[must_use = "dropped with preemption enabled"]
 #[derive(Default)]
 pub(crate) struct Kept {
     _thread: Option<Arc<ThreadParker>>,
@@ -217,15 +217,15 @@ impl Kept {
 
 /// Unparks a fiber, or calls it.
 pub(crate) fn wake(fiber: FiberRef, signal: Signal) {
-    let mark = context::marked();
-    let kept = wake_marked(&mark, fiber, signal);
-    drop(mark);
+    let guard = context::disable_preempt();
+    let kept = wake_with_guard(&guard, fiber, signal);
+    drop(guard);
     drop(kept);
 }
 
-fn wake_marked(mark: &Marked, fiber: FiberRef, signal: Signal) -> Option<Arc<Shared>> {
+fn wake_with_guard(guard: &PreemptGuard, fiber: FiberRef, signal: Signal) -> Option<Arc<Shared>> {
     match fiber.state.wake(signal) {
-        Notify::Enqueue => enqueue(mark, fiber),
+        Notify::Enqueue => enqueue(guard, fiber),
         Notify::Nothing => None,
     }
 }
@@ -235,18 +235,18 @@ fn wake_marked(mark: &Marked, fiber: FiberRef, signal: Signal) -> Option<Arc<Sha
 /// `Shared` lives as long as any fiber that is not over, so up to the post, or the release, all is
 /// there. From then on the fiber may run, end, and take the runtime with it: a caller that is no
 /// thread of this runtime keeps it alive for the rest, and until its mark is down.
-#[must_use = "dropped without the mark"]
-pub(crate) fn enqueue(mark: &Marked, fiber: FiberRef) -> Option<Arc<Shared>> {
-    if mark.carrier().is_none() && fork::in_child() {
+#[must_use = "dropped with preemption enabled"]
+pub(crate) fn enqueue(guard: &PreemptGuard, fiber: FiberRef) -> Option<Arc<Shared>> {
+    if guard.carrier().is_none() && fork::in_child() {
         return None; // F1: it is the parent's
     }
     let runtime = fiber.runtime.load(atomic::Ordering::Relaxed);
     // SAFETY: a fiber that is not over keeps its runtime alive; see above.
     let shared = unsafe { &*runtime.cast::<Shared>() };
-    let own_thread = (mark.carrier()).is_some_and(|here| ptr::eq(here.shared(), shared));
+    let own_thread = (guard.carrier()).is_some_and(|here| ptr::eq(here.shared(), shared));
     let keep = (!own_thread).then(|| shared.arc());
     latency::woken(fiber, &shared.clock);
-    let token = mark.enter().filter(|_| own_thread);
+    let token = guard.enter().filter(|_| own_thread);
     shared.queue_woken(token, fiber);
     keep
 }

@@ -13,13 +13,13 @@
 //! **L1** *A waiter is called once, or withdraws.* Both take its node off the list under the lock; who finds it
 //! gone knows that the call is on its way and waits for it, deaf to everything. So whatever was handed to a waiter by
 //! name (a lock, permits) has arrived, even if its deadline passed or it was asked to end that very moment.
-//! **L2** *From a take to the call the mark is up*, and while the lock is held: nobody is stopped with something in
+//! **L2** *From a take to the call preemption is disabled*, and while the lock is held: nobody is stopped with something in
 //! his hands that others wait for (S6). **L3** *A node is alive while it is in the list or taken*: its frame leaves
 //! only by L1, and the call is the taker's last look at it.
 //! **L4** *The state fits the list whenever the lock is free*: who withdraws sets right, under the same lock, what
 //! depends on it ([`Plan::leave`]).
 //!
-//! No more than `BREATH` are taken at a time, since what the calls relied on is kept until the mark is down (`Kept`),
+//! No more than `BREATH` are taken at a time, since what the calls relied on is kept until preemption is enabled (`Kept`),
 //! and a crowd is not called in one breath: who wants more looks whether there are more ([`Locked::finish`]).
 //!
 //! Rejected: a list of addresses in a vector, which allocates under the lock and makes withdrawing a search; one
@@ -36,7 +36,7 @@ use crate::base::loom::{Mutex, MutexGuard, const_fn, lock};
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Hearing, Woken};
-use crate::sched::context::{self, Marked};
+use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::{Kept, Waiter};
 
 /// How many can be called in one breath.
@@ -50,7 +50,7 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// # Safety
 /// `park` returns at some time after `call`, and `was_called` is true from the call on, which it has seen all of.
 pub(crate) unsafe trait Waits {
-    /// What a call relied on, to be dropped when the mark is down.
+    /// What a call relied on, to be dropped when preemption is enabled.
     type Kept;
     /// How often to look at a lock that is held before the wait begins, each time after twice as many pauses as the
     /// time before: for one that is held for some instructions by a thread beside us.
@@ -67,7 +67,7 @@ pub(crate) unsafe trait Waits {
     fn name(&self, _address: usize) {}
     /// # Safety
     /// The waiter is alive until this call, and this is the one call it waits for.
-    unsafe fn call(mark: &Marked, waiter: *const Self) -> Self::Kept;
+    unsafe fn call(guard: &PreemptGuard, waiter: *const Self) -> Self::Kept;
     /// Whether somebody has waited for long enough to be served by name.
     fn starves(since: Instant) -> bool {
         since.elapsed() >= PATIENCE
@@ -103,9 +103,9 @@ unsafe impl Waits for Waiter {
         self.set_awaited(address);
     }
 
-    unsafe fn call(mark: &Marked, waiter: *const Self) -> Kept {
+    unsafe fn call(guard: &PreemptGuard, waiter: *const Self) -> Kept {
         // SAFETY: by the caller's promise.
-        unsafe { Waiter::call(mark, waiter.expose_provenance()) }
+        unsafe { Waiter::call(guard, waiter.expose_provenance()) }
     }
 }
 
@@ -282,13 +282,13 @@ impl<S, N, W> Queue<S, N, W> {
 
 impl<S, N, W: Waits> Queue<S, N, W> {
     pub(crate) fn lock(&self) -> Locked<'_, S, N, W> {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         Locked {
             inner: Some(lock(&self.inner)),
             taken: [ptr::null(); BATCH],
             count: 0,
             more: false,
-            mark: Some(mark),
+            guard: Some(guard),
             _node: PhantomData,
         }
     }
@@ -359,7 +359,7 @@ pub(crate) struct Locked<'a, S, N, W: Waits> {
     count: usize,
     /// One more was to be taken.
     more: bool,
-    mark: Option<Marked>,
+    guard: Option<PreemptGuard>,
     _node: PhantomData<Node<N, W>>,
 }
 
@@ -429,15 +429,15 @@ impl<S, N, W: Waits> Drop for Locked<'_, S, N, W> {
     fn drop(&mut self) {
         drop(self.inner.take());
         let mut kept: [Option<W::Kept>; BATCH] = [const { None }; BATCH];
-        if let Some(mark) = &self.mark {
+        if let Some(guard) = &self.guard {
             for (at, node) in self.taken[..self.count].iter().enumerate() {
                 // SAFETY: L3: taken, and not called yet.
                 let waiter = unsafe { &raw const (**node).waiter };
                 // SAFETY: L1: this is the one call.
-                kept[at] = Some(unsafe { W::call(mark, waiter) });
+                kept[at] = Some(unsafe { W::call(guard, waiter) });
             }
         }
-        drop(self.mark.take());
+        drop(self.guard.take());
         drop(kept);
     }
 }

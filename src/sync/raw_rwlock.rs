@@ -9,7 +9,7 @@
 //! starves the other, and nobody overtakes.
 //!
 //! **L8** PARKED is set if somebody is in the queue, whenever the queue's lock is free; both change under that lock
-//! only. While it is set the lock is taken under that lock only; readers let go without it, but with the mark up, and the
+//! only. While it is set the lock is taken under that lock only; readers let go without it, but with preemption disabled, and the
 //! last of them, like a writer, sees to the queue. So if the first waits somebody has the lock, or is about to see to the queue.
 //!
 //! Rejected: letting readers in beside a waiting writer while others read (with enough readers he waits for ever), and
@@ -118,11 +118,11 @@ impl<W: Waits> RawRwLock<W> {
     #[cold]
     #[inline(never)]
     fn unlock_read_slowly(&self) {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let before = self.word.fetch_sub(READER, AcqRel);
         if before - READER == PARKED {
-            let queue = self.queue.lock(); // with a mark of its own
-            drop(mark);
+            let queue = self.queue.lock(); // disables preemption itself
+            drop(guard);
             self.serve_all(queue);
         }
     }

@@ -8,7 +8,7 @@
 //! instead of another: a word for one is not spent on somebody who goes on anyway. He who is owed and leaves
 //! by his deadline, or is asked to end that very moment, has got what he waited for.
 //!
-//! Rejected: calling all of them with the mark up throughout, which keeps the caller from being stopped for as long as the
+//! Rejected: calling all of them with preemption disabled throughout, which keeps the caller from being stopped for as long as the
 //! crowd is large; and a list of its own for those who are owed, which a node would have to know to leave it.
 
 use crate::park;

@@ -203,7 +203,7 @@ impl<T> JoinHandle<T> {
 impl<T> Drop for JoinHandle<T> {
     fn drop(&mut self) {
         if !job::detach(&self.fiber.join) {
-            context::assert_unmarked();
+            context::assert_preemptible();
             // SAFETY: I4: the fiber is done and found no detached handle, so the result is ours.
             let leftover = unsafe { Job::drop_result(&self.fiber) };
             run::report_leftover(&self.fiber, leftover);

@@ -131,7 +131,7 @@ impl Event for End<'_> {
 fn end(word: &AtomicUsize) {
     if let Completed::Call(waiter) = job::complete(word) {
         // SAFETY: out of the word, and this is the one call.
-        drop(unsafe { Waiter::call(&context::marked(), waiter) });
+        drop(unsafe { Waiter::call(&context::disable_preempt(), waiter) });
     }
 }
 

@@ -6,7 +6,7 @@
 //! the ring gets a poll that is told by a number made of both: no address, so nothing has to stay for it. Whoever
 //! takes the completion looks the number up; who is not listed any more has withdrawn, and nobody is called. So I24
 //! holds here as for sets: a waiter is called once, or withdraws, both by taking it off the list under the lock, and
-//! who takes it off to call it has the mark up until it is called.
+//! who takes it off to call it has the preemption disabled until it is called.
 //!
 //! One poll for each waiter, in the ring of the worker it waits on: it depends on no other runtime that waits for the same
 //! descriptor. A poll looks before it waits: what came before it is not missed (I23).
@@ -118,7 +118,7 @@ impl Registration {
     /// Takes a waiter back that was enlisted. False if it was called, or is about to be.
     #[inline(never)]
     pub(crate) fn withdraw_by_ring(&self, interest: Interest, waiter: &Waiter) -> bool {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let mut number = Number {
             source: (self.key.load(SeqCst) - 1) as u32,
             interest,
@@ -129,14 +129,14 @@ impl Registration {
             return false;
         };
         number.serial = poll.serial;
-        let shared = mark.shared().expect("a fiber has a runtime");
+        let shared = guard.shared().expect("a fiber has a runtime");
         let worker = &shared.workers[poll.worker];
         let Some(ring) = worker.uring.get() else {
             return true; // none could be had
         };
         ring.cancel(number.pack());
         // Nobody waits for that; if we hold the worker it is submitted with what comes next.
-        let holds = mark
+        let holds = guard
             .enter()
             .is_some_and(|t| t.worker().index == poll.worker);
         if !holds || worker.io_armed.load(SeqCst) {
@@ -154,11 +154,11 @@ impl Polls {
 }
 
 /// Whoever waits for this poll, if somebody does, is called.
-fn call(mark: &context::Marked, number: u64) -> Option<Kept> {
+fn call(guard: &context::PreemptGuard, number: u64) -> Option<Kept> {
     let number = Number::unpack(number);
     let poll = lock(number.polls()).take(|poll| poll.serial == number.serial)?;
     // SAFETY: I24: it was on the list, so it is there until it is called, by us alone.
-    Some(unsafe { Waiter::call(mark, poll.waiter) })
+    Some(unsafe { Waiter::call(guard, poll.waiter) })
 }
 
 /// Polls that were refused, to be called for nothing.
@@ -176,18 +176,18 @@ impl Shared {
     /// The poll is over.
     pub(super) fn poll_over(
         &self,
-        mark: &context::Marked,
+        guard: &context::PreemptGuard,
         completion: &Completion,
     ) -> Option<Kept> {
         match Answer::of(completion.result) {
             // At once it would be refused again.
             Answer::Failed(_) | Answer::WouldBlock => self.call_later(completion.operation),
-            Answer::Count(_) | Answer::Cancelled => return call(mark, completion.operation),
+            Answer::Count(_) | Answer::Cancelled => return call(guard, completion.operation),
         }
         None
     }
 
-    /// Whoever waits for this poll is called after a pause. With the mark up.
+    /// Whoever waits for this poll is called after a pause. With the preemption disabled.
     fn call_later(&self, number: u64) {
         let mut late = lock(&self.io_watch.late);
         late.numbers.push(number);
@@ -208,9 +208,9 @@ impl Shared {
         let numbers = mem::take(&mut *late).numbers;
         drop(late);
         for number in numbers {
-            let mark = context::marked();
-            let kept = call(&mark, number);
-            drop(mark);
+            let guard = context::disable_preempt();
+            let kept = call(&guard, number);
+            drop(guard);
             drop(kept);
         }
         None

@@ -11,7 +11,7 @@
 //! **I25** *An operation stays until its completion was taken.* There is exactly one completion for each entry,
 //! whatever becomes of it. From the push on the fiber is in `Operation::wait`, which returns when the waiter
 //! was called, and for no other reason; nothing in there unwinds (if it did, the process would end: [`Flight`]).
-//! The waiter is called by whoever took the completion, in the same stretch with the mark up, and that is the last
+//! The waiter is called by whoever took the completion, in the same stretch with preemption disabled, and that is the last
 //! thing it does with the operation. So the kernel writes to a buffer, and we to a result, only while their owner
 //! waits. Between the push and the park the fiber may be stopped at any instruction, with all that is on its
 //! stack. A fiber that is abandoned at the end of a runtime keeps its stack for ever, and the runtime with all
@@ -65,8 +65,9 @@ pub(crate) enum Outcome {
 
 /// Whether the calling fiber waits by a ring.
 pub(crate) fn is_used() -> bool {
-    let mark = context::marked();
-    mark.shared()
+    let guard = context::disable_preempt();
+    guard
+        .shared()
         .is_some_and(|shared| shared.settings.ring.is_some())
 }
 
@@ -157,11 +158,11 @@ fn begin(entry: &Entry, operation: &Operation) -> Option<usize> {
 /// Asks for an operation to be over, at once.
 #[cold]
 fn cancel(worker: usize, number: u64) {
-    let mark = context::marked();
-    let shared = mark.shared().expect("a fiber has a runtime");
+    let guard = context::disable_preempt();
+    let shared = guard.shared().expect("a fiber has a runtime");
     let ring = shared.workers[worker].uring.get().expect("it is in there");
     ring.cancel(number);
-    let token = mark.enter();
+    let token = guard.enter();
     if token.is_some_and(|token| token.worker().index == worker) {
         ring.submit(); // if the kernel takes less, so will whoever looks next
     } else {
@@ -216,7 +217,7 @@ impl Shared {
             return Ok(());
         };
         let mut workers = self.workers[..self.settings.workers].iter();
-        let _mark = context::marked(); // a fiber of another runtime may be stopped
+        let _guard = context::disable_preempt(); // a fiber of another runtime may be stopped
         let made = workers.try_for_each(|worker| self.ring_of(worker).map(drop));
         made.map_err(|source| StartError::NoUring { setting, source })
     }
@@ -247,16 +248,16 @@ impl Shared {
         loop {
             let mut batch = [Completion::default(); BATCH];
             let mut kept = [const { None::<Kept> }; BATCH];
-            let mark = context::marked();
+            let guard = context::disable_preempt();
             let taken = ring.take(&mut batch);
             for (completion, kept) in batch[..taken].iter().zip(&mut kept) {
                 *kept = match completion.operation & POLL {
                     // SAFETY: I25: it was pushed with this address, and this is its completion.
-                    0 => Some(unsafe { complete(&mark, completion) }),
-                    _ => self.poll_over(&mark, completion),
+                    0 => Some(unsafe { complete(&guard, completion) }),
+                    _ => self.poll_over(&guard, completion),
                 };
             }
-            drop(mark);
+            drop(guard);
             (kept.into_iter().flatten()).for_each(|kept| self.part_with(kept));
             if taken < BATCH {
                 return;
@@ -282,12 +283,12 @@ impl Shared {
 ///
 /// # Safety
 /// The operation is in flight, and this is its completion.
-unsafe fn complete(mark: &context::Marked, completion: &Completion) -> Kept {
+unsafe fn complete(guard: &context::PreemptGuard, completion: &Completion) -> Kept {
     let address = completion.operation as usize;
     // SAFETY: by the caller's promise it is there until it is called.
     let operation = unsafe { &*ptr::with_exposed_provenance::<Operation>(address) };
     operation.result.store(completion.result, Relaxed);
     let waiter = operation.waiter.address();
     // SAFETY: as above; and this is the one call it waits for.
-    unsafe { Waiter::call(mark, waiter) }
+    unsafe { Waiter::call(guard, waiter) }
 }

@@ -95,9 +95,9 @@ impl Watch {
         if let Some(sets) = self.sets.get() {
             os::ring_eventfd(sets.bell());
         }
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let thread = lock(&self.thread).take();
-        drop(mark);
+        drop(guard);
         if let Some(thread) = thread {
             drop(thread.join());
         }

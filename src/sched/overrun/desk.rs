@@ -11,7 +11,7 @@
 //! is lost, and counted. A callback that panics is caught; that is said once in a runtime.
 //!
 //! The lock is held for some instructions, never while a name is looked up or a callback runs. Who
-//! takes it on a fiber has the mark (S6).
+//! takes it on a fiber has preemption disabled (S6).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::base::{fork, mark, os};
+use crate::base::{fork, os, preempt_check};
 use crate::fiber::Held;
 use crate::sched::overrun::log::Log;
 use crate::sched::overrun::report::{self, Named, Names, Overrun, Told};
@@ -84,12 +84,12 @@ impl Desk {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        mark::expect();
+        preempt_check::expect_disabled();
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     pub(crate) fn add_listener(&self, listener: Listener) {
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         let mut state = self.lock();
         if !state.closes {
             state.listeners.push(listener);
@@ -104,7 +104,7 @@ impl Desk {
             fiber: named(&captured.fiber),
             frames: captured.frames,
         };
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         let mut state = self.lock();
         let location = told.fiber.location;
         state
@@ -178,7 +178,7 @@ impl Desk {
 
     /// Starts the thread if there is need and it does not run.
     fn start(self: &Arc<Self>, name: &str, runtime: Weak<Shared>) {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let mut state = self.lock();
         if state.serves || state.line.is_empty() {
             return;
@@ -186,7 +186,7 @@ impl Desk {
         state.serves = true; // nobody else starts one
         let former = state.thread.take();
         drop(state);
-        drop(mark);
+        drop(guard);
         drop(former); // it has said that it is over; what it still does is its own affair
         let desk = self.clone();
         let started = thread::Builder::new()
@@ -197,7 +197,7 @@ impl Desk {
                 context::serves_no_more();
             });
         // If it cannot be had: the next report tries again.
-        let _mark = context::marked();
+        let _guard = context::disable_preempt();
         let mut state = self.lock();
         state.serves = started.is_ok();
         state.thread = started.ok();
@@ -255,17 +255,17 @@ impl Shared {
         if collected && self.reports.slots.get().is_some() {
             self.collect_reports();
         }
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let thread = self.reports.desk.close();
-        drop(mark);
+        drop(guard);
         thread
     }
 
     /// What the callbacks hold may hold the runtime.
     pub(crate) fn forget_listeners(&self) {
-        let mark = context::marked();
+        let guard = context::disable_preempt();
         let listeners = std::mem::take(&mut self.reports.desk.lock().listeners);
-        drop(mark);
+        drop(guard);
         drop(listeners); // the user's
     }
 
@@ -274,7 +274,7 @@ impl Shared {
         let entries = if fork::in_child() {
             Vec::new() // F1: somebody may have held the lock
         } else {
-            let _mark = context::marked();
+            let _guard = context::disable_preempt();
             self.reports.desk.lock().table.entries()
         };
         let unseen = self.reports.unseen.load(Relaxed);

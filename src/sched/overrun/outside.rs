@@ -28,7 +28,7 @@ use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 
 impl Carrier {
-    /// While its worker is in the monitor's hand and the mark is down: who sleeps here, from now on.
+    /// While its worker is in the monitor's hand and preemption is enabled: who sleeps here, from now on.
     pub(crate) fn note_sleeper(&self) {
         let occupant = &self.ice.occupant;
         // I17 says why the cell may be read: its thread is in the middle of this fiber.

@@ -256,7 +256,7 @@ mod tests {
     fn slots_hold_so_many_reports_and_give_each_out_once() {
         crate::runtime::block_on(|| {
             let slots = Slots::new();
-            let _mark = context::marked();
+            let _guard = context::disable_preempt();
             let filed = (0..2 * SLOTS as u64)
                 .filter(|ran| put(&slots, *ran))
                 .count();
@@ -289,7 +289,7 @@ mod tests {
             let slots = Slots::new();
             let mut took: Vec<Duration> = Vec::new();
             deep(&mut [1; 2 * WORDS], || {
-                let _mark = context::marked();
+                let _guard = context::disable_preempt();
                 for _ in 0..1_000 {
                     let begun = Instant::now();
                     assert!(put(&slots, 0));

@@ -140,7 +140,7 @@ pub(crate) mod model {
             *self.0.0.lock().unwrap()
         }
 
-        unsafe fn call(_: &Marked, waiter: *const Self) {
+        unsafe fn call(_: &PreemptGuard, waiter: *const Self) {
             // SAFETY: by the caller's promise it is there until it is called.
             let shared = unsafe { (*waiter).0.clone() };
             *shared.0.lock().unwrap() = true;
