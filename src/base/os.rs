@@ -48,7 +48,7 @@ pub(crate) fn futex_wake_all(word: &AtomicU32) {
 }
 
 /// Writes a one to an eventfd. May be called in a signal handler.
-pub(crate) fn ring_eventfd(fd: i32) {
+pub(crate) fn notify_eventfd(fd: i32) {
     let one = 1_u64;
     // SAFETY: reads eight bytes of `one`. At the most a full counter refuses it: then somebody has rung.
     unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
@@ -65,18 +65,18 @@ pub(crate) fn drain_eventfd(fd: i32) {
 /// A word a single thread sleeps on. A rouse is never lost: one that comes first makes the next
 /// wait return at once. Waits also return for no reason, so callers look again at what they wait
 /// for.
-pub(crate) struct Doorbell(AtomicU32);
+pub(crate) struct Parker(AtomicU32);
 
-impl Doorbell {
+impl Parker {
     const QUIET: u32 = 0;
     const ASLEEP: u32 = 1;
-    const RUNG: u32 = 2;
+    const NOTIFIED: u32 = 2;
     /// Its thread sleeps elsewhere, and an eventfd wakes it, whose number stands above these bits.
     const ELSEWHERE: u32 = 3;
     const STATES: u32 = 2;
 
     pub(crate) const fn new() -> Self {
-        Doorbell(AtomicU32::new(Self::QUIET))
+        Parker(AtomicU32::new(Self::QUIET))
     }
 
     /// Sleeps until rung or until the time is over; true if it was rung.
@@ -88,7 +88,7 @@ impl Doorbell {
         {
             futex_wait(&self.0, Self::ASLEEP, timeout);
         }
-        self.0.swap(Self::QUIET, SeqCst) == Self::RUNG
+        self.0.swap(Self::QUIET, SeqCst) == Self::NOTIFIED
     }
 
     /// The same, where `sleep` does not return for long unless something else happens there, or somebody
@@ -102,16 +102,16 @@ impl Doorbell {
         {
             sleep();
         }
-        self.0.swap(Self::QUIET, SeqCst) == Self::RUNG
+        self.0.swap(Self::QUIET, SeqCst) == Self::NOTIFIED
     }
 
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         let address = self.0.as_ptr();
         // The owner may be gone as soon as the swap is done: after it only the address is used.
-        match self.0.swap(Self::RUNG, SeqCst) {
+        match self.0.swap(Self::NOTIFIED, SeqCst) {
             Self::ASLEEP => futex_wake(address),
             word if word & Self::ELSEWHERE == Self::ELSEWHERE => {
-                ring_eventfd((word >> Self::STATES) as i32);
+                notify_eventfd((word >> Self::STATES) as i32);
             }
             _ => {}
         }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::list::List;
 use crate::base::loom::{Mutex, lock};
-use crate::base::os::Doorbell;
+use crate::base::os::Parker;
 use crate::blocking::crew::{Crew, Look, Owed, Role};
 use crate::error::AbortOnUnwind;
 use crate::park::lend::Loan;
@@ -53,7 +53,7 @@ struct State {
 
 /// Where a thread sleeps.
 struct Seat {
-    bell: Doorbell,
+    parker: Parker,
     /// It is the searcher. Written under the lock.
     summoned: AtomicBool,
 }
@@ -124,7 +124,7 @@ impl Service for Pool {
     fn close(&self, patience: Patience) -> usize {
         let mark = context::disable_preempt();
         let sleepers = self.0.with(|state| state.crew.close());
-        sleepers.iter().for_each(|seat| seat.bell.ring());
+        sleepers.iter().for_each(|seat| seat.parker.notify());
         // No thread is started any more: `start` looks under this lock.
         let handles = std::mem::take(&mut *lock(&self.0.handles));
         drop(mark);
@@ -183,7 +183,7 @@ impl Inner {
         loop {
             owed = match owed {
                 Owed::Nothing => return,
-                Owed::Rouse(seat) => return seat.bell.ring(),
+                Owed::Rouse(seat) => return seat.parker.notify(),
                 Owed::Start if self.start() => return,
                 Owed::Start => self.with(|state| {
                     state.retry_at = Some(Instant::now() + RETRY);
@@ -249,7 +249,7 @@ impl Inner {
 
     fn serve(self: &Arc<Self>) {
         let seat = Arc::new(Seat {
-            bell: Doorbell::new(),
+            parker: Parker::new(),
             summoned: AtomicBool::new(false),
         });
         let mut role = Role::Searcher;
@@ -289,7 +289,7 @@ impl Inner {
         let until = Instant::now().checked_add(self.keep_alive);
         loop {
             let left = until.map(|at| at.saturating_duration_since(Instant::now()));
-            seat.bell.wait(left);
+            seat.parker.wait(left);
             let woken = self.with(|state| {
                 if seat.summoned.swap(false, Relaxed) {
                     return Some(Some(Role::Searcher));

@@ -28,7 +28,7 @@ use crate::base::{descriptor, os};
 /// Events that are taken at once.
 const EVENTS: usize = 64;
 /// In place of a key: the bell.
-const BELL: u64 = u64::MAX;
+const WAKER: u64 = u64::MAX;
 
 /// The kernel knows `epoll_pwait2`, as far as we have seen.
 static IS_EXACT: AtomicBool = AtomicBool::new(true);
@@ -45,33 +45,33 @@ pub(crate) struct Ready {
 
 pub(crate) struct Epoll {
     set: OwnedFd,
-    bell: RawFd,
+    waker: RawFd,
     /// Descriptors in it, the bell not counted.
     len: AtomicUsize,
 }
 
 /// Bells that nobody uses, and places for some. Without a lock: a set may go where nobody may wait.
-static BELLS: [AtomicI32; 256] = [const { AtomicI32::new(NO_BELL) }; 256];
-const NO_BELL: RawFd = -1;
+static WAKERS: [AtomicI32; 256] = [const { AtomicI32::new(NO_WAKER) }; 256];
+const NO_WAKER: RawFd = -1;
 
 /// An eventfd nobody uses.
-pub(super) fn take_bell() -> io::Result<RawFd> {
-    let used = BELLS.iter().map(|place| place.swap(NO_BELL, SeqCst));
-    if let Some(bell) = used.into_iter().find(|bell| *bell != NO_BELL) {
-        return Ok(bell);
+pub(super) fn take_waker() -> io::Result<RawFd> {
+    let used = WAKERS.iter().map(|place| place.swap(NO_WAKER, SeqCst));
+    if let Some(waker) = used.into_iter().find(|waker| *waker != NO_WAKER) {
+        return Ok(waker);
     }
     // SAFETY: takes numbers only.
     checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 /// Nobody waits for it any more. If there is no place left it stays open for nothing.
-pub(super) fn give_bell_back(bell: RawFd) {
+pub(super) fn give_waker_back(waker: RawFd) {
     let put = |place: &AtomicI32| {
         place
-            .compare_exchange(NO_BELL, bell, SeqCst, SeqCst)
+            .compare_exchange(NO_WAKER, waker, SeqCst, SeqCst)
             .is_ok()
     };
-    let _found = BELLS.iter().any(put);
+    let _found = WAKERS.iter().any(put);
 }
 
 impl Epoll {
@@ -81,21 +81,21 @@ impl Epoll {
         let epoll = Epoll {
             // SAFETY: just made, and nobody else's.
             set: unsafe { OwnedFd::from_raw_fd(set) },
-            bell: take_bell()?,
+            waker: take_waker()?,
             len: AtomicUsize::new(0),
         };
-        epoll.control(libc::EPOLL_CTL_ADD, epoll.bell, libc::EPOLLIN, BELL)?;
+        epoll.control(libc::EPOLL_CTL_ADD, epoll.waker, libc::EPOLLIN, WAKER)?;
         Ok(epoll)
     }
 
-    /// What wakes whoever sleeps in it, by `os::ring_eventfd`.
-    pub(crate) fn bell(&self) -> RawFd {
-        self.bell
+    /// The descriptor that ends a sleep in it, through `os::notify_eventfd`.
+    pub(crate) fn waker(&self) -> RawFd {
+        self.waker
     }
 
     /// Ends the ringing of the bell, until it is rung again.
     pub(crate) fn silence(&self) {
-        os::drain_eventfd(self.bell);
+        os::drain_eventfd(self.waker);
     }
 
     /// The set itself, which is readable when something in it is ready.
@@ -207,14 +207,14 @@ impl Events {
     pub(crate) fn has_rung(&self) -> bool {
         self.events[..self.number].iter().any(|event| {
             let key = event.u64;
-            key == BELL
+            key == WAKER
         })
     }
 
     pub(crate) fn tell(&self, mut tell: impl FnMut(Ready)) {
         for event in &self.events[..self.number] {
             let (key, flags) = (event.u64, event.events as i32);
-            if key == BELL {
+            if key == WAKER {
                 continue;
             }
             let over = flags & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
@@ -231,8 +231,8 @@ impl Events {
 
 impl Drop for Epoll {
     fn drop(&mut self) {
-        let _ = self.control(libc::EPOLL_CTL_DEL, self.bell, 0, 0);
-        give_bell_back(self.bell);
+        let _ = self.control(libc::EPOLL_CTL_DEL, self.waker, 0, 0);
+        give_waker_back(self.waker);
     }
 }
 
@@ -290,7 +290,7 @@ mod tests {
     fn a_bell_ends_a_wait_and_the_next_one_it_comes_before() {
         let epoll = Epoll::new().unwrap();
         for _ in 0..3 {
-            os::ring_eventfd(epoll.bell());
+            os::notify_eventfd(epoll.waker());
             epoll.wait(None).tell(|ready| panic!("{ready:?}"));
             assert!(epoll.wait(None).has_rung(), "until it is silenced");
             epoll.silence();
@@ -298,7 +298,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| epoll.wait(None).tell(|_| ()));
             std::thread::sleep(Duration::from_millis(5));
-            os::ring_eventfd(epoll.bell());
+            os::notify_eventfd(epoll.waker());
         });
         epoll.silence();
         let before = Instant::now();

@@ -14,7 +14,7 @@
 //! put aside and goes into the queue when there is some.
 //!
 //! *Sleep.* The holder of the worker sleeps in the system call that submits, and is woken by a bell that the ring
-//! polls (`uring/bell.rs`). Who has taken a completion that a sleeper was meant to see nudges it: by a completion for
+//! polls (`uring/waker.rs`). Who has taken a completion that a sleeper was meant to see nudges it: by a completion for
 //! nobody, for which nothing has to be polled.
 //!
 //! *Nothing is lost.* When the completion queue is full the kernel keeps what does not fit, and says so by a
@@ -53,17 +53,17 @@ use std::time::Duration;
 pub(crate) use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
-use super::epoll::{give_bell_back, take_bell};
+use super::epoll::{give_waker_back, take_waker};
 use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 
-mod bell;
 mod entry;
 mod probe;
+mod waker;
 
-use bell::Bell;
 pub(crate) use entry::{Room, entry, finish};
 pub(crate) use probe::refusal;
+use waker::Waker;
 
 /// Entries a queue has room for before they have to be submitted.
 const ENTRIES: u32 = 256;
@@ -76,7 +76,7 @@ pub(crate) const BATCH: usize = 32;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Numbers of requests of our own: others have none of these bits.
-const BELL: u64 = 1;
+const WAKER: u64 = 1;
 const NOBODY: u64 = 2;
 const NUDGE: u64 = 3;
 const OWN: u64 = 3;
@@ -120,7 +120,7 @@ pub(crate) struct Uring {
     ring: IoUring,
     /// For whoever pushes, and for whoever takes.
     submissions: Mutex<()>,
-    completions: Mutex<Bell>,
+    completions: Mutex<Waker>,
     pending: AtomicUsize,
     /// Somebody who may not submit wants it to be done.
     is_urgent: AtomicBool,
@@ -133,7 +133,7 @@ pub(crate) struct Uring {
     has_aside: AtomicBool,
     /// There is a nudge on its way, or in the queue for whoever sleeps next.
     is_nudged: AtomicBool,
-    bell: RawFd,
+    waker: RawFd,
     /// The kernel takes a limit with a wait.
     has_limits: bool,
     has_complained: AtomicBool,
@@ -168,7 +168,7 @@ impl Uring {
         Ok(Uring {
             ring,
             submissions: Mutex::new(()),
-            completions: Mutex::new(Bell::new()),
+            completions: Mutex::new(Waker::new()),
             pending: AtomicUsize::new(0),
             is_urgent: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
@@ -176,15 +176,15 @@ impl Uring {
             aside: Mutex::new(Vec::new()),
             has_aside: AtomicBool::new(false),
             is_nudged: AtomicBool::new(false),
-            bell: take_bell()?,
+            waker: take_waker()?,
             has_limits,
             has_complained: AtomicBool::new(false),
         })
     }
 
-    /// What wakes whoever sleeps in it, by `os::ring_eventfd`.
-    pub(crate) fn bell(&self) -> RawFd {
-        self.bell
+    /// The descriptor that ends a sleep in it, through `os::notify_eventfd`.
+    pub(crate) fn waker(&self) -> RawFd {
+        self.waker
     }
 
     /// The ring itself, which is readable when there are completions.
@@ -402,27 +402,27 @@ impl Uring {
     /// Takes what is complete, as far as there is room. By the same. If that is full there may be more. Whom it belongs to
     /// waits for it: preemption is disabled until he is told.
     pub(crate) fn take(&self, batch: &mut [Completion; BATCH]) -> usize {
-        let mut bell = lock(&self.completions);
-        let mut taken = self.take_queued(&mut bell, batch);
+        let mut waker = lock(&self.completions);
+        let mut taken = self.take_queued(&mut waker, batch);
         if taken < BATCH && self.has_overflown() {
             self.enter(0, GETEVENTS, None); // what did not fit
-            taken += self.take_queued(&mut bell, &mut batch[taken..]);
+            taken += self.take_queued(&mut waker, &mut batch[taken..]);
         }
-        drop(bell);
+        drop(waker);
         let polls = batch[..taken].iter().filter(|c| c.operation & POLL != 0);
         self.polls.fetch_sub(polls.count(), SeqCst);
         self.in_flight.fetch_sub(taken, SeqCst);
         taken
     }
 
-    fn take_queued(&self, bell: &mut Bell, batch: &mut [Completion]) -> usize {
+    fn take_queued(&self, waker: &mut Waker, batch: &mut [Completion]) -> usize {
         // SAFETY: the bell is behind the lock of the completions, so there is no other.
         let mut queue = unsafe { self.ring.completion_shared() };
         let mut taken = 0;
         while taken < batch.len() {
             let Some(entry) = queue.next() else { break };
             match entry.user_data() & OWN {
-                BELL => bell.heard(self.bell, &entry),
+                WAKER => waker.heard(self.waker, &entry),
                 NUDGE => self.is_nudged.store(false, SeqCst),
                 NOBODY => {}
                 _ => {
@@ -448,7 +448,7 @@ impl Drop for Uring {
     fn drop(&mut self) {
         let polls = self.polls.load(SeqCst);
         debug_assert_eq!(self.in_flight(), polls, "a ring that goes under somebody");
-        give_bell_back(self.bell);
+        give_waker_back(self.waker);
     }
 }
 

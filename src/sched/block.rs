@@ -175,7 +175,7 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
             }
             let (carrier, worker) = (token.carrier(), token.worker());
             worker.published.set_phase(Phase::Idle);
-            carrier.bell.wait(Some(REFUSED_PAUSE));
+            carrier.parker.wait(Some(REFUSED_PAUSE));
             carrier.shared().fire_all(); // perhaps no other worker is there to do it
             carrier.shared().poll_io(worker);
             // Others run what waits here: from a slot they do not steal.
@@ -188,7 +188,7 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
         } else if !carrier.shared().adopt_orphan(carrier) {
             carrier.ignore_release();
             if carrier.owner.peek().is_none() {
-                carrier.bell.wait(None);
+                carrier.parker.wait(None);
             }
         }
     }

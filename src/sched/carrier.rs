@@ -32,7 +32,7 @@ use indent_sysmon::Thread;
 use crate::base::affinity::Placement;
 use crate::base::alarm::Alarm;
 use crate::base::loom::atomic;
-use crate::base::os::Doorbell;
+use crate::base::os::Parker;
 use crate::fiber::locals::Block;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::inject::popped;
@@ -53,7 +53,7 @@ pub(crate) struct Carrier {
     pub(crate) index: usize,
     shared: NonNull<Shared>,
     pub(crate) owner: Owner<Worker>,
-    pub(crate) bell: Doorbell,
+    pub(crate) parker: Parker,
     /// The switched-out fiber that has this thread to itself, or null. Written by the own thread,
     /// and by the thread that holds the fiber when it finds that the fiber may leave.
     tenant: AtomicPtr<Record>,
@@ -115,7 +115,7 @@ impl Carrier {
             index,
             shared,
             owner: Owner::new(),
-            bell: Doorbell::new(),
+            parker: Parker::new(),
             tenant: AtomicPtr::new(ptr::null_mut()),
             delivered: Slot::new(),
             current: Cell::new(None),
@@ -247,7 +247,7 @@ impl Carrier {
                     return worker;
                 }
                 None if self.shared().adopt_orphan(self) => {}
-                None => drop(self.bell.wait(None)),
+                None => drop(self.parker.wait(None)),
             }
         }
     }
@@ -295,7 +295,7 @@ impl Carrier {
 
     /// Any thread: gives a worker to this carrier.
     pub(crate) fn receive(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
-        self.accept(worker).inspect(|()| self.bell.ring())
+        self.accept(worker).inspect(|()| self.parker.notify())
     }
 
     fn accept(&self, worker: NonNull<Worker>) -> Result<(), NonNull<Worker>> {
@@ -335,7 +335,7 @@ impl Carrier {
             }
             if self.has_tenant() {
                 self.drop_alarm();
-                self.bell.wait(None);
+                self.parker.wait(None);
             } else if self.retires() {
                 // Otherwise a worker has just come.
                 if self.owner.close() {
@@ -348,8 +348,8 @@ impl Carrier {
             } else if !shared.has_too_many_spares() {
                 // Before the wait: if the monitor finds it in excess from here on, it rings.
                 self.rests_in_excess.store(false, SeqCst);
-                self.bell.wait(None);
-            } else if !self.bell.wait(Some(KEEP_ALIVE))
+                self.parker.wait(None);
+            } else if !self.parker.wait(Some(KEEP_ALIVE))
                 && shared.has_too_many_spares()
                 && shared.spares.claim(self.index)
             {
@@ -373,7 +373,7 @@ impl Carrier {
                 Err(_) => self.placement.leave_wide(),
             }
         }
-        given.inspect(|()| self.bell.ring())
+        given.inspect(|()| self.parker.notify())
     }
 
     /// Own thread, before it runs user code: on all CPUs again.
@@ -466,7 +466,7 @@ impl Carrier {
             }
         }
         while self.has_tenant() {
-            self.bell.wait(None); // abandoned: others may have addresses in this thread's memory
+            self.parker.wait(None); // abandoned: others may have addresses in this thread's memory
         }
         self.block.end();
         self.owner.leave();
@@ -501,7 +501,7 @@ impl Shared {
         }
         // Perhaps not `worker` any more but the one this carrier holds now, which will do.
         let Some((taken, ())) = carrier.owner.take(|| carrier.sleeps(), || ()) else {
-            carrier.bell.ring(); // given back: in case it noticed
+            carrier.parker.notify(); // given back: in case it noticed
             return false;
         };
         match self.place(taken) {
@@ -511,7 +511,7 @@ impl Shared {
                 if let Err(taken) = carrier.take_back(taken) {
                     let _with_it_or_elsewhere = carrier.keep(taken);
                 }
-                carrier.bell.ring(); // it may have noticed, and waits
+                carrier.parker.notify(); // it may have noticed, and waits
                 false
             }
         }

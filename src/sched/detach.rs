@@ -84,7 +84,7 @@ impl Shared {
         };
         // Perhaps not `worker` any more but the one this carrier holds now: as good.
         let Some((taken, ())) = carrier.owner.take(|| carrier.sleeps(), meanwhile) else {
-            carrier.bell.ring(); // given back: in case it noticed
+            carrier.parker.notify(); // given back: in case it noticed
             self.unclaim(receiver);
             return false;
         };

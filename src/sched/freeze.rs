@@ -223,7 +223,7 @@ impl Carrier {
                 return Thawed::Released; // at the end for good: it may hold what others need
             }
             if !self.shared().adopt_orphan(self) {
-                self.bell.wait(None);
+                self.parker.wait(None);
             }
         }
     }
@@ -253,7 +253,7 @@ impl Carrier {
         let released = self.owner.release();
         if released {
             self.note_cpu();
-            self.bell.ring();
+            self.parker.notify();
         }
         released
     }
@@ -294,7 +294,7 @@ impl Shared {
             Receiver::Spare(index) => {
                 self.spares.set(index);
                 self.void_if_served(&self.spares, index);
-                self.carrier(index).bell.ring(); // perhaps it is not needed any more
+                self.carrier(index).parker.notify(); // perhaps it is not needed any more
             }
             Receiver::Wanted(index) => {
                 self.want(index);

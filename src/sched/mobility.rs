@@ -356,7 +356,7 @@ impl Shared {
                 match thread {
                     Some(thread) if is_movable(fiber) => {
                         thread.let_out(fiber);
-                        thread.bell.ring();
+                        thread.parker.notify();
                     }
                     Some(_) if noted(&fiber) == Mobility::Bound => match found {
                         Some(cause) => self.count_bound_cause(fiber, cause),

@@ -466,7 +466,7 @@ impl Shared {
     fn rouse(&self, worker: &Worker, why: u8) {
         worker.roused.store(why, SeqCst);
         // SAFETY: set when the worker was first given away; carriers live as long as `Shared`.
-        unsafe { &*worker.carrier.load(SeqCst) }.bell.ring();
+        unsafe { &*worker.carrier.load(SeqCst) }.parker.notify();
     }
 
     /// Fibers that are not over. Finished ones are counted first: if the sums are equal there was

@@ -84,12 +84,12 @@ impl Shared {
                 return carrier.ask_to_freeze(stamp);
             }
         }
-        self.ring_monitor();
+        self.notify_monitor();
     }
 
-    fn ring_monitor(&self) {
+    fn notify_monitor(&self) {
         if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
-            self.watchers.ring_monitor();
+            self.watchers.notify_monitor();
         }
     }
 

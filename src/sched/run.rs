@@ -150,7 +150,7 @@ fn go_elsewhere(
             return go_to_thread(token, fiber, thread);
         }
         thread.let_out(fiber);
-        thread.bell.ring(); // it is a spare now
+        thread.parker.notify(); // it is a spare now
         token.worker().counters.released.add(1);
     } else if fiber.is_unstarted() && !std::mem::take(&mut token.local().admitted) {
         let occupied = token.carrier().has_tenant();

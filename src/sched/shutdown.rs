@@ -310,7 +310,7 @@ impl Shared {
         self.stopping.store(true, SeqCst);
         // Those that are frozen go on: they may hold what we need to come to an end.
         for carrier in self.carriers.iter() {
-            carrier.bell.ring();
+            carrier.parker.notify();
         }
         self.io_watch.stop();
         self.leave_io();
@@ -318,7 +318,7 @@ impl Shared {
         let stuck = join_until(patience, collector.into_iter());
         self.watchers.stop();
         for carrier in self.carriers.iter() {
-            carrier.bell.ring();
+            carrier.parker.notify();
         }
         let guard = context::disable_preempt();
         let threads = lock(&self.threads).take_all();

@@ -122,7 +122,7 @@ impl Search {
         if !shared.idle.claim(me) {
             self.searching = loop {
                 match worker.roused.swap(Roused::NO, SeqCst) {
-                    Roused::NO => drop(carrier.bell.wait(None)),
+                    Roused::NO => drop(carrier.parker.wait(None)),
                     why => break why == Roused::TO_SEARCH,
                 }
             };
@@ -167,7 +167,7 @@ fn doze<'a>(token: &'a Entered, time: Option<Duration>, found: &mut Found<'a>) -
     let roused = if let Some(set) = shared.take_seat(worker) {
         let mut events = None;
         let sleep = || events = Some(set.wait(time));
-        let roused = carrier.bell.wait_elsewhere(set.bell(), sleep);
+        let roused = carrier.parker.wait_elsewhere(set.waker(), sleep);
         shared.leave_seat(set, events.as_ref());
         *found = events.map_or(Found::Nothing, Found::Events);
         roused
@@ -175,9 +175,9 @@ fn doze<'a>(token: &'a Entered, time: Option<Duration>, found: &mut Found<'a>) -
         shared.disarm_io(worker);
         *found = Found::Completions(ring);
         let sleep = || shared.sleep_ring(worker, ring, time);
-        carrier.bell.wait_elsewhere(ring.bell(), sleep)
+        carrier.parker.wait_elsewhere(ring.waker(), sleep)
     } else {
-        carrier.bell.wait(time)
+        carrier.parker.wait(time)
     };
     shared.awake(worker);
     !roused && time.is_some()

@@ -3,20 +3,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::base::os::Doorbell;
+use crate::base::os::Parker;
 use crate::fiber::state::{Begin, Commit, Hearing, Notify, Signal, State, Woken};
 use crate::sched::{context, limit};
 
 pub(crate) struct ThreadParker {
     state: State,
-    bell: Doorbell,
+    parker: Parker,
 }
 
 impl ThreadParker {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(ThreadParker {
             state: State::runnable(),
-            bell: Doorbell::new(),
+            parker: Parker::new(),
         })
     }
 
@@ -49,7 +49,7 @@ impl ThreadParker {
                 // Our own expiry competes with a wake that is coming; the word decides.
                 let _ = self.state.expire(number);
             } else {
-                self.bell.wait(left);
+                self.parker.wait(left);
             }
         }
         self.state.end_park()
@@ -58,7 +58,7 @@ impl ThreadParker {
     pub(crate) fn wake(&self, signal: Signal) {
         let _guard = context::disable_preempt(); // a thread waits for the bell
         if self.state.wake(signal) == Notify::Enqueue {
-            self.bell.ring();
+            self.parker.notify();
         }
     }
 }

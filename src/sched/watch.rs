@@ -135,9 +135,9 @@ impl Watchers {
         self.refused.load(Relaxed)
     }
 
-    pub(crate) fn ring_monitor(&self) {
+    pub(crate) fn notify_monitor(&self) {
         if let Some(monitor) = self.monitor.get() {
-            monitor.ring();
+            monitor.notify();
         }
     }
 
@@ -227,7 +227,7 @@ impl Shared {
             let rarely = &self.watchers.looks_rarely;
             if rarely.load(SeqCst) && rarely.swap(false, SeqCst) {
                 self.clock.set(Instant::now()); // the monitor has not read it for long
-                monitor.ring();
+                monitor.notify();
             }
         }
     }
@@ -249,7 +249,7 @@ impl Shared {
             for spare in surplus.map(|index| self.carrier(index)) {
                 let noted = &spare.rests_in_excess;
                 if !noted.load(SeqCst) && !noted.swap(true, SeqCst) {
-                    spare.bell.ring();
+                    spare.parker.notify();
                 }
             }
         }

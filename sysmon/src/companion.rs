@@ -21,7 +21,7 @@ impl Companion {
     }
 
     /// Ends its sleep, or the next one; keeps the monitor's law.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn notify(&self) {
         self.thread.unpark();
     }
 
@@ -32,7 +32,7 @@ impl Companion {
 
     /// The handle of a thread that was asked to end, for the first caller.
     pub(crate) fn dismiss(&self) -> Option<JoinHandle<()>> {
-        self.ring();
+        self.notify();
         self.handle.lock().unwrap_or_else(|e| e.into_inner()).take()
     }
 }

@@ -90,7 +90,7 @@ impl Helper {
     /// See [`Helper`] for an example.
     pub fn ask(&self, bits: u32) {
         if self.asked.bits.fetch_or(bits, SeqCst) & bits != bits {
-            self.thread.ring();
+            self.thread.notify();
         }
     }
 

@@ -282,7 +282,7 @@ impl Monitor {
     #[inline]
     pub fn notice(&self) {
         if self.watch.vigil.notice() {
-            self.thread.ring();
+            self.thread.notify();
         }
     }
 
@@ -314,14 +314,14 @@ impl Monitor {
     /// pool.0.dispatch();
     /// let monitor = Monitor::start("watch", 1, pool.clone())?;
     /// while pool.0.busy().is_zero() {
-    ///     monitor.ring(); // or it would take an hour
+    ///     monitor.notify(); // or it would take an hour
     ///     std::thread::yield_now();
     /// }
     /// monitor.stop();
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn ring(&self) {
-        self.thread.ring();
+    pub fn notify(&self) {
+        self.thread.notify();
     }
 
     /// Ends the thread and waits for it: afterwards nothing of the pool is called. Not from one of the

@@ -220,7 +220,7 @@ fn a_bell_ends_a_sleep_and_the_next_one_it_comes_before_in_whatever_name() {
         let Some(ring) = ring() else { return };
         lock(&ring.completions).for_good = for_good;
         for name in [1, 1, 2, 2, 1] {
-            os::ring_eventfd(ring.bell());
+            os::notify_eventfd(ring.waker());
             ring.sleep(name, None);
             assert!(all(&ring).is_empty());
         }
@@ -234,7 +234,7 @@ fn a_bell_ends_a_sleep_and_the_next_one_it_comes_before_in_whatever_name() {
             });
             std::thread::sleep(Duration::from_millis(5));
             rung.store(true, SeqCst);
-            os::ring_eventfd(ring.bell());
+            os::notify_eventfd(ring.waker());
             sleeper.join().unwrap();
         });
     }
@@ -308,7 +308,7 @@ fn a_poll_of_the_bell_that_others_may_submit_has_no_name() {
     let Some(ring) = ring() else { return };
     ring.pretend_polled(1);
     lock(&ring.completions).unname();
-    os::ring_eventfd(ring.bell());
+    os::notify_eventfd(ring.waker());
     ring.sleep(1, None); // begins another
     assert!(all(&ring).is_empty());
 }
@@ -332,7 +332,7 @@ fn a_bell_that_was_polled_in_the_name_of_a_stuck_thread_wakes_another() {
         scope.spawn(move || {
             std::thread::sleep(STUCK / 10);
             rung.get_or_init(Instant::now);
-            os::ring_eventfd(ring.bell());
+            os::notify_eventfd(ring.waker());
         });
         // The first wake may be that of the old poll's end.
         while rung.get().is_none() {

@@ -194,7 +194,7 @@ impl Shared {
         late.due.get_or_insert_with(|| Instant::now() + LATE);
         drop(late);
         if let Some(sets) = self.io_watch.sets.get() {
-            os::ring_eventfd(sets.bell());
+            os::notify_eventfd(sets.waker());
         }
     }
 

@@ -109,7 +109,7 @@ impl Shared {
         set.silence();
         fence(SeqCst);
         if self.io_seat.is_taken() {
-            os::ring_eventfd(set.bell()); // I32
+            os::notify_eventfd(set.waker()); // I32
         }
     }
 
@@ -235,21 +235,21 @@ mod models {
     #[test]
     fn loom_a_ring_for_the_holder_of_the_seat_is_not_silenced() {
         loom::model(|| {
-            let (model, bell) = (Model::new(), Arc::new(AtomicBool::new(true)));
-            let (other, rung) = (model.clone(), bell.clone());
+            let (model, waker) = (Model::new(), Arc::new(AtomicBool::new(true)));
+            let (other, rung) = (model.clone(), waker.clone());
             let ringer = thread::spawn(move || {
                 assert!(other.seat.take(1));
                 rung.store(true, SeqCst); // meant for the holder
             });
             if !model.seat.is_taken() {
-                bell.store(false, SeqCst);
+                waker.store(false, SeqCst);
                 fence(SeqCst);
                 if model.seat.is_taken() {
-                    bell.store(true, SeqCst);
+                    waker.store(true, SeqCst);
                 }
             }
             ringer.join().unwrap();
-            assert!(bell.load(SeqCst), "I32");
+            assert!(waker.load(SeqCst), "I32");
         });
     }
 }

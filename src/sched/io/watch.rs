@@ -93,7 +93,7 @@ impl Watch {
     pub(crate) fn stop(&self) {
         self.stops.store(true, SeqCst);
         if let Some(sets) = self.sets.get() {
-            os::ring_eventfd(sets.bell());
+            os::notify_eventfd(sets.waker());
         }
         let guard = context::disable_preempt();
         let thread = lock(&self.thread).take();
@@ -210,7 +210,7 @@ impl Shared {
         if ring.is_pending()
             && let Some(sets) = self.io_watch.sets.get()
         {
-            os::ring_eventfd(sets.bell()); // no request waits behind a computation
+            os::notify_eventfd(sets.waker()); // no request waits behind a computation
         }
     }
 
@@ -236,7 +236,7 @@ impl Shared {
     pub(crate) fn urge_watch(&self, ring: &Uring) {
         ring.urge();
         if let Some(sets) = self.io_watch.sets.get() {
-            os::ring_eventfd(sets.bell());
+            os::notify_eventfd(sets.waker());
         }
     }
 

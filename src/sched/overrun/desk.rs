@@ -39,7 +39,7 @@ const LINGER: Duration = Duration::from_millis(100);
 
 pub(crate) struct Desk {
     state: Mutex<State>,
-    bell: Condvar,
+    wake_up: Condvar,
     has_complained: AtomicBool,
     logs: bool,
 }
@@ -71,7 +71,7 @@ impl Desk {
         };
         Desk {
             state: Mutex::new(state),
-            bell: Condvar::new(),
+            wake_up: Condvar::new(),
             has_complained: AtomicBool::new(false),
             logs,
         }
@@ -115,7 +115,7 @@ impl Desk {
         }
         if listens {
             state.line.push_back(told);
-            self.bell.notify_one();
+            self.wake_up.notify_one();
         }
         true
     }
@@ -144,7 +144,7 @@ impl Desk {
                 state.serves = false;
                 return Next::End;
             }
-            let waited = self.bell.wait_timeout(state, lingers_until - now);
+            let waited = self.wake_up.wait_timeout(state, lingers_until - now);
             state = waited.unwrap_or_else(|e| e.into_inner()).0;
         }
     }
@@ -207,7 +207,7 @@ impl Desk {
     fn close(&self) -> Option<JoinHandle<()>> {
         let mut state = self.lock();
         state.closes = true;
-        self.bell.notify_one();
+        self.wake_up.notify_one();
         state.thread.take()
     }
 }

@@ -167,7 +167,7 @@ impl Constants {
         if image.linkers.iter().any(|l| l.contains(&range.start)) {
             return targets;
         }
-        let mut disable_preempt = range.clone();
+        let mut marked = range.clone();
         if image.fixed {
             if image.memory.kind(range.start) == Some(Kind::Text) {
                 return targets; // between two constants, and in reach of an index
@@ -175,12 +175,11 @@ impl Constants {
             // Where the linker wrote nothing, only the loader may have.
             let mut zeroed = image.zeroed.iter();
             let zeroed = zeroed.find(|zeroed| zeroed.start < range.end && range.start < zeroed.end);
-            disable_preempt.start =
-                zeroed.map_or(range.end, |zeroed| zeroed.start.max(range.start));
-            let words = range.start.next_multiple_of(8)..disable_preempt.start;
+            marked.start = zeroed.map_or(range.end, |zeroed| zeroed.start.max(range.start));
+            let words = range.start.next_multiple_of(8)..marked.start;
             targets.extend(words.step_by(8).filter_map(|at| image.pointer(at)));
         }
-        let slots = image.slots.within(&disable_preempt).iter();
+        let slots = image.slots.within(&marked).iter();
         targets.extend(slots.filter_map(|slot| image.pointer(slot.0)));
         targets.retain(|target| leads_on(image, target));
         targets

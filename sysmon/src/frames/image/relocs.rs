@@ -232,8 +232,8 @@ impl Reader<'_> {
                 next = entry + self.bias + 8;
                 continue;
             }
-            let disable_preempt = (0..63).filter(|bit| entry >> (bit + 1) & 1 == 1);
-            let slots = disable_preempt.map(|bit| (next + 8 * bit, Slot::Pointer));
+            let marked = (0..63).filter(|bit| entry >> (bit + 1) & 1 == 1);
+            let slots = marked.map(|bit| (next + 8 * bit, Slot::Pointer));
             self.slots.list.extend(slots);
             next += 8 * 63;
         }

@@ -23,11 +23,11 @@ use std::os::fd::RawFd;
 
 use io_uring::{cqueue, opcode, types};
 
-use super::{BELL, NOBODY, OWN, Uring};
+use super::{NOBODY, OWN, Uring, WAKER};
 use crate::base::loom::lock;
 
 /// How the bell is polled.
-pub(super) struct Bell {
+pub(super) struct Waker {
     /// In whose name, by which request.
     polled: Option<(usize, u64)>,
     requests: u64,
@@ -38,9 +38,9 @@ pub(super) struct Bell {
 /// Nobody's name.
 const UNNAMED: usize = usize::MAX;
 
-impl Bell {
+impl Waker {
     pub(super) fn new() -> Self {
-        Bell {
+        Waker {
             polled: None,
             requests: 0,
             for_good: true,
@@ -75,8 +75,8 @@ impl Bell {
 impl Uring {
     /// Sees to it that the bell is polled in this name, from the next submission on. False if there is no room.
     pub(super) fn has_bell_polled(&self, who: usize) -> bool {
-        let mut bell = lock(&self.completions);
-        match bell.polled {
+        let mut waker = lock(&self.completions);
+        match waker.polled {
             Some((name, _)) if name == who => return true,
             Some((_, old)) => {
                 let entry = opcode::AsyncCancel::new(old).build();
@@ -87,20 +87,20 @@ impl Uring {
             }
             None => {}
         }
-        bell.requests += 1;
-        let number = (bell.requests * (OWN + 1)) | BELL;
-        let entry = opcode::PollAdd::new(types::Fd(self.bell), libc::POLLIN as u32)
-            .multi(bell.for_good)
+        waker.requests += 1;
+        let number = (waker.requests * (OWN + 1)) | WAKER;
+        let entry = opcode::PollAdd::new(types::Fd(self.waker), libc::POLLIN as u32)
+            .multi(waker.for_good)
             .build();
         // SAFETY: names a number only.
         let pushed = unsafe { self.write(&entry.user_data(number)) };
-        bell.polled = pushed.then_some((who, number));
+        waker.polled = pushed.then_some((who, number));
         pushed
     }
 
     /// As if somebody had polled it in this name, who has not.
     #[cfg(all(test, not(indent_loom)))]
     pub(super) fn pretend_polled(&self, who: usize) {
-        lock(&self.completions).polled = Some((who, BELL));
+        lock(&self.completions).polled = Some((who, WAKER));
     }
 }
