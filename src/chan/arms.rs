@@ -274,17 +274,17 @@ impl<T> fmt::Debug for Sending<'_, T> {
 
 /// To receive the next value, if there is a receiver, as an arm of a select.
 #[doc(hidden)]
-pub struct Hearing<'a, T>(Option<Hears<'a, T>>);
+pub struct BroadcastReceiving<'a, T>(Option<BroadcastReceive<'a, T>>);
 
-struct Hears<'a, T> {
+struct BroadcastReceive<'a, T> {
     news: News<'a, broadcast::State<T>>,
     shared: &'a broadcast::Shared<T>,
     next: &'a mut u64,
 }
 
-impl<'a, T> Hearing<'a, T> {
+impl<'a, T> BroadcastReceiving<'a, T> {
     pub(crate) fn new(receiver: Option<&'a mut BroadcastReceiver<T>>) -> Self {
-        Hearing(receiver.map(|receiver| Hears {
+        BroadcastReceiving(receiver.map(|receiver| BroadcastReceive {
             news: News::new(&receiver.shared.state, receiver.next),
             shared: &receiver.shared,
             next: &mut receiver.next,
@@ -299,7 +299,7 @@ impl<'a, T> Hearing<'a, T> {
     }
 }
 
-impl<T: Clone> Fires for Hearing<'_, T> {
+impl<T: Clone> Fires for BroadcastReceiving<'_, T> {
     type Output = Result<T, BroadcastError>;
 
     fn arm(&self) -> ArmRef<'_> {
@@ -315,9 +315,9 @@ impl<T: Clone> Fires for Hearing<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for Hearing<'_, T> {
+impl<T> fmt::Debug for BroadcastReceiving<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hearing")
+        f.write_str("BroadcastReceiving")
     }
 }
 

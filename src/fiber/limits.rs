@@ -51,7 +51,7 @@ impl Limit {
 pub(crate) struct Effect {
     pub(crate) at: Option<Instant>,
     /// Requests from outside do not apply.
-    pub(crate) deaf: bool,
+    pub(crate) cancel_disabled: bool,
 }
 
 /// Those that do not fit inside.
@@ -152,12 +152,12 @@ impl Limits {
         let all = self.elsewhere.get() == 0 || !on_own_stack();
         let mut effect = Effect::default();
         let mut add = |limit: Limit| {
-            let applies = !effect.deaf && (all || !limit.is_elsewhere());
+            let applies = !effect.cancel_disabled && (all || !limit.is_elsewhere());
             match limit.at {
                 Some(at) if applies => {
                     effect.at = Some(effect.at.map_or(at, |other| other.min(at)));
                 }
-                None if applies => effect.deaf = true,
+                None if applies => effect.cancel_disabled = true,
                 _ => {}
             }
         };
@@ -197,7 +197,7 @@ mod tests {
                 _ if on_own_stack && *elsewhere => {}
                 Some(at) => effect.at = effect.at.into_iter().chain([*at]).min(),
                 None => {
-                    effect.deaf = true;
+                    effect.cancel_disabled = true;
                     break;
                 }
             }

@@ -7,21 +7,26 @@
 //!     └─────────────────────────┴───────────────────────┘
 //! ```
 //!
-//! *Runnable* covers not started, queued and running: nobody outside needs the difference (a fiber
-//! that has not started has no stack), and a start or a yield then costs no atomic operation. *Parking* is the time between the fiber's decision and the moment
-//! its stack is switched out; the scheduler, on its own stack, commits.
+//! *Runnable* covers not started, queued and running: no other thread needs the difference (a fiber
+//! that has not started has no stack), and a start or a yield then costs no atomic operation.
+//! *Parking* is the time between the fiber's decision and the moment its stack is switched out; the
+//! scheduler, on its own stack, commits.
 //!
-//! Beside the phase there are bits. TOKEN: somebody unparked, spent by the next park that waits for
-//! that. CALL: the same for what the runtime itself waits for, a join or a sleep: such parks (CALLS)
-//! and those of the user do not take each other's wakes. CANCEL: asked to end, stays for ever.
-//! EXPIRED: the deadline of this park passed while it was being committed. DEAF: this park ignores
-//! cancellation. LATER: this park hears a cancellation only through [`State::deliver_cancel`]. The
-//! upper half counts parks, so that a deadline can name the one it was set for and a late one does
-//! nothing.
+//! Beside the phase there are bits.
+//! - TOKEN: an unpark came; the next park that waits for unparks spends it.
+//! - NOTIFIED: the same for waits of the runtime itself, such as a join or a sleep. Such parks have
+//!   WANTS_NOTIFY; they and those of the user do not take each other's wakes.
+//! - CANCEL: cancellation was requested; stays set.
+//! - EXPIRED: the deadline of this park passed while it was being committed.
+//! - NO_CANCEL: a cancellation does not end this park.
+//! - CANCEL_LATER: a cancellation ends this park only through [`State::deliver_cancel`].
+//!
+//! The upper half counts parks, so that a deadline can name the one it was set for and a late one
+//! does nothing.
 //!
 //! Invariants:
 //! - **I1** A fiber is in a queue, or runs, or is Parked and in no queue; the transition out of
-//!   Parked happens once per park and gives whoever made it the duty to enqueue.
+//!   Parked happens once per park, and the thread that makes it must enqueue the fiber.
 //! - **I2** Exactly one cause ends a park. A wake that comes when another cause has already won is
 //!   kept as TOKEN or CALL for the next park that waits for it; it is never lost.
 //!
@@ -45,10 +50,10 @@ const DONE: u64 = 4;
 const TOKEN: u64 = 1 << 3;
 const CANCEL: u64 = 1 << 4;
 const EXPIRED: u64 = 1 << 5;
-const DEAF: u64 = 1 << 6;
-const LATER: u64 = 1 << 7;
-const CALL: u64 = 1 << 10;
-const CALLS: u64 = 1 << 11;
+const NO_CANCEL: u64 = 1 << 6;
+const CANCEL_LATER: u64 = 1 << 7;
+const NOTIFIED: u64 = 1 << 10;
+const WANTS_NOTIFY: u64 = 1 << 11;
 
 const CAUSE: u64 = 0b11 << 8;
 const BY_WAKE: u64 = 1 << 8;
@@ -57,11 +62,15 @@ const BY_CANCEL: u64 = 3 << 8;
 
 const ONE_PARK: u64 = 1 << 32;
 /// What a new park inherits from before.
-const KEPT: u64 = TOKEN | CALL | CANCEL | !(ONE_PARK - 1);
+const KEPT: u64 = TOKEN | NOTIFIED | CANCEL | !(ONE_PARK - 1);
 
 /// The bit of the wake that the park of this word waits for.
 fn wanted(word: u64) -> u64 {
-    if word & CALLS == 0 { TOKEN } else { CALL }
+    if word & WANTS_NOTIFY == 0 {
+        TOKEN
+    } else {
+        NOTIFIED
+    }
 }
 
 /// Why a park ended.
@@ -86,15 +95,15 @@ pub enum Woken {
     ByCancel,
 }
 
-/// How a park takes a request to end.
+/// Whether a cancellation ends a park.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hearing {
-    /// Ends at once, whether the request is old or new.
-    Open,
-    /// Ends when the request is delivered, not because it was made.
-    Later,
-    /// Does not end: the fiber waits for something that must happen.
-    Deaf,
+pub(crate) enum Cancel {
+    /// It does, at once, whether it was requested before the park or comes later.
+    Enabled,
+    /// It does when it is delivered to the fiber, not when it is requested.
+    Deferred,
+    /// It does not: the fiber waits for something that must happen.
+    Disabled,
 }
 
 /// What a park waits for, and what a waker brings.
@@ -102,15 +111,15 @@ pub(crate) enum Hearing {
 pub(crate) enum Signal {
     /// An unpark: the user's.
     Unpark,
-    /// A call: the runtime's own (`sched::wake::Waiter`).
-    Call,
+    /// A notification by the runtime itself (`sched::wake::Waiter`).
+    Notify,
 }
 
 impl Signal {
     fn bit(self) -> u64 {
         match self {
             Signal::Unpark => TOKEN,
-            Signal::Call => CALL,
+            Signal::Notify => NOTIFIED,
         }
     }
 }
@@ -199,21 +208,25 @@ impl State {
     }
 
     /// Called by the fiber itself, before it switches out.
-    pub(crate) fn begin_park(&self, hearing: Hearing, signal: Signal) -> Begin {
+    pub(crate) fn begin_park(&self, cancel: Cancel, signal: Signal) -> Begin {
         self.update(|now| {
             debug_assert_eq!(now & PHASE, RUNNABLE, "{self:?}");
             if now & signal.bit() != 0 {
                 return (now & !signal.bit(), Begin::Woken(Woken::ByWake));
             }
-            if now & CANCEL != 0 && hearing == Hearing::Open {
+            if now & CANCEL != 0 && cancel == Cancel::Enabled {
                 return (now, Begin::Woken(Woken::ByCancel));
             }
-            let ears = match hearing {
-                Hearing::Open => 0,
-                Hearing::Later => LATER,
-                Hearing::Deaf => DEAF,
+            let ears = match cancel {
+                Cancel::Enabled => 0,
+                Cancel::Deferred => CANCEL_LATER,
+                Cancel::Disabled => NO_CANCEL,
             };
-            let calls = if signal == Signal::Call { CALLS } else { 0 };
+            let calls = if signal == Signal::Notify {
+                WANTS_NOTIFY
+            } else {
+                0
+            };
             let next = (now & KEPT).wrapping_add(ONE_PARK) | PARKING | ears | calls;
             (next, Begin::Parking((next >> 32) as u32))
         })
@@ -225,7 +238,7 @@ impl State {
             debug_assert_eq!(now & PHASE, PARKING, "{self:?}");
             let cause = if now & wanted(now) != 0 {
                 BY_WAKE
-            } else if now & CANCEL != 0 && now & (DEAF | LATER) == 0 {
+            } else if now & CANCEL != 0 && now & (NO_CANCEL | CANCEL_LATER) == 0 {
                 BY_CANCEL
             } else if now & EXPIRED != 0 {
                 BY_DEADLINE
@@ -300,7 +313,7 @@ impl State {
     pub(crate) fn deliver_cancel(&self) -> Notify {
         preempt_check::expect_disabled();
         self.update(|now| {
-            let hears = now & CANCEL != 0 && now & DEAF == 0;
+            let hears = now & CANCEL != 0 && now & NO_CANCEL == 0;
             if now & PHASE == PARKED && hears {
                 ((now & KEPT) | RUNNABLE | BY_CANCEL, Notify::Enqueue)
             } else {
@@ -344,12 +357,12 @@ impl fmt::Debug for State {
         write!(f, "{}", phase.get((now & PHASE) as usize).unwrap_or(&"?"))?;
         let bits = [
             (TOKEN, "TOKEN"),
-            (CALL, "CALL"),
+            (NOTIFIED, "CALL"),
             (CANCEL, "CANCEL"),
             (EXPIRED, "EXPIRED"),
-            (DEAF, "DEAF"),
-            (LATER, "LATER"),
-            (CALLS, "CALLS"),
+            (NO_CANCEL, "DEAF"),
+            (CANCEL_LATER, "LATER"),
+            (WANTS_NOTIFY, "CALLS"),
         ];
         for (bit, name) in bits {
             if now & bit != 0 {

@@ -109,7 +109,7 @@ impl<T> Locked<'_, T> {
     pub(crate) fn finish<const N: usize>(self, taken: [Option<Taken>; N]) {
         let Locked { guard, preempt } = self;
         drop(guard);
-        let kept = taken.map(|taken| taken.map(|taken| taken.call(&preempt)));
+        let kept = taken.map(|taken| taken.map(|taken| taken.notify(&preempt)));
         drop(preempt);
         drop(kept);
     }

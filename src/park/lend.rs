@@ -22,7 +22,7 @@ use crate::base::list::Linked;
 use crate::base::loom::atomic::AtomicPtr;
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::Hearing;
+use crate::fiber::state::Cancel;
 use crate::sched::wake::Waiter;
 use crate::sched::{Shared, context};
 
@@ -77,7 +77,7 @@ unsafe fn run<F: FnOnce() -> T, T>(loan: NonNull<Loan>) {
     unsafe { *whole.outcome.get() = Some(outcome) };
     let waiter = whole.loan.waiter.address();
     // SAFETY: I14: this is the call it waits for; `whole` is not used after it.
-    let kept = unsafe { Waiter::call(&context::disable_preempt(), waiter) };
+    let kept = unsafe { Waiter::notify(&context::disable_preempt(), waiter) };
     drop(kept);
 }
 
@@ -118,8 +118,8 @@ where
     drop(guard);
     let waiter = &whole.loan.waiter;
     loop {
-        waiter.park(None, reason, Hearing::Deaf);
-        if waiter.was_called() {
+        waiter.park(None, reason, Cancel::Disabled);
+        if waiter.was_notified() {
             break;
         }
     }

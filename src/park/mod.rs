@@ -32,7 +32,7 @@ pub(crate) mod select;
 pub use crate::fiber::reason::ParkReason;
 pub use crate::fiber::state::Woken;
 
-use crate::fiber::state::{Hearing, Signal};
+use crate::fiber::state::{Cancel, Signal};
 use crate::fiber::{FiberRef, Held};
 pub(crate) use crate::sched::limit::within;
 use crate::sched::thread::ThreadParker;
@@ -137,14 +137,14 @@ impl fmt::Debug for Unparker {
 
 /// Parks whoever calls until the deadline; unparks are kept for later.
 pub(crate) fn rest(deadline: Option<Instant>, reason: ParkReason) -> Woken {
-    wait(deadline, reason, Signal::Call)
+    wait(deadline, reason, Signal::Notify)
 }
 
 /// Parks whoever calls. Threads have nobody who could ask them to end, but may have a time limit.
 fn wait(deadline: Option<Instant>, reason: ParkReason, signal: Signal) -> Woken {
-    let hearing = Hearing::Open;
-    block::park(deadline, reason, hearing, signal)
-        .unwrap_or_else(|| context::park_thread(deadline, hearing, signal))
+    let cancel = Cancel::Enabled;
+    block::park(deadline, reason, cancel, signal)
+        .unwrap_or_else(|| context::park_thread(deadline, cancel, signal))
 }
 
 /// Charges an operation that could have blocked but did not.
@@ -174,7 +174,7 @@ pub(crate) fn unwinds_as_told() -> bool {
 /// The time limit that ends a call with this deadline, if the calling plain thread has one that comes
 /// first: whoever blocks in the kernel has to unwind then.
 pub(crate) fn limit_of_thread(deadline: Option<Instant>) -> Option<Instant> {
-    limit::bounding(None, deadline, Hearing::Open)
+    limit::bounding(None, deadline, Cancel::Enabled)
 }
 
 /// The fiber the caller runs on.

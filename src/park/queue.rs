@@ -44,9 +44,9 @@ use crate::base::loom::atomic::{
 };
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Woken};
+use crate::fiber::state::{Cancel, Woken};
 use crate::sched::context::PreemptGuard;
-use crate::sched::wake::{Kept, Waiter};
+use crate::sched::wake::{DeferredDrop, Waiter};
 
 const OPEN: usize = 0;
 const WITHDRAWN: usize = 1;
@@ -126,9 +126,9 @@ impl Operation {
         &self,
         deadline: Option<Instant>,
         reason: ParkReason,
-        hearing: Hearing,
+        cancel: Cancel,
     ) -> Woken {
-        self.waiter.park_charged(deadline, reason, hearing)
+        self.waiter.park_charged(deadline, reason, cancel)
     }
 
     /// One more waiter of whoever waits.
@@ -137,8 +137,8 @@ impl Operation {
     }
 
     /// Whether an arm has won by another's hand, who does not touch the operation any more.
-    pub(crate) fn was_called(&self) -> bool {
-        self.waiter.was_called()
+    pub(crate) fn was_notified(&self) -> bool {
+        self.waiter.was_notified()
     }
 
     /// The arm that has won.
@@ -162,18 +162,18 @@ impl Operation {
         reason: ParkReason,
         withdraw: &dyn Fn() -> bool,
     ) -> Result<How, Woken> {
-        let (mut deadline, mut hearing) = (deadline, Hearing::Open);
+        let (mut deadline, mut cancel) = (deadline, Cancel::Enabled);
         let bomb = AbortOnDrop("a waiter left its frame while others know of it");
         let ended = loop {
-            let woken = self.park(deadline, reason, hearing);
-            if self.was_called() {
+            let woken = self.park(deadline, reason, cancel);
+            if self.was_notified() {
                 break Ok(self.won().how);
             }
             if woken != Woken::ByWake {
                 if withdraw() {
                     break Err(woken);
                 }
-                (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
+                (deadline, cancel) = (None, Cancel::Disabled); // the call is on its way
             }
         };
         std::mem::forget(bomb);
@@ -390,11 +390,11 @@ impl Taken {
 
     /// Without the lock, with preemption disabled.
     #[inline]
-    pub(crate) fn call(self, guard: &PreemptGuard) -> Kept {
+    pub(crate) fn notify(self, guard: &PreemptGuard) -> DeferredDrop {
         // SAFETY: I28: it waits for our call.
         let waiter = unsafe { self.0.as_ref() }.operation().waiter.address();
         // SAFETY: the winner calls, and we are the winner, once.
-        unsafe { Waiter::call(guard, waiter) }
+        unsafe { Waiter::notify(guard, waiter) }
     }
 }
 

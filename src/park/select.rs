@@ -27,7 +27,7 @@ use crate::base::loom::{RawLock, pause};
 use crate::base::rng;
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Woken};
+use crate::fiber::state::{Cancel, Woken};
 use crate::park::queue::{Entry, How, Operation, Taken, Won};
 use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::Waiter;
@@ -238,7 +238,7 @@ impl<'a> Locks<'a> {
             // SAFETY: acquired, and what they protect is not used any more.
             unsafe { lock.release() };
         }
-        let kept = taken.map(|taken| taken.call(&self.guard));
+        let kept = taken.map(|taken| taken.notify(&self.guard));
         let Locks { held, guard } = self;
         drop(guard);
         drop((kept, held)); // which may free memory
@@ -325,29 +325,29 @@ impl<'a> Set<'a> {
     fn wait(&self, deadline: Option<Instant>) -> Result<Won, Woken> {
         let first = self.first_in_time().map(|(at, _)| at);
         let deadline = deadline.into_iter().chain(first).min();
-        let (mut hearing, mut pause) = (Hearing::Open, FIRST_PAUSE);
+        let (mut cancel, mut pause) = (Cancel::Enabled, FIRST_PAUSE);
         let mut found = self.register();
         loop {
             let asks = match found {
                 Look::Won(won) => return Ok(won),
                 Look::Lost => {
-                    hearing = Hearing::Deaf;
+                    cancel = Cancel::Disabled;
                     false
                 }
                 Look::Nothing { asks } => asks,
             };
-            if self.operation.was_called() {
+            if self.operation.was_notified() {
                 return Ok(self.operation.won());
             }
-            if hearing == Hearing::Deaf {
+            if cancel == Cancel::Disabled {
                 // The call is on its way.
-                let _ = self.operation.park(None, ParkReason::Select, hearing);
+                let _ = self.operation.park(None, ParkReason::Select, cancel);
                 continue;
             }
             let again = asks.then(|| Instant::now() + pause);
             let until = deadline.into_iter().chain(again).min();
-            let woken = self.operation.park(until, ParkReason::Select, hearing);
-            if self.operation.was_called() {
+            let woken = self.operation.park(until, ParkReason::Select, cancel);
+            if self.operation.was_notified() {
                 continue;
             }
             found = self.look();
@@ -380,7 +380,7 @@ impl<'a> Set<'a> {
     fn look(&self) -> Look {
         let mut asks = false;
         for (arm, event, waiter) in self.events() {
-            if !waiter.was_called() {
+            if !waiter.was_notified() {
                 continue;
             }
             if event.is_ready() {
@@ -437,9 +437,9 @@ impl<'a> Set<'a> {
             drop(guard);
         }
         for (_, event, waiter) in self.events() {
-            if !waiter.was_called() && !event.withdraw(waiter) {
+            if !waiter.was_notified() && !event.withdraw(waiter) {
                 let mut failures = 0;
-                while !waiter.was_called() {
+                while !waiter.was_notified() {
                     pause(failures);
                     failures += 1;
                 }

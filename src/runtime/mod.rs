@@ -355,7 +355,7 @@ impl Handle {
             return f();
         }
         let location = Location::caller();
-        // SAFETY: we wait for the fiber to be over before we return: `join_deaf` hears no request to
+        // SAFETY: we wait for the fiber to be over before we return: `join_uncancelled` hears no request to
         // end, and if it unwound all the same, the process would end.
         let fiber =
             unsafe { task::Builder::new().try_spawn_in(&self.shared, location, Limit::None, f) };
@@ -364,7 +364,7 @@ impl Handle {
             Err((error, _f)) => panic!("block_on at {location}: {error}"),
         };
         let bomb = AbortOnDrop("waiting for a closure that borrows from the caller");
-        let result = fiber.join_deaf();
+        let result = fiber.join_uncancelled();
         std::mem::forget(bomb);
         match result {
             Ok(value) => value,

@@ -12,7 +12,7 @@ use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Begin, Commit, Hearing, Signal, Woken};
+use crate::fiber::state::{Begin, Cancel, Commit, Signal, Woken};
 use crate::fiber::switch::Back;
 use crate::queue::inject::popped;
 use crate::sched::bound::Cause;
@@ -37,29 +37,29 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(5);
 /// How long a fiber whose time limit passed waits on if too many others unwind.
 const GATE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Parks the calling fiber; `None` on a plain thread. With `Hearing::Open` a request to end is
+/// Parks the calling fiber; `None` on a plain thread. With `Cancel::Enabled` a request to end is
 /// heard, unless the fiber is unwinding already or too many others are.
 pub(crate) fn park(
     deadline: Option<Instant>,
     reason: ParkReason,
-    hearing: Hearing,
+    cancel: Cancel,
     signal: Signal,
 ) -> Option<Woken> {
     charge();
-    park_charged(deadline, reason, hearing, signal)
+    park_charged(deadline, reason, cancel, signal)
 }
 
 /// The same for whoever has paid for it already.
 pub(crate) fn park_charged(
     deadline: Option<Instant>,
     reason: ParkReason,
-    hearing: Hearing,
+    cancel: Cancel,
     signal: Signal,
 ) -> Option<Woken> {
     let here = context::here()?;
-    match limit::bounding(Some(here.fiber), deadline, hearing) {
-        None => Some(park_here(&here, deadline, reason, hearing, signal)),
-        Some(limit) => park_within(limit, deadline, reason, hearing, signal),
+    match limit::bounding(Some(here.fiber), deadline, cancel) {
+        None => Some(park_here(&here, deadline, reason, cancel, signal)),
+        Some(limit) => park_within(limit, deadline, reason, cancel, signal),
     }
 }
 
@@ -69,13 +69,13 @@ fn park_within(
     limit: Instant,
     deadline: Option<Instant>,
     reason: ParkReason,
-    hearing: Hearing,
+    cancel: Cancel,
     signal: Signal,
 ) -> Option<Woken> {
     let mut until = limit;
     loop {
         let here = context::here()?;
-        let woken = park_here(&here, Some(until), reason, hearing, signal);
+        let woken = park_here(&here, Some(until), reason, cancel, signal);
         if woken != Woken::ByDeadline || deadline == Some(until) {
             return Some(woken);
         }
@@ -92,14 +92,14 @@ fn park_here(
     here: &Here,
     deadline: Option<Instant>,
     reason: ParkReason,
-    hearing: Hearing,
+    cancel: Cancel,
     signal: Signal,
 ) -> Woken {
     let fiber = here.fiber;
     let mut token = here.enter_with_worker();
-    let hearing = hear(fiber, hearing, &token);
+    let cancel = cancel_mode(fiber, cancel, &token);
     fiber.note_park(reason, token.carrier().shared().clock.last_tick());
-    let number = match fiber.state.begin_park(hearing, signal) {
+    let number = match fiber.state.begin_park(cancel, signal) {
         Begin::Woken(cause) => return cause,
         Begin::Parking(number) => number,
     };
@@ -120,15 +120,15 @@ fn park_here(
 }
 
 /// How this park takes a request to end: see `Gate`.
-fn hear(fiber: FiberRef, wish: Hearing, token: &Entered) -> Hearing {
-    let listens = wish != Hearing::Deaf && CAN_UNWIND && !std::thread::panicking();
-    if !listens || limit::is_deaf(Some(fiber)) {
-        return Hearing::Deaf;
+fn cancel_mode(fiber: FiberRef, wish: Cancel, token: &Entered) -> Cancel {
+    let listens = wish != Cancel::Disabled && CAN_UNWIND && !std::thread::panicking();
+    if !listens || limit::is_cancel_disabled(Some(fiber)) {
+        return Cancel::Disabled;
     }
     if fiber.state.cancel_requested() && !may_unwind(token, fiber) {
-        return Hearing::Later;
+        return Cancel::Deferred;
     }
-    Hearing::Open
+    Cancel::Enabled
 }
 
 /// Parks inside the fiber's own frames, as the tenant of its thread; its worker goes elsewhere, and
@@ -401,7 +401,7 @@ pub(crate) fn unwind_if_cancelled() {
 /// It was asked to end, or its time limit has passed.
 #[inline]
 fn is_to_end(fiber: FiberRef) -> bool {
-    let asked = fiber.state.cancel_requested() && !limit::is_deaf(Some(fiber));
+    let asked = fiber.state.cancel_requested() && !limit::is_cancel_disabled(Some(fiber));
     asked || limit::has_passed(Some(fiber))
 }
 

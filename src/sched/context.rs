@@ -30,7 +30,7 @@ use std::time::Instant;
 
 use crate::base::fork;
 use crate::fiber::FiberRef;
-use crate::fiber::state::{Hearing, Signal, Woken};
+use crate::fiber::state::{Cancel, Signal, Woken};
 use crate::fiber::switch::{self, Back};
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
@@ -148,10 +148,10 @@ pub(crate) struct Here {
 /// Parks the calling plain thread. At its end, when its thread-locals are gone and nobody can know
 /// whom to unpark, it waits for the deadline or, without one, yields: a park may end for no reason.
 #[inline(never)]
-pub(crate) fn park_thread(deadline: Option<Instant>, hearing: Hearing, signal: Signal) -> Woken {
+pub(crate) fn park_thread(deadline: Option<Instant>, cancel: Cancel, signal: Signal) -> Woken {
     match PARKER.try_with(Arc::clone) {
-        Ok(parker) => parker.park(deadline, hearing, signal),
-        Err(_) if deadline.is_some() => ThreadParker::new().park(deadline, hearing, signal),
+        Ok(parker) => parker.park(deadline, cancel, signal),
+        Err(_) if deadline.is_some() => ThreadParker::new().park(deadline, cancel, signal),
         Err(_) => {
             std::thread::yield_now();
             Woken::ByWake

@@ -41,10 +41,10 @@ use crate::base::fork;
 use crate::base::loom::{Mutex, lock};
 use crate::driver::epoll::{Epoll, Events, Ready};
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Woken};
+use crate::fiber::state::{Cancel, Woken};
 use crate::sched::context;
 use crate::sched::io::polled::Polls;
-use crate::sched::wake::{Kept, Waiter};
+use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, block};
 
@@ -210,16 +210,16 @@ impl Registration {
             return Ok(Ended::Ready);
         }
         // From here on the waiter's address is known: it stays until it was called or withdrawn.
-        let (mut deadline, mut hearing) = (deadline, Hearing::Open);
+        let (mut deadline, mut cancel) = (deadline, Cancel::Enabled);
         loop {
-            let woken = waiter.park(deadline, ParkReason::Io, hearing);
-            if waiter.was_called() {
+            let woken = waiter.park(deadline, ParkReason::Io, cancel);
+            if waiter.was_notified() {
                 return Ok(Ended::Ready);
             }
             if woken != Woken::ByWake {
                 match woken {
                     _ if !self.withdraw(interest, &waiter) => {
-                        (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
+                        (deadline, cancel) = (None, Cancel::Disabled); // the call is on its way
                     }
                     Woken::ByCancel => return Ok(Ended::Cancelled),
                     _ => return Ok(Ended::TimedOut),
@@ -344,10 +344,10 @@ impl Source {
 
     /// Something has happened: whoever waits is called, a few at a time, and nothing is allocated or freed
     /// meanwhile (S9). Whoever comes while that goes on has seen it. What was kept for that is given to `part`.
-    fn tell(&self, interest: Interest, generation: u32, mut part: impl FnMut(Kept)) {
+    fn tell(&self, interest: Interest, generation: u32, mut part: impl FnMut(DeferredDrop)) {
         let mut left = None;
         loop {
-            let mut kept = [const { None::<Kept> }; FEW];
+            let mut kept = [const { None::<DeferredDrop> }; FEW];
             let guard = context::disable_preempt();
             let mut way = lock(&self.ways[interest as usize]);
             if self.generation.load(SeqCst) != generation {
@@ -362,7 +362,7 @@ impl Source {
             for (address, kept) in batch.iter().zip(&mut kept) {
                 #[expect(unsafe_code, reason = "calls a waiter by its address")]
                 // SAFETY: I24: it was on the list, so it is there until it is called, by us alone.
-                let called = unsafe { Waiter::call(&guard, *address) };
+                let called = unsafe { Waiter::notify(&guard, *address) };
                 *kept = Some(called);
             }
             drop(guard);

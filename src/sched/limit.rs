@@ -55,7 +55,7 @@ use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
 use crate::fiber::limits::{Effect, Id, Limits};
 use crate::fiber::stack::StackHead;
-use crate::fiber::state::Hearing;
+use crate::fiber::state::Cancel;
 use crate::sched::block::CAN_UNWIND;
 use crate::sched::{context, swallow};
 
@@ -212,8 +212,8 @@ fn current(fiber: Option<FiberRef>) -> Option<Instant> {
 
 /// Whether requests to end are not heard now.
 #[inline]
-pub(crate) fn is_deaf(fiber: Option<FiberRef>) -> bool {
-    own(fiber, |own| own.effect().deaf)
+pub(crate) fn is_cancel_disabled(fiber: Option<FiberRef>) -> bool {
+    own(fiber, |own| own.effect().cancel_disabled)
 }
 
 /// The limit that ends a park with this deadline, if it comes before that and the park listens.
@@ -221,7 +221,7 @@ pub(crate) fn is_deaf(fiber: Option<FiberRef>) -> bool {
 pub(crate) fn bounding(
     fiber: Option<FiberRef>,
     deadline: Option<Instant>,
-    hearing: Hearing,
+    cancel: Cancel,
 ) -> Option<Instant> {
     own(fiber, |own| {
         let flags = own.flags();
@@ -232,7 +232,7 @@ pub(crate) fn bounding(
             own.forget_told();
         }
         let limit = own.effect().at?;
-        let listens = CAN_UNWIND && hearing != Hearing::Deaf && !panicking();
+        let listens = CAN_UNWIND && cancel != Cancel::Disabled && !panicking();
         (listens && deadline.is_none_or(|own| limit < own)).then_some(limit)
     })
 }
@@ -307,7 +307,7 @@ fn give_up_place(fiber: Option<FiberRef>) {
 /// It was asked to end, and hears it.
 fn is_cancelled(fiber: Option<FiberRef>) -> bool {
     let asked = |fiber: FiberRef| fiber.state.cancel_requested();
-    CAN_UNWIND && fiber.is_some_and(asked) && !is_deaf(fiber)
+    CAN_UNWIND && fiber.is_some_and(asked) && !is_cancel_disabled(fiber)
 }
 
 /// While this lives, the fiber or plain thread that began it is not told to end. What it limits

@@ -20,7 +20,7 @@ use crate::sched::context::{self, Entered};
 use crate::sched::find::{self, Next};
 use crate::sched::sleep::Search;
 use crate::sched::starts::Start;
-use crate::sched::wake::{Kept, Waiter};
+use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::{Shared, class, in_place, latency, limit, mobility, resize, retire, wake};
 
 /// How long a worker waits after the system refused it a thread.
@@ -472,8 +472,8 @@ pub(crate) fn complete(fiber: FiberRef) {
     let completed = job::complete(&fiber.join);
     let kept = match completed {
         // SAFETY: the address was in the join word, and ours is its call.
-        Completed::Call(waiter) => unsafe { Waiter::call(&guard, waiter) },
-        Completed::Nothing | Completed::DropResult => Kept::default(),
+        Completed::Call(waiter) => unsafe { Waiter::notify(&guard, waiter) },
+        Completed::Nothing | Completed::DropResult => DeferredDrop::default(),
     };
     drop(guard);
     drop(kept);

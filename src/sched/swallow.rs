@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use crate::base::os;
 use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Signal, Woken};
+use crate::fiber::state::{Cancel, Signal, Woken};
 use crate::sched::limit::{self, Own};
 use crate::sched::{block, context};
 
@@ -90,7 +90,8 @@ fn rest(fiber: FiberRef, length: Duration) {
         shared.gate.leave(&fiber.gate_pass);
         drop(guard);
         let until = Some(Instant::now() + length);
-        let park = || block::park_charged(until, ParkReason::Pause, Hearing::Deaf, Signal::Call);
+        let park =
+            || block::park_charged(until, ParkReason::Pause, Cancel::Disabled, Signal::Notify);
         while park() == Some(Woken::ByWake) {} // meant for an earlier wait
         if block::enters_gate() {
             return;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::base::os::Parker;
-use crate::fiber::state::{Begin, Commit, Hearing, Notify, Signal, State, Woken};
+use crate::fiber::state::{Begin, Cancel, Commit, Notify, Signal, State, Woken};
 use crate::sched::{context, limit};
 
 pub(crate) struct ThreadParker {
@@ -22,13 +22,8 @@ impl ThreadParker {
 
     /// Blocks the calling thread, whose parker this is.
     /// Nobody can ask it to end, but a time limit can.
-    pub(crate) fn park(
-        &self,
-        deadline: Option<Instant>,
-        hearing: Hearing,
-        signal: Signal,
-    ) -> Woken {
-        let limit = limit::bounding(None, deadline, hearing);
+    pub(crate) fn park(&self, deadline: Option<Instant>, cancel: Cancel, signal: Signal) -> Woken {
+        let limit = limit::bounding(None, deadline, cancel);
         match self.park_until(limit.or(deadline), signal) {
             Woken::ByDeadline if limit.is_some() => Woken::ByCancel,
             woken => woken,
@@ -36,7 +31,7 @@ impl ThreadParker {
     }
 
     fn park_until(&self, deadline: Option<Instant>, signal: Signal) -> Woken {
-        let number = match self.state.begin_park(Hearing::Deaf, signal) {
+        let number = match self.state.begin_park(Cancel::Disabled, signal) {
             Begin::Woken(cause) => return cause,
             Begin::Parking(number) => number,
         };

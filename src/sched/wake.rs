@@ -11,7 +11,7 @@
 //! From the moment the state word gives a fiber to its waker until it is in a queue, nobody else can
 //! run it: preemption is disabled for as long (S6). So it is from the swap of a word that holds a waiter until
 //! the waiter is called, since who finds the word swapped waits for the call. What may be the last
-//! reference to something, [`Kept`], is dropped afterwards: that frees memory, and a runtime holds
+//! reference to something, [`DeferredDrop`], is dropped afterwards: that frees memory, and a runtime holds
 //! things of the user's.
 
 use std::ptr;
@@ -26,7 +26,7 @@ use crate::base::loom::atomic::{
 use crate::base::loom::pause;
 use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Notify, Signal, Woken};
+use crate::fiber::state::{Cancel, Notify, Signal, Woken};
 use crate::sched::carrier::Carrier;
 use crate::sched::context::{Entered, PreemptGuard};
 use crate::sched::thread::ThreadParker;
@@ -98,10 +98,10 @@ impl Waiter {
         &self,
         deadline: Option<Instant>,
         reason: ParkReason,
-        hearing: Hearing,
+        cancel: Cancel,
     ) -> Woken {
         block::charge();
-        self.park_charged(deadline, reason, hearing)
+        self.park_charged(deadline, reason, cancel)
     }
 
     /// The same for an operation that was charged ahead.
@@ -109,14 +109,14 @@ impl Waiter {
         &self,
         deadline: Option<Instant>,
         reason: ParkReason,
-        hearing: Hearing,
+        cancel: Cancel,
     ) -> Woken {
         match &self.who {
             Who::Fiber(_) => {
-                let woken = block::park_charged(deadline, reason, hearing, Signal::Call);
+                let woken = block::park_charged(deadline, reason, cancel, Signal::Notify);
                 woken.expect("on the same fiber")
             }
-            Who::Thread(parker) => parker.park(deadline, hearing, Signal::Call),
+            Who::Thread(parker) => parker.park(deadline, cancel, Signal::Notify),
         }
     }
 
@@ -135,7 +135,7 @@ impl Waiter {
 
     /// If so the caller does not touch the waiter any more.
     #[inline]
-    pub(crate) fn was_called(&self) -> bool {
+    pub(crate) fn was_notified(&self) -> bool {
         match self.called.load(Acquire) {
             NOT_CALLED => false,
             CALLED => true,
@@ -161,7 +161,7 @@ impl Waiter {
 
     /// It was called, and waits for another call.
     pub(crate) fn reset(&self) {
-        debug_assert!(self.was_called());
+        debug_assert!(self.was_notified());
         self.called.store(NOT_CALLED, Release);
     }
 
@@ -170,16 +170,16 @@ impl Waiter {
     /// # Safety
     /// The address came out of a word that a live waiter put it into, and the caller's is the one
     /// call it waits for.
-    pub(crate) unsafe fn call(guard: &PreemptGuard, address: usize) -> Kept {
+    pub(crate) unsafe fn notify(guard: &PreemptGuard, address: usize) -> DeferredDrop {
         // SAFETY: by the caller's promise it is still there, until `called` says so.
         let waiter = unsafe { &*ptr::with_exposed_provenance::<Waiter>(address) };
         match &waiter.who {
             Who::Fiber(fiber) => {
                 let fiber = *fiber;
                 waiter.called.store(BEING_CALLED, Release);
-                let owed = fiber.state.wake(Signal::Call);
+                let owed = fiber.state.wake(Signal::Notify);
                 waiter.called.store(CALLED, Release);
-                Kept {
+                DeferredDrop {
                     _thread: None,
                     runtime: match owed {
                         Notify::Enqueue => enqueue(guard, fiber),
@@ -190,8 +190,8 @@ impl Waiter {
             Who::Thread(parker) => {
                 let parker = parker.clone();
                 waiter.called.store(CALLED, Release);
-                parker.wake(Signal::Call);
-                Kept {
+                parker.wake(Signal::Notify);
+                DeferredDrop {
                     _thread: Some(parker),
                     runtime: None,
                 }
@@ -203,12 +203,12 @@ impl Waiter {
 /// What a waker relied on. To be dropped when preemption is enabled.
 #[must_use = "dropped with preemption enabled"]
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct DeferredDrop {
     _thread: Option<Arc<ThreadParker>>,
     runtime: Option<Arc<Shared>>,
 }
 
-impl Kept {
+impl DeferredDrop {
     /// The runtime of the fiber that was woken, if it was another one.
     pub(crate) fn into_runtime(self) -> Option<Arc<Shared>> {
         self.runtime

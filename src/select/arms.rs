@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use crate::chan::arms::{Hearing, Receiving, Sending, Watching};
+use crate::chan::arms::{BroadcastReceiving, Receiving, Sending, Watching};
 use crate::chan::{BroadcastReceiver, OneshotReceiver, Receiver, Sender, WatchReceiver};
 use crate::fiber::job;
 use crate::io::{Enlisted, Source, Watch};
@@ -128,20 +128,20 @@ impl<'a, T> Receive for Option<&'a mut WatchReceiver<T>> {
 
 impl<T> Sealed for &mut BroadcastReceiver<T> {}
 impl<'a, T: Clone> Receive for &'a mut BroadcastReceiver<T> {
-    type Output = <Hearing<'a, T> as Fires>::Output;
-    type Arm = Hearing<'a, T>;
+    type Output = <BroadcastReceiving<'a, T> as Fires>::Output;
+    type Arm = BroadcastReceiving<'a, T>;
 
-    fn into_arm(self) -> Hearing<'a, T> {
+    fn into_arm(self) -> BroadcastReceiving<'a, T> {
         Some(self).into_arm()
     }
 }
 
 impl<'a, T: Clone> Receive for Option<&'a mut BroadcastReceiver<T>> {
-    type Output = <Hearing<'a, T> as Fires>::Output;
-    type Arm = Hearing<'a, T>;
+    type Output = <BroadcastReceiving<'a, T> as Fires>::Output;
+    type Arm = BroadcastReceiving<'a, T>;
 
-    fn into_arm(self) -> Hearing<'a, T> {
-        Hearing::new(self)
+    fn into_arm(self) -> BroadcastReceiving<'a, T> {
+        BroadcastReceiving::new(self)
     }
 }
 

@@ -207,7 +207,7 @@ impl<T: ?Sized> Mutex<T> {
     /// The lock again, for who gave it up for a while: nothing keeps him from it.
     pub(crate) fn lock_again(&self) -> LockResult<MutexGuard<'_, T>> {
         let me = name_of(park::current_fiber());
-        let got = self.raw.lock(me, || Until::deaf(ParkReason::Lock));
+        let got = self.raw.lock(me, || Until::uncancelled(ParkReason::Lock));
         self.guard(me, got.expect("nothing but the lock ends such a wait"))
     }
 }

@@ -19,7 +19,7 @@
 //! **L4** *The state fits the list whenever the lock is free*: who withdraws sets right, under the same lock, what
 //! depends on it ([`Plan::leave`]).
 //!
-//! No more than `BREATH` are taken at a time, since what the calls relied on is kept until preemption is enabled (`Kept`),
+//! No more than `BREATH` are taken at a time, since what the calls relied on is kept until preemption is enabled (`DeferredDrop`),
 //! and a crowd is not called in one breath: who wants more looks whether there are more ([`Locked::finish`]).
 //!
 //! Rejected: a list of addresses in a vector, which allocates under the lock and makes withdrawing a search; one
@@ -35,9 +35,9 @@ use std::time::{Duration, Instant};
 use crate::base::loom::{Mutex, MutexGuard, const_fn, lock};
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Woken};
+use crate::fiber::state::{Cancel, Woken};
 use crate::sched::context::{self, PreemptGuard};
-use crate::sched::wake::{Kept, Waiter};
+use crate::sched::wake::{DeferredDrop, Waiter};
 
 /// How many can be called in one breath.
 const BATCH: usize = 8;
@@ -48,10 +48,10 @@ const PATIENCE: Duration = Duration::from_millis(1);
 /// Somebody who waits for one call: [`Waiter`], or what stands for it in a model.
 ///
 /// # Safety
-/// `park` returns at some time after `call`, and `was_called` is true from the call on, which it has seen all of.
+/// `park` returns at some time after `call`, and `was_notified` is true from the call on, which it has seen all of.
 pub(crate) unsafe trait Waits {
     /// What a call relied on, to be dropped when preemption is enabled.
-    type Kept;
+    type DeferredDrop;
     /// How often to look at a lock that is held before the wait begins, each time after twice as many pauses as the
     /// time before: for one that is held for some instructions by a thread beside us.
     const SPINS: u32 = 3;
@@ -62,12 +62,12 @@ pub(crate) unsafe trait Waits {
     fn caller() -> Self;
     /// Whoever waits has paid for it before.
     fn park(&self, until: &Until) -> Woken;
-    fn was_called(&self) -> bool;
+    fn was_notified(&self) -> bool;
     /// Names what it waits for, by its address.
     fn name(&self, _address: usize) {}
     /// # Safety
     /// The waiter is alive until this call, and this is the one call it waits for.
-    unsafe fn call(guard: &PreemptGuard, waiter: *const Self) -> Self::Kept;
+    unsafe fn notify(guard: &PreemptGuard, waiter: *const Self) -> Self::DeferredDrop;
     /// Whether somebody has waited for long enough to be served by name.
     fn starves(since: Instant) -> bool {
         since.elapsed() >= PATIENCE
@@ -85,27 +85,27 @@ pub(crate) fn spin(looks: u32, mut free: impl FnMut() -> bool) -> bool {
 
 // SAFETY: a waiter that was called is woken; the flag is set with release and read with acquire.
 unsafe impl Waits for Waiter {
-    type Kept = Kept;
+    type DeferredDrop = DeferredDrop;
 
     fn caller() -> Self {
         Waiter::caller()
     }
 
     fn park(&self, until: &Until) -> Woken {
-        Waiter::park_charged(self, until.deadline, until.reason, until.hearing)
+        Waiter::park_charged(self, until.deadline, until.reason, until.cancel)
     }
 
-    fn was_called(&self) -> bool {
-        Waiter::was_called(self)
+    fn was_notified(&self) -> bool {
+        Waiter::was_notified(self)
     }
 
     fn name(&self, address: usize) {
         self.set_awaited(address);
     }
 
-    unsafe fn call(guard: &PreemptGuard, waiter: *const Self) -> Kept {
+    unsafe fn notify(guard: &PreemptGuard, waiter: *const Self) -> DeferredDrop {
         // SAFETY: by the caller's promise.
-        unsafe { Waiter::call(guard, waiter.expose_provenance()) }
+        unsafe { Waiter::notify(guard, waiter.expose_provenance()) }
     }
 }
 
@@ -114,7 +114,7 @@ unsafe impl Waits for Waiter {
 pub(crate) struct Until {
     pub(crate) deadline: Option<Instant>,
     pub(crate) reason: ParkReason,
-    pub(crate) hearing: Hearing,
+    pub(crate) cancel: Cancel,
 }
 
 impl Until {
@@ -123,16 +123,16 @@ impl Until {
         Until {
             deadline,
             reason,
-            hearing: Hearing::Open,
+            cancel: Cancel::Enabled,
         }
     }
 
     /// For what must be had: nothing else ends the wait.
-    pub(crate) fn deaf(reason: ParkReason) -> Self {
+    pub(crate) fn uncancelled(reason: ParkReason) -> Self {
         Until {
             deadline: None,
             reason,
-            hearing: Hearing::Deaf,
+            cancel: Cancel::Disabled,
         }
     }
 }
@@ -329,7 +329,7 @@ impl<S, N, W: Waits> Queue<S, N, W> {
         node.waiter.name(ptr::from_ref(self).addr());
         loop {
             let woken = node.waiter.park(&until);
-            if node.waiter.was_called() {
+            if node.waiter.was_notified() {
                 return Woken::ByWake;
             }
             if woken == Woken::ByWake {
@@ -345,7 +345,7 @@ impl<S, N, W: Waits> Queue<S, N, W> {
                 return woken;
             }
             drop(locked);
-            (until.deadline, until.hearing) = (None, Hearing::Deaf); // the call is on its way
+            (until.deadline, until.cancel) = (None, Cancel::Disabled); // the call is on its way
         }
     }
 }
@@ -428,13 +428,13 @@ impl<S, N, W: Waits> Locked<'_, S, N, W> {
 impl<S, N, W: Waits> Drop for Locked<'_, S, N, W> {
     fn drop(&mut self) {
         drop(self.inner.take());
-        let mut kept: [Option<W::Kept>; BATCH] = [const { None }; BATCH];
+        let mut kept: [Option<W::DeferredDrop>; BATCH] = [const { None }; BATCH];
         if let Some(guard) = &self.guard {
             for (at, node) in self.taken[..self.count].iter().enumerate() {
                 // SAFETY: L3: taken, and not called yet.
                 let waiter = unsafe { &raw const (**node).waiter };
                 // SAFETY: L1: this is the one call.
-                kept[at] = Some(unsafe { W::call(guard, waiter) });
+                kept[at] = Some(unsafe { W::notify(guard, waiter) });
             }
         }
         drop(self.guard.take());

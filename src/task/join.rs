@@ -11,7 +11,7 @@ use crate::error::JoinError;
 use crate::fiber::Held;
 use crate::fiber::job::{self, Job};
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Woken};
+use crate::fiber::state::{Cancel, Woken};
 use crate::park::{self, Unparker};
 use crate::sched::wake::Waiter;
 use crate::sched::{context, run};
@@ -50,7 +50,7 @@ impl<T> JoinHandle<T> {
     /// assert!(failed.join().is_err_and(|error| error.is_panic()));
     /// ```
     pub fn join(self) -> Result<T, JoinError> {
-        match self.wait(None, Hearing::Open) {
+        match self.wait(None, Cancel::Enabled) {
             Woken::ByCancel => park::unwind_cancelled(),
             _ => self.into_result(),
         }
@@ -68,7 +68,7 @@ impl<T> JoinHandle<T> {
     /// ```
     pub fn join_timeout(self, timeout: Duration) -> Result<Result<T, JoinError>, Self> {
         // A time too far away to be named is no limit.
-        match self.wait(Instant::now().checked_add(timeout), Hearing::Open) {
+        match self.wait(Instant::now().checked_add(timeout), Cancel::Enabled) {
             Woken::ByWake => Ok(self.into_result()),
             Woken::ByDeadline => Err(self),
             Woken::ByCancel => park::unwind_cancelled(),
@@ -76,8 +76,8 @@ impl<T> JoinHandle<T> {
     }
 
     /// Waits even if the caller was asked to end: for closures that borrow from its stack.
-    pub(crate) fn join_deaf(self) -> Result<T, JoinError> {
-        self.wait(None, Hearing::Deaf);
+    pub(crate) fn join_uncancelled(self) -> Result<T, JoinError> {
+        self.wait(None, Cancel::Disabled);
         self.into_result()
     }
 
@@ -144,9 +144,9 @@ impl<T> JoinHandle<T> {
 
     /// Until the result is there (`ByWake`), or the wait was in vain. In the child of a fork nobody
     /// waits (F1).
-    fn wait(&self, deadline: Option<Instant>, hearing: Hearing) -> Woken {
+    fn wait(&self, deadline: Option<Instant>, cancel: Cancel) -> Woken {
         let word = &self.fiber.join;
-        let reason = if hearing == Hearing::Deaf {
+        let reason = if cancel == Cancel::Disabled {
             ParkReason::BlockOn
         } else {
             ParkReason::Join
@@ -170,18 +170,18 @@ impl<T> JoinHandle<T> {
         }
         waiter.set_awaited(self.fiber.id() as usize);
         // From here on the waiter's address is known: it stays until it was called or withdrawn.
-        let mut hearing = hearing;
+        let mut cancel = cancel;
         let mut deadline = deadline;
         loop {
-            let woken = waiter.park(deadline, reason, hearing);
-            if waiter.was_called() {
+            let woken = waiter.park(deadline, reason, cancel);
+            if waiter.was_notified() {
                 return Woken::ByWake;
             }
             if woken != Woken::ByWake {
                 if job::withdraw(word, waiter.address()) {
                     return woken;
                 }
-                (deadline, hearing) = (None, Hearing::Deaf); // the call is on its way
+                (deadline, cancel) = (None, Cancel::Disabled); // the call is on its way
             }
         }
     }

@@ -74,7 +74,7 @@ fn receive(channel: &Channel<Counted>, patient: bool) -> Result<Counted, RecvTim
     if !patient && unsafe { channel.state.lock().receiving.remove(&entry) } {
         return Err(RecvTimeoutError::Timeout);
     }
-    while !operation.was_called() {
+    while !operation.was_notified() {
         thread::yield_now();
     }
     match operation.won().how {

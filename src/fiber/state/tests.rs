@@ -10,8 +10,8 @@ mod by_hand {
         State::runnable()
     }
 
-    fn park(state: &State, hearing: Hearing) -> u32 {
-        match state.begin_park(hearing, Signal::Unpark) {
+    fn park(state: &State, cancel: Cancel) -> u32 {
+        match state.begin_park(cancel, Signal::Unpark) {
             Begin::Parking(n) => n,
             other => panic!("{other:?}"),
         }
@@ -22,22 +22,22 @@ mod by_hand {
         let state = running();
         assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
         assert_eq!(
-            state.begin_park(Hearing::Open, Signal::Unpark),
+            state.begin_park(Cancel::Enabled, Signal::Unpark),
             Begin::Woken(Woken::ByWake)
         );
-        let _ = park(&state, Hearing::Open); // the token was spent
+        let _ = park(&state, Cancel::Enabled); // the token was spent
     }
 
     #[test]
     fn the_second_wake_of_one_park_waits_for_the_next() {
         let state = running();
-        park(&state, Hearing::Open);
+        park(&state, Cancel::Enabled);
         assert_eq!(state.commit_park(), Commit::Parked);
         assert_eq!(state.wake(Signal::Unpark), Notify::Enqueue);
         assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
         assert_eq!(state.end_park(), Woken::ByWake);
         assert_eq!(
-            state.begin_park(Hearing::Open, Signal::Unpark),
+            state.begin_park(Cancel::Enabled, Signal::Unpark),
             Begin::Woken(Woken::ByWake)
         );
     }
@@ -45,10 +45,10 @@ mod by_hand {
     #[test]
     fn a_deadline_of_an_earlier_park_does_nothing() {
         let state = running();
-        let first = park(&state, Hearing::Open);
+        let first = park(&state, Cancel::Enabled);
         assert_eq!(state.commit_park(), Commit::Parked);
         assert_eq!(state.wake(Signal::Unpark), Notify::Enqueue);
-        let second = park(&state, Hearing::Open);
+        let second = park(&state, Cancel::Enabled);
         assert_eq!(state.commit_park(), Commit::Parked);
         assert_eq!(state.expire(first), Notify::Nothing);
         assert_eq!(state.expire(second), Notify::Enqueue);
@@ -61,7 +61,7 @@ mod by_hand {
         state.request_cancel();
         for _ in 0..2 {
             assert_eq!(
-                state.begin_park(Hearing::Open, Signal::Unpark),
+                state.begin_park(Cancel::Enabled, Signal::Unpark),
                 Begin::Woken(Woken::ByCancel)
             );
         }
@@ -71,7 +71,7 @@ mod by_hand {
     fn a_deaf_park_hears_only_the_wake() {
         let state = running();
         state.request_cancel();
-        park(&state, Hearing::Deaf);
+        park(&state, Cancel::Disabled);
         assert_eq!(state.commit_park(), Commit::Parked);
         assert_eq!(state.deliver_cancel(), Notify::Nothing);
         assert_eq!(state.wake(Signal::Unpark), Notify::Enqueue);
@@ -81,7 +81,7 @@ mod by_hand {
     fn a_later_park_hears_the_delivery_not_the_request() {
         let state = running();
         state.request_cancel();
-        park(&state, Hearing::Later);
+        park(&state, Cancel::Deferred);
         assert_eq!(state.commit_park(), Commit::Parked);
         assert_eq!(state.deliver_cancel(), Notify::Enqueue);
         assert_eq!(state.end_park(), Woken::ByCancel);
@@ -90,30 +90,30 @@ mod by_hand {
     #[test]
     fn an_unpark_during_a_join_is_kept_for_the_next_park() {
         let state = running();
-        let begun = state.begin_park(Hearing::Open, Signal::Call);
+        let begun = state.begin_park(Cancel::Enabled, Signal::Notify);
         assert_eq!(begun, Begin::Parking(1));
         assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
         assert_eq!(state.commit_park(), Commit::Parked);
         assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
-        assert_eq!(state.wake(Signal::Call), Notify::Enqueue);
+        assert_eq!(state.wake(Signal::Notify), Notify::Enqueue);
         assert_eq!(state.end_park(), Woken::ByWake);
-        let kept = state.begin_park(Hearing::Open, Signal::Unpark);
+        let kept = state.begin_park(Cancel::Enabled, Signal::Unpark);
         assert_eq!(kept, Begin::Woken(Woken::ByWake));
-        park(&state, Hearing::Open);
+        park(&state, Cancel::Enabled);
     }
 
     #[test]
     fn a_call_before_the_park_is_kept_beside_an_unpark() {
         let state = running();
         assert_eq!(state.wake(Signal::Unpark), Notify::Nothing);
-        assert_eq!(state.wake(Signal::Call), Notify::Nothing);
-        for signal in [Signal::Call, Signal::Unpark] {
-            let kept = state.begin_park(Hearing::Open, signal);
+        assert_eq!(state.wake(Signal::Notify), Notify::Nothing);
+        for signal in [Signal::Notify, Signal::Unpark] {
+            let kept = state.begin_park(Cancel::Enabled, signal);
             assert_eq!(kept, Begin::Woken(Woken::ByWake));
         }
-        let begun = state.begin_park(Hearing::Open, Signal::Call);
+        let begun = state.begin_park(Cancel::Enabled, Signal::Notify);
         assert_eq!(begun, Begin::Parking(1));
-        assert_eq!(state.wake(Signal::Call), Notify::Nothing);
+        assert_eq!(state.wake(Signal::Notify), Notify::Nothing);
         assert_eq!(state.commit_park(), Commit::Resume);
         assert_eq!(state.end_park(), Woken::ByWake);
     }
@@ -158,8 +158,8 @@ mod models {
         }
 
         /// Parks once; `Err` if it stays parked for good (the model's end looks at that).
-        fn park(&self, hearing: Hearing, armed: impl FnOnce(u32)) -> Woken {
-            match self.state.begin_park(hearing, Signal::Unpark) {
+        fn park(&self, cancel: Cancel, armed: impl FnOnce(u32)) -> Woken {
+            match self.state.begin_park(cancel, Signal::Unpark) {
                 Begin::Woken(cause) => cause,
                 Begin::Parking(number) => {
                     armed(number);
@@ -186,7 +186,7 @@ mod models {
                     fiber.owe(fiber.state.wake(Signal::Unpark));
                 })
             };
-            assert_eq!(fiber.park(Hearing::Open, |_| ()), Woken::ByWake);
+            assert_eq!(fiber.park(Cancel::Enabled, |_| ()), Woken::ByWake);
             assert_eq!(fiber.data.load(Relaxed), 7, "the wake released it");
             waker.join().unwrap();
         });
@@ -204,7 +204,7 @@ mod models {
                     thread::spawn(move || fiber.owe(fiber.state.wake(Signal::Unpark)))
                 })
                 .collect();
-            assert_eq!(fiber.park(Hearing::Open, |_| ()), Woken::ByWake);
+            assert_eq!(fiber.park(Cancel::Enabled, |_| ()), Woken::ByWake);
             for waker in wakers {
                 waker.join().unwrap();
             }
@@ -222,7 +222,7 @@ mod models {
             let (f, g) = (fiber.clone(), fiber.clone());
             let waker = thread::spawn(move || f.owe(f.state.wake(Signal::Unpark)));
             let mut timer = None;
-            let cause = fiber.park(Hearing::Open, |number| {
+            let cause = fiber.park(Cancel::Enabled, |number| {
                 timer = Some(thread::spawn(move || g.owe(g.state.expire(number))));
             });
             waker.join().unwrap();
@@ -237,7 +237,7 @@ mod models {
                     assert!(armed);
                     // I2: the wake that lost is kept.
                     assert_eq!(
-                        fiber.state.begin_park(Hearing::Open, Signal::Unpark),
+                        fiber.state.begin_park(Cancel::Enabled, Signal::Unpark),
                         Begin::Woken(Woken::ByWake)
                     );
                 }
@@ -258,18 +258,18 @@ mod models {
                 g.state.request_cancel();
                 g.owe(g.state.deliver_cancel());
             });
-            let cause = fiber.park(Hearing::Open, |_| ());
+            let cause = fiber.park(Cancel::Enabled, |_| ());
             waker.join().unwrap();
             canceller.join().unwrap();
             assert_eq!(fiber.queued.load(Relaxed), 0, "I1: a second enqueue");
             match cause {
                 Woken::ByCancel => assert_eq!(
-                    fiber.state.begin_park(Hearing::Open, Signal::Unpark),
+                    fiber.state.begin_park(Cancel::Enabled, Signal::Unpark),
                     Begin::Woken(Woken::ByWake),
                     "I2: the wake that lost is kept"
                 ),
                 Woken::ByWake => assert_eq!(
-                    fiber.state.begin_park(Hearing::Open, Signal::Unpark),
+                    fiber.state.begin_park(Cancel::Enabled, Signal::Unpark),
                     Begin::Woken(Woken::ByCancel),
                     "the request stays"
                 ),

@@ -57,7 +57,7 @@ fn operation() -> Operation {
 
 /// After all who could call have ended: nobody has to be waited for.
 fn called(operation: &Operation) -> Won {
-    assert!(operation.was_called());
+    assert!(operation.was_notified());
     operation.won()
 }
 
@@ -116,7 +116,7 @@ fn loom_who_was_taken_with_all_others_does_not_withdraw() {
         });
         let withdrawn = entries.each_ref().map(|entry| thing.remove(entry));
         tells.join().unwrap();
-        let called = operations.each_ref().map(Operation::was_called);
+        let called = operations.each_ref().map(Operation::was_notified);
         assert_eq!(called, withdrawn.map(|withdrawn| !withdrawn));
     });
 }

@@ -131,7 +131,7 @@ impl Event for End<'_> {
 fn end(word: &AtomicUsize) {
     if let Completed::Call(waiter) = job::complete(word) {
         // SAFETY: out of the word, and this is the one call.
-        drop(unsafe { Waiter::call(&context::disable_preempt(), waiter) });
+        drop(unsafe { Waiter::notify(&context::disable_preempt(), waiter) });
     }
 }
 
@@ -154,7 +154,7 @@ fn select_in_model(arms: &[ArmRef<'_>], patient: bool) -> Option<usize> {
             Look::Lost => deaf = true,
             Look::Nothing { .. } => {}
         }
-        if operation.was_called() {
+        if operation.was_notified() {
             break Some(operation.won());
         }
         if !deaf && !patient {

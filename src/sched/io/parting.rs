@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
 use crate::sched::Shared;
-use crate::sched::wake::Kept;
+use crate::sched::wake::DeferredDrop;
 
 /// A runtime's place on the list.
 #[derive(Default)]
@@ -58,7 +58,7 @@ pub(crate) fn drop_left() {
 
 impl Shared {
     /// After a wake, wherever the caller is; of this runtime he has a reference of his own.
-    pub(super) fn part_with(&self, kept: Kept) {
+    pub(super) fn part_with(&self, kept: DeferredDrop) {
         if let Some(runtime) = kept.into_runtime()
             && !ptr::eq(&*runtime, self)
         {

@@ -28,7 +28,7 @@ use crate::base::os;
 use crate::base::request::Request;
 use crate::driver::uring::{self, Answer, Completion, POLL, Room};
 use crate::sched::io::{Registration, Source, source};
-use crate::sched::wake::{Kept, Waiter};
+use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::{Shared, context};
 
 /// Who waits for one way of a descriptor, by polls.
@@ -154,11 +154,11 @@ impl Polls {
 }
 
 /// Whoever waits for this poll, if somebody does, is called.
-fn call(guard: &context::PreemptGuard, number: u64) -> Option<Kept> {
+fn call(guard: &context::PreemptGuard, number: u64) -> Option<DeferredDrop> {
     let number = Number::unpack(number);
     let poll = lock(number.polls()).take(|poll| poll.serial == number.serial)?;
     // SAFETY: I24: it was on the list, so it is there until it is called, by us alone.
-    Some(unsafe { Waiter::call(guard, poll.waiter) })
+    Some(unsafe { Waiter::notify(guard, poll.waiter) })
 }
 
 /// Polls that were refused, to be called for nothing.
@@ -178,7 +178,7 @@ impl Shared {
         &self,
         guard: &context::PreemptGuard,
         completion: &Completion,
-    ) -> Option<Kept> {
+    ) -> Option<DeferredDrop> {
         match Answer::of(completion.result) {
             // At once it would be refused again.
             Answer::Failed(_) | Answer::WouldBlock => self.call_later(completion.operation),

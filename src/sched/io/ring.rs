@@ -43,9 +43,9 @@ use crate::base::request::Request;
 use crate::driver::uring::{self, Answer, BATCH, Completion, Entry, POLL, Room, Uring};
 use crate::error::StartError;
 use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Hearing, Woken};
+use crate::fiber::state::{Cancel, Woken};
 use crate::sched::io::Ended;
-use crate::sched::wake::{Kept, Waiter};
+use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context};
 
@@ -103,10 +103,10 @@ impl Operation {
 
     /// Parks until it is complete; and what was asked of it meanwhile, if it was.
     fn wait(&self, worker: usize, deadline: Option<Instant>) -> Option<Ended> {
-        let (mut deadline, mut hearing, mut asked) = (deadline, Hearing::Open, None);
+        let (mut deadline, mut mode, mut asked) = (deadline, Cancel::Enabled, None);
         loop {
-            let woken = self.waiter.park(deadline, ParkReason::Io, hearing);
-            if self.waiter.was_called() {
+            let woken = self.waiter.park(deadline, ParkReason::Io, mode);
+            if self.waiter.was_notified() {
                 return asked;
             }
             if woken == Woken::ByWake || asked.is_some() {
@@ -117,7 +117,7 @@ impl Operation {
                 Woken::ByCancel => Ended::Cancelled,
                 _ => Ended::TimedOut,
             });
-            (deadline, hearing) = (None, Hearing::Deaf);
+            (deadline, mode) = (None, Cancel::Disabled);
         }
     }
 }
@@ -247,7 +247,7 @@ impl Shared {
     pub(crate) fn reap(&self, ring: &Uring) {
         loop {
             let mut batch = [Completion::default(); BATCH];
-            let mut kept = [const { None::<Kept> }; BATCH];
+            let mut kept = [const { None::<DeferredDrop> }; BATCH];
             let guard = context::disable_preempt();
             let taken = ring.take(&mut batch);
             for (completion, kept) in batch[..taken].iter().zip(&mut kept) {
@@ -283,12 +283,12 @@ impl Shared {
 ///
 /// # Safety
 /// The operation is in flight, and this is its completion.
-unsafe fn complete(guard: &context::PreemptGuard, completion: &Completion) -> Kept {
+unsafe fn complete(guard: &context::PreemptGuard, completion: &Completion) -> DeferredDrop {
     let address = completion.operation as usize;
     // SAFETY: by the caller's promise it is there until it is called.
     let operation = unsafe { &*ptr::with_exposed_provenance::<Operation>(address) };
     operation.result.store(completion.result, Relaxed);
     let waiter = operation.waiter.address();
     // SAFETY: as above; and this is the one call it waits for.
-    unsafe { Waiter::call(guard, waiter) }
+    unsafe { Waiter::notify(guard, waiter) }
 }

@@ -112,7 +112,7 @@ pub(crate) mod model {
 
     // SAFETY: the flag is set under a lock, and read under it.
     unsafe impl<const STARVES: bool> Waits for Model<STARVES> {
-        type Kept = ();
+        type DeferredDrop = ();
         const SPINS: u32 = 0;
         const BREATH: usize = 1;
         const PASSES: usize = 1;
@@ -136,11 +136,11 @@ pub(crate) mod model {
             Woken::ByWake
         }
 
-        fn was_called(&self) -> bool {
+        fn was_notified(&self) -> bool {
             *self.0.0.lock().unwrap()
         }
 
-        unsafe fn call(_: &PreemptGuard, waiter: *const Self) {
+        unsafe fn notify(_: &PreemptGuard, waiter: *const Self) {
             // SAFETY: by the caller's promise it is there until it is called.
             let shared = unsafe { (*waiter).0.clone() };
             *shared.0.lock().unwrap() = true;
@@ -153,7 +153,7 @@ pub(crate) mod model {
     }
 
     pub(crate) fn patient() -> Until {
-        Until::deaf(ParkReason::Park)
+        Until::uncancelled(ParkReason::Park)
     }
 
     pub(crate) fn hasty() -> Until {
