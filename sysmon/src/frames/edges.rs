@@ -42,7 +42,7 @@ mod pointers;
 mod quick;
 mod starts;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::ops::Range;
 
