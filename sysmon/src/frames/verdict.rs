@@ -53,8 +53,6 @@ enum Why {
     /// Hands out something of the thread, or comes from who knows where.
     Import(u32),
     Foreign(usize),
-    /// By name.
-    Listed,
     /// Code without an unwind entry.
     Uncovered(usize),
 }

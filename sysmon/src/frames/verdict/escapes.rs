@@ -94,10 +94,11 @@ struct Known {
 
 impl Known {
     /// Where addresses of its own come back to its callers. A function that loses an address which
-    /// is not vouched for binds its callers as a whole, so theirs are not followed.
+    /// is not vouched for binds its callers as a whole, so these are not followed; what one of std's
+    /// functions for keys loses counts for those that gave it the key.
     fn hands_out(&self) -> Results {
         match self.escape.own.lost {
-            Some(_) if self.strange => 0,
+            Some(_) if self.strange || self.takes_key => 0,
             _ => self.escape.own.returns,
         }
     }

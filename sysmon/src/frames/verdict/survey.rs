@@ -133,19 +133,6 @@ impl Survey {
                 self.note(&images, number as u32, from, &reader);
             }
         }
-        // What is left with the thread goes along where thread-locals do.
-        let binders = LISTS.binders.exact().filter(|_| !self.own_locals);
-        let binders: Vec<_> = binders.collect();
-        for (number, image) in images.iter().enumerate() {
-            for &name in &binders {
-                for start in image.symbols.functions_named(name) {
-                    if let Some(index) = image.function_at(start) {
-                        let node = self.first[number] + index as u32;
-                        self.bind(node, Why::Listed);
-                    }
-                }
-            }
-        }
         self.images = images;
     }
 
@@ -180,15 +167,14 @@ impl Survey {
         for &address in &facts.foreign {
             self.lead(images, number, from, Target::Foreign(address), How::Refer);
         }
-        if facts.pointers.count > 0 && self.own_locals && study::trusts_pointers() {
-            self.calling_pointers.push(from);
+        if facts.pointers.any() {
+            match study::trusts_pointers() {
+                true => self.calling_pointers.push(from),
+                false => self.graph.add_through_pointer(from),
+            }
         }
         if self.own_locals && reader.knows_variable(image, from - first) {
             self.knowing.insert(from);
-        }
-        // Where thread-locals are the threads', nearly every program has one behind a pointer.
-        if facts.pointers.count > 0 && self.own_locals && !study::trusts_pointers() {
-            self.graph.add_through_pointer(from);
         }
         let uses = facts.constants.iter().map(|&u| (from, u));
         self.references[number as usize].extend(uses);

@@ -113,7 +113,11 @@ fn a_vouched_address_that_is_stored_and_returned_is_held_by_the_caller() {
         returns_quietly::range(),
     ];
     let [stores, holds, _] = kept(ranges.clone(), true);
-    assert_eq!(stores, Keeps::Held, "it has a row, so no caller is bound for it");
+    assert_eq!(
+        stores,
+        Keeps::Held,
+        "it has a row, so no caller is bound for it"
+    );
     assert_eq!(holds, Keeps::Held);
     let [stores, _, _] = kept(ranges, false);
     assert!(matches!(stores, Keeps::Lost(_)), "and all callers with it");
