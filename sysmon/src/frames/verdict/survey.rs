@@ -3,11 +3,11 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use super::escapes::{Escapes, Keeps};
 use super::graph::{Graph, Listed};
-use super::in_place;
 use super::pointers::Pointers;
 use super::within::Within;
 use super::{Judge, Nearness, Place, Statistics, Why, near};
@@ -437,12 +437,11 @@ impl Survey {
         near_addresses.sort_unstable();
         near_held.extend(&having);
         let nearness = self.nearness(functions, &near_held);
-        let (in_place, in_place_refusal) =
-            in_place::decide(&self.images, &nearness, &having, &self.staying, &self.graph);
         Judge {
             nearness,
-            in_place,
-            in_place_refusal,
+            having,
+            staying: self.staying,
+            in_place: OnceLock::new(),
             misfits: Declared::misfits(&self.images),
             images: self.images,
             first: self.first,
