@@ -34,7 +34,8 @@ fn kept<const N: usize>(ranges: [Range<usize>; N], vouched: bool) -> [Keeps; N] 
     let place = |index| Place::Function { image: 0, index };
     let places: Vec<Place> = (0..N as u32).map(place).collect();
     let (images, given) = ([image], BTreeMap::new());
-    let mut escapes = Escapes::new(&images, &[0], &places, &graph, &given);
+    let nowhere = |_: &Image, _| false;
+    let mut escapes = Escapes::new(&images, &[0], &places, &graph, &given, &nowhere);
     escapes.add(nodes[0], Why::Variable(-0x38), vouched);
     escapes.settle();
     let found = escapes.found();
