@@ -209,7 +209,7 @@ fn with_room(depth: u32) -> (Mobility, bool) {
 fn ordinary_code_stays_movable() {
     needs_own_locals!();
     if cfg!(debug_assertions) {
-        return common::skip("without optimization the other tests bind it by a pointer");
+        return common::skip("without optimization it loses the address of its own counter");
     }
     let rt = runtime();
     let fibers: Vec<_> = (0..200)

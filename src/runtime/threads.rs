@@ -80,7 +80,9 @@ impl Builder {
     ///
     /// Where a fiber cannot have its own (the program has no symbols, is linked statically, or the
     /// runtime is in a shared library), this is reported on standard error once, and fibers use
-    /// those of their threads. Variable: `INDENT_TLS` (`fiber` or `thread`).
+    /// those of their threads. Then a fiber that may use a thread-local, or that calls a function
+    /// through a pointer (a trait object, a boxed closure), keeps its thread while it is parked.
+    /// Variable: `INDENT_TLS` (`fiber` or `thread`).
     ///
     /// ```
     /// use std::cell::Cell;
@@ -222,8 +224,9 @@ pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<b
     if cfg!(not(indent_sanitize)) {
         SAID.call_once(|| {
             os::complain(&format!(
-                "indent: fibers use the thread-locals of their threads, and those that do keep a \
-                 thread while they are parked: {why}. INDENT_TLS=thread silences this line\n"
+                "indent: fibers use the thread-locals of their threads, and those that may use one, \
+                 or call a function through a pointer, keep a thread while they are parked: {why}. \
+                 INDENT_TLS=thread silences this line\n"
             ));
         });
     }

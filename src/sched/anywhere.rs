@@ -174,8 +174,8 @@ impl Carrier {
 }
 
 impl Shared {
-    /// On the collector's thread, when all code has been read: one line if the setting does nothing
-    /// (A3).
+    /// On the collector's thread, when all code has been read: finds out where fibers may be left,
+    /// if the setting asks for that. One line if it does nothing (A3).
     pub(crate) fn explain_in_place(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         let settings = &self.settings;

@@ -42,7 +42,7 @@ mod pointers;
 mod quick;
 mod starts;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::ops::Range;
 
@@ -107,26 +107,19 @@ pub(crate) struct Facts {
 }
 
 /// Calls of, and jumps to, what is in a register or in memory that may have been written to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PointerCalls {
-    pub(crate) count: usize,
     /// Where the first one is, as an offset into the function.
-    first: usize,
-}
-
-impl Default for PointerCalls {
-    fn default() -> PointerCalls {
-        PointerCalls {
-            count: 0,
-            first: usize::MAX,
-        }
-    }
+    first: Option<usize>,
 }
 
 impl PointerCalls {
+    pub(crate) fn any(&self) -> bool {
+        self.first.is_some()
+    }
+
     fn add(&mut self, at: usize) {
-        self.count += 1;
-        self.first = self.first.min(at);
+        self.first = Some(self.first.map_or(at, |first| first.min(at)));
     }
 }
 

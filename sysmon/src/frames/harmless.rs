@@ -8,7 +8,6 @@
 //! | `crates` | more of `functions`: what popular crates need |
 //! | `variables` | a thread-local of which nothing is left when the functions that use it, or its crate's, return |
 //! | `attributes` | a function of any library that changes what the kernel keeps for the calling thread: its thread ends with the fiber |
-//! | `binders` | the reverse again: it leaves something with the thread although its code does not show it |
 //! | `beginnings` | a function whose address is taken, and that is called only by those that it was given to: the process, threads and fibers begin or end with it |
 //! | `allocation` | harmless by name, whichever library or allocator has it |
 //! | `declared` (in code) | more of `functions` and `variables`: what the program vouches for |
@@ -50,7 +49,6 @@ pub(crate) struct List {
 #[derive(Debug)]
 pub(crate) struct Lists {
     pub(crate) functions: List,
-    pub(crate) binders: List,
     pub(crate) beginnings: List,
     pub(crate) runtime: List,
     pub(crate) libc: List,
@@ -119,7 +117,6 @@ pub(crate) fn is_within(path: &str, this: &str) -> bool {
 const FUNCTIONS: &str = include_str!("lists/functions.txt");
 const CRATES: &str = include_str!("lists/crates.txt");
 const BEGINNINGS: &str = include_str!("lists/beginnings.txt");
-const BINDERS: &str = include_str!("lists/binders.txt");
 const RUNTIME: &str = include_str!("lists/runtime.txt");
 const ATTRIBUTES: &str = include_str!("lists/attributes.txt");
 const LIBC: &str = include_str!("lists/libc.txt");
@@ -129,7 +126,6 @@ const ALLOCATION: &str = include_str!("lists/allocation.txt");
 /// The lists, read once.
 pub(crate) static LISTS: LazyLock<Lists> = LazyLock::new(|| Lists {
     functions: List::read(FUNCTIONS).and(CRATES),
-    binders: List::read(BINDERS),
     beginnings: List::read(BEGINNINGS),
     runtime: List::read(RUNTIME),
     libc: List::read(LIBC),
@@ -167,12 +163,6 @@ impl List {
             }
         }
         list
-    }
-
-    /// Names without wildcards.
-    pub(crate) fn exact(&self) -> impl Iterator<Item = &str> {
-        let exact = self.exact.iter().copied();
-        exact.chain(self.paths.iter().map(String::as_str))
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {

@@ -32,6 +32,7 @@ pub(crate) use in_place::InPlace;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::edges::How;
@@ -39,6 +40,7 @@ use super::image::{Image, symbols};
 use super::objects::Objects;
 use super::{Misfit, Mobility};
 use graph::Graph;
+use in_place::InPlaces;
 use survey::Survey;
 
 /// Why a function is bound by itself.
@@ -53,8 +55,6 @@ enum Why {
     /// Hands out something of the thread, or comes from who knows where.
     Import(u32),
     Foreign(usize),
-    /// By name.
-    Listed,
     /// Code without an unwind entry.
     Uncovered(usize),
 }
@@ -111,9 +111,12 @@ pub struct Judge {
     graph: Graph,
     /// Of each function, what it has to do with the runtime.
     nearness: Vec<Nearness>,
-    /// Of each function, what an interrupted stack with a frame of it may do.
-    in_place: Vec<InPlace>,
-    in_place_refusal: Option<&'static str>,
+    /// Functions that have an address of a thread-local between two instructions.
+    having: Vec<u32>,
+    /// Functions that use a thread-local that stays with the thread.
+    staying: Vec<u32>,
+    /// Known once it was asked for: most programs never do.
+    in_place: OnceLock<InPlaces>,
     /// Where functions begin that may change attributes of their thread; sorted.
     changers: Vec<usize>,
     /// Declarations that fit nothing.
@@ -266,6 +269,7 @@ impl Judge {
     }
 
     /// Why no interrupted stack of this program is left where it stands outside of regions, if so.
+    /// None is before this was asked for the first time, which takes a while.
     ///
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();
@@ -273,21 +277,23 @@ impl Judge {
     /// assert!(judge.in_place_refusal().is_some());
     /// ```
     pub fn in_place_refusal(&self) -> Option<&'static str> {
-        match self.own_locals {
-            true => self.in_place_refusal,
-            false => Some("thread-locals belong to threads"),
+        if !self.own_locals {
+            return Some("thread-locals belong to threads");
         }
+        self.in_place.get_or_init(|| InPlaces::of(self)).refusal
     }
 
-    /// The same as a yes or no, for handlers.
+    /// The same as a yes or no, for handlers: they find out nothing.
     pub(crate) fn allows_in_place(&self) -> bool {
-        self.in_place_refusal().is_none()
+        let known = self.in_place.get();
+        known.is_some_and(|known| known.refusal.is_none())
     }
 
     /// What an interrupted stack with a frame at an address may do.
     pub(crate) fn in_place(&self, ip: usize) -> InPlace {
-        self.number(ip)
-            .and_then(|function| self.in_place.get(function as usize).copied())
+        let known = self.in_place.get().zip(self.number(ip));
+        known
+            .and_then(|(known, function)| known.of_functions.get(function as usize).copied())
             .unwrap_or(InPlace::Never)
     }
 

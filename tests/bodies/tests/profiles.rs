@@ -2,7 +2,7 @@
 //!
 //! Builds the program `bodies` once for each profile, with the profile's settings in the
 //! environment and a target directory for all of them, and runs it: each example by itself, all of
-//! them mixed, and the attacks.
+//! them mixed, and the attacks. These once more where thread-locals are the threads'.
 //!
 //! `INDENT_BODIES_ONLY`, a list with commas, names the profiles to build.
 
@@ -15,22 +15,6 @@ mod common;
 
 /// Seconds after which a program is killed; its own watchdog, which prints a dump, is faster.
 const LIMIT: &str = "3600";
-/// Attacks that are not withstood where thread-locals are the threads': what belongs to the thread
-/// is fetched by a call through a pointer in writable memory.
-const OPEN: &[&str] = &[
-    "address-as-a-key-hidden",
-    "address-in-a-box-hidden",
-    "address-in-a-packed-struct-hidden",
-    "address-in-a-thread-local-hidden",
-    "c-thread-local-hidden",
-    "key-in-a-box",
-    "plugin-address",
-    "plugin-thread-local",
-    "recursive-mutex-hidden",
-    "reentrant-mutex-hidden",
-    "specific-value-hidden",
-    "tracing-6000",
-];
 /// Examples that hold something of their thread over a switch.
 const HOLDING: &[&str] = &["std-reentrant", "std-stdout", "rayon"];
 /// How many of the others are bound all the same.
@@ -177,13 +161,14 @@ impl Profile {
     }
 }
 
-fn run(program: &Path, what: &str) -> Output {
+/// Runs bodies. `whose` thread-locals fibers use: `fiber`, if they can have their own, or `thread`.
+fn run(program: &Path, what: &str, whose: &str) -> Output {
     let mut command = Command::new("timeout");
     command.args(["-s", "KILL", LIMIT]).arg(program).arg(what);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("INDENT_")) {
         command.env_remove(name);
     }
-    command.env("RUST_BACKTRACE", "0");
+    command.env("RUST_BACKTRACE", "0").env("INDENT_TLS", whose);
     let output = command.output().expect("the program");
     println!("{}", common::text(&output));
     output
@@ -203,32 +188,37 @@ fn one_at_a_time() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Builds a profile and runs everything; attacks by these names may come out wrong.
-fn check(profile: Profile, open: &[&str]) {
+/// Builds a profile and runs everything.
+fn check(profile: Profile) {
     let _one = one_at_a_time();
     if let Some(why) = profile.obstacle() {
         common::skip(why);
         return;
     }
     let program = profile.build("bodies", "nothing");
-    let mut found = Vec::new();
-    for group in ["examples", "together", "attacks"] {
-        let output = run(&program, group);
-        assert!(output.status.code().is_some(), "{group} was killed");
+    let groups = [
+        ("examples", "fiber"),
+        ("together", "fiber"),
+        ("attacks", "fiber"),
+        ("attacks", "thread"),
+    ];
+    for (group, whose) in groups {
+        let output = run(&program, group, whose);
+        let of = format!("{}: {group}, thread-locals of the {whose}", profile.name);
+        assert!(output.status.code().is_some(), "{of}: killed");
         let rows = wrong(&output);
-        assert_eq!(rows.is_empty(), output.status.success(), "{rows:#?}");
-        let name = |row: &String| row.split('\t').next().unwrap_or_default().to_owned();
-        found.extend(rows.into_iter().filter(|row| !open.contains(&&*name(row))));
+        assert!(
+            rows.is_empty() && output.status.success(),
+            "{of}: {rows:#?}"
+        );
     }
-    assert!(found.is_empty(), "{}: {found:#?}", profile.name);
 }
 
 macro_rules! profiles {
     ($($test:ident: $profile:ident;)*) => {
         $(#[test]
         fn $test() {
-            let threads = ["static", "musl"];
-            check($profile, if threads.contains(&$profile.name) { OPEN } else { &[] });
+            check($profile);
         })*
     };
 }
@@ -256,7 +246,7 @@ fn few_examples_are_bound_where_they_are_alone() {
     let mut bound = Vec::new();
     for example in indent_bodies::examples::ALL {
         let program = RELEASE.build("one", example.name);
-        let output = run(&program, "");
+        let output = run(&program, "", "fiber");
         std::fs::remove_file(program).expect("no copy is left");
         let rows = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(wrong(&output), Vec::<String>::new());

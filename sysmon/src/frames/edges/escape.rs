@@ -112,16 +112,6 @@ pub(crate) struct Escape {
     pub(crate) given: Fate,
 }
 
-impl Escape {
-    /// Where addresses of its own come back to its callers, if it does not count as a whole.
-    pub(crate) fn hands_out(&self) -> Results {
-        match self.own.lost {
-            Some(_) => 0,
-            None => self.own.returns,
-        }
-    }
-}
-
 /// What is known of other functions: asked about each call with what it is given.
 pub(crate) type Ask<'a> = dyn FnMut(Callee, Arguments) -> Answer + 'a;
 

@@ -134,7 +134,9 @@ impl Reader {
 
     /// Whether the function just read calls a pointer before anything else.
     fn begins_with_pointer(&self, image: &Image, index: u32) -> bool {
-        let first = self.facts.pointers.first;
+        let Some(first) = self.facts.pointers.first else {
+            return false;
+        };
         let range = image.functions[index as usize].range.clone();
         let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
         let decoder = Decoder::with_ip(64, bytes, range.start as u64, DecoderOptions::NONE);

@@ -28,7 +28,7 @@ macro_rules! sample {
         }
     };
 }
-pub(super) use sample;
+pub(in crate::frames) use sample;
 
 /// What is found in a function, in an image that has nothing else.
 fn facts(range: Range<usize>) -> Facts {
@@ -53,12 +53,16 @@ pub(super) fn alone(memory: Memory, range: Range<usize>) -> (Image, Function) {
         memory,
         ..Image::default()
     };
-    let function = Function {
+    (image, function(range))
+}
+
+/// A function that is there.
+pub(in crate::frames) fn function(range: Range<usize>) -> Function {
+    Function {
         range,
         cold: false,
         handlers: None,
-    };
-    (image, function)
+    }
 }
 
 fn touches(range: Range<usize>) -> Vec<Touch> {

@@ -36,7 +36,7 @@ fn a_star_stands_for_anything() {
 /// A name that begins with a type may be that of anybody's trait for it.
 #[test]
 fn no_star_stands_for_methods_of_traits() {
-    for list in [FUNCTIONS, CRATES, RUNTIME, BINDERS] {
+    for list in [FUNCTIONS, CRATES, RUNTIME] {
         for (name, _) in entries(list) {
             let type_first = name.starts_with('<') && name.ends_with('*');
             assert!(!type_first, "{name}");

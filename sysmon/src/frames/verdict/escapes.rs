@@ -20,6 +20,10 @@
 //! the functions that gave it a key count as those that lose it. An accessor whose address is in keys
 //! only, which are given to those functions only, is called by nothing else.
 
+#[cfg(test)]
+#[expect(unsafe_code, reason = "samples in assembly")]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::graph::Graph;
@@ -65,6 +69,8 @@ pub(super) struct Escapes<'a> {
     graph: &'a Graph,
     /// Pieces of constants: whether every reference gives one to std's functions for keys.
     given: &'a BTreeMap<u32, bool>,
+    /// Whether a function is on a list of harmless ones.
+    listed: &'a dyn Fn(&Image, usize) -> bool,
     known: BTreeMap<u32, Known>,
     queue: Vec<u32>,
 }
@@ -83,12 +89,25 @@ struct Known {
     by_key: bool,
     /// Where what it is given may come back, if it keeps nothing by its name; once that was asked.
     trusted: Option<Option<Results>>,
+    /// It is on a list of harmless functions; once that was asked.
+    listed: Option<bool>,
     /// Functions that give it an address.
     givers: Vec<u32>,
     queued: bool,
 }
 
 impl Known {
+    /// Where addresses of its own come back to its callers. A function that loses an address which
+    /// is not vouched for binds its callers as a whole, so these are not followed; what one of std's
+    /// functions for keys loses counts for those that gave it the key; and nothing outlives a call
+    /// of a function that is on a list.
+    fn hands_out(&self) -> Results {
+        match self.escape.own.lost {
+            Some(_) if self.strange || self.takes_key || self.listed == Some(true) => 0,
+            _ => self.escape.own.returns,
+        }
+    }
+
     /// It uses a thread-local. Returns whether more is known of it now.
     fn use_one(&mut self, why: Why, strange: bool) -> bool {
         if self.why.is_some() && (self.strange || !strange) {
@@ -107,6 +126,7 @@ impl<'a> Escapes<'a> {
         places: &'a [Place],
         graph: &'a Graph,
         given: &'a BTreeMap<u32, bool>,
+        listed: &'a dyn Fn(&Image, usize) -> bool,
     ) -> Escapes<'a> {
         Escapes {
             images,
@@ -114,6 +134,7 @@ impl<'a> Escapes<'a> {
             places,
             graph,
             given,
+            listed,
             known: BTreeMap::new(),
             queue: Vec::new(),
         }
@@ -181,9 +202,16 @@ impl<'a> Escapes<'a> {
         let escape = follower.follow(image, function, given, &mut ask);
         self.note_asked(node, &asked);
         let known = self.known.entry(node).or_default();
+        if escape.own.lost.is_some() && escape.own.returns != 0 {
+            let start = function.range.start;
+            known
+                .listed
+                .get_or_insert_with(|| (self.listed)(image, start));
+        }
+        let handed_out = known.hands_out();
         let before = std::mem::replace(&mut known.escape, escape);
         let given_changed = before.given != escape.given;
-        let hands_out = escape.hands_out() & !before.hands_out() != 0;
+        let hands_out = known.hands_out() & !handed_out != 0;
         if given_changed {
             for giver in known.givers.clone() {
                 self.enqueue(giver);
@@ -205,7 +233,7 @@ impl<'a> Escapes<'a> {
     fn note_asked(&mut self, node: u32, asked: &[(u32, Arguments)]) {
         for &(callee, arguments) in asked {
             let handed = self.known.get(&callee).and_then(|known| {
-                let hands_out = known.escape.hands_out() != 0;
+                let hands_out = known.hands_out() != 0;
                 let by_key = known.takes_key || known.by_key;
                 hands_out.then(|| (known.why.clone(), known.strange, by_key))
             });
@@ -254,7 +282,7 @@ impl<'a> Escapes<'a> {
         let node = self.first[number] + index as u32;
         if given == 0 {
             let known = self.known.get(&node);
-            let hands_out = known.map_or(0, |known| known.escape.hands_out());
+            let hands_out = known.map_or(0, Known::hands_out);
             let answer = Answer {
                 hands_out,
                 ..Answer::default()
@@ -273,7 +301,7 @@ impl<'a> Escapes<'a> {
         let answer = Answer {
             loses: known.escape.given.lost.is_some(),
             returns: known.escape.given.returns,
-            hands_out: known.escape.hands_out(),
+            hands_out: known.hands_out(),
         };
         (answer, Some(node))
     }

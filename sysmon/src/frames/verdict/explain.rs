@@ -198,7 +198,6 @@ impl Judge {
             Why::Kernel(Some(number)) => (format!("asks the kernel for number {number}"), None),
             Why::Kernel(None) => ("asks the kernel for anything".to_owned(), None),
             Why::Import(name) => (format!("uses {}", image.slots.name(name)), None),
-            Why::Listed => ("is listed as binding".to_owned(), None),
             Why::Foreign(address) => (format!("uses a library at {address:#x}"), None),
             Why::Uncovered(address) => {
                 let name = image.name(address);

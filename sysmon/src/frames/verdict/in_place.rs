@@ -24,8 +24,8 @@
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 
-use super::Nearness;
 use super::graph::Graph;
+use super::{Judge, Nearness};
 use crate::frames::edges::How;
 use crate::frames::image::Image;
 use crate::thread_locals::is_rust;
@@ -55,68 +55,79 @@ const SHIM: &str = "7___rustc";
 /// (P2), or generic ones with code of users in them.
 const SWITCHING: [&str; 2] = ["indent_sysmon", "corosensei"];
 
-/// For each function of the executable, which is the first image; and why none is anything but
-/// [`InPlace::Never`], if so.
-pub(super) fn decide(
-    images: &[Image],
-    nearness: &[Nearness],
-    having: &[u32],
-    staying: &[u32],
-    graph: &Graph,
-) -> (Vec<InPlace>, Option<&'static str>) {
-    let mut all = vec![InPlace::Never; nearness.len()];
-    let Some(image) = images.first() else {
-        return (all, Some("the program's code cannot be read"));
-    };
-    let rust: Vec<bool> = (image.functions.iter())
-        .map(|function| image.symbols.are_all(function.range.start, is_rust))
-        .collect();
-    for (number, (place, is_rust)) in all.iter_mut().zip(&rust).enumerate() {
-        *place = match nearness[number] {
-            _ if !is_rust => InPlace::Never,
-            Nearness::Within => InPlace::Never,
-            Nearness::Leads | Nearness::Apart => InPlace::Anywhere,
+/// What interrupted stacks of a program may do.
+#[derive(Debug, Default)]
+pub(super) struct InPlaces {
+    /// Of each function.
+    pub(super) of_functions: Vec<InPlace>,
+    /// Why none is anything but [`InPlace::Never`], if so.
+    pub(super) refusal: Option<&'static str>,
+}
+
+impl InPlaces {
+    /// For each function of the executable, which is the first image.
+    pub(super) fn of(judge: &Judge) -> InPlaces {
+        let Some(image) = judge.images.first() else {
+            return InPlaces {
+                of_functions: Vec::new(),
+                refusal: Some("the program's code cannot be read"),
+            };
         };
-    }
-    for &node in having {
-        if let Some(place) = all.get_mut(node as usize)
-            && *place == InPlace::Anywhere
-        {
-            *place = InPlace::Waiting;
+        let functions = image.functions.iter();
+        let rust: Vec<bool> = functions
+            .map(|function| image.symbols.are_all(function.range.start, is_rust))
+            .collect();
+        let mut all = vec![InPlace::Never; judge.nearness.len()];
+        for (number, (place, is_rust)) in all.iter_mut().zip(&rust).enumerate() {
+            *place = match judge.nearness[number] {
+                _ if !is_rust => InPlace::Never,
+                Nearness::Within => InPlace::Never,
+                Nearness::Leads | Nearness::Apart => InPlace::Anywhere,
+            };
         }
-    }
-    // A value of the thread's may be half changed, or be put back on another thread.
-    for &node in staying {
-        if let Some(place) = all.get_mut(node as usize) {
-            *place = InPlace::Never;
-        }
-    }
-    for name in SWITCHING {
-        let begins = |plain: &str| {
-            let path = plain.trim_start_matches('<').strip_prefix(name);
-            path.is_some_and(|rest| rest.starts_with("::"))
-        };
-        for (start, plain) in image.symbols.functions_of(name) {
-            if begins(&plain)
-                && let Some(index) = image.function_at(start)
-                && all[index] == InPlace::Anywhere
+        for &node in &judge.having {
+            if let Some(place) = all.get_mut(node as usize)
+                && *place == InPlace::Anywhere
             {
-                all[index] = InPlace::Waiting;
+                *place = InPlace::Waiting;
             }
         }
+        // A value of the thread's may be half changed, or be put back on another thread.
+        for &node in &judge.staying {
+            if let Some(place) = all.get_mut(node as usize) {
+                *place = InPlace::Never;
+            }
+        }
+        for name in SWITCHING {
+            let begins = |plain: &str| {
+                let path = plain.trim_start_matches('<').strip_prefix(name);
+                path.is_some_and(|rest| rest.starts_with("::"))
+            };
+            for (start, plain) in image.symbols.functions_of(name) {
+                if begins(&plain)
+                    && let Some(index) = image.function_at(start)
+                    && all[index] == InPlace::Anywhere
+                {
+                    all[index] = InPlace::Waiting;
+                }
+            }
+        }
+        let allocator = allocator(image, &rust, &judge.graph);
+        for &function in &allocator {
+            all[function as usize] = InPlace::Never;
+        }
+        let refusal = if allocator.is_empty() {
+            Some("its allocator cannot be found")
+        } else if allocator.iter().any(|&function| locks(image, function)) {
+            Some("its allocator is written in Rust and may hold a lock")
+        } else {
+            None
+        };
+        InPlaces {
+            of_functions: all,
+            refusal,
+        }
     }
-    let allocator = allocator(image, &rust, graph);
-    for &function in &allocator {
-        all[function as usize] = InPlace::Never;
-    }
-    let refusal = if allocator.is_empty() {
-        Some("its allocator cannot be found")
-    } else if allocator.iter().any(|&function| locks(image, function)) {
-        Some("its allocator is written in Rust and may hold a lock")
-    } else {
-        None
-    };
-    (all, refusal)
 }
 
 /// The functions of the allocator that are written in Rust.

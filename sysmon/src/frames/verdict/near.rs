@@ -9,8 +9,8 @@
 //! If a pointer may lead to a function that leaves something of its thread behind, all that call
 //! through pointers are bound (`pointers`), and there is no need for a look. If they are not, because
 //! the program vouches for its pointers, all that call through one are among these functions.
-//! Elsewhere they are not: most functions of a program lead to such a call. So the gap that
-//! `pointers` has in unoptimized code is a gap of the look, too.
+//! Elsewhere they are not: most functions of a program lead to such a call. So what `pointers` does
+//! not see, the look does not see behind a pointer either.
 
 use super::Judge;
 use super::graph::{Graph, Listed};

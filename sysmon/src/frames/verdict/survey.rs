@@ -3,11 +3,11 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 use super::escapes::{Escapes, Keeps};
 use super::graph::{Graph, Listed};
-use super::in_place;
 use super::pointers::Pointers;
 use super::within::Within;
 use super::{Judge, Nearness, Place, Statistics, Why, near};
@@ -133,19 +133,6 @@ impl Survey {
                 self.note(&images, number as u32, from, &reader);
             }
         }
-        // What is left with the thread goes along where thread-locals do.
-        let binders = LISTS.binders.exact().filter(|_| !self.own_locals);
-        let binders: Vec<_> = binders.collect();
-        for (number, image) in images.iter().enumerate() {
-            for &name in &binders {
-                for start in image.symbols.functions_named(name) {
-                    if let Some(index) = image.function_at(start) {
-                        let node = self.first[number] + index as u32;
-                        self.bind(node, Why::Listed);
-                    }
-                }
-            }
-        }
         self.images = images;
     }
 
@@ -180,15 +167,14 @@ impl Survey {
         for &address in &facts.foreign {
             self.lead(images, number, from, Target::Foreign(address), How::Refer);
         }
-        if facts.pointers.count > 0 && self.own_locals && study::trusts_pointers() {
-            self.calling_pointers.push(from);
+        if facts.pointers.any() {
+            match study::trusts_pointers() {
+                true => self.calling_pointers.push(from),
+                false => self.graph.add_through_pointer(from),
+            }
         }
         if self.own_locals && reader.knows_variable(image, from - first) {
             self.knowing.insert(from);
-        }
-        // Where thread-locals are the threads', nearly every program has one behind a pointer.
-        if facts.pointers.count > 0 && self.own_locals && !study::trusts_pointers() {
-            self.graph.add_through_pointer(from);
         }
         let uses = facts.constants.iter().map(|&u| (from, u));
         self.references[number as usize].extend(uses);
@@ -348,12 +334,15 @@ impl Survey {
     /// Finds out where addresses of thread-locals go. Returns the functions that have one between
     /// two instructions.
     fn follow_addresses(&mut self) -> Vec<u32> {
+        let declared = &self.declared;
+        let is_listed = |image: &Image, start| listed(image, start, declared) != Listed::Nowhere;
         let mut escapes = Escapes::new(
             &self.images,
             &self.first,
             &self.places,
             &self.graph,
             &self.given,
+            &is_listed,
         );
         escapes.add_keys(&self.knowing);
         for (node, why, vouched) in self.uses.drain(..) {
@@ -451,12 +440,11 @@ impl Survey {
         near_addresses.sort_unstable();
         near_held.extend(&having);
         let nearness = self.nearness(functions, &near_held);
-        let (in_place, in_place_refusal) =
-            in_place::decide(&self.images, &nearness, &having, &self.staying, &self.graph);
         Judge {
             nearness,
-            in_place,
-            in_place_refusal,
+            having,
+            staying: self.staying,
+            in_place: OnceLock::new(),
             misfits: Declared::misfits(&self.images),
             images: self.images,
             first: self.first,

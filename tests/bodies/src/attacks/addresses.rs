@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::hint::black_box;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use super::prepared;
@@ -85,6 +86,23 @@ pub(crate) fn in_a_packed_struct(me: &Me, address: impl Fn() -> usize) -> Outcom
         } = *kept;
         ensure!((tag, n) == (i, me.n), "other values");
         ensure!(kept == address(), "moved while a struct has the address");
+    }
+    Ok(me.n)
+}
+
+/// The function that puts the address into the box has it from a call, and has it no longer than
+/// for the next instruction. No frame that is there at the switch ever had it.
+pub(crate) fn stored_at_once(me: &Me) -> Outcome {
+    #[inline(never)]
+    fn store(place: &AtomicUsize) {
+        place.store(seen(), Relaxed);
+    }
+    let kept: Box<AtomicUsize> = Box::default();
+    for _ in 0..20 {
+        store(black_box(&kept));
+        let before = thread();
+        step();
+        ensure!(thread() == before, "moved while a box has the address");
     }
     Ok(me.n)
 }

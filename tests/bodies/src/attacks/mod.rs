@@ -30,6 +30,7 @@ pub fn all() -> Vec<Body> {
         body("reentrant-mutex-hidden", owners::reentrant_mutex_hidden),
         body("seeded-generator", owners::seeded_generator),
         body("address-in-a-box", |me| addresses::in_a_box(me, seen)),
+        body("address-stored-at-once", addresses::stored_at_once),
         body("address-in-a-packed-struct", |me| {
             addresses::in_a_packed_struct(me, seen)
         }),

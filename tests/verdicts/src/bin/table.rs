@@ -30,9 +30,12 @@ fn main() {
     let mut parts = arguments.iter().filter(|text| !text.starts_with("--"));
     let part = parts.next().cloned().unwrap_or_default();
     bodies::install_sinks();
-    // SAFETY: one fiber runs at a time, and looks at what it holds before the next one begins. Some
-    // bodies would bind all others, being called through pointers.
-    unsafe { indent_sysmon::frames::trust_pointers() };
+    // Some bodies bind all others, being called through pointers. Where thread-locals are the
+    // threads', that is so in every program.
+    if std::env::var_os("INDENT_TLS").is_none_or(|whose| whose != "thread") {
+        // SAFETY: one fiber runs at a time, and looks at what it holds before the next one begins.
+        unsafe { indent_sysmon::frames::trust_pointers() };
+    }
     let kit = Kit::leak();
     let runtime = Builder::new().workers(2).build().expect("a runtime");
     let chosen = bodies::all().into_iter().filter(|b| b.name.contains(&part));
