@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     } else if let Some(bodies) = group(&name) {
         each_alone(&bodies)
     } else if let Some(body) = all().iter().find(|body| body.name == name) {
-        run::alone(body)
+        run::alone(body.name, body.run, body.fibers, body.plain)
     } else {
         eprintln!("no body {name:?}; `--list` prints their names");
         return ExitCode::from(2);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::iter::repeat;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -59,12 +60,14 @@ fn trust_pointers() {
     unsafe { indent_sysmon::frames::trust_pointers() };
 }
 
+/// What a body does. A function's own type, so that it is called directly, or a pointer to one.
+pub trait Run: Fn(&Me) -> Outcome + Copy + Send + 'static {}
+
+impl<F: Fn(&Me) -> Outcome + Copy + Send + 'static> Run for F {}
+
 /// The outcomes of fibers that run at once, by their numbers.
-fn on_fibers(rt: &Runtime, runs: &[(Body, Me)]) -> Vec<Outcome> {
-    let start = |(body, me): &(Body, Me)| {
-        let (run, me) = (body.run, *me);
-        rt.spawn(move || run(&me))
-    };
+fn on_fibers<R: Run>(rt: &Runtime, runs: &[(R, Me)]) -> Vec<Outcome> {
+    let start = |&(run, me): &(R, Me)| rt.spawn(move || run(&me));
     let fibers: Vec<_> = runs.iter().map(start).collect();
     let join = |fiber: indent::task::JoinHandle<Outcome>| match fiber.join() {
         Ok(outcome) => outcome,
@@ -74,11 +77,8 @@ fn on_fibers(rt: &Runtime, runs: &[(Body, Me)]) -> Vec<Outcome> {
 }
 
 /// The same for threads.
-fn on_threads(runs: &[(Body, Me)]) -> Vec<Outcome> {
-    let start = |(body, me): &(Body, Me)| {
-        let (run, me) = (body.run, *me);
-        thread::spawn(move || run(&me))
-    };
+fn on_threads<R: Run>(runs: &[(R, Me)]) -> Vec<Outcome> {
+    let start = |&(run, me): &(R, Me)| thread::spawn(move || run(&me));
     let threads: Vec<_> = runs.iter().map(start).collect();
     let join = |thread: thread::JoinHandle<Outcome>| {
         let ended = thread.join();
@@ -87,13 +87,8 @@ fn on_threads(runs: &[(Body, Me)]) -> Vec<Outcome> {
     threads.into_iter().map(join).collect()
 }
 
-fn all_of(body: &Body, round: u64) -> Vec<(Body, Me)> {
-    let me = |n| Me {
-        n,
-        of: body.fibers,
-        round,
-    };
-    (0..body.fibers).map(|n| (*body, me(n))).collect()
+fn all_of<R: Copy>(run: R, of: u64, round: u64) -> Vec<(R, Me)> {
+    (0..of).map(|n| (run, Me { n, of, round })).collect()
 }
 
 /// What was wrong, without the numbers in it, and how often.
@@ -107,12 +102,18 @@ impl Wrong {
         *self.0.entry(format!("{place}: {shown}")).or_default() += 1;
     }
 
-    fn compare(&mut self, runs: &[(Body, Me)], fibers: &[Outcome], threads: Option<&[Outcome]>) {
-        for (n, ((body, _), outcome)) in runs.iter().zip(fibers).enumerate() {
+    /// Notes what is wrong with the outcomes of fibers, which are in the order of these names.
+    fn compare<'a>(
+        &mut self,
+        names: impl Iterator<Item = &'a str>,
+        fibers: &[Outcome],
+        threads: Option<&[Outcome]>,
+    ) {
+        for (n, (name, outcome)) in names.zip(fibers).enumerate() {
             match (outcome, threads.map(|threads| &threads[n])) {
-                (Err(what), _) => self.note(body.name, what),
+                (Err(what), _) => self.note(name, what),
                 (Ok(value), Some(Ok(expected))) if value != expected => {
-                    self.note(body.name, &format!("{value} instead of {expected}"));
+                    self.note(name, &format!("{value} instead of {expected}"));
                 }
                 _ => {}
             }
@@ -124,16 +125,18 @@ impl Wrong {
     }
 }
 
-/// Runs one body and prints its row; returns whether all was right.
-pub fn alone(body: &Body) -> bool {
-    let rounds = if body.plain { ROUNDS } else { 1 };
+/// Runs the body of this name and prints its row; returns whether all was right. So many run at once,
+/// if `plain` on threads, too.
+pub fn alone(name: &'static str, run: impl Run, at_once: u64, plain: bool) -> bool {
+    let rounds = if plain { ROUNDS } else { 1 };
     let rt = runtime();
-    let watched = watch(body.name, rt.handle().clone(), LIMIT);
-    let of_round = |round| on_fibers(&rt, &all_of(body, round));
+    let watched = watch(name, rt.handle().clone(), LIMIT);
+    let of_round = |round| on_fibers(&rt, &all_of(run, at_once, round));
     let fibers: Vec<_> = (0..rounds).map(of_round).collect();
     let report = rt.binding();
     drop(rt);
-    let threads = body.plain.then(|| on_threads(&all_of(body, rounds)));
+    let on_threads = || on_threads(&all_of(run, at_once, rounds));
+    let threads = plain.then(on_threads);
     drop(watched);
 
     let mut wrong = Wrong::default();
@@ -141,21 +144,18 @@ pub fn alone(body: &Body) -> bool {
     let errors = outcomes.filter_map(|outcome| outcome.as_ref().err());
     errors.for_each(|what| wrong.note("thread", what));
     for outcomes in &fibers {
-        wrong.compare(&all_of(body, 0), outcomes, threads.as_deref());
+        wrong.compare(repeat(name), outcomes, threads.as_deref());
     }
-    let runs = body.fibers * (rounds + u64::from(body.plain));
+    let runs = at_once * (rounds + u64::from(plain));
     let bound = report.rows.iter().map(|row| row.parks).sum::<u64>() + report.others;
     let why = |row: &indent::runtime::BindingRow| {
-        let of = |name: &Option<String>| name.clone().unwrap_or_else(|| "?".to_owned());
-        format!(
-            "{:?} {}, {}",
-            row.cause,
-            of(&row.function),
-            of(&row.variable)
-        )
+        let variable = row.variable.as_deref().unwrap_or("?");
+        let path = row.path.iter().map(|(name, how)| format!("{name} {how}"));
+        let path: Vec<_> = path.collect();
+        format!("{:?} {variable}: {}", row.cause, path.join(", "))
     };
     let why = report.rows.first().map(why).unwrap_or_default();
-    print_row(body.name, runs, &wrong, bound + report.unjudged, &why);
+    print_row(name, runs, &wrong, bound + report.unjudged, &why);
     wrong.count() == 0
 }
 
@@ -168,10 +168,13 @@ pub fn together(bodies: &[Body]) -> bool {
     let usual: Vec<_> = bodies.iter().filter(|body| body.fibers == FIBERS).collect();
     for round in 0..MIXED {
         // The first of every body, then the second of every body: neighbours differ.
-        let mut mixed: Vec<_> = usual.iter().flat_map(|body| all_of(body, round)).collect();
+        let all = usual.iter().map(|body| all_of(**body, FIBERS, round));
+        let mut mixed: Vec<_> = all.flatten().collect();
         mixed.sort_by_key(|(_, me)| me.n);
+        let names = mixed.iter().map(|(body, _)| body.name);
+        let mixed_runs: Vec<_> = mixed.iter().map(|(body, me)| (body.run, *me)).collect();
         runs += mixed.len() as u64;
-        wrong.compare(&mixed, &on_fibers(&rt, &mixed), None);
+        wrong.compare(names, &on_fibers(&rt, &mixed_runs), None);
     }
     drop(watched);
     let report = rt.binding();
