@@ -6,7 +6,7 @@ use std::iter::repeat;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent::runtime::{Builder, Handle, Runtime};
 
@@ -17,19 +17,23 @@ use crate::step::{MOVES, PARKS, SWITCHES};
 pub const WRONG: i32 = 1;
 /// What it ends with if it hangs.
 const HANGS: i32 = 3;
-/// How often all fibers run.
+/// How often all fibers run, and when all bodies are mixed. How many run at once and how often each
+/// switches is the same in every build; so a slow build, or a busy machine, has fewer rounds. The
+/// first round always runs to its end: then every fiber has had all of its switches.
 const ROUNDS: u64 = 4;
-/// How many times they run when all bodies are mixed.
 const MIXED: u64 = 3;
+/// After so long no further round begins.
+const ENOUGH: Duration = Duration::from_secs(4);
+const ENOUGH_MIXED: Duration = Duration::from_secs(40);
 /// A debug build of `flate2` overflows the default size.
 const STACK: usize = 1 << 20;
 /// How many characters of what was wrong are shown.
 const SHOWN: usize = 120;
 const QUANTUM: Duration = Duration::from_micros(200);
-/// Longer than any body takes, also in a debug build beside busy processes.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Much longer than any body takes, also in a debug build beside busy processes.
+const LIMIT: Duration = Duration::from_secs(600);
 /// The same for all bodies mixed.
-const LIMIT_MIXED: Duration = Duration::from_secs(600);
+const LIMIT_MIXED: Duration = Duration::from_secs(1800);
 
 fn runtime() -> Runtime {
     if std::env::args().any(|argument| argument == "--trust-pointers") {
@@ -131,8 +135,10 @@ pub fn alone(name: &'static str, run: impl Run, at_once: u64, plain: bool) -> bo
     let rounds = if plain { ROUNDS } else { 1 };
     let rt = runtime();
     let watched = watch(name, rt.handle().clone(), LIMIT);
+    let begun = Instant::now();
     let of_round = |round| on_fibers(&rt, &all_of(run, at_once, round));
-    let fibers: Vec<_> = (0..rounds).map(of_round).collect();
+    let begins = |&round: &u64| round == 0 || begun.elapsed() < ENOUGH;
+    let fibers: Vec<_> = (0..rounds).take_while(begins).map(of_round).collect();
     let report = rt.binding();
     drop(rt);
     let on_threads = || on_threads(&all_of(run, at_once, rounds));
@@ -146,7 +152,7 @@ pub fn alone(name: &'static str, run: impl Run, at_once: u64, plain: bool) -> bo
     for outcomes in &fibers {
         wrong.compare(repeat(name), outcomes, threads.as_deref());
     }
-    let runs = at_once * (rounds + u64::from(plain));
+    let runs = at_once * (fibers.len() as u64 + u64::from(plain));
     let bound = report.rows.iter().map(|row| row.parks).sum::<u64>() + report.others;
     let why = |row: &indent::runtime::BindingRow| {
         let variable = row.variable.as_deref().unwrap_or("?");
@@ -166,7 +172,9 @@ pub fn together(bodies: &[Body]) -> bool {
     let mut wrong = Wrong::default();
     let mut runs = 0;
     let usual: Vec<_> = bodies.iter().filter(|body| body.fibers == FIBERS).collect();
-    for round in 0..MIXED {
+    let begun = Instant::now();
+    let begins = |&round: &u64| round == 0 || begun.elapsed() < ENOUGH_MIXED;
+    for round in (0..MIXED).take_while(begins) {
         // The first of every body, then the second of every body: neighbours differ.
         let all = usual.iter().map(|body| all_of(**body, FIBERS, round));
         let mut mixed: Vec<_> = all.flatten().collect();
