@@ -22,7 +22,8 @@
 //! many of these runs were wrong, how many switches of fibers there were, how many of them were
 //! parks (the others yields), at how many parks the fiber was bound, after how many switches it was
 //! on another thread; then what binds, or what was wrong. With `--trust` every fiber may move: this
-//! shows which bodies rely on being bound. With `--trust-pointers` one body does not bind all others.
+//! shows which bodies rely on being bound. With `--trust-pointers` one body does not bind all
+//! others.
 
 pub mod attacks;
 pub mod body;

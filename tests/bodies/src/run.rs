@@ -56,8 +56,8 @@ fn trust_everything(handle: &Handle) {
     unsafe { handle.trust_everything(true) };
 }
 
-/// Takes it that code behind pointers leaves nothing, so that frames and the look at the stack decide
-/// on each body. For all examples that is true.
+/// Takes it that code behind pointers leaves nothing, so that frames and the look decide on each
+/// body. For all examples that is true.
 #[expect(unsafe_code, reason = "vouches for the examples")]
 fn trust_pointers() {
     // SAFETY: no example is left with something of its thread by a call through a pointer.
@@ -129,8 +129,8 @@ impl Wrong {
     }
 }
 
-/// Runs the body of this name and prints its row; returns whether all was right. So many run at once,
-/// if `plain` on threads, too.
+/// Runs the body of this name and prints its row; returns whether all was right. So many run at
+/// once, if `plain` on threads, too.
 pub fn alone(name: &'static str, run: impl Run, at_once: u64, plain: bool) -> bool {
     let rounds = if plain { ROUNDS } else { 1 };
     let rt = runtime();

@@ -56,8 +56,8 @@ pub fn step() {
     MOVES.fetch_add(u64::from(thread() != before), Relaxed);
 }
 
-/// Blocks a plain thread for less than a second. Std's function calls through a pointer, which would
-/// bind [`step`] wherever one may lead to something of a thread.
+/// Blocks a plain thread for less than a second. Std's function calls through a pointer, which
+/// would bind [`step`] wherever one may lead to something of a thread.
 #[inline(never)]
 fn sleep(time: Duration) {
     // SAFETY: always allowed.
