@@ -15,7 +15,8 @@
 //! ```
 //!
 //! In a program with all of them every call through a pointer may lead to one that keeps an address
-//! of a thread-local, so all fibers are bound. The program `one` has a single example, which
+//! of a thread-local, so all fibers are bound. So `examples` runs each a second time, with
+//! `--trust-pointers`. The program `one` has a single example, which
 //! `INDENT_BODY` names when it is compiled.
 //!
 //! One line for each body, with tabs: its name, how often it ran on fibers and threads, how
