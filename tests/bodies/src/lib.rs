@@ -15,14 +15,16 @@
 //! ```
 //!
 //! In a program with all of them every call through a pointer may lead to one that keeps an address
-//! of a thread-local, so all fibers are bound. The program `one` has a single example, which
+//! of a thread-local, so all fibers are bound. So `examples` runs each a second time, with
+//! `--trust-pointers`. The program `one` has a single example, which
 //! `INDENT_BODY` names when it is compiled.
 //!
 //! One line for each body, with tabs: its name, how often it ran on fibers and threads, how
 //! many of these runs were wrong, how many switches of fibers there were, how many of them were
 //! parks (the others yields), at how many parks the fiber was bound, after how many switches it was
 //! on another thread; then what binds, or what was wrong. With `--trust` every fiber may move: this
-//! shows which bodies rely on being bound. With `--trust-pointers` one body does not bind all others.
+//! shows which bodies rely on being bound. With `--trust-pointers` one body does not bind all
+//! others.
 
 pub mod attacks;
 pub mod body;

@@ -5,23 +5,15 @@ use std::process::{Command, ExitCode};
 use indent_bodies::body::Body;
 use indent_bodies::{attacks, examples, run};
 
-/// The group of bodies with this name.
-fn group(name: &str) -> Option<Vec<Body>> {
-    match name {
-        "examples" => Some(examples::ALL.to_vec()),
-        "attacks" => Some(attacks::all()),
-        _ => None,
-    }
-}
-
 /// Runs each body of a group in a process of its own: one that crashes or hangs is one row.
-fn each_alone(bodies: &[Body]) -> bool {
+fn each_alone(bodies: &[Body], flags: &[&str]) -> bool {
     let program = std::env::current_exe().expect("the path of this program");
     let mut right = true;
     for body in bodies {
         let run = Command::new(&program)
             .arg(body.name)
             .args(std::env::args().skip(2))
+            .args(flags)
             .status();
         let status = run.expect("a process of this program");
         match status.code() {
@@ -34,6 +26,15 @@ fn each_alone(bodies: &[Body]) -> bool {
     right
 }
 
+/// Runs each example twice: in this program all are bound by what pointers may lead to, so nothing
+/// else is tried. Where thread-locals are the threads', pointers are all that binds some of them.
+fn each_example() -> bool {
+    let own_locals = !cfg!(target_feature = "crt-static");
+    let bound = each_alone(examples::ALL, &[]);
+    let moving = !own_locals || each_alone(examples::ALL, &["--trust-pointers"]);
+    bound && moving
+}
+
 fn main() -> ExitCode {
     let name = std::env::args().nth(1).unwrap_or_default();
     attacks::prepare();
@@ -43,10 +44,12 @@ fn main() -> ExitCode {
         true
     } else if name == "together" {
         run::together(examples::ALL)
-    } else if let Some(bodies) = group(&name) {
-        each_alone(&bodies)
+    } else if name == "examples" {
+        each_example()
+    } else if name == "attacks" {
+        each_alone(&attacks::all(), &[])
     } else if let Some(body) = all().iter().find(|body| body.name == name) {
-        run::alone(body)
+        run::alone(body.name, body.run, body.fibers, body.plain)
     } else {
         eprintln!("no body {name:?}; `--list` prints their names");
         return ExitCode::from(2);

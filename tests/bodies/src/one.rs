@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use indent_bodies::body::Body;
+use indent_bodies::body::{Body, Me, Outcome};
 use indent_bodies::{examples, run};
 
 const BODY: Body = match option_env!("INDENT_BODY") {
@@ -10,8 +10,14 @@ const BODY: Body = match option_env!("INDENT_BODY") {
     None => examples::named("nothing"),
 };
 
+/// Calls it directly: no pointer leads to what a fiber begins with, as in a service.
+fn call(me: &Me) -> Outcome {
+    const RUN: fn(&Me) -> Outcome = BODY.run;
+    RUN(me)
+}
+
 fn main() -> ExitCode {
-    ExitCode::from(if run::alone(&BODY) {
+    ExitCode::from(if run::alone(BODY.name, call, BODY.fibers, BODY.plain) {
         0
     } else {
         run::WRONG as u8

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::iter::repeat;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indent::runtime::{Builder, Handle, Runtime};
 
@@ -16,19 +17,23 @@ use crate::step::{MOVES, PARKS, SWITCHES};
 pub const WRONG: i32 = 1;
 /// What it ends with if it hangs.
 const HANGS: i32 = 3;
-/// How often all fibers run.
+/// How often all fibers run, and when all bodies are mixed. How many run at once and how often each
+/// switches is the same in every build; so a slow build, or a busy machine, has fewer rounds. The
+/// first round always runs to its end: then every fiber has had all of its switches.
 const ROUNDS: u64 = 4;
-/// How many times they run when all bodies are mixed.
 const MIXED: u64 = 3;
+/// After so long no further round begins.
+const ENOUGH: Duration = Duration::from_secs(4);
+const ENOUGH_MIXED: Duration = Duration::from_secs(40);
 /// A debug build of `flate2` overflows the default size.
 const STACK: usize = 1 << 20;
 /// How many characters of what was wrong are shown.
 const SHOWN: usize = 120;
 const QUANTUM: Duration = Duration::from_micros(200);
-/// Longer than any body takes, also in a debug build beside busy processes.
-const LIMIT: Duration = Duration::from_secs(120);
+/// Much longer than any body takes, also in a debug build beside busy processes.
+const LIMIT: Duration = Duration::from_secs(600);
 /// The same for all bodies mixed.
-const LIMIT_MIXED: Duration = Duration::from_secs(600);
+const LIMIT_MIXED: Duration = Duration::from_secs(1800);
 
 fn runtime() -> Runtime {
     if std::env::args().any(|argument| argument == "--trust-pointers") {
@@ -51,20 +56,22 @@ fn trust_everything(handle: &Handle) {
     unsafe { handle.trust_everything(true) };
 }
 
-/// Takes it that code behind pointers leaves nothing, so that frames and the look at the stack decide
-/// on each body. For all examples that is true.
+/// Takes it that code behind pointers leaves nothing, so that frames and the look decide on each
+/// body. For all examples that is true.
 #[expect(unsafe_code, reason = "vouches for the examples")]
 fn trust_pointers() {
     // SAFETY: no example is left with something of its thread by a call through a pointer.
     unsafe { indent_sysmon::frames::trust_pointers() };
 }
 
+/// What a body does. A function's own type, so that it is called directly, or a pointer to one.
+pub trait Run: Fn(&Me) -> Outcome + Copy + Send + 'static {}
+
+impl<F: Fn(&Me) -> Outcome + Copy + Send + 'static> Run for F {}
+
 /// The outcomes of fibers that run at once, by their numbers.
-fn on_fibers(rt: &Runtime, runs: &[(Body, Me)]) -> Vec<Outcome> {
-    let start = |(body, me): &(Body, Me)| {
-        let (run, me) = (body.run, *me);
-        rt.spawn(move || run(&me))
-    };
+fn on_fibers<R: Run>(rt: &Runtime, runs: &[(R, Me)]) -> Vec<Outcome> {
+    let start = |&(run, me): &(R, Me)| rt.spawn(move || run(&me));
     let fibers: Vec<_> = runs.iter().map(start).collect();
     let join = |fiber: indent::task::JoinHandle<Outcome>| match fiber.join() {
         Ok(outcome) => outcome,
@@ -74,11 +81,8 @@ fn on_fibers(rt: &Runtime, runs: &[(Body, Me)]) -> Vec<Outcome> {
 }
 
 /// The same for threads.
-fn on_threads(runs: &[(Body, Me)]) -> Vec<Outcome> {
-    let start = |(body, me): &(Body, Me)| {
-        let (run, me) = (body.run, *me);
-        thread::spawn(move || run(&me))
-    };
+fn on_threads<R: Run>(runs: &[(R, Me)]) -> Vec<Outcome> {
+    let start = |&(run, me): &(R, Me)| thread::spawn(move || run(&me));
     let threads: Vec<_> = runs.iter().map(start).collect();
     let join = |thread: thread::JoinHandle<Outcome>| {
         let ended = thread.join();
@@ -87,13 +91,8 @@ fn on_threads(runs: &[(Body, Me)]) -> Vec<Outcome> {
     threads.into_iter().map(join).collect()
 }
 
-fn all_of(body: &Body, round: u64) -> Vec<(Body, Me)> {
-    let me = |n| Me {
-        n,
-        of: body.fibers,
-        round,
-    };
-    (0..body.fibers).map(|n| (*body, me(n))).collect()
+fn all_of<R: Copy>(run: R, of: u64, round: u64) -> Vec<(R, Me)> {
+    (0..of).map(|n| (run, Me { n, of, round })).collect()
 }
 
 /// What was wrong, without the numbers in it, and how often.
@@ -107,12 +106,18 @@ impl Wrong {
         *self.0.entry(format!("{place}: {shown}")).or_default() += 1;
     }
 
-    fn compare(&mut self, runs: &[(Body, Me)], fibers: &[Outcome], threads: Option<&[Outcome]>) {
-        for (n, ((body, _), outcome)) in runs.iter().zip(fibers).enumerate() {
+    /// Notes what is wrong with the outcomes of fibers, which are in the order of these names.
+    fn compare<'a>(
+        &mut self,
+        names: impl Iterator<Item = &'a str>,
+        fibers: &[Outcome],
+        threads: Option<&[Outcome]>,
+    ) {
+        for (n, (name, outcome)) in names.zip(fibers).enumerate() {
             match (outcome, threads.map(|threads| &threads[n])) {
-                (Err(what), _) => self.note(body.name, what),
+                (Err(what), _) => self.note(name, what),
                 (Ok(value), Some(Ok(expected))) if value != expected => {
-                    self.note(body.name, &format!("{value} instead of {expected}"));
+                    self.note(name, &format!("{value} instead of {expected}"));
                 }
                 _ => {}
             }
@@ -124,16 +129,20 @@ impl Wrong {
     }
 }
 
-/// Runs one body and prints its row; returns whether all was right.
-pub fn alone(body: &Body) -> bool {
-    let rounds = if body.plain { ROUNDS } else { 1 };
+/// Runs the body of this name and prints its row; returns whether all was right. So many run at
+/// once, if `plain` on threads, too.
+pub fn alone(name: &'static str, run: impl Run, at_once: u64, plain: bool) -> bool {
+    let rounds = if plain { ROUNDS } else { 1 };
     let rt = runtime();
-    let watched = watch(body.name, rt.handle().clone(), LIMIT);
-    let of_round = |round| on_fibers(&rt, &all_of(body, round));
-    let fibers: Vec<_> = (0..rounds).map(of_round).collect();
+    let watched = watch(name, rt.handle().clone(), LIMIT);
+    let begun = Instant::now();
+    let of_round = |round| on_fibers(&rt, &all_of(run, at_once, round));
+    let begins = |&round: &u64| round == 0 || begun.elapsed() < ENOUGH;
+    let fibers: Vec<_> = (0..rounds).take_while(begins).map(of_round).collect();
     let report = rt.binding();
     drop(rt);
-    let threads = body.plain.then(|| on_threads(&all_of(body, rounds)));
+    let on_threads = || on_threads(&all_of(run, at_once, rounds));
+    let threads = plain.then(on_threads);
     drop(watched);
 
     let mut wrong = Wrong::default();
@@ -141,21 +150,18 @@ pub fn alone(body: &Body) -> bool {
     let errors = outcomes.filter_map(|outcome| outcome.as_ref().err());
     errors.for_each(|what| wrong.note("thread", what));
     for outcomes in &fibers {
-        wrong.compare(&all_of(body, 0), outcomes, threads.as_deref());
+        wrong.compare(repeat(name), outcomes, threads.as_deref());
     }
-    let runs = body.fibers * (rounds + u64::from(body.plain));
+    let runs = at_once * (fibers.len() as u64 + u64::from(plain));
     let bound = report.rows.iter().map(|row| row.parks).sum::<u64>() + report.others;
     let why = |row: &indent::runtime::BindingRow| {
-        let of = |name: &Option<String>| name.clone().unwrap_or_else(|| "?".to_owned());
-        format!(
-            "{:?} {}, {}",
-            row.cause,
-            of(&row.function),
-            of(&row.variable)
-        )
+        let variable = row.variable.as_deref().unwrap_or("?");
+        let path = row.path.iter().map(|(name, how)| format!("{name} {how}"));
+        let path: Vec<_> = path.collect();
+        format!("{:?} {variable}: {}", row.cause, path.join(", "))
     };
     let why = report.rows.first().map(why).unwrap_or_default();
-    print_row(body.name, runs, &wrong, bound + report.unjudged, &why);
+    print_row(name, runs, &wrong, bound + report.unjudged, &why);
     wrong.count() == 0
 }
 
@@ -166,12 +172,17 @@ pub fn together(bodies: &[Body]) -> bool {
     let mut wrong = Wrong::default();
     let mut runs = 0;
     let usual: Vec<_> = bodies.iter().filter(|body| body.fibers == FIBERS).collect();
-    for round in 0..MIXED {
+    let begun = Instant::now();
+    let begins = |&round: &u64| round == 0 || begun.elapsed() < ENOUGH_MIXED;
+    for round in (0..MIXED).take_while(begins) {
         // The first of every body, then the second of every body: neighbours differ.
-        let mut mixed: Vec<_> = usual.iter().flat_map(|body| all_of(body, round)).collect();
+        let all = usual.iter().map(|body| all_of(**body, FIBERS, round));
+        let mut mixed: Vec<_> = all.flatten().collect();
         mixed.sort_by_key(|(_, me)| me.n);
+        let names = mixed.iter().map(|(body, _)| body.name);
+        let mixed_runs: Vec<_> = mixed.iter().map(|(body, me)| (body.run, *me)).collect();
         runs += mixed.len() as u64;
-        wrong.compare(&mixed, &on_fibers(&rt, &mixed), None);
+        wrong.compare(names, &on_fibers(&rt, &mixed_runs), None);
     }
     drop(watched);
     let report = rt.binding();

@@ -1,4 +1,7 @@
-#![expect(unsafe_code, reason = "asks the kernel which thread this is")]
+#![expect(
+    unsafe_code,
+    reason = "asks the kernel which thread this is, and to sleep"
+)]
 //! What bodies do between their steps.
 //!
 //! [`step`] is on the stack of every parked fiber, so its own frame must be movable: it uses
@@ -37,7 +40,7 @@ pub fn step() {
     let short = Duration::from_micros(50 + n / 16 % 500);
     if task::id().is_none() {
         match n % 16 {
-            0 => std::thread::sleep(short),
+            0 => sleep(short),
             _ => std::thread::yield_now(),
         }
         return;
@@ -51,6 +54,14 @@ pub fn step() {
     SWITCHES.fetch_add(1, Relaxed);
     PARKS.fetch_add(u64::from(n % 8 < 2), Relaxed);
     MOVES.fetch_add(u64::from(thread() != before), Relaxed);
+}
+
+/// Blocks a plain thread for less than a second. Std's function calls through a pointer, which
+/// would bind [`step`] wherever one may lead to something of a thread.
+#[inline(never)]
+fn sleep(time: Duration) {
+    // SAFETY: always allowed.
+    unsafe { libc::usleep(time.subsec_micros()) };
 }
 
 /// Runs the closure, now and then for longer than a quantum, so that it is interrupted inside.
