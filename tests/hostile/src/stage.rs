@@ -16,6 +16,8 @@ use crate::region::{pure, region};
 const INPUTS: u64 = 4;
 /// More complaints than this say nothing new.
 const MOST_COMPLAINTS: usize = 20;
+/// So many fibers in a row that were meant to be bound and are not: none will be.
+const MOST_MOVABLE: u32 = 100;
 
 /// A computation: the same number for the same number.
 pub(crate) type Kernel = fn(u64) -> u64;
@@ -195,8 +197,9 @@ impl Stage {
     }
 
     /// Starts and releases fibers, one after the other, until the runtime knows that one which parks
-    /// like them is bound to its thread.
+    /// like them is bound to its thread. Complains if such fibers are movable.
     pub(crate) fn until_known_bound(&self, start: impl Fn() -> JoinHandle<()>, release: impl Fn()) {
+        let mut movable = 0;
         loop {
             let fiber = start();
             let verdict = loop {
@@ -213,6 +216,10 @@ impl Stage {
             self.join([fiber]);
             if verdict == Mobility::Bound || self.is_past() {
                 return;
+            }
+            movable += u32::from(verdict == Mobility::Movable);
+            if movable == MOST_MOVABLE {
+                return self.complain("its fibers should be bound, and are movable".to_owned());
             }
         }
     }

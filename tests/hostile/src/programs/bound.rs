@@ -6,6 +6,7 @@
 //! on a mutex, neither would ever go on.
 
 use std::cell::Cell;
+use std::hint::black_box;
 use std::sync::Mutex;
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
@@ -96,6 +97,7 @@ struct Flags {
 fn setter(stage: &'static Stage, worker: usize, flags: &'static Flags) -> JoinHandle<()> {
     stage.spawn("setter", Some(worker), move || {
         HERE.with(|here| {
+            let here = black_box(here); // else code may reach it by its offset, and be movable
             here.set(here.get() + 1);
             flags.parked.store(true, Release);
             while !flags.asked.load(Acquire) {
@@ -173,6 +175,7 @@ struct Held {
 fn holder(stage: &'static Stage, worker: usize, mutex: &'static Held) -> JoinHandle<()> {
     stage.spawn("holder", Some(worker), move || {
         HERE.with(|here| {
+            let here = black_box(here); // as in `setter`
             here.set(here.get() + 1);
             let mut count = mutex.count.lock().expect("no panic inside");
             let before = *count;
