@@ -15,8 +15,9 @@
 //!   it is in no `no_preempt` section: as for a freeze;
 //! - A2. it does not unwind, is not pinned, and stands on its own stack with enough room below: as
 //!   in a region;
-//! - A3. fibers have their own thread-locals, the verdicts count on that, and the program's
-//!   allocator cannot hold a lock in Rust code: else the setting does nothing, and one line says so;
+//! - A3. fibers have their own thread-locals, the verdicts count on that, the program's allocator
+//!   cannot hold a lock in Rust code and calls nothing through pointers, and the processor can save
+//!   its registers (XSAVE): else the setting does nothing, and one line says so;
 //! - A4. every frame from the interrupted one up to the root is one of a movable Rust function of the
 //!   executable that belongs neither to the runtime nor to the allocator, and the unwind rows lead
 //!   exactly to the root (`frames::TraceCache::judge_anywhere`);
@@ -39,6 +40,8 @@
 //! - `errno`, all registers, MXCSR and the x87 control word are put back when it goes on.
 //! - It may hold a lock. Fibers that wait for it block their threads in the kernel, which are then
 //!   detached, or they spin and are preempted; the holder is runnable, movable, and gets its turn.
+//!   A fiber leaves only while there is a spare thread. If the system refuses threads afterwards, as
+//!   many waiters as there are threads can keep the holder from its turn (docs/limits.md).
 //!   The scheduler itself waits for no lock but the allocator's (S9), which A3 and A4 exclude.
 //!
 //! What hostile code may try, and what stops it:
@@ -60,7 +63,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use indent_sysmon::frames::{self, Registers, Stack};
+use indent_sysmon::frames::{self, Judge, Registers, Stack};
 
 use crate::base::arch::At;
 use crate::base::loom::atomic;
@@ -182,11 +185,8 @@ impl Shared {
         if !settings.preempt || !settings.preempt_in_place {
             return;
         }
-        let why = match frames::judge() {
-            _ if !settings.own_locals => Some("thread-locals belong to threads"),
-            Some(judge) => judge.in_place_refusal(),
-            None => None,
-        };
+        let refusal = frames::judge().and_then(Judge::refuses_in_place);
+        let why = has_no_effect(settings.own_locals, redirect::room_needed(), refusal);
         if let Some(why) = why
             && !SAID.swap(true, Relaxed)
         {
@@ -194,5 +194,35 @@ impl Shared {
                 "indent: preempt_in_place has no effect in this program: {why}\n"
             ));
         }
+    }
+}
+
+/// Why fibers keep their threads although the setting is on, if they do. `room` is what a fiber needs
+/// on its stack to be redirected, `refusal` what speaks against it in the program's code.
+fn has_no_effect(
+    own_locals: bool,
+    room: Option<usize>,
+    refusal: Option<&'static str>,
+) -> Option<&'static str> {
+    match room {
+        _ if !own_locals => Some("thread-locals belong to threads"),
+        None => Some("the processor or the kernel has no XSAVE"),
+        Some(_) => refusal,
+    }
+}
+
+#[cfg(all(test, not(indent_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_the_setting_has_no_effect_the_reason_is_found() {
+        assert_eq!(has_no_effect(true, Some(4096), None), None);
+        let refusal = Some("its allocator may hold a lock");
+        assert_eq!(has_no_effect(true, Some(4096), refusal), refusal);
+        let without_xsave = has_no_effect(true, None, None).expect("a reason");
+        assert!(without_xsave.contains("XSAVE"));
+        let without_locals = has_no_effect(false, Some(4096), None).expect("a reason");
+        assert!(without_locals.contains("thread-locals"));
     }
 }

@@ -221,7 +221,8 @@ fn take_queued(token: &Entered, is_it: impl Fn(FiberRef) -> bool) -> Option<Fibe
             None => break,
         }
     }
-    for lane in [&shared.global.started, &shared.global.batch] {
+    let global = &shared.global;
+    for lane in [&global.started, &global.interrupted, &global.batch] {
         for _ in 0..lane.len() {
             match lane.pop(1).pop().map(popped) {
                 Some(found) if is_it(found) => return Some(found),

@@ -67,8 +67,6 @@ pub(crate) struct Carrier {
     pub(crate) stretch: Stretch,
     /// The fiber that was interrupted last, and left, was in no region.
     pub(crate) outside_region: Cell<bool>,
-    /// The fiber that runs next was interrupted before: its time counts from the beginning.
-    pub(crate) goes_on: Cell<bool>,
     /// Its thread ends with its fiber (`retire.rs`).
     pub(crate) retires: Cell<bool>,
     /// The thread-locals of fibers in its thread's memory.
@@ -122,7 +120,6 @@ impl Carrier {
             budget: Cell::new(0),
             stretch: Stretch::default(),
             outside_region: Cell::new(false),
-            goes_on: Cell::new(false),
             retires: Cell::new(false),
             block: Block::new(),
             own: UnsafeCell::default(),

@@ -228,7 +228,6 @@ fn stopped(token: &Entered) -> Option<Next> {
     let frozen = || shared.claim_frozen(Which::Interactive).map(Next::Thaw);
     let left = || {
         let fiber = shared.global.interrupted.pop(1).pop()?;
-        token.carrier().goes_on.set(true);
         Some(Next::Run(popped(fiber)))
     };
     match token.worker().published.dispatches() % 2 {

@@ -169,14 +169,16 @@ impl Carrier {
     /// # Safety
     /// As for `redirect`; the fiber was interrupted on its own stack, with room below.
     unsafe fn redirect_anywhere(&self, fiber: FiberRef, context: *mut c_void, at: &At) -> bool {
-        if std::thread::panicking() {
+        // It may hold a lock. A worker whose fiber waits for that lock in the kernel needs another
+        // thread, so that the holder runs; without a spare one the fiber freezes with its own.
+        if std::thread::panicking() || self.shared().spares.is_empty() {
             return false;
         }
         // SAFETY: by the caller's promise.
         let Some(controls) = (unsafe { self.leaves_anywhere(fiber, context, at) }) else {
             return false;
         };
-        mobility::note_interrupted(fiber, frames::Mobility::Movable);
+        mobility::note_left(fiber);
         // SAFETY: by the caller's promise, and I35.
         unsafe { redirect(context, yield_anywhere, controls) };
         true

@@ -108,6 +108,8 @@ const MOBILITY: u8 = 3;
 const NEAR: u8 = 4;
 /// It cannot have been.
 const APART: u8 = 8;
+/// It has left its thread at an instruction, and has not gone on.
+const LEFT: u8 = 16;
 
 /// Looks for addresses of thread-locals in what a fiber has whose frames say that it is movable,
 /// and binds it if there is one (`fiber/locals/look.rs`). Returns what was found. `thread` is the
@@ -252,6 +254,23 @@ pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
 /// Notes of a fiber that was interrupted what its frames allow, as was found there.
 pub(crate) fn note_interrupted(fiber: FiberRef, found: frames::Mobility) {
     note(fiber, Mobility::known(found));
+}
+
+/// Notes of a fiber that it leaves its thread at an instruction, and may go on anywhere.
+pub(crate) fn note_left(fiber: FiberRef) {
+    note(fiber, Mobility::Movable);
+    let noted = fiber.mobility.load(atomic::Ordering::Relaxed);
+    (fiber.mobility).store(noted | LEFT, atomic::Ordering::Relaxed);
+}
+
+/// Whether a fiber that is about to run has left its thread at an instruction. Clears the note.
+#[inline]
+pub(crate) fn takes_left(fiber: FiberRef) -> bool {
+    let noted = fiber.mobility.load(atomic::Ordering::Relaxed);
+    if noted & LEFT != 0 {
+        (fiber.mobility).store(noted & !LEFT, atomic::Ordering::Relaxed);
+    }
+    noted & LEFT != 0
 }
 
 /// Notes of a fiber that parks inside its own frames that it is bound (S3), whatever they hold.

@@ -280,7 +280,8 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     note_bound_lately(&mut token, was_bound);
     note_own(&mut token);
     token.worker().published.dispatch();
-    let goes_on = token.carrier().goes_on.take() || starts && is_likely_batch(&token, fiber);
+    // One that was interrupted, and left its thread, computes: its time counts from the beginning.
+    let goes_on = mobility::takes_left(fiber) || starts && is_likely_batch(&token, fiber);
     if (goes_on || class::is_batch(&fiber)) && token.carrier().shared().settings.preempt {
         token.carrier().begin_slice(token.worker()); // a waker can tell for how long it has run
     }
