@@ -69,8 +69,6 @@ pub(super) struct Escapes<'a> {
     graph: &'a Graph,
     /// Pieces of constants: whether every reference gives one to std's functions for keys.
     given: &'a BTreeMap<u32, bool>,
-    /// Whether a function is on a list of harmless ones.
-    listed: &'a dyn Fn(&Image, usize) -> bool,
     known: BTreeMap<u32, Known>,
     queue: Vec<u32>,
 }
@@ -89,8 +87,6 @@ struct Known {
     by_key: bool,
     /// Where what it is given may come back, if it keeps nothing by its name; once that was asked.
     trusted: Option<Option<Results>>,
-    /// It is on a list of harmless functions; once that was asked.
-    listed: Option<bool>,
     /// Functions that give it an address.
     givers: Vec<u32>,
     queued: bool,
@@ -99,11 +95,10 @@ struct Known {
 impl Known {
     /// Where addresses of its own come back to its callers. A function that loses an address which
     /// is not vouched for binds its callers as a whole, so these are not followed; what one of std's
-    /// functions for keys loses counts for those that gave it the key; and nothing outlives a call
-    /// of a function that is on a list.
+    /// functions for keys loses counts for those that gave it the key.
     fn hands_out(&self) -> Results {
         match self.escape.own.lost {
-            Some(_) if self.strange || self.takes_key || self.listed == Some(true) => 0,
+            Some(_) if self.strange || self.takes_key => 0,
             _ => self.escape.own.returns,
         }
     }
@@ -126,7 +121,6 @@ impl<'a> Escapes<'a> {
         places: &'a [Place],
         graph: &'a Graph,
         given: &'a BTreeMap<u32, bool>,
-        listed: &'a dyn Fn(&Image, usize) -> bool,
     ) -> Escapes<'a> {
         Escapes {
             images,
@@ -134,7 +128,6 @@ impl<'a> Escapes<'a> {
             places,
             graph,
             given,
-            listed,
             known: BTreeMap::new(),
             queue: Vec::new(),
         }
@@ -202,12 +195,6 @@ impl<'a> Escapes<'a> {
         let escape = follower.follow(image, function, given, &mut ask);
         self.note_asked(node, &asked);
         let known = self.known.entry(node).or_default();
-        if escape.own.lost.is_some() && escape.own.returns != 0 {
-            let start = function.range.start;
-            known
-                .listed
-                .get_or_insert_with(|| (self.listed)(image, start));
-        }
         let handed_out = known.hands_out();
         let before = std::mem::replace(&mut known.escape, escape);
         let given_changed = before.given != escape.given;

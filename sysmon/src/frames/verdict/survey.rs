@@ -334,15 +334,12 @@ impl Survey {
     /// Finds out where addresses of thread-locals go. Returns the functions that have one between
     /// two instructions.
     fn follow_addresses(&mut self) -> Vec<u32> {
-        let declared = &self.declared;
-        let is_listed = |image: &Image, start| listed(image, start, declared) != Listed::Nowhere;
         let mut escapes = Escapes::new(
             &self.images,
             &self.first,
             &self.places,
             &self.graph,
             &self.given,
-            &is_listed,
         );
         escapes.add_keys(&self.knowing);
         for (node, why, vouched) in self.uses.drain(..) {

@@ -34,8 +34,7 @@ fn kept<const N: usize>(ranges: [Range<usize>; N], vouched: bool) -> [Keeps; N] 
     let place = |index| Place::Function { image: 0, index };
     let places: Vec<Place> = (0..N as u32).map(place).collect();
     let (images, given) = ([image], BTreeMap::new());
-    let nowhere = |_: &Image, _| false;
-    let mut escapes = Escapes::new(&images, &[0], &places, &graph, &given, &nowhere);
+    let mut escapes = Escapes::new(&images, &[0], &places, &graph, &given);
     escapes.add(nodes[0], Why::Variable(-0x38), vouched);
     escapes.settle();
     let found = escapes.found();
