@@ -159,7 +159,7 @@ mod child {
         });
         // All workers sleep for a while, and do not ask for threads again and again.
         const WHILE: Duration = Duration::from_millis(500);
-        common::wait_for_the_survey();
+        let _known = rt.wait_until_surveyed(None);
         let before = processor_time();
         std::thread::sleep(WHILE);
         let used = processor_time() - before;

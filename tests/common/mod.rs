@@ -89,12 +89,13 @@ pub fn text(output: &Output) -> String {
     format!("{}\n--- stdout\n{out}\n--- stderr\n{err}", output.status)
 }
 
-/// Has the program's code read, and waits until it is: for whoever measures memory, of which the
-/// survey takes some for good.
+/// Has the program's code read, and waits until it is: for tests that measure memory, of which the
+/// survey keeps some. By a runtime, since what is found depends on whose the thread-locals are.
 pub fn wait_for_the_survey() {
-    indent_sysmon::frames::study();
-    while indent_sysmon::frames::judge().is_none() {
-        std::thread::sleep(std::time::Duration::from_millis(1));
+    if indent_sysmon::frames::judge().is_none() {
+        let builder = indent::runtime::Builder::new().workers(1);
+        let rt = builder.build().expect("a runtime");
+        let _known_or_impossible = rt.wait_until_surveyed(None);
     }
 }
 

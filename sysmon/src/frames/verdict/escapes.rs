@@ -93,13 +93,13 @@ struct Known {
 }
 
 impl Known {
-    /// Where addresses of its own come back to its callers. A function that loses an address which
-    /// is not vouched for binds its callers as a whole, so these are not followed; what one of std's
-    /// functions for keys loses counts for those that gave it the key.
+    /// Where addresses of its own come back to its callers. Those of a function that loses one are
+    /// not followed: if the variable is not vouched for, the function binds its callers as a whole;
+    /// if it is, its row says that no function which uses it hands its address out.
     fn hands_out(&self) -> Results {
         match self.escape.own.lost {
-            Some(_) if self.strange || self.takes_key => 0,
-            _ => self.escape.own.returns,
+            Some(_) => 0,
+            None => self.escape.own.returns,
         }
     }
 
