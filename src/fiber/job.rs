@@ -27,13 +27,13 @@ use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::base::loom::atomic::{
-    AtomicUsize,
-    Ordering::{AcqRel, Acquire},
-};
 use crate::error::JoinError;
 use crate::fiber::record::Record;
 use crate::fiber::switch::Outermost;
+use crate::util::loom::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire},
+};
 
 /// The payload with which a cancelled fiber unwinds. Private: nobody else can throw or match it. Whoever catches
 /// and drops it has ended that.

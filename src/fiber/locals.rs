@@ -43,10 +43,10 @@ use std::time::Duration;
 use indent_sysmon::names::nearest;
 use indent_sysmon::thread_locals::{ThreadLocals, Variable};
 
-use crate::base::arch;
-use crate::base::loom::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::fiber::record::FiberRef;
 use crate::fiber::stack::StackHead;
+use crate::sys::arch;
+use crate::util::loom::atomic::{AtomicUsize, Ordering::Relaxed};
 
 mod hook;
 mod layout;

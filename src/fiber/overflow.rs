@@ -11,11 +11,11 @@ use std::fmt::{self, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::base::os;
-use crate::base::signal::{self, Previous, SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
 use crate::error::StartError;
 use crate::fiber::record::{FiberRef, Record};
 use crate::fiber::stack;
+use crate::sys::signal::{self, Previous, SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
+use crate::sys::stderr;
 
 /// Frames printed; a runaway recursion repeats itself.
 const FRAMES: usize = 48;
@@ -89,7 +89,7 @@ fn report(fiber: FiberRef) -> ! {
     let _ = fiber.describe(&mut line);
     let _ = line.write_str(", overflowed its stack; give it more with task::Builder::stack_size\n");
     line.flush();
-    os::end_process_in(PATIENCE);
+    signal::end_process_in(PATIENCE);
     let mut left = FRAMES;
     // SAFETY: the process ends here; no other thread's symbolizing matters any more.
     unsafe {
@@ -100,7 +100,7 @@ fn report(fiber: FiberRef) -> ! {
         });
     }
     if left == 0 {
-        os::complain("      …\n");
+        stderr::print("      …\n");
     }
     std::process::abort()
 }
@@ -148,7 +148,7 @@ impl Default for Line {
 
 impl Line {
     fn flush(&mut self) {
-        os::complain(&String::from_utf8_lossy(&self.bytes[..self.len]));
+        stderr::print(&String::from_utf8_lossy(&self.bytes[..self.len]));
         self.len = 0;
     }
 }

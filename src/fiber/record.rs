@@ -26,17 +26,17 @@ use std::panic::Location;
 use std::ptr::{self, NonNull};
 use std::sync;
 
-use crate::base::list::Linked;
-use crate::base::loom::atomic::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
-    fence,
-};
 use crate::fiber::job::{self, Job};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::slab::Remote;
 use crate::fiber::stack::StackHead;
 use crate::fiber::state::{Phase, State};
+use crate::util::list::Linked;
+use crate::util::loom::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
 
 /// Letters and a version, so that a debugger finds live records in memory.
 const MAGIC: u32 = u32::from_le_bytes(*b"FIB\x02");

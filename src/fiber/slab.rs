@@ -16,11 +16,11 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::base::inbox::Inbox;
-use crate::base::list::List;
-use crate::base::os::{self, Advice};
-use crate::base::preempt_check;
 use crate::fiber::record::{Held, Record};
+use crate::sys::memory::{self, Advice};
+use crate::util::inbox::Inbox;
+use crate::util::list::List;
+use crate::util::preempt_check;
 
 /// The first chunk of a slab: enough for a small program without a huge page.
 const FIRST_CHUNK: usize = 64 * 1024;
@@ -58,9 +58,9 @@ static IDLE: Mutex<Vec<Slab>> = Mutex::new(Vec::new());
 impl Chunk {
     fn map(bytes: usize) -> &'static Chunk {
         let result = if bytes < CHUNK {
-            os::map(bytes)
+            memory::map(bytes)
         } else {
-            os::map_aligned(bytes, CHUNK)
+            memory::map_aligned(bytes, CHUNK)
         };
         let Ok(at) = result else {
             // `spawn` cannot fail, and without a record there is nothing to queue.
@@ -68,7 +68,7 @@ impl Chunk {
         };
         if bytes >= CHUNK {
             // SAFETY: nobody has seen the mapping; refusal only costs speed.
-            let _ = unsafe { os::advise(at, bytes, Advice::HugePages) };
+            let _ = unsafe { memory::advise(at, bytes, Advice::HugePages) };
         }
         let chunk = at.cast::<Chunk>();
         let capacity = (bytes - size_of::<Chunk>()) / size_of::<Record>();

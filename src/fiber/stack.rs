@@ -32,12 +32,12 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::base::list::{Linked, List};
-use crate::base::os::{self, Advice, PAGE};
-use crate::base::preempt_check;
 use crate::fiber::limits::Limits;
 use crate::fiber::locals::Locals;
 use crate::fiber::switch::Resident;
+use crate::sys::memory::{self, Advice, PAGE};
+use crate::util::list::{Linked, List};
+use crate::util::preempt_check;
 
 mod trim;
 
@@ -121,7 +121,7 @@ const CACHE_LINE: usize = 64;
 #[repr(C, align(64))]
 pub(crate) struct StackHead {
     /// While nobody uses the stack, of the list it is in; else see [`StackHead::region`].
-    link: crate::base::loom::atomic::AtomicPtr<StackHead>,
+    link: crate::util::loom::atomic::AtomicPtr<StackHead>,
     /// The lowest address, a multiple of the page size; below that size, class and guard kind.
     bottom: usize,
     pub(crate) resident: Resident,
@@ -134,7 +134,7 @@ pub(crate) struct StackHead {
 
 // SAFETY: the link is written by lists only.
 unsafe impl Linked for StackHead {
-    fn link(&self) -> &crate::base::loom::atomic::AtomicPtr<Self> {
+    fn link(&self) -> &crate::util::loom::atomic::AtomicPtr<Self> {
         &self.link
     }
 }
@@ -320,7 +320,7 @@ impl Pool {
     fn map_slab(&mut self, size: usize) -> io::Result<()> {
         let mut bytes = (self.slab_bytes * 2).clamp(FIRST_SLAB, LAST_SLAB).max(size);
         let at = loop {
-            match os::map(bytes) {
+            match memory::map(bytes) {
                 Ok(at) => break at,
                 // Not so much at once (ulimit -v, strict overcommit): try with less.
                 Err(_) if bytes / 2 >= size => bytes /= 2,
@@ -328,7 +328,7 @@ impl Pool {
             }
         };
         // SAFETY: fresh; a refusal only costs memory.
-        let _ = unsafe { os::advise(at, bytes, Advice::NoHugePages) };
+        let _ = unsafe { memory::advise(at, bytes, Advice::NoHugePages) };
         publish(at, bytes);
         self.slab_bytes = bytes;
         self.fresh = at.as_ptr().expose_provenance();
@@ -342,9 +342,9 @@ impl Pool {
 unsafe fn install_guard(bottom: NonNull<u8>, guard: Guard) -> io::Result<()> {
     match guard {
         // SAFETY: by the caller's promise.
-        Guard::Marker => unsafe { os::advise(bottom, GUARD, Advice::InstallGuard) },
+        Guard::Marker => unsafe { memory::advise(bottom, GUARD, Advice::InstallGuard) },
         // SAFETY: by the caller's promise.
-        Guard::Page => unsafe { os::forbid(bottom, GUARD) },
+        Guard::Page => unsafe { memory::forbid(bottom, GUARD) },
     }
 }
 
@@ -356,7 +356,7 @@ unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<St
     let offset = stride(class) - colour * CACHE_LINE - size_of::<StackHead>();
     // SAFETY: inside the stack.
     let head = unsafe { bottom.add(offset) }.cast::<StackHead>();
-    let link = crate::base::loom::atomic::AtomicPtr::new(ptr::null_mut());
+    let link = crate::util::loom::atomic::AtomicPtr::new(ptr::null_mut());
     let paged = if guard == Guard::Page {
         StackHead::PAGED
     } else {
@@ -394,7 +394,7 @@ fn lock(guard: Guard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
 pub(crate) fn obtain(class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> {
     if cfg!(indent_sanitize) {
         let size = stride(class);
-        let bottom = os::map(size)?;
+        let bottom = memory::map(size)?;
         // SAFETY: a fresh mapping.
         unsafe { install_guard(bottom, guard)? };
         publish(bottom, size);
@@ -427,7 +427,7 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
         let bottom = NonNull::new(bottom).expect("no stack at address zero");
         // SAFETY: the whole mapping of this stack, made by `obtain`. The published range stays
         // behind, which at worst makes the fault handler look twice.
-        unsafe { os::unmap(bottom, stride(class)) };
+        unsafe { memory::unmap(bottom, stride(class)) };
         return;
     }
     let mut pool = lock(guard, class);
@@ -443,11 +443,11 @@ pub(crate) fn best_guard() -> Guard {
         1 => Guard::Marker,
         2 => Guard::Page,
         _ => {
-            let works = os::map(PAGE).is_ok_and(|page| {
+            let works = memory::map(PAGE).is_ok_and(|page| {
                 // SAFETY: a page of our own.
-                let works = unsafe { os::advise(page, PAGE, Advice::InstallGuard) }.is_ok();
+                let works = unsafe { memory::advise(page, PAGE, Advice::InstallGuard) }.is_ok();
                 // SAFETY: as above.
-                unsafe { os::unmap(page, PAGE) };
+                unsafe { memory::unmap(page, PAGE) };
                 works
             });
             ANSWER.store(if works { 1 } else { 2 }, Relaxed);
@@ -460,13 +460,13 @@ pub(crate) fn best_guard() -> Guard {
 pub(crate) fn limit(guard: Guard, threads: usize) -> Option<usize> {
     match guard {
         Guard::Marker => None,
-        Guard::Page => Some(limit_by_mappings(os::max_mappings(), threads)),
+        Guard::Page => Some(limit_by_mappings(memory::max_mappings(), threads)),
     }
 }
 
 /// How many threads for fibers the mappings of the process suffice for, beside those of stacks.
 pub(crate) fn most_threads(guard: Guard) -> usize {
-    let mappings = os::max_mappings();
+    let mappings = memory::max_mappings();
     match guard {
         Guard::Marker => mappings / MAPPINGS_OF_THREAD,
         Guard::Page => share_of_threads(mappings) / MAPPINGS_OF_THREAD,

@@ -35,11 +35,11 @@
 
 use std::fmt;
 
-use crate::base::loom::atomic::{
+use crate::util::loom::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
-use crate::base::preempt_check;
+use crate::util::preempt_check;
 
 const PHASE: u64 = 0b111;
 const RUNNABLE: u64 = 1;

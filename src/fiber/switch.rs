@@ -21,10 +21,10 @@ use std::ptr;
 use corosensei::stack::{Stack, StackPointer};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use crate::base::arch;
-use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::record::{FiberRef, Held, Record};
 use crate::fiber::stack::{Slot, StackHead};
+use crate::sys::arch;
+use crate::util::loom::atomic::Ordering::Relaxed;
 
 /// Why a fiber came back to its scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,10 +4,10 @@
 
 use std::ptr::NonNull;
 
-use crate::base::list::List;
-use crate::base::loom::atomic::{AtomicUsize, Ordering::SeqCst};
-use crate::base::loom::{Mutex, lock};
 use crate::fiber::{FiberRef, Record};
+use crate::util::list::List;
+use crate::util::loom::atomic::{AtomicUsize, Ordering::SeqCst};
+use crate::util::loom::{Mutex, lock};
 
 pub(crate) struct Inject {
     /// Written under the lock; read without it by those who only want to know whether to look.

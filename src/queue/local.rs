@@ -18,12 +18,12 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::base::list::List;
-use crate::base::loom::atomic::{
+use crate::fiber::{FiberRef, Record};
+use crate::util::list::List;
+use crate::util::loom::atomic::{
     AtomicBool, AtomicPtr, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
 };
-use crate::fiber::{FiberRef, Record};
 
 fn fiber(record: *mut Record) -> Option<FiberRef> {
     // SAFETY: I3: a pointer in a slot or ring is a queued fiber, and the caller has just taken it.

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use indent_sysmon::Phase;
 
-use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
@@ -27,6 +26,7 @@ use crate::sched::run;
 use crate::sched::swallow;
 use crate::sched::timers::Deadline;
 use crate::sched::wake;
+use crate::util::loom::atomic::Ordering::Relaxed;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
 pub(crate) const CAN_UNWIND: bool = cfg!(panic = "unwind");

@@ -11,13 +11,13 @@
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::base::loom::atomic;
 use crate::fiber::{FiberRef, switch};
 use crate::queue::inject::{Inject, popped};
 use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
+use crate::util::loom::atomic;
 
 /// Turns the LIFO slot gets in a row: enough for a short conversation, not for starving a queue.
 pub(crate) const LIFO_TURNS: u32 = 3;

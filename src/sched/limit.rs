@@ -50,7 +50,6 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::thread::panicking;
 use std::time::Instant;
 
-use crate::base::arch;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
 use crate::fiber::limits::{Effect, Id, Limits};
@@ -58,6 +57,7 @@ use crate::fiber::stack::StackHead;
 use crate::fiber::state::Cancel;
 use crate::sched::block::CAN_UNWIND;
 use crate::sched::{context, swallow};
+use crate::sys::arch;
 
 /// In the byte of flags: its owner unwinds as it was told.
 const TOLD: u8 = 1;

@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use indent_sysmon::frames::{self, Judgement, Registers, Stack, TraceCache};
 use indent_sysmon::thread_locals::ThreadLocals;
 
-use crate::base::arch;
-use crate::base::loom::atomic;
 use crate::fiber::state::Commit;
 use crate::fiber::{FiberRef, Record, locals, switch};
 use crate::sched::bound::Cause;
 use crate::sched::carrier::Carrier;
 use crate::sched::{Shared, context, wake};
+use crate::sys::arch;
+use crate::util::loom::atomic;
 
 /// Whether a fiber may change threads.
 ///

@@ -7,9 +7,6 @@
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use crate::base::fork;
-use crate::base::loom::atomic::fence;
-use crate::base::loom::lock;
 use crate::error::{JoinError, SpawnError};
 use crate::fiber::job::{self, Job, Packed};
 use crate::fiber::record::{ANY_WORKER, Birth, Name};
@@ -18,6 +15,9 @@ use crate::fiber::{FiberRef, Held, Record};
 use crate::sched::Shared;
 use crate::sched::context::{self, Entered};
 use crate::sched::worker::Roused;
+use crate::sys::fork;
+use crate::util::loom::atomic::fence;
+use crate::util::loom::lock;
 
 /// What a caller says about its fiber; the runtime adds itself.
 pub(crate) struct Wishes {

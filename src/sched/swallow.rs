@@ -20,12 +20,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::base::os;
 use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Signal, Woken};
 use crate::sched::limit::{self, Own};
 use crate::sched::{block, context};
+use crate::sys::stderr;
 
 /// So many are immediate: one ends the closure of a fiber, a second one what it does on its way
 /// out.
@@ -128,5 +128,5 @@ fn report(fiber: Option<FiberRef>) {
         line.push_str("; further ones are not reported");
     }
     line.push('\n');
-    os::complain(&line);
+    stderr::print(&line);
 }

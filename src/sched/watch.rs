@@ -23,13 +23,13 @@ use indent_sysmon::{
     GRACE, Helper, Monitor, Phase, Pool, Slot, TICK, Thread, ThreadState, Waiting, frames,
 };
 
-use crate::base::loom::Mutex;
 use crate::fiber::stack;
 use crate::sched::carrier::Carrier;
 use crate::sched::chores::{BARRIER, COLLECTORS, CPUS, Collector, HELPERS, SPARES, TRIM};
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, detach};
+use crate::util::loom::Mutex;
 
 /// How often the monitor looks at threads that are blocked in the kernel while all workers sleep.
 const RARELY: Duration = Duration::from_millis(10);

@@ -11,9 +11,6 @@ use std::sync::atomic::{
 use indent_sysmon::frames::TraceCache;
 use indent_sysmon::{Phase, Slot as Published};
 
-use crate::base::inbox::Inbox;
-use crate::base::list::List;
-use crate::base::rng::Rng;
 use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
@@ -24,6 +21,9 @@ use crate::sched::latency::Recorder;
 use crate::sched::pace::Rate;
 use crate::sched::spawn;
 use crate::sched::timers::Timers;
+use crate::util::inbox::Inbox;
+use crate::util::list::List;
+use crate::util::rng::Rng;
 
 /// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
 #[repr(align(128))]

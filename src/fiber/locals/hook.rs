@@ -13,10 +13,10 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 use super::{Destructor, Locals, c_int, c_void, here, ptr};
-use crate::base::loom::atomic;
-use crate::base::{arch, os};
 use crate::fiber::record::{FiberRef, Record};
 use crate::fiber::switch;
+use crate::sys::{arch, program};
+use crate::util::loom::atomic;
 
 /// The C library's own; null if it was not looked for yet.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
@@ -53,7 +53,7 @@ type Register = unsafe extern "C" fn(Destructor, *mut c_void, *mut c_void) -> c_
 fn next() -> Option<Register> {
     let mut found = NEXT.load(Relaxed);
     if found.is_null() {
-        found = os::find_next(c"__cxa_thread_atexit_impl");
+        found = program::find_next(c"__cxa_thread_atexit_impl");
         NEXT.store(found, Relaxed);
     }
     // SAFETY: the C library's function of this name has this type.

@@ -34,7 +34,7 @@
 use std::ops::Range;
 
 use super::{Block, LAYOUT, Layout, Relaxed};
-use crate::base::search;
+use crate::util::search;
 
 impl Block {
     /// Where the thread has its thread-locals and its control block. Any thread.

@@ -9,8 +9,8 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::{CLASSES, Guard, POOL_KEEPS_PAGES, StackHead, lock, stride};
-use crate::base::list::List;
-use crate::base::os::{self, Advice, PAGE};
+use crate::sys::memory::{self, Advice, PAGE};
+use crate::util::list::List;
 
 /// Stacks taken out of the pool at a time.
 const BATCH: usize = 64;
@@ -86,9 +86,9 @@ fn give_back_pages(head: &StackHead) {
     let keep = top - 2 * PAGE;
     let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(low)).expect("not at zero");
     // Most fibers never come that far, and to ask is cheaper than to give back nothing.
-    if os::is_resident(at, keep - low) {
+    if memory::is_resident(at, keep - low) {
         // SAFETY: the stack is free: only the resident coroutine's root frames, in the pages kept,
         // are of use.
-        let _ = unsafe { os::advise(at, keep - low, Advice::GiveBack) };
+        let _ = unsafe { memory::advise(at, keep - low, Advice::GiveBack) };
     }
 }

@@ -1,10 +1,10 @@
 //! Models of a select: the code above, but for the park. Whoever waits looks again and again.
 
 use super::*;
-use crate::base::loom::atomic::{AtomicUsize, Ordering::SeqCst};
 use crate::fiber::job::{self, Completed};
 use crate::park::guarded::Guarded;
 use crate::park::queue::Queue;
+use crate::util::loom::atomic::{AtomicUsize, Ordering::SeqCst};
 use loom::sync::Arc;
 use loom::thread;
 

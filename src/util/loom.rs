@@ -13,7 +13,7 @@ pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 /// protects as it was. On a fiber's thread preemption is disabled (S6).
 #[track_caller]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    crate::base::preempt_check::expect_disabled();
+    crate::util::preempt_check::expect_disabled();
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -67,7 +67,7 @@ pub(crate) fn light_barrier() {
         atomic::fence(atomic::Ordering::SeqCst);
     }
     #[cfg(not(indent_loom))]
-    if crate::base::os::membarrier_works() {
+    if crate::sys::membarrier::works() {
         atomic::compiler_fence(atomic::Ordering::SeqCst);
     } else {
         atomic::fence(atomic::Ordering::SeqCst);
@@ -82,7 +82,7 @@ pub(crate) fn light_barrier() {
 #[must_use]
 pub(crate) fn heavy_barrier() -> bool {
     #[cfg(not(indent_loom))]
-    let done = crate::base::os::membarrier();
+    let done = crate::sys::membarrier::issue();
     #[cfg(indent_loom)]
     let done = !membarrier_fails();
     atomic::fence(atomic::Ordering::SeqCst);
@@ -107,7 +107,7 @@ pub(crate) fn let_membarrier_fail(fails: bool) {
 }
 
 #[cfg(not(indent_loom))]
-pub(crate) use crate::base::lock::RawLock;
+pub(crate) use crate::util::lock::RawLock;
 
 /// In models a lock that is waited for by the checker's means: it cannot see that a spin ends.
 #[cfg(indent_loom)]

@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "signals and registers")]
 use super::*;
-use crate::base::signal::{self, c_int, siginfo_t};
+use crate::sys::signal::{self, c_int, siginfo_t};
 use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -49,7 +49,7 @@ extern "C" fn target(saved: &Saved) {
 
 extern "C" fn on_signal(_: c_int, _: *mut siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the argument of the running handler.
-    let at = unsafe { crate::base::arch::interrupted(context) };
+    let at = unsafe { crate::sys::arch::interrupted(context) };
     for (place, value) in SEEN.iter().zip([at.code, at.stack, at.frame]) {
         place.store(value, SeqCst);
     }
@@ -199,7 +199,7 @@ fn errors_inside_a_redirected_call_are_seen_with_the_interrupted_frame_in_betwee
     let names = NAMES.take();
     assert!(names.contains("indent_in_place_switch"), "{names}");
     if cfg!(target_env = "musl") {
-        return crate::base::os::complain(
+        return crate::sys::stderr::print(
             "SKIPPED errors_inside_a_redirected_call: musl's raise cannot be unwound\n",
         );
     }

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::time::Duration;
 
-use crate::base::os;
+use crate::sys;
 
 /// Signals the thread that made it. Rings once for each time it is set. All of it may be called in
 /// a signal handler: by system calls, since the C library may allocate for a timer.
@@ -21,7 +21,7 @@ impl Alarm {
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = signal;
         event.sigev_value.sival_ptr = ptr::without_provenance_mut(value);
-        event.sigev_notify_thread_id = os::thread_number();
+        event.sigev_notify_thread_id = sys::thread::number();
         let (clock, mut timer) = (libc::CLOCK_MONOTONIC, 0);
         // SAFETY: both live for the call; the kernel writes an int.
         let made = unsafe {

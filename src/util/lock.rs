@@ -14,12 +14,13 @@ use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
-use crate::base::loom::atomic::{
+use crate::sys::{fork, stderr};
+use crate::util::loom::atomic::{
     AtomicBool,
     Ordering::{Acquire, Relaxed, Release},
 };
-use crate::base::loom::{self, pause};
-use crate::base::{fork, os, preempt_check};
+use crate::util::loom::{self, pause};
+use crate::util::preempt_check;
 
 /// Pauses after which a lock that is still held in the child of a fork is held by nobody: seconds.
 const HELD_FOR_GOOD: u32 = 20_000;
@@ -28,7 +29,7 @@ const HELD_FOR_GOOD: u32 = 20_000;
 /// a look at what process this is, so this is where F1 ends.
 #[cold]
 fn end_child() -> ! {
-    os::complain(
+    stderr::print(
         "indent: a channel that another thread used in the moment of a fork cannot be used in the child, which ends: \
          make new ones there\n",
     );

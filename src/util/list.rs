@@ -9,7 +9,7 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::base::loom::atomic::{AtomicPtr, Ordering::Relaxed};
+use crate::util::loom::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// Something with room for one link.
 ///

@@ -29,7 +29,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 
-use crate::base::os;
+use crate::sys;
 
 /// CPUs a mask has room for.
 const CPUS: usize = 1024;
@@ -170,7 +170,7 @@ impl Placement {
     fn widen_now(&self, allowed: &Allowed) {
         let mut state = self.state.load(SeqCst);
         while state == NARROWING {
-            os::yield_thread(); // for the length of two system calls
+            sys::thread::yield_now(); // for the length of two system calls
             state = self.state.load(SeqCst);
         }
         let Some(cpu) = state.checked_sub(NARROW) else {

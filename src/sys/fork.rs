@@ -61,7 +61,7 @@ extern "C" fn note_child() {
 /// Ends a child in which `what` has returned. Nothing is flushed: what is buffered is the parent's.
 #[cold]
 pub(crate) fn end_child(what: &str) -> ! {
-    super::os::complain(&format!(
+    crate::sys::stderr::print(&format!(
         "indent: {what} returned in the child of a fork, where there is no runtime to go back to; \
          the child ends with status {STATUS}: end it inside the closure, by exec or _exit\n"
     ));

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
-use crate::base::os;
+use crate::sys::errno;
 
 /// What a descriptor is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ const MOST_PARTS: usize = 1024;
 #[cold]
 #[inline(never)]
 pub(crate) fn failed() -> io::Error {
-    io::Error::from_raw_os_error(os::errno())
+    io::Error::from_raw_os_error(errno::get())
 }
 
 /// The answer of a call that says −1 for failure.

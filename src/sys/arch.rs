@@ -2,7 +2,7 @@
 //! What differs between architectures; so far there is one.
 
 #[cfg(not(target_arch = "x86_64"))]
-compile_error!("indent runs on x86_64 only so far: add the three functions of src/base/arch.rs");
+compile_error!("indent runs on x86_64 only so far: add the three functions of src/sys/arch.rs");
 
 /// Where the caller is in its code, its stack pointer and its frame pointer, all at one instruction:
 /// from these its callers can be found.

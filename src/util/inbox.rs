@@ -14,8 +14,8 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::base::list::{Linked, List};
-use crate::base::loom::atomic::{
+use crate::util::list::{Linked, List};
+use crate::util::loom::atomic::{
     AtomicPtr,
     Ordering::{Relaxed, SeqCst},
 };
@@ -56,7 +56,7 @@ impl<T: Linked> Inbox<T> {
     /// can get at it.
     #[track_caller]
     pub(crate) fn take(&self) -> List<T> {
-        crate::base::preempt_check::expect_disabled();
+        crate::util::preempt_check::expect_disabled();
         let mut list = List::new();
         if self.head.load(Relaxed).is_null() {
             return list;

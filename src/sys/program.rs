@@ -45,6 +45,13 @@ unsafe extern "C" fn visit(
     0
 }
 
+/// Where the loader finds a name behind the object that this code is in; null if nowhere.
+#[inline(never)]
+pub(crate) fn find_next(name: &std::ffi::CStr) -> *mut libc::c_void {
+    // SAFETY: a string that ends; it is only looked for.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
 #[cfg(all(test, not(indent_loom)))]
 mod tests {
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
-use crate::base::os;
+use crate::sys::memory;
 
 pub(crate) use libc::{SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
 
@@ -162,17 +162,17 @@ impl AlternateStack {
 
     /// Where it lies.
     pub(crate) fn range(&self) -> std::ops::Range<usize> {
-        let start = self.at.addr().get() + os::PAGE;
+        let start = self.at.addr().get() + memory::PAGE;
         start..start + Self::SIZE
     }
 
     /// Switches the calling thread over to a new alternate stack, with a guard page below it.
     pub(crate) fn install() -> io::Result<Self> {
-        let at = os::map(os::PAGE + Self::SIZE)?;
+        let at = memory::map(memory::PAGE + Self::SIZE)?;
         // SAFETY: nobody has seen the mapping yet.
-        unsafe { os::forbid(at, os::PAGE)? };
+        unsafe { memory::forbid(at, memory::PAGE)? };
         // SAFETY: the mapping is larger than a page.
-        let usable = unsafe { at.add(os::PAGE) };
+        let usable = unsafe { at.add(memory::PAGE) };
         let stack = libc::stack_t {
             ss_sp: usable.as_ptr().cast(),
             ss_flags: 0,
@@ -192,6 +192,14 @@ impl Drop for AlternateStack {
         // SAFETY: reinstates what the kernel gave us; we do not run on the alternate stack.
         unsafe { libc::sigaltstack(&self.previous, ptr::null_mut()) };
         // SAFETY: no longer in use by the line above.
-        unsafe { os::unmap(self.at, os::PAGE + Self::SIZE) };
+        unsafe { memory::unmap(self.at, memory::PAGE + Self::SIZE) };
     }
+}
+
+/// Ends the process by SIGALRM after so many seconds, whatever it is doing then.
+pub(crate) fn end_process_in(seconds: u32) {
+    // SAFETY: reinstates the default action, which needs no code of ours.
+    unsafe { libc::signal(libc::SIGALRM, libc::SIG_DFL) };
+    // SAFETY: takes a number only.
+    unsafe { libc::alarm(seconds) };
 }

@@ -6,7 +6,7 @@
 //! consistent, because every user runs a "store mine, look at yours" protocol over it (DESIGN §3).
 //! No allocation after construction and no locks: a signal handler may use it.
 
-use crate::base::loom::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use crate::util::loom::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
 const BITS: usize = u64::BITS as usize;
 
@@ -32,7 +32,7 @@ impl Bitmap {
     /// preemption is disabled (S6).
     #[track_caller]
     pub(crate) fn claim(&self, i: usize) -> bool {
-        crate::base::preempt_check::expect_disabled();
+        crate::util::preempt_check::expect_disabled();
         let bit = 1 << (i % BITS);
         let word = &self.words[i / BITS];
         word.load(SeqCst) & bit != 0 && word.fetch_and(!bit, SeqCst) & bit != 0

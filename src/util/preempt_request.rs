@@ -11,7 +11,7 @@
 //! request that can be there is late: before the carrier's next dispatch has its number, or before
 //! its thread has run a fiber.
 
-use crate::base::loom::atomic::{
+use crate::util::loom::atomic::{
     AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };

@@ -1,0 +1,19 @@
+#![expect(unsafe_code, reason = "reads and writes errno")]
+//! The calling thread's errno.
+
+/// What the calling thread's last failed call left; a signal handler puts it back.
+#[inline(never)]
+pub(crate) fn get() -> i32 {
+    // SAFETY: takes nothing and cannot fail.
+    let at = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own variable.
+    unsafe { *at }
+}
+
+#[inline(never)]
+pub(crate) fn set(errno: i32) {
+    // SAFETY: takes nothing and cannot fail.
+    let at = unsafe { libc::__errno_location() };
+    // SAFETY: the thread's own variable.
+    unsafe { *at = errno };
+}

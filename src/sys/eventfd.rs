@@ -1,0 +1,17 @@
+#![expect(unsafe_code, reason = "system calls")]
+//! Eventfds: a descriptor that ends a sleep in `epoll_wait` or in a ring.
+
+/// Writes a one to an eventfd. May be called in a signal handler.
+pub(crate) fn notify(fd: i32) {
+    let one = 1_u64;
+    // SAFETY: reads eight bytes of `one`. At the most a full counter refuses it: then somebody has rung.
+    unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
+}
+
+/// Sets an eventfd that does not block back to zero. May be called in a signal handler.
+pub(crate) fn drain(fd: i32) {
+    let mut count = 0_u64;
+    // SAFETY: writes eight bytes to `count`. If the counter is zero the call fails and changes
+    // nothing.
+    unsafe { libc::read(fd, (&raw mut count).cast(), size_of::<u64>()) };
+}
