@@ -9,7 +9,7 @@ use std::sync::atomic::{
 };
 
 use indent_sysmon::frames::TraceCache;
-use indent_sysmon::{Phase, Slot as Published};
+use indent_sysmon::{Activity as Published, Phase};
 
 use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::companion::Companion;
+use crate::background_thread::BackgroundThread;
 
 /// What a helper can be asked to do. Called on its thread; may block, allocate and start threads.
 ///
@@ -64,7 +64,7 @@ pub trait Chores: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Helper {
     asked: Arc<Asked>,
-    thread: Companion,
+    thread: BackgroundThread,
 }
 
 #[derive(Debug, Default)]
@@ -80,7 +80,7 @@ impl Helper {
     pub fn start(name: &str, chores: Arc<impl Chores>) -> io::Result<Self> {
         let asked = Arc::new(Asked::default());
         let own = asked.clone();
-        let thread = Companion::start(name, move || run(&own, &*chores))?;
+        let thread = BackgroundThread::start(name, move || run(&own, &*chores))?;
         Ok(Helper { asked, thread })
     }
 

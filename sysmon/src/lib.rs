@@ -5,8 +5,8 @@
 //!
 //! The contract, in one page.
 //!
-//! **A worker** publishes in its [`Slot`] what it is doing and how often it has begun something new: two
-//! words on every dispatch, and never a clock. It says [`Slot::dispatch`] before a piece of work,
+//! **A worker** publishes in its [`Activity`] what it is doing and how often it has begun something new: two
+//! words on every dispatch, and never a clock. It says [`Activity::dispatch`] before a piece of work,
 //! [`Phase::Scheduling`] when it looks for the next one (or says at once `dispatch` again), and
 //! [`Phase::Idle`] before it waits for work. One that was idle calls [`Monitor::notice`] after it has
 //! published that it is not. A slot has one writer at a time.
@@ -39,13 +39,13 @@
 //! For Linux on x86_64.
 //!
 //! ```
-//! use indent_sysmon::{Monitor, Phase, Pool, Slot};
+//! use indent_sysmon::{Monitor, Phase, Pool, Activity};
 //! use std::sync::Arc;
 //! use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 //! use std::time::{Duration, Instant};
 //!
 //! struct One {
-//!     slot: Slot,
+//!     activity: Activity,
 //!     overran: AtomicU64,
 //! }
 //!
@@ -53,46 +53,46 @@
 //!     fn workers(&self) -> usize {
 //!         1
 //!     }
-//!     fn slot(&self, _: usize) -> &Slot {
-//!         &self.slot
+//!     fn activity(&self, _: usize) -> &Activity {
+//!         &self.activity
 //!     }
 //!     fn overran(&self, _: usize, _dispatch: u64) {
 //!         self.overran.fetch_add(1, Relaxed);
 //!     }
 //! }
 //!
-//! let pool = Arc::new(One { slot: Slot::new(), overran: AtomicU64::new(0) });
+//! let pool = Arc::new(One { activity: Activity::new(), overran: AtomicU64::new(0) });
 //! let monitor = Monitor::start("watch", 1, pool.clone())?;
-//! pool.slot.dispatch(); // the worker begins something, and takes its time
+//! pool.activity.dispatch(); // the worker begins something, and takes its time
 //! monitor.notice();
 //! while pool.overran.load(Relaxed) == 0 {
 //!     std::thread::sleep(Duration::from_millis(1));
 //! }
-//! pool.slot.set_phase(Phase::Idle);
+//! pool.activity.set_phase(Phase::Idle);
 //! monitor.stop();
-//! assert!(pool.slot.busy() > Duration::ZERO);
+//! assert!(pool.activity.busy() > Duration::ZERO);
 //! # Ok::<(), std::io::Error>(())
 //! ```
 
-mod call;
-mod companion;
+mod activity;
+mod background_thread;
 pub mod frames;
 mod helper;
 mod monitor;
+mod monitor_sleep;
 pub mod names;
 mod policy;
-mod slot;
 pub mod stalls;
 pub mod symbols;
+mod system_call;
 mod thread;
 pub mod thread_locals;
-mod vigil;
 
-pub use call::SystemCall;
+pub use activity::{Activity, Phase};
 pub use helper::{Chores, Helper};
 pub use monitor::{Monitor, Pool, TICK};
 pub use policy::{GRACE, Judgement, Look, Policy, Rest, Waiting};
-pub use slot::{Phase, Slot};
+pub use system_call::SystemCall;
 pub use thread::{Thread, ThreadState, be_prompt, own_stack};
 
 /// So that the README's example is tried.

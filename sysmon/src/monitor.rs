@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crate::companion::Companion;
+use crate::activity::{Activity, Phase};
+use crate::background_thread::BackgroundThread;
+use crate::monitor_sleep::MonitorSleep;
 use crate::policy::{Judgement, Look, Policy, Rest, Waiting};
-use crate::slot::{Phase, Slot};
 use crate::thread::{self, Thread, ThreadState};
-use crate::vigil::Vigil;
 
 /// How often the monitor looks while somebody is awake.
 ///
@@ -35,7 +35,7 @@ pub const TICK: Duration = Duration::from_millis(1);
 /// somebody [rings](Monitor::ring):
 ///
 /// 1. [`tick`](Self::tick); about once a second [`refresh`](Self::refresh); [`quantum`](Self::quantum).
-/// 2. For each worker the questions [`slot`](Self::slot), [`thread`](Self::thread),
+/// 2. For each worker the questions [`activity`](Self::slot), [`thread`](Self::thread),
 ///    [`began`](Self::began), [`waiting`](Self::waiting), whether it is idle or not. Then at most one of
 ///    these, for whoever was in the same dispatch for some time:
 ///
@@ -59,19 +59,19 @@ pub const TICK: Duration = Duration::from_millis(1);
 /// Only three functions have to be written; this one has them all. [`stalls`](crate::stalls) is a whole one.
 ///
 /// ```
-/// use indent_sysmon::{Pool, Slot, TICK, Thread, Waiting};
+/// use indent_sysmon::{Pool, Activity, TICK, Thread, Waiting};
 /// use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 /// use std::time::{Duration, Instant};
 ///
-/// struct Seat {
-///     slot: Slot,
+/// struct Worker {
+///     activity: Activity,
 ///     thread: Thread,
 ///     queued: AtomicUsize,
 ///     asked_to_yield: AtomicU64,
 /// }
 ///
 /// struct Two {
-///     seats: [Seat; 2],
+///     members: [Worker; 2],
 ///     awake: AtomicUsize,
 ///     overruns: AtomicU64,
 ///     sleepers: AtomicU64,
@@ -80,10 +80,10 @@ pub const TICK: Duration = Duration::from_millis(1);
 ///
 /// impl Pool for Two {
 ///     fn workers(&self) -> usize {
-///         self.seats.len()
+///         self.members.len()
 ///     }
-///     fn slot(&self, worker: usize) -> &Slot {
-///         &self.seats[worker].slot
+///     fn activity(&self, worker: usize) -> &Activity {
+///         &self.members[worker].activity
 ///     }
 ///     fn overran(&self, _worker: usize, _dispatch: u64) {
 ///         self.overruns.fetch_add(1, Relaxed);
@@ -91,11 +91,11 @@ pub const TICK: Duration = Duration::from_millis(1);
 ///
 ///     fn tick(&self, _now: Instant) {} // timers could be looked at
 ///     fn thread(&self, worker: usize) -> Option<&Thread> {
-///         Some(&self.seats[worker].thread) // else nobody is ever found asleep
+///         Some(&self.members[worker].thread) // else nobody is ever found asleep
 ///     }
 ///     fn waiting(&self, worker: usize) -> Waiting {
-///         match self.seats[worker].queued.load(Relaxed) {
-///             0 => Waiting::Nobody,
+///         match self.members[worker].queued.load(Relaxed) {
+///             0 => Waiting::None,
 ///             _ => Waiting::ForTurn,
 ///         }
 ///     }
@@ -106,7 +106,7 @@ pub const TICK: Duration = Duration::from_millis(1);
 ///         Duration::from_millis(10)
 ///     }
 ///     fn interrupt(&self, worker: usize, dispatch: u64, _waiting: Waiting) {
-///         self.seats[worker].asked_to_yield.store(dispatch, Relaxed);
+///         self.members[worker].asked_to_yield.store(dispatch, Relaxed);
 ///     }
 ///     fn asleep(&self, _worker: usize, _dispatch: u64) {
 ///         self.sleepers.fetch_add(1, Relaxed);
@@ -132,7 +132,7 @@ pub trait Pool: Send + Sync + 'static {
     fn workers(&self) -> usize;
 
     /// What a worker publishes: the same slot every time.
-    fn slot(&self, worker: usize) -> &Slot;
+    fn activity(&self, worker: usize) -> &Activity;
 
     /// It is this time now; called before each look.
     fn tick(&self, now: Instant) {
@@ -154,7 +154,7 @@ pub trait Pool: Send + Sync + 'static {
     /// Who waits for this worker. As long as it is nobody, nobody is [interrupted](Self::interrupt).
     fn waiting(&self, worker: usize) -> Waiting {
         let _ = worker;
-        Waiting::Nobody
+        Waiting::None
     }
 
     /// When this dispatch began, if the worker has said so; never in the future. Without it a dispatch
@@ -215,22 +215,22 @@ pub trait Pool: Send + Sync + 'static {
 /// A thread that watches a [`Pool`]. It ends by [`stop`](Self::stop), not when this is dropped.
 ///
 /// ```
-/// use indent_sysmon::{Monitor, Phase, Pool, Slot};
+/// use indent_sysmon::{Monitor, Phase, Pool, Activity};
 /// use std::sync::Arc;
 ///
-/// struct One(Slot);
+/// struct One(Activity);
 ///
 /// impl Pool for One {
 ///     fn workers(&self) -> usize {
 ///         1
 ///     }
-///     fn slot(&self, _: usize) -> &Slot {
+///     fn activity(&self, _: usize) -> &Activity {
 ///         &self.0
 ///     }
 ///     fn overran(&self, _: usize, _: u64) {}
 /// }
 ///
-/// let pool = Arc::new(One(Slot::new()));
+/// let pool = Arc::new(One(Activity::new()));
 /// let monitor = Monitor::start("watch", 1, pool.clone())?;
 /// pool.0.dispatch();
 /// monitor.notice(); // it may have been asleep
@@ -243,18 +243,18 @@ pub trait Pool: Send + Sync + 'static {
 /// ```
 #[derive(Debug)]
 pub struct Monitor {
-    watch: Arc<Watch>,
-    thread: Companion,
+    shared: Arc<Shared>,
+    thread: BackgroundThread,
 }
 
-struct Watch {
-    vigil: Vigil,
+struct Shared {
+    sleep: MonitorSleep,
     stop: AtomicBool,
 }
 
-impl std::fmt::Debug for Watch {
+impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Watch {{ asleep: {} }}", self.vigil.is_asleep())
+        write!(f, "Watch {{ asleep: {} }}", self.sleep.is_asleep())
     }
 }
 
@@ -264,14 +264,14 @@ impl Monitor {
     ///
     /// See [`Monitor`] for an example.
     pub fn start(name: &str, most: usize, pool: Arc<impl Pool>) -> io::Result<Self> {
-        let watch = Arc::new(Watch {
-            vigil: Vigil::new(),
+        let shared = Arc::new(Shared {
+            sleep: MonitorSleep::new(),
             stop: AtomicBool::new(false),
         });
         let policy = Policy::new(most);
-        let own = watch.clone();
-        let thread = Companion::start(name, move || run(&own, &*pool, policy))?;
-        Ok(Monitor { watch, thread })
+        let own = shared.clone();
+        let thread = BackgroundThread::start(name, move || run(&own, &*pool, policy))?;
+        Ok(Monitor { shared, thread })
     }
 
     /// A worker, after it has published that it is awake: makes sure that it is watched. Cheap (a fence
@@ -281,7 +281,7 @@ impl Monitor {
     /// See [`Monitor`] for an example.
     #[inline]
     pub fn notice(&self) {
-        if self.watch.vigil.notice() {
+        if self.shared.sleep.notice() {
             self.thread.notify();
         }
     }
@@ -291,17 +291,17 @@ impl Monitor {
     /// is what [`notice`](Self::notice) is for.
     ///
     /// ```
-    /// use indent_sysmon::{Monitor, Phase, Pool, Slot};
+    /// use indent_sysmon::{Monitor, Phase, Pool, Activity};
     /// use std::sync::Arc;
     /// use std::time::Duration;
     ///
-    /// struct Patient(Slot);
+    /// struct Patient(Activity);
     ///
     /// impl Pool for Patient {
     ///     fn workers(&self) -> usize {
     ///         1
     ///     }
-    ///     fn slot(&self, _: usize) -> &Slot {
+    ///     fn activity(&self, _: usize) -> &Activity {
     ///         &self.0
     ///     }
     ///     fn overran(&self, _: usize, _: u64) {}
@@ -310,7 +310,7 @@ impl Monitor {
     ///     }
     /// }
     ///
-    /// let pool = Arc::new(Patient(Slot::new()));
+    /// let pool = Arc::new(Patient(Activity::new()));
     /// pool.0.dispatch();
     /// let monitor = Monitor::start("watch", 1, pool.clone())?;
     /// while pool.0.busy().is_zero() {
@@ -329,7 +329,7 @@ impl Monitor {
     ///
     /// See [`Monitor`] for an example.
     pub fn stop(&self) {
-        self.watch.stop.store(true, SeqCst);
+        self.shared.stop.store(true, SeqCst);
         self.thread.join();
     }
 }
@@ -345,13 +345,13 @@ impl Drop for AbortOnUnwind {
     }
 }
 
-fn run(watch: &Watch, pool: &impl Pool, mut policy: Policy) {
+fn run(shared: &Shared, pool: &impl Pool, mut policy: Policy) {
     let _abort = AbortOnUnwind;
     thread::be_prompt();
     let began = Instant::now();
     let mut last = began;
     let mut slept = false;
-    while !watch.stop.load(SeqCst) {
+    while !shared.stop.load(SeqCst) {
         let now = Instant::now();
         let passed = now - std::mem::replace(&mut last, now);
         // While the monitor slept nobody was busy.
@@ -368,7 +368,7 @@ fn run(watch: &Watch, pool: &impl Pool, mut policy: Policy) {
         pool.awake(awake);
         match policy.rest(awake > 0 || pool.restless()) {
             Rest::Tick => std::thread::park_timeout(pool.pause()),
-            Rest::Sleep => slept = sleep(watch, pool),
+            Rest::Sleep => slept = sleep(shared, pool),
         }
     }
 }
@@ -384,11 +384,11 @@ fn look(
     let mut awake = 0;
     let quantum = pool.quantum();
     for worker in 0..pool.workers() {
-        let slot = pool.slot(worker);
+        let activity = pool.activity(worker);
         // The count first: if the phase belongs to a later dispatch, that one is judged as new
         // next time.
-        let dispatch = slot.dispatches();
-        let phase = slot.phase();
+        let dispatch = activity.dispatches();
+        let phase = activity.phase();
         let thread = pool.thread(worker).filter(|_| phase != Phase::Idle);
         let look = Look {
             now: now - began,
@@ -415,20 +415,20 @@ fn look(
             Judgement::Interrupt => pool.interrupt(worker, dispatch, look.waiting),
             Judgement::Stuck => pool.stuck(worker),
         }
-        slot.add_busy(busy);
+        activity.add_busy(busy);
         awake += 1;
     }
     awake
 }
 
 /// Until a worker wakes up; false if one was awake.
-fn sleep(watch: &Watch, pool: &impl Pool) -> bool {
-    let idle = |worker| pool.slot(worker).phase() == Phase::Idle;
+fn sleep(shared: &Shared, pool: &impl Pool) -> bool {
+    let idle = |worker| pool.activity(worker).phase() == Phase::Idle;
     let all_idle = || (0..pool.workers()).all(idle) && !pool.restless();
-    if !watch.vigil.may_sleep(all_idle) {
+    if !shared.sleep.may_sleep(all_idle) {
         return false;
     }
-    while watch.vigil.is_asleep() && !watch.stop.load(SeqCst) {
+    while shared.sleep.is_asleep() && !shared.stop.load(SeqCst) {
         std::thread::park();
     }
     true

@@ -7,8 +7,8 @@
 
 use std::time::Duration;
 
+use crate::activity::Phase;
 use crate::monitor::TICK;
-use crate::slot::Phase;
 
 /// Ticks without a worker awake until the monitor sleeps. Not at once: to ring it costs the next
 /// worker that wakes a system call, and work often comes in bursts.
@@ -24,7 +24,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 ///
 /// let mut policy = Policy::new(1);
 /// let mut look = Look::at(GRACE, Phase::Fiber, 1);
-/// look.waiting = Waiting::Pressing;
+/// look.waiting = Waiting::Urgent;
 /// look.began = Some(Duration::ZERO);
 /// assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
 /// ```
@@ -84,17 +84,17 @@ struct Seen {
 /// look.now = Duration::from_millis(2);
 /// look.waiting = Waiting::ForTurn; // they can wait until the quantum is over
 /// assert_eq!(policy.judge(0, &look), Judgement::Overran);
-/// look.waiting = Waiting::Pressing;
+/// look.waiting = Waiting::Urgent;
 /// assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// Whoever runs may go on.
-    Nobody,
+    None,
     /// Others, who take turns with whoever runs.
     ForTurn,
     /// Somebody who should not have to wait.
-    Pressing,
+    Urgent,
 }
 
 /// What a look at one worker finds.
@@ -103,7 +103,7 @@ pub enum Waiting {
 /// use indent_sysmon::{Look, Phase, Waiting};
 ///
 /// let look = Look::at(std::time::Duration::ZERO, Phase::Idle, 0);
-/// assert_eq!((look.waiting, look.cpu), (Waiting::Nobody, None));
+/// assert_eq!((look.waiting, look.cpu), (Waiting::None, None));
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
@@ -134,7 +134,7 @@ impl Look {
             dispatch,
             began: None,
             cpu: None,
-            waiting: Waiting::Nobody,
+            waiting: Waiting::None,
             quantum: Duration::MAX,
         }
     }
@@ -243,7 +243,7 @@ impl Policy {
         };
         let age = look.now.saturating_sub(seen.since);
         match look.waiting {
-            Waiting::Pressing if age >= GRACE && has_computed(&seen, look, GRACE) => {
+            Waiting::Urgent if age >= GRACE && has_computed(&seen, look, GRACE) => {
                 Judgement::Interrupt
             }
             Waiting::ForTurn if age >= look.quantum && has_computed(&seen, look, look.quantum) => {
@@ -347,20 +347,20 @@ mod tests {
     #[test]
     fn who_is_interrupted_depends_on_who_waits_and_for_how_long_it_ran() {
         use Judgement::*;
-        use Waiting::*;
+        use Waiting::{ForTurn, Urgent};
         let us = Duration::from_micros;
         // Time since the dispatch was first seen, who waits, whether the worker said when it began.
         let table = [
-            (us(0), Pressing, None, Busy),
-            (us(100), Pressing, None, Busy),
-            (us(200), Pressing, None, Interrupt),
+            (us(0), Urgent, None, Busy),
+            (us(100), Urgent, None, Busy),
+            (us(200), Urgent, None, Interrupt),
             (us(1000), ForTurn, None, Overran),
             (us(9999), ForTurn, None, Overran),
             (us(10_000), ForTurn, None, Interrupt),
-            (us(50_000), Nobody, None, Overran),
-            (us(300), Pressing, Some(us(200)), Busy),
-            (us(400), Pressing, Some(us(200)), Interrupt),
-            (us(300), Pressing, Some(us(0)), Interrupt),
+            (us(50_000), Waiting::None, None, Overran),
+            (us(300), Urgent, Some(us(200)), Busy),
+            (us(400), Urgent, Some(us(200)), Interrupt),
+            (us(300), Urgent, Some(us(0)), Interrupt),
         ];
         for (at, waiting, began, expected) in table {
             let mut policy = Policy::new(1);
@@ -386,7 +386,7 @@ mod tests {
         let mut policy = Policy::new(1);
         let mut look = Look::at(MS, Phase::Fiber, 1);
         look.began = Some(Duration::ZERO);
-        look.waiting = Waiting::Pressing;
+        look.waiting = Waiting::Urgent;
         assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
     }
 

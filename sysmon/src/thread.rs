@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::time::Duration;
 
-use crate::call::SystemCall;
+use crate::system_call::SystemCall;
 
 /// No thread.
 const NONE: i32 = -1;

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indent_sysmon::ThreadState;
-use indent_sysmon::stalls::{Builder, EnlistError, Seat, Stage, Stall, Stalls};
+use indent_sysmon::stalls::{Builder, EnlistError, Enlisted, Stage, Stall, Stalls};
 
 const LIMIT: Duration = Duration::from_millis(10);
 const LONG: Duration = Duration::from_millis(200);
@@ -41,7 +41,7 @@ impl Told {
 }
 
 /// Runs this on a thread of its own, watched.
-fn watched(name: &str, stalls: &Stalls, work: impl FnOnce(&Seat) + Send) {
+fn watched(name: &str, stalls: &Stalls, work: impl FnOnce(&Enlisted) + Send) {
     thread::scope(|scope| {
         let body = || work(&stalls.enlist().unwrap());
         let thread = thread::Builder::new().name(name.to_owned());
@@ -91,8 +91,8 @@ computes!(weighs_flour, 10_002);
 fn a_job_that_computes_is_found_with_its_function_and_again_when_it_ends() {
     let told = Told::default();
     let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("cruncher", &stalls, |seat| {
-        let _job = seat.begin("sums");
+    watched("cruncher", &stalls, |enlisted| {
+        let _job = enlisted.begin("sums");
         crunches(LONG);
     });
     drop(stalls);
@@ -121,8 +121,8 @@ fn one_that_sleeps_is_found_with_its_call_and_its_sleep_is_not_disturbed() {
     }
     let told = Told::default();
     let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("sleeper", &stalls, |seat| {
-        let _job = seat.begin("waits");
+    watched("sleeper", &stalls, |enlisted| {
+        let _job = enlisted.begin("waits");
         for _ in 0..3 {
             assert_eq!(
                 waits_for_nothing(LONG),
@@ -154,8 +154,8 @@ fn frames_of_a_sleeper_are_seen_up_to_its_job() {
     }
     let told = Told::default();
     let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("napper", &stalls, |seat| {
-        let _job = seat.begin("naps");
+    watched("napper", &stalls, |enlisted| {
+        let _job = enlisted.begin("naps");
         has_a_job(LONG);
     });
     drop(stalls);
@@ -183,8 +183,8 @@ fn one_that_waits_for_a_lock_is_found_with_who_waits() {
     let held = lock.lock().unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
-            let seat = stalls.enlist().unwrap();
-            let _job = seat.begin("wants");
+            let enlisted = stalls.enlist().unwrap();
+            let _job = enlisted.begin("wants");
             wants(&lock);
         });
         thread::sleep(LONG);
@@ -206,10 +206,10 @@ fn jobs_below_the_limit_are_never_told_of_however_many() {
     let told = Told::default();
     let limit = Duration::from_secs(2);
     let stalls = Stalls::start(limit, told.tell()).unwrap();
-    watched("quick", &stalls, |seat| {
+    watched("quick", &stalls, |enlisted| {
         let began = Instant::now();
         while began.elapsed() < LONG {
-            let _job = seat.begin("quick");
+            let _job = enlisted.begin("quick");
             crunches(Duration::from_millis(1));
         }
     });
@@ -224,16 +224,16 @@ fn labels_threads_and_functions_belong_together() {
     let told = Told::default();
     let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
     let time = 5 * LIMIT;
-    let paint = |seat: &Seat| {
+    let paint = |enlisted: &Enlisted| {
         for _ in 0..5 {
-            drop(seat.begin("a pause"));
-            let _job = seat.begin("paint");
+            drop(enlisted.begin("a pause"));
+            let _job = enlisted.begin("paint");
             mixes_paint(time);
         }
     };
-    let flour = |seat: &Seat| {
+    let flour = |enlisted: &Enlisted| {
         for _ in 0..5 {
-            let _job = seat.begin("flour of another length");
+            let _job = enlisted.begin("flour of another length");
             weighs_flour(time);
         }
     };
@@ -269,11 +269,11 @@ fn labels_threads_and_functions_belong_together() {
 fn a_piece_inside_another_is_part_of_it() {
     let told = Told::default();
     let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("nested", &stalls, |seat| {
-        let _outer = seat.begin("outer");
+    watched("nested", &stalls, |enlisted| {
+        let _outer = enlisted.begin("outer");
         let ends = own_time() + LONG;
         while own_time() < ends {
-            let _inner = seat.begin("inner");
+            let _inner = enlisted.begin("inner");
             crunches(Duration::from_millis(1));
         }
     });
@@ -288,9 +288,9 @@ fn two_detectors_on_one_thread_both_find_it() {
     let [one, other] = told
         .each_ref()
         .map(|told| Stalls::start(LIMIT, told.tell()).unwrap());
-    watched("twice", &one, |seat| {
+    watched("twice", &one, |enlisted| {
         let second = other.enlist().unwrap();
-        let _jobs = (seat.begin("of one"), second.begin("of the other"));
+        let _jobs = (enlisted.begin("of one"), second.begin("of the other"));
         crunches(LONG);
     });
     drop((one, other));
@@ -316,8 +316,8 @@ fn the_handler_that_was_there_before_gets_its_signals() {
         .start(told.tell())
         .unwrap();
     let raised = 50;
-    watched("raiser", &stalls, |seat| {
-        let _job = seat.begin("raises");
+    watched("raiser", &stalls, |enlisted| {
+        let _job = enlisted.begin("raises");
         for _ in 0..raised {
             // SAFETY: takes a number only; to the calling thread, and heard before it returns.
             unsafe { libc::raise(signal) };
@@ -334,8 +334,8 @@ fn the_handler_that_was_there_before_gets_its_signals() {
 fn errno_stays_as_it_was() {
     let told = Told::default();
     let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("careful", &stalls, |seat| {
-        let _job = seat.begin("careful");
+    watched("careful", &stalls, |enlisted| {
+        let _job = enlisted.begin("careful");
         // SAFETY: takes nothing and cannot fail.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: the thread's own.
@@ -354,29 +354,30 @@ fn errno_stays_as_it_was() {
 #[test]
 fn a_thread_may_end_without_leaving_and_its_seat_is_free() {
     thread_local! {
-        static SEAT: OnceCell<Seat> = const { OnceCell::new() };
+        static ENLISTED: OnceCell<Enlisted> = const { OnceCell::new() };
     }
     let told = Told::default();
-    let stalls = Builder::new(LIMIT).seats(1).start(told.tell()).unwrap();
+    let stalls = Builder::new(LIMIT).threads(1).start(told.tell()).unwrap();
     let stalls = &stalls;
     for _ in 0..20 {
         thread::scope(|scope| {
-            let kept = scope.spawn(|| SEAT.with(|seat| seat.set(stalls.enlist().unwrap()).is_ok()));
+            let kept = scope
+                .spawn(|| ENLISTED.with(|enlisted| enlisted.set(stalls.enlist().unwrap()).is_ok()));
             kept.join().unwrap()
         });
     }
     thread::scope(|scope| {
         let forgets = || {
-            let seat = stalls.enlist().unwrap();
-            std::mem::forget(seat.begin("forgotten"));
-            std::mem::forget(seat);
+            let enlisted = stalls.enlist().unwrap();
+            std::mem::forget(enlisted.begin("forgotten"));
+            std::mem::forget(enlisted);
         };
         scope.spawn(forgets).join().unwrap();
     });
     thread::sleep(5 * LIMIT);
     assert!(told.all().is_empty(), "{:#?}", told.all());
     assert!(
-        matches!(stalls.enlist(), Err(EnlistError::Full { seats: 1 })),
+        matches!(stalls.enlist(), Err(EnlistError::Full { threads: 1 })),
         "lost"
     );
 }
@@ -385,7 +386,7 @@ fn a_thread_may_end_without_leaving_and_its_seat_is_free() {
 fn a_thread_has_one_seat_and_may_leave_and_come_back() {
     let stalls = Stalls::start(LIMIT, |_| ()).unwrap();
     for _ in 0..3 {
-        let _seat = stalls.enlist().unwrap();
+        let _enlisted = stalls.enlist().unwrap();
         assert!(matches!(stalls.enlist(), Err(EnlistError::Twice)));
     }
 }
@@ -394,15 +395,15 @@ fn a_thread_has_one_seat_and_may_leave_and_come_back() {
 fn dropping_it_ends_its_threads_even_while_a_job_goes_on() {
     let told = Told::default();
     let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    let seat = stalls.enlist().unwrap();
-    let job = seat.begin("goes on");
+    let enlisted = stalls.enlist().unwrap();
+    let job = enlisted.begin("goes on");
     crunches(3 * LIMIT);
     drop(stalls);
     let count = told.all().len();
     crunches(3 * LIMIT);
     assert_eq!(told.all().len(), count, "nobody looks");
     drop(job);
-    drop(seat);
+    drop(enlisted);
     assert_eq!(Arc::strong_count(&told.0), 1, "nobody could tell any more");
 }
 
@@ -416,9 +417,9 @@ fn a_panic_of_whoever_is_told_does_not_end_the_telling() {
         assert!(first.fetch_add(1, SeqCst) > 0, "the first one is too much");
     });
     let stalls = stalls.unwrap();
-    watched("two jobs", &stalls, |seat| {
+    watched("two jobs", &stalls, |enlisted| {
         for label in ["one", "two"] {
-            let _job = seat.begin(label);
+            let _job = enlisted.begin(label);
             crunches(5 * LIMIT);
         }
     });

@@ -186,18 +186,18 @@ thread_local! {
 /// A thread that ends without leaving leaves here.
 impl Drop for Own {
     fn drop(&mut self) {
-        self.records.iter().for_each(|record| record.stand_up());
+        self.records.iter().for_each(|record| record.leave());
     }
 }
 
 /// Whether the calling thread sits in one of these.
-pub(super) fn sits_in(mut is: impl FnMut(&Record) -> bool) -> bool {
+pub(super) fn is_enlisted_in(mut is: impl FnMut(&Record) -> bool) -> bool {
     let found = OWN.try_with(|own| own.borrow().records.iter().any(|record| is(record)));
     found.unwrap_or(false)
 }
 
 /// The calling thread, which took the record, can be signalled: it has a stack for it, and hears it.
-pub(super) fn settle_here(record: &'static Record, signal: c_int) -> io::Result<()> {
+pub(super) fn prepare_here(record: &'static Record, signal: c_int) -> io::Result<()> {
     OWN.with(|own| {
         let mut own = own.borrow_mut();
         if own.stack.is_none() {
@@ -205,7 +205,7 @@ pub(super) fn settle_here(record: &'static Record, signal: c_int) -> io::Result<
         }
         unblock(signal);
         let stack = own_stack();
-        record.sit_down([stack.start, stack.end]);
+        record.enlist([stack.start, stack.end]);
         own.records.push(record);
         Ok(())
     })

@@ -1,6 +1,6 @@
 //! A stall detector for any program: which piece of work holds its thread up, for how long, and where.
 //!
-//! A thread takes a [`Seat`] and says when it [begins](Seat::begin) a piece of work, by a label. If
+//! A thread takes a [`Enlisted`] and says when it [begins](Seat::begin) a piece of work, by a label. If
 //! one takes longer than the limit, a function of the program is told, with the stack of that moment.
 //! Everything else is done by threads beside it:
 //!
@@ -33,8 +33,8 @@
 //! |---|---|
 //! | `record` | all about one seat: what its thread publishes, and what others note |
 //! | `handler` | the signal, the handler, and the stack it runs on |
-//! | `desk` | what the monitor and the helper do |
-//! | `ring` | how the monitor hands over to the helper |
+//! | `reporter` | what the monitor and the helper do |
+//! | `spsc` | how the monitor hands over to the helper |
 //! | `report` | what is told |
 //!
 //! Records are never freed, but used again: a signal may be under way to any thread at any time,
@@ -49,17 +49,17 @@
 //! use std::time::{Duration, Instant};
 //!
 //! let (sender, told) = mpsc::channel();
-//! let tell = move |stall: &Stall| sender.send(stall.clone()).unwrap();
-//! let stalls = Stalls::start(Duration::from_millis(10), tell)?;
+//! let callback = move |stall: &Stall| sender.send(stall.clone()).unwrap();
+//! let stalls = Stalls::start(Duration::from_millis(10), callback)?;
 //!
-//! let seat = stalls.enlist()?; // once on every thread that should be watched
+//! let enlisted = stalls.enlist()?; // once on every thread that should be watched
 //! for label in ["quick", "slow", "quick"] {
-//!     let _job = seat.begin(label);
+//!     let _job = enlisted.begin(label);
 //!     let time = Duration::from_millis(if label == "slow" { 50 } else { 0 });
 //!     let began = Instant::now();
 //!     while began.elapsed() < time {}
 //! }
-//! drop(stalls); // tells what there is left to tell
+//! drop(stalls); // tells what there is left to callback
 //!
 //! let told: Vec<Stall> = told.try_iter().collect();
 //! assert!(!told.is_empty());
@@ -67,11 +67,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod desk;
 mod handler;
 mod record;
 mod report;
-mod ring;
+mod reporter;
+mod spsc;
 
 use std::cell::Cell;
 use std::error::Error;
@@ -82,41 +82,41 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Monitor;
-use desk::Desk;
 use record::Record;
+use reporter::Reporter;
 
 pub use report::{Stage, Stall};
 
 /// Seats of a detector, unless it is told otherwise.
-const SEATS: usize = 256;
+const THREADS: usize = 256;
 
 /// A detector with its two threads; they end when it is dropped.
 ///
 /// See the [module](self) for an example.
 #[derive(Debug)]
 pub struct Stalls {
-    watch: Arc<Watch>,
+    shared: Arc<Shared>,
 }
 
 /// What a detector and its seats share.
 #[derive(Debug)]
-struct Watch {
-    desk: Arc<Desk>,
+struct Shared {
+    reporter: Arc<Reporter>,
     monitor: Monitor,
 }
 
 impl Stalls {
-    /// Starts a detector that calls `tell` for each piece of work that takes longer than `limit`.
+    /// Starts a detector that calls `callback` for each piece of work that takes longer than `limit`.
     ///
-    /// `tell` is called on a thread of its own and may take its time; what happens meanwhile is told
+    /// `callback` is called on a thread of its own and may take its time; what happens meanwhile is told
     /// later. If it panics the panic is printed, and it is called again for the next one.
     ///
     /// See the [module](self) for an example.
     pub fn start(
         limit: Duration,
-        tell: impl Fn(&Stall) + Send + Sync + 'static,
+        callback: impl Fn(&Stall) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Builder::new(limit).start(tell)
+        Builder::new(limit).start(callback)
     }
 
     /// The calling thread can be watched from here on, as long as it keeps the seat.
@@ -126,17 +126,17 @@ impl Stalls {
     /// use std::time::Duration;
     ///
     /// let stalls = Stalls::start(Duration::from_millis(10), |stall| eprintln!("{stall}"))?;
-    /// let seat = stalls.enlist()?;
-    /// assert!(stalls.enlist().is_err(), "a thread has one seat");
-    /// drop(seat);
+    /// let enlisted = stalls.enlist()?;
+    /// assert!(stalls.enlist().is_err(), "a thread has one enlisted");
+    /// drop(enlisted);
     /// assert!(stalls.enlist().is_ok());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn enlist(&self) -> Result<Seat, EnlistError> {
-        let record = self.watch.desk.seat_here()?;
-        Ok(Seat {
+    pub fn enlist(&self) -> Result<Enlisted, EnlistError> {
+        let record = self.shared.reporter.enlist_here()?;
+        Ok(Enlisted {
             record,
-            watch: self.watch.clone(),
+            shared: self.shared.clone(),
             depth: Cell::new(0),
             of_this_thread: PhantomData,
         })
@@ -151,7 +151,7 @@ impl Stalls {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn missed(&self) -> u64 {
-        self.watch.desk.missed()
+        self.shared.reporter.missed()
     }
 }
 
@@ -159,8 +159,8 @@ impl Stalls {
 /// the function that is told. Seats that are still taken can be used, but are not watched any more.
 impl Drop for Stalls {
     fn drop(&mut self) {
-        self.watch.monitor.stop();
-        self.watch.desk.close();
+        self.shared.monitor.stop();
+        self.shared.reporter.close();
     }
 }
 
@@ -172,12 +172,12 @@ impl Drop for Stalls {
 ///
 /// let stalls = Builder::new(Duration::from_millis(100))
 ///     .signal(libc::SIGUSR2)
-///     .seats(1)
+///     .threads(1)
 ///     .start(|stall| eprintln!("{stall}"))?;
-/// let _seat = stalls.enlist()?;
+/// let _enlisted = stalls.enlist()?;
 /// std::thread::scope(|scope| {
 ///     let refused = scope.spawn(|| stalls.enlist().unwrap_err().to_string());
-///     assert_eq!(refused.join().unwrap(), "all seats are taken; there are 1");
+///     assert_eq!(refused.join().unwrap(), "all threads are taken; there are 1");
 /// });
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -185,7 +185,7 @@ impl Drop for Stalls {
 pub struct Builder {
     limit: Duration,
     signal: i32,
-    seats: usize,
+    threads: usize,
 }
 
 impl Builder {
@@ -196,7 +196,7 @@ impl Builder {
         Builder {
             limit,
             signal: handler::usual_signal(),
-            seats: SEATS,
+            threads: THREADS,
         }
     }
 
@@ -214,8 +214,8 @@ impl Builder {
     /// its stack.
     ///
     /// See [`Builder`] for an example.
-    pub fn seats(mut self, seats: usize) -> Self {
-        self.seats = seats;
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
         self
     }
 
@@ -229,15 +229,15 @@ impl Builder {
     /// let refused = builder.start(|_| ()).unwrap_err().to_string();
     /// assert!(refused.starts_with("signal 9: allowed is URG, "), "{refused}");
     /// ```
-    pub fn start(self, tell: impl Fn(&Stall) + Send + Sync + 'static) -> io::Result<Stalls> {
+    pub fn start(self, callback: impl Fn(&Stall) + Send + Sync + 'static) -> io::Result<Stalls> {
         handler::prepare(self.signal)?;
-        let (seats, tell) = (self.seats, Box::new(tell));
-        let desk = Arc::new(Desk::new(self.limit, self.signal, seats, tell));
-        desk.open()?;
-        let monitor = Monitor::start("stalls", seats, desk.clone());
-        let monitor = monitor.inspect_err(|_| desk.close())?;
-        let watch = Arc::new(Watch { desk, monitor });
-        Ok(Stalls { watch })
+        let (threads, callback) = (self.threads, Box::new(callback));
+        let reporter = Arc::new(Reporter::new(self.limit, self.signal, threads, callback));
+        reporter.open()?;
+        let monitor = Monitor::start("stalls", threads, reporter.clone());
+        let monitor = monitor.inspect_err(|_| reporter.close())?;
+        let shared = Arc::new(Shared { reporter, monitor });
+        Ok(Stalls { shared })
     }
 }
 
@@ -245,15 +245,15 @@ impl Builder {
 ///
 /// ```
 /// use indent_sysmon::stalls::EnlistError;
-/// assert_eq!(EnlistError::Twice.to_string(), "this thread has a seat already");
+/// assert_eq!(EnlistError::Twice.to_string(), "this thread has a enlisted already");
 /// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EnlistError {
-    /// All are taken. See [`Builder::seats`].
+    /// All are taken. See [`Builder::threads`].
     Full {
         /// How many there are.
-        seats: usize,
+        threads: usize,
     },
     /// The thread has one.
     Twice,
@@ -264,7 +264,7 @@ pub enum EnlistError {
 impl fmt::Display for EnlistError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            EnlistError::Full { seats } => write!(f, "all seats are taken; there are {seats}"),
+            EnlistError::Full { threads } => write!(f, "all seats are taken; there are {threads}"),
             EnlistError::Twice => f.write_str("this thread has a seat already"),
             EnlistError::Stack(error) => write!(f, "no memory for a signal stack: {error}"),
         }
@@ -277,15 +277,15 @@ impl Error for EnlistError {}
 ///
 /// See the [module](self) for an example.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Enlisted {
     record: &'static Record,
-    watch: Arc<Watch>,
+    shared: Arc<Shared>,
     /// Pieces of work that have begun and not ended.
     depth: Cell<u32>,
     of_this_thread: PhantomData<*const ()>,
 }
 
-impl Seat {
+impl Enlisted {
     /// The thread begins a piece of work, which ends when the value is dropped.
     ///
     /// A piece that begins inside another one is part of it: the outermost label counts.
@@ -293,10 +293,10 @@ impl Seat {
     /// ```
     /// # use indent_sysmon::stalls::Stalls;
     /// # let stalls = Stalls::start(std::time::Duration::from_millis(10), |_| ())?;
-    /// # let seat = stalls.enlist()?;
+    /// # let enlisted = stalls.enlist()?;
     /// let requests = ["GET /", "GET /cart"];
     /// for request in requests {
-    ///     let _job = seat.begin(request);
+    ///     let _job = enlisted.begin(request);
     ///     // serves it
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -307,35 +307,35 @@ impl Seat {
         self.depth.set(depth + 1);
         if depth == 0 {
             self.record.begin(label);
-            self.watch.monitor.notice();
+            self.shared.monitor.notice();
         }
-        Job { seat: self }
+        Job { enlisted: self }
     }
 }
 
-impl Drop for Seat {
+impl Drop for Enlisted {
     fn drop(&mut self) {
         handler::forget_here(self.record);
-        self.record.leave();
+        self.record.free();
     }
 }
 
 /// A piece of work that goes on.
 ///
-/// See [`Seat::begin`] for an example.
+/// See [`Enlisted::begin`] for an example.
 #[derive(Debug)]
 #[must_use = "the piece of work ends when this is dropped"]
 pub struct Job<'a> {
-    seat: &'a Seat,
+    enlisted: &'a Enlisted,
 }
 
 impl Drop for Job<'_> {
     #[inline]
     fn drop(&mut self) {
-        let depth = self.seat.depth.get() - 1;
-        self.seat.depth.set(depth);
+        let depth = self.enlisted.depth.get() - 1;
+        self.enlisted.depth.set(depth);
         if depth == 0 {
-            self.seat.record.end();
+            self.enlisted.record.end();
         }
     }
 }

@@ -28,7 +28,7 @@ use std::sync::atomic::{
 use std::sync::{Mutex, MutexGuard};
 
 use crate::frames::Snapshot;
-use crate::{Phase, Slot, Thread};
+use crate::{Activity, Phase, Thread};
 
 /// Words of a stack that are kept.
 const WORDS: usize = 2048;
@@ -36,7 +36,7 @@ const WORDS: usize = 2048;
 const SNAPSHOTS: usize = 4;
 
 pub(super) struct Record {
-    pub(super) slot: Slot,
+    pub(super) activity: Activity,
     pub(super) thread: Thread,
     label: AtomicPtr<u8>,
     length: AtomicUsize,
@@ -50,7 +50,7 @@ pub(super) struct Record {
     /// The one that is written next.
     place: AtomicUsize,
     /// A bit for each snapshot that is the helper's, or will be.
-    lent: AtomicU32,
+    handed_out: AtomicU32,
     pub(super) case: Case,
     /// How many mean the thread that has it, or had it last.
     pub(super) engaged: AtomicU32,
@@ -107,7 +107,7 @@ fn spare() -> MutexGuard<'static, Vec<&'static Record>> {
 impl Record {
     const fn new() -> Self {
         Record {
-            slot: Slot::new(),
+            activity: Activity::new(),
             thread: Thread::new(),
             label: AtomicPtr::new(ptr::null_mut()),
             length: AtomicUsize::new(0),
@@ -116,7 +116,7 @@ impl Record {
             answer: AtomicU64::new(0),
             snapshots: [const { Snapshot::new() }; SNAPSHOTS],
             place: AtomicUsize::new(0),
-            lent: AtomicU32::new(0),
+            handed_out: AtomicU32::new(0),
             case: Case::new(),
             engaged: AtomicU32::new(0),
             taken: AtomicBool::new(false),
@@ -126,7 +126,7 @@ impl Record {
     }
 
     /// For a detector, which gives it back.
-    pub(super) fn hire() -> &'static Record {
+    pub(super) fn acquire() -> &'static Record {
         let mut spare = spare();
         if let Some(record) = spare.pop() {
             return record;
@@ -139,9 +139,9 @@ impl Record {
     }
 
     /// No detector's any more: no thread has it, and neither monitor nor helper know it.
-    pub(super) fn give_back(&'static self) {
+    pub(super) fn release(&'static self) {
         self.snapshots.iter().for_each(Snapshot::clear);
-        self.lent.store(0, SeqCst);
+        self.handed_out.store(0, SeqCst);
         self.engaged.store(0, SeqCst);
         self.request.store(0, SeqCst);
         self.case.open.store(false, SeqCst);
@@ -177,7 +177,7 @@ impl Record {
     }
 
     /// The calling thread, which took it, sits down.
-    pub(super) fn sit_down(&self, [low, high]: [usize; 2]) {
+    pub(super) fn enlist(&self, [low, high]: [usize; 2]) {
         self.stack[0].store(low, SeqCst);
         self.stack[1].store(high, SeqCst);
         self.request.store(0, SeqCst);
@@ -195,31 +195,31 @@ impl Record {
     pub(super) fn begin(&self, label: &'static str) {
         self.label.store(label.as_ptr().cast_mut(), Release);
         self.length.store(label.len(), Release);
-        self.slot.dispatch();
+        self.activity.dispatch();
     }
 
     #[inline]
     pub(super) fn end(&self) {
-        self.slot.set_phase(Phase::Idle);
+        self.activity.set_phase(Phase::Idle);
     }
 
     /// The calling thread ends, or wants to be watched no more: it is not signalled from here on.
-    pub(super) fn stand_up(&self) {
+    pub(super) fn leave(&self) {
         self.end();
         self.thread.leave();
     }
 
     /// After it stood up: the seat is free.
-    pub(super) fn leave(&self) {
-        self.stand_up();
+    pub(super) fn free(&self) {
+        self.leave();
         self.taken.store(false, SeqCst);
     }
 
     /// Whether the thread is in this piece of work still.
     pub(super) fn is_in(&self, dispatch: u64) -> bool {
-        let works = self.slot.phase() == Phase::Fiber;
+        let works = self.activity.phase() == Phase::Fiber;
         fence(Acquire); // in this order, see the head of this file
-        works && self.slot.dispatches() == dispatch
+        works && self.activity.dispatches() == dispatch
     }
 
     /// The label of this dispatch, in two words, and the thread is meant from here on; none if the
@@ -244,8 +244,8 @@ impl Record {
 
     /// The monitor: chooses an empty snapshot for the next stack; false if the helper has them all.
     pub(super) fn make_room(&self) -> bool {
-        let lent = self.lent.load(SeqCst);
-        let free = (0..SNAPSHOTS).find(|place| lent & 1 << place == 0);
+        let handed_out = self.handed_out.load(SeqCst);
+        let free = (0..SNAPSHOTS).find(|place| handed_out & 1 << place == 0);
         if let Some(place) = free {
             self.place.store(place, SeqCst);
             self.snapshots[place].clear();
@@ -260,9 +260,9 @@ impl Record {
     }
 
     /// The monitor: the stack that was taken is the helper's, under this number.
-    pub(super) fn lend(&self) -> usize {
+    pub(super) fn hand_out(&self) -> usize {
         let place = self.place.load(SeqCst);
-        self.lent.fetch_or(1 << place, SeqCst);
+        self.handed_out.fetch_or(1 << place, SeqCst);
         place
     }
 
@@ -276,7 +276,7 @@ impl Record {
     /// Nobody wants the stack that was lent.
     pub(super) fn give_up(&self, place: usize) {
         self.snapshots[place].clear();
-        self.lent.fetch_and(!(1 << place), SeqCst);
+        self.handed_out.fetch_and(!(1 << place), SeqCst);
     }
 
     /// The name of the thread that sits here; as long as somebody is engaged it stays.

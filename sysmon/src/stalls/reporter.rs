@@ -5,7 +5,7 @@
 //! first *settles*: which pieces of work have ended, which have begun. Then it is told who is late, and
 //! if that one is due to be told of, it *opens the case*: it notes the label. Then it needs the stack. Of
 //! a sleeper it copies it; of one that runs it asks for it by a signal, and looks for the answer next
-//! time. When it has it, or has waited long enough, it hands the helper a [`Ticket`].
+//! time. When it has it, or has waited long enough, it hands the helper a [`PendingReport`].
 
 use std::fmt;
 use std::io;
@@ -18,9 +18,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::record::{self, Record};
-use super::ring::Ring;
+use super::spsc::Spsc;
 use super::{EnlistError, Stage, Stall, handler};
-use crate::{Chores, Helper, Phase, Pool, Slot, SystemCall, TICK, Thread, ThreadState, symbols};
+use crate::{
+    Activity, Chores, Helper, Phase, Pool, SystemCall, TICK, Thread, ThreadState, symbols,
+};
 
 /// Looks within the limit.
 const LOOKS: u32 = 10;
@@ -33,30 +35,30 @@ const RUNS: Duration = Duration::from_micros(125);
 /// How many times as long a piece of work must have lasted to be told of again.
 const AGAIN: u64 = 10;
 /// Room for what was not told yet.
-const TICKETS: usize = 256;
+const QUEUED: usize = 256;
 
-pub(super) type Tell = Box<dyn Fn(&Stall) + Send + Sync>;
+pub(super) type Callback = Box<dyn Fn(&Stall) + Send + Sync>;
 
-pub(super) struct Desk {
+pub(super) struct Reporter {
     limit: u64,
     pause: Duration,
     signal: i32,
-    tell: Tell,
+    callback: Callback,
     /// Nanoseconds since then are what the monitor counts.
     began: Instant,
     now: AtomicU64,
-    seats: Box<[OnceLock<&'static Record>]>,
+    records: Box<[OnceLock<&'static Record>]>,
     /// How many of them were ever used.
     used: AtomicUsize,
     seating: Mutex<()>,
     helper: OnceLock<Helper>,
-    tickets: Ring<Ticket>,
+    queue: Spsc<PendingReport>,
     missed: AtomicU64,
 }
 
 /// What the helper needs to know.
 #[derive(Clone, Copy)]
-struct Ticket {
+struct PendingReport {
     record: &'static Record,
     label: &'static str,
     lasted: u64,
@@ -85,20 +87,20 @@ impl Seen {
     }
 }
 
-impl Desk {
-    pub(super) fn new(limit: Duration, signal: i32, seats: usize, tell: Tell) -> Self {
-        Desk {
+impl Reporter {
+    pub(super) fn new(limit: Duration, signal: i32, threads: usize, callback: Callback) -> Self {
+        Reporter {
             limit: nanos(limit),
             pause: (limit / LOOKS).clamp(TICK, SELDOM),
             signal,
-            tell,
+            callback,
             began: Instant::now(),
             now: AtomicU64::new(0),
-            seats: (0..seats).map(|_| OnceLock::new()).collect(),
+            records: (0..threads).map(|_| OnceLock::new()).collect(),
             used: AtomicUsize::new(0),
             seating: Mutex::new(()),
             helper: OnceLock::new(),
-            tickets: Ring::new(TICKETS),
+            queue: Spsc::new(QUEUED),
             missed: AtomicU64::new(0),
         }
     }
@@ -114,7 +116,7 @@ impl Desk {
     pub(super) fn close(&self) {
         self.tick(Instant::now()); // what has ended since the last look
         self.helper.get().inspect(|helper| helper.stop());
-        self.tell_all();
+        self.report_all();
     }
 
     pub(super) fn missed(&self) -> u64 {
@@ -122,28 +124,31 @@ impl Desk {
     }
 
     /// A seat for the calling thread.
-    pub(super) fn seat_here(&self) -> Result<&'static Record, EnlistError> {
+    pub(super) fn enlist_here(&self) -> Result<&'static Record, EnlistError> {
         let ours = |record: &Record| self.records().any(|own| std::ptr::eq(own, record));
-        if handler::sits_in(ours) {
+        if handler::is_enlisted_in(ours) {
             return Err(EnlistError::Twice);
         }
-        let record = self.free_seat()?;
-        let settled = handler::settle_here(record, self.signal);
+        let record = self.free_record()?;
+        let settled = handler::prepare_here(record, self.signal);
         settled.map(|()| record).map_err(|error| {
-            record.leave();
+            record.free();
             EnlistError::Stack(error)
         })
     }
 
     /// One that nobody has, and of whose last thread nothing is left to tell.
-    fn free_seat(&self) -> Result<&'static Record, EnlistError> {
+    fn free_record(&self) -> Result<&'static Record, EnlistError> {
         let _one_at_a_time = self.seating.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(record) = self.records().find(|record| record.take()) {
             return Ok(record);
         }
-        let (used, seats) = (self.used.load(SeqCst), self.seats.len());
-        let seat = self.seats.get(used).ok_or(EnlistError::Full { seats })?;
-        let record = *seat.get_or_init(Record::hire);
+        let (used, threads) = (self.used.load(SeqCst), self.records.len());
+        let free = self
+            .records
+            .get(used)
+            .ok_or(EnlistError::Full { threads })?;
+        let record = *free.get_or_init(Record::acquire);
         record.take(); // nobody else knows it
         self.used.store(used + 1, SeqCst);
         Ok(record)
@@ -151,21 +156,21 @@ impl Desk {
 
     fn records(&self) -> impl Iterator<Item = &'static Record> {
         let used = self.used.load(SeqCst);
-        (0..used).filter_map(|seat| self.seats[seat].get().copied())
+        (0..used).filter_map(|index| self.records[index].get().copied())
     }
 
-    fn record(&self, seat: usize) -> &'static Record {
-        self.seats[seat].get().expect("below `used`")
+    fn record(&self, index: usize) -> &'static Record {
+        self.records[index].get().expect("below `used`")
     }
 }
 
 /// The monitor's part.
-impl Desk {
+impl Reporter {
     /// Notes what has ended and what has begun.
     fn settle(&self, record: &'static Record, now: u64) {
         let case = &record.case;
-        let dispatch = record.slot.dispatches();
-        let works = record.slot.phase() == Phase::Fiber;
+        let dispatch = record.activity.dispatches();
+        let works = record.activity.phase() == Phase::Fiber;
         let other = dispatch != case.dispatch.load(Relaxed);
         if case.open.load(Relaxed) && (other || !works) {
             self.close_case(record, now);
@@ -271,7 +276,7 @@ impl Desk {
         let lasted = now.saturating_sub(case.since.load(Relaxed));
         let ran = record.thread.cpu_time().map(nanos);
         let ran = ran.and_then(|ran| ran.checked_sub(case.ran.load(Relaxed)));
-        let ticket = Ticket {
+        let pending = PendingReport {
             record,
             // SAFETY: noted when the case was opened, from `engage`.
             label: unsafe { record::label(words) },
@@ -280,17 +285,17 @@ impl Desk {
             stage,
             state: seen.state,
             call: seen.call,
-            stack: seen.stack.then(|| record.lend()),
+            stack: seen.stack.then(|| record.hand_out()),
         };
         record.engaged.fetch_add(1, SeqCst);
         // SAFETY: the monitor's thread, or that of `close` when there is no monitor.
-        if unsafe { self.tickets.push(ticket) } {
+        if unsafe { self.queue.push(pending) } {
             self.helper.get().inspect(|helper| helper.ask(1));
             return;
         }
         self.missed.fetch_add(1, Relaxed);
         record.disengage();
-        ticket.stack.inspect(|place| record.give_up(*place));
+        pending.stack.inspect(|place| record.give_up(*place));
     }
 }
 
@@ -320,13 +325,13 @@ fn look_at_sleeper(record: &Record) -> Option<Seen> {
     Some(Seen { state, call, stack })
 }
 
-impl Pool for Desk {
+impl Pool for Reporter {
     fn workers(&self) -> usize {
         self.used.load(SeqCst)
     }
 
-    fn slot(&self, worker: usize) -> &Slot {
-        &self.record(worker).slot
+    fn activity(&self, worker: usize) -> &Activity {
+        &self.record(worker).activity
     }
 
     fn thread(&self, worker: usize) -> Option<&Thread> {
@@ -353,49 +358,49 @@ impl Pool for Desk {
 }
 
 /// The helper's part.
-impl Desk {
-    fn tell_all(&self) {
+impl Reporter {
+    fn report_all(&self) {
         // SAFETY: the helper's thread, or that of `close` when there is no helper.
-        while let Some(ticket) = unsafe { self.tickets.pop() } {
-            let stall = stall(&ticket);
+        while let Some(pending) = unsafe { self.queue.pop() } {
+            let stall = stall(&pending);
             // It has been printed; the next one is told all the same.
-            let _ = catch_unwind(AssertUnwindSafe(|| (self.tell)(&stall)));
+            let _ = catch_unwind(AssertUnwindSafe(|| (self.callback)(&stall)));
         }
     }
 }
 
-fn stall(ticket: &Ticket) -> Stall {
-    let record = ticket.record;
-    let frames = ticket.stack.map(|place| record.frames(place));
+fn stall(pending: &PendingReport) -> Stall {
+    let record = pending.record;
+    let frames = pending.stack.map(|place| record.frames(place));
     let thread = record.name().clone();
     record.disengage();
     Stall {
-        label: ticket.label,
+        label: pending.label,
         thread,
-        lasted: Duration::from_nanos(ticket.lasted),
-        ran: ticket.ran.map(Duration::from_nanos),
-        stage: ticket.stage,
-        state: ticket.state,
-        call: ticket.call,
+        lasted: Duration::from_nanos(pending.lasted),
+        ran: pending.ran.map(Duration::from_nanos),
+        stage: pending.stage,
+        state: pending.state,
+        call: pending.call,
         stack: symbols::name(&frames.unwrap_or_default()),
     }
 }
 
-impl Chores for Desk {
+impl Chores for Reporter {
     fn help(&self, _asked: u32) -> Option<Duration> {
-        self.tell_all();
+        self.report_all();
         None
     }
 }
 
 /// No seat is taken any more, and both threads have ended.
-impl Drop for Desk {
+impl Drop for Reporter {
     fn drop(&mut self) {
-        self.records().for_each(Record::give_back);
+        self.records().for_each(Record::release);
     }
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for Reporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Desk {{ seats: {} }}", self.used.load(Relaxed))
     }

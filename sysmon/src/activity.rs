@@ -9,11 +9,11 @@ use std::time::Duration;
 /// What a worker is doing.
 ///
 /// ```
-/// use indent_sysmon::{Phase, Slot};
+/// use indent_sysmon::{Phase, Activity};
 ///
-/// let slot = Slot::new();
-/// slot.set_phase(Phase::Scheduling);
-/// assert_ne!(slot.phase(), Phase::Idle);
+/// let activity = Activity::new();
+/// activity.set_phase(Phase::Scheduling);
+/// assert_ne!(activity.phase(), Phase::Idle);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -29,30 +29,30 @@ pub enum Phase {
 /// One worker's public face. Written by the thread that holds the worker, read by anyone.
 ///
 /// ```
-/// use indent_sysmon::{Phase, Slot};
+/// use indent_sysmon::{Phase, Activity};
 ///
-/// let slot = Slot::new();
-/// slot.dispatch();
-/// assert_eq!(slot.phase(), Phase::Fiber);
-/// assert_eq!(slot.dispatches(), 1);
-/// slot.set_phase(Phase::Idle);
-/// assert_eq!(slot.phase(), Phase::Idle);
-/// assert!(slot.busy().is_zero(), "no monitor has seen it");
+/// let activity = Activity::new();
+/// activity.dispatch();
+/// assert_eq!(activity.phase(), Phase::Fiber);
+/// assert_eq!(activity.dispatches(), 1);
+/// activity.set_phase(Phase::Idle);
+/// assert_eq!(activity.phase(), Phase::Idle);
+/// assert!(activity.busy().is_zero(), "no monitor has seen it");
 /// ```
 #[derive(Debug)]
-pub struct Slot {
+pub struct Activity {
     phase: AtomicU8,
     dispatches: AtomicU64,
     /// Written by the monitor: nanoseconds in which it was seen awake.
     busy: AtomicU64,
 }
 
-impl Slot {
+impl Activity {
     /// An idle worker's.
     ///
-    /// See [`Slot`] for an example.
+    /// See [`Activity`] for an example.
     pub const fn new() -> Self {
-        Slot {
+        Activity {
             phase: AtomicU8::new(Phase::Idle as u8),
             dispatches: AtomicU64::new(0),
             busy: AtomicU64::new(0),
@@ -61,7 +61,7 @@ impl Slot {
 
     /// The worker begins to run something, a new dispatch. No read-modify-write: there is one writer at a time.
     ///
-    /// See [`Slot`] for an example.
+    /// See [`Activity`] for an example.
     #[inline]
     pub fn dispatch(&self) {
         self.dispatches
@@ -71,7 +71,7 @@ impl Slot {
 
     /// The worker does something else now.
     ///
-    /// See [`Slot`] for an example.
+    /// See [`Activity`] for an example.
     #[inline]
     pub fn set_phase(&self, phase: Phase) {
         self.phase.store(phase as u8, Release);
@@ -79,7 +79,7 @@ impl Slot {
 
     /// What the worker was doing a moment ago.
     ///
-    /// See [`Slot`] for an example.
+    /// See [`Activity`] for an example.
     pub fn phase(&self) -> Phase {
         match self.phase.load(Relaxed) {
             0 => Phase::Idle,
@@ -90,7 +90,7 @@ impl Slot {
 
     /// How many times it has begun to run something.
     ///
-    /// See [`Slot`] for an example.
+    /// See [`Activity`] for an example.
     pub fn dispatches(&self) -> u64 {
         self.dispatches.load(Relaxed)
     }
@@ -110,7 +110,7 @@ impl Slot {
     }
 }
 
-impl Default for Slot {
+impl Default for Activity {
     fn default() -> Self {
         Self::new()
     }

@@ -13,19 +13,19 @@ use std::sync::atomic::{
 };
 
 /// For values that need no dropping.
-pub(super) struct Ring<T> {
+pub(super) struct Spsc<T> {
     places: Box<[UnsafeCell<MaybeUninit<T>>]>,
     written: AtomicUsize,
     read: AtomicUsize,
 }
 
 // SAFETY: values go from one thread to another, and each place has one user at a time, see above.
-unsafe impl<T: Copy + Send> Sync for Ring<T> {}
+unsafe impl<T: Copy + Send> Sync for Spsc<T> {}
 
-impl<T: Copy + Send> Ring<T> {
+impl<T: Copy + Send> Spsc<T> {
     pub(super) fn new(room: usize) -> Self {
         let empty = || UnsafeCell::new(MaybeUninit::uninit());
-        Ring {
+        Spsc {
             places: std::iter::repeat_with(empty).take(room).collect(),
             written: AtomicUsize::new(0),
             read: AtomicUsize::new(0),
@@ -74,33 +74,33 @@ mod tests {
 
     #[test]
     fn values_come_out_in_order_and_what_finds_no_room_is_refused() {
-        let ring = Ring::new(3);
+        let spsc = Spsc::new(3);
         let mut next = 0..;
         for round in 0..5 {
             // SAFETY: one thread.
-            let pushed = (0..4).map(|i| unsafe { ring.push(round * 3 + i) });
+            let pushed = (0..4).map(|i| unsafe { spsc.push(round * 3 + i) });
             assert_eq!(pushed.collect::<Vec<_>>(), [true, true, true, false]);
             // SAFETY: one thread.
-            let popped = std::iter::from_fn(|| unsafe { ring.pop() });
+            let popped = std::iter::from_fn(|| unsafe { spsc.pop() });
             assert!(popped.eq(next.by_ref().take(3)));
         }
     }
 
     #[test]
     fn what_one_thread_writes_another_reads() {
-        let ring = &Ring::new(4);
+        let spsc = &Spsc::new(4);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for value in 0..10_000u64 {
                     // SAFETY: the one writer.
-                    while !unsafe { ring.push([value; 4]) } {
+                    while !unsafe { spsc.push([value; 4]) } {
                         std::thread::yield_now();
                     }
                 }
             });
             for value in 0..10_000 {
                 // SAFETY: the one reader.
-                let popped = std::iter::repeat_with(|| unsafe { ring.pop() });
+                let popped = std::iter::repeat_with(|| unsafe { spsc.pop() });
                 assert_eq!(popped.flatten().next(), Some([value; 4]));
             }
         });

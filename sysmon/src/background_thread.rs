@@ -5,16 +5,16 @@ use std::sync::Mutex;
 use std::thread::{self, JoinHandle, Thread};
 
 #[derive(Debug)]
-pub(crate) struct Companion {
+pub(crate) struct BackgroundThread {
     /// Which to ring.
     thread: Thread,
     handle: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Companion {
+impl BackgroundThread {
     pub(crate) fn start(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let handle = thread::Builder::new().name(name.to_owned()).spawn(body)?;
-        Ok(Companion {
+        Ok(BackgroundThread {
             thread: handle.thread().clone(),
             handle: Mutex::new(Some(handle)),
         })

@@ -12,13 +12,13 @@ use loom::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
 #[cfg(not(indent_loom))]
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
 
-pub(crate) struct Vigil {
+pub(crate) struct MonitorSleep {
     asleep: AtomicBool,
 }
 
-impl Vigil {
+impl MonitorSleep {
     pub(crate) fn new() -> Self {
-        Vigil {
+        MonitorSleep {
             asleep: AtomicBool::new(false),
         }
     }
@@ -57,18 +57,18 @@ mod models {
     #[test]
     fn loom_a_worker_that_wakes_is_seen_or_rings() {
         loom::model(|| {
-            let vigil = Arc::new(Vigil::new());
+            let sleep = Arc::new(MonitorSleep::new());
             let awake = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
             let workers: Vec<_> = (0..2)
                 .map(|i| {
-                    let (vigil, awake) = (vigil.clone(), awake.clone());
+                    let (sleep, awake) = (sleep.clone(), awake.clone());
                     thread::spawn(move || {
                         awake[i].store(true, Relaxed);
-                        vigil.notice()
+                        sleep.notice()
                     })
                 })
                 .collect();
-            let slept = vigil.may_sleep(|| awake.iter().all(|worker| !worker.load(Relaxed)));
+            let slept = sleep.may_sleep(|| awake.iter().all(|worker| !worker.load(Relaxed)));
             let rings = workers.into_iter().map(|w| w.join().unwrap());
             let rung = rings.filter(|rang| *rang).count();
             if slept {
