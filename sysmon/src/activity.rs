@@ -1,4 +1,4 @@
-//! What a worker publishes: what it is doing, and how often it has begun something new.
+//! What a worker publishes: what it is doing, and how many dispatches it has begun.
 
 use std::sync::atomic::{
     AtomicU8, AtomicU64,
@@ -20,13 +20,13 @@ use std::time::Duration;
 pub enum Phase {
     /// Asleep, nothing to do.
     Idle = 0,
-    /// Looking for work, or putting some away: nobody may take its place.
+    /// Looking for work, or storing some: its work must not be taken over.
     Scheduling = 1,
-    /// Running what it is there for: a fiber, a job, a request.
+    /// Running its actual work: a fiber, a job, a request.
     Fiber = 2,
 }
 
-/// One worker's public face. Written by the thread that holds the worker, read by anyone.
+/// What one worker publishes. Written by the thread that holds the worker, read by any thread.
 ///
 /// ```
 /// use indent_sysmon::{Phase, Activity};
@@ -43,12 +43,12 @@ pub enum Phase {
 pub struct Activity {
     phase: AtomicU8,
     dispatches: AtomicU64,
-    /// Written by the monitor: nanoseconds in which it was seen awake.
+    /// Nanoseconds for which the monitor saw the worker awake; written by the monitor.
     busy: AtomicU64,
 }
 
 impl Activity {
-    /// An idle worker's.
+    /// Creates the activity of an idle worker.
     ///
     /// See [`Activity`] for an example.
     pub const fn new() -> Self {
@@ -59,7 +59,7 @@ impl Activity {
         }
     }
 
-    /// The worker begins to run something, a new dispatch. No read-modify-write: there is one writer at a time.
+    /// Begins a new dispatch. Needs no read-modify-write: there is one writer at a time.
     ///
     /// See [`Activity`] for an example.
     #[inline]
@@ -69,7 +69,7 @@ impl Activity {
         self.phase.store(Phase::Fiber as u8, Release);
     }
 
-    /// The worker does something else now.
+    /// Publishes that the worker is in another phase now.
     ///
     /// See [`Activity`] for an example.
     #[inline]
@@ -77,7 +77,7 @@ impl Activity {
         self.phase.store(phase as u8, Release);
     }
 
-    /// What the worker was doing a moment ago.
+    /// Returns what the worker was doing a moment ago.
     ///
     /// See [`Activity`] for an example.
     pub fn phase(&self) -> Phase {
@@ -88,21 +88,21 @@ impl Activity {
         }
     }
 
-    /// How many times it has begun to run something.
+    /// Returns how many dispatches the worker has begun.
     ///
     /// See [`Activity`] for an example.
     pub fn dispatches(&self) -> u64 {
         self.dispatches.load(Relaxed)
     }
 
-    /// How long it has been awake, as sampled by its monitor.
+    /// Returns how long the worker has been awake, as sampled by its monitor.
     ///
     /// See [`Monitor`](crate::Monitor) for an example.
     pub fn busy(&self) -> Duration {
         Duration::from_nanos(self.busy.load(Relaxed))
     }
 
-    /// The monitor found it awake after this time; one monitor at a time.
+    /// Adds time for which the monitor found the worker awake; one monitor at a time.
     pub(crate) fn add_busy(&self, time: Duration) {
         let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.busy

@@ -1,4 +1,4 @@
-//! A thread that stands beside others: it is rung, and ended by whoever has it.
+//! A background thread with its handle: it can be notified, and joined by its owner.
 
 use std::io;
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle, Thread};
 
 #[derive(Debug)]
 pub(crate) struct BackgroundThread {
-    /// Which to ring.
+    /// The thread that [`notify`](Self::notify) unparks.
     thread: Thread,
     handle: Mutex<Option<JoinHandle<()>>>,
 }
@@ -20,7 +20,7 @@ impl BackgroundThread {
         })
     }
 
-    /// Ends its sleep, or the next one; keeps the monitor's law.
+    /// Ends the thread's sleep, or its next one. Follows the monitor's rules.
     pub(crate) fn notify(&self) {
         self.thread.unpark();
     }
@@ -30,7 +30,7 @@ impl BackgroundThread {
         self.dismiss().map(JoinHandle::join);
     }
 
-    /// The handle of a thread that was asked to end, for the first caller.
+    /// Returns the handle of a thread that was asked to end, to the first caller.
     pub(crate) fn dismiss(&self) -> Option<JoinHandle<()>> {
         self.notify();
         self.handle.lock().unwrap_or_else(|e| e.into_inner()).take()

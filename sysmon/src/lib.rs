@@ -1,40 +1,41 @@
-//! Watches the workers of a pool, from two threads beside them.
+//! Watches the workers of a thread pool from two background threads.
 //!
-//! It knows nothing of what the workers run, nor of any runtime: any pool of threads can be watched.
-//! A *worker* is whoever takes one piece of work after the other; a *dispatch* is one such piece.
+//! The crate knows nothing of what the workers run, nor of any runtime: it can watch any pool of
+//! threads. A *worker* runs one piece of work after another; a *dispatch* is one such piece.
 //!
 //! The contract, in one page.
 //!
-//! **A worker** publishes in its [`Activity`] what it is doing and how often it has begun something new: two
-//! words on every dispatch, and never a clock. It says [`Activity::dispatch`] before a piece of work,
-//! [`Phase::Scheduling`] when it looks for the next one (or says at once `dispatch` again), and
-//! [`Phase::Idle`] before it waits for work. One that was idle calls [`Monitor::notice`] after it has
-//! published that it is not. A slot has one writer at a time.
+//! **A worker** publishes in its [`Activity`] what it is doing and how many dispatches it has
+//! begun: two words on every dispatch, and never a clock. It calls [`Activity::dispatch`] before a
+//! piece of work, sets [`Phase::Scheduling`] while it looks for the next one (or calls `dispatch`
+//! again at once), and sets [`Phase::Idle`] before it waits for work. A worker that was idle calls
+//! [`Monitor::notice`] after it has published that it no longer is. An activity has one writer at a
+//! time.
 //!
-//! **Its thread** can be asked about if it has left its number in a [`Thread`]: it
-//! [enlists](Thread::enlist) itself before its first work and [leaves](Thread::leave) before it ends.
-//! Then the monitor tells a worker that computes from one that sleeps in a system call, by CPU clock
-//! and kernel state. Without that all are taken to compute.
+//! **The worker's thread** can be queried if it has stored its number in a [`Thread`]: it
+//! [enlists](Thread::enlist) itself before its first work and [leaves](Thread::leave) before it
+//! ends. Then the monitor can distinguish a worker that computes from one that sleeps in a system
+//! call, by CPU clock and kernel state. Without that, all workers are taken to compute.
 //!
-//! **The monitor** ([`Monitor`]) looks at all slots once a [tick](TICK) while any worker is awake,
-//! remembers what it saw the last time, and so learns how long a dispatch has lasted without costing
-//! the worker anything. What it thinks of it is decided by [`Policy`], which is plain data; what is done
-//! about it is up to the pool ([`Pool`], which says what is called when).
+//! **The monitor** ([`Monitor`]) looks at all activities once a [tick](TICK) while any worker is
+//! awake and compares them with its previous look. So it learns how long a dispatch has lasted at
+//! no cost to the worker. [`Policy`], which is plain data, judges what it sees; the pool
+//! ([`Pool`], which documents what is called when) decides what to do about it.
 //!
-//! The monitor is the thread that must go on when all others hang, so it keeps a law: once started
-//! it never allocates, takes no lock, opens no file but those by which [`Thread`] asks the kernel,
-//! formats nothing and starts no thread; neither may the functions of [`Pool`] that it calls. What
-//! does need such things is asked of
+//! The monitor must make progress when all other threads hang. So it follows the *monitor's
+//! rules*: once started it never allocates, takes no lock, opens no file but those by which
+//! [`Thread`] queries the kernel, formats nothing and starts no thread. The functions of [`Pool`]
+//! that it calls must not do so either. Whatever needs such things is requested from
 //!
-//! **the helper** ([`Helper`]), a second thread that may block, and nobody waits for it.
+//! **the helper** ([`Helper`]), a second thread that may block. No thread waits for it.
 //!
 //! While all workers are idle both threads sleep: an idle process makes no system call.
 //!
-//! What a pool may do about a worker that overran: count it; set a flag that its work looks at; give
-//! its other work to somebody else; or signal its thread ([`Thread::signal`]) and have the handler copy
-//! the stack ([`frames::Snapshot`]), so that the helper can tell where it was. [`stalls`] does the
-//! last, ready to use in any program: who only wants to know what holds its threads up starts there.
-//! What a *suspended* stack may do is the other half of [`frames`].
+//! A pool can react to a worker that overran in several ways: count it; set a flag that its work
+//! checks; give its other work to another worker; or signal its thread ([`Thread::signal`]) and
+//! have the handler copy the stack ([`frames::Snapshot`]), so that the helper can report where it
+//! was. [`stalls`] does the last, ready to use in any program: start there to find out what holds
+//! threads up. What a *suspended* stack may do is the other half of [`frames`].
 //!
 //! For Linux on x86_64.
 //!
@@ -95,7 +96,7 @@ pub use policy::{GRACE, Judgement, Look, Policy, Rest, Waiting};
 pub use system_call::SystemCall;
 pub use thread::{Thread, ThreadState, be_prompt, own_stack};
 
-/// So that the README's example is tried.
+/// Compiles and runs the README's example.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,11 +1,11 @@
-//! Whether the monitor sleeps, and who wakes it.
+//! Decides whether the monitor may sleep, and which worker wakes it.
 //!
-//! Monitor: 1 say that it sleeps, 2 fence, 3 look at every worker; if one is awake, stay awake.
-//! Worker: 1 publish that it is awake, 2 fence, 3 if the monitor sleeps, ring.
+//! Monitor: 1 publish that it sleeps, 2 fence, 3 look at every worker; if one is awake, stay awake.
+//! Worker: 1 publish that it is awake, 2 fence, 3 if the monitor sleeps, notify it.
 //!
-//! One of the two sees the other: the fences are in some order, and whoever's is second sees what
-//! the other did in its step 1. So no worker runs for long without a monitor. Of several workers
-//! that see it asleep one rings.
+//! One of the two sees the other: the fences are in some order, and the thread whose fence is second
+//! sees what the other did in its step 1. So no worker runs for long without a monitor. Of several
+//! workers that see the monitor asleep exactly one notifies it.
 
 #[cfg(indent_loom)]
 use loom::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
@@ -23,7 +23,7 @@ impl MonitorSleep {
         }
     }
 
-    /// The monitor, before it sleeps: true if it may.
+    /// Monitor, before it sleeps: publishes that it sleeps; returns false if it must stay awake.
     pub(crate) fn may_sleep(&self, all_idle: impl FnOnce() -> bool) -> bool {
         self.asleep.store(true, SeqCst);
         fence(SeqCst);
@@ -34,12 +34,12 @@ impl MonitorSleep {
         may
     }
 
-    /// The monitor, when its sleep ended for whatever reason: true if it is still to sleep.
+    /// Monitor, when its sleep ended for any reason: returns true if it must sleep on.
     pub(crate) fn is_asleep(&self) -> bool {
         self.asleep.load(SeqCst)
     }
 
-    /// A worker, after it published that it is awake: true if it must ring.
+    /// Worker, after it published that it is awake: returns true if it must notify the monitor.
     #[inline]
     pub(crate) fn notice(&self) -> bool {
         fence(SeqCst);

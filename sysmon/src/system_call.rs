@@ -1,10 +1,10 @@
-//! The system call a thread sleeps in, as the kernel tells it: number, and where the call was made.
+//! The system call a thread sleeps in, as the kernel reports it: number and call site.
 
 use std::fmt;
 
 /// A system call that has not returned.
 ///
-/// Written by its name, or its number if it is none of the usual ones.
+/// Displays as its name, or as its number if it is not a common one.
 ///
 /// ```
 /// use indent_sysmon::SystemCall;
@@ -16,12 +16,12 @@ use std::fmt;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemCall {
-    /// Its number; -1 for a thread that waits in the kernel without having called it, for a page
-    /// to be read from disk, say.
+    /// Its number; -1 for a thread that waits in the kernel without a call, for example for a page
+    /// to be read from disk.
     pub number: i64,
     /// The thread's stack pointer.
     pub sp: usize,
-    /// Where it goes on: right behind the instruction that made the call.
+    /// Where the thread resumes: right behind the instruction that made the call.
     pub pc: usize,
 }
 
@@ -71,8 +71,10 @@ const USUAL: [(i64, &str); 41] = [
 ];
 
 impl SystemCall {
-    /// From a line of `/proc/self/task/N/syscall`: none if the thread runs, or it is another file's.
-    /// Keeps the monitor's law.
+    /// Parses a line of `/proc/self/task/N/syscall`.
+    ///
+    /// Returns `None` if the thread runs, or if the line is from another file. Follows the
+    /// monitor's rules.
     ///
     /// See [`SystemCall`] for an example.
     pub fn parse(line: &[u8]) -> Option<Self> {
@@ -85,7 +87,7 @@ impl SystemCall {
         Some(SystemCall { number, sp, pc })
     }
 
-    /// What it is called, if it is one of the usual ones.
+    /// Returns the call's name if it is a common one.
     ///
     /// ```
     /// # use indent_sysmon::SystemCall;
@@ -98,7 +100,7 @@ impl SystemCall {
         Self::name_of(self.number)
     }
 
-    /// What the call with a number is called.
+    /// Returns the name of the call with a number.
     ///
     /// ```
     /// assert_eq!(indent_sysmon::SystemCall::name_of(libc::SYS_futex), Some("futex"));

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "a queue without a lock")]
-//! A queue with room for so many, from one thread to another; it never allocates nor waits.
+//! A bounded queue from one thread to another; it never allocates and never waits.
 //!
-//! Places are counted for ever and used in turn. `written` is moved on by the writer alone, after it
-//! has filled a place, and `read` by the reader alone, after it has emptied one: so the places from
-//! `read` to `written` are the reader's, the others the writer's.
+//! Places are counted without end and used in turn. Only the writer advances `written`, after it has
+//! filled a place, and only the reader advances `read`, after it has emptied one. So the places from
+//! `read` to `written` are the reader's, and the others the writer's.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -12,7 +12,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// For values that need no dropping.
+/// A queue of values that need no drop.
 pub(super) struct Spsc<T> {
     places: Box<[UnsafeCell<MaybeUninit<T>>]>,
     written: AtomicUsize,
@@ -36,10 +36,10 @@ impl<T: Copy + Send> Spsc<T> {
         self.places[count % self.places.len()].get()
     }
 
-    /// Adds a value; false if there is no room.
+    /// Adds a value; returns false if there is no room.
     ///
     /// # Safety
-    /// One thread at a time.
+    /// Only one thread at a time calls this.
     pub(super) unsafe fn push(&self, value: T) -> bool {
         let written = self.written.load(Relaxed);
         if written - self.read.load(Acquire) == self.places.len() {
@@ -54,16 +54,16 @@ impl<T: Copy + Send> Spsc<T> {
     /// Takes the oldest value.
     ///
     /// # Safety
-    /// One thread at a time.
+    /// Only one thread at a time calls this.
     pub(super) unsafe fn pop(&self) -> Option<T> {
         let read = self.read.load(Relaxed);
         if read == self.written.load(Acquire) {
             return None;
         }
-        // SAFETY: the writer is past it until `read` goes on, and there is one reader.
+        // SAFETY: the writer is past this place until `read` advances, and there is one reader.
         let value = unsafe { self.place(read).read() };
         self.read.store(read + 1, Release);
-        // SAFETY: written, as `written` says.
+        // SAFETY: the place was written, as `written` shows.
         Some(unsafe { value.assume_init() })
     }
 }
