@@ -13,7 +13,7 @@ use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Cancel, Commit, Signal, Woken};
 use crate::fiber::switch::Back;
-use crate::queue::inject::popped;
+use crate::queue::lane::popped;
 use crate::sched::bound::Cause;
 use crate::sched::carrier::Carrier;
 use crate::sched::class;

@@ -31,7 +31,7 @@ use indent_sysmon::Thread;
 
 use crate::fiber::locals::Block;
 use crate::fiber::{FiberRef, Record};
-use crate::queue::inject::popped;
+use crate::queue::lane::popped;
 use crate::sched::anywhere::Identity;
 use crate::sched::freeze::Ice;
 use crate::sched::overrun::Stretch;

@@ -35,7 +35,7 @@ use indent_sysmon::frames;
 use crate::error::JoinError;
 use crate::fiber::FiberRef;
 use crate::fiber::record::ANY_WORKER;
-use crate::queue::inject::popped;
+use crate::queue::lane::popped;
 use crate::sched::class::Sites;
 use crate::sched::timers::nanos;
 use crate::sched::{Shared, context, mobility, retire};

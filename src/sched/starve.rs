@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::error::JoinError;
 use crate::fiber::job::Job;
 use crate::fiber::{FiberRef, Record};
-use crate::queue::inject::{Inject, popped};
+use crate::queue::lane::{Lane, popped};
 use crate::sched::shutdown::UNSURE;
 use crate::sched::worker::Roused;
 use crate::sched::{Shared, context, run};
@@ -88,7 +88,7 @@ impl Shared {
     /// program's code, which may block.
     pub(crate) fn fail_unstarted(&self, mut fibers: List<Record>, error: fn(u64) -> JoinError) {
         let shared = self.arc();
-        let failed = std::sync::Arc::new(Inject::new());
+        let failed = std::sync::Arc::new(Lane::new());
         while let Some(fiber) = fibers.pop() {
             failed.push(popped(fiber));
         }

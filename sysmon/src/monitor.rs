@@ -42,10 +42,14 @@ pub const TICK: Duration = Duration::from_millis(1);
 ///
 ///    | call | phase | and |
 ///    |---|---|---|
-///    | [`asleep`](Self::asleep) | `Fiber` | the thread hardly ran since the last look, and sleeps in the kernel |
-///    | [`interrupt`](Self::interrupt) | `Fiber` | it runs for [`GRACE`](crate::GRACE) and urgent work waits, or for a quantum and other work waits |
+///    | [`asleep`](Self::asleep) | `Fiber` | the thread sleeps in the kernel |
+///    | [`interrupt`](Self::interrupt) | `Fiber` | it runs, and see below |
 ///    | [`overran`](Self::overran) | `Fiber` | it runs for at least a [`TICK`] |
 ///    | [`stuck`](Self::stuck) | `Scheduling` | nothing changed for two ticks |
+///
+///    A thread counts as asleep if it hardly ran since the last look, and is asleep in the kernel.
+///    `interrupt` is called if the thread runs for [`GRACE`](crate::GRACE) and urgent work waits, or
+///    for a quantum and other work waits.
 ///
 ///    The first row that fits is called, and called again at every look for as long as it fits. A
 ///    pool that wants to react once remembers the dispatch.
@@ -180,8 +184,8 @@ pub trait Pool: Send + Sync + 'static {
 
     /// Called when the worker has run long enough in this dispatch while other work waits.
     ///
-    /// Called in place of [`overran`](Self::overran). How to interrupt a thread is up to the pool: a
-    /// flag that jobs check, or a signal.
+    /// Called in place of [`overran`](Self::overran). How to interrupt a thread is up to the pool:
+    /// a flag that jobs check, or a signal.
     fn interrupt(&self, worker: usize, dispatch: u64, waiting: Waiting) {
         let _ = waiting;
         self.overran(worker, dispatch);
@@ -289,7 +293,8 @@ impl Monitor {
         Ok(Monitor { shared, thread })
     }
 
-    /// Makes sure that a worker is watched; the worker calls this once it has published it is awake.
+    /// Makes sure that a worker is watched; the worker calls this once it has published it is
+    /// awake.
     ///
     /// Cheap (a fence and a load) unless the monitor sleeps. Not needed between two dispatches if
     /// the worker was not idle in between.

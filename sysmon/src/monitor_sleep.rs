@@ -3,9 +3,9 @@
 //! Monitor: 1 publish that it sleeps, 2 fence, 3 look at every worker; if one is awake, stay awake.
 //! Worker: 1 publish that it is awake, 2 fence, 3 if the monitor sleeps, notify it.
 //!
-//! One of the two sees the other: the fences are in some order, and the thread whose fence is second
-//! sees what the other did in its step 1. So no worker runs for long without a monitor. Of several
-//! workers that see the monitor asleep exactly one notifies it.
+//! One of the two sees the other: the fences are in some order, and the thread whose fence is
+//! second sees what the other did in its step 1. So no worker runs for long without a monitor. Of
+//! several workers that see the monitor asleep exactly one notifies it.
 
 #[cfg(indent_loom)]
 use loom::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};

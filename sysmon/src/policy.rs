@@ -264,8 +264,8 @@ impl Policy {
     /// let quiet = (0..).find(|_| policy.rest(false) == Rest::Sleep).unwrap();
     /// assert!(quiet > 1, "a short pause is no reason to sleep");
     /// ```
-    pub fn rest(&mut self, anybody_awake: bool) -> Rest {
-        if anybody_awake {
+    pub fn rest(&mut self, any_awake: bool) -> Rest {
+        if any_awake {
             self.quiet = 0;
             return Rest::Tick;
         }
@@ -283,7 +283,7 @@ impl Policy {
     /// use std::time::Duration;
     ///
     /// let mut policy = indent_sysmon::Policy::new(1);
-    /// assert!(policy.refresh(Duration::ZERO), "nobody has looked yet");
+    /// assert!(policy.refresh(Duration::ZERO), "no look yet");
     /// assert!(!policy.refresh(Duration::from_millis(1)));
     /// assert!(policy.refresh(Duration::from_secs(1)));
     /// ```

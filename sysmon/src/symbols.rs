@@ -1,9 +1,9 @@
 //! Names of places in the code: function, file and line.
 //!
-//! A *place* is one function at one address. Where the compiler inlined functions into each other an
-//! address has several places, innermost first. Names come from the symbol table, files and lines
-//! from the debug information; line tables are enough for both, and without any of it there is
-//! the address.
+//! A *place* is one function at one address. Where the compiler inlined functions into each other
+//! an address has several places, innermost first. Names come from the symbol table, files and
+//! lines from the debug information; line tables are enough for both, and without any of it there
+//! is the address.
 //!
 //! The first lookup is slow: it reads the program's debug information. Allocates and takes locks:
 //! for the helper's thread, never for a signal handler or the monitor.

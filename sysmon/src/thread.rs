@@ -2,9 +2,9 @@
 //! What the kernel reports about a thread of this process: its CPU time, and whether it sleeps.
 //!
 //! A thread *enlists* itself and stores its number; other threads query it. There may be thousands
-//! of them, so nothing is kept open for each: a query opens a file below `/proc/self/task`, a folder
-//! that is opened once, reads the file and closes it. A query follows the monitor's rules: system
-//! calls with buffers on the stack, no allocation, no lock. Where there is no `/proc`, or no
+//! of them, so nothing is kept open for each: a query opens a file below `/proc/self/task`, a
+//! folder that is opened once, reads the file and closes it. A query follows the monitor's rules:
+//! system calls with buffers on the stack, no allocation, no lock. Where there is no `/proc`, or no
 //! descriptor left, the state is unknown, and the CPU clock alone must do.
 //!
 //! A late query about a thread that has left is harmless: a clock or a file of a thread that is
@@ -33,7 +33,7 @@ const LINE: usize = 192;
 /// use indent_sysmon::{Thread, ThreadState};
 ///
 /// let thread = Thread::new();
-/// assert_eq!(thread.state(), ThreadState::Unknown, "nobody has enlisted");
+/// assert_eq!(thread.state(), ThreadState::Unknown, "no thread has enlisted");
 /// thread.enlist();
 /// std::thread::scope(|scope| {
 ///     scope.spawn(|| {
@@ -371,9 +371,9 @@ pub fn be_prompt() {
     }
 }
 
-/// Parses a line of one of two forms. `syscall` has `running`, or the number of a system call and its
-/// arguments, or -1 if the thread waits in none. `stat` has `123 (a name) S 1 …`, where the name may
-/// hold anything.
+/// Parses a line of one of two forms. `syscall` has `running`, or the number of a system call and
+/// its arguments, or -1 if the thread waits in none. `stat` has `123 (a name) S 1 …`, where the
+/// name may hold anything.
 fn parse_state(line: &[u8]) -> ThreadState {
     const FUTEX: &[u8] = b"202";
     let first = line.split(|byte| byte.is_ascii_whitespace()).next();
@@ -469,7 +469,7 @@ mod tests {
             drop(end);
         });
         assert_eq!(thread.state(), ThreadState::Unknown);
-        assert!(!thread.signal(0), "nobody is there");
+        assert!(!thread.signal(0), "the thread is gone");
     }
     #[test]
     fn questions_about_many_threads_leave_no_file_open() {

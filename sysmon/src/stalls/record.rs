@@ -5,16 +5,17 @@
 //! the request; the handler a snapshot and the answer; the helper takes snapshots. So a word has
 //! one writer at a time, and none of them waits.
 //!
-//! **A label belongs to its dispatch.** The thread, at a beginning: 1 label, 2 count, 3 phase "work";
-//! at an end: 4 phase "idle"; each a release. A reader: 1 label, 2 phase, 3 count, each an acquire. If
-//! it saw any word of a later label, it sees the "idle" before that, or a later "work" and then a
-//! later count: so a label read before phase and count were found unchanged is the label of that count.
+//! **A label belongs to its dispatch.** The thread, at a beginning: 1 label, 2 count, 3 phase
+//! "work"; at an end: 4 phase "idle"; each a release. A reader: 1 label, 2 phase, 3 count, each an
+//! acquire. If it saw any word of a later label, it sees the "idle" before that, or a later "work"
+//! and then a later count: so a label read before phase and count were found unchanged is the label
+//! of that count.
 //!
-//! **A record is not given to another thread while its last thread is still meant.** `engaged` counts
-//! the users of a record's thread. The monitor 1 increments it, 2 checks that the thread is still in
-//! that piece of work. A thread that takes a record whose thread has left 1 takes it, 2 checks that
-//! `engaged` is zero. All of that is sequentially consistent: if the monitor found the thread at
-//! work, it had counted before the thread left, so before the record was taken.
+//! **A record is not given to another thread while its last thread is still meant.** `engaged`
+//! counts the users of a record's thread. The monitor 1 increments it, 2 checks that the thread is
+//! still in that piece of work. A thread that takes a record whose thread has left 1 takes it, 2
+//! checks that `engaged` is zero. All of that is sequentially consistent: if the monitor found the
+//! thread at work, it had counted before the thread left, so before the record was taken.
 //!
 //! Records are made once and never freed. They form a list for the handler, which only grows.
 use std::fmt;
@@ -74,7 +75,7 @@ pub(super) struct Case {
     pub(super) asked: AtomicU64,
     /// The work is late: the record is engaged, and its label is known.
     pub(super) open: AtomicBool,
-    pub(super) told: AtomicBool,
+    pub(super) reported: AtomicBool,
     pub(super) label: [AtomicUsize; 2],
 }
 
@@ -88,7 +89,7 @@ impl Case {
             due: AtomicU64::new(0),
             asked: AtomicU64::new(0),
             open: AtomicBool::new(false),
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             label: [const { AtomicUsize::new(0) }; 2],
         }
     }

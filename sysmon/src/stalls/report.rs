@@ -35,8 +35,8 @@ pub struct Stall {
     /// How much of that its thread was on a CPU, if that is known.
     ///
     /// A small part, in a piece of work that does not sleep, means that other threads had the CPUs,
-    /// and not that the work is slow. At the end of a piece of work the CPU time after it counts too,
-    /// until the monitor looked.
+    /// and not that the work is slow. At the end of a piece of work the CPU time after it counts
+    /// too, until the monitor looked.
     pub ran: Option<Duration>,
     /// Whether it continues.
     pub stage: Stage,

@@ -1,11 +1,13 @@
 #![expect(unsafe_code, reason = "the two ends of a queue")]
 //! What the monitor and the helper do.
 //!
-//! The monitor's part (`impl Pool`) keeps its law: no allocation, no lock, no file. At each look it
-//! first *settles*: which pieces of work have ended, which have begun. Then it is told who is late, and
-//! if that one is due to be told of, it *opens the case*: it notes the label. Then it needs the stack. Of
-//! a sleeper it copies it; of one that runs it asks for it by a signal, and looks for the answer next
-//! time. When it has it, or has waited long enough, it hands the helper a [`PendingReport`].
+//! The monitor's part (`impl Pool`) follows its rules: no allocation, no lock, no file. Steps:
+//!
+//! 1. At each look it *settles*: notes which pieces of work have ended, and which have begun.
+//! 2. For a late thread that is due for a report it *opens the case*: it notes the label.
+//! 3. Then it needs the stack. It copies the stack of a thread that sleeps. It requests the stack
+//!    of a thread that runs by a signal, and checks for the answer at the next look.
+//! 4. When it has the stack, or has waited long enough, it hands the helper a [`PendingReport`].
 
 use std::fmt;
 use std::io;
@@ -26,15 +28,15 @@ use crate::{
 
 /// Looks within the limit.
 const LOOKS: u32 = 10;
-/// And the longest time between two.
+/// The longest time between two looks.
 const SELDOM: Duration = Duration::from_millis(100);
-/// How long a thread runs without showing its stack until it is clear that it will not.
+/// CPU time after which a thread that has not copied its stack counts as unable to.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// A thread that ran for so long between two looks is on a CPU.
+/// A thread that ran for this long between two looks is on a CPU.
 const RUNS: Duration = Duration::from_micros(125);
-/// How many times as long a piece of work must have lasted to be told of again.
+/// Factor by which a piece of work must have grown since its last report to be reported again.
 const AGAIN: u64 = 10;
-/// Room for what was not told yet.
+/// Room for reports that were not made yet.
 const QUEUED: usize = 256;
 
 pub(super) type Callback = Box<dyn Fn(&Stall) + Send + Sync>;
@@ -44,11 +46,11 @@ pub(super) struct Reporter {
     pause: Duration,
     signal: i32,
     callback: Callback,
-    /// Nanoseconds since then are what the monitor counts.
+    /// The monitor counts nanoseconds since this instant.
     began: Instant,
     now: AtomicU64,
     records: Box<[OnceLock<&'static Record>]>,
-    /// How many of them were ever used.
+    /// How many records were ever used.
     used: AtomicUsize,
     seating: Mutex<()>,
     helper: OnceLock<Helper>,
@@ -56,7 +58,7 @@ pub(super) struct Reporter {
     missed: AtomicU64,
 }
 
-/// What the helper needs to know.
+/// What the helper needs for a report.
 #[derive(Clone, Copy)]
 struct PendingReport {
     record: &'static Record,
@@ -66,7 +68,7 @@ struct PendingReport {
     stage: Stage,
     state: ThreadState,
     call: Option<SystemCall>,
-    /// Which of the record's snapshots has its stack.
+    /// Index of the record's snapshot with the stack.
     stack: Option<usize>,
 }
 
@@ -112,7 +114,7 @@ impl Reporter {
         Ok(())
     }
 
-    /// After the monitor ended: ends the helper, and tells what is left.
+    /// After the monitor ended: ends the helper, and makes the remaining reports.
     pub(super) fn close(&self) {
         self.tick(Instant::now()); // what has ended since the last look
         self.helper.get().inspect(|helper| helper.stop());
@@ -123,7 +125,7 @@ impl Reporter {
         self.missed.load(Relaxed)
     }
 
-    /// A seat for the calling thread.
+    /// Enlists the calling thread.
     pub(super) fn enlist_here(&self) -> Result<&'static Record, EnlistError> {
         let ours = |record: &Record| self.records().any(|own| std::ptr::eq(own, record));
         if handler::is_enlisted_in(ours) {
@@ -137,7 +139,7 @@ impl Reporter {
         })
     }
 
-    /// One that nobody has, and of whose last thread nothing is left to tell.
+    /// Finds a record that no thread has, and whose last thread has no report pending.
     fn free_record(&self) -> Result<&'static Record, EnlistError> {
         let _one_at_a_time = self.seating.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(record) = self.records().find(|record| record.take()) {
@@ -149,7 +151,7 @@ impl Reporter {
             .get(used)
             .ok_or(EnlistError::Full { threads })?;
         let record = *free.get_or_init(Record::acquire);
-        record.take(); // nobody else knows it
+        record.take(); // it is in no other list yet
         self.used.store(used + 1, SeqCst);
         Ok(record)
     }
@@ -181,15 +183,15 @@ impl Reporter {
             let ran = record.thread.cpu_time().map_or(u64::MAX, nanos);
             case.ran.store(ran, Relaxed);
             case.due.store(self.limit, Relaxed);
-            case.told.store(false, Relaxed);
+            case.reported.store(false, Relaxed);
             case.asked.store(0, Relaxed);
         }
     }
 
-    /// It was late, and is over.
+    /// Reports the end of a piece of work that was late.
     fn close_case(&self, record: &'static Record, now: u64) {
         let case = &record.case;
-        // Its stack may have come just before.
+        // Its stack may have arrived just before.
         let stack = case.asked.load(Relaxed) > 0 && has_answered(record);
         let seen = Seen::running(stack);
         self.hand_over(record, now, Stage::Ended, &seen);
@@ -197,7 +199,7 @@ impl Reporter {
         record.disengage();
     }
 
-    /// It is in this piece of work, and has been for a tick at least.
+    /// Handles a piece of work that has lasted for at least a tick.
     fn late(&self, record: &'static Record, dispatch: u64, asleep: bool) {
         let (case, now) = (&record.case, self.now.load(Relaxed));
         let lasted = now.saturating_sub(case.since.load(Relaxed));
@@ -220,7 +222,7 @@ impl Reporter {
             false => self.look_at_runner(record, dispatch, ran, ran.saturating_sub(before)),
         };
         let Some(seen) = seen else { return };
-        let stage = match case.told.swap(true, Relaxed) {
+        let stage = match case.reported.swap(true, Relaxed) {
             false => Stage::Found,
             true => Stage::GoesOn,
         };
@@ -232,11 +234,11 @@ impl Reporter {
         record.answer.store(0, SeqCst);
     }
 
-    /// Asks for the stack, or finds that it came, or that it will not; none: not yet. The thread has run
-    /// for so long in all, and so long since the last look.
+    /// Requests the stack of a thread that runs; `None` while it may still come.
     ///
-    /// One that did not run since then waits for a CPU, perhaps at the end of a system call, which would
-    /// be ended by a signal: it is asked when it runs.
+    /// The thread has run for `ran` in all, and for `lately` since the last look. A thread that
+    /// did not run since then waits for a CPU, perhaps at the end of a
+    /// system call, which a signal would end: it is signalled when it runs.
     fn look_at_runner(
         &self,
         record: &'static Record,
@@ -248,7 +250,7 @@ impl Reporter {
         if asked > 0 && has_answered(record) {
             return Some(Seen::running(true));
         }
-        // Of its own time: as long as it waits for a CPU it can answer nobody.
+        // In the thread's own CPU time: while it waits for a CPU it cannot answer.
         if asked > 0 && ran.saturating_sub(asked) >= nanos(PATIENCE) {
             return Some(Seen::running(false));
         }
@@ -257,7 +259,7 @@ impl Reporter {
         }
         if asked == 0 {
             if !record.make_room() {
-                return None; // the helper has not come to the last ones
+                return None; // the helper has not processed the last stacks
             }
             record.answer.store(0, SeqCst);
             record.request.store(dispatch, SeqCst);
@@ -299,12 +301,12 @@ impl Reporter {
     }
 }
 
-/// Whether the handler has copied the stack in the piece of work that is the case.
+/// Whether the handler has copied the stack in the piece of work of the case.
 fn has_answered(record: &Record) -> bool {
     record.answer.load(SeqCst) == record.case.dispatch.load(Relaxed)
 }
 
-/// Copies the stack of a thread that does not run; none if it does.
+/// Copies the stack of a thread that does not run; `None` if it runs.
 fn look_at_sleeper(record: &Record) -> Option<Seen> {
     let state = record.thread.state();
     if state == ThreadState::Running {
@@ -363,7 +365,7 @@ impl Reporter {
         // SAFETY: the helper's thread, or that of `close` when there is no helper.
         while let Some(pending) = unsafe { self.queue.pop() } {
             let stall = stall(&pending);
-            // It has been printed; the next one is told all the same.
+            // The panic has been printed; the next report is made all the same.
             let _ = catch_unwind(AssertUnwindSafe(|| (self.callback)(&stall)));
         }
     }
@@ -393,7 +395,7 @@ impl Chores for Reporter {
     }
 }
 
-/// No seat is taken any more, and both threads have ended.
+/// Releases the records: no thread is enlisted any more, and both threads have ended.
 impl Drop for Reporter {
     fn drop(&mut self) {
         self.records().for_each(Record::release);

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "a queue without a lock")]
 //! A bounded queue from one thread to another; it never allocates and never waits.
 //!
-//! Places are counted without end and used in turn. Only the writer advances `written`, after it has
-//! filled a place, and only the reader advances `read`, after it has emptied one. So the places from
-//! `read` to `written` are the reader's, and the others the writer's.
+//! Places are counted without end and used in turn. Only the writer advances `written`, after it
+//! has filled a place, and only the reader advances `read`, after it has emptied one. So the places
+//! from `read` to `written` are the reader's, and the others the writer's.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -45,7 +45,8 @@ impl<T: Copy + Send> Spsc<T> {
         if written - self.read.load(Acquire) == self.places.len() {
             return false;
         }
-        // SAFETY: beyond what the reader may look at, and there is one writer by the caller's promise.
+        // SAFETY: beyond what the reader may look at, and there is one writer by the caller's
+        // promise.
         unsafe { self.place(written).write(MaybeUninit::new(value)) };
         self.written.store(written + 1, Release);
         true

@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "pushes members into an intrusive list")]
-//! A lane of the global queue (`global.rs`): first in, first out, behind a lock that is held for a
-//! few instructions and never across an allocation, a page fault on fresh memory or a system call.
+//! A lane of the global queue (`global.rs`): first in, first out, behind a lock. The lock is held
+//! for a few instructions, and never across an allocation, a page fault on fresh memory or a system
+//! call.
 
 use std::ptr::NonNull;
 
@@ -9,15 +10,15 @@ use crate::util::list::List;
 use crate::util::loom::atomic::{AtomicUsize, Ordering::SeqCst};
 use crate::util::loom::{Mutex, lock};
 
-pub(crate) struct Inject {
-    /// Written under the lock; read without it by those who only want to know whether to look.
+pub(crate) struct Lane {
+    /// Written under the lock; read without it by a thread that decides whether to look.
     len: AtomicUsize,
     list: Mutex<List<Record>>,
 }
 
-impl Inject {
+impl Lane {
     pub(crate) fn new() -> Self {
-        Inject {
+        Lane {
             len: AtomicUsize::new(0),
             list: Mutex::new(List::new()),
         }
@@ -40,7 +41,7 @@ impl Inject {
         self.len.store(list.len(), SeqCst);
     }
 
-    /// Up to `most` fibers, the oldest first.
+    /// Pops up to `most` fibers, oldest first.
     pub(crate) fn pop(&self, most: usize) -> List<Record> {
         let mut taken = List::new();
         if self.len() == 0 {
@@ -59,6 +60,6 @@ impl Inject {
 
 /// Turns a popped member into a fiber: its place in the queue becomes the caller's.
 pub(crate) fn popped(member: NonNull<Record>) -> FiberRef {
-    // SAFETY: I3: whoever pops a fiber off a queue takes over the queue's role.
+    // SAFETY: I3: a thread that pops a fiber off a queue takes over the queue's role.
     unsafe { FiberRef::new(member) }
 }
