@@ -276,7 +276,7 @@ pub(crate) enum Completed {
     /// The handle will find the result.
     Nothing,
     /// Call this waiter; it stays valid until then.
-    Call(usize),
+    Notify(usize),
     /// Drop the result: nobody will ask.
     DropResult,
 }
@@ -286,7 +286,7 @@ pub(crate) fn complete(word: &AtomicUsize) -> Completed {
         EMPTY => Completed::Nothing,
         DETACHED => Completed::DropResult,
         DONE => unreachable!("a fiber completed twice"),
-        waiter => Completed::Call(waiter),
+        waiter => Completed::Notify(waiter),
     }
 }
 
@@ -360,7 +360,7 @@ mod models {
             let other = model.clone();
             let fiber = loom::thread::spawn(move || match complete(&other.word) {
                 Completed::Nothing => {}
-                Completed::Call(waiter) => {
+                Completed::Notify(waiter) => {
                     assert_eq!(waiter, WAITER);
                     other.woken.store(true, SeqCst);
                 }

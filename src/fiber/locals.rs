@@ -50,8 +50,8 @@ use crate::util::loom::atomic::{AtomicUsize, Ordering::Relaxed};
 
 mod hook;
 mod layout;
-mod look;
 mod memory;
+mod scan;
 
 pub(crate) use hook::{has_destructors, run_destructors};
 use layout::Layout;

@@ -94,7 +94,7 @@ pub(crate) struct Record {
     /// Where its last park as a bound fiber was counted (`sched/bound.rs`).
     pub(crate) bound_entry: AtomicU16,
     /// It has one of the places for unwinding fibers (`sched/gate.rs`).
-    pub(crate) gate_pass: AtomicBool,
+    pub(crate) unwind_permit: AtomicBool,
     /// It has used thread-locals (`locals.rs`); its holder's only.
     pub(crate) has_locals: AtomicBool,
     /// The tick of its runtime's clock at which it last parked, or began to wait for a thread.
@@ -119,7 +119,7 @@ impl std::panic::RefUnwindSafe for Record {}
 pub(crate) type Name = Box<Box<str>>;
 
 /// What a spawn says about its fiber.
-pub(crate) struct Birth {
+pub(crate) struct NewFiber {
     pub(crate) location: &'static Location<'static>,
     /// In the form in which the record keeps it: nothing is allocated at birth.
     pub(crate) name: Option<Name>,
@@ -131,13 +131,13 @@ pub(crate) struct Birth {
 
 impl Record {
     /// How many references a new fiber has: the runtime's and its `JoinHandle`'s.
-    const BORN_WITH: u32 = 2;
+    const INITIAL_REFS: u32 = 2;
 
     /// Makes a free record a fiber's. The name of the fiber before it, to be dropped where memory may be
     /// freed: where a fiber ends that is not so.
     #[inline]
     #[must_use = "dropped without a lock or the mark"]
-    pub(crate) fn be_born(&self, id: u64, birth: Birth) -> Option<Name> {
+    pub(crate) fn init(&self, id: u64, birth: NewFiber) -> Option<Name> {
         self.state.reset();
         self.woken_at.store(0, Relaxed);
         self.join.store(0, Relaxed);
@@ -158,7 +158,7 @@ impl Record {
         self.stack_class.store(birth.stack_class, Relaxed);
         self.pins.store(u16::from(birth.pinned), Relaxed);
         self.blocks_carrier.store(false, Relaxed);
-        self.gate_pass.store(false, Relaxed);
+        self.unwind_permit.store(false, Relaxed);
         self.has_locals.store(false, Relaxed);
         self.waits_since.store(0, Relaxed);
         self.mobility.store(0, Relaxed);
@@ -167,7 +167,7 @@ impl Record {
         self.heat.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
-        self.refs.store(Self::BORN_WITH, Release);
+        self.refs.store(Self::INITIAL_REFS, Release);
         // SAFETY: from `Box::into_raw` above, and the fiber it was for is gone.
         (!former.is_null()).then(|| unsafe { Box::from_raw(former) })
     }
@@ -295,7 +295,7 @@ impl Record {
     /// Gives one reference up; true if it was the last and the record is now the caller's, to
     /// put back into its slab.
     #[must_use]
-    fn let_go(&self) -> bool {
+    fn release(&self) -> bool {
         if self.refs.fetch_sub(1, Release) > 1 {
             return false;
         }
@@ -334,7 +334,7 @@ impl FiberRef {
     /// The runtime gives up its reference: the fiber is over and off its stack. A record that
     /// nobody else holds comes back, to be put into its slab.
     pub(crate) fn end(self) -> Option<NonNull<Record>> {
-        self.let_go().then_some(self.0)
+        self.release().then_some(self.0)
     }
 }
 
@@ -388,7 +388,7 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.let_go() {
+        if self.release() {
             self.owner().give_back(self.0);
         }
     }

@@ -160,7 +160,7 @@ impl Slab {
         let used = self.chunk.used.load(Relaxed);
         let record = self.chunk.record(used);
         // SAFETY: in bounds, and fresh anonymous memory: zeros, a valid value for every field that
-        // is read before `be_born` has written it (atomics and a count of zero).
+        // is read before `init` has written it (atomics and a count of zero).
         unsafe { record.as_ref() }.set_owner(self.remote);
         self.chunk.used.store(used + 1, Release); // publishes the owner with it
         record

@@ -61,14 +61,14 @@ unsafe impl Stack for Extent {
 }
 
 type Routine = Coroutine<FiberRef, Back, (), Extent>;
-type Door = Yielder<FiberRef, Back>;
+type Exit = Yielder<FiberRef, Back>;
 
 /// The coroutine that lives on a stack, and the door through which its fiber leaves.
 #[repr(C)]
 pub(crate) struct Resident {
     routine: Slot<Routine>,
     /// Null: there is no coroutine yet. Dangling: it has not run yet.
-    door: *const Door,
+    exit: *const Exit,
     /// The stack pointer of the root: frames of the fiber lie below it.
     root: usize,
 }
@@ -77,7 +77,7 @@ impl Resident {
     pub(crate) fn none() -> Self {
         Resident {
             routine: Slot::new(std::mem::MaybeUninit::uninit()),
-            door: ptr::null(),
+            exit: ptr::null(),
             root: 0,
         }
     }
@@ -87,7 +87,7 @@ impl Resident {
     /// # Safety
     /// Its last fiber is over.
     pub(crate) unsafe fn destroy(&mut self) {
-        if std::mem::replace(&mut self.door, ptr::null()).is_null() {
+        if std::mem::replace(&mut self.exit, ptr::null()).is_null() {
             return;
         }
         // SAFETY: the door says that it is there.
@@ -102,17 +102,17 @@ impl Resident {
 /// The root of every fiber's stack. Never inlined: what it calls has a frame of its own, below the
 /// address noted here.
 #[inline(never)]
-fn root(door: &Door, first: FiberRef, body: Body) {
+fn root(exit: &Exit, first: FiberRef, body: Body) {
     let mut fiber = first;
     loop {
         // The first frame notes the way out, for `suspend`.
         let stack = fiber.stack.load(Relaxed);
         // SAFETY: the stack we stand on; nobody else touches its head while its fiber runs (I5).
-        unsafe { (*stack).resident.door = ptr::from_ref(door) };
+        unsafe { (*stack).resident.exit = ptr::from_ref(exit) };
         // SAFETY: as above.
         unsafe { (*stack).resident.root = arch::stack_pointer() };
         body(fiber);
-        fiber = door.suspend(Back::Finished);
+        fiber = exit.suspend(Back::Finished);
     }
 }
 
@@ -215,7 +215,7 @@ std::arch::global_asm!(
 pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: I5: the head is the running carrier's.
-    if unsafe { (*stack).resident.door.is_null() } {
+    if unsafe { (*stack).resident.exit.is_null() } {
         // SAFETY: as above.
         unsafe { make(stack, body) };
     }
@@ -239,11 +239,11 @@ pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
 unsafe fn make(stack: *mut StackHead, body: Body) {
     // SAFETY: by the caller's promise.
     let head = unsafe { &mut *stack };
-    let routine = Routine::with_stack(Extent(stack), move |door: &Door, fiber| {
-        root(door, fiber, body)
+    let routine = Routine::with_stack(Extent(stack), move |exit: &Exit, fiber| {
+        root(exit, fiber, body)
     });
     head.resident.routine.get_mut().write(routine);
-    head.resident.door = ptr::dangling();
+    head.resident.exit = ptr::dangling();
 }
 
 /// Cache lines that the innermost frames of a fiber take up which waits for a descriptor.
@@ -265,7 +265,7 @@ pub(crate) fn prefetch(fiber: FiberRef) {
 /// Called on the stack of `fiber`.
 #[inline]
 pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
-    // All of them, in this frame: the look at the stack (`locals/look.rs`) is to see them, too.
+    // All of them, in this frame: the look at the stack (`locals/scan.rs`) is to see them, too.
     let mut registers = [0; 8];
     arch::note_registers(&mut registers);
     let [first @ .., _, _, _, _, _] = &registers;
@@ -283,9 +283,9 @@ pub(crate) unsafe fn suspend_at(fiber: FiberRef, back: Back, registers: &[usize;
     fiber.stack_pointer.store(top, Relaxed);
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: we stand on this stack, so its head is ours (I5).
-    let door = unsafe { (*stack).resident.door };
+    let exit = unsafe { (*stack).resident.exit };
     // SAFETY: `root` noted it; it lies in the root frame, which outlives us.
-    let _same_fiber = unsafe { &*door }.suspend(back);
+    let _same_fiber = unsafe { &*exit }.suspend(back);
 }
 
 /// Where a switched-out fiber stands, for whoever looks at its frames.

@@ -426,7 +426,7 @@ pub(crate) fn enters_gate() -> bool {
 }
 
 fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
-    token.carrier().shared().gate.enter(&fiber.gate_pass) != Entry::Full
+    token.carrier().shared().gate.enter(&fiber.unwind_permit) != Entry::Full
 }
 
 /// Whether the caller, which is unwinding, does so because it was told to end, or because its time is

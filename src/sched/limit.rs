@@ -293,14 +293,14 @@ fn end(id: Id, at: Instant, told: bool) -> bool {
 /// returned. Unless the fiber was asked to end, or is unwinding for another reason, it needs the
 /// place no longer.
 fn give_up_place(fiber: Option<FiberRef>) {
-    let with_one = fiber.filter(|fiber| fiber.gate_pass.load(Relaxed));
+    let with_one = fiber.filter(|fiber| fiber.unwind_permit.load(Relaxed));
     if let Some(with_one) = with_one
         && !is_cancelled(fiber)
         && !panicking()
     {
         let guard = context::disable_preempt();
         let shared = guard.shared().expect("a fiber runs here");
-        shared.gate.leave(&with_one.gate_pass);
+        shared.gate.leave(&with_one.unwind_permit);
     }
 }
 

@@ -110,7 +110,7 @@ const NEAR: u8 = 4;
 const APART: u8 = 8;
 
 /// Looks for addresses of thread-locals in what a fiber has whose frames say that it is movable,
-/// and binds it if there is one (`fiber/locals/look.rs`). Returns what was found. `thread` is the
+/// and binds it if there is one (`fiber/locals/scan.rs`). Returns what was found. `thread` is the
 /// one the fiber has run on: its values are in place there, or it has none.
 ///
 /// # Safety

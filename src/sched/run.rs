@@ -472,7 +472,7 @@ pub(crate) fn complete(fiber: FiberRef) {
     let completed = job::complete(&fiber.join);
     let kept = match completed {
         // SAFETY: the address was in the join word, and ours is its call.
-        Completed::Call(waiter) => unsafe { Waiter::notify(&guard, waiter) },
+        Completed::Notify(waiter) => unsafe { Waiter::notify(&guard, waiter) },
         Completed::Nothing | Completed::DropResult => DeferredDrop::default(),
     };
     drop(guard);
@@ -512,7 +512,7 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     let shared = carrier.shared();
     let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
     shared.count_odd_stack(class, -1);
-    shared.gate.leave(&fiber.gate_pass);
+    shared.gate.leave(&fiber.unwind_permit);
     if let Some(record) = fiber.end() {
         // SAFETY: free now, so ours; slab memory stays valid.
         let owner = unsafe { record.as_ref() }.owner();

@@ -262,7 +262,7 @@ impl Shared {
     /// Ends the park of one who was asked, if there is a place.
     fn deliver_cancel(&self, fiber: FiberRef) -> Entry {
         let guard = context::disable_preempt();
-        let entry = self.gate.enter(&fiber.gate_pass);
+        let entry = self.gate.enter(&fiber.unwind_permit);
         if entry == Entry::Full {
             return entry;
         }
@@ -270,7 +270,7 @@ impl Shared {
         if fiber.state.deliver_cancel() == Notify::Enqueue {
             kept = wake::enqueue(&guard, fiber);
         } else if entry == Entry::New {
-            self.gate.leave(&fiber.gate_pass); // deaf, or no longer parked
+            self.gate.leave(&fiber.unwind_permit); // deaf, or no longer parked
         }
         drop(guard);
         drop(kept);

@@ -33,7 +33,7 @@ pub(super) struct Layout {
     pristine: Vec<u64>,
     /// The variables, sorted.
     pub(super) variables: Vec<Range<isize>>,
-    /// Those of them that are searched for addresses (`look.rs`).
+    /// Those of them that are searched for addresses (`scan.rs`).
     pub(super) searched: Vec<Range<isize>>,
     /// The variable by which `std::thread::current` knows who calls.
     pub(super) current_thread: isize,

@@ -129,7 +129,7 @@ impl Event for End<'_> {
 
 /// The fiber is over, and calls whoever waits for that.
 fn end(word: &AtomicUsize) {
-    if let Completed::Call(waiter) = job::complete(word) {
+    if let Completed::Notify(waiter) = job::complete(word) {
         // SAFETY: out of the word, and this is the one call.
         drop(unsafe { Waiter::notify(&context::disable_preempt(), waiter) });
     }
