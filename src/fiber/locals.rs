@@ -18,8 +18,8 @@
 //! **I34** *A fiber that keeps its thread keeps its values in place.* A fiber that is bound to its
 //! thread may have the address of a thread-local, or have passed it on. It has the thread
 //! to itself (`sched/tenant.rs`), so its values stay in the block, and it does not go to another
-//! thread before it has run again ([`stay`]), or before they are fetched: a fiber that parked before
-//! the program's code had been read may be found to be movable later ([`Block::fetch`]).
+//! thread before it has run again ([`stay`]), or before they are fetched: a fiber that parked
+//! before the program's code had been read may be found to be movable later ([`Block::fetch`]).
 //!
 //! A movable fiber that leaves the block as it found it costs a comparison, and has no image. If
 //! the block differs, it is copied into the fiber's image and made pristine, and the image is
@@ -28,7 +28,8 @@
 //! Destructors of thread-locals come to `__cxa_thread_atexit_impl`, which is defined here. It keeps
 //! those of the block in a list of the fiber, and passes all others on to the C library. They run
 //! on the fiber when its closure has ended, last registered first, and with them those that are
-//! registered meanwhile. `std::thread::current` has no destructor there; see [`end_current_thread`].
+//! registered meanwhile. `std::thread::current` has no destructor there; see
+//! [`end_current_thread`].
 //!
 //! Where this cannot be had ([`prepare`] says why), thread-locals are the threads', and a fiber
 //! that uses one is bound (S5).
@@ -469,8 +470,9 @@ impl Block {
     /// this thread may change the block by allocating.
     ///
     /// # Safety
-    /// The fiber is the caller's (I1), switched out, movable, and the tenant of this block's thread.
-    /// So the thread neither ends nor runs another fiber before the caller lets the tenant out.
+    /// The fiber is the caller's (I1), switched out, movable, and the tenant of this block's
+    /// thread. So the thread neither ends nor runs another fiber before the caller lets the tenant
+    /// out.
     pub(crate) unsafe fn fetch(&self, fiber: FiberRef) -> bool {
         // SAFETY: by the caller's promise.
         let Some(own) = (unsafe { Locals::of(fiber) }).filter(|own| own.stays.get()) else {

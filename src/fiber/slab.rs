@@ -1,13 +1,14 @@
 #![expect(unsafe_code, reason = "cuts records out of mapped memory")]
-//! Where records come from.
+//! Slabs of records.
 //!
 //! A slab belongs to one worker (or, behind a lock, to all plain threads). It hands out records
-//! from its free list, hottest first, then from what others gave back, then fresh ones. A record
-//! that is freed by anybody but the slab's holder goes to the slab's [`Remote`], an inbox.
+//! from its free list, most recently used first, then those that other threads returned, then fresh
+//! ones. A record that is freed by any thread but the slab's holder goes to the slab's [`Remote`],
+//! an inbox.
 //!
 //! Chunks are never unmapped and slabs never dropped: when a runtime ends, its slabs wait for the
 //! next runtime. So a `JoinHandle` may outlive its runtime, and [`every_record`] may walk all
-//! chunks at any time without stopping anybody: it takes a reference before it looks.
+//! chunks at any time without stopping other threads: it takes a reference before it looks.
 
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
@@ -26,14 +27,14 @@ use crate::util::preempt_check;
 const FIRST_CHUNK: usize = 64 * 1024;
 /// Later chunks: one huge page each. A fresh small page costs a fault for every sixteen records.
 const CHUNK: usize = 2 * 1024 * 1024;
-/// How many ids a slab takes at a time.
+/// How many ids a slab takes at a time from the global counter.
 const ID_BLOCK: u64 = 1024;
 
-/// What others know of a slab: where to put its records.
+/// The part of a slab that other threads use: where they return its records.
 pub(crate) struct Remote(Inbox<Record>);
 
 impl Remote {
-    /// Takes a free record back, from any thread.
+    /// Returns a free record to its slab, from any thread.
     pub(crate) fn give_back(&self, record: NonNull<Record>) {
         // SAFETY: slab memory stays valid, and a free record is in no list.
         unsafe { self.0.post(record) };
@@ -49,7 +50,7 @@ struct Chunk {
     capacity: usize,
 }
 
-/// All chunks of the process, newest first. Only ever grows.
+/// All chunks of the process, newest first; it only grows.
 static CHUNKS: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Slabs of runtimes that ended.
@@ -67,7 +68,7 @@ impl Chunk {
             panic!("no memory for {bytes} bytes of fiber records: free memory or spawn less");
         };
         if bytes >= CHUNK {
-            // SAFETY: nobody has seen the mapping; refusal only costs speed.
+            // SAFETY: no other code has seen the mapping; refusal only costs speed.
             let _ = unsafe { memory::advise(at, bytes, Advice::HugePages) };
         }
         let chunk = at.cast::<Chunk>();
@@ -90,7 +91,7 @@ impl Chunk {
         }
     }
 
-    /// Record number `i`, which must be below `used` or about to be.
+    /// Returns record number `i`, which must be below `used` or about to be.
     fn record(&self, i: usize) -> NonNull<Record> {
         debug_assert!(i < self.capacity);
         let first = ptr::from_ref(self)
@@ -113,7 +114,7 @@ pub(crate) struct Slab {
 unsafe impl Send for Slab {}
 
 impl Slab {
-    /// One that a former runtime left, or a new one.
+    /// Returns a slab of a former runtime, or a new one.
     pub(crate) fn obtain() -> Slab {
         preempt_check::expect_disabled();
         let idle = IDLE.lock().unwrap_or_else(|e| e.into_inner()).pop();
@@ -135,7 +136,7 @@ impl Slab {
         ptr::eq(record.owner(), self.remote)
     }
 
-    /// A free record, and a new id for it.
+    /// Takes a free record, and a new id for it.
     pub(crate) fn take(&mut self) -> (NonNull<Record>, u64) {
         if self.ids.is_empty() {
             let start = NEXT_ID.fetch_add(ID_BLOCK, Relaxed);
@@ -166,7 +167,7 @@ impl Slab {
         record
     }
 
-    /// Takes back a record of this slab.
+    /// Returns a record of this slab.
     pub(crate) fn put(&mut self, record: NonNull<Record>) {
         // SAFETY: free, so in no list; slab memory stays valid.
         unsafe { self.free.push_front(record) };

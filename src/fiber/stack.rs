@@ -178,8 +178,8 @@ impl StackHead {
         unsafe { Self::limit_of(head) + GUARD }
     }
 
-    /// The innermost region the stack's fiber is in (a type of the layers above), in a frame of its own;
-    /// null if there is none.
+    /// The innermost region the stack's fiber is in (a type of the layers above), in a frame of its
+    /// own; null if there is none.
     ///
     /// # Safety
     /// There is a head; on the thread that runs the fiber, or where nobody does.

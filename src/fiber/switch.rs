@@ -119,7 +119,8 @@ fn root(exit: &Exit, first: FiberRef, body: Body) {
 /// What a fiber's stack begins with.
 pub(crate) type Outermost = unsafe extern "C-unwind" fn(&Record);
 
-/// Calls the outermost function of a fiber: the frames above it are the runtime's, and not looked at.
+/// Calls the outermost function of a fiber: the frames above it are the runtime's, and not looked
+/// at.
 ///
 /// # Safety
 /// On the stack of `fiber`; and what `f` asks for.
@@ -340,9 +341,9 @@ pub(crate) unsafe fn running(fiber: FiberRef, registers: [usize; 3]) -> Suspende
     unsafe { at(fiber, registers) }
 }
 
-/// Where a fiber stands that is stopped on another thread, or asleep there, with these registers; if none
-/// are given, switched out. What it says may be wrong if the fiber goes on meanwhile: only for who
-/// takes anything for an answer. `None` if it has no stack.
+/// Where a fiber stands that is stopped on another thread, or asleep there, with these registers;
+/// if none are given, switched out. What it says may be wrong if the fiber goes on meanwhile: only
+/// for who takes anything for an answer. `None` if it has no stack.
 pub(crate) fn elsewhere(fiber: &Held, registers: Option<[usize; 3]>) -> Option<Suspended> {
     let stack = fiber.stack.load(Relaxed);
     // A stack is never unmapped, but its fiber may end at any time, and it become another's.

@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "reads and writes thread-locals as bytes")]
 //! Which bytes of a thread's memory are exchanged, and how.
 //!
-//! Whole words are copied as such, in runs. Of a word that only partly belongs to variables that are
-//! exchanged, only those bytes are written: other code may write to the rest at any time.
+//! Whole words are copied as such, in runs. Of a word that only partly belongs to variables that
+//! are exchanged, only those bytes are written: other code may write to the rest at any time.
 
 use std::alloc;
 use std::hint::black_box;
@@ -128,7 +128,8 @@ impl Layout {
         }
     }
 
-    /// Cuts one word into parts; a byte of the mask is set for each of its bytes that are exchanged.
+    /// Cuts one word into parts; a byte of the mask is set for each of its bytes that are
+    /// exchanged.
     fn cut_word(&mut self, offset: isize, mask: u64) {
         let mut rest = mask;
         while rest != 0 {

@@ -1,11 +1,11 @@
 #![expect(unsafe_code, reason = "reads memory that is no variable of ours")]
 //! The look: a second net for addresses of thread-locals.
 //!
-//! The frames of a parked fiber say whether it may move (`sysmon/src/frames`): they are read off the
-//! machine code, and what the analysis does not see they do not say. So what a fiber has is searched
-//! as well, for words that are addresses of thread-locals of the executable on its thread, or in the
-//! thread's control block. If there is one, the fiber is bound at this park. The look binds more,
-//! never less, and what it finds is reported under a name of its own.
+//! The frames of a parked fiber say whether it may move (`sysmon/src/frames`): they are read off
+//! the machine code, and what the analysis does not see they do not say. So what a fiber has is
+//! searched as well, for words that are addresses of thread-locals of the executable on its thread,
+//! or in the thread's control block. If there is one, the fiber is bound at this park. The look
+//! binds more, never less, and what it finds is reported under a name of its own.
 //!
 //! *What is searched*, at every byte, since a packed struct may have a word anywhere:
 //! - the registers that functions preserve for their callers, which are noted on the stack

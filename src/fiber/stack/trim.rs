@@ -1,9 +1,9 @@
 //! Giving back the pages of stacks that nobody needs.
 //!
 //! A pool notes how low it has been since the last look. What was never needed in that time, beyond
-//! what a pool may keep, gives back all pages but the two on top, and waits in a list of its own until
-//! the others are used up. Whoever has time does that, about once a second: a stack that goes to and
-//! fro costs nothing, and a finished fiber never pays a system call that stops other CPUs.
+//! what a pool may keep, gives back all pages but the two on top, and waits in a list of its own
+//! until the others are used up. Whoever has time does that, about once a second: a stack that goes
+//! to and fro costs nothing, and a finished fiber never pays a system call that stops other CPUs.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
