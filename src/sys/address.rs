@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "reads addresses as the kernel wrote them")]
-//! Addresses of sockets, as the kernel knows them, and as std does.
+//! Socket addresses, converted between the kernel's form and std's.
 //!
-//! There is room for the largest. What the kernel wrote is read by family and length; std's types check
-//! what they are given, so a name that does not fit into them (a path of all 108 bytes, which no program
-//! that uses std can bind) becomes the address without a name.
+//! There is room for the largest. What the kernel wrote is read by family and length. std's types
+//! check their values, so a name that does not fit into them (a path of all 108 bytes, which no
+//! program that uses std can bind) becomes the address without a name.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -15,18 +15,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::SocketAddr as UnixAddr;
 use std::ptr;
 
-/// One address of any family.
+/// A socket address of any family.
 #[derive(Clone, Copy)]
 pub(crate) struct Address {
     storage: libc::sockaddr_storage,
     length: libc::socklen_t,
 }
 
-/// Where the name begins in an address of a Unix socket.
+/// Offset of the name in an address of a Unix socket.
 const NAME: usize = mem::offset_of!(libc::sockaddr_un, sun_path);
 
 impl Address {
-    /// Room for an address that the kernel is to write.
+    /// Creates room for an address that the kernel is to write.
     pub(crate) fn room() -> Self {
         Address {
             // SAFETY: numbers, for which zero is a value: family zero, "unspecified".
@@ -54,7 +54,7 @@ impl Address {
         (ptr::from_mut(&mut self.storage).cast(), length)
     }
 
-    /// As much of it as the kernel says it has written.
+    /// Sets the length that the kernel has written.
     pub(crate) fn set_length(&mut self, length: libc::socklen_t) {
         self.length = length;
     }
@@ -63,7 +63,7 @@ impl Address {
         libc::c_int::from(self.storage.ss_family)
     }
 
-    /// As an Internet address; an error if it is none.
+    /// Converts to an Internet address; an error if it is none.
     pub(crate) fn to_inet(self) -> io::Result<SocketAddr> {
         let at = ptr::from_ref(&self.storage);
         match self.family() {
@@ -87,7 +87,7 @@ impl Address {
         }
     }
 
-    /// As an address of a Unix socket; one without a name if there is none.
+    /// Converts to an address of a Unix socket; one without a name if there is none.
     pub(crate) fn to_unix(self) -> io::Result<UnixAddr> {
         let at = ptr::from_ref(&self.storage).cast::<libc::sockaddr_un>();
         // SAFETY: there is room for it, and any bytes are a value.

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "system calls")]
-//! A timer that signals one thread, and can be set from its signal handler.
+//! A timer that signals one thread, and can be set from that thread's signal handler.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use crate::sys;
 
-/// Signals the thread that made it. Rings once for each time it is set. All of it may be called in
-/// a signal handler: by system calls, since the C library may allocate for a timer.
+/// Signals the thread that created it, once for each time it is set. All methods may be called in a
+/// signal handler: they are system calls, since the C library may allocate for a timer.
 pub(crate) struct Alarm(libc::c_int);
 
 impl Alarm {
-    /// For the calling thread, whose handler finds `value` in the `siginfo`; `None` if the kernel
-    /// has no more of them.
+    /// Creates a timer for the calling thread, whose handler finds `value` in the `siginfo`; `None`
+    /// if the kernel has no more timers.
     #[inline(never)] // a frame that asks the kernel directly would bind its fiber
     pub(crate) fn new(signal: i32, value: usize) -> Option<Self> {
         // SAFETY: all-zero is a valid `sigevent`.
@@ -35,7 +35,7 @@ impl Alarm {
         (made == 0).then_some(Alarm(timer))
     }
 
-    /// Rings after this time, instead of when it was to ring before.
+    /// Sets it to expire after this time, in place of any earlier setting.
     #[inline(never)]
     pub(crate) fn set(&self, after: Duration) {
         let zero = libc::timespec {

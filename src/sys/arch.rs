@@ -4,8 +4,8 @@
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("indent runs on x86_64 only so far: add the three functions of src/sys/arch.rs");
 
-/// Where the caller is in its code, its stack pointer and its frame pointer, all at one instruction:
-/// from these its callers can be found.
+/// Where the caller is in its code, its stack pointer and its frame pointer, all at one
+/// instruction: from these its callers can be found.
 #[inline(always)]
 pub(crate) fn registers() -> [usize; 3] {
     let (code, stack, frame): (usize, usize, usize);
@@ -103,8 +103,8 @@ pub(crate) unsafe fn interrupted(context: *mut libc::c_void) -> At {
     }
 }
 
-/// Whether the thread is in a system call that waits: right behind it, and it failed with `EINTR`; or
-/// right before it, to begin again (or for the first time: then it is soon inside).
+/// Whether the thread is in a system call that waits: right behind it, and it failed with `EINTR`;
+/// or right before it, to begin again (or for the first time: then it is soon inside).
 ///
 /// # Safety
 /// `code` is the address of the instruction that comes next.

@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "system calls")]
-//! Descriptors of any kind: whether they are ready, their mode, pipes.
+//! Descriptors of any kind: readiness, mode, pipes.
 //!
-//! Nothing here blocks but [`poll`] with time to spend. Errors are read from errno by a function of its
-//! own, right after the call (`failed`): no frame that could move keeps its address.
+//! Nothing here blocks but [`poll`] with a time limit. Errors are read from errno by a separate
+//! function, right after the call (`failed`): no frame that could move keeps errno's address.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::sys::errno;
 
-/// What a descriptor is waited for.
+/// The readiness that a descriptor is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interest {
     Read,
@@ -21,14 +21,14 @@ pub(crate) enum Interest {
 /// The most parts the kernel takes in one call.
 const MOST_PARTS: usize = 1024;
 
-/// What the call that just failed left in errno.
+/// Returns the error of the call that just failed.
 #[cold]
 #[inline(never)]
 pub(crate) fn failed() -> io::Error {
     io::Error::from_raw_os_error(errno::get())
 }
 
-/// The answer of a call that says −1 for failure.
+/// Converts the result of a call that returns −1 for failure.
 pub(super) fn done(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(failed())
@@ -37,18 +37,19 @@ pub(super) fn done(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// The answer of a call that transfers bytes.
+/// Converts the result of a call that transfers bytes.
 pub(super) fn count(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| failed())
 }
 
-/// How many parts of a list the kernel is given.
+/// The number of parts of a list that the kernel is given.
 pub(super) fn parts(all: usize) -> usize {
     all.min(MOST_PARTS)
 }
 
-/// Whether the descriptor is ready, or has an error or a hang-up to tell; waits for that for so long
-/// at most, or until a signal comes. Without a limit it waits for as long as it takes.
+/// Waits until the descriptor is ready, or has an error or a hang-up to report.
+///
+/// Ends after the time limit, or when a signal comes. Without a limit it waits without end.
 pub(crate) fn poll(
     fd: BorrowedFd<'_>,
     interest: Interest,
@@ -76,12 +77,12 @@ pub(crate) fn poll(
     }
 }
 
-/// Whether calls on this open file return instead of waiting.
+/// Whether calls on this open file return instead of blocking.
 pub(crate) fn is_nonblocking(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(flags(fd)? & libc::O_NONBLOCK != 0)
 }
 
-/// Says whether they do. All duplicates of the descriptor, in whatever process, have one mode.
+/// Sets whether they do. All duplicates of the descriptor, in any process, share one mode.
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, wanted: bool) -> io::Result<()> {
     let before = flags(fd)?;
     let after = if wanted {
@@ -101,7 +102,7 @@ fn flags(fd: BorrowedFd<'_>) -> io::Result<libc::c_int> {
     done(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })
 }
 
-/// Whether the kernel tells when this becomes ready: asked of an epoll that is there for the question.
+/// Whether an epoll instance can report its readiness: tested with one made for the test.
 pub(crate) fn is_pollable(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: takes a number only.
     let epoll = done(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
@@ -118,7 +119,7 @@ pub(crate) fn is_pollable(fd: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
-/// Both ends of a new pipe, reader first: neither waits, neither goes to a program that is started.
+/// Creates a pipe, reader first. Both ends are nonblocking and closed on exec.
 pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
     // SAFETY: writes two descriptors to `ends`.
@@ -130,7 +131,7 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((reader, writer))
 }
 
-/// What a ring has accepted for us.
+/// Takes ownership of the descriptor that an io_uring has accepted.
 pub(crate) fn accepted(answer: usize) -> OwnedFd {
     let fd = RawFd::try_from(answer).expect("a descriptor");
     // SAFETY: the answer of an ACCEPT: new, and told to us alone.
@@ -164,7 +165,7 @@ pub(crate) fn write_vectored(fd: BorrowedFd<'_>, buffers: &[IoSlice<'_>]) -> io:
     count(unsafe { libc::writev(fd.as_raw_fd(), first, number) })
 }
 
-/// Whether an error says that there are too few descriptors, or that memory is short: it passes.
+/// Whether an error means a shortage of descriptors or memory, which may pass.
 pub(crate) fn is_shortage(error: &io::Error) -> bool {
     const SHORTAGES: [i32; 4] = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
     error
@@ -172,8 +173,8 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
         .is_some_and(|number| SHORTAGES.contains(&number))
 }
 
-/// Whether the kernel refuses to tell of one more: there are limits for a process, for a user, and for one open
-/// file that is known by hundreds of numbers.
+/// Whether the kernel refuses to watch one more descriptor: there are limits for a process, for a
+/// user, and for one open file that has hundreds of descriptors.
 pub(crate) fn is_one_too_many(error: &io::Error) -> bool {
     let refused = matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOSPC));
     refused || is_shortage(error)

@@ -4,7 +4,8 @@
 /// Writes a one to an eventfd. May be called in a signal handler.
 pub(crate) fn notify(fd: i32) {
     let one = 1_u64;
-    // SAFETY: reads eight bytes of `one`. At the most a full counter refuses it: then somebody has rung.
+    // SAFETY: reads eight bytes of `one`. At the most a full counter refuses it: then somebody has
+    // rung.
     unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
 }
 

@@ -34,8 +34,8 @@ impl Parker {
         self.0.swap(Self::QUIET, SeqCst) == Self::NOTIFIED
     }
 
-    /// The same, where `sleep` does not return for long unless something else happens there, or somebody
-    /// writes to the eventfd, which is never closed.
+    /// The same, where `sleep` does not return for long unless something else happens there, or
+    /// somebody writes to the eventfd, which is never closed.
     pub(crate) fn wait_elsewhere(&self, eventfd: i32, sleep: impl FnOnce()) -> bool {
         let elsewhere = (eventfd as u32) << Self::STATES | Self::ELSEWHERE;
         if self

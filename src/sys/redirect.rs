@@ -1,10 +1,11 @@
 #![expect(unsafe_code, reason = "registers of an interrupted thread")]
-//! Makes interrupted code call a function before it goes on. All that in-place switching needs of x86_64.
+//! Makes interrupted code call a function before it goes on. All that in-place switching needs of
+//! x86_64.
 //!
-//! A signal handler changes where its thread goes on: at [`indent_in_place_switch`], on the stack of the
-//! interrupted code, which notices nothing of it. This *trampoline* saves what the handler cannot (the
-//! extended state: x87, SSE, AVX, AVX-512, whatever the kernel has enabled), calls the function, and then
-//! restores every register and goes on with the interrupted instruction.
+//! A signal handler changes where its thread goes on: at [`indent_in_place_switch`], on the stack
+//! of the interrupted code, which notices nothing of it. This *trampoline* saves what the handler
+//! cannot (the extended state: x87, SSE, AVX, AVX-512, whatever the kernel has enabled), calls the
+//! function, and then restores every register and goes on with the interrupted instruction.
 //!
 //! ```text
 //! interrupted rsp →  ┌──────────────────────────┐ CFA
@@ -19,19 +20,19 @@
 //!                    └──────────────────────────┘
 //! ```
 //!
-//! The handler sets `rbp` to `Saved`, so that from its first instruction to its last the trampoline's
-//! unwind rows are right: debuggers, profilers and `Backtrace` see the interrupted frame as the caller,
-//! marked as a signal frame (its address is an instruction, not one behind a call). Our own walks
-//! (`indent_sysmon::frames`) do not climb through it, by that mark: whoever is interrupted inside it or
-//! below is not switched in place.
+//! The handler sets `rbp` to `Saved`, so that from its first instruction to its last the
+//! trampoline's unwind rows are right: debuggers, profilers and `Backtrace` see the interrupted
+//! frame as the caller, marked as a signal frame (its address is an instruction, not one behind a
+//! call). Our own walks (`indent_sysmon::frames`) do not climb through it, by that mark: whoever is
+//! interrupted inside it or below is not switched in place.
 //!
-//! The function finds what the ABI promises: direction flag clear, x87 stack empty, and the control words
-//! (MXCSR, x87) that its caller passes; the interrupted code gets its own back. PKRU, which says which
-//! memory the *thread* may touch, is neither saved nor restored.
+//! The function finds what the ABI promises: direction flag clear, x87 stack empty, and the control
+//! words (MXCSR, x87) that its caller passes; the interrupted code gets its own back. PKRU, which
+//! says which memory the *thread* may touch, is neither saved nor restored.
 //!
-//! Rejected: saving the extended state from the signal frame, which the kernel has filled in (its layout
-//! depends on the kernel, and the trampoline must restore from its own stack anyway); XSAVEC (it needs
-//! one more feature bit for a saving in the noise).
+//! Rejected: saving the extended state from the signal frame, which the kernel has filled in (its
+//! layout depends on the kernel, and the trampoline must restore from its own stack anyway); XSAVEC
+//! (it needs one more feature bit for a saving in the noise).
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -113,8 +114,8 @@ const TF: i64 = 1 << 8;
 
 /// Parts of the extended state that are looked at: x87, SSE, and those up to AVX-512's.
 const LOOKED_AT: usize = 8;
-/// Where each of these begins in an XSAVE area, and its size; nothing for the first two, whose place
-/// is fixed.
+/// Where each of these begins in an XSAVE area, and its size; nothing for the first two, whose
+/// place is fixed.
 static PLACES: [[AtomicU32; 2]; LOOKED_AT] =
     [const { [const { AtomicU32::new(0) }; 2] }; LOOKED_AT];
 /// Parts that hold no address: protection keys, and the layout of tiles.
@@ -160,7 +161,8 @@ fn enabled_parts() -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// How far below the interrupted stack pointer the stack must reach; `None` where this cannot be done.
+/// How far below the interrupted stack pointer the stack must reach; `None` where this cannot be
+/// done.
 pub(crate) fn room_needed() -> Option<usize> {
     let area = SIZE.load(Relaxed);
     (area > 0).then_some(RED_ZONE + size_of::<Saved>() + area + 64 + ROOM)
@@ -173,8 +175,8 @@ struct Initial([u8; 512 + 64]);
 static INITIAL: Initial = Initial([0; 512 + 64]);
 
 /// Clears the vector registers of the calling thread, so that the code that runs next has none of
-/// the caller's addresses in registers that it never uses. A plain call, by which all of them are lost
-/// anyway.
+/// the caller's addresses in registers that it never uses. A plain call, by which all of them are
+/// lost anyway.
 #[inline(never)]
 pub(crate) extern "C" fn clear_vectors() {
     const AVX: u32 = 1 << 2;
@@ -184,8 +186,8 @@ pub(crate) extern "C" fn clear_vectors() {
     if parts & AVX == 0 {
         return; // not known, or a processor without: then some fibers freeze that need not
     }
-    // SAFETY: both instructions are there, by the parts that are enabled; they change registers only
-    // that a call may change.
+    // SAFETY: both instructions are there, by the parts that are enabled; they change registers
+    // only that a call may change.
     unsafe {
         std::arch::asm!(
             "vzeroall",
@@ -275,13 +277,13 @@ impl Saved {
     }
 }
 
-/// When the handler has returned, its thread calls `target` with these control words, and then goes on with
-/// the interrupted instruction as if nothing had been.
+/// When the handler has returned, its thread calls `target` with these control words, and then goes
+/// on with the interrupted instruction as if nothing had been.
 ///
 /// # Safety
-/// `context` is the third argument of the running handler; the interrupted code stands on a stack that has
-/// [`room_needed`] below it, its stack pointer is a multiple of eight, and it does not mind what `target`
-/// does. `target` returns, and does not unwind.
+/// `context` is the third argument of the running handler; the interrupted code stands on a stack
+/// that has [`room_needed`] below it, its stack pointer is a multiple of eight, and it does not
+/// mind what `target` does. `target` returns, and does not unwind.
 pub(crate) unsafe fn redirect(context: *mut libc::c_void, target: Target, controls: Controls) {
     // SAFETY: by the caller's promise.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
@@ -313,8 +315,8 @@ unsafe extern "C" {
     fn indent_in_place_switch();
 }
 
-// Entered with rsp = rbp = `Saved`, and rbx = the function. The CFA, which is the interrupted rsp, lies
-// 144 + 128 bytes above `Saved`.
+// Entered with rsp = rbp = `Saved`, and rbx = the function. The CFA, which is the interrupted rsp,
+// lies 144 + 128 bytes above `Saved`.
 std::arch::global_asm!(
     ".text",
     ".p2align 4",

@@ -1,8 +1,8 @@
-//! What is asked of a descriptor: one thing that can be tried at once, or be given to somebody who does it
-//! when the time has come.
+//! An I/O request on a descriptor: tried at once, or given to a driver that does it later.
 //!
-//! A request borrows what the kernel reads and writes, for as long as it lives. [`Request::attempt`] is the
-//! call that does not wait. How a request is written down for a ring is said there (`driver/uring.rs`).
+//! A request borrows what the kernel reads and writes, for as long as it lives.
+//! [`Request::attempt`] is the call that does not block. `driver/uring.rs` defines how a request is
+//! encoded for io_uring.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -16,17 +16,17 @@ pub(crate) enum Request<'a, 'parts> {
     Receive(&'a mut [u8], Take),
     /// To a stream, which may take a part of it.
     Send(&'a [u8]),
-    /// As one datagram, to whom the socket is connected to.
+    /// As one datagram, to the socket's peer.
     SendWhole(&'a [u8]),
     ReceiveFrom(&'a mut [u8], Take, &'a mut Address),
     SendTo(&'a [u8], &'a Address),
     ReceiveParts(&'a mut [IoSliceMut<'parts>]),
     SendParts(&'a [IoSlice<'parts>]),
-    /// The answer is a descriptor, and the address of the other side.
+    /// The result is a descriptor, and the address of the peer.
     Accept(&'a mut Address),
-    /// Nothing is transferred: whether it can be.
+    /// Transfers nothing: waits for readiness.
     Ready(Interest),
-    /// Of a file, from this place on.
+    /// Of a file, from this offset on.
     #[cfg_attr(not(test), expect(dead_code, reason = "there are no files so far"))]
     ReadAt(&'a mut [u8], u64),
     #[cfg_attr(not(test), expect(dead_code, reason = "there are no files so far"))]
@@ -34,7 +34,7 @@ pub(crate) enum Request<'a, 'parts> {
 }
 
 impl Request<'_, '_> {
-    /// What the descriptor has to be ready for.
+    /// The readiness that the request needs.
     pub(crate) fn interest(&self) -> Interest {
         match self {
             Request::Receive(..)
@@ -51,7 +51,7 @@ impl Request<'_, '_> {
         }
     }
 
-    /// Does it, if that can be done now: for transfers of sockets.
+    /// Attempts a transfer of a socket without blocking.
     #[inline]
     pub(crate) fn attempt(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         match self {

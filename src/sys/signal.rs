@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "signal handlers and alternate stacks")]
-//! Installing a handler in front of the one that was there, and the stack it runs on.
+//! Signal handlers in front of those that were there before, and the stack they run on.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -9,10 +9,10 @@ use crate::sys::memory;
 
 pub(crate) use libc::{SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
 
-/// A handler in the form the kernel calls it: signal, what happened, interrupted registers.
+/// A handler in the form the kernel calls it: signal, signal information, interrupted registers.
 pub(crate) type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// What was installed for a signal before us.
+/// The action that was installed for a signal before the runtime's.
 pub(crate) struct Previous(libc::sigaction);
 
 // SAFETY: a plain value: a function address, a mask and flags.
@@ -25,7 +25,7 @@ pub(crate) fn install(signal: c_int, handler: Handler) -> io::Result<Previous> {
     install_with(signal, handler, 0)
 }
 
-/// The same; calls that the signal interrupts begin again, where the kernel can do that.
+/// Installs `handler`; system calls that the signal interrupts restart where the kernel can.
 pub(crate) fn install_restarting(signal: c_int, handler: Handler) -> io::Result<Previous> {
     install_with(signal, handler, libc::SA_RESTART)
 }
@@ -43,7 +43,7 @@ fn install_with(signal: c_int, handler: Handler, flags: c_int) -> io::Result<Pre
     }
 }
 
-/// What is installed for a signal now.
+/// Returns the action installed for a signal now.
 pub(crate) fn current(signal: c_int) -> io::Result<Previous> {
     let mut now = MaybeUninit::uninit();
     // SAFETY: the kernel fills in `now`; nothing is changed.
@@ -54,12 +54,12 @@ pub(crate) fn current(signal: c_int) -> io::Result<Previous> {
     }
 }
 
-/// Whether that handler is installed.
+/// Whether this handler is installed.
 pub(crate) fn is_installed(signal: c_int, handler: Handler) -> bool {
     current(signal).is_ok_and(|now| now.0.sa_sigaction == handler as *const () as usize)
 }
 
-/// The calling thread hears this signal from now on, whatever it inherited.
+/// Unblocks a signal for the calling thread, whatever mask it inherited.
 pub(crate) fn unblock(signal: c_int) {
     let mut set = MaybeUninit::uninit();
     // SAFETY: makes an empty set of it.
@@ -73,14 +73,14 @@ pub(crate) fn unblock(signal: c_int) {
 }
 
 impl Previous {
-    /// Does what would have happened without us to a signal that is not the result of a fault.
+    /// Does what would have happened without the runtime to a signal that no fault raised.
     pub(crate) fn pass_on(&self, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         let harmless = [libc::SIGURG, libc::SIGWINCH, libc::SIGCHLD, libc::SIGCONT];
         match self.0.sa_sigaction {
             libc::SIG_IGN => {}
             libc::SIG_DFL if harmless.contains(&signal) => {}
             libc::SIG_DFL => {
-                // The default action, which ends the process, when we have returned.
+                // The default action, which ends the process when this handler has returned.
                 self.forward(signal, info, context);
                 // SAFETY: takes a number only.
                 unsafe { libc::raise(signal) };
@@ -89,8 +89,8 @@ impl Previous {
         }
     }
 
-    /// Does what would have happened without us. For the default action it is reinstated and we
-    /// return: the faulting instruction runs again and meets it.
+    /// Does what would have happened without the runtime. The default action is reinstated: the
+    /// faulting instruction runs again, and the default action follows.
     pub(crate) fn forward(&self, signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         match self.0.sa_sigaction {
             libc::SIG_DFL | libc::SIG_IGN => {
@@ -126,8 +126,9 @@ pub(crate) unsafe fn was_sent_with(info: *mut siginfo_t, value: usize) -> bool {
     unsafe { info.si_value() }.sival_ptr.addr() == value
 }
 
-/// Whether the kernel had no room to note who sent a signal and with what: at the limit of queued ones
-/// (`ulimit -i`) it still delivers it.
+/// Whether the kernel had no room to store the sender and value of a signal.
+///
+/// At the limit of queued signals (`ulimit -i`) it delivers the signal without them.
 ///
 /// # Safety
 /// `info` is the argument of a running handler.
@@ -138,7 +139,7 @@ pub(crate) unsafe fn has_lost_its_value(info: *mut siginfo_t) -> bool {
     info.si_code == libc::SI_USER && unsafe { info.si_pid() } == 0
 }
 
-/// The address whose touch raised the signal.
+/// Returns the address whose access raised the signal.
 ///
 /// # Safety
 /// `info` is the argument of a running SIGSEGV or SIGBUS handler.
@@ -149,8 +150,7 @@ pub(crate) unsafe fn fault_address(info: *mut siginfo_t) -> usize {
     unsafe { info.si_addr() as usize }
 }
 
-/// A stack of our own for signal handlers on the calling thread; std's is too small for an
-/// unwinder.
+/// A stack for signal handlers on the calling thread; std's is too small for an unwinder.
 pub(crate) struct AlternateStack {
     at: NonNull<u8>,
     previous: libc::stack_t,
@@ -160,13 +160,13 @@ impl AlternateStack {
     /// Room for an unwinder, a symbolizer and the largest register file.
     const SIZE: usize = 256 * 1024;
 
-    /// Where it lies.
+    /// Its addresses.
     pub(crate) fn range(&self) -> std::ops::Range<usize> {
         let start = self.at.addr().get() + memory::PAGE;
         start..start + Self::SIZE
     }
 
-    /// Switches the calling thread over to a new alternate stack, with a guard page below it.
+    /// Switches the calling thread to a new alternate stack, with a guard page below it.
     pub(crate) fn install() -> io::Result<Self> {
         let at = memory::map(memory::PAGE + Self::SIZE)?;
         // SAFETY: nobody has seen the mapping yet.
@@ -196,7 +196,7 @@ impl Drop for AlternateStack {
     }
 }
 
-/// Ends the process by SIGALRM after so many seconds, whatever it is doing then.
+/// Ends the process by SIGALRM after some seconds, whatever it is doing then.
 pub(crate) fn end_process_in(seconds: u32) {
     // SAFETY: reinstates the default action, which needs no code of ours.
     unsafe { libc::signal(libc::SIGALRM, libc::SIG_DFL) };

@@ -1,18 +1,18 @@
-//! Signals a runtime may take for itself, and what they are called.
+//! The signals a runtime may use, and their names.
 //!
-//! One of them must be of use to nobody else in most programs, must not be fatal by nature (a fault
-//! is raised by an instruction, and to return from its handler repeats that), and must be one that
-//! can be caught. Real-time signals are numbered from the first one the C library leaves free, since
-//! it keeps some of them to itself; that first one stays free as well, for a program that counts on
+//! Such a signal must be unused in most programs, must not be fatal by nature (a fault is raised by
+//! an instruction, and to return from its handler repeats that), and must be one that can be
+//! caught. Real-time signals are numbered from the first one that the C library leaves free, since
+//! it keeps some of them to itself. That first one stays free as well, for a program that relies on
 //! it.
 //!
-//! Rejected: all names there are. Most of them have a meaning to somebody (a child ended, a terminal
-//! is gone), and a runtime that takes those breaks what it does not know of.
+//! Rejected: all other signals. Most of them have a meaning (a child ended, a terminal is gone),
+//! and a runtime that takes those breaks other code.
 
 use libc::c_int;
 
-/// What the runtime uses unless told otherwise: its default is to be ignored, and hardly any program
-/// has out-of-band data on sockets.
+/// The runtime's default: ignored by default, and hardly any program has out-of-band data on
+/// sockets.
 pub(crate) const URG: c_int = libc::SIGURG;
 
 const NAMED: [(&str, c_int); 5] = [
@@ -23,15 +23,15 @@ const NAMED: [(&str, c_int); 5] = [
     ("WINCH", libc::SIGWINCH),
 ];
 
-/// What the name of a real-time signal begins with; its place among them follows.
+/// Prefix of a real-time signal's name; its index among them follows.
 const REAL_TIME: &str = "RTMIN+";
 
-/// The last place among real-time signals.
+/// The last index among real-time signals.
 fn last_place() -> c_int {
     libc::SIGRTMAX() - libc::SIGRTMIN()
 }
 
-/// The name of a signal, if it is one that may be taken.
+/// Returns the name of a signal, if a runtime may use it.
 pub(crate) fn name(number: c_int) -> Option<String> {
     if let Some((name, _)) = NAMED.iter().find(|(_, named)| *named == number) {
         return Some((*name).to_owned());
@@ -42,7 +42,7 @@ pub(crate) fn name(number: c_int) -> Option<String> {
         .then(|| format!("{REAL_TIME}{place}"))
 }
 
-/// A signal in words: its name, or its number.
+/// Describes any signal: its name, or its number.
 pub(crate) fn describe(number: c_int) -> String {
     match number {
         libc::SIGSEGV => "SIGSEGV".to_owned(),
@@ -51,19 +51,19 @@ pub(crate) fn describe(number: c_int) -> String {
     }
 }
 
-/// The signal of this name, with or without `SIG` before it, if it is one that may be taken.
+/// Returns the signal of this name, with or without `SIG`, if a runtime may use it.
 pub(crate) fn number(text: &str) -> Option<c_int> {
     let text = text.strip_prefix("SIG").unwrap_or(text);
     all().find(|signal| name(*signal).as_deref() == Some(text))
 }
 
-/// All that may be taken.
+/// All signals that a runtime may use.
 pub(crate) fn all() -> impl Iterator<Item = c_int> {
     let real_time = (1..=last_place()).map(|place| libc::SIGRTMIN() + place);
     NAMED.into_iter().map(|(_, number)| number).chain(real_time)
 }
 
-/// Their names, in words.
+/// Their names, for messages.
 pub(crate) fn list() -> String {
     let named = NAMED.map(|(name, _)| name).join(", ");
     let last = last_place();

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "system calls")]
-//! Sockets: transfers that never wait, connections, options that std does not read for us.
+//! Sockets: transfers that never block, connections, options that std does not read.
 //!
-//! Whether a call waits is said with each call (`MSG_DONTWAIT`), not by a mode of the socket: the mode
-//! belongs to all duplicates of a descriptor, and others may rely on it. Only a connection that is being
-//! made has no such flag.
+//! Whether a call blocks is a flag of each call (`MSG_DONTWAIT`), not a mode of the socket: the
+//! mode belongs to all duplicates of a descriptor, and other code may rely on it. Only `connect`
+//! has no such flag.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::address::Address;
 use super::descriptor::{Interest, count, done, parts};
 
-/// Whether what is received stays there to be received again.
+/// Whether received data stays in the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Take {
     Take,
@@ -26,7 +26,7 @@ impl Take {
         libc::MSG_DONTWAIT | self.patient_flags()
     }
 
-    /// The same for somebody who waits.
+    /// The flags for a caller that waits.
     pub(crate) fn patient_flags(self) -> libc::c_int {
         match self {
             Take::Take => 0,
@@ -35,7 +35,7 @@ impl Take {
     }
 }
 
-/// No signal if the other side is gone: the error says so.
+/// Flags of a send that may block. No signal if the peer is gone: the error reports it.
 pub(crate) const PATIENT_SEND: libc::c_int = libc::MSG_NOSIGNAL;
 const SEND: libc::c_int = libc::MSG_DONTWAIT | PATIENT_SEND;
 
@@ -65,7 +65,7 @@ pub(crate) fn send_vectored(fd: BorrowedFd<'_>, buffers: &[IoSlice<'_>]) -> io::
     count(unsafe { libc::sendmsg(fd.as_raw_fd(), &message, SEND) })
 }
 
-/// A message of these parts, without address and control data.
+/// Creates a message of these parts, without address and control data.
 pub(crate) fn message(parts_of: *mut libc::iovec, number: usize) -> libc::msghdr {
     // SAFETY: numbers and pointers, for which zero means none.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
@@ -75,7 +75,7 @@ pub(crate) fn message(parts_of: *mut libc::iovec, number: usize) -> libc::msghdr
     message
 }
 
-/// The address is that of the sender, if there is one; there was room for it.
+/// Receives a datagram and its sender's address, which was empty room before.
 pub(crate) fn receive_from(
     fd: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -84,7 +84,8 @@ pub(crate) fn receive_from(
 ) -> io::Result<usize> {
     let (address, room) = from.parts_mut();
     let (start, length) = (buffer.as_mut_ptr().cast(), buffer.len());
-    // SAFETY: writes to the buffer as far as its length says, and to the address as far as `room` says.
+    // SAFETY: writes to the buffer as far as its length says, and to the address as far as `room`
+    // says.
     let result =
         unsafe { libc::recvfrom(fd.as_raw_fd(), start, length, take.flags(), address, room) };
     count(result)
@@ -97,7 +98,7 @@ pub(crate) fn send_to(fd: BorrowedFd<'_>, bytes: &[u8], to: &Address) -> io::Res
     count(unsafe { libc::sendto(fd.as_raw_fd(), start, length, SEND, address, size) })
 }
 
-/// A new socket for a stream to this address, which does not wait.
+/// Creates a nonblocking socket for a stream to this address.
 pub(crate) fn stream_for(address: &Address) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes numbers only.
@@ -106,7 +107,7 @@ pub(crate) fn stream_for(address: &Address) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 
-/// Connects, or asks how that goes: `WouldBlock` while it goes on.
+/// Begins to connect, or checks how that goes: `WouldBlock` while it is in progress.
 pub(crate) fn connect(fd: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
     let (address, size) = to.parts();
     // SAFETY: reads from the address, as far as its length says.
@@ -118,7 +119,8 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
         Some(libc::EINPROGRESS | libc::EALREADY | libc::EINTR) => {
             Err(io::ErrorKind::WouldBlock.into())
         }
-        // It says so of addresses and routes that have run out, and nobody tells when there are some again.
+        // The kernel returns it when addresses or routes have run out, and does not report when
+        // there are some again.
         Some(libc::EAGAIN) if to.family() != libc::AF_UNIX => Err(io::Error::new(
             io::ErrorKind::AddrNotAvailable,
             error.to_string(),
@@ -127,14 +129,14 @@ pub(crate) fn connect(fd: BorrowedFd<'_>, to: &Address) -> io::Result<()> {
     }
 }
 
-/// Whether it is a TCP socket, and not one of whatever else is wrapped as one.
+/// Whether it is a TCP socket; other descriptors may be wrapped as one.
 pub(crate) fn is_tcp(fd: BorrowedFd<'_>) -> bool {
     // SAFETY: a number.
     let protocol = unsafe { option_of(fd, libc::SO_PROTOCOL, -1_i32) };
     protocol.is_ok_and(|protocol| protocol == libc::IPPROTO_TCP)
 }
 
-/// How long a transfer may wait, as set by `SO_RCVTIMEO` or `SO_SNDTIMEO`; that is, by std.
+/// The time limit of a transfer, as set by `SO_RCVTIMEO` or `SO_SNDTIMEO`; that is, by std.
 pub(crate) fn time_limit(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Duration>> {
     let option = match interest {
         Interest::Read => libc::SO_RCVTIMEO,
@@ -151,7 +153,7 @@ pub(crate) fn time_limit(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<O
     Ok(Some(limit).filter(|limit| !limit.is_zero()))
 }
 
-/// What an option is set to.
+/// Reads the value of a socket option.
 ///
 /// # Safety
 /// Any bytes are a value of `T`.

@@ -1,7 +1,7 @@
-//! A set of small numbers that many threads change at once, without locks.
+//! A set of small numbers that many threads change concurrently, without locks.
 //!
 //! Clearing a bit that was set is a *claim*: exactly one thread gets `true` for each time the bit
-//! was set, and with it a right (to rouse that worker, to give that carrier a worker, …). Setting
+//! was set, and with it a right (to wake that worker, to give that carrier a worker, …). Setting
 //! releases what was written before, claiming acquires it. All operations are sequentially
 //! consistent, because every user runs a "store mine, look at yours" protocol over it (DESIGN §3).
 //! No allocation after construction and no locks: a signal handler may use it.
@@ -22,14 +22,14 @@ impl Bitmap {
         Bitmap { words }
     }
 
-    /// Adds `i`; false if it was there already.
+    /// Adds `i`; false if it was a member already.
     pub(crate) fn set(&self, i: usize) -> bool {
         let bit = 1 << (i % BITS);
         self.words[i / BITS].fetch_or(bit, SeqCst) & bit == 0
     }
 
-    /// Removes `i`; true for the one thread that removed it. A claim is a duty, so on a fiber's thread
-    /// preemption is disabled (S6).
+    /// Removes `i`; true for the one thread that removed it. A claim is a duty, so preemption must
+    /// be disabled on a fiber's thread (S6).
     #[track_caller]
     pub(crate) fn claim(&self, i: usize) -> bool {
         crate::util::preempt_check::expect_disabled();
@@ -38,12 +38,12 @@ impl Bitmap {
         word.load(SeqCst) & bit != 0 && word.fetch_and(!bit, SeqCst) & bit != 0
     }
 
-    /// Removes some member, looking from `start` upwards and around.
+    /// Removes any member, searching from `start` upwards and around.
     pub(crate) fn claim_any(&self, start: usize) -> Option<usize> {
         let n = self.words.len();
         let first = (start / BITS) % n;
         let above = !0u64 << (start % BITS);
-        // The first word is looked at twice: its upper part first, its lower part last.
+        // The first word is searched twice: its upper part first, its lower part last.
         for step in 0..=n {
             let index = (first + step) % n;
             let mask = match step {
@@ -69,7 +69,7 @@ impl Bitmap {
         self.words[i / BITS].load(SeqCst) & (1 << (i % BITS)) != 0
     }
 
-    /// Those of the first words that are in it at some moment of the look.
+    /// Members in the first `words` words, each of them at some moment of the iteration.
     fn members_in(&self, words: usize) -> impl Iterator<Item = usize> {
         let words = self.words.iter().take(words);
         words.enumerate().flat_map(|(index, word)| {
@@ -94,10 +94,10 @@ impl Bitmap {
     }
 }
 
-/// A [`Bitmap`] with many numbers and few members: asking whether it is empty reads one word.
+/// A [`Bitmap`] with many numbers and few members: `is_empty` reads one word.
 ///
 /// The count is raised before a bit is set and lowered after it is cleared, so it is never below
-/// the number of members: a set that seems empty was empty at some moment of the look. Listing the
+/// the number of members: a set that seems empty was empty at some moment of the call. Listing the
 /// members reads as many words as the largest number that ever was a member needs.
 pub(crate) struct SparseBitmap {
     bits: Bitmap,
@@ -115,7 +115,7 @@ impl SparseBitmap {
         }
     }
 
-    /// Adds `i`; false if it was there already.
+    /// Adds `i`; false if it was a member already.
     pub(crate) fn set(&self, i: usize) -> bool {
         if self.used.load(SeqCst) <= i / BITS {
             self.used.fetch_max(i / BITS + 1, SeqCst);
@@ -154,7 +154,7 @@ impl SparseBitmap {
         self.bits.contains(i)
     }
 
-    /// Those that are in it at some moment of the look.
+    /// Members, each of them at some moment of the iteration.
     pub(crate) fn members(&self) -> impl Iterator<Item = usize> {
         let is_empty = self.is_empty();
         let words = if is_empty { 0 } else { self.used.load(SeqCst) };
@@ -165,7 +165,7 @@ impl SparseBitmap {
         self.count.load(SeqCst) == 0
     }
 
-    /// The number of members; while others change the set, perhaps more.
+    /// The number of members; perhaps too large while other threads change the set.
     pub(crate) fn len(&self) -> usize {
         self.count.load(SeqCst)
     }

@@ -1,20 +1,20 @@
 #![expect(unsafe_code, reason = "slots that are full or not")]
-//! A list that is usually short: then it lies where it is made, and nothing is allocated.
+//! A list with inline room for a few elements; only longer ones allocate.
 //!
-//! How many there will be is known when it is made, so what is in it does not move.
+//! The length is known when the list is made, so its elements do not move afterwards.
 
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 
-/// As many fit without an allocation.
+/// Elements that fit without an allocation.
 const INSIDE: usize = 16;
 
 pub(crate) struct Few<T> {
     inside: [MaybeUninit<T>; INSIDE],
-    /// All of them, if there may be more.
+    /// All elements, if there may be more than fit inside.
     outside: Vec<T>,
-    /// How many are inside.
+    /// Number of elements inside.
     len: usize,
     most: usize,
 }
@@ -48,7 +48,7 @@ impl<T> Few<T> {
 }
 
 impl<T: Copy> Few<T> {
-    /// Of equal neighbours only one stays.
+    /// Removes all but one of equal neighbours.
     pub(crate) fn dedup_by(&mut self, same: impl Fn(&T, &T) -> bool) {
         let mut kept = 0;
         for at in 0..self.deref().len() {
@@ -94,7 +94,7 @@ impl<T> DerefMut for Few<T> {
 impl<T> Drop for Few<T> {
     fn drop(&mut self) {
         let full: &mut [MaybeUninit<T>] = &mut self.inside[..self.len];
-        // SAFETY: so many were written, and nobody uses them after this.
+        // SAFETY: `len` elements were written, and no code uses them after this.
         unsafe { ptr::drop_in_place(ptr::from_mut(full) as *mut [T]) };
     }
 }

@@ -2,12 +2,12 @@
     unsafe_code,
     reason = "intrusive links: members are borrowed by pointer while they are in"
 )]
-//! A mailbox: any thread posts, without locks or allocation; whoever takes, takes everything at once.
+//! A mailbox: any thread posts, without locks or allocation; the owner takes everything at once.
 //!
-//! Posting pushes on a stack (Treiber); taking swaps the whole stack out and turns it round, so
-//! members come out in the order they went in. Nothing is ever popped singly, so a member that
-//! leaves and comes back while somebody posts (ABA) does no harm: `post` only needs `head` to be
-//! what it linked to.
+//! Posting pushes on a stack (Treiber); taking swaps the whole stack out and reverses it, so
+//! members come out in the order they went in. Members are never popped singly, so a member that
+//! leaves and comes back during a post (ABA) does no harm: `post` only needs `head` to be what it
+//! linked to.
 //!
 //! The post is sequentially consistent: what follows it (reading whether the owner sleeps) pairs
 //! with the owner's "announce sleep, then look here" (DESIGN §3).
@@ -52,8 +52,8 @@ impl<T: Linked> Inbox<T> {
         self.head.load(SeqCst).is_null()
     }
 
-    /// Everything posted so far, oldest first. On a fiber's thread preemption is disabled (S6): nobody else
-    /// can get at it.
+    /// Takes everything posted so far, oldest first. Preemption must be disabled on a fiber's
+    /// thread (S6): no other thread can reach the members meanwhile.
     #[track_caller]
     pub(crate) fn take(&self) -> List<T> {
         crate::util::preempt_check::expect_disabled();

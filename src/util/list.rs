@@ -4,14 +4,14 @@
 )]
 //! A first-in first-out list threaded through its members: pushing allocates nothing.
 //!
-//! A member is in at most one list at a time (here or in an [`Inbox`](super::inbox::Inbox)), and
-//! whoever pushes it gives up every other right to its link until it is popped.
+//! A member is in at most one list at a time (here or in an [`Inbox`](super::inbox::Inbox)). The
+//! thread that pushes it gives up every other right to its link until it is popped.
 
 use std::ptr::{self, NonNull};
 
 use crate::util::loom::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// Something with room for one link.
+/// A type with room for one link.
 ///
 /// # Safety
 /// `link` returns the same atomic each time, and nothing but the lists of this crate writes it
@@ -65,7 +65,7 @@ impl<T: Linked> List<T> {
         self.len += 1;
     }
 
-    /// As `push`, but it will be the next to be popped.
+    /// Pushes a member that will be the next to be popped.
     ///
     /// # Safety
     /// As for `push`.
@@ -90,7 +90,7 @@ impl<T: Linked> List<T> {
         Some(member)
     }
 
-    /// Moves all of `other` behind our own members.
+    /// Moves all of `other` behind the members of this list.
     pub(crate) fn append(&mut self, other: List<T>) {
         if other.is_empty() {
             return;

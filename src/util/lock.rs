@@ -1,14 +1,14 @@
 #![expect(unsafe_code, reason = "a lock over a cell")]
-//! A lock for sections of some instructions, all of them ours.
+//! A spin lock for critical sections of a few instructions of the runtime.
 //!
-//! Whoever holds it has the preemption disabled (S6), allocates nothing, calls nobody's code and waits for nothing. So
-//! it is held for nanoseconds, unless the kernel takes the processor away meanwhile. Who finds it taken
-//! looks again a few times, then lets others run, and after that sleeps for a moment: a holder of lower
-//! priority on the same processor gets on, too.
+//! The holder has preemption disabled (S6), allocates nothing, calls no user code and waits for
+//! nothing. So the lock is held for nanoseconds, unless the kernel takes the processor away
+//! meanwhile. A thread that finds it taken retries a few times, then yields, and after that sleeps
+//! for a moment: a holder of lower priority on the same processor makes progress, too.
 //!
-//! To take and release it is one exchange and one store. It knows no poison and no owner, and its guard
-//! touches no thread-local: std's looks at the panic count, which binds the frame it is inlined into to its
-//! thread (S5).
+//! Acquire and release are one exchange and one store. The lock has no poison and no owner, and its
+//! guard touches no thread-local: the guard of std's mutex reads the panic count, which binds the
+//! frame it is inlined into to its thread (S5).
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
@@ -22,21 +22,22 @@ use crate::util::loom::atomic::{
 use crate::util::loom::{self, pause};
 use crate::util::preempt_check;
 
-/// Pauses after which a lock that is still held in the child of a fork is held by nobody: seconds.
+/// Pauses, some seconds in all, after which a lock held in the child of a fork counts as held for
+/// ever.
 const HELD_FOR_GOOD: u32 = 20_000;
 
-/// A thread that the child does not have held the lock when the process was forked. Channels are asked without
-/// a look at what process this is, so this is where F1 ends.
+/// Ends the child of a fork in which a lock was held by a thread that the child does not have.
+/// Channels do not check which process this is, so this is where F1 ends.
 #[cold]
 fn end_child() -> ! {
     stderr::print(
-        "indent: a channel that another thread used in the moment of a fork cannot be used in the child, which ends: \
-         make new ones there\n",
+        "indent: a channel that another thread used in the moment of a fork cannot be used in the \
+         child, which ends: make new ones there\n",
     );
     std::process::abort()
 }
 
-/// The lock alone, for whoever has to take several.
+/// The lock alone, for code that must take several.
 pub(crate) struct RawLock(AtomicBool);
 
 impl RawLock {
@@ -44,7 +45,7 @@ impl RawLock {
         RawLock(AtomicBool::new(false))
     }
 
-    /// Preemption is disabled.
+    /// Acquires the lock. Preemption must be disabled.
     #[inline]
     pub(crate) fn acquire(&self) {
         preempt_check::expect_disabled();
@@ -86,7 +87,7 @@ impl RawLock {
     }
 }
 
-/// A lock and what it protects. In models the raw lock is another.
+/// A lock and the value it protects. Models use another raw lock.
 pub(crate) struct Lock<T> {
     raw: loom::RawLock,
     inside: UnsafeCell<T>,
@@ -103,7 +104,7 @@ impl<T> Lock<T> {
         }
     }
 
-    /// Preemption is disabled.
+    /// Acquires the lock. Preemption must be disabled.
     #[inline]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         self.raw.acquire();
@@ -114,7 +115,7 @@ impl<T> Lock<T> {
         &self.raw
     }
 
-    /// What is inside, for whoever holds [`raw`](Self::raw).
+    /// The value inside, for the thread that holds [`raw`](Self::raw).
     ///
     /// # Safety
     /// The caller has acquired it and has no other such reference.
@@ -128,7 +129,7 @@ impl<T> Lock<T> {
     }
 }
 
-/// It stays on its thread, whose mark is up.
+/// The guard of a [`Lock`]. Stays on its thread, on which preemption is disabled.
 pub(crate) struct Guard<'a, T>(&'a Lock<T>, PhantomData<*mut ()>);
 
 // SAFETY: a `&T`, in effect.

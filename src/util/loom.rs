@@ -9,8 +9,8 @@ pub(crate) use std::sync::{Mutex, MutexGuard, atomic};
 #[cfg(indent_loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
 
-/// Locks and ignores poisoning: a panic under a lock of this crate is ours, and leaves what the lock
-/// protects as it was. On a fiber's thread preemption is disabled (S6).
+/// Locks and ignores poisoning: a panic under an internal lock is the runtime's own, and leaves
+/// what the lock protects as it was. Preemption must be disabled on a fiber's thread (S6).
 #[track_caller]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     crate::util::preempt_check::expect_disabled();
@@ -19,7 +19,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// One step of a spin loop; gives the model checker the chance to run somebody else.
+/// One step of a spin loop; lets the model checker run another thread.
 pub(crate) fn spin() {
     #[cfg(not(indent_loom))]
     std::thread::yield_now();
@@ -27,8 +27,9 @@ pub(crate) fn spin() {
     loom::thread::yield_now();
 }
 
-/// A pause before the next look at something that will not take long, after so many of them: processors
-/// first, then others who may run, then a sleep, for whoever must run but cannot while we do.
+/// Pauses before a retry of something that will not take long, after `failures` retries: first a
+/// spin hint, then a yield, then a sleep, for a thread that must run but cannot while this one
+/// does.
 #[cold]
 pub(crate) fn pause(failures: u32) {
     #[cfg(indent_loom)]
@@ -91,7 +92,7 @@ pub(crate) fn heavy_barrier() -> bool {
 
 #[cfg(indent_loom)]
 std::thread_local! {
-    /// Of the model that runs on this thread: its threads are all here.
+    /// Of the model that runs on this thread, which has all the model's threads.
     static MEMBARRIER_FAILS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
@@ -109,7 +110,7 @@ pub(crate) fn let_membarrier_fail(fails: bool) {
 #[cfg(not(indent_loom))]
 pub(crate) use crate::util::lock::RawLock;
 
-/// In models a lock that is waited for by the checker's means: it cannot see that a spin ends.
+/// The lock in models waits by the checker's means, which cannot see that a spin ends.
 #[cfg(indent_loom)]
 pub(crate) struct RawLock {
     mutex: Mutex<()>,
@@ -121,7 +122,7 @@ pub(crate) struct RawLock {
 mod raw {
     use super::*;
 
-    // SAFETY: `held` is touched by whoever has the lock.
+    // SAFETY: `held` is touched only by the thread that has the lock.
     unsafe impl Sync for RawLock {}
     // SAFETY: as above; a model's threads are one thread.
     unsafe impl Send for RawLock {}
@@ -152,7 +153,7 @@ mod raw {
     }
 }
 
-/// A constructor that is `const`, but for models: loom's atomics have none.
+/// Makes a constructor `const`, except in models: loom's atomics have no constant constructor.
 macro_rules! const_fn {
     ($(#[$about:meta])* $seen:vis const fn $($rest:tt)*) => {
         #[cfg(not(indent_loom))]

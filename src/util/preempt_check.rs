@@ -1,8 +1,8 @@
 //! Checks in debug builds that preemption of the calling thread is disabled.
 //!
 //! Code that holds an internal lock, or is between two states that other threads wait for, must not
-//! be interrupted (S6). The scheduler, a layer above, knows whether it can be: it registers a
-//! function here, which locks, claims, wakes and inboxes call.
+//! be interrupted (S6). Only the scheduler, a layer above, can answer whether the thread can be
+//! preempted: it registers a function here. Locks, claims, wakes and inboxes call it.
 
 use std::sync::OnceLock;
 

@@ -1,6 +1,6 @@
-//! A carrier's preemption request: one word, written by any thread, answered by the carrier's own.
+//! A carrier's preemption request: one word, written by any thread, answered by its own.
 //!
-//! The word is zero, or names what is asked for: the stamp of a dispatch, with or without `LOOK`,
+//! The word is zero, or names what is requested: the stamp of a dispatch, with or without `LOOK`,
 //! or `WITHOUT_WORKER` (`sched/interrupt.rs`).
 //!
 //! **R1** The carrier clears a request only by exchanging the value that it has looked at. A
@@ -28,7 +28,7 @@ impl PreemptRequest {
         self.0.swap(asked, SeqCst) != asked
     }
 
-    /// Any thread: replaces the request if it still is `seen`, which may be none (zero).
+    /// Any thread: replaces the request if it still is `seen`; zero means none.
     pub(crate) fn replace_seen(&self, seen: u64, asked: u64) -> bool {
         (self.0.compare_exchange(seen, asked, SeqCst, SeqCst)).is_ok()
     }
@@ -38,19 +38,19 @@ impl PreemptRequest {
         self.0.load(SeqCst)
     }
 
-    /// Whether there is one; a hint, except on the carrier's own thread.
+    /// Whether there is a request; a hint, except on the carrier's own thread.
     #[inline]
     pub(crate) fn is_some(&self) -> bool {
         self.0.load(Relaxed) != NONE
     }
 
-    /// Takes `seen` back, or notes that it was answered. False, and no change, if another request
-    /// has come (R1).
+    /// Removes `seen`, to withdraw it or because it was answered. False, and no change, if another
+    /// request has come (R1).
     pub(crate) fn withdraw(&self, seen: u64) -> bool {
         self.replace_seen(seen, NONE)
     }
 
-    /// Own thread: forgets whatever was asked (R2).
+    /// Own thread: forgets any request (R2).
     pub(crate) fn clear(&self) {
         self.0.store(NONE, Relaxed);
     }
@@ -61,7 +61,7 @@ mod models {
     use super::*;
     use loom::sync::Arc;
 
-    /// The carrier finds a late request and takes it out of the way while a thread asks anew.
+    /// The carrier finds a late request and removes it while a thread writes a new one.
     #[test]
     fn loom_a_request_beside_a_late_one_is_not_lost() {
         const LATE: u64 = 1;
@@ -81,7 +81,7 @@ mod models {
         });
     }
 
-    /// The same beside a thread that asks only where nothing is asked.
+    /// The same beside a thread that requests only where there is no request.
     #[test]
     fn loom_a_wish_that_gives_way_is_seen_or_refused() {
         const FREEZE: u64 = 1;

@@ -25,11 +25,11 @@ impl Rng {
     }
 }
 
-/// A generator of its own for whoever needs some numbers and has none.
+/// A new generator, for code that needs a few numbers and has none.
 pub(crate) fn fresh() -> Rng {
     static SEEDS: AtomicU64 = AtomicU64::new(0);
     let mut rng = Rng::new(SEEDS.fetch_add(1, Relaxed));
-    rng.next(); // near seeds begin alike
+    rng.next(); // seeds that are close together begin with similar numbers
     rng
 }
 

@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "reads any memory, sixteen bytes at a time")]
-//! Looks for addresses in memory, at every byte offset.
+//! Searches memory for addresses, at every byte offset.
 //!
-//! An address of a packed structure lies at an odd offset, and two halves of a vector register hold
-//! two of them. So every eight bytes are looked at, wherever they begin. That is fast because all
+//! An address in a packed structure lies at an odd offset, and two halves of a vector register hold
+//! two of them. So every eight bytes are checked, wherever they begin. That is fast because all
 //! addresses of a thread's memory have nearly the same upper bytes: three comparisons of sixteen
 //! bytes rule out nearly all of sixteen places.
 //!
@@ -14,11 +14,11 @@ use std::ops::Range;
 const WORD: usize = size_of::<usize>();
 /// Bits of an address below the bytes that are compared.
 const LOW: u32 = 24;
-/// Different upper bytes at most that addresses in one range may have.
+/// The most different upper bytes that the addresses in one range may have.
 const MOST: usize = 8;
 
-/// The first place in `memory` with eight bytes that are an address in `within`. If that range is
-/// too large to be looked for, every place counts.
+/// Finds the first place in `memory` with eight bytes that are an address in `within`. If that
+/// range is too large for a search, every place counts.
 ///
 /// # Safety
 /// The memory is mapped and readable, and no other thread writes to it meanwhile.
@@ -36,11 +36,11 @@ pub(crate) unsafe fn find(memory: &Range<usize>, within: &Range<usize>) -> Optio
         .min()
 }
 
-/// The same for addresses with these upper bytes.
+/// Finds the first address with these upper bytes.
 ///
 /// # Safety
 /// As for `find`; there are eight bytes at least.
-#[target_feature(enable = "sse2")] // which all processors of this kind have
+#[target_feature(enable = "sse2")] // which all x86_64 processors have
 unsafe fn find_top(memory: &Range<usize>, within: &Range<usize>, top: usize) -> Option<usize> {
     const WIDE: usize = size_of::<__m128i>();
     // SAFETY: by the caller's promise: every `at` has eight bytes of the memory before it ends.
@@ -69,8 +69,8 @@ unsafe fn find_top(memory: &Range<usize>, within: &Range<usize>, top: usize) -> 
     (at..=last).find(|&at| is_there(at))
 }
 
-/// By an instruction of its own: what lies there is no variable of ours, and some of it was never
-/// written.
+/// Reads with an instruction: the bytes belong to no variable of this code, and some of them were
+/// never written.
 ///
 /// # Safety
 /// The bytes may be read.
