@@ -189,9 +189,9 @@ mod tests {
         assert_eq!(back.as_abstract_name(), Some(&b"a\0b"[..]));
         assert!(none.is_unnamed());
         assert!(Address::from(&none).to_unix().unwrap().is_unnamed());
-        let mut nobody = Address::room();
-        nobody.length = 0;
-        assert!(nobody.to_unix().unwrap().is_unnamed());
+        let mut unnamed = Address::room();
+        unnamed.length = 0;
+        assert!(unnamed.to_unix().unwrap().is_unnamed());
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         let at = ptr::from_mut(&mut address.storage).cast::<u8>();
         // SAFETY: the last byte of the path lies within the address.
         let last = unsafe { at.add(NAME + 107) };
-        // SAFETY: as above, and nobody else has the address.
+        // SAFETY: as above, and no other code has the address.
         unsafe { last.write(b'z') };
         assert!(address.to_unix().unwrap().is_unnamed());
     }

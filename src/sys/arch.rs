@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "single instructions")]
-//! What differs between architectures; so far there is one.
+//! Code that depends on the architecture; so far there is one.
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("indent runs on x86_64 only so far: add the three functions of src/sys/arch.rs");
@@ -22,8 +22,7 @@ pub(crate) fn registers() -> [usize; 3] {
     [code, stack, frame]
 }
 
-/// The same three, and then the other registers that a function preserves for its callers. They are
-/// in memory afterwards.
+/// Stores the same three, and then the other registers that a function preserves for its callers.
 #[inline(always)]
 pub(crate) fn note_registers(place: &mut [usize; 8]) {
     // SAFETY: writes registers to the eight words of the array.
@@ -45,7 +44,7 @@ pub(crate) fn note_registers(place: &mut [usize; 8]) {
     }
 }
 
-/// The stack pointer of the caller.
+/// Returns the stack pointer of the caller.
 #[inline(always)]
 pub(crate) fn stack_pointer() -> usize {
     let here: usize;
@@ -56,8 +55,8 @@ pub(crate) fn stack_pointer() -> usize {
     here
 }
 
-/// The thread pointer of the calling thread: its thread-locals lie below. Not for code that can
-/// switch to another thread.
+/// Returns the thread pointer of the calling thread; its thread-locals lie below. Not for code that
+/// can switch to another thread.
 #[inline(always)]
 pub(crate) fn thread_pointer() -> usize {
     let here: usize;
@@ -69,7 +68,7 @@ pub(crate) fn thread_pointer() -> usize {
     here
 }
 
-/// Asks for a cache line that will be needed soon. Any address will do, even an invalid one.
+/// Prefetches a cache line. Any address will do, even an invalid one.
 #[inline(always)]
 pub(crate) fn prefetch(address: usize) {
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -82,7 +81,7 @@ pub(crate) struct At {
     pub(crate) code: usize,
     pub(crate) stack: usize,
     pub(crate) frame: usize,
-    /// In a system call that slept: it will fail with `EINTR`, or begin again.
+    /// In a system call that slept: it will fail with `EINTR`, or restart.
     pub(crate) in_kernel: bool,
 }
 

@@ -106,7 +106,7 @@ fn flags(fd: BorrowedFd<'_>) -> io::Result<libc::c_int> {
 pub(crate) fn is_pollable(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // SAFETY: takes a number only.
     let epoll = done(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
-    // SAFETY: the descriptor was made here, and nobody else has it.
+    // SAFETY: the descriptor was made here, and no other code has it.
     let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
     let mut event = libc::epoll_event { events: 0, u64: 0 };
     let (epoll, asked) = (epoll.as_raw_fd(), fd.as_raw_fd());
@@ -124,7 +124,7 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut ends = [-1; 2];
     // SAFETY: writes two descriptors to `ends`.
     done(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) })?;
-    // SAFETY: just made, and nobody else has it.
+    // SAFETY: just made, and no other code has it.
     let reader = unsafe { OwnedFd::from_raw_fd(ends[0]) };
     // SAFETY: as above.
     let writer = unsafe { OwnedFd::from_raw_fd(ends[1]) };
@@ -134,7 +134,7 @@ pub(crate) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
 /// Takes ownership of the descriptor that an io_uring has accepted.
 pub(crate) fn accepted(answer: usize) -> OwnedFd {
     let fd = RawFd::try_from(answer).expect("a descriptor");
-    // SAFETY: the answer of an ACCEPT: new, and told to us alone.
+    // SAFETY: the result of an ACCEPT: a new descriptor, returned to this caller alone.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "reads and writes errno")]
 //! The calling thread's errno.
 
-/// What the calling thread's last failed call left; a signal handler puts it back.
+/// Returns errno; a signal handler saves and restores it.
 #[inline(never)]
 pub(crate) fn get() -> i32 {
     // SAFETY: takes nothing and cannot fail.
@@ -10,6 +10,7 @@ pub(crate) fn get() -> i32 {
     unsafe { *at }
 }
 
+/// Sets errno.
 #[inline(never)]
 pub(crate) fn set(errno: i32) {
     // SAFETY: takes nothing and cannot fail.

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "system calls")]
-//! Eventfds: a descriptor that ends a sleep in `epoll_wait` or in a ring.
+//! Eventfds: descriptors that end a sleep in `epoll_wait` or in io_uring.
 
-/// Writes a one to an eventfd. May be called in a signal handler.
+/// Notifies an eventfd: adds one to its counter. May be called in a signal handler.
 pub(crate) fn notify(fd: i32) {
     let one = 1_u64;
     // SAFETY: reads eight bytes of `one`. At the most a full counter refuses it: then somebody has
@@ -9,7 +9,7 @@ pub(crate) fn notify(fd: i32) {
     unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
 }
 
-/// Sets an eventfd that does not block back to zero. May be called in a signal handler.
+/// Resets a nonblocking eventfd to zero. May be called in a signal handler.
 pub(crate) fn drain(fd: i32) {
     let mut count = 0_u64;
     // SAFETY: writes eight bytes to `count`. If the counter is zero the call fails and changes

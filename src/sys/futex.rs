@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::sys::errno;
 
-/// Sleeps while `word` holds `expected`; also returns early for no reason, as futexes do.
+/// Sleeps while `word` holds `expected`. May also return early for no reason.
 pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let limit = timeout.map(|t| libc::timespec {
         tv_sec: t.as_secs().min(i64::MAX as u64) as i64,
@@ -24,12 +24,12 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
 
 static INTERRUPTED: AtomicU64 = AtomicU64::new(0);
 
-/// How often a wait of ours was ended by a signal, in the whole process.
+/// Returns how many futex waits of this process were ended by a signal.
 pub(crate) fn interrupted_waits() -> u64 {
     INTERRUPTED.load(Relaxed)
 }
 
-/// Wakes one thread that sleeps on the word at `address`; the address need not be valid any more.
+/// Wakes one thread that sleeps on the word at `address`, which need not be valid any more.
 pub(crate) fn wake(address: *const u32) {
     let op = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the kernel uses the address as a key and reads nothing through it.

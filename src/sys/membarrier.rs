@@ -17,8 +17,8 @@ fn call(command: libc::c_int) -> bool {
     unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
 }
 
-/// Asks the kernel once; called before the first worker exists, so that every light barrier of a
-/// runtime sees the same answer.
+/// Registers with the kernel, once. Called before the first worker exists, so that every light
+/// barrier of a runtime sees the same answer.
 pub(crate) fn prepare() {
     if MEMBARRIER.load(SeqCst) == UNKNOWN {
         let works = call(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
@@ -26,18 +26,19 @@ pub(crate) fn prepare() {
     }
 }
 
+/// Whether the kernel has `membarrier` and allowed it.
 #[inline(always)]
 pub(crate) fn works() -> bool {
     MEMBARRIER.load(Relaxed) == WORKS
 }
 
-/// Times the kernel refused a barrier that it had promised.
+/// Barriers that the kernel refused although registration had succeeded.
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Makes every thread of the process pass a full barrier; false if the kernel refuses now what it
-/// promised at the start. A seccomp filter does that, and may do so on some threads only.
+/// Makes every thread of the process pass a full barrier; false if the kernel refuses it now.
 ///
-/// Where there never was a `membarrier` light barriers are fences, and nothing is left to do.
+/// A seccomp filter can do that after registration has succeeded, and on some threads only. Where
+/// `membarrier` never worked light barriers are fences, and nothing is left to do.
 #[must_use]
 pub(crate) fn issue() -> bool {
     let done = !works() || call(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);

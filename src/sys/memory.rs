@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "system calls")]
-//! Memory from the kernel, page by page; and what bounds it.
+//! Memory mappings, and the limits on them.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -19,17 +19,17 @@ pub(crate) fn map(len: usize) -> io::Result<NonNull<u8>> {
 }
 
 /// Reserves `len` bytes aligned to `align`, a multiple of the page size, by reserving more and
-/// giving back what hangs over.
+/// unmapping the rest.
 pub(crate) fn map_aligned(len: usize, align: usize) -> io::Result<NonNull<u8>> {
     let raw = map(len + align)?;
     let lead = raw.as_ptr().align_offset(align);
     // SAFETY: `lead <= align`, so the result and its `len` bytes lie within the mapping.
     let start = unsafe { raw.add(lead) };
-    // SAFETY: the part in front of `start`, which nobody has seen.
+    // SAFETY: the part in front of `start`, which no other code has seen.
     unsafe { unmap(raw, lead) };
     // SAFETY: one past the part we keep.
     let end = unsafe { start.add(len) };
-    // SAFETY: the part behind it, which nobody has seen.
+    // SAFETY: the part behind it, which no other code has seen.
     unsafe { unmap(end, align - lead) };
     Ok(start)
 }
@@ -43,14 +43,14 @@ pub(crate) unsafe fn unmap(at: NonNull<u8>, len: usize) {
     }
 }
 
-/// What to tell the kernel about a range of memory.
+/// Advice to the kernel about a range of memory.
 #[derive(Clone, Copy)]
 pub(crate) enum Advice {
     HugePages,
     NoHugePages,
-    /// Drop the contents and the pages; the next touch finds zeros.
+    /// Drops the contents and the pages; the next touch finds zeros.
     GiveBack,
-    /// Touching it raises SIGSEGV from now on, without a mapping of its own (Linux 6.13).
+    /// An access raises SIGSEGV from now on, without a mapping of its own (Linux 6.13).
     InstallGuard,
 }
 
@@ -68,7 +68,7 @@ pub(crate) unsafe fn advise(at: NonNull<u8>, len: usize, advice: Advice) -> io::
     check(unsafe { libc::madvise(at.as_ptr().cast(), len, number) })
 }
 
-/// Whether any page of the range is in memory; true if that is not known.
+/// Whether any page of the range is in memory; true if the kernel does not answer.
 pub(crate) fn is_resident(at: NonNull<u8>, len: usize) -> bool {
     const PAGES: usize = 256;
     let mut pages = [0u8; PAGES];
@@ -84,7 +84,7 @@ pub(crate) fn is_resident(at: NonNull<u8>, len: usize) -> bool {
     })
 }
 
-/// Makes the range untouchable; it becomes a mapping of its own.
+/// Makes the range inaccessible; it becomes a mapping of its own.
 ///
 /// # Safety
 /// Nothing uses the range.
@@ -101,10 +101,11 @@ fn check(result: libc::c_int) -> io::Result<()> {
     }
 }
 
-/// Lets the C library's allocator have an arena for each of so many threads, once per process,
-/// unless the environment says how many there may be. By default 8 per CPU are shared by all
-/// threads, and a fiber that is interrupted while it holds the lock of one makes all others that
-/// share it wait.
+/// Lets the C library's allocator have an arena for each of `threads` threads, once per process,
+/// unless the environment sets the limit.
+///
+/// By default all threads share 8 arenas per CPU, and a fiber that is interrupted while it holds
+/// the lock of one blocks all others that share it.
 pub(crate) fn allow_arenas(threads: usize) {
     #[cfg(target_env = "gnu")]
     {
@@ -123,7 +124,7 @@ pub(crate) fn allow_arenas(threads: usize) {
     let _ = threads;
 }
 
-/// How many mappings a process may have (`vm.max_map_count`).
+/// Returns how many mappings a process may have (`vm.max_map_count`).
 pub(crate) fn max_mappings() -> usize {
     const KERNEL_DEFAULT: usize = 65_530;
     std::fs::read_to_string("/proc/sys/vm/max_map_count")

@@ -1,20 +1,20 @@
-//! A word a thread sleeps on.
+//! Parks and notifies one thread.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
 use crate::sys::{eventfd, futex};
 
-/// A word a single thread sleeps on. A rouse is never lost: one that comes first makes the next
-/// wait return at once. Waits also return for no reason, so callers look again at what they wait
-/// for.
+/// A word that a single thread sleeps on. A notification is never lost: one that comes first makes
+/// the next wait return at once. Waits also return for no reason, so callers check their condition
+/// again.
 pub(crate) struct Parker(AtomicU32);
 
 impl Parker {
     const QUIET: u32 = 0;
     const ASLEEP: u32 = 1;
     const NOTIFIED: u32 = 2;
-    /// Its thread sleeps elsewhere, and an eventfd wakes it, whose number stands above these bits.
+    /// Its thread sleeps elsewhere, and an eventfd wakes it; the bits above have its number.
     const ELSEWHERE: u32 = 3;
     const STATES: u32 = 2;
 
@@ -22,7 +22,7 @@ impl Parker {
         Parker(AtomicU32::new(Self::QUIET))
     }
 
-    /// Sleeps until rung or until the time is over; true if it was rung.
+    /// Sleeps until notified or until the time is over; true if it was notified.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> bool {
         if self
             .0
@@ -34,8 +34,9 @@ impl Parker {
         self.0.swap(Self::QUIET, SeqCst) == Self::NOTIFIED
     }
 
-    /// The same, where `sleep` does not return for long unless something else happens there, or
-    /// somebody writes to the eventfd, which is never closed.
+    /// Waits by `sleep`, which ends when the eventfd is written to or something else happens there.
+    ///
+    /// The eventfd is never closed. Returns true if the parker was notified.
     pub(crate) fn wait_elsewhere(&self, eventfd: i32, sleep: impl FnOnce()) -> bool {
         let elsewhere = (eventfd as u32) << Self::STATES | Self::ELSEWHERE;
         if self
@@ -48,6 +49,7 @@ impl Parker {
         self.0.swap(Self::QUIET, SeqCst) == Self::NOTIFIED
     }
 
+    /// Notifies the parker, and wakes its thread if it sleeps. Any thread may call this.
     pub(crate) fn notify(&self) {
         let address = self.0.as_ptr();
         // The owner may be gone as soon as the swap is done: after it only the address is used.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Asks the loader once; called before anybody asks `contains`.
+/// Queries the loader, once. Called before `contains`.
 pub(crate) fn find() {
     if END.load(Relaxed) == 0 {
         // SAFETY: the callback has the type asked for and keeps nothing.
@@ -17,7 +17,7 @@ pub(crate) fn find() {
     }
 }
 
-/// Whether there is code of the program at this address. May be called in a signal handler.
+/// Whether this address is in the program's code. May be called in a signal handler.
 pub(crate) fn contains(address: usize) -> bool {
     (START.load(Relaxed)..END.load(Relaxed)).contains(&address)
 }
@@ -30,7 +30,7 @@ unsafe extern "C" fn visit(
     // SAFETY: valid during the call.
     let info = unsafe { &*info };
     for i in 0..usize::from(info.dlpi_phnum) {
-        // SAFETY: so many headers there are.
+        // SAFETY: there are `dlpi_phnum` headers.
         let header = unsafe { info.dlpi_phdr.add(i) };
         // SAFETY: as above.
         let header = unsafe { &*header };
@@ -46,7 +46,7 @@ unsafe extern "C" fn visit(
     0
 }
 
-/// Where the loader finds a name behind the object that this code is in; null if nowhere.
+/// Looks up a symbol in the objects after the one with this code; null if there is none.
 #[inline(never)]
 pub(crate) fn find_next(name: &std::ffi::CStr) -> *mut libc::c_void {
     // SAFETY: a string that ends; it is only looked for.

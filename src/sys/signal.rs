@@ -169,7 +169,7 @@ impl AlternateStack {
     /// Switches the calling thread to a new alternate stack, with a guard page below it.
     pub(crate) fn install() -> io::Result<Self> {
         let at = memory::map(memory::PAGE + Self::SIZE)?;
-        // SAFETY: nobody has seen the mapping yet.
+        // SAFETY: no other code has the mapping yet.
         unsafe { memory::forbid(at, memory::PAGE)? };
         // SAFETY: the mapping is larger than a page.
         let usable = unsafe { at.add(memory::PAGE) };

@@ -103,7 +103,7 @@ pub(crate) fn stream_for(address: &Address) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes numbers only.
     let socket = done(unsafe { libc::socket(address.family(), kind, 0) })?;
-    // SAFETY: just made, and nobody else has it.
+    // SAFETY: just made, and no other code has it.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }
 

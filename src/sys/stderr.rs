@@ -3,7 +3,7 @@
 
 use std::io;
 
-/// Writes to standard error without std's lock: used where a lock somebody holds must not stop us.
+/// Writes to standard error without std's lock, so that a thread that holds it cannot block this.
 pub(crate) fn print(text: &str) {
     let mut rest = text.as_bytes();
     while !rest.is_empty() {

@@ -14,15 +14,17 @@ pub(crate) fn sleep(time: Duration) {
     futex::wait(&AtomicU32::new(0), 0, Some(time));
 }
 
-/// The kernel's number of the calling thread. May be called in a signal handler. Never inlined: the
-/// frame of its caller may be one that moves.
+/// Returns the calling thread's number in the kernel. May be called in a signal handler.
+///
+/// Never inlined: the frame of its caller may be one that moves.
 #[inline(never)]
 pub(crate) fn number() -> i32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::syscall(libc::SYS_gettid) as i32 }
 }
 
-/// Nanoseconds the calling thread has run. May be called in a signal handler.
+/// Returns how many nanoseconds the calling thread has run on a CPU. May be called in a signal
+/// handler.
 pub(crate) fn cpu_time() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -57,15 +59,17 @@ pub(crate) fn memory() -> Option<std::ops::Range<usize>> {
     (failed == 0 && whole).then_some(memory)
 }
 
-/// Lets others run. May be called in a signal handler.
+/// Yields to other threads. May be called in a signal handler.
 pub(crate) fn yield_now() {
     // SAFETY: takes nothing.
     unsafe { libc::sched_yield() };
 }
 
-/// Joins a thread that has ended, destructors of its thread-locals included; the handle comes back
-/// if it has not. [`JoinHandle::is_finished`] is true while those destructors run, which are the
-/// users' and may wait for the caller, so a plain join after it could wait for ever.
+/// Joins a thread that has ended, destructors of its thread-locals included; else returns the
+/// handle.
+///
+/// [`JoinHandle::is_finished`] is true while those destructors run. They are the users' and may
+/// wait for the caller, so a plain join after it could block for ever.
 pub(crate) fn try_join(thread: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     let name = thread.as_pthread_t() as libc::pthread_t; // another type with musl
     // SAFETY: the thread is neither joined nor detached while the handle is there; nothing is
@@ -78,7 +82,7 @@ pub(crate) fn try_join(thread: JoinHandle<()>) -> Result<(), JoinHandle<()>> {
     Ok(())
 }
 
-/// Whether the calling thread is this one. Also right in destructors of thread-locals, where
+/// Whether `thread` is the calling thread. Also correct in destructors of thread-locals, where
 /// [`std::thread::current`] may panic.
 #[inline(never)]
 pub(crate) fn is_current(thread: &JoinHandle<()>) -> bool {
