@@ -1,17 +1,17 @@
 #![expect(unsafe_code, reason = "system calls")]
-//! On which CPUs a thread may run.
+//! Moves threads to CPUs, by their affinity masks.
 //!
-//! A thread that is about to take over the work of another is made to run on the CPU the other
-//! leaves: else it queues behind what computes elsewhere (DESIGN §4). That is done while it waits
-//! for the work, and it widens its mask itself before any of the users' code runs, so that neither
-//! threads nor processes started there inherit the narrow mask.
+//! A thread that is about to take over the work of another is moved to the CPU that the other
+//! leaves: else it queues behind threads that compute on other CPUs (DESIGN §4). Its mask is
+//! narrowed while it waits for the work. It widens its mask itself before any user code runs, so
+//! that neither threads nor processes started there inherit the narrow mask.
 //!
-//! **The mask of a thread is the user's, unless it is ours.** It is ours if it equals the mask of
-//! the helper's thread ([`Allowed`]) or the last one the runtime gave the thread (which may be out
-//! of date: `taskset`, a cpuset, a CPU that was switched on). Any other mask was set by a hook, a
-//! fiber or from outside; such a thread is never narrowed. A mask that is set from outside while
-//! the thread is narrow stays, too: the thread widens only the very mask that the giver of the work
-//! set.
+//! **The mask of a thread is the user's, unless it is the runtime's.** It is the runtime's if it
+//! equals the mask of the helper's thread ([`Allowed`]) or the last one the runtime gave the thread
+//! (which may be out of date: `taskset`, a cpuset, a CPU that was switched on). Any other mask was
+//! set by a hook, a fiber or from outside; such a thread is never narrowed. A mask that is set from
+//! outside while the thread is narrow stays, too: the thread widens only the very mask that the
+//! giver of the work set.
 //!
 //! **Protocol** (`Placement::state`). *Wide → narrowing*: a giver, before it gives the work; one
 //! at a time. *Narrowing → narrow* or *wide*: the same giver, after it has given the work, so the
@@ -19,8 +19,8 @@
 //! at once if the thread had got work elsewhere: such a thread may run user code, and is not
 //! touched. *Narrow → wide*: the thread itself.
 //!
-//! What remains: a mask that another thread or process sets between the two calls of `bring_here`,
-//! or that is the very CPU the thread is narrowed to at that moment, is lost.
+//! Limitation: a mask is lost if another thread or process sets it between the two calls of
+//! `bring_here`, or if it is exactly the CPU to which the thread is narrowed at that moment.
 
 use std::ptr;
 use std::sync::Mutex;
@@ -37,8 +37,8 @@ const WORDS: usize = CPUS / 64;
 
 type Words = [u64; WORDS];
 
-/// All masks that a helper's thread ever had. They are compared by value but never freed: readers
-/// are signal handlers, and there are few different ones.
+/// All masks that a helper's thread ever had. Compared by value and never freed: readers are signal
+/// handlers, and there are few different masks.
 static KNOWN: Mutex<Vec<&'static Words>> = Mutex::new(Vec::new());
 
 fn known(mask: Words) -> &'static Words {
@@ -51,7 +51,7 @@ fn known(mask: Words) -> &'static Words {
     })
 }
 
-/// The CPUs the threads of a runtime may use, as last asked; none are known at first.
+/// The CPUs that the threads of a runtime may use, as last queried; none are known at first.
 pub(crate) struct Allowed(AtomicPtr<Words>);
 
 impl Allowed {
@@ -59,8 +59,8 @@ impl Allowed {
         Allowed(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Remembers the CPUs the calling thread may use: the helper's, whose mask no part of the
-    /// runtime changes.
+    /// Stores the mask of the calling thread: the helper's, whose mask no part of the runtime
+    /// changes.
     pub(crate) fn remember(&self) {
         if let Some(now) = get(0) {
             let now = ptr::from_ref(known(now)).cast_mut();
@@ -76,14 +76,14 @@ impl Allowed {
 
 const WIDE: u32 = 0;
 const NARROWING: u32 = 1;
-/// And above: narrowed to the CPU with this number more.
+/// This value plus `n`: narrowed to CPU `n`.
 const NARROW: u32 = 2;
 
-/// Where one thread may run, as far as the runtime has changed that.
+/// The placement of one thread, as far as the runtime has changed it.
 pub(crate) struct Placement {
     state: AtomicU32,
-    /// The last mask for good that the runtime gave the thread. Of the giver while the state is
-    /// *narrowing*, else of the thread.
+    /// The last permanent mask that the runtime gave the thread. Owned by the giver while the state
+    /// is *narrowing*, else by the thread.
     given: AtomicPtr<Words>,
 }
 
@@ -95,8 +95,8 @@ impl Placement {
         }
     }
 
-    /// Own thread, before anything of the users' runs: it has inherited the mask of the thread that
-    /// started it, which a fiber may have pinned.
+    /// Own thread, before any user code runs: sets the allowed mask. The thread has inherited the
+    /// mask of the thread that started it, which a fiber may have pinned.
     pub(crate) fn begin(&self, allowed: &Allowed) {
         self.given.store(ptr::null_mut(), Relaxed);
         if let Some(all) = allowed.get()
@@ -112,21 +112,21 @@ impl Placement {
         }
     }
 
-    /// A giver, before it gives: true if it may [`narrow`](Self::narrow) the thread afterwards, and
-    /// must then do that or [`leave_wide`](Self::leave_wide).
+    /// Giver, before it gives the work: true if it may [`narrow`](Self::narrow) the thread
+    /// afterwards. Then it must do that or [`leave_wide`](Self::leave_wide).
     #[must_use]
     pub(crate) fn claim(&self) -> bool {
         let claimed = (self.state).compare_exchange(WIDE, NARROWING, SeqCst, SeqCst);
         claimed.is_ok()
     }
 
-    /// The giver that claimed it: it has given nothing.
+    /// Giver that claimed the thread: it has given no work.
     pub(crate) fn leave_wide(&self) {
         self.state.store(WIDE, SeqCst);
     }
 
-    /// The giver that claimed it and has given: makes the thread run on the CPU the caller runs on,
-    /// if its mask is ours. May be called in a signal handler.
+    /// Giver that claimed the thread and has given work: moves the thread to the caller's CPU, if
+    /// its mask is the runtime's. May be called in a signal handler.
     pub(crate) fn narrow(&self, thread: i32, allowed: &Allowed) {
         let state = self
             .bring_here(thread, allowed)
@@ -157,7 +157,7 @@ impl Placement {
         set(thread, &here).then_some(cpu)
     }
 
-    /// Own thread, before it runs user code: on all CPUs again, if a giver narrowed it. May be
+    /// Own thread, before it runs user code: allows all CPUs again, if a giver narrowed it. May be
     /// called in a signal handler.
     #[inline]
     pub(crate) fn widen(&self, allowed: &Allowed) {
@@ -176,7 +176,7 @@ impl Placement {
         let Some(cpu) = state.checked_sub(NARROW) else {
             return;
         };
-        // If the kernel does not answer any more, it is as we left it.
+        // If the kernel does not answer any more, the mask is as the runtime left it.
         if get(0).is_none_or(|own| Some(own) == only(cpu))
             && let Some(all) = allowed.get()
         {
@@ -186,7 +186,7 @@ impl Placement {
     }
 }
 
-/// The mask of one CPU.
+/// Returns the mask of one CPU.
 fn only(cpu: u32) -> Option<Words> {
     let cpu = cpu as usize;
     let mut words: Words = [0; WORDS];
@@ -194,8 +194,8 @@ fn only(cpu: u32) -> Option<Words> {
     Some(words)
 }
 
-/// The mask of a thread, zero for the calling one. Never inlined: the frame of its caller may be
-/// one that moves.
+/// Returns the mask of a thread; zero means the calling thread. Never inlined: the frame of its
+/// caller may be one that moves.
 #[inline(never)]
 fn get(thread: i32) -> Option<Words> {
     let mut words: Words = [0; WORDS];
@@ -205,7 +205,7 @@ fn get(thread: i32) -> Option<Words> {
     (bytes > 0).then_some(words)
 }
 
-/// As `get`; false if the kernel refuses.
+/// Sets the mask of a thread, as for `get`; false if the kernel refuses.
 #[inline(never)]
 #[must_use]
 fn set(thread: i32, words: &Words) -> bool {

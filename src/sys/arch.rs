@@ -4,8 +4,8 @@
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("indent runs on x86_64 only so far: add the three functions of src/sys/arch.rs");
 
-/// Where the caller is in its code, its stack pointer and its frame pointer, all at one
-/// instruction: from these its callers can be found.
+/// Returns the caller's instruction, stack and frame pointers, all at one instruction. An unwinder
+/// can find its callers from these.
 #[inline(always)]
 pub(crate) fn registers() -> [usize; 3] {
     let (code, stack, frame): (usize, usize, usize);

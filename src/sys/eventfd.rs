@@ -4,8 +4,8 @@
 /// Notifies an eventfd: adds one to its counter. May be called in a signal handler.
 pub(crate) fn notify(fd: i32) {
     let one = 1_u64;
-    // SAFETY: reads eight bytes of `one`. At the most a full counter refuses it: then somebody has
-    // rung.
+    // SAFETY: reads eight bytes of `one`. Only a full counter refuses it: then it is notified
+    // already.
     unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
 }
 

@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "asks the loader")]
-//! Where the code of the program lies: that of the executable, or of the shared library we are part
-//! of.
+//! The address range of the program's code: of the executable, or of the shared library that this
+//! crate is part of.
 //!
 //! An instruction elsewhere belongs to libc, the loader, the kernel's page, or a foreign library.
 

@@ -1,11 +1,12 @@
 #![expect(unsafe_code, reason = "registers of an interrupted thread")]
-//! Makes interrupted code call a function before it goes on. All that in-place switching needs of
-//! x86_64.
+//! Redirects interrupted code: it calls a function before it continues.
 //!
-//! A signal handler changes where its thread goes on: at [`indent_in_place_switch`], on the stack
-//! of the interrupted code, which notices nothing of it. This *trampoline* saves what the handler
-//! cannot (the extended state: x87, SSE, AVX, AVX-512, whatever the kernel has enabled), calls the
-//! function, and then restores every register and goes on with the interrupted instruction.
+//! This file has all x86_64 code of in-place preemption.
+//!
+//! A signal handler makes its thread continue at [`indent_in_place_switch`], on the stack of the
+//! interrupted code, which notices nothing of it. This *trampoline* saves what the handler cannot
+//! (the extended state: x87, SSE, AVX, AVX-512, whatever the kernel has enabled), calls the
+//! function, and then restores every register and continues with the interrupted instruction.
 //!
 //! ```text
 //! interrupted rsp →  ┌──────────────────────────┐ CFA
@@ -23,12 +24,12 @@
 //! The handler sets `rbp` to `Saved`, so that from its first instruction to its last the
 //! trampoline's unwind rows are right: debuggers, profilers and `Backtrace` see the interrupted
 //! frame as the caller, marked as a signal frame (its address is an instruction, not one behind a
-//! call). Our own walks (`indent_sysmon::frames`) do not climb through it, by that mark: whoever is
-//! interrupted inside it or below is not switched in place.
+//! call). The runtime's own walks (`indent_sysmon::frames`) stop at that mark: code that is
+//! interrupted inside the trampoline or below it is not preempted in place.
 //!
-//! The function finds what the ABI promises: direction flag clear, x87 stack empty, and the control
-//! words (MXCSR, x87) that its caller passes; the interrupted code gets its own back. PKRU, which
-//! says which memory the *thread* may touch, is neither saved nor restored.
+//! The function gets the state that the ABI promises: direction flag clear, x87 stack empty, and
+//! the control words (MXCSR, x87) that its caller passes; the interrupted code gets its own back.
+//! PKRU, which controls what memory the *thread* may access, is neither saved nor restored.
 //!
 //! Rejected: saving the extended state from the signal frame, which the kernel has filled in (its
 //! layout depends on the kernel, and the trampoline must restore from its own stack anyway); XSAVEC
@@ -37,7 +38,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-/// What calls may be made with: MXCSR, and the x87 control word above it.
+/// The control words for a call: MXCSR, and the x87 control word above it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Controls {
@@ -45,7 +46,7 @@ pub(crate) struct Controls {
     x87: u16,
 }
 
-/// Flags of MXCSR that say what has happened, not what is to happen.
+/// Flags of MXCSR that are results of past operations, not settings.
 const HAPPENED: u32 = 0x3f;
 
 impl Controls {
@@ -54,7 +55,7 @@ impl Controls {
         (self.mxcsr | HAPPENED, self.x87) == (other.mxcsr | HAPPENED, other.x87)
     }
 
-    /// Those of the calling thread, now.
+    /// Returns the control words of the calling thread.
     #[inline]
     pub(crate) fn now() -> Self {
         let mut now = Controls::default();
@@ -83,7 +84,7 @@ pub(crate) struct Saved {
     rip: i64,
 }
 
-/// Where those are in a `ucontext_t`.
+/// Indices of those registers in a `ucontext_t`.
 const GENERAL: [libc::c_int; 14] = [
     libc::REG_R15,
     libc::REG_R14,
@@ -103,19 +104,18 @@ const GENERAL: [libc::c_int; 14] = [
 
 /// Bytes below the stack pointer that belong to the interrupted code.
 const RED_ZONE: usize = 128;
-/// What the function may use of the stack, and those it calls.
+/// Bytes of stack that the function and its callees may use.
 const ROOM: usize = 16 * 1024;
 
-/// Flags that calls are not made with.
+/// Flags that are cleared for a call.
 const AC: i64 = 1 << 18;
 const NT: i64 = 1 << 14;
 const DF: i64 = 1 << 10;
 const TF: i64 = 1 << 8;
 
-/// Parts of the extended state that are looked at: x87, SSE, and those up to AVX-512's.
+/// Parts of the extended state that are examined: x87, SSE, and those up to AVX-512's.
 const LOOKED_AT: usize = 8;
-/// Where each of these begins in an XSAVE area, and its size; nothing for the first two, whose
-/// place is fixed.
+/// Offset in an XSAVE area and size of each of these; zero for the first two, whose place is fixed.
 static PLACES: [[AtomicU32; 2]; LOOKED_AT] =
     [const { [const { AtomicU32::new(0) }; 2] }; LOOKED_AT];
 /// Parts that hold no address: protection keys, and the layout of tiles.
@@ -128,7 +128,7 @@ static PARTS: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 /// A function that interrupted code calls.
 pub(crate) type Target = extern "C" fn(&Saved);
 
-/// Finds out what there is to save; before the first [`redirect`].
+/// Determines what must be saved. Called before the first [`redirect`].
 pub(crate) fn prepare() {
     const OSXSAVE: u32 = 1 << 27;
     const PKRU: u64 = 1 << 9;
@@ -161,22 +161,22 @@ fn enabled_parts() -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// How far below the interrupted stack pointer the stack must reach; `None` where this cannot be
-/// done.
+/// Bytes of stack needed below the interrupted stack pointer; `None` where redirection is
+/// unsupported.
 pub(crate) fn room_needed() -> Option<usize> {
     let area = SIZE.load(Relaxed);
     (area > 0).then_some(RED_ZONE + size_of::<Saved>() + area + 64 + ROOM)
 }
 
-/// An XSAVE area that says of every part that it has its initial value.
+/// An XSAVE area in which every part has its initial value.
 #[repr(C, align(64))]
 struct Initial([u8; 512 + 64]);
 
 static INITIAL: Initial = Initial([0; 512 + 64]);
 
 /// Clears the vector registers of the calling thread, so that the code that runs next has none of
-/// the caller's addresses in registers that it never uses. A plain call, by which all of them are
-/// lost anyway.
+/// the caller's addresses in registers that it never uses. A plain call, which may change all of
+/// them anyway.
 #[inline(never)]
 pub(crate) extern "C" fn clear_vectors() {
     const AVX: u32 = 1 << 2;
@@ -184,7 +184,7 @@ pub(crate) extern "C" fn clear_vectors() {
     const BEYOND: u32 = 0xf8;
     let parts = PARTS[0].load(Relaxed);
     if parts & AVX == 0 {
-        return; // not known, or a processor without: then some fibers freeze that need not
+        return; // unknown, or not there: then some fibers freeze that need not
     }
     // SAFETY: both instructions are there, by the parts that are enabled; they change registers
     // only that a call may change.
@@ -204,14 +204,14 @@ pub(crate) extern "C" fn clear_vectors() {
     }
 }
 
-/// What interrupted code has in its registers, where the kernel has put it.
+/// The registers of interrupted code, where the kernel has stored them.
 pub(crate) struct Held {
     pub(crate) controls: Controls,
     /// The general registers, then the parts of the extended state that are in use.
     pub(crate) parts: [Range<usize>; 1 + LOOKED_AT],
 }
 
-/// What interrupted code has in its registers. `None` if there may be more than is known.
+/// Returns the registers of interrupted code. `None` if there may be more than are known.
 ///
 /// # Safety
 /// `context` is the third argument of the running handler.
@@ -270,20 +270,20 @@ pub(crate) unsafe fn held(context: *mut libc::c_void) -> Option<Held> {
 }
 
 impl Saved {
-    /// The interrupted instruction, and the stack pointer and `rbp` at it.
+    /// Returns the interrupted instruction, and the stack pointer and `rbp` at it.
     pub(crate) fn registers(&self) -> [usize; 3] {
         let above = std::ptr::from_ref(self).addr() + size_of::<Saved>();
         [self.rip as usize, above + RED_ZONE, self.rbp as usize]
     }
 }
 
-/// When the handler has returned, its thread calls `target` with these control words, and then goes
-/// on with the interrupted instruction as if nothing had been.
+/// Makes the handler's thread call `target` with these control words when the handler has returned,
+/// and then continue with the interrupted instruction as if nothing had happened.
 ///
 /// # Safety
-/// `context` is the third argument of the running handler; the interrupted code stands on a stack
-/// that has [`room_needed`] below it, its stack pointer is a multiple of eight, and it does not
-/// mind what `target` does. `target` returns, and does not unwind.
+/// `context` is the third argument of the running handler; the interrupted code is on a stack that
+/// has [`room_needed`] below it, its stack pointer is a multiple of eight, and it tolerates what
+/// `target` does. `target` returns, and does not unwind.
 pub(crate) unsafe fn redirect(context: *mut libc::c_void, target: Target, controls: Controls) {
     // SAFETY: by the caller's promise.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };

@@ -35,9 +35,9 @@ pub(crate) fn cpu_time() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// The memory of the calling thread: its stack, and above it its control block and the
-/// thread-locals of the program and of all libraries that came with it. `None` where they are not
-/// all in one place, or the system does not say where.
+/// Returns the memory of the calling thread: its stack, and above it its control block and the
+/// thread-locals of the program and of all libraries that were loaded with it. `None` where they
+/// are not all in one place, or the place is unknown.
 pub(crate) fn memory() -> Option<std::ops::Range<usize>> {
     let mut attributes = std::mem::MaybeUninit::<libc::pthread_attr_t>::uninit();
     // SAFETY: takes nothing.
@@ -93,8 +93,8 @@ pub(crate) fn is_current(thread: &JoinHandle<()>) -> bool {
     unsafe { libc::pthread_equal(own, name) != 0 }
 }
 
-/// Makes the calling thread give way to others: so many steps nicer than it was, as far as that
-/// goes. What it starts inherits that.
+/// Lowers the calling thread's priority: raises its nice value by `steps`, up to the maximum.
+/// Threads that it starts inherit that.
 pub(crate) fn be_nicer(steps: libc::c_int) {
     // SAFETY: takes a number only. On Linux this is the thread's own value, and more is always
     // allowed.
