@@ -36,13 +36,13 @@ fn monitor() -> (Duration, u64) {
     (time, turns)
 }
 
-/// Runs this on so many watched threads, and tells what the monitor did meanwhile.
+/// Runs `work` on watched threads, and reports what the monitor did meanwhile.
 fn measure(what: &str, stalls: &Stalls, threads: usize, work: impl Fn(&Enlisted) + Sync) {
     let start = Barrier::new(threads + 1);
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let enlisted = stalls.enlist().expect("a seat");
+                let enlisted = stalls.enlist().expect("room for this thread");
                 start.wait();
                 work(&enlisted);
             });
@@ -59,7 +59,7 @@ fn measure(what: &str, stalls: &Stalls, threads: usize, work: impl Fn(&Enlisted)
 
 fn main() -> std::io::Result<()> {
     let stalls = Stalls::start(LIMIT, |_| ())?;
-    let enlisted = stalls.enlist().expect("a seat");
+    let enlisted = stalls.enlist().expect("room for this thread");
     let round = || {
         let began = Instant::now();
         for _ in 0..PIECES {

@@ -55,7 +55,7 @@ mod models {
     use loom::thread;
 
     #[test]
-    fn loom_a_worker_that_wakes_is_seen_or_rings() {
+    fn loom_a_worker_that_wakes_is_seen_or_notifies() {
         loom::model(|| {
             let sleep = Arc::new(MonitorSleep::new());
             let awake = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
@@ -69,12 +69,12 @@ mod models {
                 })
                 .collect();
             let slept = sleep.may_sleep(|| awake.iter().all(|worker| !worker.load(Relaxed)));
-            let rings = workers.into_iter().map(|w| w.join().unwrap());
-            let rung = rings.filter(|rang| *rang).count();
+            let notifies = workers.into_iter().map(|w| w.join().unwrap());
+            let notified = notifies.filter(|it| *it).count();
             if slept {
                 assert_eq!(
-                    rung, 1,
-                    "asleep beside a worker that is awake, or rung twice"
+                    notified, 1,
+                    "asleep beside a worker that is awake, or notified twice"
                 );
             }
         });

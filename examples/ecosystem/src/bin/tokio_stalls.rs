@@ -7,7 +7,7 @@
 //! Three kinds of tasks sleep and work by turns. Two of them are what tasks should be like; of the third
 //! one poll in ten computes for 50 ms without an `.await`, and all other tasks of that thread wait.
 //!
-//! What it takes: `on_thread_start` gives each worker thread a seat, and [`Watched`] around a future
+//! What it takes: `on_thread_start` enlists each worker thread, and [`Watched`] around a future
 //! names the task whose poll runs. (Tokio's own hooks around polls, `on_before_task_poll` and
 //! `on_after_task_poll`, would do without the wrapper; they need `--cfg tokio_unstable`.)
 
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use indent_sysmon::stalls::{Enlisted, Stall, Stalls};
 use tokio::time::sleep;
 
-/// A poll that takes longer is told about.
+/// A poll that takes longer is reported.
 pub(crate) const LIMIT: Duration = Duration::from_millis(10);
 /// And so long takes the one that was planted.
 const PLANTED: Duration = Duration::from_millis(50);
@@ -105,7 +105,7 @@ pub(crate) fn demonstrate(
         .enable_time()
         .on_thread_start(move || {
             // Threads for blocking calls get one too, and never begin anything.
-            let enlisted = watching.enlist().expect("a seat");
+            let enlisted = watching.enlist().expect("room for this thread");
             ENLISTED.with(|own| own.set(enlisted).expect("a new thread"));
         })
         .build()?;
