@@ -178,7 +178,7 @@ impl Drop for Stalls {
 /// let _enlisted = stalls.enlist()?;
 /// std::thread::scope(|scope| {
 ///     let refused = scope.spawn(|| stalls.enlist().unwrap_err().to_string());
-///     assert_eq!(refused.join().unwrap(), "all threads are taken; there are 1");
+///     assert_eq!(refused.join().unwrap(), "cannot enlist: the limit of 1 threads is reached; raise `Builder::threads`");
 /// });
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -249,7 +249,7 @@ impl Builder {
 ///
 /// ```
 /// use indent_sysmon::stalls::EnlistError;
-/// assert_eq!(EnlistError::Twice.to_string(), "this thread has a enlisted already");
+/// assert_eq!(EnlistError::Twice.to_string(), "cannot enlist: this thread is enlisted already");
 /// ```
 #[derive(Debug)]
 #[non_exhaustive]
