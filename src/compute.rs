@@ -28,15 +28,15 @@ use std::time::{Duration, Instant};
 
 use rayon_core::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
 
-use crate::base::list::List;
-use crate::base::loom::{Mutex, lock};
-use crate::base::os;
 use crate::error::AbortOnUnwind;
 use crate::fiber::reason::ParkReason;
 use crate::park::lend::{self, Loan};
 use crate::sched::service::{Kind, Service};
 use crate::sched::shutdown::Patience;
 use crate::sched::{Shared, context, retire, shutdown};
+use crate::sys;
+use crate::util::list::List;
+use crate::util::loom::{Mutex, lock};
 
 /// How much nicer than the others a thread that computes is: beside workers that are busy all the time
 /// it gets a tenth of a CPU, and when they are not, it hardly notices.
@@ -288,7 +288,7 @@ fn start(
         let abort = AbortOnUnwind("the threads that compute");
         context::set_served(served);
         context::ignore_limits();
-        os::be_nicer(NICER);
+        sys::thread::be_nicer(NICER);
         start.iter().for_each(|hook| hook());
         thread.run();
         context::serves_no_more();

@@ -6,8 +6,8 @@ use std::fmt;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use crate::base::descriptor::is_shortage;
-use crate::base::{fork, os, signal_names};
+use crate::sys::descriptor::is_shortage;
+use crate::sys::{fork, signal_names, stderr};
 
 /// Why a runtime could not be started.
 ///
@@ -431,7 +431,7 @@ pub(crate) struct AbortOnUnwind(pub(crate) &'static str);
 impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            os::complain(&format!(
+            stderr::print(&format!(
                 "indent: a panic inside the runtime ({}); aborting\n",
                 self.0
             ));
@@ -445,7 +445,7 @@ pub(crate) struct AbortOnDrop(pub(crate) &'static str);
 
 impl Drop for AbortOnDrop {
     fn drop(&mut self) {
-        os::complain(&format!(
+        stderr::print(&format!(
             "indent: a panic inside the runtime ({}); aborting\n",
             self.0
         ));

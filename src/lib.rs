@@ -1,6 +1,5 @@
 #![doc = include_str!("../README.md")]
 
-mod base; // L0
 mod blocking; // L5
 pub mod chan; // L5
 mod compute; // L5
@@ -15,8 +14,10 @@ pub mod runtime; // L6
 mod sched; // L3
 pub mod select; // L6
 pub mod sync; // L5
+mod sys; // L0
 pub mod task; // L6
 pub mod time; // L5
+mod util; // L0
 
 pub use error::{JoinError, NoRuntime, SpawnError, StartError};
 pub use runtime::{Runtime, block_on};

@@ -3,7 +3,7 @@
 //! however often workers change threads.
 //!
 //! Beside computations that fill all CPUs, fibers that sleep for moments make workers go from
-//! thread to thread; each hand-over prefers the CPU that becomes free (`src/base/affinity.rs`).
+//! thread to thread; each hand-over prefers the CPU that becomes free (`src/sys/affinity.rs`).
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! Fibers that leave their thread at an instruction, where their author has allowed it.
 //!
 //! What the registers hold afterwards, and what all kinds of programs make of it, is tried in
-//! `src/base/redirect/tests.rs` and by the hostile programs; here is what the user is promised.
+//! `src/sys/redirect/tests.rs` and by the hostile programs; here is what the user is promised.
 
 use std::cell::Cell;
 use std::hint::black_box;

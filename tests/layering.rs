@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// Folders (or files) of `src`, lowest layer first. Those of one layer do not import each other,
 /// but for the exceptions below.
 const LAYERS: [&[&str]; 7] = [
-    &["base", "error"],
+    &["sys", "util", "error"],
     &["fiber"],
     &["queue", "driver"],
     &["sched"],
@@ -21,8 +21,8 @@ const LAYERS: [&[&str]; 7] = [
 
 /// Who may import a neighbour of its own layer.
 const NEIGHBOURS: [(&str, &str); 9] = [
-    ("error", "base"),
-    ("base", "error"),
+    ("util", "sys"),
+    ("error", "sys"),
     ("compute", "blocking"),
     ("fs", "blocking"),
     ("net", "blocking"),
@@ -347,7 +347,7 @@ fn thread_locals_are_in_known_files() {
         "sched/context.rs",
         "fiber/locals.rs",
         "fiber/locals/hook.rs",
-        "base/loom.rs",
+        "util/loom.rs",
     ];
     let found = elsewhere("thread_local!", |source| {
         known.contains(&source.path.as_str())
@@ -356,19 +356,19 @@ fn thread_locals_are_in_known_files() {
 }
 
 #[test]
-fn system_calls_are_in_base_and_the_drivers() {
+fn system_calls_are_in_sys_and_the_drivers() {
     let found = elsewhere("libc::", |source| {
-        ["base", "driver"].contains(&source.folder())
+        ["sys", "driver"].contains(&source.folder())
     });
-    assert_none("libc outside base and driver", &found);
+    assert_none("libc outside sys and driver", &found);
 }
 
 #[test]
 fn only_the_facade_and_tests_know_loom() {
-    let found = elsewhere("indent_loom", |source| source.path == "base/loom.rs");
-    assert_none("cfg(indent_loom) outside base/loom.rs", &found);
-    let found = elsewhere("loom::sync", |source| source.path == "base/loom.rs");
-    assert_none("loom outside base/loom.rs", &found);
+    let found = elsewhere("indent_loom", |source| source.path == "util/loom.rs");
+    assert_none("cfg(indent_loom) outside util/loom.rs", &found);
+    let found = elsewhere("loom::sync", |source| source.path == "util/loom.rs");
+    assert_none("loom outside util/loom.rs", &found);
 }
 
 #[test]
@@ -404,7 +404,7 @@ fn every_unsafe_block_says_why_it_is_sound() {
 #[test]
 fn the_reader_of_this_test_sees_code_and_nothing_else() {
     let text = r##"
-use crate::base::{os, list}; // crate::runtime
+use crate::sys::{arch, signal}; // crate::runtime
 /* crate::task /* nested */ crate::park */
 fn f<'a>(x: &'a str) -> char { let _ = "crate::net \" crate::fs"; '"' }
 const R: &str = r#"crate::time " crate::sync"#;
@@ -428,7 +428,7 @@ use crate::sched::Shared;
         lines: Vec::new(),
         code: without_tests(&without_comments(text)),
     };
-    let expected = [(2, "base"), (6, "fiber"), (6, "queue"), (19, "sched")];
+    let expected = [(2, "sys"), (6, "fiber"), (6, "queue"), (19, "sched")];
     let expected = expected.map(|(line, path)| (line, path.to_owned()));
     assert_eq!(imports(&source), expected);
 }

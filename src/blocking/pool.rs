@@ -15,15 +15,15 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::{Duration, Instant};
 
-use crate::base::list::List;
-use crate::base::loom::{Mutex, lock};
-use crate::base::os::Parker;
 use crate::blocking::crew::{Crew, Look, Owed, Role};
 use crate::error::AbortOnUnwind;
 use crate::park::lend::Loan;
 use crate::sched::service::Service;
 use crate::sched::shutdown::Patience;
 use crate::sched::{Hook, Shared, context, retire, shutdown};
+use crate::sys::parker::Parker;
+use crate::util::list::List;
+use crate::util::loom::{Mutex, lock};
 
 /// When to ask again for a thread that the system refused.
 const RETRY: Duration = Duration::from_millis(10);

@@ -15,9 +15,9 @@ use super::core::{Attempt, Channel};
 use super::error::{BroadcastError, RecvError, SendError, TryRecvError, TrySendError};
 use super::told::News;
 use super::watch::{self, Seen, WatchReceiver};
-use crate::base::loom::RawLock;
 use crate::park::queue::{Entry, How, Taken};
 use crate::park::select::{Arm, ArmRef, Fires, Queued};
+use crate::util::loom::RawLock;
 
 /// To receive from a channel, if there is one.
 ///

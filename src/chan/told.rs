@@ -7,12 +7,12 @@
 
 use std::time::Instant;
 
-use crate::base::loom::RawLock;
 use crate::park::guarded::Guarded;
 use crate::park::queue::{Entry, How, Queue, Taken};
 use crate::park::select::{Arm, ArmRef, Queued};
 use crate::park::{self, ParkReason, Woken};
 use crate::sched::wake::Waiter;
+use crate::util::loom::RawLock;
 
 /// What is inside the lock.
 pub(crate) trait Tells {

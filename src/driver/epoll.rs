@@ -23,7 +23,7 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
-use crate::base::{descriptor, os};
+use crate::sys::{descriptor, errno, eventfd};
 
 /// Events that are taken at once.
 const EVENTS: usize = 64;
@@ -88,14 +88,14 @@ impl Epoll {
         Ok(epoll)
     }
 
-    /// The descriptor that ends a sleep in it, through `os::notify_eventfd`.
+    /// The descriptor that ends a sleep in it, through `eventfd::notify`.
     pub(crate) fn waker(&self) -> RawFd {
         self.waker
     }
 
     /// Ends the ringing of the bell, until it is rung again.
     pub(crate) fn silence(&self) {
-        os::drain_eventfd(self.waker);
+        eventfd::drain(self.waker);
     }
 
     /// The set itself, which is readable when something in it is ready.
@@ -174,7 +174,7 @@ impl Epoll {
         // means nothing.
         let found = unsafe { libc::syscall(call, set, first, room, time, no_mask, 0_usize) };
         // Some sandboxes say EPERM of what they do not know.
-        if found < 0 && matches!(os::errno(), libc::ENOSYS | libc::EPERM) {
+        if found < 0 && matches!(errno::get(), libc::ENOSYS | libc::EPERM) {
             IS_EXACT.store(false, Relaxed);
             return None;
         }
@@ -290,7 +290,7 @@ mod tests {
     fn a_bell_ends_a_wait_and_the_next_one_it_comes_before() {
         let epoll = Epoll::new().unwrap();
         for _ in 0..3 {
-            os::notify_eventfd(epoll.waker());
+            eventfd::notify(epoll.waker());
             epoll.wait(None).tell(|ready| panic!("{ready:?}"));
             assert!(epoll.wait(None).has_rung(), "until it is silenced");
             epoll.silence();
@@ -298,7 +298,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| epoll.wait(None).tell(|_| ()));
             std::thread::sleep(Duration::from_millis(5));
-            os::notify_eventfd(epoll.waker());
+            eventfd::notify(epoll.waker());
         });
         epoll.silence();
         let before = Instant::now();

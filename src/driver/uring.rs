@@ -54,8 +54,8 @@ pub(crate) use io_uring::squeue::Entry;
 use io_uring::{IoUring, opcode, types};
 
 use super::epoll::{give_waker_back, take_waker};
-use crate::base::loom::{Mutex, lock};
-use crate::base::os;
+use crate::sys::stderr;
+use crate::util::loom::{Mutex, lock};
 
 mod entry;
 mod probe;
@@ -182,7 +182,7 @@ impl Uring {
         })
     }
 
-    /// The descriptor that ends a sleep in it, through `os::notify_eventfd`.
+    /// The descriptor that ends a sleep in it, through `eventfd::notify`.
     pub(crate) fn waker(&self) -> RawFd {
         self.waker
     }
@@ -356,7 +356,7 @@ impl Uring {
             Some(libc::EINTR | libc::ETIME) => return false,
             Some(libc::EAGAIN | libc::EBUSY) => {}
             _ if self.has_complained.swap(true, Relaxed) => {}
-            _ => os::complain(&format!(
+            _ => stderr::print(&format!(
                 "indent: io_uring_enter fails: {error}; it is tried again and again\n"
             )),
         }

@@ -5,44 +5,45 @@
 //! The closure of a fiber and, in the same place, its result.
 //!
 //! The storage goes through four stages, and [`Table`] holds the functions that know the types:
-//! *empty* → `store` → *closure* → `run`, `fail` → *result* → `take_result`, `drop_result` → *empty*.
-//! What does not fit is boxed, and the box is stored.
+//! *empty* → `store` → *closure* → `run`, `fail` → *result* → `take_result`, `drop_result` →
+//! *empty*. What does not fit is boxed, and the box is stored.
 //!
-//! The **join word** says whose the result is once it is there. It is empty, the address of a
-//! waiter, DONE, or DETACHED:
+//! The **join word** decides which side owns the result once it is there. It is empty, the address
+//! of a waiter, DONE, or DETACHED:
 //!
-//! - the fiber completes with one swap to DONE, and owes a call if it found a waiter; if it found
+//! - the fiber completes with one swap to DONE, and must notify a waiter that it found; if it found
 //!   DETACHED the result is its own, to drop on its own stack;
-//! - the handle registers a waiter, or finds DONE: then the result is the handle's; a handle that several
-//!   look at finds another's waiter: then it asks again later, as there is room for one;
-//! - it withdraws a waiter, or finds DONE: then the call is on its way and the waiter, which lies
-//!   on the joiner's stack, must stay until it has come;
-//! - it detaches, or finds DONE: then it drops the result itself.
+//! - the handle registers a waiter, or finds DONE: then the result is the handle's. A handle that
+//!   several threads use may find another's waiter: then it retries later, as there is room for
+//!   one;
+//! - the handle withdraws a waiter, or finds DONE: then the notification is on its way and the
+//!   waiter, which lies on the joiner's stack, must stay until it has come;
+//! - the handle detaches, or finds DONE: then it drops the result itself.
 //!
-//! **I4** Either the fiber or the handle takes the result out, never both: both ask the one word,
-//! by read-modify-write, and only one of them comes second.
+//! **I4** Either the fiber or the handle takes the result out, never both: both decide by the one
+//! word, by read-modify-write, and only one of them comes second.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::base::loom::atomic::{
-    AtomicUsize,
-    Ordering::{AcqRel, Acquire},
-};
 use crate::error::JoinError;
 use crate::fiber::record::Record;
 use crate::fiber::switch::Outermost;
+use crate::util::loom::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire},
+};
 
-/// The payload with which a cancelled fiber unwinds. Private: nobody else can throw or match it. Whoever catches
-/// and drops it has ended that.
+/// The payload with which a cancelled fiber unwinds. Private: no other code can throw or match it.
+/// Code that catches and drops it has ended the unwinding.
 pub(crate) struct Cancelled {
     caught: fn(),
 }
 
 impl Cancelled {
-    /// `caught` is called when it is dropped.
+    /// Creates the payload; `caught` is called when it is dropped.
     pub(crate) fn new(caught: fn()) -> Self {
         Cancelled { caught }
     }
@@ -54,9 +55,9 @@ impl Drop for Cancelled {
     }
 }
 
-/// Bytes kept inside the record.
+/// Bytes stored inside the record.
 pub(crate) const INLINE: usize = 128;
-/// Alignment the storage is known to have, as it starts at a cache line of the record.
+/// Alignment of the storage, which starts at a cache line of the record.
 const ALIGN: usize = 16;
 
 #[repr(C)]
@@ -75,8 +76,8 @@ struct Table {
     drop_result: unsafe fn(&Record) -> Leftover,
 }
 
-/// A value on its way into a job: boxed if it does not fit, so that nothing is allocated by whoever
-/// has a lock or the mark.
+/// A value on its way into a job: boxed if it does not fit, so that code that holds a lock or has
+/// disabled preemption allocates nothing.
 pub(crate) struct Packed<V>(Result<V, Box<V>>);
 
 impl<V> Packed<V> {
@@ -85,7 +86,7 @@ impl<V> Packed<V> {
     }
 }
 
-/// What kind of result nobody asked for.
+/// What kind of result no handle asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
     Value,
@@ -140,12 +141,12 @@ impl<F: FnOnce() -> T, T> Of<F, T> {
 }
 
 impl Job {
-    /// The address of the function that runs the closure.
+    /// Returns the address of the function that runs the closure.
     ///
     /// # Safety
     /// The closure is there and the caller's.
     pub(crate) unsafe fn entry(&self) -> usize {
-        // SAFETY: by the caller's promise nobody writes it.
+        // SAFETY: by the caller's promise no thread writes it.
         let table = unsafe { *self.table.get() };
         table.map_or(0, |table| table.run as usize)
     }
@@ -161,7 +162,7 @@ impl Job {
         unsafe { self.put_packed(Self::pack(value)) };
     }
 
-    /// Makes a value ready to be stored, with whatever has to be allocated for it.
+    /// Prepares a value for storage, with all allocation that it needs.
     #[inline]
     pub(crate) fn pack<V>(value: V) -> Packed<V> {
         Packed(if Self::fits::<V>() {
@@ -208,7 +209,7 @@ impl Job {
         F: FnOnce() -> T + Send,
         T: Send,
     {
-        // SAFETY: nobody else knows the record.
+        // SAFETY: no other thread knows the record.
         unsafe { *self.table.get() = Some(&Of::<F, T>::TABLE) };
         // SAFETY: as above, and a free record's storage is empty.
         unsafe { self.put_packed(f) };
@@ -219,12 +220,14 @@ impl Job {
         unsafe { *self.table.get() }.expect("a queued record has a job")
     }
 
-    /// Runs the closure by `call`; the result, or how it ended, takes its place. A panic is caught
-    /// here and not where the closure is called: that frame would bind the fiber to its thread, since
-    /// std counts panics by thread.
+    /// Runs the closure by `call`; the result, or how it ended, takes its place.
+    ///
+    /// A panic is caught here and not where the closure is called: that frame would bind the fiber
+    /// to its thread, since std counts panics by thread.
     ///
     /// # Safety
-    /// Called once, by the fiber itself, for the record this job is in; `call` calls what it is given.
+    /// Called once, by the fiber itself, for the record this job is in; `call` calls what it is
+    /// given.
     pub(crate) unsafe fn run(record: &Record, call: impl FnOnce(Outermost)) {
         let table = record.job.table();
         let Err(payload) = catch_unwind(AssertUnwindSafe(|| call(table.run))) else {
@@ -248,7 +251,7 @@ impl Job {
         unsafe { (record.job.table().fail)(record, error) }
     }
 
-    /// Drops a result that nobody will ask for.
+    /// Drops a result that no handle will ask for.
     ///
     /// # Safety
     /// The join word gave the result to the caller (I4).
@@ -269,15 +272,15 @@ const EMPTY: usize = 0;
 const DONE: usize = 1;
 const DETACHED: usize = 2;
 
-/// What the fiber owes once its result is there.
+/// What the fiber must do once its result is there.
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Completed {
-    /// The handle will find the result.
+    /// Nothing: the handle will find the result.
     Nothing,
-    /// Call this waiter; it stays valid until then.
-    Call(usize),
-    /// Drop the result: nobody will ask.
+    /// Notify this waiter; it stays valid until then.
+    Notify(usize),
+    /// Drop the result: no handle will ask for it.
     DropResult,
 }
 
@@ -286,7 +289,7 @@ pub(crate) fn complete(word: &AtomicUsize) -> Completed {
         EMPTY => Completed::Nothing,
         DETACHED => Completed::DropResult,
         DONE => unreachable!("a fiber completed twice"),
-        waiter => Completed::Call(waiter),
+        waiter => Completed::Notify(waiter),
     }
 }
 
@@ -299,15 +302,15 @@ pub(crate) fn is_done(word: &AtomicUsize) -> bool {
     word.load(Acquire) == DONE
 }
 
-/// What came of the wish to be called at the end.
+/// The outcome of [`register`].
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registered {
-    /// The waiter will be called, or withdraws.
+    /// The waiter is registered: it will be notified, or withdraws.
     Waits,
     /// The fiber is done.
     Done,
-    /// Another one waits, and there is room for one.
+    /// Another waiter is registered, and there is room for one.
     Occupied,
 }
 
@@ -316,19 +319,19 @@ pub(crate) fn register(word: &AtomicUsize, waiter: usize) -> Registered {
     match word.compare_exchange(EMPTY, waiter, AcqRel, Acquire) {
         Ok(_) => Registered::Waits,
         Err(DONE) => Registered::Done,
-        Err(DETACHED) => unreachable!("somebody waits for a fiber whose handle is gone"),
+        Err(DETACHED) => unreachable!("a waiter was registered for a detached fiber"),
         Err(_) => Registered::Occupied,
     }
 }
 
-/// False if the fiber is done already: then the waiter's call is on its way.
+/// Withdraws a waiter. False if the fiber is done: then its notification is on its way.
 #[must_use]
 pub(crate) fn withdraw(word: &AtomicUsize, waiter: usize) -> bool {
     word.compare_exchange(waiter, EMPTY, AcqRel, Acquire)
         .is_ok()
 }
 
-/// False if the fiber is done already: then the result is the caller's to drop.
+/// Detaches the handle. False if the fiber is done: then the result is the caller's to drop.
 #[must_use]
 pub(crate) fn detach(word: &AtomicUsize) -> bool {
     word.compare_exchange(EMPTY, DETACHED, AcqRel, Acquire)
@@ -360,7 +363,7 @@ mod models {
             let other = model.clone();
             let fiber = loom::thread::spawn(move || match complete(&other.word) {
                 Completed::Nothing => {}
-                Completed::Call(waiter) => {
+                Completed::Notify(waiter) => {
                     assert_eq!(waiter, WAITER);
                     other.woken.store(true, SeqCst);
                 }

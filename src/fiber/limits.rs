@@ -1,21 +1,22 @@
 //! The time limits that a fiber, or a plain thread, is in. Values only.
 //!
 //! Frames that enter limits need not nest: a coroutine library may suspend a frame inside a limit
-//! and go on with it inside another one, on another thread, or never. So nothing here refers to a
-//! frame (S14). A limit is named by an [`Id`] that no other limit of the process has or has had,
-//! and is removed by that name from wherever it stands; where it is not found, nothing is removed.
+//! and resume it inside another one, on another thread, or never. So nothing here refers to a
+//! frame (S14). A limit is named by an [`Id`], unique in the process for all time, and is removed
+//! by that name from wherever it stands; if it is not found, nothing is removed.
 //!
 //! Limits are kept in the order in which they were entered. The first few need no allocation.
 //!
-//! One fact about the frame is kept beside the value: whether it is on the stack of the fiber or
-//! thread itself, or on another one. Code on the own stack was not called by a frame on another
-//! stack: such a frame is suspended, and its limit does not apply to that code.
+//! One fact about the frame is kept beside the value: whether it is on the own stack of the fiber
+//! or thread, or on another one. Code on the own stack was not called by a frame on another stack:
+//! such a frame is suspended, and its limit does not apply to that code. stack: such a frame is
+//! suspended, and its limit does not apply to that code.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-/// As many fit without an allocation.
+/// Limits that fit without an allocation.
 const INSIDE: usize = 4;
 
 /// Ids are taken in blocks, so that threads rarely meet at the counter.
@@ -28,11 +29,11 @@ pub(crate) struct Id(u64);
 #[derive(Clone, Copy)]
 struct Limit {
     id: Id,
-    /// Without one, limits entered before this one do not apply.
+    /// `None`: limits entered before this one do not apply.
     at: Option<Instant>,
 }
 
-/// In an id: entered on another stack than the own one.
+/// A bit of an id: the limit was entered on another stack than the own one.
 const ELSEWHERE: u64 = 1;
 
 impl Limit {
@@ -46,19 +47,19 @@ impl Limit {
     }
 }
 
-/// What all limits that apply come to.
+/// The combined effect of all limits that apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Effect {
     pub(crate) at: Option<Instant>,
-    /// Requests from outside do not apply.
+    /// Cancellation requests from outside do not apply.
     pub(crate) cancel_disabled: bool,
 }
 
-/// Those that do not fit inside.
+/// The limits that do not fit inside.
 #[derive(Default)]
 struct Rest(Vec<Limit>);
 
-/// Touched by its fiber or thread only.
+/// A list of limits. Touched by its fiber or thread only.
 pub(crate) struct Limits {
     len: Cell<u32>,
     /// How many of them were entered on another stack.
@@ -85,14 +86,14 @@ impl Limits {
         self.len.get() == 0
     }
 
-    /// Forgets limits that were never left.
+    /// Removes limits that were never left.
     pub(crate) fn clear(&self) {
         self.len.set(0);
         self.elsewhere.set(0);
         drop(self.outside.take());
     }
 
-    /// Enters a limit; without a time it keeps those before it from applying.
+    /// Enters a limit; one without a time suspends those before it.
     pub(crate) fn enter(&self, at: Option<Instant>, elsewhere: bool) -> Id {
         let id = Id(self.next_id() << 1 | u64::from(elsewhere));
         let limit = Limit { id, at };
@@ -111,7 +112,7 @@ impl Limits {
         id
     }
 
-    /// Removes a limit; nothing happens if it was entered by another fiber or thread.
+    /// Removes a limit; does nothing if another fiber or thread entered it.
     #[inline]
     pub(crate) fn leave(&self, id: Id) {
         let len = self.len.get() as usize;
@@ -124,7 +125,7 @@ impl Limits {
         }
     }
 
-    /// Closes the gap that a limit leaves in the middle; false if it is not there.
+    /// Removes a limit from the middle; false if it is not there.
     #[cold]
     fn take_out(&self, id: Id) -> bool {
         let mut rest = self.outside.take();
@@ -147,7 +148,8 @@ impl Limits {
         found
     }
 
-    /// What applies to code that is on the own stack if `on_own_stack` says so.
+    /// Returns what applies to the calling code; `on_own_stack` returns whether it is on the own
+    /// stack.
     pub(crate) fn effect(&self, on_own_stack: impl FnOnce() -> bool) -> Effect {
         let all = self.elsewhere.get() == 0 || !on_own_stack();
         let mut effect = Effect::default();
@@ -189,7 +191,7 @@ mod tests {
     use proptest::prelude::*;
     use std::time::Duration;
 
-    /// What the limits should come to, by a plain list.
+    /// The expected effect, from a plain list.
     fn expected(model: &[(Id, Option<Instant>, bool)], on_own_stack: bool) -> Effect {
         let mut effect = Effect::default();
         for (_, at, elsewhere) in model.iter().rev() {

@@ -2,9 +2,9 @@
     unsafe_code,
     reason = "exchanges the thread-locals of the calling thread"
 )]
-//! A fiber has its own thread-locals.
+//! Thread-locals of a fiber: their bytes are exchanged when the fiber is switched in and out.
 //!
-//! Rust code takes it for granted that a thread-local belongs to the one flow of control that uses
+//! Rust code assumes that a thread-local belongs to the one flow of control that uses
 //! it. So the bytes of the program's thread-locals are exchanged when a fiber is switched in and
 //! out. What is exchanged is called the *block*: the thread-locals of Rust code in the executable,
 //! by their symbols, without the runtime's own and without those on a list ([`PER_THREAD`]). C's
@@ -18,8 +18,8 @@
 //! **I34** *A fiber that keeps its thread keeps its values in place.* A fiber that is bound to its
 //! thread may have the address of a thread-local, or have passed it on. It has the thread
 //! to itself (`sched/tenant.rs`), so its values stay in the block, and it does not go to another
-//! thread before it has run again ([`stay`]), or before they are fetched: a fiber that parked before
-//! the program's code had been read may be found to be movable later ([`Block::fetch`]).
+//! thread before it has run again ([`stay`]), or before they are fetched: a fiber that parked
+//! before the program's code had been read may be found to be movable later ([`Block::fetch`]).
 //!
 //! A movable fiber that leaves the block as it found it costs a comparison, and has no image. If
 //! the block differs, it is copied into the fiber's image and made pristine, and the image is
@@ -28,7 +28,8 @@
 //! Destructors of thread-locals come to `__cxa_thread_atexit_impl`, which is defined here. It keeps
 //! those of the block in a list of the fiber, and passes all others on to the C library. They run
 //! on the fiber when its closure has ended, last registered first, and with them those that are
-//! registered meanwhile. `std::thread::current` has no destructor there; see [`end_current_thread`].
+//! registered meanwhile. `std::thread::current` has no destructor there; see
+//! [`end_current_thread`].
 //!
 //! Where this cannot be had ([`prepare`] says why), thread-locals are the threads', and a fiber
 //! that uses one is bound (S5).
@@ -43,23 +44,23 @@ use std::time::Duration;
 use indent_sysmon::names::nearest;
 use indent_sysmon::thread_locals::{ThreadLocals, Variable};
 
-use crate::base::arch;
-use crate::base::loom::atomic::{AtomicUsize, Ordering::Relaxed};
 use crate::fiber::record::FiberRef;
 use crate::fiber::stack::StackHead;
+use crate::sys::arch;
+use crate::util::loom::atomic::{AtomicUsize, Ordering::Relaxed};
 
 mod hook;
 mod layout;
-mod look;
 mod memory;
+mod scan;
 
 pub(crate) use hook::{has_destructors, run_destructors};
 use layout::Layout;
 
 const WORD: usize = size_of::<u64>();
 
-/// Thread-locals that stay with the thread, by the beginnings of their names. What a function gets
-/// out of one of these is worth the same on every thread, or it is used up before the function
+/// Thread-locals that stay with the thread, by name prefix, each with the reason. What a function
+/// gets out of one of these is worth the same on every thread, or it is used up before the function
 /// returns; or it is about threads.
 const PER_THREAD: [(&str, &str); 10] = [
     ("indent::", "the runtime's own"),
@@ -71,7 +72,7 @@ const PER_THREAD: [(&str, &str); 10] = [
     ("fastrand::", "a seed: any thread's will do"),
     (
         "sharded_slab::tid::",
-        "a number below 4,096 that says whose shard is used; others' are freed remotely",
+        "the index, below 4,096, of the shard to use; memory of other shards is freed remotely",
     ),
     (
         "arc_swap::debt::list::THREAD_HEAD",
@@ -96,10 +97,10 @@ const PER_THREAD: [(&str, &str); 10] = [
 ];
 
 static LAYOUT: OnceLock<Result<Layout, &'static str>> = OnceLock::new();
-/// What the program named, besides [`PER_THREAD`].
+/// Name prefixes set by the program, in addition to [`PER_THREAD`].
 static NAMED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Finds out which bytes are exchanged, once. Variables with these names stay with the thread.
+/// Determines which bytes are exchanged, once. Variables with these names stay with the thread.
 ///
 /// # Errors
 /// Why thread-locals stay with the threads; or which name comes too late or fits no variable.
@@ -141,7 +142,7 @@ pub(crate) fn exchanged() -> Vec<Range<isize>> {
     layout.map_or_else(Vec::new, |layout| layout.variables.clone())
 }
 
-/// Why fibers get no thread-locals of their own, or not as was asked.
+/// Why fibers get no thread-locals of their own, or not as requested.
 #[derive(Clone, Debug)]
 pub(crate) enum Unprepared<'a> {
     Impossible(&'static str),
@@ -160,8 +161,8 @@ fn is_per_thread(variable: &Variable, named: &[String]) -> bool {
     PER_THREAD.iter().any(listed) || named.iter().any(|name| variable.is_within(name))
 }
 
-/// The thread-locals of one fiber, in the head of its stack. Only who holds the fiber touches it.
-/// The record says whether there is anything: a switch looks here only then.
+/// The thread-locals of one fiber, in the head of its stack. Touched only by the holder of the
+/// fiber. The record has a flag for whether there is anything; a switch looks here only then.
 pub(crate) struct Locals {
     /// Null: all have their initial values, and there are no destructors.
     own: Cell<*mut Own>,
@@ -172,7 +173,7 @@ struct Own {
     /// As many words as the layout has, or null.
     image: Cell<*mut u64>,
     destructors: Destructors,
-    /// They were left in the block of the fiber's thread.
+    /// The values were left in the block of the fiber's thread (I34).
     stays: Cell<bool>,
 }
 
@@ -200,7 +201,7 @@ impl Locals {
         }
     }
 
-    /// What a fiber has used, if anything.
+    /// Returns the thread-locals a fiber has used, if any.
     ///
     /// # Safety
     /// The fiber is started and the caller's (I1), or the caller.
@@ -216,7 +217,7 @@ impl Locals {
         unsafe { own.as_ref() }
     }
 
-    /// The same, made if there is nothing.
+    /// Returns the thread-locals of a fiber, and creates them if there are none.
     ///
     /// # Safety
     /// As for `of`.
@@ -236,7 +237,7 @@ impl Locals {
         unsafe { &*locals.own.get() }
     }
 
-    /// The fiber is over.
+    /// Frees everything; the fiber has ended.
     #[cold]
     fn clear(&self, layout: &Layout) {
         let own = self.own.replace(ptr::null_mut());
@@ -265,7 +266,7 @@ struct Destructors(Cell<*mut Node>);
 
 struct Node {
     destructor: Destructor,
-    /// From the thread pointer.
+    /// Distance from the thread pointer.
     variable: isize,
     next: *mut Node,
 }
@@ -300,10 +301,10 @@ impl Destructors {
         Some(node)
     }
 
-    /// Runs them all, on the thread whose block has their variables.
+    /// Runs all destructors, on the thread whose block has their variables.
     fn run(&self) {
         while let Some(node) = self.take() {
-            // Asked for each time: what ran before may have done anything.
+            // Computed each time: the previous destructor may have done anything.
             let variable = address(node.variable).cast::<c_void>();
             // SAFETY: registered for this variable, whose value is in place; called once.
             unsafe { (node.destructor)(variable) };
@@ -311,31 +312,32 @@ impl Destructors {
     }
 }
 
-/// Where a variable of the calling thread is.
+/// Returns the address of a variable of the calling thread.
 fn address(variable: isize) -> *mut u8 {
     at(arch::thread_pointer(), variable)
 }
 
-/// Where a variable of the thread with this thread pointer is.
+/// Returns the address of a variable of the thread with this thread pointer.
 #[inline]
 fn at(thread: usize, variable: isize) -> *mut u8 {
     ptr::with_exposed_provenance_mut(thread.wrapping_add_signed(variable))
 }
 
-/// Where a fiber that has switched out goes on.
+/// Where a fiber that has switched out will run next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stay {
-    /// Anywhere.
+    /// On any thread.
     Leaves,
-    /// Here, for certain; no other fiber runs here before it.
+    /// On this thread, for certain; no other fiber runs here before it.
     Bound,
-    /// Here, unless it is found to be movable; no other fiber runs here before it.
+    /// On this thread, unless it is found to be movable; no other fiber runs here before it.
     Perhaps,
 }
 
-/// The block of one thread that runs fibers. Own thread only.
+/// The block of one thread that runs fibers. Used by its own thread only, unless a method says
+/// otherwise.
 pub(crate) struct Block {
-    /// None: this thread exchanges nothing.
+    /// `None`: this thread exchanges nothing.
     layout: Cell<Option<&'static Layout>>,
     /// The thread pointer. Any thread reads it.
     thread: AtomicUsize,
@@ -343,7 +345,7 @@ pub(crate) struct Block {
     fiber: Cell<Option<FiberRef>>,
     /// The thread's own values: an image.
     own: Cell<*mut u64>,
-    /// Registered by the scheduler's own code, or by what it called.
+    /// Destructors registered by the scheduler's code, or by code it called.
     strays: Destructors,
 }
 
@@ -363,7 +365,7 @@ impl Block {
         }
     }
 
-    /// The thread begins to run fibers; if `exchange`, with thread-locals of their own.
+    /// Called when the thread begins to run fibers; if `exchange`, with their own thread-locals.
     #[inline(never)]
     pub(crate) fn begin(&self, exchange: bool) {
         let layout = LAYOUT.get().filter(|_| exchange);
@@ -382,13 +384,13 @@ impl Block {
         BLOCK.set(self);
     }
 
-    /// The thread runs no fiber any more, and has no tenant.
+    /// Called when the thread runs no fiber any more, and has no tenant.
     #[inline(never)]
     pub(crate) fn end(&self) {
         let Some(layout) = self.layout.get() else {
             return;
         };
-        self.scrub(); // what its destructors register comes here, too
+        self.scrub(); // what its destructors register arrives here, too
         self.layout.set(None);
         BLOCK.set(ptr::null());
         let own = self.own.replace(ptr::null_mut());
@@ -398,8 +400,8 @@ impl Block {
         unsafe { layout.free(own) };
     }
 
-    /// In the scheduler, no fiber's values in the block: whatever its own code, or what it called,
-    /// did to thread-locals is undone.
+    /// Undoes what the scheduler's code, or code it called, did to thread-locals. Called in the
+    /// scheduler, while no fiber's values are in the block.
     #[cold]
     #[inline(never)]
     pub(crate) fn scrub(&self) {
@@ -410,7 +412,7 @@ impl Block {
         }
     }
 
-    /// Before a fiber runs here. `in_place`: its values are in the block.
+    /// Called before a fiber runs here. `in_place`: its values are in the block.
     ///
     /// # Safety
     /// The fiber is the caller's (I1), switched out, and has a stack.
@@ -440,7 +442,7 @@ impl Block {
         }
     }
 
-    /// After a fiber has switched out here. If it leaves, the block is pristine afterwards.
+    /// Called after a fiber has switched out here. If it leaves, the block is pristine afterwards.
     ///
     /// # Safety
     /// As for `enter`.
@@ -464,13 +466,14 @@ impl Block {
         unsafe { own.move_out(layout, arch::thread_pointer()) };
     }
 
-    /// From any thread: moves the values of a fiber that were left in this block into the fiber's
+    /// Any thread: moves the values of a fiber that were left in this block into the fiber's
     /// image. False if that has to wait until the fiber has run here again, since the scheduler of
     /// this thread may change the block by allocating.
     ///
     /// # Safety
-    /// The fiber is the caller's (I1), switched out, movable, and the tenant of this block's thread.
-    /// So the thread neither ends nor runs another fiber before the caller lets the tenant out.
+    /// The fiber is the caller's (I1), switched out, movable, and the tenant of this block's
+    /// thread. So the thread neither ends nor runs another fiber before the caller lets the tenant
+    /// out.
     pub(crate) unsafe fn fetch(&self, fiber: FiberRef) -> bool {
         // SAFETY: by the caller's promise.
         let Some(own) = (unsafe { Locals::of(fiber) }).filter(|own| own.stays.get()) else {
@@ -488,7 +491,7 @@ impl Block {
         true
     }
 
-    /// After a fiber has ended here, and its destructors have run.
+    /// Called after a fiber has ended here, and its destructors have run.
     ///
     /// # Safety
     /// The fiber is the caller's, and the stack was its own until now.
@@ -509,7 +512,7 @@ impl Block {
     }
 }
 
-/// On a fiber, after its destructors: what `std::thread::current` has made for it is let go. A
+/// On a fiber, after its destructors: drops what `std::thread::current` has made for it. A
 /// thread does this when it ends, and there is no destructor by which it could be seen.
 #[inline(never)]
 pub(crate) fn end_current_thread() {
@@ -517,7 +520,7 @@ pub(crate) fn end_current_thread() {
     let Some(layout) = layout.filter(|layout| layout.has(layout.current_thread)) else {
         return;
     };
-    /// Smaller values say that there is none, or that it is being made.
+    /// Smaller values mean that there is no handle, or that it is being made.
     const LAST_STATE: usize = 2;
     let variable = address(layout.current_thread).cast::<usize>();
     // SAFETY: a word of the calling thread's block, which std reads and writes as a whole.

@@ -1,6 +1,6 @@
-//! L1: one fiber. It knows no scheduler: who runs it, and where, is decided above.
+//! L1: one fiber. Knows no scheduler: the layers above decide which thread runs it, and when.
 //!
-//! - `record`: what there is of a fiber from spawn to the last handle's end
+//! - `record`: the data of a fiber from spawn to the drop of the last handle
 //! - `slab`: where records come from, and how all of them are listed
 //! - `job`: the closure and, later, its result, inside the record
 //! - `state`: the state word
@@ -8,7 +8,7 @@
 //! - `locals`: the thread-locals of a fiber, exchanged when it is switched in and out
 //! - `stack`: slabs of stacks, guards, pools
 //! - `switch`: corosensei behind `resume` and `suspend`
-//! - `overflow`: what a touched guard prints
+//! - `overflow`: the report when a guard is touched
 
 pub(crate) mod job;
 pub(crate) mod limits;

@@ -1,30 +1,30 @@
 #![expect(unsafe_code, reason = "runs inside a signal handler")]
-//! What a touched guard prints.
+//! Reports a stack overflow: what happens when a fiber touches its guard.
 //!
-//! A fault at an address that lies in no stack of ours, or not in the guard of the fiber that runs
-//! on this thread, is somebody else's and goes to the handler that was there before. Ours: one line
+//! A fault at an address outside the runtime's stacks, or not in the guard of the fiber that runs
+//! on this thread, goes to the handler that was there before. Otherwise the report is one line
 //! with fiber, name and spawn site, then the innermost frames, then abort. The line is written
-//! before anything that could fail; symbolizing allocates, and if the overflow happened inside the
-//! allocator it may never return, so an alarm ends the process in that case.
+//! before anything that could fail. Symbolizing allocates, and may never return if the overflow
+//! happened inside the allocator, so an alarm ends the process in that case.
 
 use std::fmt::{self, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-use crate::base::os;
-use crate::base::signal::{self, Previous, SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
 use crate::error::StartError;
 use crate::fiber::record::{FiberRef, Record};
 use crate::fiber::stack;
+use crate::sys::signal::{self, Previous, SIGBUS, SIGSEGV, c_int, c_void, siginfo_t};
+use crate::sys::stderr;
 
 /// Frames printed; a runaway recursion repeats itself.
 const FRAMES: usize = 48;
-/// Seconds the symbolizer has.
+/// Seconds that the symbolizer may take.
 const PATIENCE: u32 = 10;
 
 static BEFORE: OnceLock<[Previous; 2]> = OnceLock::new();
 
-/// Tells which fiber runs on the calling thread; given by the scheduler, which knows.
+/// The scheduler's function that returns the fiber on the calling thread.
 static CURRENT: AtomicPtr<()> = AtomicPtr::new(std::ptr::null_mut());
 
 type Current = fn() -> Option<FiberRef>;
@@ -38,7 +38,7 @@ pub(crate) fn prepare(current: Current) -> Result<(), StartError> {
         step(signal).map_err(|source| StartError::OverflowHandler { signal, source })
     };
     if BEFORE.get().is_none() {
-        // Noted before the first fault can come, and before a start that fails half-way.
+        // Stored before the first fault can come, and before a start that fails half-way.
         let now = |signal| each(signal, signal::current);
         let _ = BEFORE.set([now(SIGSEGV)?, now(SIGBUS)?]);
     }
@@ -54,7 +54,7 @@ pub(crate) fn prepare(current: Current) -> Result<(), StartError> {
 extern "C" fn on_fault(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: we are that handler.
     let address = unsafe { signal::fault_address(info) };
-    // The list of slabs is asked first: a thread that never ran a fiber has nothing to tell.
+    // The list of slabs is checked first: a thread that never ran a fiber has nothing to report.
     if stack::is_stack_address(address)
         && let Some(fiber) = current().filter(|fiber| hit_guard(fiber, address))
     {
@@ -89,7 +89,7 @@ fn report(fiber: FiberRef) -> ! {
     let _ = fiber.describe(&mut line);
     let _ = line.write_str(", overflowed its stack; give it more with task::Builder::stack_size\n");
     line.flush();
-    os::end_process_in(PATIENCE);
+    signal::end_process_in(PATIENCE);
     let mut left = FRAMES;
     // SAFETY: the process ends here; no other thread's symbolizing matters any more.
     unsafe {
@@ -100,7 +100,7 @@ fn report(fiber: FiberRef) -> ! {
         });
     }
     if left == 0 {
-        os::complain("      …\n");
+        stderr::print("      …\n");
     }
     std::process::abort()
 }
@@ -148,7 +148,7 @@ impl Default for Line {
 
 impl Line {
     fn flush(&mut self) {
-        os::complain(&String::from_utf8_lossy(&self.bytes[..self.len]));
+        stderr::print(&String::from_utf8_lossy(&self.bytes[..self.len]));
         self.len = 0;
     }
 }

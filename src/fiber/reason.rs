@@ -1,6 +1,6 @@
-//! Why a fiber is parked, for whoever lists fibers.
+//! Why a fiber is parked; shown in listings of fibers.
 
-/// What a parked fiber waits for. Numbers are never used again for something else.
+/// What a parked fiber waits for. Numbers are stable: never reused for another reason.
 ///
 /// ```
 /// use indent::park::ParkReason;
@@ -10,7 +10,7 @@
 #[non_exhaustive]
 #[repr(u8)]
 pub enum ParkReason {
-    /// Not parked so far.
+    /// It has not parked so far.
     None = 0,
     /// [`park`](crate::park::park): waits for its unparker.
     Park = 1,
@@ -26,14 +26,15 @@ pub enum ParkReason {
     Sleep = 6,
     /// Waits for a socket, a pipe or another descriptor.
     Io = 7,
-    /// Waits for room in a [channel](crate::chan), or for somebody who receives.
+    /// Waits for room in a [channel](crate::chan), or for a receiver.
     Send = 8,
     /// Waits for a value of a [channel](crate::chan).
     Receive = 9,
     /// Waits for one of [several things](mod@crate::select).
     Select = 10,
-    /// Delayed by the runtime: it was asked to end, or its [time limit](crate::time::timeout) has
-    /// passed, and it catches the unwinding of every blocking call
+    /// Delayed by the runtime, because it catches the unwinding of every blocking call.
+    ///
+    /// It was cancelled, or its [time limit](crate::time::timeout) has passed
     /// ([`unwind_pauses`](crate::runtime::Metrics::unwind_pauses)).
     Pause = 11,
     /// Waits for a [`Mutex`](crate::sync::Mutex) or an [`RwLock`](crate::sync::RwLock).
@@ -44,9 +45,9 @@ pub enum ParkReason {
     Semaphore = 18,
     /// Waits for an [`Event`](crate::sync::Event) or a [`Notify`](crate::sync::Notify).
     Event = 19,
-    /// Waits for the others at a [`Barrier`](crate::sync::Barrier).
+    /// Waits for the other callers at a [`Barrier`](crate::sync::Barrier).
     Barrier = 20,
-    /// Waits for somebody else's [initialization](crate::sync::Once).
+    /// Waits for an [initialization](crate::sync::Once) by another fiber or thread.
     Once = 21,
     /// Waits for a [`WaitGroup`](crate::sync::WaitGroup).
     WaitGroup = 22,

@@ -2,23 +2,24 @@
     unsafe_code,
     reason = "records are shared by pointer and counted by hand"
 )]
-//! What there is of a fiber from `spawn` until the last handle lets go.
+//! A fiber's record: its data from `spawn` until the last handle is dropped.
 //!
 //! A record is `SIZE` bytes in a slab (`slab.rs`) whose memory is never unmapped, so a stale
-//! pointer reads an old or a newer fiber, never foreign memory. What keeps a record *this* fiber's
-//! is its count: the runtime holds one reference until the fiber is over, a `JoinHandle` one, an
-//! `Unparker` one, and whoever lists fibers one for as long as it looks (`Held`).
+//! pointer reads an old or a newer fiber, never foreign memory. Its reference count keeps a record
+//! *this* fiber's: the runtime holds one reference until the fiber has ended, a `JoinHandle` one,
+//! an `Unparker` one, and code that lists fibers one for as long as it looks (`Held`).
 //!
-//! Who may touch what:
-//! - `state`, `join`, the counts: anyone, they are protocols of their own.
-//! - `link`: whoever put the record into a list or took it out of one.
+//! Access rules:
+//! - `state`, `join`, the counts: any thread; they are protocols of their own.
+//! - `link`: the thread that put the record into a list or took it out of one.
 //! - `job` and its storage: the spawner until the record is queued; then the fiber; after `join`
-//!   says DONE, whoever that word gives the result to (see `job.rs`).
+//!   is DONE, the side to which that word gives the result (see `job.rs`).
 //! - everything else is written before the record is queued, or by the carrier that runs the
-//!   fiber, and read by anyone who holds a reference: atomics, relaxed, each meaningful alone.
+//!   fiber, and read by any holder of a reference: atomics, relaxed, each meaningful alone.
 //!
-//! **I3** A [`FiberRef`] is only held by someone whose role keeps the record alive: a queue, the
-//! carrier that runs it, the fiber itself, a waiter word whose owner cannot leave before the wake.
+//! **I3** A [`FiberRef`] is only held in a role that keeps the record alive: by a queue, by the
+//! carrier that runs the fiber, by the fiber itself, by a waiter word whose owner cannot leave
+//! before the wake.
 
 use std::fmt;
 use std::ops::Deref;
@@ -26,33 +27,33 @@ use std::panic::Location;
 use std::ptr::{self, NonNull};
 use std::sync;
 
-use crate::base::list::Linked;
-use crate::base::loom::atomic::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
-    fence,
-};
 use crate::fiber::job::{self, Job};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::slab::Remote;
 use crate::fiber::stack::StackHead;
 use crate::fiber::state::{Phase, State};
+use crate::util::list::Linked;
+use crate::util::loom::atomic::{
+    AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+    fence,
+};
 
 /// Letters and a version, so that a debugger finds live records in memory.
 const MAGIC: u32 = u32::from_le_bytes(*b"FIB\x02");
 
-/// No worker was asked for.
+/// The value of `worker` for a fiber that any worker may start.
 pub(crate) const ANY_WORKER: u16 = u16::MAX;
 
 #[repr(C, align(64))]
 pub(crate) struct Record {
     /// `MAGIC` while the record belongs to a fiber.
     magic: AtomicU32,
-    /// When it was made runnable, if that is to be known; see `sched/latency.rs`.
+    /// When it was made runnable, if that is measured; see `sched/latency.rs`.
     pub(crate) woken_at: AtomicU32,
     pub(crate) state: State,
     link: AtomicPtr<Record>,
-    /// Who waits for the result; see `job.rs`.
+    /// The join word: the state of the result, or its waiter; see `job.rs`.
     pub(crate) join: AtomicUsize,
     /// References; zero while the record is free.
     refs: AtomicU32,
@@ -60,29 +61,29 @@ pub(crate) struct Record {
     pub(crate) worker: AtomicU16,
     /// How much it computes between two parks; see `sched/class.rs`.
     pub(crate) heat: AtomicU8,
-    /// Live `no_preempt` sections; its own only.
+    /// Live `no_preempt` sections; used by the fiber itself only.
     pub(crate) unstoppable: AtomicU8,
-    /// Where on its stack its registers lie since it last switched out (`switch.rs`).
+    /// Where on its stack its registers were stored when it last switched out (`switch.rs`).
     pub(crate) stack_pointer: AtomicUsize,
     /// The carrier (a type of the layers above) that a switched-out fiber is bound to; null if it
     /// may run on any thread.
     pub(crate) thread: AtomicPtr<()>,
-    /// Null until the first dispatch and again once the fiber is over.
+    /// Null until the first dispatch and again once the fiber has ended.
     pub(crate) stack: AtomicPtr<StackHead>,
 
     id: AtomicU64,
-    /// The runtime (a type of the layers above); valid until the fiber is over.
+    /// The runtime (a type of the layers above); valid until the fiber has ended.
     pub(crate) runtime: AtomicPtr<()>,
     location: AtomicPtr<Location<'static>>,
     name: AtomicPtr<Box<str>>,
-    /// Where the record goes when it is free.
+    /// Where the record is put when it is free.
     owner: AtomicPtr<Remote>,
-    /// Whether it is in a time limit, and more (`sched/limit.rs`); its own only.
+    /// Whether it is in a time limit, and more (`sched/limit.rs`); used by the fiber itself only.
     pub(crate) limited: sync::atomic::AtomicU8,
-    /// How often it has caught the unwinding of a blocking call (`sched/swallow.rs`); its own only.
+    /// How often it caught the unwinding of a blocking call (`sched/swallow.rs`); its own only.
     pub(crate) swallowed: sync::atomic::AtomicU8,
     reason: AtomicU8,
-    /// The size class of the stack it wants.
+    /// The size class of the stack it requests.
     pub(crate) stack_class: AtomicU8,
     /// Live `pin()` guards, and one more for a fiber built pinned; and `UNTIL_THE_END`.
     pub(crate) pins: AtomicU16,
@@ -91,11 +92,11 @@ pub(crate) struct Record {
     blocks_carrier: AtomicBool,
     /// Whether it may change threads since it last switched out; see `sched/mobility.rs`.
     pub(crate) mobility: AtomicU8,
-    /// Where its last park as a bound fiber was counted (`sched/bound.rs`).
+    /// The entry under which its last park as a bound fiber was counted (`sched/bound.rs`).
     pub(crate) bound_entry: AtomicU16,
-    /// It has one of the places for unwinding fibers (`sched/gate.rs`).
-    pub(crate) gate_pass: AtomicBool,
-    /// It has used thread-locals (`locals.rs`); its holder's only.
+    /// It has one of the permits for unwinding fibers (`sched/gate.rs`).
+    pub(crate) unwind_permit: AtomicBool,
+    /// It has used thread-locals (`locals.rs`); used by the thread that holds the fiber only.
     pub(crate) has_locals: AtomicBool,
     /// The tick of its runtime's clock at which it last parked, or began to wait for a thread.
     waits_since: AtomicU32,
@@ -112,16 +113,16 @@ unsafe impl Linked for Record {
     }
 }
 
-// A panic leaves nothing half-changed in a record: all of it is atomics and protocols of our own.
+// A panic leaves nothing half-changed in a record: all of it is atomics and internal protocols.
 impl std::panic::RefUnwindSafe for Record {}
 
-/// A name as records keep it, by a thin pointer.
+/// A name as records keep it, behind a thin pointer.
 pub(crate) type Name = Box<Box<str>>;
 
-/// What a spawn says about its fiber.
-pub(crate) struct Birth {
+/// The properties of a fiber that its spawn sets.
+pub(crate) struct NewFiber {
     pub(crate) location: &'static Location<'static>,
-    /// In the form in which the record keeps it: nothing is allocated at birth.
+    /// In the form in which the record keeps it, so that `init` allocates nothing.
     pub(crate) name: Option<Name>,
     pub(crate) worker: u16,
     pub(crate) stack_class: u8,
@@ -130,14 +131,16 @@ pub(crate) struct Birth {
 }
 
 impl Record {
-    /// How many references a new fiber has: the runtime's and its `JoinHandle`'s.
-    const BORN_WITH: u32 = 2;
+    /// Initial reference count of a new fiber: the runtime's and its `JoinHandle`'s.
+    const INITIAL_REFS: u32 = 2;
 
-    /// Makes a free record a fiber's. The name of the fiber before it, to be dropped where memory may be
-    /// freed: where a fiber ends that is not so.
+    /// Turns a free record into a new fiber's.
+    ///
+    /// Returns the name of the record's last fiber, for the caller to drop where memory may be
+    /// freed: where a fiber ends that is not allowed.
     #[inline]
     #[must_use = "dropped without a lock or the mark"]
-    pub(crate) fn be_born(&self, id: u64, birth: Birth) -> Option<Name> {
+    pub(crate) fn init(&self, id: u64, birth: NewFiber) -> Option<Name> {
         self.state.reset();
         self.woken_at.store(0, Relaxed);
         self.join.store(0, Relaxed);
@@ -152,13 +155,13 @@ impl Record {
         self.location
             .store(ptr::from_ref(birth.location).cast_mut(), Relaxed);
         let name = birth.name.map_or(ptr::null_mut(), Box::into_raw);
-        let former = self.name.load(Relaxed); // nobody else writes it
+        let former = self.name.load(Relaxed); // no other thread writes it
         self.name.store(name, Relaxed);
         self.reason.store(ParkReason::None as u8, Relaxed);
         self.stack_class.store(birth.stack_class, Relaxed);
         self.pins.store(u16::from(birth.pinned), Relaxed);
         self.blocks_carrier.store(false, Relaxed);
-        self.gate_pass.store(false, Relaxed);
+        self.unwind_permit.store(false, Relaxed);
         self.has_locals.store(false, Relaxed);
         self.waits_since.store(0, Relaxed);
         self.mobility.store(0, Relaxed);
@@ -166,8 +169,8 @@ impl Record {
         self.unstoppable.store(0, Relaxed);
         self.heat.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
-        // Last, and a release: whoever gets a reference by `try_hold` sees all of the above.
-        self.refs.store(Self::BORN_WITH, Release);
+        // Last, and a release: a thread that gets a reference by `try_hold` sees all of the above.
+        self.refs.store(Self::INITIAL_REFS, Release);
         // SAFETY: from `Box::into_raw` above, and the fiber it was for is gone.
         (!former.is_null()).then(|| unsafe { Box::from_raw(former) })
     }
@@ -186,7 +189,7 @@ impl Record {
         self.id.load(Relaxed)
     }
 
-    /// The name, for whoever holds a reference.
+    /// The name; the caller holds a reference.
     pub(crate) fn name(&self) -> Option<&str> {
         // SAFETY: null or a box that is dropped when the record is another fiber's.
         unsafe { self.name.load(Relaxed).as_ref() }.map(|name| &**name)
@@ -197,7 +200,7 @@ impl Record {
         unsafe { &*self.location.load(Relaxed) }
     }
 
-    /// Where it stands, for whoever lists fibers: it is done as soon as its result is there.
+    /// The phase, for listings: a fiber is done as soon as its result is there.
     pub(crate) fn phase(&self) -> Phase {
         match self.state.phase() {
             _ if job::is_done(&self.join) => Phase::Done,
@@ -210,13 +213,13 @@ impl Record {
         ParkReason::from_number(self.reason.load(Relaxed))
     }
 
-    /// The fiber is about to park, at this tick of its runtime's clock.
+    /// Notes that the fiber is about to park, at this tick of its runtime's clock.
     pub(crate) fn note_park(&self, reason: ParkReason, tick: u32) {
         self.reason.store(reason as u8, Relaxed);
         self.note_wait(tick);
     }
 
-    /// The fiber waits from this tick of its runtime's clock on.
+    /// Notes that the fiber waits from this tick of its runtime's clock on.
     pub(crate) fn note_wait(&self, tick: u32) {
         self.waits_since.store(tick, Relaxed);
     }
@@ -226,15 +229,14 @@ impl Record {
         self.waits_since.load(Relaxed)
     }
 
-    /// By the fiber itself: names what it is about to wait for, the address of a lock or the id of
-    /// a fiber.
+    /// Fiber only: names what it is about to wait for, the address of a lock or the id of a fiber.
     pub(crate) fn set_awaited(&self, name: usize) {
         let head = self.stack.load(Relaxed);
         // SAFETY: a fiber that runs has a stack.
         unsafe { StackHead::set_awaited(head, name) };
     }
 
-    /// The name of what it waits for, if its reason is one that has a name.
+    /// Returns the name of what it waits for, if its park reason has one.
     pub(crate) fn awaited(&self) -> Option<usize> {
         let head = self.stack.load(Acquire);
         let has_name = self.reason().names_awaited() && !head.is_null();
@@ -242,12 +244,12 @@ impl Record {
         has_name.then(|| unsafe { StackHead::awaited(head) })
     }
 
-    /// The fiber is about to park inside its own frames, or has done so.
+    /// Notes that the fiber is about to park inside its own frames, or has done so.
     pub(crate) fn set_blocks_carrier(&self, blocks: bool) {
         self.blocks_carrier.store(blocks, Release);
     }
 
-    /// By the fiber itself: it does not leave its thread any more, whatever its frames allow.
+    /// Fiber only: it stays on its thread until it ends, whatever its frames allow.
     pub(crate) fn keep_on_thread(&self) {
         self.pins.fetch_or(UNTIL_THE_END, Relaxed);
     }
@@ -256,18 +258,18 @@ impl Record {
         self.blocks_carrier.load(Acquire)
     }
 
-    /// It has never run.
+    /// Whether it has never run.
     #[inline]
     pub(crate) fn is_unstarted(&self) -> bool {
         self.stack.load(Relaxed).is_null()
     }
 
-    /// It is not to be interrupted now.
+    /// Whether it must not be interrupted now.
     pub(crate) fn is_unstoppable(&self) -> bool {
         self.unstoppable.load(Relaxed) > 0
     }
 
-    /// One line that names the fiber: `fiber 42 'name', spawned at file:line`.
+    /// Writes one line that names the fiber: `fiber 42 'name', spawned at file:line`.
     pub(crate) fn describe(&self, f: &mut impl fmt::Write) -> fmt::Result {
         write!(f, "fiber {}", self.id())?;
         if let Some(name) = self.name() {
@@ -277,7 +279,7 @@ impl Record {
         write!(f, ", spawned at {}:{}", at.file(), at.line())
     }
 
-    /// Takes a reference if the record is in use at all.
+    /// Takes a reference if the record belongs to a fiber.
     pub(crate) fn try_hold(&self) -> Option<Held> {
         let mut refs = self.refs.load(Relaxed);
         while refs > 0 {
@@ -292,10 +294,10 @@ impl Record {
         None
     }
 
-    /// Gives one reference up; true if it was the last and the record is now the caller's, to
-    /// put back into its slab.
+    /// Drops one reference; true if it was the last and the record is now the caller's, to put
+    /// back into its slab.
     #[must_use]
-    fn let_go(&self) -> bool {
+    fn release(&self) -> bool {
         if self.refs.fetch_sub(1, Release) > 1 {
             return false;
         }
@@ -305,7 +307,7 @@ impl Record {
     }
 }
 
-/// A fiber, by someone whose role keeps its record alive (I3).
+/// A pointer to a fiber, held in a role that keeps its record alive (I3).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FiberRef(NonNull<Record>);
 
@@ -325,16 +327,16 @@ impl FiberRef {
         self.0
     }
 
-    /// A counted reference, from a role that keeps the record alive (I3).
+    /// Takes a counted reference, from a role that keeps the record alive (I3).
     pub(crate) fn hold(self) -> Held {
         self.refs.fetch_add(1, Relaxed);
         Held(self.0)
     }
 
-    /// The runtime gives up its reference: the fiber is over and off its stack. A record that
-    /// nobody else holds comes back, to be put into its slab.
+    /// Drops the runtime's reference: the fiber has ended and left its stack. Returns the record if
+    /// that was the last reference, to be put into its slab.
     pub(crate) fn end(self) -> Option<NonNull<Record>> {
-        self.let_go().then_some(self.0)
+        self.release().then_some(self.0)
     }
 }
 
@@ -347,7 +349,7 @@ impl Deref for FiberRef {
     }
 }
 
-/// A counted reference.
+/// A counted reference to a fiber.
 pub(crate) struct Held(NonNull<Record>);
 
 // SAFETY: as for `FiberRef`.
@@ -356,7 +358,7 @@ unsafe impl Send for Held {}
 unsafe impl Sync for Held {}
 
 impl Held {
-    /// Takes over a reference that was counted at birth.
+    /// Takes over a reference that was counted by `init`.
     ///
     /// # Safety
     /// That reference is the caller's and is not taken over twice.
@@ -364,7 +366,7 @@ impl Held {
         Held(fiber.0)
     }
 
-    /// Uncounted, while `self` lives.
+    /// An uncounted pointer, valid while `self` lives.
     pub(crate) fn fiber(&self) -> FiberRef {
         FiberRef(self.0)
     }
@@ -388,7 +390,7 @@ impl Deref for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.let_go() {
+        if self.release() {
             self.owner().give_back(self.0);
         }
     }

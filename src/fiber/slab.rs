@@ -1,13 +1,14 @@
 #![expect(unsafe_code, reason = "cuts records out of mapped memory")]
-//! Where records come from.
+//! Slabs of records.
 //!
 //! A slab belongs to one worker (or, behind a lock, to all plain threads). It hands out records
-//! from its free list, hottest first, then from what others gave back, then fresh ones. A record
-//! that is freed by anybody but the slab's holder goes to the slab's [`Remote`], an inbox.
+//! from its free list, most recently used first, then those that other threads returned, then fresh
+//! ones. A record that is freed by any thread but the slab's holder goes to the slab's [`Remote`],
+//! an inbox.
 //!
 //! Chunks are never unmapped and slabs never dropped: when a runtime ends, its slabs wait for the
 //! next runtime. So a `JoinHandle` may outlive its runtime, and [`every_record`] may walk all
-//! chunks at any time without stopping anybody: it takes a reference before it looks.
+//! chunks at any time without stopping other threads: it takes a reference before it looks.
 
 use std::ptr::{self, NonNull};
 use std::sync::Mutex;
@@ -16,24 +17,24 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::base::inbox::Inbox;
-use crate::base::list::List;
-use crate::base::os::{self, Advice};
-use crate::base::preempt_check;
 use crate::fiber::record::{Held, Record};
+use crate::sys::memory::{self, Advice};
+use crate::util::inbox::Inbox;
+use crate::util::list::List;
+use crate::util::preempt_check;
 
 /// The first chunk of a slab: enough for a small program without a huge page.
 const FIRST_CHUNK: usize = 64 * 1024;
 /// Later chunks: one huge page each. A fresh small page costs a fault for every sixteen records.
 const CHUNK: usize = 2 * 1024 * 1024;
-/// How many ids a slab takes at a time.
+/// How many ids a slab takes at a time from the global counter.
 const ID_BLOCK: u64 = 1024;
 
-/// What others know of a slab: where to put its records.
+/// The part of a slab that other threads use: where they return its records.
 pub(crate) struct Remote(Inbox<Record>);
 
 impl Remote {
-    /// Takes a free record back, from any thread.
+    /// Returns a free record to its slab, from any thread.
     pub(crate) fn give_back(&self, record: NonNull<Record>) {
         // SAFETY: slab memory stays valid, and a free record is in no list.
         unsafe { self.0.post(record) };
@@ -49,7 +50,7 @@ struct Chunk {
     capacity: usize,
 }
 
-/// All chunks of the process, newest first. Only ever grows.
+/// All chunks of the process, newest first; it only grows.
 static CHUNKS: AtomicPtr<Chunk> = AtomicPtr::new(ptr::null_mut());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 /// Slabs of runtimes that ended.
@@ -58,17 +59,17 @@ static IDLE: Mutex<Vec<Slab>> = Mutex::new(Vec::new());
 impl Chunk {
     fn map(bytes: usize) -> &'static Chunk {
         let result = if bytes < CHUNK {
-            os::map(bytes)
+            memory::map(bytes)
         } else {
-            os::map_aligned(bytes, CHUNK)
+            memory::map_aligned(bytes, CHUNK)
         };
         let Ok(at) = result else {
             // `spawn` cannot fail, and without a record there is nothing to queue.
             panic!("no memory for {bytes} bytes of fiber records: free memory or spawn less");
         };
         if bytes >= CHUNK {
-            // SAFETY: nobody has seen the mapping; refusal only costs speed.
-            let _ = unsafe { os::advise(at, bytes, Advice::HugePages) };
+            // SAFETY: no other code has seen the mapping; refusal only costs speed.
+            let _ = unsafe { memory::advise(at, bytes, Advice::HugePages) };
         }
         let chunk = at.cast::<Chunk>();
         let capacity = (bytes - size_of::<Chunk>()) / size_of::<Record>();
@@ -90,7 +91,7 @@ impl Chunk {
         }
     }
 
-    /// Record number `i`, which must be below `used` or about to be.
+    /// Returns record number `i`, which must be below `used` or about to be.
     fn record(&self, i: usize) -> NonNull<Record> {
         debug_assert!(i < self.capacity);
         let first = ptr::from_ref(self)
@@ -113,7 +114,7 @@ pub(crate) struct Slab {
 unsafe impl Send for Slab {}
 
 impl Slab {
-    /// One that a former runtime left, or a new one.
+    /// Returns a slab of a former runtime, or a new one.
     pub(crate) fn obtain() -> Slab {
         preempt_check::expect_disabled();
         let idle = IDLE.lock().unwrap_or_else(|e| e.into_inner()).pop();
@@ -135,7 +136,7 @@ impl Slab {
         ptr::eq(record.owner(), self.remote)
     }
 
-    /// A free record, and a new id for it.
+    /// Takes a free record, and a new id for it.
     pub(crate) fn take(&mut self) -> (NonNull<Record>, u64) {
         if self.ids.is_empty() {
             let start = NEXT_ID.fetch_add(ID_BLOCK, Relaxed);
@@ -160,13 +161,13 @@ impl Slab {
         let used = self.chunk.used.load(Relaxed);
         let record = self.chunk.record(used);
         // SAFETY: in bounds, and fresh anonymous memory: zeros, a valid value for every field that
-        // is read before `be_born` has written it (atomics and a count of zero).
+        // is read before `init` has written it (atomics and a count of zero).
         unsafe { record.as_ref() }.set_owner(self.remote);
         self.chunk.used.store(used + 1, Release); // publishes the owner with it
         record
     }
 
-    /// Takes back a record of this slab.
+    /// Returns a record of this slab.
     pub(crate) fn put(&mut self, record: NonNull<Record>) {
         // SAFETY: free, so in no list; slab memory stays valid.
         unsafe { self.free.push_front(record) };

@@ -6,22 +6,23 @@
 //!  | guard | ................ usable ................ | StackHead | colour |   next stack …
 //! ```
 //!
-//! A stack comes in size classes, powers of two. Its head, at the top, lies in the page every fiber
-//! touches anyway; it holds the coroutine that lives on the stack (`switch.rs`), the link for
-//! lists, and the time limits of the fiber (`limits.rs`). The kernel commits page by page: that is
-//! how a stack grows.
+//! A stack comes in size classes, powers of two. Its head, at the top, lies in the page that every
+//! fiber touches anyway. The head holds the coroutine that lives on the stack (`switch.rs`), the
+//! link for lists, and the time limits of the fiber (`limits.rs`). The kernel commits page by page:
+//! that is how a stack grows.
 //!
 //! The guard is [`GUARD`] bytes long: code that was compiled without stack probes (most C) touches
 //! a large frame at its far end first, and must not reach the next stack (S15). It is installed
 //! once, when a stack is first cut from its slab: markers without a mapping of their own
-//! (`MADV_GUARD_INSTALL`), else inaccessible pages, which split the mapping in two, so that the
+//! (`MADV_GUARD_INSTALL`), else inaccessible pages. Those split the mapping in two, so that the
 //! process limit on mappings becomes a limit on stacks. In both cases its length costs address
 //! space, and eight bytes of page table for each page of it, but no memory and no further mapping.
 //!
-//! Slabs are never unmapped (a fault handler must be able to ask whose address it is at any time):
-//! free stacks wait in one pool per class for the next fiber of any runtime; workers keep a few of
-//! the default class at hand ([`Cache`]). Under a sanitizer neither slabs nor pools are used: each
-//! stack is its own mapping and goes when its fiber ends, so that stale pointers into it are seen.
+//! Slabs are never unmapped (a fault handler must be able to look up any address at any time). Free
+//! stacks wait in one pool per class for the next fiber of any runtime; workers keep a few of the
+//! default class in a [`Cache`]. Under a sanitizer neither slabs nor pools are used: each stack is
+//! its own mapping and is unmapped when its fiber ends, so that stale pointers into it are
+//! detected.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -32,12 +33,12 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::base::list::{Linked, List};
-use crate::base::os::{self, Advice, PAGE};
-use crate::base::preempt_check;
 use crate::fiber::limits::Limits;
 use crate::fiber::locals::Locals;
 use crate::fiber::switch::Resident;
+use crate::sys::memory::{self, Advice, PAGE};
+use crate::util::list::{Linked, List};
+use crate::util::preempt_check;
 
 mod trim;
 
@@ -52,18 +53,17 @@ const SMALLEST: usize = if cfg!(indent_sanitize) {
 const LARGEST: usize = 1 << 30;
 pub(crate) const CLASSES: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 
-/// A slab of stacks is at least this large, and doubles with every further one of its class …
+/// The first slab of a class has at least this size; each further one is twice as large …
 const FIRST_SLAB: usize = 16 * 1024 * 1024;
-/// … up to this: a million default stacks then take some twenty slabs.
+/// … up to this size: a million default stacks then take some twenty slabs.
 const LAST_SLAB: usize = 16 << 30;
 
-/// Between two stacks: more than 64 KiB, and an odd number of pages (see [`stride`]).
+/// Size of a guard: more than 64 KiB, and an odd number of pages (see [`stride`]).
 const GUARD: usize = 64 * 1024 + PAGE;
 
-/// A worker keeps this many free stacks; beyond, half go to the pool.
+/// Free stacks in a worker's cache; beyond, half go to the pool.
 const CACHE: usize = 64;
-/// Of the stacks in a pool beyond this number those that are not needed give back their pages
-/// (`trim.rs`).
+/// Free stacks in a pool that keep their pages; beyond, unneeded ones give them back (`trim.rs`).
 const POOL_KEEPS_PAGES: usize = 1024;
 
 /// How the end of a stack is guarded.
@@ -90,7 +90,7 @@ pub enum Guard {
     Page,
 }
 
-/// The stack class for a size in bytes; `None` if there is no such stack.
+/// Returns the stack class for a size in bytes; `None` if there is no such class.
 pub(crate) fn class_for(size: usize) -> Option<u8> {
     if size == 0 || size > LARGEST {
         return None;
@@ -105,24 +105,24 @@ pub(crate) const fn class_size(class: u8) -> usize {
 
 pub(crate) const LARGEST_STACK: usize = LARGEST;
 
-/// From one stack of a class to the next: the guard comes on top of the size. The odd number of
-/// pages matters: at a multiple of a large power of two the same lines of all stacks would compete
-/// for a few cache sets.
+/// Distance from one stack of a class to the next: the guard comes on top of the size. The odd
+/// number of pages matters: at a multiple of a large power of two the same lines of all stacks
+/// would compete for a few cache sets.
 const fn stride(class: u8) -> usize {
     class_size(class) + GUARD
 }
 
-/// Stacks differ in where within their uppermost page they begin, by this many cache lines at most.
+/// Stacks begin at different cache lines of their uppermost page; this many variants.
 const COLOURS: usize = 16;
 const CACHE_LINE: usize = 64;
 
-/// What lies at the top of every stack. Its first cache line is all that a switch needs. Its
-/// address is the stack's name.
+/// The head at the top of every stack. A switch needs only its first cache line. Its address
+/// identifies the stack.
 #[repr(C, align(64))]
 pub(crate) struct StackHead {
-    /// While nobody uses the stack, of the list it is in; else see [`StackHead::region`].
-    link: crate::base::loom::atomic::AtomicPtr<StackHead>,
-    /// The lowest address, a multiple of the page size; below that size, class and guard kind.
+    /// While the stack is free, the link of the list it is in; else see [`StackHead::region`].
+    link: crate::util::loom::atomic::AtomicPtr<StackHead>,
+    /// The lowest address, a multiple of the page size; its low bits hold class and guard kind.
     bottom: usize,
     pub(crate) resident: Resident,
     limits: Limits,
@@ -134,7 +134,7 @@ pub(crate) struct StackHead {
 
 // SAFETY: the link is written by lists only.
 unsafe impl Linked for StackHead {
-    fn link(&self) -> &crate::base::loom::atomic::AtomicPtr<Self> {
+    fn link(&self) -> &crate::util::loom::atomic::AtomicPtr<Self> {
         &self.link
     }
 }
@@ -160,12 +160,12 @@ impl StackHead {
         unsafe { Self::limit_of(self) }
     }
 
-    /// The same, without a reference to the rest of the head.
+    /// Returns the same without a reference to the rest of the head.
     ///
     /// # Safety
     /// There is a head.
     pub(crate) unsafe fn limit_of(head: *const StackHead) -> usize {
-        // SAFETY: by the caller's promise; nobody writes it once the stack is cut.
+        // SAFETY: by the caller's promise; not written once the stack is cut.
         unsafe { (*head).bottom & !(PAGE - 1) }
     }
 
@@ -178,11 +178,11 @@ impl StackHead {
         unsafe { Self::limit_of(head) + GUARD }
     }
 
-    /// The innermost region the stack's fiber is in (a type of the layers above), in a frame of its own;
-    /// null if there is none.
+    /// The innermost region the stack's fiber is in (a type of the layers above), in a frame of its
+    /// own; null if there is none.
     ///
     /// # Safety
-    /// There is a head; on the thread that runs the fiber, or where nobody does.
+    /// There is a head; on the thread that runs the fiber, or while no thread runs it.
     pub(crate) unsafe fn region(head: *const StackHead) -> *const () {
         // SAFETY: by the caller's promise.
         unsafe { (*head).link.load(Relaxed) }.cast()
@@ -196,8 +196,8 @@ impl StackHead {
         unsafe { (*head).link.store(region, Relaxed) };
     }
 
-    /// The time limits of the stack's fiber, or of one before it: the record says whether there are
-    /// any.
+    /// The time limits of the stack's fiber, or of an earlier one: the record has a flag for
+    /// whether there are any.
     ///
     /// # Safety
     /// There is a head; on the thread that runs the fiber; and it does not leave the stack while
@@ -216,7 +216,7 @@ impl StackHead {
         unsafe { (*head).awaited.store(name, Relaxed) };
     }
 
-    /// What the stack's fiber waits for, or last waited for and named.
+    /// The name of what the stack's fiber waits for, or last waited for.
     ///
     /// # Safety
     /// There is a head.
@@ -225,13 +225,13 @@ impl StackHead {
         unsafe { (*head).awaited.load(Relaxed) }
     }
 
-    /// True if `address` lies in the guard.
+    /// Whether `address` lies in the guard.
     pub(crate) fn guards(&self, address: usize) -> bool {
         (self.limit()..self.limit() + GUARD).contains(&address)
     }
 }
 
-/// A range of address space that holds stacks, for the fault handler. Only ever added to.
+/// A range of address space that holds stacks, for the fault handler. The list only grows.
 struct Slab {
     start: usize,
     end: usize,
@@ -241,7 +241,7 @@ struct Slab {
 static SLABS: AtomicPtr<Slab> = AtomicPtr::new(ptr::null_mut());
 static SLAB_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// True if `address` lies in a stack, used or not. Takes no lock: called in a signal handler.
+/// Whether `address` lies in a stack, used or not. Takes no lock: for signal handlers.
 pub(crate) fn is_stack_address(address: usize) -> bool {
     let mut slab = SLABS.load(Acquire).cast_const();
     // SAFETY: slabs are leaked, and `next` was set before they were published.
@@ -276,9 +276,9 @@ fn publish(at: NonNull<u8>, bytes: usize) {
 /// The free stacks of one class and guard kind, and the slab that new ones are cut from.
 struct Pool {
     free: List<StackHead>,
-    /// Free ones that have given back their pages.
+    /// Free stacks that have given back their pages.
     trimmed: List<StackHead>,
-    /// The fewest in `free` since somebody last looked.
+    /// The smallest length of `free` since the last [`trim`].
     lowest: usize,
     /// The uncut rest of the newest slab.
     fresh: usize,
@@ -320,15 +320,15 @@ impl Pool {
     fn map_slab(&mut self, size: usize) -> io::Result<()> {
         let mut bytes = (self.slab_bytes * 2).clamp(FIRST_SLAB, LAST_SLAB).max(size);
         let at = loop {
-            match os::map(bytes) {
+            match memory::map(bytes) {
                 Ok(at) => break at,
-                // Not so much at once (ulimit -v, strict overcommit): try with less.
+                // Too much at once (ulimit -v, strict overcommit): try with less.
                 Err(_) if bytes / 2 >= size => bytes /= 2,
                 Err(error) => return Err(error),
             }
         };
         // SAFETY: fresh; a refusal only costs memory.
-        let _ = unsafe { os::advise(at, bytes, Advice::NoHugePages) };
+        let _ = unsafe { memory::advise(at, bytes, Advice::NoHugePages) };
         publish(at, bytes);
         self.slab_bytes = bytes;
         self.fresh = at.as_ptr().expose_provenance();
@@ -342,9 +342,9 @@ impl Pool {
 unsafe fn install_guard(bottom: NonNull<u8>, guard: Guard) -> io::Result<()> {
     match guard {
         // SAFETY: by the caller's promise.
-        Guard::Marker => unsafe { os::advise(bottom, GUARD, Advice::InstallGuard) },
+        Guard::Marker => unsafe { memory::advise(bottom, GUARD, Advice::InstallGuard) },
         // SAFETY: by the caller's promise.
-        Guard::Page => unsafe { os::forbid(bottom, GUARD) },
+        Guard::Page => unsafe { memory::forbid(bottom, GUARD) },
     }
 }
 
@@ -356,7 +356,7 @@ unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<St
     let offset = stride(class) - colour * CACHE_LINE - size_of::<StackHead>();
     // SAFETY: inside the stack.
     let head = unsafe { bottom.add(offset) }.cast::<StackHead>();
-    let link = crate::base::loom::atomic::AtomicPtr::new(ptr::null_mut());
+    let link = crate::util::loom::atomic::AtomicPtr::new(ptr::null_mut());
     let paged = if guard == Guard::Page {
         StackHead::PAGED
     } else {
@@ -390,11 +390,11 @@ fn lock(guard: Guard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
         .unwrap_or_else(|e| e.into_inner())
 }
 
-/// A free stack from the pool, or a new one.
+/// Returns a free stack from the pool, or a new one.
 pub(crate) fn obtain(class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> {
     if cfg!(indent_sanitize) {
         let size = stride(class);
-        let bottom = os::map(size)?;
+        let bottom = memory::map(size)?;
         // SAFETY: a fresh mapping.
         unsafe { install_guard(bottom, guard)? };
         publish(bottom, size);
@@ -412,14 +412,14 @@ pub(crate) fn obtain(class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> 
     }
 }
 
-/// Gives a stack whose fiber is over to the pool.
+/// Returns a stack whose fiber has ended to the pool.
 pub(crate) fn give_back(stack: NonNull<StackHead>) {
     // SAFETY: the head of a stack is valid as long as the stack is.
     let head = unsafe { stack.as_ref() };
     let (class, guard) = (head.class(), head.guard());
     if cfg!(indent_sanitize) {
         let limit = head.limit();
-        // SAFETY: its fiber is over and nobody else knows the stack.
+        // SAFETY: its fiber has ended and no other thread knows the stack.
         let head = unsafe { &mut *stack.as_ptr() };
         // SAFETY: as above.
         unsafe { head.resident.destroy() };
@@ -427,7 +427,7 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
         let bottom = NonNull::new(bottom).expect("no stack at address zero");
         // SAFETY: the whole mapping of this stack, made by `obtain`. The published range stays
         // behind, which at worst makes the fault handler look twice.
-        unsafe { os::unmap(bottom, stride(class)) };
+        unsafe { memory::unmap(bottom, stride(class)) };
         return;
     }
     let mut pool = lock(guard, class);
@@ -436,18 +436,18 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
     trim::note(pool.free.len());
 }
 
-/// Whether the kernel knows guard markers; asked once.
+/// Whether the kernel supports guard markers; tested once.
 pub(crate) fn best_guard() -> Guard {
     static ANSWER: AtomicU8 = AtomicU8::new(0);
     match ANSWER.load(Relaxed) {
         1 => Guard::Marker,
         2 => Guard::Page,
         _ => {
-            let works = os::map(PAGE).is_ok_and(|page| {
+            let works = memory::map(PAGE).is_ok_and(|page| {
                 // SAFETY: a page of our own.
-                let works = unsafe { os::advise(page, PAGE, Advice::InstallGuard) }.is_ok();
+                let works = unsafe { memory::advise(page, PAGE, Advice::InstallGuard) }.is_ok();
                 // SAFETY: as above.
-                unsafe { os::unmap(page, PAGE) };
+                unsafe { memory::unmap(page, PAGE) };
                 works
             });
             ANSWER.store(if works { 1 } else { 2 }, Relaxed);
@@ -456,24 +456,24 @@ pub(crate) fn best_guard() -> Guard {
     }
 }
 
-/// How many stacks there can be beside so many threads; `None` if only memory limits them.
+/// The most stacks there can be beside `threads` threads; `None` if only memory limits them.
 pub(crate) fn limit(guard: Guard, threads: usize) -> Option<usize> {
     match guard {
         Guard::Marker => None,
-        Guard::Page => Some(limit_by_mappings(os::max_mappings(), threads)),
+        Guard::Page => Some(limit_by_mappings(memory::max_mappings(), threads)),
     }
 }
 
-/// How many threads for fibers the mappings of the process suffice for, beside those of stacks.
+/// The most threads for fibers that the mappings of the process allow, beside those of stacks.
 pub(crate) fn most_threads(guard: Guard) -> usize {
-    let mappings = os::max_mappings();
+    let mappings = memory::max_mappings();
     match guard {
         Guard::Marker => mappings / MAPPINGS_OF_THREAD,
         Guard::Page => share_of_threads(mappings) / MAPPINGS_OF_THREAD,
     }
 }
 
-/// How many stacks with guard pages fit into so many mappings beside the threads of fibers.
+/// The most stacks with guard pages that `mappings` allow beside the threads of fibers.
 ///
 /// A bound fiber keeps a thread, and before the program's code has been read every parked fiber
 /// does. If the stacks took all mappings the kernel would refuse those threads, and if the threads
@@ -487,9 +487,9 @@ fn limit_by_mappings(mappings: usize, threads: usize) -> usize {
     (mappings.saturating_sub(OTHERS + for_threads) / A_STACK).max(1)
 }
 
-/// Most mappings that are kept for threads where stacks need mappings, too: a quarter. Most fibers
-/// of most programs need no thread of their own, so that a large number of threads is rarely used
-/// up and must not leave fibers without stacks.
+/// The most mappings that are reserved for threads where stacks need mappings, too: a quarter. Most
+/// fibers of most programs need no thread of their own, so that a large number of threads is rarely
+/// used up and must not leave fibers without stacks.
 fn share_of_threads(mappings: usize) -> usize {
     mappings / 4
 }
@@ -498,12 +498,12 @@ fn share_of_threads(mappings: usize) -> usize {
 /// each with a guard, and the two parts of an arena of the C library's allocator.
 const MAPPINGS_OF_THREAD: usize = 8;
 
-/// Slabs mapped so far, for the metrics.
+/// Number of slabs mapped so far, for the metrics.
 pub(crate) fn slabs() -> usize {
     SLAB_COUNT.load(Relaxed)
 }
 
-/// Free stacks of the default class at a worker's hand, hottest first.
+/// A worker's cache of free stacks of the default class, most recently used first.
 pub(crate) struct Cache {
     free: List<StackHead>,
     class: u8,
@@ -545,8 +545,8 @@ impl Cache {
         self.free.len()
     }
 
-    /// Gives all but `n` to the pool and says how many that were. The coldest stay, as a list
-    /// gives up its front only; the next few fibers warm them.
+    /// Moves all but `n` stacks to the pool and returns how many. The least recently used stay,
+    /// since a list gives up its front only; the next few fibers warm them.
     pub(crate) fn keep(&mut self, n: usize) -> usize {
         let surplus = self.free.len().saturating_sub(n);
         for _ in 0..surplus {
@@ -562,7 +562,7 @@ impl Drop for Cache {
     }
 }
 
-/// Room that a resident coroutine's object takes in the head.
+/// Room for a resident coroutine's object in the head.
 pub(crate) type Slot<T> = std::cell::UnsafeCell<MaybeUninit<T>>;
 
 #[cfg(all(test, not(indent_loom)))]

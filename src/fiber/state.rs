@@ -7,39 +7,39 @@
 //!     └─────────────────────────┴───────────────────────┘
 //! ```
 //!
-//! *Runnable* covers not started, queued and running: no other thread needs the difference (a fiber
-//! that has not started has no stack), and a start or a yield then costs no atomic operation.
+//! *Runnable* covers unstarted, queued and running: no other thread needs the difference (an
+//! unstarted fiber has no stack), and a start or a yield then costs no atomic operation.
 //! *Parking* is the time between the fiber's decision and the moment its stack is switched out; the
-//! scheduler, on its own stack, commits.
+//! scheduler, on its own stack, commits the park.
 //!
 //! Beside the phase there are bits.
-//! - TOKEN: an unpark came; the next park that waits for unparks spends it.
+//! - TOKEN: an unpark came; the next park that waits for unparks consumes it.
 //! - NOTIFIED: the same for waits of the runtime itself, such as a join or a sleep. Such parks have
-//!   WANTS_NOTIFY; they and those of the user do not take each other's wakes.
+//!   WANTS_NOTIFY. Parks of the runtime and of the user do not consume each other's wakes.
 //! - CANCEL: cancellation was requested; stays set.
 //! - EXPIRED: the deadline of this park passed while it was being committed.
 //! - NO_CANCEL: a cancellation does not end this park.
 //! - CANCEL_LATER: a cancellation ends this park only through [`State::deliver_cancel`].
 //!
-//! The upper half counts parks, so that a deadline can name the one it was set for and a late one
-//! does nothing.
+//! The upper half counts parks, so that a deadline can name the park it was set for, and a late
+//! deadline does nothing.
 //!
 //! Invariants:
 //! - **I1** A fiber is in a queue, or runs, or is Parked and in no queue; the transition out of
 //!   Parked happens once per park, and the thread that makes it must enqueue the fiber.
 //! - **I2** Exactly one cause ends a park. A wake that comes when another cause has already won is
-//!   kept as TOKEN or CALL for the next park that waits for it; it is never lost.
+//!   kept as TOKEN or NOTIFIED for the next park that waits for it; it is never lost.
 //!
-//! All transitions are read-modify-write operations, releasing what the waker wrote and acquiring
-//! it in the woken: a wake that changes no bit still writes, for its release to be seen.
+//! All transitions are read-modify-write operations. They release what the waker wrote, and the
+//! woken fiber acquires it: a wake that changes no bit still writes, so that its release is seen.
 
 use std::fmt;
 
-use crate::base::loom::atomic::{
+use crate::util::loom::atomic::{
     AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
-use crate::base::preempt_check;
+use crate::util::preempt_check;
 
 const PHASE: u64 = 0b111;
 const RUNNABLE: u64 = 1;
@@ -61,10 +61,10 @@ const BY_DEADLINE: u64 = 2 << 8;
 const BY_CANCEL: u64 = 3 << 8;
 
 const ONE_PARK: u64 = 1 << 32;
-/// What a new park inherits from before.
+/// The bits that a new park inherits.
 const KEPT: u64 = TOKEN | NOTIFIED | CANCEL | !(ONE_PARK - 1);
 
-/// The bit of the wake that the park of this word waits for.
+/// The wake bit that the park of this word waits for.
 fn wanted(word: u64) -> u64 {
     if word & WANTS_NOTIFY == 0 {
         TOKEN
@@ -80,29 +80,29 @@ fn wanted(word: u64) -> u64 {
 ///
 /// park::unparker().unpark();
 /// match park::until(None, ParkReason::Park) {
-///     Woken::ByWake => println!("somebody has something for us"),
+///     Woken::ByWake => println!("an unpark came"),
 ///     Woken::ByDeadline => unreachable!("there is none"),
 ///     Woken::ByCancel => println!("let go of what we hold, and return"),
 /// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Woken {
-    /// Somebody unparked, before or during the park.
+    /// An unpark came, before or during the park.
     ByWake,
     /// The deadline passed first.
     ByDeadline,
-    /// The fiber was asked to end; it should return to its caller as soon as it can.
+    /// Cancellation was requested; the fiber should return to its caller as soon as it can.
     ByCancel,
 }
 
 /// Whether a cancellation ends a park.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cancel {
-    /// It does, at once, whether it was requested before the park or comes later.
+    /// At once, whether it was requested before the park or comes later.
     Enabled,
-    /// It does when it is delivered to the fiber, not when it is requested.
+    /// When it is delivered to the fiber, not when it is requested.
     Deferred,
-    /// It does not: the fiber waits for something that must happen.
+    /// Never: the fiber waits for something that must happen.
     Disabled,
 }
 
@@ -128,9 +128,9 @@ impl Signal {
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Begin {
-    /// No need to park.
+    /// There is no need to park.
     Woken(Woken),
-    /// Switch out now; the number is the one a deadline must name.
+    /// Switch out now; the number names this park for its deadline.
     Parking(u32),
 }
 
@@ -138,9 +138,9 @@ pub(crate) enum Begin {
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Commit {
-    /// The fiber is parked and no longer ours.
+    /// The fiber is parked and no longer the caller's.
     Parked,
-    /// A cause came first: run it again.
+    /// A cause came first: run the fiber again.
     Resume,
 }
 
@@ -148,13 +148,13 @@ pub(crate) enum Commit {
 #[must_use]
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Notify {
-    /// The fiber is the caller's alone now: queue it.
+    /// The fiber is the caller's alone now: enqueue it.
     Enqueue,
-    /// Nothing: it runs, is queued, will look, or is over.
+    /// Nothing: the fiber runs, is queued, will check, or has ended.
     Nothing,
 }
 
-/// The phase, for whoever lists fibers.
+/// The phase of a fiber, for listings of fibers.
 ///
 /// ```
 /// use indent::task::Phase;
@@ -171,30 +171,30 @@ pub(crate) enum Notify {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
-    /// Never run so far; it has no stack.
+    /// It has never run and has no stack.
     Unstarted,
     /// Running or waiting for a worker.
     Runnable,
     /// Waiting for something.
     Parked,
-    /// Over; its result waits for a join.
+    /// It has ended; its result waits for a join.
     Done,
 }
 
 pub(crate) struct State(AtomicU64);
 
 impl State {
-    /// Makes the word of a record that was free a new fiber's.
+    /// Makes the word of a free record a new fiber's.
     pub(crate) fn reset(&self) {
         self.0.store(RUNNABLE, Relaxed);
     }
 
-    /// For a plain thread, which runs already.
+    /// The word of a plain thread, which runs already.
     pub(crate) fn runnable() -> Self {
         State(AtomicU64::new(RUNNABLE))
     }
 
-    /// Applies `step` until nobody came in between, and returns what `step` said with it.
+    /// Applies `step` by compare-exchange until no other thread interferes; returns its result.
     #[inline]
     fn update<R>(&self, mut step: impl FnMut(u64) -> (u64, R)) -> R {
         let mut now = self.0.load(Relaxed);
@@ -207,7 +207,7 @@ impl State {
         }
     }
 
-    /// Called by the fiber itself, before it switches out.
+    /// Announces a park. Called by the fiber itself, before it switches out.
     pub(crate) fn begin_park(&self, cancel: Cancel, signal: Signal) -> Begin {
         self.update(|now| {
             debug_assert_eq!(now & PHASE, RUNNABLE, "{self:?}");
@@ -232,7 +232,7 @@ impl State {
         })
     }
 
-    /// Called off the fiber's stack, once it is switched out.
+    /// Commits an announced park. Called off the fiber's stack, once it is switched out.
     pub(crate) fn commit_park(&self) -> Commit {
         self.update(|now| {
             debug_assert_eq!(now & PHASE, PARKING, "{self:?}");
@@ -245,13 +245,13 @@ impl State {
             } else {
                 return ((now & !PHASE) | PARKED, Commit::Parked);
             };
-            // The token is spent here, not kept: this park was the next one.
+            // The token is consumed here, not kept: this park was the next one.
             let kept = now & KEPT & !wanted(now);
             (kept | RUNNABLE | cause, Commit::Resume)
         })
     }
 
-    /// Takes a parked fiber back to where it was before its park was committed; false if it is not
+    /// Returns a parked fiber to the state before its park was committed; false if it is not
     /// parked. The caller holds the fiber until it commits the park again.
     pub(crate) fn reopen_park(&self) -> bool {
         preempt_check::expect_disabled();
@@ -261,7 +261,7 @@ impl State {
         })
     }
 
-    /// Called by the fiber when it runs again: what ended its park.
+    /// Returns what ended the park. Called by the fiber when it runs again.
     pub(crate) fn end_park(&self) -> Woken {
         let now = self.0.load(Acquire);
         match now & CAUSE {
@@ -272,7 +272,7 @@ impl State {
         }
     }
 
-    /// Somebody unparks, or calls.
+    /// Delivers an unpark or a notification.
     pub(crate) fn wake(&self, signal: Signal) -> Notify {
         preempt_check::expect_disabled();
         self.update(|now| match now & PHASE {
@@ -280,12 +280,12 @@ impl State {
                 ((now & KEPT) | RUNNABLE | BY_WAKE, Notify::Enqueue)
             }
             DONE => (now, Notify::Nothing),
-            // Spent by commit_park or the next begin_park that waits for it.
+            // Consumed by commit_park or the next begin_park that waits for it.
             _ => (now | signal.bit(), Notify::Nothing),
         })
     }
 
-    /// The deadline of park number `park` passed.
+    /// Ends park number `park`, whose deadline passed, if it is still parked.
     pub(crate) fn expire(&self, park: u32) -> Notify {
         preempt_check::expect_disabled();
         self.update(|now| {
@@ -300,7 +300,7 @@ impl State {
         })
     }
 
-    /// Asks the fiber to end, at its next blocking call or when the request is delivered.
+    /// Requests cancellation, at the next blocking call or when the request is delivered.
     pub(crate) fn request_cancel(&self) {
         self.0.fetch_or(CANCEL, AcqRel);
     }
@@ -309,7 +309,7 @@ impl State {
         self.0.load(Relaxed) & CANCEL != 0
     }
 
-    /// Ends the park of a fiber that was asked to end, if it listens.
+    /// Ends the park of a cancelled fiber, if that park allows it.
     pub(crate) fn deliver_cancel(&self) -> Notify {
         preempt_check::expect_disabled();
         self.update(|now| {
@@ -322,14 +322,14 @@ impl State {
         })
     }
 
-    /// Over. Later wakes find nothing to do; what comes in between is of no use any more, so a load
-    /// and a store will do.
+    /// Marks the fiber as done. Later wakes do nothing; what comes in between is of no use any
+    /// more, so a load and a store suffice.
     pub(crate) fn finish(&self) {
         self.0
             .store(DONE | (self.0.load(Relaxed) & CANCEL), Release);
     }
 
-    /// How often it has parked, up to the last time; it comes round.
+    /// How often it has parked, including the last time; wraps around.
     #[inline]
     pub(crate) fn parks(&self) -> u32 {
         (self.0.load(Relaxed) >> 32) as u32

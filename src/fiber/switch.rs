@@ -1,15 +1,16 @@
 #![expect(unsafe_code, reason = "switches stacks; see I5")]
-//! corosensei behind `resume` and `suspend`.
+//! Switches between a scheduler and a fiber: corosensei behind `resume` and `suspend`.
 //!
 //! A coroutine is made once for every stack and stays on it: its root loop runs one fiber after
 //! another, so that starting a fiber on a used stack is one switch and nothing more. Between two
 //! fibers it holds nothing that would need dropping.
 //!
-//! **I5** Only the carrier that runs a fiber touches its coroutine, from the first `resume` on; a
-//! fiber changes carriers only while it is switched out, and whoever resumes it got it through a
-//! queue or a wake, whose acquire pairs with the release of whoever switched it out. corosensei's
-//! `Coroutine` is not `Send` because of what may lie on its stack; that part is the contract of
-//! `spawn` and of the scheduler (a started fiber changes carriers only if its frames allow it).
+//! **I5** Only the carrier that runs a fiber touches its coroutine, from the first `resume` on. A
+//! fiber changes carriers only while it is switched out. The carrier that resumes it got it through
+//! a queue or a wake, whose acquire pairs with the release of the carrier that switched it out.
+//! corosensei's `Coroutine` is not `Send` because of what may lie on its stack; that part is the
+//! contract of `spawn` and of the scheduler (a started fiber changes carriers only if its frames
+//! allow it).
 //!
 //! The floating-point control words (MXCSR, x87) are not saved: they belong to the thread, as any
 //! C function call assumes. A fiber that changes them must restore them before it blocks.
@@ -21,30 +22,30 @@ use std::ptr;
 use corosensei::stack::{Stack, StackPointer};
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use crate::base::arch;
-use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::record::{FiberRef, Held, Record};
 use crate::fiber::stack::{Slot, StackHead};
+use crate::sys::arch;
+use crate::util::loom::atomic::Ordering::Relaxed;
 
 /// Why a fiber came back to its scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Back {
-    /// It wants to go on; put it behind the others.
+    /// It yielded; enqueue it behind the others.
     Yielded,
     /// It announced a park; commit it.
     Parking,
-    /// It yields, and its worker is to go on with another carrier.
+    /// It yields, and its worker must move to another carrier.
     HandedOver,
-    /// It was interrupted, at an instruction: it goes on behind the others.
+    /// It was interrupted, at an instruction: enqueue it behind the others.
     Interrupted,
-    /// It is over; the stack is free.
+    /// It has ended; the stack is free.
     Finished,
 }
 
-/// What runs on the fiber's stack, given by the scheduler.
+/// The function that runs on the fiber's stack, given by the scheduler.
 pub(crate) type Body = fn(FiberRef);
 
-/// The part of a stack that frames may use: below its head, which says how far down.
+/// The part of a stack that frames may use: from below its head to the limit stored there.
 struct Extent(*const StackHead);
 
 // SAFETY: cut by `stack.rs`, which puts a guard at the lower end and leaves at least
@@ -61,14 +62,14 @@ unsafe impl Stack for Extent {
 }
 
 type Routine = Coroutine<FiberRef, Back, (), Extent>;
-type Door = Yielder<FiberRef, Back>;
+type Exit = Yielder<FiberRef, Back>;
 
-/// The coroutine that lives on a stack, and the door through which its fiber leaves.
+/// The coroutine that lives on a stack, and the exit through which its fiber leaves.
 #[repr(C)]
 pub(crate) struct Resident {
     routine: Slot<Routine>,
     /// Null: there is no coroutine yet. Dangling: it has not run yet.
-    door: *const Door,
+    exit: *const Exit,
     /// The stack pointer of the root: frames of the fiber lie below it.
     root: usize,
 }
@@ -77,17 +78,17 @@ impl Resident {
     pub(crate) fn none() -> Self {
         Resident {
             routine: Slot::new(std::mem::MaybeUninit::uninit()),
-            door: ptr::null(),
+            exit: ptr::null(),
             root: 0,
         }
     }
 
-    /// Takes the coroutine down without running anything on it.
+    /// Destroys the coroutine without running anything on it.
     ///
     /// # Safety
-    /// Its last fiber is over.
+    /// Its last fiber has ended.
     pub(crate) unsafe fn destroy(&mut self) {
-        if std::mem::replace(&mut self.door, ptr::null()).is_null() {
+        if std::mem::replace(&mut self.exit, ptr::null()).is_null() {
             return;
         }
         // SAFETY: the door says that it is there.
@@ -100,29 +101,30 @@ impl Resident {
 }
 
 /// The root of every fiber's stack. Never inlined: what it calls has a frame of its own, below the
-/// address noted here.
+/// address stored here.
 #[inline(never)]
-fn root(door: &Door, first: FiberRef, body: Body) {
+fn root(exit: &Exit, first: FiberRef, body: Body) {
     let mut fiber = first;
     loop {
-        // The first frame notes the way out, for `suspend`.
+        // The first frame stores the exit, for `suspend`.
         let stack = fiber.stack.load(Relaxed);
-        // SAFETY: the stack we stand on; nobody else touches its head while its fiber runs (I5).
-        unsafe { (*stack).resident.door = ptr::from_ref(door) };
+        // SAFETY: the stack this runs on; no other thread touches its head while its fiber runs
+        // (I5).
+        unsafe { (*stack).resident.exit = ptr::from_ref(exit) };
         // SAFETY: as above.
         unsafe { (*stack).resident.root = arch::stack_pointer() };
         body(fiber);
-        fiber = door.suspend(Back::Finished);
+        fiber = exit.suspend(Back::Finished);
     }
 }
 
-/// What a fiber's stack begins with.
+/// The outermost function of a fiber.
 pub(crate) type Outermost = unsafe extern "C-unwind" fn(&Record);
 
-/// Calls the outermost function of a fiber: the frames above it are the runtime's, and not looked at.
+/// Calls the outermost function of a fiber; the runtime's frames above it are not examined.
 ///
 /// # Safety
-/// On the stack of `fiber`; and what `f` asks for.
+/// On the stack of `fiber`; and what `f` requires.
 pub(crate) unsafe fn call_outermost(fiber: FiberRef, f: Outermost) {
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: we stand on this stack, so its head is ours (I5).
@@ -136,7 +138,7 @@ pub(crate) unsafe fn call_outermost(fiber: FiberRef, f: Outermost) {
     drop(restore);
 }
 
-/// Sets the root back, also if what was called unwinds.
+/// Restores the root, also if the called function unwinds.
 struct Restore(*mut StackHead, usize);
 
 impl Drop for Restore {
@@ -147,15 +149,15 @@ impl Drop for Restore {
 }
 
 unsafe extern "C-unwind" {
-    /// Calls `f`, an [`Outermost`], with the record of the fiber, and notes in `root` the stack
-    /// pointer just before.
+    /// Calls `f`, an [`Outermost`], with the record of the fiber, and stores the stack pointer just
+    /// before in `root`.
     fn indent_call_outermost(root: *mut usize, fiber: *const c_void, f: *const c_void);
 }
 
 // The registers that functions preserve are cleared first. Those that no frame of the runtime has
 // used since the switch are the scheduler's, and the C library's start of a thread has the thread
-// pointer in one of them; the fiber's frames would save it, and the look at its stack find it.
-// `rbp` points into this stack.
+// pointer in one of them; the fiber's frames would save it, and the scan of its stack would find
+// it. `rbp` points into this stack.
 std::arch::global_asm!(
     ".text",
     ".p2align 4",
@@ -207,7 +209,7 @@ std::arch::global_asm!(
     ".size indent_call_outermost, . - indent_call_outermost",
 );
 
-/// Runs `fiber` on its stack until it comes back.
+/// Runs `fiber` on its stack until it switches back.
 ///
 /// # Safety
 /// The fiber has a stack, is switched out and the caller's to run (I1, I5).
@@ -215,13 +217,13 @@ std::arch::global_asm!(
 pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: I5: the head is the running carrier's.
-    if unsafe { (*stack).resident.door.is_null() } {
+    if unsafe { (*stack).resident.exit.is_null() } {
         // SAFETY: as above.
         unsafe { make(stack, body) };
     }
     // SAFETY: as above.
     let slot = unsafe { (*stack).resident.routine.get() };
-    // SAFETY: nobody else has a reference to it (I5).
+    // SAFETY: no other thread has a reference to it (I5).
     let slot = unsafe { &mut *slot };
     // SAFETY: made above or earlier.
     let routine = unsafe { slot.assume_init_mut() };
@@ -231,7 +233,7 @@ pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
     }
 }
 
-/// Puts a coroutine onto a stack that has none.
+/// Creates a coroutine on a stack that has none.
 ///
 /// # Safety
 /// The stack is the caller's and its fiber not started.
@@ -239,17 +241,17 @@ pub(crate) unsafe fn resume(fiber: FiberRef, body: Body) -> Back {
 unsafe fn make(stack: *mut StackHead, body: Body) {
     // SAFETY: by the caller's promise.
     let head = unsafe { &mut *stack };
-    let routine = Routine::with_stack(Extent(stack), move |door: &Door, fiber| {
-        root(door, fiber, body)
+    let routine = Routine::with_stack(Extent(stack), move |exit: &Exit, fiber| {
+        root(exit, fiber, body)
     });
     head.resident.routine.get_mut().write(routine);
-    head.resident.door = ptr::dangling();
+    head.resident.exit = ptr::dangling();
 }
 
-/// Cache lines that the innermost frames of a fiber take up which waits for a descriptor.
+/// Cache lines that the innermost frames of a fiber that waits for a descriptor take up.
 const FRAMES: usize = 10;
 
-/// Asks for the cache lines that resuming `fiber` will touch.
+/// Prefetches the cache lines that resuming `fiber` will touch.
 #[inline]
 pub(crate) fn prefetch(fiber: FiberRef) {
     let top = fiber.stack_pointer.load(Relaxed);
@@ -265,7 +267,7 @@ pub(crate) fn prefetch(fiber: FiberRef) {
 /// Called on the stack of `fiber`.
 #[inline]
 pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
-    // All of them, in this frame: the look at the stack (`locals/look.rs`) is to see them, too.
+    // All of them, in this frame, so that the address scan (`locals/scan.rs`) sees them, too.
     let mut registers = [0; 8];
     arch::note_registers(&mut registers);
     let [first @ .., _, _, _, _, _] = &registers;
@@ -273,7 +275,7 @@ pub(crate) unsafe fn suspend(fiber: FiberRef, back: Back) {
     unsafe { suspend_at(fiber, back, first) };
 }
 
-/// The same for a fiber that stands where `registers` say, as far as its frames are concerned.
+/// Suspends a fiber whose frames count as standing at `registers`.
 ///
 /// # Safety
 /// As for `suspend`; the registers are those of a frame of the fiber that waits for this call.
@@ -283,18 +285,18 @@ pub(crate) unsafe fn suspend_at(fiber: FiberRef, back: Back, registers: &[usize;
     fiber.stack_pointer.store(top, Relaxed);
     let stack = fiber.stack.load(Relaxed);
     // SAFETY: we stand on this stack, so its head is ours (I5).
-    let door = unsafe { (*stack).resident.door };
+    let exit = unsafe { (*stack).resident.exit };
     // SAFETY: `root` noted it; it lies in the root frame, which outlives us.
-    let _same_fiber = unsafe { &*door }.suspend(back);
+    let _same_fiber = unsafe { &*exit }.suspend(back);
 }
 
-/// Where a switched-out fiber stands, for whoever looks at its frames.
+/// The position of a switched-out fiber, for code that examines its frames.
 pub(crate) struct Suspended {
     /// The next instruction, the stack pointer and the frame pointer.
     pub(crate) registers: [usize; 3],
-    /// Its frames lie below this.
+    /// The fiber's frames lie below this address.
     pub(crate) root: usize,
-    /// What it uses of its stack.
+    /// The part of its stack that it uses.
     pub(crate) stack: Range<usize>,
 }
 
@@ -313,16 +315,16 @@ impl Suspended {
     }
 }
 
-/// Where on its stack a fiber that is switched out has noted its registers.
+/// The address range where a switched-out fiber has stored its registers.
 pub(crate) fn noted_registers(fiber: FiberRef) -> Range<usize> {
     let noted = fiber.stack_pointer.load(Relaxed);
     noted..noted + size_of::<[usize; 8]>()
 }
 
-/// Where `fiber` stands.
+/// Returns the position of `fiber`.
 ///
 /// # Safety
-/// It is started and switched out, and the caller's by I1: it stays so meanwhile.
+/// It is started and switched out, and the caller's by I1 meanwhile.
 pub(crate) unsafe fn suspended(fiber: FiberRef) -> Suspended {
     let top = ptr::with_exposed_provenance::<[usize; 3]>(fiber.stack_pointer.load(Relaxed));
     // SAFETY: `suspend_at` noted the address of a variable in a frame that is still there.
@@ -331,7 +333,7 @@ pub(crate) unsafe fn suspended(fiber: FiberRef) -> Suspended {
     unsafe { at(fiber, registers) }
 }
 
-/// Where the calling fiber stands, for itself.
+/// Returns the position of the calling fiber, for itself.
 ///
 /// # Safety
 /// The caller runs on `fiber`, and does not return from the function `registers` are of meanwhile.
@@ -340,12 +342,14 @@ pub(crate) unsafe fn running(fiber: FiberRef, registers: [usize; 3]) -> Suspende
     unsafe { at(fiber, registers) }
 }
 
-/// Where a fiber stands that is stopped on another thread, or asleep there, with these registers; if none
-/// are given, switched out. What it says may be wrong if the fiber goes on meanwhile: only for who
-/// takes anything for an answer. `None` if it has no stack.
+/// Returns the position of a fiber that is stopped or asleep on another thread, with these
+/// registers; without registers, of a switched-out fiber.
+///
+/// The answer may be wrong if the fiber continues meanwhile: only for callers that can handle any
+/// answer. `None` if it has no stack.
 pub(crate) fn elsewhere(fiber: &Held, registers: Option<[usize; 3]>) -> Option<Suspended> {
     let stack = fiber.stack.load(Relaxed);
-    // A stack is never unmapped, but its fiber may end at any time, and it become another's.
+    // A stack is never unmapped, but its fiber may end at any time, and it becomes another's.
     if stack.is_null() || cfg!(indent_sanitize) {
         return None;
     }

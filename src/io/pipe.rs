@@ -12,7 +12,7 @@ use std::process::Stdio;
 
 use super::registration::Interest;
 use super::watched::{Patience, Watched};
-use crate::base::descriptor;
+use crate::sys::descriptor;
 
 /// A new pipe: what is written to the one end comes out of the other.
 ///

@@ -15,14 +15,14 @@ use std::time::Instant;
 
 use super::backoff::Backoff;
 use super::watched::pause;
-use crate::base::descriptor;
-pub(crate) use crate::base::descriptor::Interest;
-use crate::base::request::Request;
 use crate::park;
 use crate::sched::io as sched;
 use crate::sched::io::ring;
 pub(crate) use crate::sched::io::{Ended, Seen};
 use crate::sched::wake::Waiter;
+use crate::sys::descriptor;
+pub(crate) use crate::sys::descriptor::Interest;
+use crate::sys::request::Request;
 
 /// What the reactor knows of one descriptor. It belongs to whoever owns the descriptor.
 #[derive(Debug)]

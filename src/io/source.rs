@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::registration::{Interest, Registration};
 use super::watched::{Patience, Watched};
-use crate::base::descriptor;
 use crate::sched::wake::Waiter;
+use crate::sys::descriptor;
 
 /// Anything with a descriptor that can be waited for.
 ///

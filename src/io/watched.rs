@@ -28,12 +28,12 @@ use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
 use super::registration::{Ended, Interest, Outcome, Registration, Seen};
-use crate::base::address::Address;
-use crate::base::descriptor;
-use crate::base::request::Request;
-use crate::base::socket::Take;
 use crate::park;
 use crate::sched::io::ring;
+use crate::sys::address::Address;
+use crate::sys::descriptor;
+use crate::sys::request::Request;
+use crate::sys::socket::Take;
 
 /// How long an operation may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,12 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::base::address::Address;
-use crate::base::descriptor;
-use crate::base::socket;
 use crate::io::backoff::Backoff;
 use crate::io::registration::Interest;
 use crate::io::watched::{Patience, Watched};
+use crate::sys::address::Address;
+use crate::sys::descriptor;
+use crate::sys::socket;
 
 /// One of our handles of a listener.
 pub(super) struct Listening<T: AsFd> {

@@ -9,12 +9,12 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::base::address::Address;
-use crate::base::descriptor;
-use crate::base::request::Request;
-use crate::base::socket::{self, Take};
 use crate::io::registration::Interest;
 use crate::io::watched::{Patience, Watched};
+use crate::sys::address::Address;
+use crate::sys::descriptor;
+use crate::sys::request::Request;
+use crate::sys::socket::{self, Take};
 
 /// How long std would wait with this socket.
 pub(super) fn patience(fd: BorrowedFd<'_>, interest: Interest) -> Patience {

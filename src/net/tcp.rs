@@ -12,10 +12,10 @@ use super::ToSocketAddrs;
 use super::listener::Listening;
 use super::lookup;
 use super::shared;
-use crate::base::address::Address;
-use crate::base::socket::{self, Take};
 use crate::io::registration::Interest;
 use crate::io::watched::{Patience, Watched};
+use crate::sys::address::Address;
+use crate::sys::socket::{self, Take};
 
 /// A TCP connection. [`std::net::TcpStream`] in all but what its waits block.
 ///

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::ToSocketAddrs;
 use super::lookup;
 use super::shared;
-use crate::base::socket::Take;
 use crate::io::watched::Watched;
+use crate::sys::socket::Take;
 
 /// A UDP socket. [`std::net::UdpSocket`] in all but what its waits block.
 ///

@@ -10,10 +10,10 @@
 use std::ops::{Deref, DerefMut};
 
 use super::queue::{How, Operation, Queue, Taken};
-use crate::base::lock::{Guard, Lock};
-use crate::base::loom::RawLock;
 use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::Waiter;
+use crate::util::lock::{Guard, Lock};
+use crate::util::loom::RawLock;
 
 /// How many are called in one breath.
 const BATCH: usize = 8;

@@ -17,14 +17,14 @@ use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{self, NonNull};
 
-use crate::base::fork;
-use crate::base::list::Linked;
-use crate::base::loom::atomic::AtomicPtr;
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::Cancel;
 use crate::sched::wake::Waiter;
 use crate::sched::{Shared, context};
+use crate::sys::fork;
+use crate::util::list::Linked;
+use crate::util::loom::atomic::AtomicPtr;
 
 /// What a borrower sees of a loan. It may be queued by its link.
 #[repr(C)]

@@ -38,15 +38,15 @@ use std::marker::PhantomPinned;
 use std::ptr::{self, NonNull};
 use std::time::Instant;
 
-use crate::base::loom::atomic::{
-    AtomicUsize,
-    Ordering::{AcqRel, Acquire, Relaxed},
-};
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
 use crate::sched::context::PreemptGuard;
 use crate::sched::wake::{DeferredDrop, Waiter};
+use crate::util::loom::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
 
 const OPEN: usize = 0;
 const WITHDRAWN: usize = 1;

@@ -22,15 +22,15 @@ use std::mem;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use crate::base::few::Few;
-use crate::base::loom::{RawLock, pause};
-use crate::base::rng;
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
 use crate::park::queue::{Entry, How, Operation, Taken, Won};
 use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::Waiter;
+use crate::util::few::Few;
+use crate::util::loom::{RawLock, pause};
+use crate::util::rng;
 
 /// An arm that waits in a queue.
 ///

@@ -1,44 +1,45 @@
 #![expect(unsafe_code, reason = "turns stored pointers back into fibers")]
-//! A worker's own runnable fibers: a slot for the newest, a queue for the others.
+//! A worker's runnable fibers: the LIFO slot for the newest, the local queue for the others.
 //!
-//! The queue consists of two rings, for fibers that have started and for those that have not, which
-//! take turns: a fiber that was woken does not wait behind a thousand starts. A ring is a bounded
-//! array with two counters that only grow. The worker's holder pushes at the tail; everybody, the
-//! holder too, takes from the head by moving it forward with one compare-exchange, after reading
-//! what lies there.
+//! The queue consists of two ring buffers, for fibers that have started and for those that have
+//! not. They take turns: a fiber that was woken does not wait behind a thousand starts. A ring
+//! buffer is a bounded array with two counters that only grow. The worker's holder pushes at the
+//! tail. Any thread, the holder too, takes from the head: it reads the slots there, then moves the
+//! head forward with one compare-exchange.
 //!
 //! **I6** Each fiber leaves once. A taker reads slots `head..head + n` and then moves the head; if
-//! that succeeds, the head had not moved since it was read, so the holder, who overwrites a slot
-//! only after seeing the head beyond it (acquire), had not overwritten any of them. A taker that
-//! fails forgets what it read. (The counters wrap after 2³² pushes; for a mistake a taker would
-//! have to sleep through all of them between two instructions.)
+//! that succeeds, the head had not moved since it was read. The holder overwrites a slot only after
+//! seeing the head beyond it (acquire), so it had not overwritten any of them. A taker that fails
+//! discards what it read. (The counters wrap after 2³² pushes; an error would need a taker that
+//! sleeps through all of them between two instructions.)
 //!
-//! Rejected: crossbeam-deque, whose unbounded buffer brings epoch reclamation (a thread-local, an
-//! allocation inside the scheduler) for a queue that is bounded anyway; no faster (DESIGN §10).
+//! Rejected: crossbeam-deque. Its unbounded buffer brings epoch reclamation (a thread-local, an
+//! allocation inside the scheduler) for a queue that is bounded anyway; it is no faster (DESIGN
+//! §10).
 
 use std::ptr::{self, NonNull};
 
-use crate::base::list::List;
-use crate::base::loom::atomic::{
+use crate::fiber::{FiberRef, Record};
+use crate::util::list::List;
+use crate::util::loom::atomic::{
     AtomicBool, AtomicPtr, AtomicU32,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
 };
-use crate::fiber::{FiberRef, Record};
 
 fn fiber(record: *mut Record) -> Option<FiberRef> {
     // SAFETY: I3: a pointer in a slot or ring is a queued fiber, and the caller has just taken it.
     NonNull::new(record).map(|record| unsafe { FiberRef::new(record) })
 }
 
-/// Room for one fiber.
-pub(crate) struct Slot(AtomicPtr<Record>);
+/// The LIFO slot: room for one fiber.
+pub(crate) struct LifoSlot(AtomicPtr<Record>);
 
-impl Slot {
+impl LifoSlot {
     pub(crate) fn new() -> Self {
-        Slot(AtomicPtr::new(ptr::null_mut()))
+        LifoSlot(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// Puts a fiber in and returns the one it pushes out. A full barrier: what follows is not
+    /// Stores a fiber and returns the one that was there. A full barrier: nothing that follows is
     /// ordered before it.
     pub(crate) fn replace(&self, new: FiberRef) -> Option<FiberRef> {
         fiber(self.0.swap(new.pointer().as_ptr(), SeqCst))
@@ -63,7 +64,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// `capacity` is a power of two.
+    /// Creates an empty ring buffer; `capacity` is a power of two.
     fn new(capacity: usize) -> Self {
         assert!(capacity.is_power_of_two(), "ring of {capacity}");
         let slots = (0..capacity)
@@ -87,13 +88,14 @@ impl Ring {
         if len > self.slots.len() { 0 } else { len }
     }
 
-    /// Never true while a fiber is in it: the head is read first and only grows.
+    /// Whether the ring is empty. Never true while a fiber is in it: the head is read first and
+    /// only grows.
     #[inline]
     fn is_empty(&self) -> bool {
         self.head.load(SeqCst) == self.tail.load(SeqCst)
     }
 
-    /// Holder only. Gives the fiber back when the ring is full.
+    /// Holder only: pushes a fiber; returns it if the ring is full.
     fn push(&self, new: FiberRef) -> Result<(), FiberRef> {
         let head = self.head.load(Acquire);
         let tail = self.tail.load(Relaxed);
@@ -105,7 +107,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Holder only.
+    /// Holder only: pops the oldest fiber.
     fn pop(&self) -> Option<FiberRef> {
         let mut head = self.head.load(Acquire);
         loop {
@@ -123,8 +125,8 @@ impl Ring {
         }
     }
 
-    /// The fiber at the head, which another thread may take and run at any moment. Its record stays
-    /// mapped: good for a prefetch or a hint, and nothing else.
+    /// Returns the fiber at the head, which another thread may take and run at any moment. Its
+    /// record stays mapped: good for a prefetch or a hint, and nothing else.
     #[inline]
     fn peek(&self) -> Option<FiberRef> {
         let head = self.head.load(Relaxed);
@@ -134,7 +136,7 @@ impl Ring {
         fiber(self.slot(head).load(Relaxed))
     }
 
-    /// Holder only: takes the older half out, for the global queue.
+    /// Holder only: takes the older half, for the global queue.
     fn take_half(&self) -> List<Record> {
         let mut head = self.head.load(Acquire);
         loop {
@@ -147,7 +149,7 @@ impl Ring {
                 Ok(_) => {
                     let mut list = List::new();
                     for at in 0..n {
-                        // Only the holder overwrites slots, and that is us.
+                        // Only the holder overwrites slots, and this is the holder.
                         let found = self.slot(head.wrapping_add(at)).load(Relaxed);
                         let found = NonNull::new(found).expect("a filled slot");
                         // SAFETY: just taken, so in no list; a queued record stays alive (I3).
@@ -160,8 +162,9 @@ impl Ring {
         }
     }
 
-    /// Moves up to half of `self`, rounded up, into `thief`, whose holder calls this and whose
-    /// ring is empty, so that the two end even; returns one of them to run at once.
+    /// Moves half of `self`, rounded up, into `thief`, and returns one of them to run at once.
+    ///
+    /// Thief's holder only. `thief` is empty, so that the two end even.
     fn steal_into(&self, thief: &Ring) -> Option<FiberRef> {
         debug_assert_eq!(thief.len(), 0);
         let start = thief.tail.load(Relaxed);
@@ -172,7 +175,7 @@ impl Ring {
                 return None;
             }
             if len as usize > self.slots.len() {
-                head = self.head.load(Acquire); // we read an old head
+                head = self.head.load(Acquire); // the head that was read is old
                 continue;
             }
             let n = len - len / 2;
@@ -186,7 +189,7 @@ impl Ring {
                 .compare_exchange_weak(head, head.wrapping_add(n), AcqRel, Acquire)
             {
                 Ok(_) => {
-                    // The last one is run at once, so it never becomes visible in the ring.
+                    // The last one runs at once, so it never becomes visible in the ring.
                     let last = thief.slot(start.wrapping_add(n - 1)).load(Relaxed);
                     thief.tail.store(start.wrapping_add(n - 1), Release);
                     return fiber(last);
@@ -201,12 +204,12 @@ impl Ring {
 pub(crate) struct Queue {
     started: Ring,
     unstarted: Ring,
-    /// The last one that was popped had not started; the holder's own.
+    /// The fiber that was popped last had not started; written by the holder only.
     turn: AtomicBool,
 }
 
 impl Queue {
-    /// `capacity` is a power of two: room for so many of either kind.
+    /// Creates an empty queue; `capacity`, for fibers of either kind, is a power of two.
     pub(crate) fn new(capacity: usize) -> Self {
         Queue {
             started: Ring::new(capacity),
@@ -227,25 +230,25 @@ impl Queue {
         self.started.len() + self.unstarted.len()
     }
 
-    /// Never true while a fiber is in it.
+    /// Whether the queue is empty. Never true while a fiber is in it.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.started.is_empty() && self.unstarted.is_empty()
     }
 
-    /// Whether a fiber waits that has started.
+    /// Whether a started fiber waits in the queue.
     pub(crate) fn has_started(&self) -> bool {
         !self.started.is_empty()
     }
 
-    /// Holder only. If there is no room, the fiber comes back with the older half of its kind.
+    /// Holder only: pushes a fiber. If there is no room, returns it and the older half of its kind.
     #[inline]
     pub(crate) fn push(&self, fiber: FiberRef) -> Result<(), (FiberRef, List<Record>)> {
         let ring = self.ring_for(fiber);
         ring.push(fiber).map_err(|back| (back, ring.take_half()))
     }
 
-    /// Holder only.
+    /// Holder only: pops a fiber.
     #[inline]
     pub(crate) fn pop(&self) -> Option<FiberRef> {
         if self.unstarted.is_empty() {
@@ -264,22 +267,21 @@ impl Queue {
         first.pop().or_else(|| second.pop())
     }
 
-    /// Holder only: the started fiber that is next, for a prefetch and nothing else. A thief may
+    /// Holder only: returns the next started fiber, for a prefetch and nothing else. A thief may
     /// take it, and another thread run it, at any moment.
     #[inline]
     pub(crate) fn peek_started(&self) -> Option<FiberRef> {
         self.started.peek()
     }
 
-    /// The fiber in the queue if it is the only one and has started. A hint: another thread may
-    /// take and run it at any moment.
+    /// Returns the fiber in the queue if it is the only one and has started. A hint: another thread
+    /// may take and run it at any moment.
     pub(crate) fn peek_only(&self) -> Option<FiberRef> {
         let is_only = self.unstarted.is_empty() && self.started.len() == 1;
         is_only.then(|| self.started.peek())?
     }
 
-    /// Moves half of one kind into the empty queue of a thief, and returns one of them to run at
-    /// once.
+    /// Moves half of one kind into the empty queue of a thief; returns one of them to run at once.
     pub(crate) fn steal_into(&self, thief: &Queue) -> Option<FiberRef> {
         let started = self.started.steal_into(&thief.started);
         started.or_else(|| self.unstarted.steal_into(&thief.unstarted))
@@ -291,7 +293,7 @@ mod models {
     use super::*;
     use loom::sync::Arc;
 
-    /// Fibers of the model are numbers dressed as pointers: nothing dereferences them.
+    /// Fibers of the model are numbers cast to pointers; they are never dereferenced.
     fn number(n: usize) -> FiberRef {
         // SAFETY: never dereferenced.
         unsafe { FiberRef::new(NonNull::new(ptr::without_provenance_mut(n)).unwrap()) }

@@ -1,22 +1,39 @@
-//! L2: fibers waiting to run.
+//! L2: the places where a runnable fiber can wait.
 //!
-//! Every kind of place where a runnable fiber can wait, started or not, movable or bound to a
-//! thread:
+//! Every kind of place, for fibers started or not, movable or bound to a thread. *Holder* is the
+//! thread that holds the worker.
 //!
-//! | place | holds | who pushes | who pops |
-//! |---|---|---|---|
-//! | LIFO slot of a worker ([`local::Slot`]) | the fiber spawned or woken last | the worker's holder | the holder; a thief whose victim makes no progress |
-//! | local queue of a worker ([`local::Queue`]: a ring for started and one for unstarted fibers; `assigned` and `own`, an inbox and a list of fibers that must start on this worker) | its other fibers | the holder; the inbox: any thread | the holder; thieves, except from inbox and list |
-//! | global queue ([`global::Global`], with a lane for each reason to wait) | fibers for any worker | any thread | any worker; starts that get no thread for too long: the collector, which fails them |
-//! | slot of a thread (`sched/tenant.rs`) | the fiber that is bound to this thread, on its way to the worker that is there | the waker, or a worker that took it off a queue | that worker, or a worker that leaves the thread; the pusher, if no worker is there |
-//! | sets of stopped threads (`frozen` and `wanted`, `sched/freeze.rs`) | a thread in the middle of its fiber, which waits for a worker | that thread | any worker; the monitor, which lets frozen threads run for a moment (S9) |
+//! ```text
+//!     place               holds                        pushed by            popped by
+//! 1   LIFO slot           fiber spawned or woken last  holder               holder, thieves (a)
+//! 2   local queue         the worker's other fibers    holder               holder, thieves
+//! 3   assigned, own       fibers that must start on    any thread           holder
+//!                         this worker
+//! 4   global queue        fibers for any worker        any thread           any worker (b)
+//! 5   slot of a thread    the fiber bound to this      waker, or worker     the worker there (d)
+//!                         thread, on its way (c)       that popped it
+//! 6   frozen, wanted      a thread stopped in the      that thread          any worker (e)
+//!                         middle of its fiber
+//! ```
 //!
-//! A worker that goes to another thread for the sake of a fiber carries that fiber in its `next`:
-//! there it runs at once.
+//! 1. [`local::LifoSlot`], one a worker. (a) A thief takes from it only if the victim makes no
+//!    progress.
+//! 2. [`local::Queue`], one a worker: a ring buffer for started fibers, one for unstarted fibers.
+//! 3. An inbox (`assigned`) and a list (`own`) of each worker (`sched/worker.rs`). Thieves take
+//!    from neither.
+//! 4. [`global::Global`], with one lane for each reason to wait. (b) Except for starts that get no
+//!    thread for too long: the collector takes those, and fails them.
+//! 5. `sched/tenant.rs`. (c) On its way to the worker that is on that thread. (d) Or a worker that
+//!    leaves the thread; or the pusher, if no worker is there.
+//! 6. Sets of stopped threads (`sched/freeze.rs`), which wait for a worker. (e) And the monitor,
+//!    which lets frozen threads run for a moment (S9).
+//!
+//! A worker that moves to another thread for the sake of a fiber carries that fiber in its `next`:
+//! the fiber runs there at once.
 //!
 //! Fairness: the LIFO slot gets a bounded number of turns in a row, and every so many dispatches
 //! the global queue comes first (`sched/find.rs`).
 
 pub(crate) mod global;
-pub(crate) mod inject;
+pub(crate) mod lane;
 pub(crate) mod local;

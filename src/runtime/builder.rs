@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use indent_sysmon::frames::Declaration;
 
-use crate::base::fork;
 use crate::driver::uring;
 use crate::error::StartError;
 use crate::fiber::stack::{self, Guard};
@@ -15,6 +14,7 @@ use crate::runtime::threads::{self, ThreadLocals};
 use crate::runtime::{Runtime, cpus, harmless, reports};
 use crate::sched::overrun::desk::Listener;
 use crate::sched::{Hook, Settings, Shared};
+use crate::sys::fork;
 
 /// Makes a [`Runtime`].
 ///

@@ -21,10 +21,10 @@
 
 use std::ffi::OsString;
 
-use crate::base::signal_names;
 use crate::error::StartError;
 use crate::fiber::stack;
 use crate::runtime::threads::ThreadLocals;
+use crate::sys::signal_names;
 
 mod kind;
 mod stray;

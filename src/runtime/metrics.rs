@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::base::os;
 use crate::blocking;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::histogram::Histogram;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
+use crate::sys::{futex, membarrier};
 
 /// Numbers of one runtime, as they are at one moment or nearly so: counters are read one after the
 /// other while the runtime goes on, so sums may be off by what happened in between.
@@ -309,8 +309,8 @@ impl Metrics {
             cap_hits: happened.cap_hits.load(Relaxed),
             signals_unanswered: happened.unanswered.load(Relaxed),
             reports_lost: shared.reports.lost.load(Relaxed),
-            barriers_refused: os::barriers_refused(),
-            eintr: os::interrupted_calls(),
+            barriers_refused: membarrier::refused(),
+            eintr: futex::interrupted_waits(),
             tasks_threadless: shared.global.threadless.len(),
             unwind_pauses: shared.unwind_pauses.load(Relaxed),
             io_sockets: match shared.settings.ring {

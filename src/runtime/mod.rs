@@ -63,11 +63,11 @@ pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 pub use crate::sched::survey::Survey;
 pub use indent_sysmon::symbols::Place;
 
-use crate::base::fork;
 use crate::error::{AbortOnDrop, NoRuntime, StartError};
 use crate::park;
 use crate::sched::spawn::{self, Limit};
 use crate::sched::{Shared, block, context, mobility};
+use crate::sys::fork;
 use crate::task::{self, Fiber, JoinHandle, Phase};
 
 /// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most as
@@ -221,7 +221,7 @@ impl Drop for Runtime {
         let shared = &self.handle.shared;
         let report = shared.shut_down(shared.settings.shutdown_timeout);
         if !report.is_clean() {
-            crate::base::os::complain(&format!("indent: {report}\n"));
+            crate::sys::stderr::print(&format!("indent: {report}\n"));
         }
     }
 }

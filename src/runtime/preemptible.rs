@@ -1,7 +1,7 @@
 //! Regions in which a fiber may be taken off its thread at any instruction.
 
-use crate::base::arch;
 use crate::sched::in_place::Region;
+use crate::sys::arch;
 
 /// Calls `f`, and allows the calling fiber to leave its thread at any instruction of it.
 ///

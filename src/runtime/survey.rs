@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::base::fork;
 use crate::runtime::{Builder, Handle, Runtime, Survey};
+use crate::sys::fork;
 use crate::time;
 
 /// How often a caller that waits for the survey looks whether it is done.

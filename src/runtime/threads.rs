@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use indent_sysmon::frames;
 
-use crate::base::os;
 use crate::error::StartError;
 use crate::fiber::locals::{self, Unprepared};
 use crate::runtime::{Builder, config};
+use crate::sys::stderr;
 
 /// Whose thread-locals a fiber uses.
 ///
@@ -224,7 +224,7 @@ pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<b
     };
     if cfg!(not(indent_sanitize)) {
         SAID.call_once(|| {
-            os::complain(&format!(
+            stderr::print(&format!(
                 "indent: fibers use the thread-locals of their threads, and those that may use one, \
                  or call a function through a pointer, keep a thread while they are parked: {why}. \
                  INDENT_TLS=thread silences this line\n"

@@ -65,14 +65,15 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use indent_sysmon::frames::{self, Judge, Registers, Stack};
 
-use crate::base::arch::At;
-use crate::base::loom::atomic;
-use crate::base::redirect::{self, Controls};
-use crate::base::signal::c_void;
-use crate::base::{os, search};
 use crate::fiber::{FiberRef, switch};
 use crate::sched::carrier::Carrier;
 use crate::sched::{Settings, Shared, mobility};
+use crate::sys::arch::At;
+use crate::sys::redirect::{self, Controls};
+use crate::sys::signal::c_void;
+use crate::sys::{self, stderr};
+use crate::util::loom::atomic;
+use crate::util::search;
 
 /// Bytes below the stack pointer that belong to the interrupted code.
 const RED_ZONE: usize = 128;
@@ -94,7 +95,7 @@ impl Identity {
     pub(crate) fn of(carrier: &Carrier) -> Option<Identity> {
         let start = ptr::from_ref(carrier).addr();
         Some(Identity {
-            memory: os::thread_memory()?,
+            memory: sys::thread::memory()?,
             carrier: start..start + size_of::<Carrier>(),
             controls: Controls::now(),
         })
@@ -190,7 +191,7 @@ impl Shared {
         if let Some(why) = why
             && !SAID.swap(true, Relaxed)
         {
-            os::complain(&format!(
+            stderr::print(&format!(
                 "indent: preempt_in_place has no effect in this program: {why}\n"
             ));
         }

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 
 use indent_sysmon::Phase;
 
-use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Begin, Cancel, Commit, Signal, Woken};
 use crate::fiber::switch::Back;
-use crate::queue::inject::popped;
+use crate::queue::lane::popped;
 use crate::sched::bound::Cause;
 use crate::sched::carrier::Carrier;
 use crate::sched::class;
@@ -27,6 +26,7 @@ use crate::sched::run;
 use crate::sched::swallow;
 use crate::sched::timers::Deadline;
 use crate::sched::wake;
+use crate::util::loom::atomic::Ordering::Relaxed;
 
 /// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
 pub(crate) const CAN_UNWIND: bool = cfg!(panic = "unwind");
@@ -427,7 +427,7 @@ pub(crate) fn enters_gate() -> bool {
 }
 
 fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
-    token.carrier().shared().gate.enter(&fiber.gate_pass) != Entry::Full
+    token.carrier().shared().gate.enter(&fiber.unwind_permit) != Entry::Full
 }
 
 /// Whether the caller, which is unwinding, does so because it was told to end, or because its time is

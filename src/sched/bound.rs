@@ -23,12 +23,12 @@ use std::sync::{Mutex, PoisonError};
 
 use indent_sysmon::frames;
 
-use crate::base::loom::atomic;
-use crate::base::os;
 use crate::fiber::state::Phase;
 use crate::fiber::{FiberRef, Record};
 use crate::sched::mobility::{self, Mobility};
 use crate::sched::{Shared, wake};
+use crate::sys::stderr;
+use crate::util::loom::atomic;
 
 /// Entries of the table. Parks that find no entry are counted without a key.
 const ENTRIES: usize = 512;
@@ -254,7 +254,7 @@ impl Shared {
             let printed = &self.bound_parks.printed;
             let mut printed = printed.lock().unwrap_or_else(PoisonError::into_inner);
             if !printed.contains(&line) {
-                os::complain(&line);
+                stderr::print(&line);
                 printed.push(line);
             }
         });

@@ -29,13 +29,9 @@ use std::time::Duration;
 
 use indent_sysmon::Thread;
 
-use crate::base::affinity::Placement;
-use crate::base::alarm::Alarm;
-use crate::base::loom::atomic;
-use crate::base::os::Parker;
 use crate::fiber::locals::Block;
 use crate::fiber::{FiberRef, Record};
-use crate::queue::inject::popped;
+use crate::queue::lane::popped;
 use crate::sched::anywhere::Identity;
 use crate::sched::freeze::Ice;
 use crate::sched::overrun::Stretch;
@@ -43,6 +39,10 @@ use crate::sched::owner::Owner;
 use crate::sched::tenant::{Delivered, Slot};
 use crate::sched::worker::{Roused, Worker};
 use crate::sched::{Shared, context, interrupt, run};
+use crate::sys::affinity::Placement;
+use crate::sys::alarm::Alarm;
+use crate::sys::parker::Parker;
+use crate::util::loom::atomic;
 
 /// How long a spare thread beyond those that are kept waits for the next fiber before it ends.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);

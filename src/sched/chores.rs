@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use indent_sysmon::Chores;
 
-use crate::base::loom::lock;
-use crate::base::os;
 use crate::fiber::stack;
 use crate::sched::{Shared, detach, interrupt};
+use crate::sys::stderr;
+use crate::util::loom::lock;
 
 /// What they are asked for.
 pub(super) const SPARES: u32 = 1;
@@ -183,7 +183,7 @@ impl Shared {
     fn check_handler(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         if self.settings.preempt && !interrupt::is_in_place() && !SAID.swap(true, SeqCst) {
-            os::complain(
+            stderr::print(
                 "indent: something has replaced our handler of the signal that interrupts fibers; fibers \
                  that compute are not interrupted any more. Give us another signal with \
                  INDENT_PREEMPT_SIGNAL\n",

@@ -19,8 +19,8 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed},
 };
 
-use crate::base::loom::atomic;
 use crate::fiber::Record;
+use crate::util::loom::atomic;
 
 /// Heat of a fiber that is batch: so many ticks of computing, more or less.
 const BATCH: u8 = 8;

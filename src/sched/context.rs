@@ -28,7 +28,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use crate::base::fork;
 use crate::fiber::FiberRef;
 use crate::fiber::state::{Cancel, Signal, Woken};
 use crate::fiber::switch::{self, Back};
@@ -37,6 +36,7 @@ use crate::sched::carrier::Carrier;
 use crate::sched::limit::OfThread;
 use crate::sched::thread::ThreadParker;
 use crate::sched::worker::{Local, Worker};
+use crate::sys::fork;
 
 thread_local! {
     static CARRIER: Cell<*const Carrier> = const { Cell::new(ptr::null()) };
@@ -62,7 +62,7 @@ pub(crate) fn set_carrier(carrier: *const Carrier) {
     CARRIER.set(carrier);
 }
 
-/// In the child of a fork (`base/fork.rs`) the one thread there is no carrier.
+/// In the child of a fork (`sys/fork.rs`) the one thread there is no carrier.
 #[inline(never)]
 pub(crate) extern "C" fn be_plain() {
     CARRIER.set(ptr::null());
@@ -448,10 +448,10 @@ pub(crate) unsafe fn resume(
 #[cfg(all(test, not(indent_loom)))]
 mod tests {
     use super::*;
-    #[cfg(debug_assertions)]
-    use crate::base::loom::{Mutex, lock};
     use crate::park;
     use crate::runtime::{Builder, Runtime};
+    #[cfg(debug_assertions)]
+    use crate::util::loom::{Mutex, lock};
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     fn runtime() -> Runtime {

@@ -16,8 +16,8 @@
 //!
 //! A retired worker keeps its timers; the first worker, which never retires, minds them.
 
-use crate::base::bitmap::Bitmap;
-use crate::base::loom::atomic::{
+use crate::util::bitmap::Bitmap;
+use crate::util::loom::atomic::{
     AtomicUsize,
     Ordering::{Relaxed, SeqCst},
     fence,
@@ -132,7 +132,7 @@ impl Count {
 #[cfg(all(test, indent_loom))]
 mod models {
     use super::*;
-    use crate::base::loom::atomic::AtomicBool;
+    use crate::util::loom::atomic::AtomicBool;
     use loom::sync::Arc;
     use loom::thread;
 

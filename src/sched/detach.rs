@@ -30,12 +30,12 @@ use std::time::Duration;
 
 use indent_sysmon::{GRACE, Phase, ThreadState};
 
-use crate::base::os;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::freeze::WITHOUT_WORKER;
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
+use crate::sys::{membarrier, stderr};
 
 impl Carrier {
     /// On the monitor's thread: how much it has computed so far.
@@ -179,12 +179,12 @@ impl Shared {
 /// which is once in a process.
 pub(crate) fn has_barrier_to_report() -> bool {
     static REPORTED: AtomicBool = AtomicBool::new(false);
-    os::barriers_refused() > 0 && !REPORTED.swap(true, SeqCst)
+    membarrier::refused() > 0 && !REPORTED.swap(true, SeqCst)
 }
 
 /// On the collector's thread, since a full pipe may block it.
 pub(crate) fn report_barrier() {
-    os::complain(
+    stderr::print(
         "indent: the kernel refuses membarrier since the runtime started (a seccomp filter?); \
          workers are taken only from threads that /proc/self/task/*/syscall shows asleep, and \
          fibers that wait behind a busy one wait longer. Allow membarrier in the filter\n",

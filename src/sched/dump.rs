@@ -14,13 +14,13 @@ use std::time::Instant;
 
 use indent_sysmon::frames::{self, Registers, Stack, TraceCache};
 
-use crate::base::loom::atomic::Ordering::Relaxed;
 use crate::fiber::state::Phase;
 use crate::fiber::{Held, switch};
 use crate::sched::bound::Cause;
 use crate::sched::carrier::Carrier;
 use crate::sched::mobility::{self, Mobility};
 use crate::sched::{Shared, wake};
+use crate::util::loom::atomic::Ordering::Relaxed;
 
 /// Fibers that are listed singly; the others are counted.
 const LISTED: usize = 1000;

@@ -11,13 +11,13 @@
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
 
-use crate::base::loom::atomic;
 use crate::fiber::{FiberRef, switch};
-use crate::queue::inject::{Inject, popped};
+use crate::queue::lane::{Lane, popped};
 use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
+use crate::util::loom::atomic;
 
 /// Turns the LIFO slot gets in a row: enough for a short conversation, not for starving a queue.
 pub(crate) const LIFO_TURNS: u32 = 3;
@@ -200,7 +200,7 @@ fn batch(token: &mut Entered) -> Next {
         local.batch_turn = local.batch_turn.wrapping_add(1);
         let turn = local.batch_turn;
         let shared = token.carrier().shared();
-        let pop = |queue: &Inject| queue.pop(1).pop().map(popped);
+        let pop = |queue: &Lane| queue.pop(1).pop().map(popped);
         let found = match turn % KINDS {
             0 if shared.may_start_deferred() => pop(&shared.global.deferred).map(Next::Start),
             1 => pop(&shared.global.batch).map(Next::Run),
@@ -433,7 +433,7 @@ impl Shared {
     }
 
     /// The global queue for fibers that have started, or for those that have not.
-    fn global_for(&self, fiber: FiberRef) -> &Inject {
+    fn global_for(&self, fiber: FiberRef) -> &Lane {
         if fiber.is_unstarted() {
             &self.global.unstarted
         } else {

@@ -29,13 +29,13 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::R
 
 use indent_sysmon::Phase;
 
-use crate::base::bitmap::SparseBitmap;
-use crate::base::preempt_request::PreemptRequest;
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::overrun::Occupant;
 use crate::sched::slices::Which;
 use crate::sched::worker::Worker;
+use crate::util::bitmap::SparseBitmap;
+use crate::util::preempt_request::PreemptRequest;
 
 /// What a carrier knows of being interrupted.
 #[derive(Default)]

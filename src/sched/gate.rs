@@ -12,7 +12,7 @@
 //! A deliverer that finds its fiber deaf takes back a pass it has just got for it, perhaps from under
 //! a fiber that relied on it that very moment: then one more unwinds than should. That is harmless.
 
-use crate::base::loom::atomic::{
+use crate::util::loom::atomic::{
     AtomicBool, AtomicUsize,
     Ordering::{AcqRel, Acquire, SeqCst},
 };

@@ -18,8 +18,8 @@
 //!
 //! Rejected: rouse on every push (a system call per spawn, and both workers thrash on short work).
 
-use crate::base::bitmap::Bitmap;
-use crate::base::loom::atomic::{AtomicU32, Ordering::SeqCst, fence};
+use crate::util::bitmap::Bitmap;
+use crate::util::loom::atomic::{AtomicU32, Ordering::SeqCst, fence};
 
 pub(crate) struct Idle {
     sleeping: Bitmap,

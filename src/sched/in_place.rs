@@ -4,7 +4,7 @@
 //!
 //! A *region* is the time of one call of `runtime::preemptible`. A fiber that is to give way inside
 //! one need not take its thread along: the handler makes it appear to have called
-//! [`yield_in_place`], which switches like any yield (`base/redirect.rs` is what this takes of the
+//! [`yield_in_place`], which switches like any yield (`sys/redirect.rs` is what this takes of the
 //! machine). Sleeping in place costs a fiber some kilobytes of its own stack, and no thread.
 //!
 //! **I21** A fiber is redirected only if
@@ -39,11 +39,6 @@ use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, compiler_fence};
 
 use indent_sysmon::frames::{self, Registers, Stack};
 
-use crate::base::arch::At;
-use crate::base::loom::atomic;
-use crate::base::os;
-use crate::base::redirect::{self, Controls, Saved, redirect};
-use crate::base::signal::c_void;
 use crate::fiber::FiberRef;
 use crate::fiber::stack::StackHead;
 use crate::fiber::switch;
@@ -52,6 +47,11 @@ use crate::sched::class;
 use crate::sched::context::{self, Entered};
 use crate::sched::mobility;
 use crate::sched::overrun::Kind;
+use crate::sys::arch::At;
+use crate::sys::errno;
+use crate::sys::redirect::{self, Controls, Saved, redirect};
+use crate::sys::signal::c_void;
+use crate::util::loom::atomic;
 
 /// An open region, in a frame of its fiber.
 pub(crate) struct Region {
@@ -228,7 +228,7 @@ extern "C" fn yield_anywhere(saved: &Saved) {
 }
 
 fn yield_as(saved: &Saved, anywhere: bool) {
-    let errno = os::errno();
+    let errno = errno::get();
     let token = Entered::resumed();
     let carrier = token.carrier();
     let fiber = carrier.current.get().expect("a fiber was interrupted here");
@@ -244,7 +244,7 @@ fn yield_as(saved: &Saved, anywhere: bool) {
     let token = context::switch_at(token, fiber, &registers);
     token.carrier().stretch.resume(stretch);
     drop(token);
-    os::set_errno(errno);
+    errno::set(errno);
 }
 
 /// The scheduler's side: it has left its thread to us, judged already. `counted`: what it computed

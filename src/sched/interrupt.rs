@@ -34,14 +34,14 @@ use std::time::Duration;
 
 use indent_sysmon::TICK;
 
-use crate::base::arch;
-use crate::base::signal::{self, Previous, c_int, c_void, siginfo_t};
-use crate::base::{os, program, redirect};
 use crate::sched::carrier::Carrier;
 use crate::sched::freeze::WITHOUT_WORKER;
 use crate::sched::overrun::Kind;
 use crate::sched::roster;
 use crate::sched::worker::Worker;
+use crate::sys::arch;
+use crate::sys::signal::{self, Previous, c_int, c_void, siginfo_t};
+use crate::sys::{errno, program, redirect};
 
 /// How often a freeze is put off because the code is not the program's, and for how long. Half of
 /// the time of ordinary code may be spent there, so a few tries are not enough to get out of a lock
@@ -86,7 +86,7 @@ pub(crate) fn is_in_place() -> bool {
 }
 
 extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    let errno = os::errno();
+    let errno = errno::get();
     // SAFETY: the argument of a running handler.
     if !unsafe { is_ours(info) } {
         if let Some(before) = BEFORE.get() {
@@ -96,7 +96,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
         // SAFETY: as above.
         unsafe { carrier.interrupted(context) };
     }
-    os::set_errno(errno);
+    errno::set(errno);
 }
 
 /// # Safety

@@ -36,9 +36,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crate::base::descriptor::Interest;
-use crate::base::fork;
-use crate::base::loom::{Mutex, lock};
 use crate::driver::epoll::{Epoll, Events, Ready};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
@@ -47,6 +44,9 @@ use crate::sched::io::polled::Polls;
 use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, block};
+use crate::sys::descriptor::Interest;
+use crate::sys::fork;
+use crate::util::loom::{Mutex, lock};
 
 mod parting;
 mod polled;

@@ -20,12 +20,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::base::loom::atomic;
 use crate::fiber::{FiberRef, Record};
 use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::timers::Clock;
 use crate::sched::worker::{Count, Worker};
+use crate::util::loom::atomic;
 
 /// One park in so many is sampled; a power of two.
 pub(crate) const EVERY: usize = 64;

@@ -50,7 +50,6 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::thread::panicking;
 use std::time::Instant;
 
-use crate::base::arch;
 use crate::fiber::FiberRef;
 use crate::fiber::job::Cancelled;
 use crate::fiber::limits::{Effect, Id, Limits};
@@ -58,6 +57,7 @@ use crate::fiber::stack::StackHead;
 use crate::fiber::state::Cancel;
 use crate::sched::block::CAN_UNWIND;
 use crate::sched::{context, swallow};
+use crate::sys::arch;
 
 /// In the byte of flags: its owner unwinds as it was told.
 const TOLD: u8 = 1;
@@ -293,14 +293,14 @@ fn end(id: Id, at: Instant, told: bool) -> bool {
 /// returned. Unless the fiber was asked to end, or is unwinding for another reason, it needs the
 /// place no longer.
 fn give_up_place(fiber: Option<FiberRef>) {
-    let with_one = fiber.filter(|fiber| fiber.gate_pass.load(Relaxed));
+    let with_one = fiber.filter(|fiber| fiber.unwind_permit.load(Relaxed));
     if let Some(with_one) = with_one
         && !is_cancelled(fiber)
         && !panicking()
     {
         let guard = context::disable_preempt();
         let shared = guard.shared().expect("a fiber runs here");
-        shared.gate.leave(&with_one.gate_pass);
+        shared.gate.leave(&with_one.unwind_permit);
     }
 }
 

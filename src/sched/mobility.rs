@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use indent_sysmon::frames::{self, Judgement, Registers, Stack, TraceCache};
 use indent_sysmon::thread_locals::ThreadLocals;
 
-use crate::base::arch;
-use crate::base::loom::atomic;
 use crate::fiber::state::Commit;
 use crate::fiber::{FiberRef, Record, locals, switch};
 use crate::sched::bound::Cause;
 use crate::sched::carrier::Carrier;
 use crate::sched::{Shared, context, wake};
+use crate::sys::arch;
+use crate::util::loom::atomic;
 
 /// Whether a fiber may change threads.
 ///
@@ -112,7 +112,7 @@ const APART: u8 = 8;
 const LEFT: u8 = 16;
 
 /// Looks for addresses of thread-locals in what a fiber has whose frames say that it is movable,
-/// and binds it if there is one (`fiber/locals/look.rs`). Returns what was found. `thread` is the
+/// and binds it if there is one (`fiber/locals/scan.rs`). Returns what was found. `thread` is the
 /// one the fiber has run on: its values are in place there, or it has none.
 ///
 /// # Safety

@@ -49,15 +49,15 @@ use std::sync::atomic::{
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use crate::base::affinity::Allowed;
-use crate::base::bitmap::{Bitmap, SparseBitmap};
-use crate::base::loom::{Mutex, lock};
-use crate::base::preempt_check;
 use crate::error::StartError;
 use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::{self, Guard};
 use crate::queue::global::Global;
+use crate::sys::affinity::Allowed;
+use crate::util::bitmap::{Bitmap, SparseBitmap};
+use crate::util::loom::{Mutex, lock};
+use crate::util::preempt_check;
 
 mod anywhere;
 pub(crate) mod block;
@@ -274,10 +274,10 @@ impl std::panic::RefUnwindSafe for Shared {}
 
 impl Shared {
     pub(crate) fn start(mut settings: Settings) -> Result<Arc<Shared>, StartError> {
-        crate::base::fork::watch(&[context::be_plain, roster::forget_all]);
-        crate::base::os::prepare_membarrier();
+        crate::sys::fork::watch(&[context::be_plain, roster::forget_all]);
+        crate::sys::membarrier::prepare();
         if settings.preempt {
-            crate::base::os::allow_arenas(settings.soft_carriers.min(settings.max_carriers));
+            crate::sys::memory::allow_arenas(settings.soft_carriers.min(settings.max_carriers));
         }
         preempt_check::ask_by(context::is_preempt_disabled);
         let guard = context::disable_preempt(); // on a fiber of another runtime
@@ -533,7 +533,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if crate::base::fork::in_child() {
+        if crate::sys::fork::in_child() {
             // F1: slabs go behind a lock, and pools may wait for threads. Ours stay where they are.
             std::mem::forget(std::mem::take(&mut self.workers));
             let none = service::Services::new();

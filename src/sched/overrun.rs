@@ -34,12 +34,12 @@ use std::sync::atomic::{
 
 use indent_sysmon::frames::{Registers, Stack};
 
-use crate::base::os;
 use crate::fiber::{FiberRef, Held, Record, switch};
 use crate::sched::Shared;
 use crate::sched::carrier::Carrier;
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
+use crate::sys;
 
 pub(crate) mod desk;
 mod log;
@@ -240,7 +240,7 @@ impl Carrier {
     /// long. `InPlace` ends a slice; `Noticed` does not.
     pub(crate) fn note_overrun(&self, kind: Kind, registers: [usize; 3]) {
         let began = self.ice.cpu_began.load(Relaxed);
-        let slice = os::own_cpu_time().saturating_sub(began);
+        let slice = sys::thread::cpu_time().saturating_sub(began);
         let ran = self.stretch.ran.load(Relaxed).saturating_add(slice);
         if kind == Kind::InPlace {
             self.stretch.add(slice);

@@ -48,11 +48,11 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::base::loom::atomic::{
+use crate::util::loom::atomic::{
     AtomicPtr, AtomicU32,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
-use crate::base::loom::{heavy_barrier, light_barrier, load_to_exchange, spin};
+use crate::util::loom::{heavy_barrier, light_barrier, load_to_exchange, spin};
 
 pub(crate) struct Owner<W> {
     word: AtomicPtr<W>,
@@ -286,7 +286,7 @@ impl<W> Owner<W> {
 #[expect(unsafe_code, reason = "loom's cell stands for the worker")]
 mod models {
     use super::*;
-    use crate::base::loom::let_membarrier_fail;
+    use crate::util::loom::let_membarrier_fail;
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering::AcqRel};

@@ -96,14 +96,14 @@ impl Shared {
     /// Who waits for this worker, as far as can be seen from outside.
     pub(crate) fn who_waits(&self, worker: &Worker) -> Waiting {
         if !self.settings.preempt {
-            return Waiting::Nobody;
+            return Waiting::None;
         }
         let queued = !worker.queue.is_empty() || !worker.lifo.is_empty();
         if worker.timers.is_due()
             || worker.queue.has_started() && worker.is_in_long_dispatch()
             || self.watchers.may_press() && self.somebody_presses()
         {
-            return Waiting::Pressing;
+            return Waiting::Urgent;
         }
         let assigned = !worker.assigned.is_empty() || worker.has_own.load(Relaxed);
         let excess = self.count.is_excess(worker.index);
@@ -111,7 +111,7 @@ impl Shared {
         if queued || assigned || excess || batch || self.global.unstarted.len() > 0 {
             return Waiting::ForTurn;
         }
-        Waiting::Nobody
+        Waiting::None
     }
 
     fn somebody_presses(&self) -> bool {

@@ -95,7 +95,7 @@ fn empty(token: &mut Entered) {
     shared.empty_ring(worker);
     worker.published.set_phase(indent_sysmon::Phase::Idle);
     let local = token.local();
-    let own = std::mem::replace(&mut local.own, crate::base::list::List::new());
+    let own = std::mem::replace(&mut local.own, crate::util::list::List::new());
     let freed = local.stacks.keep(0);
     token.show_stacks();
     let shared = token.carrier().shared();

@@ -11,7 +11,7 @@
 //! ends, so a number that is found is its own.
 //!
 //! A child of a fork has none of the threads in the table, and the kernel may give their numbers to
-//! threads that the child starts. So the table is emptied there (`base/fork.rs`).
+//! threads that the child starts. So the table is emptied there (`sys/fork.rs`).
 //!
 //! [S7]: DESIGN.md
 
@@ -21,8 +21,8 @@ use std::sync::atomic::{
     Ordering::{Acquire, Release, SeqCst},
 };
 
-use crate::base::os;
 use crate::sched::carrier::Carrier;
+use crate::sys;
 
 /// The kernel's numbers are smaller than this on every 64-bit machine (`PID_MAX_LIMIT`).
 const NUMBERS: usize = 1 << 22;
@@ -38,7 +38,7 @@ pub(crate) struct Entry(i32);
 
 /// Enters the calling thread, which is that carrier's.
 pub(crate) fn enter(carrier: &Carrier) -> Entry {
-    let number = os::thread_number();
+    let number = sys::thread::number();
     let chunk = &CHUNKS[number as usize / CHUNK];
     if chunk.load(Acquire).is_null() {
         let new = Box::into_raw(Box::new([const { AtomicPtr::new(ptr::null_mut()) }; CHUNK]));
@@ -80,7 +80,7 @@ fn place(number: i32) -> Option<&'static AtomicPtr<Carrier>> {
 /// The carrier the calling thread is, if it is one. For handlers.
 pub(crate) fn carrier() -> Option<&'static Carrier> {
     // SAFETY: entered by this very thread, and a carrier lives as long as its thread keeps `Shared`.
-    unsafe { find(os::thread_number()).as_ref() }
+    unsafe { find(sys::thread::number()).as_ref() }
 }
 
 /// The carrier whose thread has this number, or null.
@@ -135,7 +135,7 @@ mod tests {
     fn a_child_of_a_fork_takes_no_thread_for_a_carrier() {
         let rt = crate::runtime::Builder::new().workers(2).build().unwrap();
         let on_fiber = rt.spawn(|| {
-            let number = os::thread_number();
+            let number = sys::thread::number();
             (number, is_found_in_child(number), carrier().is_some())
         });
         let (number, found, found_here) = on_fiber.join().unwrap();

@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use indent_sysmon::Phase;
 
-use crate::base::loom::{atomic, light_barrier};
-use crate::base::{fork, os, redirect};
 use crate::error::JoinError;
 use crate::fiber::job::{self, Completed, Job, Leftover};
 use crate::fiber::locals::{self, Stay};
@@ -22,6 +20,8 @@ use crate::sched::sleep::Search;
 use crate::sched::starts::Start;
 use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::{Shared, class, in_place, latency, limit, mobility, resize, retire, wake};
+use crate::sys::{self, fork, redirect, stderr};
+use crate::util::loom::{atomic, light_barrier};
 
 /// How long a worker waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
@@ -186,7 +186,7 @@ fn go_elsewhere(
         if shared.has_free_thread() && movable {
             shared.global.unstarted.push(fiber); // for the worker that is there
             if !shared.rouse_one(0) {
-                os::sleep(REFUSED_PAUSE);
+                sys::thread::sleep(REFUSED_PAUSE);
             }
         } else {
             shared.wait_for_thread(fiber);
@@ -196,7 +196,7 @@ fn go_elsewhere(
         shared.rouse_one(0); // another worker may be on a thread without a fiber
         let interval = token.carrier().shared().settings.global_interval;
         token.local().until_shared = interval; // what is bound to threads comes first
-        os::sleep(REFUSED_PAUSE);
+        sys::thread::sleep(REFUSED_PAUSE);
     }
     Where::Elsewhere
 }
@@ -473,7 +473,7 @@ pub(crate) fn complete(fiber: FiberRef) {
     let completed = job::complete(&fiber.join);
     let kept = match completed {
         // SAFETY: the address was in the join word, and ours is its call.
-        Completed::Call(waiter) => unsafe { Waiter::notify(&guard, waiter) },
+        Completed::Notify(waiter) => unsafe { Waiter::notify(&guard, waiter) },
         Completed::Nothing | Completed::DropResult => DeferredDrop::default(),
     };
     drop(guard);
@@ -491,7 +491,7 @@ pub(crate) fn report_leftover(fiber: &Record, leftover: Leftover) {
         let mut line = String::new();
         let _ = fiber.describe(&mut line);
         line.push_str(", panicked; nobody joined it\n");
-        os::complain(&line);
+        stderr::print(&line);
     }
 }
 
@@ -513,7 +513,7 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     let shared = carrier.shared();
     let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
     shared.count_odd_stack(class, -1);
-    shared.gate.leave(&fiber.gate_pass);
+    shared.gate.leave(&fiber.unwind_permit);
     if let Some(record) = fiber.end() {
         // SAFETY: free now, so ours; slab memory stays valid.
         let owner = unsafe { record.as_ref() }.owner();

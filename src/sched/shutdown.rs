@@ -20,14 +20,14 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::{Duration, Instant};
 
-use crate::base::fork;
-use crate::base::loom::{heavy_barrier, lock};
-use crate::base::os;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Notify, Phase};
 use crate::fiber::{FiberRef, Held, slab};
 use crate::sched::gate::Entry;
 use crate::sched::{Shared, context, io, wake};
+use crate::sys::fork;
+use crate::sys::{self, futex};
+use crate::util::loom::{heavy_barrier, lock};
 
 /// How often to look again where the kernel refused the barrier that makes one look enough (S18).
 pub(crate) const UNSURE: Duration = Duration::from_millis(10);
@@ -169,7 +169,9 @@ pub(crate) fn join_until(
     patience: Patience,
     threads: impl Iterator<Item = ThreadHandle<()>>,
 ) -> usize {
-    let mut threads: Vec<_> = threads.filter(|thread| !os::is_own(thread)).collect();
+    let mut threads: Vec<_> = threads
+        .filter(|thread| !sys::thread::is_current(thread))
+        .collect();
     loop {
         let left = still_running(threads);
         let until = if left.len() > patience.abandoned {
@@ -187,7 +189,7 @@ pub(crate) fn join_until(
 
 /// Joins those that have ended; the others.
 pub(crate) fn still_running(threads: Vec<ThreadHandle<()>>) -> Vec<ThreadHandle<()>> {
-    let left = threads.into_iter().map(os::try_join);
+    let left = threads.into_iter().map(sys::thread::try_join);
     left.filter_map(Result::err).collect()
 }
 
@@ -260,7 +262,7 @@ impl Shared {
     /// Ends the park of one who was asked, if there is a place.
     fn deliver_cancel(&self, fiber: FiberRef) -> Entry {
         let guard = context::disable_preempt();
-        let entry = self.gate.enter(&fiber.gate_pass);
+        let entry = self.gate.enter(&fiber.unwind_permit);
         if entry == Entry::Full {
             return entry;
         }
@@ -268,7 +270,7 @@ impl Shared {
         if fiber.state.deliver_cancel() == Notify::Enqueue {
             kept = wake::enqueue(&guard, fiber);
         } else if entry == Entry::New {
-            self.gate.leave(&fiber.gate_pass); // deaf, or no longer parked
+            self.gate.leave(&fiber.unwind_permit); // deaf, or no longer parked
         }
         drop(guard);
         drop(kept);
@@ -367,7 +369,7 @@ impl Shared {
             }
             let most = (!sure).then_some(UNSURE);
             let left = left.into_iter().chain(most).min();
-            os::futex_wait(&self.ended, seen, left); // returns at once if there was an end since
+            futex::wait(&self.ended, seen, left); // returns at once if there was an end since
         };
         self.observers.fetch_sub(1, SeqCst);
         result
@@ -377,6 +379,6 @@ impl Shared {
     pub(crate) fn tell_observers(&self) {
         let _guard = context::disable_preempt();
         self.ended.fetch_add(1, SeqCst);
-        os::futex_wake_all(&self.ended);
+        futex::wake_all(&self.ended);
     }
 }

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use indent_sysmon::{Phase, TICK};
 
-use crate::base::os;
 use crate::sched::carrier::Carrier;
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, class};
+use crate::sys;
 
 /// Frozen carriers per worker that are not many.
 const FEW_FROZEN: usize = 8;
@@ -33,7 +33,7 @@ impl Carrier {
     /// Own thread: this dispatch may be a long one; from here on its time counts.
     pub(crate) fn begin_slice(&self, worker: &Worker) {
         let now = self.shared().clock.nanos();
-        self.note_long(worker.stamp(), now, os::own_cpu_time());
+        self.note_long(worker.stamp(), now, sys::thread::cpu_time());
         self.shared().arm_io(worker);
         if !worker.queue.is_empty() || self.shared().has_batch() {
             self.shared().rouse_one(worker.index + 1); // they waited for a short dispatch
@@ -60,7 +60,7 @@ impl Carrier {
         let began = self.ice.cpu_began.load(Relaxed);
         let ran = match began {
             0 => (self.shared().clock.nanos()).saturating_sub(self.ice.began.load(Relaxed)),
-            _ => os::own_cpu_time().saturating_sub(began),
+            _ => sys::thread::cpu_time().saturating_sub(began),
         };
         let tick = TICK.as_nanos() as u64;
         // It ran for up to two ticks before its clock was read.
@@ -78,7 +78,7 @@ impl Carrier {
         }
         let now = shared.clock.nanos();
         ice.froze_at.store(now, Relaxed);
-        let ran = os::own_cpu_time().saturating_sub(ice.cpu_began.load(Relaxed));
+        let ran = sys::thread::cpu_time().saturating_sub(ice.cpu_began.load(Relaxed));
         self.stretch.add(ran);
         if let Some(fiber) = self.current.get() {
             let (tick, computed) = (TICK.as_nanos() as u64, ice.rest.get().saturating_add(ran));

@@ -7,21 +7,21 @@
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
-use crate::base::fork;
-use crate::base::loom::atomic::fence;
-use crate::base::loom::lock;
 use crate::error::{JoinError, SpawnError};
 use crate::fiber::job::{self, Job, Packed};
-use crate::fiber::record::{ANY_WORKER, Birth, Name};
+use crate::fiber::record::{ANY_WORKER, Name, NewFiber};
 use crate::fiber::slab::Slab;
 use crate::fiber::{FiberRef, Held, Record};
 use crate::sched::Shared;
 use crate::sched::context::{self, Entered};
 use crate::sched::worker::Roused;
+use crate::sys::fork;
+use crate::util::loom::atomic::fence;
+use crate::util::loom::lock;
 
 /// What a caller says about its fiber; the runtime adds itself.
 pub(crate) struct Wishes {
-    pub(crate) birth: Birth,
+    pub(crate) birth: NewFiber,
     /// Start here if that worker sleeps anyway.
     pub(crate) preferred: Option<usize>,
 }
@@ -205,7 +205,7 @@ impl Drop for Uncount<'_> {
 #[inline]
 unsafe fn fill<F, T>(
     (record, id): (NonNull<Record>, u64),
-    birth: Birth,
+    birth: NewFiber,
     f: Packed<F>,
 ) -> (FiberRef, Held, Option<Name>)
 where
@@ -216,7 +216,7 @@ where
     let place: &Record = unsafe { record.as_ref() };
     // SAFETY: not queued yet; what it borrows is the caller's promise.
     unsafe { place.job.store(f) };
-    let former = place.be_born(id, birth);
+    let former = place.init(id, birth);
     let (fiber, handle) = both(record);
     (fiber, handle, former)
 }
@@ -236,7 +236,7 @@ pub(crate) fn obtain_slab() -> Slab {
 }
 
 /// A handle for a closure that was refused: it is over before it began. The closure is dropped.
-pub(crate) fn refused<F, T>(birth: Birth, f: F) -> Held
+pub(crate) fn refused<F, T>(birth: NewFiber, f: F) -> Held
 where
     F: FnOnce() -> T + Send,
     T: Send,

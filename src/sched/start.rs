@@ -5,14 +5,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
-use crate::base::loom::lock;
-use crate::base::signal::{self, AlternateStack};
 use crate::error::AbortOnUnwind;
 use crate::fiber::locals;
 use crate::sched::anywhere::Identity;
 use crate::sched::carrier::{Carrier, Own};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, interrupt, retire, roster};
+use crate::sys::signal::{self, AlternateStack};
+use crate::util::loom::lock;
 
 static PROCESS_CARRIERS: AtomicUsize = AtomicUsize::new(0);
 

@@ -32,16 +32,16 @@ use std::time::{Duration, Instant};
 
 use indent_sysmon::frames;
 
-use crate::base::list::List;
-use crate::base::loom::atomic;
-use crate::base::os;
 use crate::error::JoinError;
 use crate::fiber::FiberRef;
 use crate::fiber::record::ANY_WORKER;
-use crate::queue::inject::popped;
+use crate::queue::lane::popped;
 use crate::sched::class::Sites;
 use crate::sched::timers::nanos;
 use crate::sched::{Shared, context, mobility, retire};
+use crate::sys::stderr;
+use crate::util::list::List;
+use crate::util::loom::atomic;
 
 /// Threads a worker for fibers that are unjudged because the program's code has not been read.
 const COLD_THREADS: usize = 64;
@@ -300,7 +300,7 @@ impl Shared {
             shortage => {
                 let bit = 1 << shortage as u8;
                 if threadless.reported.fetch_or(bit, Relaxed) & bit == 0 {
-                    os::complain(shortage.message());
+                    stderr::print(shortage.message());
                 }
             }
         }
@@ -405,7 +405,7 @@ impl Shared {
             return;
         }
         if !threadless.dumped.swap(true, Relaxed) {
-            os::complain(&self.dump());
+            stderr::print(&self.dump());
         }
         let now = self.clock.set(Instant::now()) as u32;
         let guard = context::disable_preempt();

@@ -12,16 +12,16 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-use crate::base::list::List;
-use crate::base::loom::{atomic, heavy_barrier};
-use crate::base::os;
 use crate::error::JoinError;
 use crate::fiber::job::Job;
 use crate::fiber::{FiberRef, Record};
-use crate::queue::inject::{Inject, popped};
+use crate::queue::lane::{Lane, popped};
 use crate::sched::shutdown::UNSURE;
 use crate::sched::worker::Roused;
 use crate::sched::{Shared, context, run};
+use crate::sys::{membarrier, stderr};
+use crate::util::list::List;
+use crate::util::loom::{atomic, heavy_barrier};
 
 impl Shared {
     /// No stack for this fiber now.
@@ -38,7 +38,7 @@ impl Shared {
         self.starved_count.fetch_add(1, SeqCst);
         self.global.stackless[usize::from(class)].push(fiber);
         if !self.starved_reported.swap(true, Relaxed) {
-            os::complain(
+            stderr::print(
                 "indent: no memory for another stack; fibers wait until others end \
                  (raise vm.max_map_count or ulimit -v, or spawn fewer at a time)\n",
             );
@@ -72,7 +72,7 @@ impl Shared {
     /// another chance, and says when to come again. Not at once when it is asked for: they have
     /// just tried.
     pub(crate) fn feed_unsure(&self, just_asked: bool) -> Option<Duration> {
-        if os::barriers_refused() == 0 || self.starved() == 0 {
+        if membarrier::refused() == 0 || self.starved() == 0 {
             return None;
         }
         if just_asked {
@@ -88,7 +88,7 @@ impl Shared {
     /// program's code, which may block.
     pub(crate) fn fail_unstarted(&self, mut fibers: List<Record>, error: fn(u64) -> JoinError) {
         let shared = self.arc();
-        let failed = std::sync::Arc::new(Inject::new());
+        let failed = std::sync::Arc::new(Lane::new());
         while let Some(fiber) = fibers.pop() {
             failed.push(popped(fiber));
         }

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use indent_sysmon::frames::{self, Declaration, Misfit};
 
-use crate::base::os;
 use crate::sched::Shared;
 use crate::sched::chores::STUDY;
+use crate::sys::stderr;
 
 /// How often the collector looks whether the program's code has been read.
 const STUDY_PAUSE: Duration = Duration::from_millis(2);
@@ -86,7 +86,7 @@ impl Shared {
     fn report_missing_symbols(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         if self.settings.warn_stripped && !SAID.swap(true, SeqCst) {
-            os::complain(
+            stderr::print(
                 "indent: the program has no symbols of functions (it was stripped, or its file \
                  cannot be read), so nearly every fiber counts as bound and keeps a thread while it \
                  is parked. Build it with strip = \"debuginfo\" in the Cargo profile, which keeps \
@@ -103,7 +103,7 @@ fn report_misfits(misfits: &[Misfit]) {
         return;
     }
     for misfit in misfits {
-        os::complain(&misfit_line(misfit));
+        stderr::print(&misfit_line(misfit));
     }
 }
 

@@ -20,12 +20,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::base::os;
 use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Signal, Woken};
 use crate::sched::limit::{self, Own};
 use crate::sched::{block, context};
+use crate::sys::stderr;
 
 /// So many are immediate: one ends the closure of a fiber, a second one what it does on its way
 /// out.
@@ -87,7 +87,7 @@ fn rest(fiber: FiberRef, length: Duration) {
         let guard = context::disable_preempt();
         let shared = guard.shared().expect("a fiber runs here");
         shared.unwind_pauses.fetch_add(1, Relaxed);
-        shared.gate.leave(&fiber.gate_pass);
+        shared.gate.leave(&fiber.unwind_permit);
         drop(guard);
         let until = Some(Instant::now() + length);
         let park =
@@ -128,5 +128,5 @@ fn report(fiber: Option<FiberRef>) {
         line.push_str("; further ones are not reported");
     }
     line.push('\n');
-    os::complain(&line);
+    stderr::print(&line);
 }

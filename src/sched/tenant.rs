@@ -29,9 +29,9 @@
 
 use std::ptr::{self, NonNull};
 
-use crate::base::loom::atomic::{AtomicPtr, Ordering::SeqCst, fence};
-use crate::base::loom::load_to_exchange;
 use crate::sched::owner::Owner;
+use crate::util::loom::atomic::{AtomicPtr, Ordering::SeqCst, fence};
+use crate::util::loom::load_to_exchange;
 
 /// Where a tenant is left for the worker on its thread.
 pub(crate) struct Slot<F> {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::base::os::Parker;
 use crate::fiber::state::{Begin, Cancel, Commit, Notify, Signal, State, Woken};
 use crate::sched::{context, limit};
+use crate::sys::parker::Parker;
 
 pub(crate) struct ThreadParker {
     state: State,

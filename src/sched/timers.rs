@@ -28,13 +28,13 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-use crate::base::loom::{Mutex, lock};
 use crate::driver::wheel::{self, Arena, Chunk, Step};
 use crate::fiber::state::Notify;
 use crate::fiber::{FiberRef, Held};
 use crate::sched::context::{self, Entered};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, wake};
+use crate::util::loom::{Mutex, lock};
 
 /// Fibers fired in one critical section, and steps of the wheel in one.
 const BATCH: usize = 32;

@@ -18,12 +18,6 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::base::fork;
-use crate::base::loom::atomic::{
-    self, AtomicU32,
-    Ordering::{Acquire, Release},
-};
-use crate::base::loom::pause;
 use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Notify, Signal, Woken};
@@ -31,6 +25,12 @@ use crate::sched::carrier::Carrier;
 use crate::sched::context::{Entered, PreemptGuard};
 use crate::sched::thread::ThreadParker;
 use crate::sched::{Shared, block, class, context, latency};
+use crate::sys::fork;
+use crate::util::loom::atomic::{
+    self, AtomicU32,
+    Ordering::{Acquire, Release},
+};
+use crate::util::loom::pause;
 
 /// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
 /// so the waiter stays until it was called, or has made sure that nobody will call.

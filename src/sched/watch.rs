@@ -20,16 +20,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use indent_sysmon::{
-    GRACE, Helper, Monitor, Phase, Pool, Slot, TICK, Thread, ThreadState, Waiting, frames,
+    Activity, GRACE, Helper, Monitor, Phase, Pool, TICK, Thread, ThreadState, Waiting, frames,
 };
 
-use crate::base::loom::Mutex;
 use crate::fiber::stack;
 use crate::sched::carrier::Carrier;
 use crate::sched::chores::{BARRIER, COLLECTORS, CPUS, Collector, HELPERS, SPARES, TRIM};
 use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, detach};
+use crate::util::loom::Mutex;
 
 /// How often the monitor looks at threads that are blocked in the kernel while all workers sleep.
 const RARELY: Duration = Duration::from_millis(10);
@@ -285,7 +285,7 @@ impl Pool for Shared {
         self.count.present()
     }
 
-    fn slot(&self, worker: usize) -> &Slot {
+    fn activity(&self, worker: usize) -> &Activity {
         &self.workers[worker].published
     }
 
@@ -332,7 +332,7 @@ impl Pool for Shared {
     fn waiting(&self, worker: usize) -> Waiting {
         let worker = &self.workers[worker];
         let waiting = self.who_waits(worker);
-        if waiting == Waiting::Pressing && worker.published.phase() == Phase::Fiber {
+        if waiting == Waiting::Urgent && worker.published.phase() == Phase::Fiber {
             self.watchers.somebody_pressed.store(true, Relaxed);
         }
         waiting
@@ -355,7 +355,7 @@ impl Pool for Shared {
             let stamp = worker.stamp_of(dispatch);
             let began = self.clock.nanos().saturating_sub(nanos(GRACE));
             carrier.note_long(stamp, began, carrier.cpu_before(GRACE));
-            if waiting == Waiting::Pressing {
+            if waiting == Waiting::Urgent {
                 let left = self.watchers.press.load(Relaxed);
                 self.watchers.press.store(left.saturating_sub(1), Relaxed);
             } else if carrier.ice.request.get() != stamp {

@@ -9,28 +9,28 @@ use std::sync::atomic::{
 };
 
 use indent_sysmon::frames::TraceCache;
-use indent_sysmon::{Phase, Slot as Published};
+use indent_sysmon::{Activity as Published, Phase};
 
-use crate::base::inbox::Inbox;
-use crate::base::list::List;
-use crate::base::rng::Rng;
 use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
 use crate::fiber::{FiberRef, Record, stack::Guard};
-use crate::queue::local::{Queue, Slot};
+use crate::queue::local::{LifoSlot, Queue};
 use crate::sched::carrier::Carrier;
 use crate::sched::latency::Recorder;
 use crate::sched::pace::Rate;
 use crate::sched::spawn;
 use crate::sched::timers::Timers;
+use crate::util::inbox::Inbox;
+use crate::util::list::List;
+use crate::util::rng::Rng;
 
 /// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
 #[repr(align(128))]
 pub(crate) struct Worker {
     pub(crate) index: usize,
     /// The fiber that was spawned or woken last.
-    pub(crate) lifo: Slot,
+    pub(crate) lifo: LifoSlot,
     pub(crate) queue: Queue,
     /// Unstarted fibers that must start here.
     pub(crate) assigned: Inbox<Record>,
@@ -189,7 +189,7 @@ impl Worker {
     pub(crate) fn new(index: usize, queue: usize, class: u8, guard: Guard) -> Self {
         Worker {
             index,
-            lifo: Slot::new(),
+            lifo: LifoSlot::new(),
             queue: Queue::new(queue),
             assigned: Inbox::new(),
             published: Published::new(),

@@ -8,12 +8,12 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sched::wake::Waiter;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::sync::tickets::{self, Ticketed, Tickets};
+use crate::util::loom::const_fn;
 
 /// So many wait for each other, round after round.
 ///

@@ -9,7 +9,6 @@ use std::ops::DerefMut;
 use std::sync::{LockResult, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sched::wake::Waiter;
@@ -17,6 +16,7 @@ use crate::sync::mutex::MutexGuard;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
 use crate::sync::raw_mutex::RawMutex;
 use crate::sync::tickets::{self, One, Tickets};
+use crate::util::loom::const_fn;
 
 /// Lets who holds a [`Mutex`](crate::sync::Mutex) wait, without it, until somebody says that something has changed.
 ///

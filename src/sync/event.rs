@@ -11,12 +11,12 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sched::wake::Waiter;
 use crate::sync::queue::{Queue, Until, Waited, Waits};
 use crate::sync::tickets::{self, One, Ticketed, Tickets, WithTicket};
+use crate::util::loom::const_fn;
 
 /// Something that has happened, or not: everybody waits until it has.
 ///

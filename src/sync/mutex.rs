@@ -9,11 +9,11 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
 use std::time::{Duration, Instant};
 
-use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sync::queue::Until;
 use crate::sync::raw_mutex::{self, Failed, RawMutex, name_of};
+use crate::util::loom::const_fn;
 
 /// One at a time: a fiber that finds it locked waits and lets others run; a plain thread blocks.
 ///

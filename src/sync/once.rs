@@ -12,12 +12,12 @@ use std::sync::atomic::{
 };
 use std::time::{Duration, Instant};
 
-use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sync::queue::{Queue, Until, Waited};
 use crate::sync::raw_mutex::name_of;
 use crate::sync::tickets::{self, Ticketed, Tickets, WithTicket};
+use crate::util::loom::const_fn;
 
 const NEW: u8 = 0;
 const RUNNING: u8 = 1;

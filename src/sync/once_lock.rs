@@ -11,9 +11,9 @@ use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
-use crate::base::loom::const_fn;
 use crate::sched::limit::Undisturbed;
 use crate::sync::once::{Begun, Once};
+use crate::util::loom::const_fn;
 
 /// A place for a value that is put there once; who wants it meanwhile waits.
 ///

@@ -32,12 +32,12 @@ use std::marker::PhantomData;
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use crate::base::loom::{Mutex, MutexGuard, const_fn, lock};
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
 use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::{DeferredDrop, Waiter};
+use crate::util::loom::{Mutex, MutexGuard, const_fn, lock};
 
 /// How many can be called in one breath.
 const BATCH: usize = 8;

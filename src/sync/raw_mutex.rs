@@ -30,17 +30,17 @@
 
 use std::time::Instant;
 
-use crate::base::loom::atomic::{
-    AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
-};
-use crate::base::loom::const_fn;
 use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sched::context;
 use crate::sched::wake::Waiter;
 use crate::sync::queue::{self, Locked, Look, Plan, Queue, Until, Waited, Waits};
+use crate::util::loom::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use crate::util::loom::const_fn;
 
 const LOCKED: usize = 1;
 const PARKED: usize = 2;

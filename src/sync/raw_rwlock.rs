@@ -15,15 +15,15 @@
 //! Rejected: letting readers in beside a waiting writer while others read (with enough readers he waits for ever), and
 //! letting whoever comes take it, as a mutex does: here a reader who overtakes makes the next one overtake as well.
 
-use crate::base::loom::atomic::{
-    AtomicUsize,
-    Ordering::{AcqRel, Acquire, Relaxed, Release},
-};
-use crate::base::loom::const_fn;
 use crate::sched::context;
 use crate::sched::wake::Waiter;
 use crate::sync::queue::{self, Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::sync::raw_mutex::Failed;
+use crate::util::loom::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
+use crate::util::loom::const_fn;
 
 const WRITER: usize = 1;
 const PARKED: usize = 2;

@@ -14,14 +14,14 @@
 
 use std::time::Instant;
 
-use crate::base::loom::atomic::{
-    AtomicUsize,
-    Ordering::{AcqRel, Acquire, Relaxed},
-};
-use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::sched::wake::Waiter;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited, Waits};
+use crate::util::loom::atomic::{
+    AtomicUsize,
+    Ordering::{AcqRel, Acquire, Relaxed},
+};
+use crate::util::loom::const_fn;
 
 const PARKED: usize = 1;
 const CLOSED: usize = 2;

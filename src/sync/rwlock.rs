@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
 use std::time::{Duration, Instant};
 
-use crate::base::loom::const_fn;
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sync::queue::Until;
 use crate::sync::raw_mutex::Failed;
 use crate::sync::raw_rwlock::{RawRwLock, Way};
+use crate::util::loom::const_fn;
 
 /// Many who read, or one who writes.
 ///

@@ -6,9 +6,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::base::loom::const_fn;
 use crate::park;
 use crate::sync::raw_semaphore::{MOST, RawSemaphore, Refused};
+use crate::util::loom::const_fn;
 
 /// A number of permits: who wants some waits until there are enough.
 ///

@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::ptr;
 
 use crate::error::SpawnError;
-use crate::fiber::record::{ANY_WORKER, Birth, Name};
+use crate::fiber::record::{ANY_WORKER, Name, NewFiber};
 use crate::fiber::stack;
 use crate::runtime::{self, InChild};
 use crate::sched::Shared;
@@ -172,7 +172,7 @@ impl Builder {
             None => ANY_WORKER,
             Some(index) => u16::try_from(index).unwrap_or(ANY_WORKER - 1),
         };
-        let birth = Birth {
+        let birth = NewFiber {
             location: at,
             name: boxed(self.name),
             worker,
@@ -230,7 +230,7 @@ impl Builder {
         match unsafe { self.try_spawn_in(shared, location, Limit::None, f) } {
             Ok(handle) => handle,
             Err((SpawnError::ShuttingDown, f)) => {
-                let birth = Birth {
+                let birth = NewFiber {
                     location,
                     name: boxed(name),
                     worker: ANY_WORKER,

@@ -6,7 +6,6 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
-use crate::base::fork;
 use crate::error::JoinError;
 use crate::fiber::Held;
 use crate::fiber::job::{self, Job};
@@ -15,6 +14,7 @@ use crate::fiber::state::{Cancel, Woken};
 use crate::park::{self, Unparker};
 use crate::sched::wake::Waiter;
 use crate::sched::{context, run};
+use crate::sys::fork;
 use crate::task::Fiber;
 
 /// The right to a fiber's result. Dropping it lets the fiber go on alone.

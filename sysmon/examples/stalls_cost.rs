@@ -13,7 +13,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indent_sysmon::stalls::{Seat, Stalls};
+use indent_sysmon::stalls::{Enlisted, Stalls};
 
 const PIECES: u32 = 100_000;
 const ROUNDS: u32 = 100;
@@ -36,15 +36,15 @@ fn monitor() -> (Duration, u64) {
     (time, turns)
 }
 
-/// Runs this on so many watched threads, and tells what the monitor did meanwhile.
-fn measure(what: &str, stalls: &Stalls, threads: usize, work: impl Fn(&Seat) + Sync) {
+/// Runs `work` on watched threads, and reports what the monitor did meanwhile.
+fn measure(what: &str, stalls: &Stalls, threads: usize, work: impl Fn(&Enlisted) + Sync) {
     let start = Barrier::new(threads + 1);
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                let seat = stalls.enlist().expect("a seat");
+                let enlisted = stalls.enlist().expect("room for this thread");
                 start.wait();
-                work(&seat);
+                work(&enlisted);
             });
         }
         start.wait();
@@ -59,36 +59,36 @@ fn measure(what: &str, stalls: &Stalls, threads: usize, work: impl Fn(&Seat) + S
 
 fn main() -> std::io::Result<()> {
     let stalls = Stalls::start(LIMIT, |_| ())?;
-    let seat = stalls.enlist().expect("a seat");
+    let enlisted = stalls.enlist().expect("room for this thread");
     let round = || {
         let began = Instant::now();
         for _ in 0..PIECES {
-            let _job = black_box(seat.begin(black_box("piece")));
+            let _job = black_box(enlisted.begin(black_box("piece")));
         }
         began.elapsed() / PIECES
     };
     let best = (0..ROUNDS).map(|_| round()).min().expect("rounds");
     println!("begin and end of a piece of work: {best:?}");
-    drop(seat);
+    drop(enlisted);
 
     measure("8 threads without work", &stalls, 8, |_| {
         thread::sleep(TIME + LIMIT);
     });
     for threads in [1, 2, 8] {
         let what = format!("{threads} threads in pieces of 100 µs");
-        measure(&what, &stalls, threads, |seat| {
+        measure(&what, &stalls, threads, |enlisted| {
             let began = Instant::now();
             while began.elapsed() < TIME + LIMIT {
-                let _job = seat.begin("piece");
+                let _job = enlisted.begin("piece");
                 let piece = Instant::now();
                 while piece.elapsed() < Duration::from_micros(100) {}
             }
         });
     }
-    measure("1 thread, a piece every 10 ms", &stalls, 1, |seat| {
+    measure("1 thread, a piece every 10 ms", &stalls, 1, |enlisted| {
         let began = Instant::now();
         while began.elapsed() < TIME + LIMIT {
-            drop(seat.begin("piece"));
+            drop(enlisted.begin("piece"));
             thread::sleep(Duration::from_millis(10));
         }
     });

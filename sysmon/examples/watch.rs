@@ -1,7 +1,7 @@
-//! Watches a pool of plain threads, and tells which job holds its thread up, where, and how.
+//! Watches a pool of plain threads, and reports which job holds its thread up, where, and how.
 //!
 //! Nothing of the pool is special: threads take closures from a channel and run them. What it takes to
-//! watch it are the three lines that mention `stalls`, `seat` and `_watched`.
+//! watch it are the three lines that mention `stalls`, `enlisted` and `_watched`.
 
 use std::hint::black_box;
 use std::sync::Mutex;
@@ -12,23 +12,23 @@ use std::time::{Duration, Instant};
 use indent_sysmon::stalls::{Stall, Stalls};
 
 const WORKERS: usize = 2;
-/// A job that takes longer is told about.
+/// A job that takes longer is reported.
 pub(crate) const LIMIT: Duration = Duration::from_millis(20);
 
 type Job = (&'static str, Box<dyn FnOnce() + Send>);
 
 /// The life of a worker's thread.
 fn work(stalls: &Stalls, jobs: &Mutex<Receiver<Job>>) {
-    let seat = stalls.enlist().expect("a seat");
+    let enlisted = stalls.enlist().expect("room for this thread");
     loop {
         let job = jobs.lock().unwrap().recv();
         let Ok((name, job)) = job else { break };
-        let _watched = seat.begin(name);
+        let _watched = enlisted.begin(name);
         job();
     }
 }
 
-/// Computes for as long as it is told, and never lets go.
+/// Computes for a given time, without a pause.
 #[inline(never)]
 fn crunches_numbers(time: Duration) {
     let began = Instant::now();

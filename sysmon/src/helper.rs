@@ -1,7 +1,8 @@
-//! The helper's thread: does what the monitor must not.
+//! The helper's thread: does what the monitor must not do.
 //!
-//! It is asked by number and does each thing once however often it was asked meanwhile. Asking is a
-//! few instructions and a wake-up, and keeps the monitor's law; nobody ever waits for an answer.
+//! Requests are bits. The helper does each requested chore once, however often it was requested
+//! meanwhile. A request is a few instructions and an unpark, and follows the monitor's rules; no
+//! thread waits for a result.
 
 use std::io;
 use std::sync::Arc;
@@ -9,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::companion::Companion;
+use crate::background_thread::BackgroundThread;
 
-/// What a helper can be asked to do. Called on its thread; may block, allocate and start threads.
+/// The chores of a helper. Called on its thread; they may block, allocate and start threads.
 ///
 /// ```
 /// use indent_sysmon::Chores;
@@ -32,12 +33,13 @@ use crate::companion::Companion;
 /// assert_eq!(Office.help(READ_SETTINGS), Some(Duration::from_secs(1)));
 /// ```
 pub trait Chores: Send + Sync + 'static {
-    /// Does what the bits of `asked` say (none: the time it named itself has come). If there is
-    /// something to come back to: after how long.
+    /// Does the chores whose bits are set in `asked`.
+    ///
+    /// Returns the time after which it wants to be called again, if any. Then `asked` may be zero.
     fn help(&self, asked: u32) -> Option<Duration>;
 }
 
-/// A thread for things that may take their time.
+/// A thread for chores that may be slow.
 ///
 /// ```
 /// use indent_sysmon::{Chores, Helper};
@@ -64,7 +66,7 @@ pub trait Chores: Send + Sync + 'static {
 #[derive(Debug)]
 pub struct Helper {
     asked: Arc<Asked>,
-    thread: Companion,
+    thread: BackgroundThread,
 }
 
 #[derive(Debug, Default)]
@@ -80,12 +82,13 @@ impl Helper {
     pub fn start(name: &str, chores: Arc<impl Chores>) -> io::Result<Self> {
         let asked = Arc::new(Asked::default());
         let own = asked.clone();
-        let thread = Companion::start(name, move || run(&own, &*chores))?;
+        let thread = BackgroundThread::start(name, move || run(&own, &*chores))?;
         Ok(Helper { asked, thread })
     }
 
-    /// Asks for what these bits stand for, and returns at once. Keeps the monitor's law, and may be
-    /// called from a signal handler that keeps `errno`.
+    /// Requests the chores of these bits and returns at once.
+    ///
+    /// Follows the monitor's rules, and may be called from a signal handler that preserves `errno`.
     ///
     /// See [`Helper`] for an example.
     pub fn ask(&self, bits: u32) {
@@ -94,7 +97,7 @@ impl Helper {
         }
     }
 
-    /// Ends the thread after what it is doing and waits for it. What was asked and not begun is not done.
+    /// Ends the thread after its current chore and waits for it; requests not begun are dropped.
     ///
     /// See [`Helper`] for an example.
     pub fn stop(&self) {
@@ -102,8 +105,10 @@ impl Helper {
         self.thread.join();
     }
 
-    /// Ends the thread after what it is doing, without waiting for it. Returns its handle, for
-    /// callers that wait for a limited time; `None` if the thread was stopped before.
+    /// Ends the thread after its current chore, without waiting for it.
+    ///
+    /// Returns its handle, for callers that wait for a limited time; `None` if the thread was
+    /// stopped before.
     ///
     /// ```
     /// use indent_sysmon::{Chores, Helper};
@@ -135,7 +140,7 @@ fn run(asked: &Asked, chores: &impl Chores) {
         let now = Instant::now();
         if bits != 0 || again.is_some_and(|at| at <= now) {
             let next = chores.help(bits).map(|after| now + after);
-            // What it wants to come back to stays, whatever else it was asked.
+            // A planned return stays planned, whatever else is requested.
             again = match (again.filter(|at| *at > now), next) {
                 (Some(old), Some(new)) => Some(old.min(new)),
                 (old, new) => new.or(old),

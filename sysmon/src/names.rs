@@ -1,6 +1,6 @@
 //! Finds the names nearest to one that was misspelt.
 
-/// How many letters to insert, remove or change to turn one word into the other.
+/// Returns the edit distance: letters to insert, remove or change to turn `a` into `b`.
 ///
 /// ```
 /// assert_eq!(indent_sysmon::names::distance("kernel", "kernels"), 1);
@@ -19,9 +19,9 @@ pub fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The paths most like one that does not exist: three at most, the most likely first.
+/// Returns the paths most similar to one that does not exist: at most three, best first.
 ///
-/// Only paths count whose last parts are nearly the same.
+/// Only paths whose last parts are nearly the same count.
 ///
 /// ```
 /// use indent_sysmon::names::nearest;
@@ -50,8 +50,10 @@ pub fn nearest(path: &str, paths: impl IntoIterator<Item = String>) -> Vec<Strin
     near.into_iter().take(MOST).map(|(.., path)| path).collect()
 }
 
-/// The path of a thread-local as it is written in the source. What `thread_local!` and the compiler
-/// add below it is left out: `a::X` of `a::X::{{constant}}::{{closure}}::VAL`.
+/// Returns the path of a thread-local as the source has it.
+///
+/// Leaves out what `thread_local!` and the compiler add below it: `a::X` of
+/// `a::X::{{constant}}::{{closure}}::VAL`.
 pub(crate) fn of_variable(name: &str) -> &str {
     let value = name.rsplit_once("::").filter(|(above, last)| {
         let is_value = matches!(*last, "VAL" | "__RUST_STD_INTERNAL_VAL");
@@ -66,7 +68,7 @@ pub(crate) fn of_variable(name: &str) -> &str {
     path
 }
 
-/// The last word of a path; `f` of `a::f::{closure#0}`.
+/// Returns the last word of a path: `f` of `a::f::{closure#0}`.
 pub(crate) fn last_part(path: &str) -> &str {
     let named = path.split("::{").next().unwrap_or(path);
     let is_part = |c: char| c.is_alphanumeric() || c == '_';

@@ -1,22 +1,22 @@
-//! What the monitor thinks of what it sees. Pure: no clock, no signal, no thread.
+//! Judges what the monitor sees. Pure: no clock, no signal, no thread.
 //!
-//! A worker says what it does and how often it has begun something; the monitor remembers since when it
-//! has seen the same. Whoever has run for [`GRACE`] gives way to somebody who should not have to wait,
-//! and after a quantum to those who wait for their turn. A thread whose CPU clock stands still is
-//! perhaps asleep in the kernel: then there is nobody to interrupt, and its worker can be taken.
+//! A worker publishes what it does and how many dispatches it has begun; the policy remembers since
+//! when it has seen the same. Work that has run for [`GRACE`] gives way to urgent work, and after a
+//! quantum to work that waits for its turn. A thread whose CPU clock stands still may be asleep in
+//! the kernel: then there is nothing to interrupt, and its worker can be taken.
 
 use std::time::Duration;
 
+use crate::activity::Phase;
 use crate::monitor::TICK;
-use crate::slot::Phase;
 
-/// Ticks without a worker awake until the monitor sleeps. Not at once: to ring it costs the next
-/// worker that wakes a system call, and work often comes in bursts.
+/// Ticks without a worker awake until the monitor sleeps. Not one: to wake the monitor costs the
+/// next worker a system call, and work often comes in bursts.
 const PATIENCE: u32 = 4;
-/// How often the number of CPUs is asked for while somebody runs.
+/// How often [`Policy::refresh`] is due while any worker is awake.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// For so long whoever runs is left alone, although somebody waits who should not have to.
+/// How long running work is left alone although urgent work waits.
 ///
 /// ```
 /// use indent_sysmon::{GRACE, Judgement, Look, Phase, Policy, Waiting};
@@ -24,14 +24,14 @@ const REFRESH: Duration = Duration::from_secs(1);
 ///
 /// let mut policy = Policy::new(1);
 /// let mut look = Look::at(GRACE, Phase::Fiber, 1);
-/// look.waiting = Waiting::Pressing;
+/// look.waiting = Waiting::Urgent;
 /// look.began = Some(Duration::ZERO);
 /// assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
 /// ```
 pub const GRACE: Duration = Duration::from_micros(200);
-/// A worker that does not get on for so long although it runs nobody is stuck.
+/// A worker that runs nothing and makes no progress for this long is stuck.
 const STUCK: Duration = Duration::from_millis(2);
-/// A thread that ran for less than this part of the time was asleep, or waiting for a CPU.
+/// A thread that ran for less than this fraction of the time slept, or waited for a CPU.
 const STILL: u32 = 8;
 
 /// What the monitor remembers between two looks.
@@ -51,9 +51,9 @@ const STILL: u32 = 8;
 #[derive(Debug)]
 pub struct Policy {
     seen: Box<[Option<Seen>]>,
-    /// Looks in a row that found everybody asleep.
+    /// Consecutive looks that found all workers asleep.
     quiet: u32,
-    /// Since the last refresh.
+    /// Time since the last refresh.
     since: Duration,
 }
 
@@ -62,16 +62,16 @@ pub struct Policy {
 struct Seen {
     phase: Phase,
     dispatch: u64,
-    /// Since when, as far as is known.
+    /// When it began to do so, as far as is known.
     since: Duration,
-    /// What the thread's clock said when it was first seen doing so.
+    /// The thread's CPU clock when it was first seen doing so.
     cpu_at_first: Option<Duration>,
-    /// Of the last look, and what the thread's clock said then.
+    /// Time of the last look, and the thread's CPU clock then.
     at: Duration,
     cpu: Option<Duration>,
 }
 
-/// Who waits for the worker that is looked at.
+/// The kind of work that waits for a worker.
 ///
 /// ```
 /// use indent_sysmon::{Judgement, Look, Phase, Policy, Waiting};
@@ -84,47 +84,47 @@ struct Seen {
 /// look.now = Duration::from_millis(2);
 /// look.waiting = Waiting::ForTurn; // they can wait until the quantum is over
 /// assert_eq!(policy.judge(0, &look), Judgement::Overran);
-/// look.waiting = Waiting::Pressing;
+/// look.waiting = Waiting::Urgent;
 /// assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// Whoever runs may go on.
-    Nobody,
-    /// Others, who take turns with whoever runs.
+    /// None: the running work may go on.
+    None,
+    /// Work that takes turns with the running work.
     ForTurn,
-    /// Somebody who should not have to wait.
-    Pressing,
+    /// Work that should not have to wait.
+    Urgent,
 }
 
-/// What a look at one worker finds.
+/// What the monitor found in one look at one worker.
 ///
 /// ```
 /// use indent_sysmon::{Look, Phase, Waiting};
 ///
 /// let look = Look::at(std::time::Duration::ZERO, Phase::Idle, 0);
-/// assert_eq!((look.waiting, look.cpu), (Waiting::Nobody, None));
+/// assert_eq!((look.waiting, look.cpu), (Waiting::None, None));
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// What the time is, on any clock that goes on.
+    /// The time, on any monotonic clock.
     pub now: Duration,
     /// What the worker does.
     pub phase: Phase,
-    /// How many times it has begun something.
+    /// How many dispatches it has begun.
     pub dispatch: u64,
-    /// Since when it does so, if the worker has said that; never after `now`.
+    /// When this dispatch began, if the worker has published that; never after `now`.
     pub began: Option<Duration>,
-    /// How much its thread has run, if that is known.
+    /// How long its thread has run on a CPU, if that is known.
     pub cpu: Option<Duration>,
-    /// Who waits for it.
+    /// What kind of work waits for it.
     pub waiting: Waiting,
-    /// How long it may run while others wait for their turn.
+    /// How long it may run while other work waits for its turn.
     pub quantum: Duration,
 }
 
 impl Look {
-    /// At a worker for which nobody waits.
+    /// A look at a worker for which no work waits.
     ///
     /// See [`Look`] for an example.
     pub fn at(now: Duration, phase: Phase, dispatch: u64) -> Self {
@@ -134,13 +134,13 @@ impl Look {
             dispatch,
             began: None,
             cpu: None,
-            waiting: Waiting::Nobody,
+            waiting: Waiting::None,
             quantum: Duration::MAX,
         }
     }
 }
 
-/// What a look at one worker says.
+/// The judgement on one worker.
 ///
 /// ```
 /// use indent_sysmon::{Judgement, Look, Phase, Policy};
@@ -155,20 +155,21 @@ impl Look {
 pub enum Judgement {
     /// It sleeps.
     Idle,
-    /// It is awake, and gets on as far as is known.
+    /// It is awake, and makes progress as far as is known.
     Busy,
     /// It has been in one dispatch for more than a tick.
     Overran,
-    /// It has run for long enough: others wait.
+    /// It has run for long enough, and other work waits.
     Interrupt,
-    /// It is in one dispatch, and its thread has hardly run since the last look: whoever can should
-    /// ask the kernel whether it sleeps. If it does not, see [`Policy::runs`].
+    /// It is in one dispatch, and its thread has hardly run since the last look.
+    ///
+    /// The caller should query the kernel whether the thread sleeps. If not, see [`Policy::runs`].
     Still,
-    /// It does not get on although it runs nobody: it waits for something, or for a CPU.
+    /// It makes no progress although it runs nothing: it waits for something, or for a CPU.
     Stuck,
 }
 
-/// What to do after a look at all workers.
+/// What the monitor does after a look at all workers.
 ///
 /// ```
 /// use indent_sysmon::{Policy, Rest};
@@ -179,12 +180,12 @@ pub enum Judgement {
 pub enum Rest {
     /// Look again after a tick.
     Tick,
-    /// Everybody has been asleep for some time.
+    /// Sleep: all workers have been asleep for some time.
     Sleep,
 }
 
 impl Policy {
-    /// For a pool of at most so many workers.
+    /// Creates the policy of a pool of at most `workers` workers.
     ///
     /// See [`Policy`] for an example.
     pub fn new(workers: usize) -> Self {
@@ -195,7 +196,7 @@ impl Policy {
         }
     }
 
-    /// One worker, as it is now.
+    /// Judges one worker as it is now.
     ///
     /// See [`Policy`] for an example.
     pub fn judge(&mut self, worker: usize, look: &Look) -> Judgement {
@@ -223,7 +224,7 @@ impl Policy {
         }
     }
 
-    /// The same of a worker of which it is known that its thread runs, or waits for a CPU.
+    /// Judges a worker whose thread is known to run, or to wait for a CPU.
     ///
     /// ```
     /// use indent_sysmon::{Judgement, Look, Phase, Policy};
@@ -243,7 +244,7 @@ impl Policy {
         };
         let age = look.now.saturating_sub(seen.since);
         match look.waiting {
-            Waiting::Pressing if age >= GRACE && has_computed(&seen, look, GRACE) => {
+            Waiting::Urgent if age >= GRACE && has_computed(&seen, look, GRACE) => {
                 Judgement::Interrupt
             }
             Waiting::ForTurn if age >= look.quantum && has_computed(&seen, look, look.quantum) => {
@@ -254,7 +255,7 @@ impl Policy {
         }
     }
 
-    /// After a look at all of them.
+    /// Decides what to do after a look at all workers.
     ///
     /// ```
     /// use indent_sysmon::{Policy, Rest};
@@ -263,8 +264,8 @@ impl Policy {
     /// let quiet = (0..).find(|_| policy.rest(false) == Rest::Sleep).unwrap();
     /// assert!(quiet > 1, "a short pause is no reason to sleep");
     /// ```
-    pub fn rest(&mut self, anybody_awake: bool) -> Rest {
-        if anybody_awake {
+    pub fn rest(&mut self, any_awake: bool) -> Rest {
+        if any_awake {
             self.quiet = 0;
             return Rest::Tick;
         }
@@ -276,13 +277,13 @@ impl Policy {
         Rest::Sleep
     }
 
-    /// Time has passed, awake or asleep: true if what changes rarely should be looked at again.
+    /// Counts time passed, awake or asleep; returns true if a refresh is due.
     ///
     /// ```
     /// use std::time::Duration;
     ///
     /// let mut policy = indent_sysmon::Policy::new(1);
-    /// assert!(policy.refresh(Duration::ZERO), "nobody has looked yet");
+    /// assert!(policy.refresh(Duration::ZERO), "no look yet");
     /// assert!(!policy.refresh(Duration::from_millis(1)));
     /// assert!(policy.refresh(Duration::from_secs(1)));
     /// ```
@@ -296,8 +297,9 @@ impl Policy {
     }
 }
 
-/// Whether its thread has computed for most of this time since it was first seen in this dispatch, as far as
-/// is known: one that only woke for a moment is soon asleep again, and a signal would end that sleep.
+/// Whether the thread has computed for most of `time` since it was first seen in this dispatch, as
+/// far as is known. A thread that woke only for a moment is soon asleep again, and a signal would
+/// end that sleep.
 fn has_computed(seen: &Seen, look: &Look, time: Duration) -> bool {
     match (seen.cpu_at_first, look.cpu) {
         (Some(first), Some(now)) if look.began.is_none() => {
@@ -307,7 +309,7 @@ fn has_computed(seen: &Seen, look: &Look, time: Duration) -> bool {
     }
 }
 
-/// Whether its thread has hardly run since the last look.
+/// Whether the thread has hardly run since the last look.
 fn stood_still(seen: &Seen, look: &Look) -> bool {
     let (Some(before), Some(now)) = (seen.cpu, look.cpu) else {
         return false;
@@ -347,20 +349,20 @@ mod tests {
     #[test]
     fn who_is_interrupted_depends_on_who_waits_and_for_how_long_it_ran() {
         use Judgement::*;
-        use Waiting::*;
+        use Waiting::{ForTurn, Urgent};
         let us = Duration::from_micros;
         // Time since the dispatch was first seen, who waits, whether the worker said when it began.
         let table = [
-            (us(0), Pressing, None, Busy),
-            (us(100), Pressing, None, Busy),
-            (us(200), Pressing, None, Interrupt),
+            (us(0), Urgent, None, Busy),
+            (us(100), Urgent, None, Busy),
+            (us(200), Urgent, None, Interrupt),
             (us(1000), ForTurn, None, Overran),
             (us(9999), ForTurn, None, Overran),
             (us(10_000), ForTurn, None, Interrupt),
-            (us(50_000), Nobody, None, Overran),
-            (us(300), Pressing, Some(us(200)), Busy),
-            (us(400), Pressing, Some(us(200)), Interrupt),
-            (us(300), Pressing, Some(us(0)), Interrupt),
+            (us(50_000), Waiting::None, None, Overran),
+            (us(300), Urgent, Some(us(200)), Busy),
+            (us(400), Urgent, Some(us(200)), Interrupt),
+            (us(300), Urgent, Some(us(0)), Interrupt),
         ];
         for (at, waiting, began, expected) in table {
             let mut policy = Policy::new(1);
@@ -386,7 +388,7 @@ mod tests {
         let mut policy = Policy::new(1);
         let mut look = Look::at(MS, Phase::Fiber, 1);
         look.began = Some(Duration::ZERO);
-        look.waiting = Waiting::Pressing;
+        look.waiting = Waiting::Urgent;
         assert_eq!(policy.judge(0, &look), Judgement::Interrupt);
     }
 

@@ -1,21 +1,20 @@
 //! Names of places in the code: function, file and line.
 //!
-//! A *place* is one function at one address. Where the compiler inlined functions into each other an
-//! address has several places, innermost first. Names come from the symbol table, files and lines
-//! from the debug information; line tables are enough for both, and without any of it there is
-//! the address.
+//! A *place* is one function at one address. Where the compiler inlined functions into each other
+//! an address has several places, innermost first. Names come from the symbol table, files and
+//! lines from the debug information; line tables are enough for both, and without any of it there
+//! is the address.
 //!
-//! Slow the first time (the program's debug information is read: tens of milliseconds), and
-//! some microseconds a name after that. Allocates and takes locks: for the helper's thread, never for
-//! a handler or the monitor.
+//! The first lookup is slow: it reads the program's debug information. Allocates and takes locks:
+//! for the helper's thread, never for a signal handler or the monitor.
 
 use std::fmt;
 use std::path::PathBuf;
 
 /// A function at an address.
 ///
-/// Written as `function (file:line)`, with the file's name only and without generic arguments that would
-/// fill a line; by `{:#}` with all of it. Without a name it is the address.
+/// Displays as `function (file:line)`, with the file's name only and without long generic
+/// arguments; `{:#}` shows all of it. Without a name it displays as the address.
 ///
 /// ```
 /// use indent_sysmon::symbols::Place;
@@ -35,13 +34,13 @@ use std::path::PathBuf;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// What was asked about.
+    /// The address that was looked up.
     pub address: usize,
     /// Its path, demangled and without a hash.
     pub function: Option<String>,
-    /// Where its source was when it was compiled.
+    /// The path of its source at compile time.
     pub file: Option<PathBuf>,
-    /// In that file; of a function that inlined another one: where it calls it.
+    /// The line in that file; of a function that inlined another one, the line of that call.
     pub line: Option<u32>,
 }
 
@@ -62,7 +61,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Debug information spells out what a function is generic over, which may be a page of text.
+/// Debug information spells out generic arguments, which may be a page of text.
 fn write_short(function: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     const LONG: usize = 60;
     match function.find('<') {
@@ -73,9 +72,10 @@ fn write_short(function: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// The functions at these addresses, in their order: of each one those that were inlined, innermost
-/// first, and then the one whose code it is. So there may be more places than addresses, and there is
-/// at least one for each.
+/// Looks up the functions at these addresses, in their order.
+///
+/// For each address it returns the inlined functions, innermost first, and then the function whose
+/// code it is. So there may be more places than addresses, and there is at least one for each.
 ///
 /// An address is one *inside* an instruction, as
 /// [`Snapshot::frames`](crate::frames::Snapshot::frames) gives them: a return address minus one.
@@ -101,7 +101,7 @@ pub fn name(addresses: &[usize]) -> Vec<Place> {
 
 fn name_one(address: usize, places: &mut Vec<Place>) {
     let before = places.len();
-    // It takes what it gets for a return address, and looks one byte before it.
+    // `resolve` takes its argument for a return address, and looks one byte before it.
     let after = std::ptr::without_provenance_mut(address.wrapping_add(1));
     backtrace::resolve(after, |symbol| {
         places.push(Place {

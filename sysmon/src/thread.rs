@@ -1,15 +1,15 @@
 #![expect(unsafe_code, reason = "asks the kernel about other threads")]
-//! What the kernel says about a thread of this process: how much it has run, and whether it sleeps.
+//! What the kernel reports about a thread of this process: its CPU time, and whether it sleeps.
 //!
-//! A thread *enlists* itself and leaves its number; others ask. There may be thousands of them, so
-//! nothing is kept open for each: a question opens a file below `/proc/self/task`, a folder that is
-//! opened once, reads it and closes it. Asking keeps the monitor's law: system calls with buffers
-//! on the stack, no memory, no lock. Where there is no `/proc`, or no descriptor to be had, the
-//! state is not known, and the clock alone must do.
+//! A thread *enlists* itself and stores its number; other threads query it. There may be thousands
+//! of them, so nothing is kept open for each: a query opens a file below `/proc/self/task`, a
+//! folder that is opened once, reads the file and closes it. A query follows the monitor's rules:
+//! system calls with buffers on the stack, no allocation, no lock. Where there is no `/proc`, or no
+//! descriptor left, the state is unknown, and the CPU clock alone must do.
 //!
-//! A late question about a thread that has left is harmless: a clock or a file of a thread that is
-//! gone is an error, and a thread leaves before its number can belong to another one, so none of
-//! them is signalled by mistake.
+//! A late query about a thread that has left is harmless: a clock or a file of a thread that is
+//! gone is an error, and a thread leaves before its number can belong to another one, so no
+//! other thread is signalled by mistake.
 
 use std::fs::File;
 use std::mem::MaybeUninit;
@@ -20,20 +20,20 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::time::Duration;
 
-use crate::call::SystemCall;
+use crate::system_call::SystemCall;
 
-/// No thread.
+/// The number of no thread.
 const NONE: i32 = -1;
 /// Room for a line of the file: nine numbers at most.
 const LINE: usize = 192;
 
-/// What a thread is doing, as far as the kernel knows.
+/// What a thread is doing, as far as the kernel reports it.
 ///
 /// ```
 /// use indent_sysmon::{Thread, ThreadState};
 ///
 /// let thread = Thread::new();
-/// assert_eq!(thread.state(), ThreadState::Unknown, "nobody has enlisted");
+/// assert_eq!(thread.state(), ThreadState::Unknown, "no thread has enlisted");
 /// thread.enlist();
 /// std::thread::scope(|scope| {
 ///     scope.spawn(|| {
@@ -49,15 +49,15 @@ const LINE: usize = 192;
 pub enum ThreadState {
     /// On a CPU or waiting for one.
     Running,
-    /// Waiting inside the kernel, for whatever it is.
+    /// Waiting inside the kernel for anything but another thread.
     Sleeping,
-    /// Waiting inside the kernel for another thread: for a lock, say.
+    /// Waiting inside the kernel for another thread, for example for a lock.
     Locked,
-    /// No thread, or no way to know.
+    /// There is no thread, or its state cannot be found out.
     Unknown,
 }
 
-/// A thread, for whoever watches it.
+/// A thread of this process that other threads can query and signal.
 ///
 /// ```
 /// use indent_sysmon::Thread;
@@ -83,7 +83,7 @@ fn tasks() -> Option<&'static File> {
     TASKS.get_or_init(open).as_ref()
 }
 
-/// The number in decimal, and a name that ends with a zero. Nothing is allocated.
+/// Formats `NUMBER/name` with a terminating zero byte, without allocation.
 fn path(number: i32, name: &[u8]) -> [u8; 24] {
     let mut path = [0; 24];
     let (mut digits, mut rest) = (0, number);
@@ -101,7 +101,7 @@ fn path(number: i32, name: &[u8]) -> [u8; 24] {
 }
 
 impl Thread {
-    /// Of no thread yet.
+    /// Creates a handle of no thread yet.
     ///
     /// See [`Thread`] for an example.
     pub const fn new() -> Self {
@@ -110,7 +110,7 @@ impl Thread {
         }
     }
 
-    /// The calling thread can be asked about from here on.
+    /// Makes the calling thread the one that is queried.
     ///
     /// See [`Thread`] for an example.
     pub fn enlist(&self) {
@@ -120,15 +120,14 @@ impl Thread {
         self.number.store(number, SeqCst);
     }
 
-    /// The calling thread, which enlisted, is about to end: no thread learns anything about it, or
-    /// signals it, from here on.
+    /// Ends queries and signals to the calling thread, which enlisted before and is about to end.
     ///
     /// See [`Thread`] for an example.
     pub fn leave(&self) {
         self.number.store(NONE, SeqCst);
     }
 
-    /// Its number in the kernel. A signal handler can tell by it whether its thread is a watched one.
+    /// Returns its number in the kernel; a signal handler can check by it which thread it runs on.
     ///
     /// ```
     /// use indent_sysmon::Thread;
@@ -144,12 +143,12 @@ impl Thread {
         (number != NONE).then_some(number)
     }
 
-    /// How long it has run on a CPU.
+    /// Returns how long the thread has run on a CPU.
     ///
     /// See [`Thread`] for an example.
     pub fn cpu_time(&self) -> Option<Duration> {
-        // The kernel's name for "CPU time of thread N": the number's complement, and three bits that
-        // say that it is a thread, and precisely.
+        // The clock id of "CPU time of thread N": the number's complement, and three bits that mean
+        // "a thread" and "exact".
         let clock = (!self.number()? << 3) | 0b110;
         let mut time = libc::timespec {
             tv_sec: 0,
@@ -160,8 +159,9 @@ impl Thread {
         known.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
     }
 
-    /// Whether it runs or sleeps now. To be asked by others: of itself a thread learns that it is inside
-    /// a system call, the one that asks.
+    /// Returns whether the thread runs or sleeps now.
+    ///
+    /// To be called by other threads: the calling thread always finds itself inside a system call.
     ///
     /// See [`ThreadState`] for an example.
     pub fn state(&self) -> ThreadState {
@@ -169,7 +169,7 @@ impl Thread {
             .map_or(ThreadState::Unknown, parse_state)
     }
 
-    /// The system call it sleeps in, if it does. Keeps the monitor's law, as [`state`](Self::state) does.
+    /// Returns the system call the thread sleeps in, if any. Follows the monitor's rules.
     ///
     /// ```
     /// use indent_sysmon::Thread;
@@ -192,8 +192,9 @@ impl Thread {
         SystemCall::parse(self.line(&mut [0; LINE])?)
     }
 
-    /// How long it has run so far, and how long it has waited for a CPU. `None` if the kernel does
-    /// not count that. Keeps the monitor's law, as [`state`](Self::state) does.
+    /// Returns how long the thread has run so far, and how long it has waited for a CPU.
+    ///
+    /// `None` if the kernel does not count that. Follows the monitor's rules.
     ///
     /// ```
     /// let thread = indent_sysmon::Thread::new();
@@ -208,7 +209,7 @@ impl Thread {
         parse_schedstat(self.file(b"/schedstat\0", &mut text)?)
     }
 
-    /// What the kernel says: `/proc/self/task/N/syscall`, or `stat` where there is none.
+    /// Queries the kernel: `/proc/self/task/N/syscall`, or `stat` where there is none.
     fn line<'a>(&self, text: &'a mut [u8; LINE]) -> Option<&'a [u8]> {
         let names = [&b"/syscall\0"[..], b"/stat\0"];
         let read = names.iter().find_map(|name| {
@@ -218,7 +219,7 @@ impl Thread {
         text.get(..read)
     }
 
-    /// Reads the beginning of one of the kernel's files about it.
+    /// Reads the beginning of one of the kernel's files about the thread.
     fn file<'a>(&self, name: &[u8], text: &'a mut [u8; LINE]) -> Option<&'a [u8]> {
         let (number, tasks) = (self.number()?, TASKS.get()?.as_ref()?);
         let path = path(number, name);
@@ -230,12 +231,12 @@ impl Thread {
         }
         // SAFETY: writes at most that many bytes to `text`.
         let read = unsafe { libc::read(file, text.as_mut_ptr().cast(), text.len()) };
-        // SAFETY: opened above, and no other code knows it.
+        // SAFETY: opened above, and no other code has the descriptor.
         unsafe { libc::close(file) };
         text.get(..usize::try_from(read).ok()?)
     }
 
-    /// Sends it a signal; false if it is gone. Keeps the monitor's law.
+    /// Sends the thread a signal; returns false if it is gone. Follows the monitor's rules.
     ///
     /// ```
     /// use indent_sysmon::Thread;
@@ -259,8 +260,9 @@ impl Thread {
 }
 
 impl Thread {
-    /// The same, with a value its handler finds in the `siginfo`: there it can tell the signal from one
-    /// that somebody else sent.
+    /// Sends a signal with a value, which its handler finds in the `siginfo`.
+    ///
+    /// By the value the handler can recognize signals that other code sent.
     ///
     /// ```
     /// let thread = indent_sysmon::Thread::new();
@@ -303,7 +305,7 @@ impl Thread {
     }
 }
 
-/// The first two numbers of `schedstat`: nanoseconds on a CPU, and on a run queue.
+/// Parses the first two numbers of `schedstat`: nanoseconds on a CPU, and on a run queue.
 fn parse_schedstat(text: &[u8]) -> Option<(Duration, Duration)> {
     let mut words = text.split(|byte| byte.is_ascii_whitespace());
     let mut next = || {
@@ -319,9 +321,10 @@ impl Default for Thread {
     }
 }
 
-/// Makes the calling thread wake on time, and soon get a CPU when it does: its timers are not put
-/// together with others, and it asks for short slices (Linux 6.12; nothing changes where that is
-/// refused). What it starts inherits none of it.
+/// Makes the calling thread wake on time, and get a CPU soon when it does.
+///
+/// Its timers are not merged with others, and it requests short time slices (Linux 6.12; nothing
+/// changes where that is refused). Threads it starts do not inherit this.
 ///
 /// ```
 /// std::thread::spawn(|| {
@@ -360,7 +363,7 @@ pub fn be_prompt() {
     // SAFETY: the kernel fills in at most `size` bytes.
     let known = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, at, size, 0) } == 0;
     if known && attributes.policy == 0 {
-        // With its own nice value: another one would be refused, or worse, granted.
+        // With its own nice value: the kernel would refuse another one, or worse, grant it.
         attributes.flags |= RESET_ON_FORK;
         attributes.runtime = SLICE_NANOS;
         // SAFETY: the kernel reads as many bytes as `size` says.
@@ -368,8 +371,9 @@ pub fn be_prompt() {
     }
 }
 
-/// The state in a line of one of two forms. `running`, or the number of a system call and what it was
-/// called with, or -1 if it waits in none. Or `123 (a name) S 1 …`, where the name may hold anything.
+/// Parses a line of one of two forms. `syscall` has `running`, or the number of a system call and
+/// its arguments, or -1 if the thread waits in none. `stat` has `123 (a name) S 1 …`, where the
+/// name may hold anything.
 fn parse_state(line: &[u8]) -> ThreadState {
     const FUTEX: &[u8] = b"202";
     let first = line.split(|byte| byte.is_ascii_whitespace()).next();
@@ -387,9 +391,9 @@ fn parse_state(line: &[u8]) -> ThreadState {
     }
 }
 
-/// The addresses of the calling thread's stack; empty if they are not known.
+/// Returns the addresses of the calling thread's stack; empty if they are not known.
 ///
-/// A coroutine, or a signal handler, may run on another one.
+/// A coroutine, or a signal handler, may run on another stack.
 ///
 /// ```
 /// let here = 0;
@@ -465,7 +469,7 @@ mod tests {
             drop(end);
         });
         assert_eq!(thread.state(), ThreadState::Unknown);
-        assert!(!thread.signal(0), "nobody is there");
+        assert!(!thread.signal(0), "the thread is gone");
     }
     #[test]
     fn questions_about_many_threads_leave_no_file_open() {

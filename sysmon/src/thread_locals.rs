@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "reads the initial values where they are mapped")]
 //! The thread-locals of the executable: where each is, what it is called, and its initial value.
 //!
-//! Names come from the symbols of the file. A thread-local of a Rust program is one whose name the
-//! Rust compiler has made: `_R…`, or `_ZN…17h<16 hexadecimal digits>E`. A bare `_ZN` is C++, too.
+//! Names come from the symbols of the file. A thread-local counts as Rust's if the Rust compiler
+//! made its name: `_R…`, or `_ZN…17h<16 hexadecimal digits>E`. A bare `_ZN` is C++, too.
 
 use std::ops::Range;
 use std::path::Path;

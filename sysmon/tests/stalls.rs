@@ -2,7 +2,7 @@
 //! The stall detector, on plain threads.
 //!
 //! The machine may be busy with anything: a job that should take no time may take long. So jobs that
-//! must not be told of have a limit a hundred times their length.
+//! must not be reported have a limit a hundred times their length.
 
 use std::cell::OnceCell;
 use std::hint::black_box;
@@ -12,19 +12,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use indent_sysmon::ThreadState;
-use indent_sysmon::stalls::{Builder, EnlistError, Seat, Stage, Stall, Stalls};
+use indent_sysmon::stalls::{Builder, EnlistError, Enlisted, Stage, Stall, Stalls};
 
 const LIMIT: Duration = Duration::from_millis(10);
 const LONG: Duration = Duration::from_millis(200);
 
-/// What was told.
+/// The reports so far.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<Stall>>>);
+struct Reports(Arc<Mutex<Vec<Stall>>>);
 
-impl Told {
-    fn tell(&self) -> impl Fn(&Stall) + Send + Sync + 'static {
-        let told = self.0.clone();
-        move |stall| told.lock().unwrap().push(stall.clone())
+impl Reports {
+    fn callback(&self) -> impl Fn(&Stall) + Send + Sync + 'static {
+        let reports = self.0.clone();
+        move |stall| reports.lock().unwrap().push(stall.clone())
     }
 
     fn all(&self) -> Vec<Stall> {
@@ -41,7 +41,7 @@ impl Told {
 }
 
 /// Runs this on a thread of its own, watched.
-fn watched(name: &str, stalls: &Stalls, work: impl FnOnce(&Seat) + Send) {
+fn watched(name: &str, stalls: &Stalls, work: impl FnOnce(&Enlisted) + Send) {
     thread::scope(|scope| {
         let body = || work(&stalls.enlist().unwrap());
         let thread = thread::Builder::new().name(name.to_owned());
@@ -89,14 +89,14 @@ computes!(weighs_flour, 10_002);
 
 #[test]
 fn a_job_that_computes_is_found_with_its_function_and_again_when_it_ends() {
-    let told = Told::default();
-    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("cruncher", &stalls, |seat| {
-        let _job = seat.begin("sums");
+    let reports = Reports::default();
+    let stalls = Stalls::start(LIMIT, reports.callback()).unwrap();
+    watched("cruncher", &stalls, |enlisted| {
+        let _job = enlisted.begin("sums");
         crunches(LONG);
     });
     drop(stalls);
-    let (first, count) = told.first("sums");
+    let (first, count) = reports.first("sums");
     assert_eq!(first.thread, "cruncher");
     assert_eq!(
         (first.stage, first.state),
@@ -104,7 +104,7 @@ fn a_job_that_computes_is_found_with_its_function_and_again_when_it_ends() {
     );
     assert!(first.lasted >= LIMIT, "{first}");
     assert!(shows(&first, "crunches"), "{first:#}");
-    let all = told.all();
+    let all = reports.all();
     let last = all.last().unwrap();
     assert_eq!(last.stage, Stage::Ended);
     assert!(last.lasted > first.lasted.max(LONG / 2), "{last}");
@@ -119,10 +119,10 @@ fn one_that_sleeps_is_found_with_its_call_and_its_sleep_is_not_disturbed() {
         let ready = unsafe { libc::poll(std::ptr::null_mut(), 0, time.as_millis() as i32) };
         black_box(ready)
     }
-    let told = Told::default();
-    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("sleeper", &stalls, |seat| {
-        let _job = seat.begin("waits");
+    let reports = Reports::default();
+    let stalls = Stalls::start(LIMIT, reports.callback()).unwrap();
+    watched("sleeper", &stalls, |enlisted| {
+        let _job = enlisted.begin("waits");
         for _ in 0..3 {
             assert_eq!(
                 waits_for_nothing(LONG),
@@ -133,7 +133,7 @@ fn one_that_sleeps_is_found_with_its_call_and_its_sleep_is_not_disturbed() {
         }
     });
     drop(stalls);
-    let (first, _) = told.first("waits");
+    let (first, _) = reports.first("waits");
     assert_eq!(first.state, ThreadState::Sleeping, "{first}");
     assert_eq!(first.call.unwrap().to_string(), "poll");
     assert!(shows(&first, "waits_for_nothing"), "{first:#}");
@@ -152,15 +152,15 @@ fn frames_of_a_sleeper_are_seen_up_to_its_job() {
         naps(time);
         black_box(kept);
     }
-    let told = Told::default();
-    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("napper", &stalls, |seat| {
-        let _job = seat.begin("naps");
+    let reports = Reports::default();
+    let stalls = Stalls::start(LIMIT, reports.callback()).unwrap();
+    watched("napper", &stalls, |enlisted| {
+        let _job = enlisted.begin("naps");
         has_a_job(LONG);
     });
     drop(stalls);
-    let (first, _) = told.first("naps");
-    // Where the compiler keeps something else in the frame pointer nobody knows what it was.
+    let (first, _) = reports.first("naps");
+    // Where the compiler keeps something else in the frame pointer it is unknown.
     let all: &[&str] = if cfg!(debug_assertions) {
         &["naps", "has_a_job"]
     } else {
@@ -178,20 +178,20 @@ fn one_that_waits_for_a_lock_is_found_with_who_waits() {
         let held = lock.lock().unwrap();
         black_box(&held); // no tail call: the frame stays
     }
-    let (told, lock) = (Told::default(), Mutex::new(()));
-    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    let (reports, lock) = (Reports::default(), Mutex::new(()));
+    let stalls = Stalls::start(LIMIT, reports.callback()).unwrap();
     let held = lock.lock().unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {
-            let seat = stalls.enlist().unwrap();
-            let _job = seat.begin("wants");
+            let enlisted = stalls.enlist().unwrap();
+            let _job = enlisted.begin("wants");
             wants(&lock);
         });
         thread::sleep(LONG);
         drop(held);
     });
     drop(stalls);
-    let (first, _) = told.first("wants");
+    let (first, _) = reports.first("wants");
     assert_eq!(first.state, ThreadState::Locked, "{first}");
     assert_eq!(first.call.unwrap().number, libc::SYS_futex);
     assert!(shows(&first, "wants"), "{first:#}");
@@ -202,38 +202,38 @@ fn one_that_waits_for_a_lock_is_found_with_who_waits() {
 }
 
 #[test]
-fn jobs_below_the_limit_are_never_told_of_however_many() {
-    let told = Told::default();
+fn jobs_below_the_limit_are_never_reported_however_many() {
+    let reports = Reports::default();
     let limit = Duration::from_secs(2);
-    let stalls = Stalls::start(limit, told.tell()).unwrap();
-    watched("quick", &stalls, |seat| {
+    let stalls = Stalls::start(limit, reports.callback()).unwrap();
+    watched("quick", &stalls, |enlisted| {
         let began = Instant::now();
         while began.elapsed() < LONG {
-            let _job = seat.begin("quick");
+            let _job = enlisted.begin("quick");
             crunches(Duration::from_millis(1));
         }
     });
     drop(stalls);
     // Unless the whole process was stopped.
     let slow = |stall: &Stall| stall.ran.is_some_and(|ran| ran >= limit);
-    assert!(!told.all().iter().any(slow), "{:#?}", told.all());
+    assert!(!reports.all().iter().any(slow), "{:#?}", reports.all());
 }
 
 #[test]
 fn labels_threads_and_functions_belong_together() {
-    let told = Told::default();
-    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
+    let reports = Reports::default();
+    let stalls = Stalls::start(LIMIT, reports.callback()).unwrap();
     let time = 5 * LIMIT;
-    let paint = |seat: &Seat| {
+    let paint = |enlisted: &Enlisted| {
         for _ in 0..5 {
-            drop(seat.begin("a pause"));
-            let _job = seat.begin("paint");
+            drop(enlisted.begin("a pause"));
+            let _job = enlisted.begin("paint");
             mixes_paint(time);
         }
     };
-    let flour = |seat: &Seat| {
+    let flour = |enlisted: &Enlisted| {
         for _ in 0..5 {
-            let _job = seat.begin("flour of another length");
+            let _job = enlisted.begin("flour of another length");
             weighs_flour(time);
         }
     };
@@ -244,7 +244,7 @@ fn labels_threads_and_functions_belong_together() {
         scope.spawn(move || watched("baker", stalls, flour));
     });
     drop(stalls);
-    let all = told.all();
+    let all = reports.all();
     for (label, thread, function, others) in [
         ("paint", "painter", "mixes_paint", "weighs_flour"),
         (
@@ -267,37 +267,37 @@ fn labels_threads_and_functions_belong_together() {
 
 #[test]
 fn a_piece_inside_another_is_part_of_it() {
-    let told = Told::default();
-    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("nested", &stalls, |seat| {
-        let _outer = seat.begin("outer");
+    let reports = Reports::default();
+    let stalls = Stalls::start(LIMIT, reports.callback()).unwrap();
+    watched("nested", &stalls, |enlisted| {
+        let _outer = enlisted.begin("outer");
         let ends = own_time() + LONG;
         while own_time() < ends {
-            let _inner = seat.begin("inner");
+            let _inner = enlisted.begin("inner");
             crunches(Duration::from_millis(1));
         }
     });
     drop(stalls);
-    assert_eq!(told.first("outer").0.stage, Stage::Found);
-    assert!(told.all().iter().all(|stall| stall.label == "outer"));
+    assert_eq!(reports.first("outer").0.stage, Stage::Found);
+    assert!(reports.all().iter().all(|stall| stall.label == "outer"));
 }
 
 #[test]
 fn two_detectors_on_one_thread_both_find_it() {
-    let told = [Told::default(), Told::default()];
-    let [one, other] = told
+    let reports = [Reports::default(), Reports::default()];
+    let [one, other] = reports
         .each_ref()
-        .map(|told| Stalls::start(LIMIT, told.tell()).unwrap());
-    watched("twice", &one, |seat| {
+        .map(|reports| Stalls::start(LIMIT, reports.callback()).unwrap());
+    watched("twice", &one, |enlisted| {
         let second = other.enlist().unwrap();
-        let _jobs = (seat.begin("of one"), second.begin("of the other"));
+        let _jobs = (enlisted.begin("of one"), second.begin("of the other"));
         crunches(LONG);
     });
     drop((one, other));
-    for (told, label) in told.iter().zip(["of one", "of the other"]) {
-        let (first, _) = told.first(label);
+    for (reports, label) in reports.iter().zip(["of one", "of the other"]) {
+        let (first, _) = reports.first(label);
         assert!(shows(&first, "crunches"), "{first:#}");
-        assert!(told.all().iter().all(|stall| stall.label == label));
+        assert!(reports.all().iter().all(|stall| stall.label == label));
     }
 }
 
@@ -310,14 +310,14 @@ fn the_handler_that_was_there_before_gets_its_signals() {
     let signal = libc::SIGRTMIN() + 5; // one that is queued: none is lost for another
     // SAFETY: the handler adds to a counter.
     unsafe { libc::signal(signal, hears as extern "C" fn(i32) as usize) };
-    let told = Told::default();
+    let reports = Reports::default();
     let stalls = Builder::new(LIMIT)
         .signal(signal)
-        .start(told.tell())
+        .start(reports.callback())
         .unwrap();
     let raised = 50;
-    watched("raiser", &stalls, |seat| {
-        let _job = seat.begin("raises");
+    watched("raiser", &stalls, |enlisted| {
+        let _job = enlisted.begin("raises");
         for _ in 0..raised {
             // SAFETY: takes a number only; to the calling thread, and heard before it returns.
             unsafe { libc::raise(signal) };
@@ -326,16 +326,16 @@ fn the_handler_that_was_there_before_gets_its_signals() {
     });
     drop(stalls);
     assert_eq!(HEARD.load(SeqCst), raised, "each once, and none of ours");
-    let shown = told.all().iter().any(|stall| !stall.stack.is_empty());
-    assert!(shown, "ours come too: {:#?}", told.all());
+    let shown = reports.all().iter().any(|stall| !stall.stack.is_empty());
+    assert!(shown, "ours come too: {:#?}", reports.all());
 }
 
 #[test]
 fn errno_stays_as_it_was() {
-    let told = Told::default();
-    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    watched("careful", &stalls, |seat| {
-        let _job = seat.begin("careful");
+    let reports = Reports::default();
+    let stalls = Stalls::start(LIMIT, reports.callback()).unwrap();
+    watched("careful", &stalls, |enlisted| {
+        let _job = enlisted.begin("careful");
         // SAFETY: takes nothing and cannot fail.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: the thread's own.
@@ -348,81 +348,85 @@ fn errno_stays_as_it_was() {
         assert_eq!(error.raw_os_error(), Some(12345));
     });
     drop(stalls);
-    assert!(!told.all().is_empty());
+    assert!(!reports.all().is_empty());
 }
 
 #[test]
-fn a_thread_may_end_without_leaving_and_its_seat_is_free() {
+fn a_thread_may_end_without_leaving_and_makes_room() {
     thread_local! {
-        static SEAT: OnceCell<Seat> = const { OnceCell::new() };
+        static ENLISTED: OnceCell<Enlisted> = const { OnceCell::new() };
     }
-    let told = Told::default();
-    let stalls = Builder::new(LIMIT).seats(1).start(told.tell()).unwrap();
+    let reports = Reports::default();
+    let stalls = Builder::new(LIMIT)
+        .threads(1)
+        .start(reports.callback())
+        .unwrap();
     let stalls = &stalls;
     for _ in 0..20 {
         thread::scope(|scope| {
-            let kept = scope.spawn(|| SEAT.with(|seat| seat.set(stalls.enlist().unwrap()).is_ok()));
+            let kept = scope
+                .spawn(|| ENLISTED.with(|enlisted| enlisted.set(stalls.enlist().unwrap()).is_ok()));
             kept.join().unwrap()
         });
     }
     thread::scope(|scope| {
         let forgets = || {
-            let seat = stalls.enlist().unwrap();
-            std::mem::forget(seat.begin("forgotten"));
-            std::mem::forget(seat);
+            let enlisted = stalls.enlist().unwrap();
+            std::mem::forget(enlisted.begin("forgotten"));
+            std::mem::forget(enlisted);
         };
         scope.spawn(forgets).join().unwrap();
     });
     thread::sleep(5 * LIMIT);
-    assert!(told.all().is_empty(), "{:#?}", told.all());
+    assert!(reports.all().is_empty(), "{:#?}", reports.all());
     assert!(
-        matches!(stalls.enlist(), Err(EnlistError::Full { seats: 1 })),
+        matches!(stalls.enlist(), Err(EnlistError::Full { threads: 1 })),
         "lost"
     );
 }
 
 #[test]
-fn a_thread_has_one_seat_and_may_leave_and_come_back() {
+fn a_thread_enlists_once_and_may_leave_and_come_back() {
     let stalls = Stalls::start(LIMIT, |_| ()).unwrap();
     for _ in 0..3 {
-        let _seat = stalls.enlist().unwrap();
+        let _enlisted = stalls.enlist().unwrap();
         assert!(matches!(stalls.enlist(), Err(EnlistError::Twice)));
     }
 }
 
 #[test]
 fn dropping_it_ends_its_threads_even_while_a_job_goes_on() {
-    let told = Told::default();
-    let stalls = Stalls::start(LIMIT, told.tell()).unwrap();
-    let seat = stalls.enlist().unwrap();
-    let job = seat.begin("goes on");
+    let reports = Reports::default();
+    let stalls = Stalls::start(LIMIT, reports.callback()).unwrap();
+    let enlisted = stalls.enlist().unwrap();
+    let job = enlisted.begin("goes on");
     crunches(3 * LIMIT);
     drop(stalls);
-    let count = told.all().len();
+    let count = reports.all().len();
     crunches(3 * LIMIT);
-    assert_eq!(told.all().len(), count, "nobody looks");
+    assert_eq!(reports.all().len(), count, "nobody looks");
     drop(job);
-    drop(seat);
-    assert_eq!(Arc::strong_count(&told.0), 1, "nobody could tell any more");
+    drop(enlisted);
+    assert_eq!(Arc::strong_count(&reports.0), 1, "the callback is dropped");
 }
 
 #[test]
-fn a_panic_of_whoever_is_told_does_not_end_the_telling() {
-    let told = Told::default();
-    let tell = told.tell();
+fn a_panic_of_the_callback_does_not_end_the_reports() {
+    let reports = Reports::default();
+    let tell = reports.callback();
     let first = AtomicUsize::new(0);
     let stalls = Stalls::start(LIMIT, move |stall| {
         tell(stall);
         assert!(first.fetch_add(1, SeqCst) > 0, "the first one is too much");
     });
     let stalls = stalls.unwrap();
-    watched("two jobs", &stalls, |seat| {
+    watched("two jobs", &stalls, |enlisted| {
         for label in ["one", "two"] {
-            let _job = seat.begin(label);
+            let _job = enlisted.begin(label);
             crunches(5 * LIMIT);
         }
     });
     drop(stalls);
-    told.first("one");
-    told.first("two");
+    reports.first("one");
+    reports.first("two");
 }

@@ -55,9 +55,9 @@ fn both(detector_first: bool) {
     };
     thread::scope(|scope| {
         scope.spawn(|| {
-            let seat = stalls.enlist().unwrap();
+            let enlisted = stalls.enlist().unwrap();
             for _ in 0..10 {
-                let _job = seat.begin("plain");
+                let _job = enlisted.begin("plain");
                 crunches_on_a_plain_thread(Duration::from_millis(100));
             }
         });

@@ -19,11 +19,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use io_uring::squeue::{Entry, Flags};
 use io_uring::{opcode, types};
 
-use crate::base::address::Address;
-use crate::base::descriptor::Interest;
-use crate::base::request::Request;
-use crate::base::socket::{self, PATIENT_SEND};
 use crate::driver::uring::probe::polls_first;
+use crate::sys::address::Address;
+use crate::sys::descriptor::Interest;
+use crate::sys::request::Request;
+use crate::sys::socket::{self, PATIENT_SEND};
 
 /// What a request needs beside itself.
 pub(crate) struct Room {

@@ -1,10 +1,10 @@
 use super::*;
-use crate::base::address::Address;
-use crate::base::descriptor::Interest;
-use crate::base::os;
-use crate::base::request::Request;
-use crate::base::socket::Take;
 use crate::driver::epoll::Epoll;
+use crate::sys::address::Address;
+use crate::sys::descriptor::Interest;
+use crate::sys::eventfd;
+use crate::sys::request::Request;
+use crate::sys::socket::Take;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -134,7 +134,7 @@ fn connections_are_accepted_whatever_the_mode_of_the_listener() {
                 break usize::try_from(fd).expect("a descriptor");
             }
         };
-        let stream = std::net::TcpStream::from(crate::base::descriptor::accepted(fd));
+        let stream = std::net::TcpStream::from(crate::sys::descriptor::accepted(fd));
         assert_eq!(from.to_inet().unwrap(), guest.local_addr().unwrap());
         assert_eq!(stream.peer_addr().unwrap(), guest.local_addr().unwrap());
     }
@@ -220,7 +220,7 @@ fn a_bell_ends_a_sleep_and_the_next_one_it_comes_before_in_whatever_name() {
         let Some(ring) = ring() else { return };
         lock(&ring.completions).for_good = for_good;
         for name in [1, 1, 2, 2, 1] {
-            os::notify_eventfd(ring.waker());
+            eventfd::notify(ring.waker());
             ring.sleep(name, None);
             assert!(all(&ring).is_empty());
         }
@@ -234,7 +234,7 @@ fn a_bell_ends_a_sleep_and_the_next_one_it_comes_before_in_whatever_name() {
             });
             std::thread::sleep(Duration::from_millis(5));
             rung.store(true, SeqCst);
-            os::notify_eventfd(ring.waker());
+            eventfd::notify(ring.waker());
             sleeper.join().unwrap();
         });
     }
@@ -308,7 +308,7 @@ fn a_poll_of_the_bell_that_others_may_submit_has_no_name() {
     let Some(ring) = ring() else { return };
     ring.pretend_polled(1);
     lock(&ring.completions).unname();
-    os::notify_eventfd(ring.waker());
+    eventfd::notify(ring.waker());
     ring.sleep(1, None); // begins another
     assert!(all(&ring).is_empty());
 }
@@ -332,7 +332,7 @@ fn a_bell_that_was_polled_in_the_name_of_a_stuck_thread_wakes_another() {
         scope.spawn(move || {
             std::thread::sleep(STUCK / 10);
             rung.get_or_init(Instant::now);
-            os::notify_eventfd(ring.waker());
+            eventfd::notify(ring.waker());
         });
         // The first wake may be that of the old poll's end.
         while rung.get().is_none() {

@@ -24,7 +24,7 @@ use std::os::fd::RawFd;
 use io_uring::{cqueue, opcode, types};
 
 use super::{NOBODY, OWN, Uring, WAKER};
-use crate::base::loom::lock;
+use crate::util::loom::lock;
 
 /// How the bell is polled.
 pub(super) struct Waker {

@@ -13,18 +13,18 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Relaxed};
 
 use super::{Destructor, Locals, c_int, c_void, here, ptr};
-use crate::base::loom::atomic;
-use crate::base::{arch, os};
 use crate::fiber::record::{FiberRef, Record};
 use crate::fiber::switch;
+use crate::sys::{arch, program};
+use crate::util::loom::atomic;
 
-/// The C library's own; null if it was not looked for yet.
+/// The C library's function; null if it was not looked up yet.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static SEEN: AtomicBool = AtomicBool::new(false);
 
 thread_local!(static PROBE: RefCell<String> = const { RefCell::new(String::new()) });
 
-/// Whether destructors come here.
+/// Checks that registrations of destructors arrive here; else the error is why not.
 #[inline(never)]
 pub(super) fn is_in_place() -> Result<(), &'static str> {
     if cfg!(indent_sanitize) {
@@ -43,17 +43,17 @@ pub(super) fn is_in_place() -> Result<(), &'static str> {
     PROBE.with(|probe| probe.borrow_mut().clear());
     match SEEN.load(Relaxed) {
         true => Ok(()),
-        false => Err("destructors of thread-locals do not come to the runtime"),
+        false => Err("destructors of thread-locals are not registered with the runtime"),
     }
 }
 
 type Register = unsafe extern "C" fn(Destructor, *mut c_void, *mut c_void) -> c_int;
 
-/// The function of the C library.
+/// Looks up the C library's function.
 fn next() -> Option<Register> {
     let mut found = NEXT.load(Relaxed);
     if found.is_null() {
-        found = os::find_next(c"__cxa_thread_atexit_impl");
+        found = program::find_next(c"__cxa_thread_atexit_impl");
         NEXT.store(found, Relaxed);
     }
     // SAFETY: the C library's function of this name has this type.
@@ -93,7 +93,7 @@ unsafe extern "C" fn __cxa_thread_atexit_impl(
     match next() {
         // SAFETY: by the caller's promise.
         Some(next) => unsafe { next(destructor, variable, object) },
-        None => 0, // it never runs, as those of the main thread may not
+        None => 0, // never run, as destructors of the main thread may not be
     }
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn has_destructors(fiber: FiberRef) -> bool {
 /// On a fiber whose closure has ended: runs the destructors of its thread-locals.
 ///
 /// # Safety
-/// On the stack of `fiber`, mark down.
+/// On the stack of `fiber`, with preemption enabled.
 pub(crate) unsafe fn run_destructors(fiber: FiberRef) {
     while has_destructors(fiber) {
         // A destructor has the address of its variable, which its code does not show.

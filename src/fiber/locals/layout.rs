@@ -1,50 +1,50 @@
 #![expect(unsafe_code, reason = "reads and writes thread-locals as bytes")]
-//! Which bytes of a thread's memory are exchanged, and how.
+//! The layout: which bytes of a thread's memory are exchanged, and how.
 //!
-//! Whole words are copied as such, in runs. Of a word that only partly belongs to variables that are
-//! exchanged, only those bytes are written: other code may write to the rest at any time.
+//! Whole words are copied as such, in runs. Of a word that only partly belongs to variables that
+//! are exchanged, only those bytes are written: other code may write to the rest at any time.
 
 use std::alloc;
 use std::hint::black_box;
 
 use super::{Range, ThreadLocals, Variable, WORD, arch, at, is_per_thread, memory, ptr};
 
-/// Whole words that follow each other.
+/// Consecutive whole words.
 struct Run {
-    /// From the thread pointer.
+    /// Distance from the thread pointer.
     offset: isize,
     words: usize,
 }
 
-/// Bytes of one word that follow each other, less than a word.
+/// Consecutive bytes of one word, fewer than the word has.
 struct Part {
-    /// Of the word, from the thread pointer.
+    /// The word's distance from the thread pointer.
     offset: isize,
     mask: u64,
-    /// Bytes before those that are exchanged.
+    /// Index of the first exchanged byte in the word.
     first: usize,
     bytes: usize,
 }
 
-/// What is exchanged. An image has the words of all runs, then a word for each part.
+/// The bytes that are exchanged. An image has the words of all runs, then a word for each part.
 pub(super) struct Layout {
     runs: Vec<Run>,
     parts: Vec<Part>,
     pristine: Vec<u64>,
     /// The variables, sorted.
     pub(super) variables: Vec<Range<isize>>,
-    /// Those of them that are searched for addresses (`look.rs`).
+    /// The variables that are scanned for addresses (`scan.rs`).
     pub(super) searched: Vec<Range<isize>>,
-    /// The variable by which `std::thread::current` knows who calls.
+    /// The variable in which `std::thread::current` keeps its handle.
     pub(super) current_thread: isize,
     /// The program's allocator uses some of the variables.
     pub(super) is_allocators: bool,
-    /// What a thread has for thread-locals and its control block, from the thread pointer.
+    /// Memory of a thread's thread-locals and control block, as distances from the thread pointer.
     pub(super) area: Range<isize>,
 }
 
 impl Layout {
-    /// What is exchanged of these.
+    /// Selects the variables that are exchanged.
     ///
     /// # Errors
     /// If std's variables are not among them, or not as they are expected.
@@ -60,7 +60,7 @@ impl Layout {
         if current.range.len() != WORD || current.range.start % WORD as isize != 0 {
             return Err("std keeps the current thread in a way that is not known");
         }
-        // Two symbols for one place: C's in the midst of Rust's would not be told apart.
+        // Two symbols for one place: C's amid Rust's could not be distinguished.
         let overlaps = |v: &Variable| {
             let mut ours = variables.iter();
             ours.any(|o| o.start < v.range.end && v.range.start < o.end)
@@ -80,7 +80,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// These variables, sorted, without their values.
+    /// The layout of these variables, without their values.
     pub(super) fn of(variables: Vec<Range<isize>>) -> Layout {
         let mut layout = Layout {
             runs: Vec::new(),
@@ -96,7 +96,7 @@ impl Layout {
         layout
     }
 
-    /// Notes their initial values.
+    /// Stores their initial values.
     pub(super) fn fill(&mut self, all: &ThreadLocals) {
         for run in &self.runs {
             let end = run.offset + (run.words * WORD) as isize;
@@ -128,7 +128,8 @@ impl Layout {
         }
     }
 
-    /// Cuts one word into parts; a byte of the mask is set for each of its bytes that are exchanged.
+    /// Cuts one word into parts; a byte of the mask is set for each of its bytes that are
+    /// exchanged.
     fn cut_word(&mut self, offset: isize, mask: u64) {
         let mut rest = mask;
         while rest != 0 {
@@ -175,12 +176,12 @@ impl Layout {
         any
     }
 
-    /// Words of an image.
+    /// Number of words of an image.
     pub(super) fn words(&self) -> usize {
         self.pristine.len()
     }
 
-    /// The image of a new thread.
+    /// The image of a new thread, with all initial values.
     pub(super) fn pristine(&self) -> *const u64 {
         self.pristine.as_ptr()
     }
@@ -195,7 +196,7 @@ impl Layout {
         is_in(&self.searched, offset) && is_in(&self.searched, offset + WORD as isize - 1)
     }
 
-    /// Whether the calling thread's block is that of a new thread.
+    /// Whether the calling thread's block is pristine (I33).
     #[inline]
     pub(super) fn is_pristine(&self) -> bool {
         let base = arch::thread_pointer();
@@ -272,7 +273,7 @@ impl Layout {
         alloc::Layout::array::<u64>(self.words()).expect("a few kilobytes")
     }
 
-    /// Room for an image, whatever is in it.
+    /// Allocates room for an image, uninitialized.
     #[cold]
     pub(super) fn allocate(&self) -> *mut u64 {
         memory::room(self.memory()).cast()
@@ -287,8 +288,8 @@ impl Layout {
 }
 
 impl Part {
-    /// Its bytes where they are in the word, and zeros. The others are read, too, and dropped:
-    /// a write to them meanwhile does no harm.
+    /// Reads its bytes, at their place in the word, and zeros elsewhere. The others are read, too,
+    /// and dropped: a write to them meanwhile does no harm.
     ///
     /// # Safety
     /// `base` is the thread pointer of a thread that does not end meanwhile.
@@ -300,7 +301,7 @@ impl Part {
     }
 }
 
-/// Whether one of these, which are sorted, has it.
+/// Whether one of the sorted `variables` contains `offset`.
 fn is_in(variables: &[Range<isize>], offset: isize) -> bool {
     let after = variables.partition_point(|v| v.start <= offset);
     after > 0 && offset < variables[after - 1].end

@@ -1,10 +1,10 @@
 #![expect(unsafe_code, reason = "allocates by hand")]
-//! Memory from the system's allocator, not the program's: that one may use thread-locals, whose
-//! destructors are registered here, in the middle of an allocation.
+//! Memory from the system's allocator. The program's may use thread-locals, and would register
+//! their destructors here in the middle of an allocation.
 
 use std::alloc::{GlobalAlloc, Layout, System, handle_alloc_error};
 
-/// A value in memory of its own.
+/// Moves a value into newly allocated memory.
 pub(super) fn put<T>(value: T) -> *mut T {
     let at = room(Layout::new::<T>()).cast::<T>();
     // SAFETY: large enough, and aligned.
@@ -12,7 +12,7 @@ pub(super) fn put<T>(value: T) -> *mut T {
     at
 }
 
-/// The value, out of its memory.
+/// Moves the value out, and frees its memory.
 ///
 /// # Safety
 /// `put` made it, and it is not used any more.
@@ -24,9 +24,9 @@ pub(super) unsafe fn take<T>(at: *mut T) -> T {
     value
 }
 
-/// Room, not empty, whatever is in it.
+/// Allocates uninitialized memory of a nonzero size.
 pub(super) fn room(layout: Layout) -> *mut u8 {
-    assert!(layout.size() > 0, "room for nothing");
+    assert!(layout.size() > 0, "cannot allocate zero bytes");
     // SAFETY: not empty.
     let at = unsafe { System.alloc(layout) };
     if at.is_null() {

@@ -15,7 +15,7 @@ fn offset<T>(variable: &T) -> isize {
 fn variables_of_the_program_are_exchanged_and_the_runtimes_are_not() {
     if let Err(why) = prepare(&[]) {
         let name = "variables_of_the_program_are_exchanged_and_the_runtimes_are_not";
-        return crate::base::os::complain(&format!("SKIPPED {name}: {why:?}\n"));
+        return crate::sys::stderr::print(&format!("SKIPPED {name}: {why:?}\n"));
     }
     let layout = LAYOUT.get().unwrap().as_ref().unwrap();
     FIRST.with(|first| assert!(!layout.has(offset(first)), "a name in the crate indent"));

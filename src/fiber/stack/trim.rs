@@ -1,24 +1,25 @@
-//! Giving back the pages of stacks that nobody needs.
+//! Gives back the pages of stacks that are not needed.
 //!
-//! A pool notes how low it has been since the last look. What was never needed in that time, beyond
-//! what a pool may keep, gives back all pages but the two on top, and waits in a list of its own until
-//! the others are used up. Whoever has time does that, about once a second: a stack that goes to and
-//! fro costs nothing, and a finished fiber never pays a system call that stops other CPUs.
+//! A pool tracks its smallest length since the last trim. Stacks that were not needed in that time,
+//! beyond those a pool may keep, give back all pages but the two on top, and wait in a separate
+//! list until the others are used up. A thread that has time trims about once a second: a stack
+//! that is taken and returned often costs nothing, and a finished fiber never pays a system call
+//! that stops other CPUs.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use super::{CLASSES, Guard, POOL_KEEPS_PAGES, StackHead, lock, stride};
-use crate::base::list::List;
-use crate::base::os::{self, Advice, PAGE};
+use crate::sys::memory::{self, Advice, PAGE};
+use crate::util::list::List;
 
 /// Stacks taken out of the pool at a time.
 const BATCH: usize = 64;
 
-/// A pool has come to keep more than it should since somebody last looked.
+/// A pool has grown beyond what it should keep since the last trim.
 static GROWN: AtomicBool = AtomicBool::new(false);
 
-/// A stack has come into a pool, which has so many now.
+/// Notes that a stack was returned to a pool, which has `free` stacks now.
 pub(super) fn note(free: usize) {
     if free > POOL_KEEPS_PAGES && !GROWN.load(Relaxed) {
         GROWN.store(true, Relaxed);
@@ -30,7 +31,7 @@ pub(crate) fn has_grown() -> bool {
     GROWN.load(Relaxed)
 }
 
-/// One look at all pools; true if another one will find something to do.
+/// Trims all pools once; true if another call will find something to do.
 pub(crate) fn trim() -> bool {
     GROWN.store(false, Relaxed);
     let mut again = false;
@@ -78,17 +79,17 @@ fn trim_some(guard: Guard, class: u8, n: usize) -> bool {
     true
 }
 
-/// Lets go of all pages but the two on top, which the next fiber needs at once.
+/// Gives back all pages but the two on top, which the next fiber needs at once.
 fn give_back_pages(head: &StackHead) {
     // SAFETY: the head is there.
     let low = unsafe { StackHead::lowest_of(head) };
     let top = head.limit() + stride(head.class());
     let keep = top - 2 * PAGE;
     let at = NonNull::new(ptr::with_exposed_provenance_mut::<u8>(low)).expect("not at zero");
-    // Most fibers never come that far, and to ask is cheaper than to give back nothing.
-    if os::is_resident(at, keep - low) {
+    // Most fibers never reach so far down, and the query is cheaper than to give back nothing.
+    if memory::is_resident(at, keep - low) {
         // SAFETY: the stack is free: only the resident coroutine's root frames, in the pages kept,
         // are of use.
-        let _ = unsafe { os::advise(at, keep - low, Advice::GiveBack) };
+        let _ = unsafe { memory::advise(at, keep - low, Advice::GiveBack) };
     }
 }

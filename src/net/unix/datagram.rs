@@ -8,9 +8,9 @@ use std::os::unix::net::{self, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::base::socket::{self, Take};
 use crate::io::watched::Watched;
 use crate::net::shared;
+use crate::sys::socket::{self, Take};
 
 /// A socket for datagrams on this machine. [`std::os::unix::net::UnixDatagram`] in all but what its waits block.
 ///

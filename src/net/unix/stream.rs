@@ -9,11 +9,11 @@ use std::os::unix::net::{self, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::base::address::Address;
-use crate::base::socket;
 use crate::io::watched::{Patience, Watched};
 use crate::net::listener::Listening;
 use crate::net::shared;
+use crate::sys::address::Address;
+use crate::sys::socket;
 
 /// A connection on this machine. [`std::os::unix::net::UnixStream`] in all but what its waits block.
 ///

@@ -1,10 +1,10 @@
 //! Models of a select: the code above, but for the park. Whoever waits looks again and again.
 
 use super::*;
-use crate::base::loom::atomic::{AtomicUsize, Ordering::SeqCst};
 use crate::fiber::job::{self, Completed};
 use crate::park::guarded::Guarded;
 use crate::park::queue::Queue;
+use crate::util::loom::atomic::{AtomicUsize, Ordering::SeqCst};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -129,7 +129,7 @@ impl Event for End<'_> {
 
 /// The fiber is over, and calls whoever waits for that.
 fn end(word: &AtomicUsize) {
-    if let Completed::Call(waiter) = job::complete(word) {
+    if let Completed::Notify(waiter) = job::complete(word) {
         // SAFETY: out of the word, and this is the one call.
         drop(unsafe { Waiter::notify(&context::disable_preempt(), waiter) });
     }

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::{Io, Rounding, ThreadLocals};
-use crate::base::signal_names;
+use crate::sys::signal_names;
 
 pub(super) const MILLISECOND: u64 = 1_000_000;
 pub(super) const MICROSECOND: u64 = 1_000;

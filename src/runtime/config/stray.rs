@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use indent_sysmon::names::distance;
 
 use super::ALL;
-use crate::base::os;
+use crate::sys::stderr;
 
 /// What all variables begin with.
 pub(super) const PREFIX: &str = "INDENT_";
@@ -25,7 +25,7 @@ pub(crate) fn report() {
     }
     let names = std::env::vars_os().map(|(name, _)| name);
     for line in names.filter_map(|name| stray(name.to_str()?)) {
-        os::complain(&format!("indent: {line}\n"));
+        stderr::print(&format!("indent: {line}\n"));
     }
 }
 

@@ -22,14 +22,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use crate::base::descriptor::Interest;
-use crate::base::loom::{Mutex, lock};
-use crate::base::os;
-use crate::base::request::Request;
 use crate::driver::uring::{self, Answer, Completion, POLL, Room};
 use crate::sched::io::{Registration, Source, source};
 use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::{Shared, context};
+use crate::sys::descriptor::Interest;
+use crate::sys::eventfd;
+use crate::sys::request::Request;
+use crate::util::loom::{Mutex, lock};
 
 /// Who waits for one way of a descriptor, by polls.
 #[derive(Default)]
@@ -194,7 +194,7 @@ impl Shared {
         late.due.get_or_insert_with(|| Instant::now() + LATE);
         drop(late);
         if let Some(sets) = self.io_watch.sets.get() {
-            os::notify_eventfd(sets.waker());
+            eventfd::notify(sets.waker());
         }
     }
 

@@ -38,8 +38,6 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::base::descriptor;
-use crate::base::request::Request;
 use crate::driver::uring::{self, Answer, BATCH, Completion, Entry, POLL, Room, Uring};
 use crate::error::StartError;
 use crate::fiber::reason::ParkReason;
@@ -48,6 +46,8 @@ use crate::sched::io::Ended;
 use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context};
+use crate::sys::descriptor;
+use crate::sys::request::Request;
 
 /// How a request came to an end.
 #[must_use]

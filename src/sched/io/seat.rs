@@ -40,11 +40,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use indent_sysmon::Phase;
 
-use crate::base::loom::atomic::{AtomicUsize, Ordering::SeqCst, fence};
-use crate::base::os;
 use crate::driver::epoll::{Epoll, Events};
 use crate::sched::Shared;
 use crate::sched::worker::{Roused, Worker};
+use crate::sys::eventfd;
+use crate::util::loom::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 
 /// The right to sleep in `epoll_wait`.
 pub(crate) struct Seat {
@@ -109,7 +109,7 @@ impl Shared {
         set.silence();
         fence(SeqCst);
         if self.io_seat.is_taken() {
-            os::notify_eventfd(set.waker()); // I32
+            eventfd::notify(set.waker()); // I32
         }
     }
 

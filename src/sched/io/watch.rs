@@ -24,13 +24,13 @@ use std::time::Duration;
 
 use indent_sysmon::Phase;
 
-use crate::base::loom::{Mutex, lock};
-use crate::base::os;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
 use crate::sched::io::polled::Late;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context, retire};
+use crate::sys::eventfd;
+use crate::util::loom::{Mutex, lock};
 
 /// Before the kernel is asked again to take what it has refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
@@ -93,7 +93,7 @@ impl Watch {
     pub(crate) fn stop(&self) {
         self.stops.store(true, SeqCst);
         if let Some(sets) = self.sets.get() {
-            os::notify_eventfd(sets.waker());
+            eventfd::notify(sets.waker());
         }
         let guard = context::disable_preempt();
         let thread = lock(&self.thread).take();
@@ -210,7 +210,7 @@ impl Shared {
         if ring.is_pending()
             && let Some(sets) = self.io_watch.sets.get()
         {
-            os::notify_eventfd(sets.waker()); // no request waits behind a computation
+            eventfd::notify(sets.waker()); // no request waits behind a computation
         }
     }
 
@@ -236,7 +236,7 @@ impl Shared {
     pub(crate) fn urge_watch(&self, ring: &Uring) {
         ring.urge();
         if let Some(sets) = self.io_watch.sets.get() {
-            os::notify_eventfd(sets.waker());
+            eventfd::notify(sets.waker());
         }
     }
 

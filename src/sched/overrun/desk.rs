@@ -20,7 +20,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::base::{fork, os, preempt_check};
 use crate::fiber::Held;
 use crate::sched::overrun::log::Log;
 use crate::sched::overrun::report::{self, Named, Names, Overrun, Told};
@@ -28,6 +27,8 @@ use crate::sched::overrun::slots::Captured;
 use crate::sched::overrun::summary::Overruns;
 use crate::sched::overrun::table::Table;
 use crate::sched::{Shared, context};
+use crate::sys::{fork, stderr};
+use crate::util::preempt_check;
 
 /// Called with every report.
 pub(crate) type Listener = Arc<dyn Fn(&Overrun) + Send + Sync>;
@@ -157,7 +158,7 @@ impl Desk {
                 Next::Serve(told, listeners) => {
                     self.tell(&Overrun::new(&told, &mut names), &listeners);
                 }
-                Next::Print(text) => os::complain(&text),
+                Next::Print(text) => stderr::print(&text),
                 Next::End => return,
             }
         }
@@ -167,12 +168,12 @@ impl Desk {
         for listener in listeners {
             let told = catch_unwind(AssertUnwindSafe(|| listener(overrun)));
             if told.is_err() && !self.has_complained.swap(true, Relaxed) {
-                os::complain("indent: a callback for overruns panicked; it is called again\n");
+                stderr::print("indent: a callback for overruns panicked; it is called again\n");
             }
         }
         if self.logs {
             let text = self.lock().log.add(Instant::now(), overrun);
-            os::complain(&text.unwrap_or_default());
+            stderr::print(&text.unwrap_or_default());
         }
     }
 

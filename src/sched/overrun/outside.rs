@@ -129,7 +129,7 @@ impl Shared {
         }
         // While others wait it is stopped at the end of its slice, and reported then; unless it
         // cannot be stopped.
-        if self.who_waits(worker) != Waiting::Nobody && age < 2 * self.slice_nanos() {
+        if self.who_waits(worker) != Waiting::None && age < 2 * self.slice_nanos() {
             return;
         }
         let cpu = carrier.thread.cpu_time().map_or(0, nanos);

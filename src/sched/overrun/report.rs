@@ -9,9 +9,9 @@ use std::time::Duration;
 use indent_sysmon::symbols::{self, Place};
 use indent_sysmon::{SystemCall, frames};
 
-use crate::base::program;
 use crate::sched::overrun::Kind;
 use crate::sched::overrun::slots::Facts;
+use crate::sys::program;
 
 /// A fiber has run for longer than the [quantum](crate::runtime::Builder::preempt_quantum) without coming
 /// back to the runtime by itself. Reported again when that time has doubled.

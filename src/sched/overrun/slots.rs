@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "hands counted references from thread to thread")]
 //! Room for reports on their way from a handler to the collector.
 //!
-//! **I22** A slot is free, or full, or in one hand. *Free* and *full* are sets (`base/bitmap.rs`): who
+//! **I22** A slot is free, or full, or in one hand. *Free* and *full* are sets (`util/bitmap.rs`): who
 //! claims a slot from *free* alone writes to it and puts it into *full*; who claims it from *full* alone
 //! reads it and puts it back. A claim acquires what the put before it released. The references to records
 //! that lie in a full slot are counted, and belong to whoever claims it.
@@ -15,9 +15,9 @@ use std::sync::atomic::{
 
 use indent_sysmon::frames::{Registers, Snapshot, Stack};
 
-use crate::base::bitmap::Bitmap;
 use crate::fiber::{FiberRef, Held, Record};
 use crate::sched::overrun::Kind;
+use crate::util::bitmap::Bitmap;
 
 /// Reports that may be on their way at once. They come milliseconds apart.
 const SLOTS: usize = 16;
@@ -181,7 +181,7 @@ impl Slots {
 
 #[cfg(all(test, indent_loom))]
 mod models {
-    use crate::base::bitmap::Bitmap;
+    use crate::util::bitmap::Bitmap;
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -242,7 +242,7 @@ mod tests {
     #[inline(never)]
     fn put(slots: &Slots, ran: u64) -> bool {
         let fiber = context::current_fiber().expect("on a fiber");
-        let registers = crate::base::arch::registers();
+        let registers = crate::sys::arch::registers();
         // SAFETY: the caller's own fiber, and we do not leave this function meanwhile.
         let at = unsafe { switch::running(fiber, registers) };
         // SAFETY: as above.

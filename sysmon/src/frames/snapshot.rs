@@ -34,7 +34,7 @@ use std::sync::atomic::{
 use super::objects::Objects;
 use super::rows::{Base, Unwinder, WORD, beginning, while_still};
 use super::walk::{BpFrom, Climb, Climber, FRAMES, Registers, Stack, UNKNOWN};
-use crate::call::SystemCall;
+use crate::system_call::SystemCall;
 
 const EMPTY: u8 = 0;
 const WRITTEN: u8 = 1;

@@ -27,7 +27,7 @@ use super::Mobility;
 use super::ahead::ask_ahead;
 use super::rows::{Base, CallersBp, Row, WORD};
 use super::sites::{Sites, sites};
-use crate::call::SystemCall;
+use crate::system_call::SystemCall;
 
 /// Frames of one walk at most; what is deeper counts as broken.
 pub(crate) const FRAMES: usize = 4096;

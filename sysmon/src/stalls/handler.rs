@@ -1,15 +1,16 @@
 #![expect(unsafe_code, reason = "a signal handler, and the stack it runs on")]
-//! The signal that makes a thread copy its own stack: who it is for, and what its handler does.
+//! The signal that makes a thread copy its own stack, and its handler.
 //!
-//! The handler runs between any two instructions, perhaps inside the allocator: no allocation, no lock,
-//! no thread-local, and `errno` stays as it was. A signal of ours carries the address of a record; the
-//! handler goes through the list of all of them, so what it follows is a record and nothing else. If
-//! it is not the one of the thread it runs on (the thread has left, and its number is another one's),
-//! nothing happens. Any other signal goes to the handler that was there before.
+//! The handler runs between any two instructions, perhaps inside the allocator: no allocation, no
+//! lock, no thread-local, and `errno` stays as it was. The detector's signals carry the address of
+//! a record. The handler looks that address up in the list of all records, so it dereferences a
+//! record and nothing else. If the record is not that of the thread it runs on (the thread has
+//! left, and its number is another thread's), nothing happens. Any other signal goes to the handler
+//! that was there before.
 //!
-//! Room: the kernel pushes all registers (11 KiB where there are tile registers), and std's signal stack
-//! has 8 KiB or just what the kernel needs. So a thread that enlists gets one of [`ROOM`] bytes,
-//! unless it has such a one already, and keeps it until it ends.
+//! Signal stacks: the kernel pushes all registers (11 KiB where there are tile registers), and
+//! std's signal stack has 8 KiB or just what the kernel needs. So a thread that enlists gets one of
+//! [`ROOM`] bytes, unless its own is that large already, and keeps it until it ends.
 //!
 //! Handlers are never removed: a signal that is under way would end the process.
 
@@ -26,7 +27,7 @@ use super::record::Record;
 use crate::frames::{Registers, Stack};
 use crate::own_stack;
 
-/// Bytes of a signal stack, and of the guard below it.
+/// Sizes of a signal stack, and of the guard below it, in bytes.
 const ROOM: usize = 64 * 1024;
 const GUARD: usize = 4096;
 /// One more than the last signal.
@@ -42,10 +43,10 @@ const NAMED: [c_int; 5] = [
 
 type Handler = extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// What was installed for each signal before us.
+/// The action that was installed for each signal before the detector's.
 static BEFORE: [OnceLock<libc::sigaction>; SIGNALS] = [const { OnceLock::new() }; SIGNALS];
 
-/// The last real-time signal but one.
+/// The default signal: the last real-time signal but one.
 pub(super) fn usual_signal() -> c_int {
     libc::SIGRTMAX() - 1
 }
@@ -58,12 +59,12 @@ pub(super) fn prepare(signal: c_int) -> io::Result<()> {
     if !NAMED.contains(&signal) && !real_time.contains(&signal) {
         let last = libc::SIGRTMAX() - libc::SIGRTMIN();
         let allowed = format!("URG, USR1, USR2, IO, WINCH or RTMIN+1 to RTMIN+{last}");
-        let message = format!("signal {signal}: allowed is {allowed}");
+        let message = format!("cannot use signal {signal}: allowed are {allowed}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let before = &BEFORE[signal as usize];
     if before.get().is_none() {
-        let _ = before.set(action(signal, None)?); // before the first one can come
+        let _ = before.set(action(signal, None)?); // before the first signal can come
         // SAFETY: zeros are a valid action; what matters is set below.
         let mut ours: libc::sigaction = unsafe { MaybeUninit::zeroed().assume_init() };
         ours.sa_sigaction = on_signal as Handler as *const () as usize;
@@ -73,11 +74,12 @@ pub(super) fn prepare(signal: c_int) -> io::Result<()> {
     Ok(())
 }
 
-/// What is installed, and perhaps something new.
+/// Returns the installed action, and installs a new one if there is one.
 fn action(signal: c_int, new: Option<&libc::sigaction>) -> io::Result<libc::sigaction> {
     let mut old = MaybeUninit::uninit();
     let new = new.map_or(ptr::null(), ptr::from_ref);
-    // SAFETY: reads `new`, and fills in `old`; a new handler is ours, of the type its flags ask for.
+    // SAFETY: reads `new`, and fills in `old`; a new handler is ours, of the type its flags ask
+    // for.
     match unsafe { libc::sigaction(signal, new, old.as_mut_ptr()) } {
         // SAFETY: filled in.
         0 => Ok(unsafe { old.assume_init() }),
@@ -100,7 +102,7 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     unsafe { *errno = kept };
 }
 
-/// The record whose address the signal carries.
+/// Returns the record whose address the signal carries.
 ///
 /// # Safety
 /// The argument of a running handler.
@@ -114,7 +116,7 @@ unsafe fn record_in(info: *mut siginfo_t) -> Option<&'static Record> {
     Record::at(unsafe { info.si_value() }.sival_ptr.addr())
 }
 
-/// Copies the stack if that is still wanted.
+/// Copies the stack if the monitor still wants it.
 ///
 /// # Safety
 /// The argument of a running handler.
@@ -141,7 +143,7 @@ unsafe fn interrupted(record: &Record, context: *mut c_void) {
     }
 }
 
-/// Does what would have happened without us.
+/// Does what would have happened without the detector.
 fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let before = BEFORE.get(signal as usize).and_then(OnceLock::get);
     let Some(before) = before else { return };
@@ -150,9 +152,8 @@ fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
         libc::SIG_IGN => {}
         libc::SIG_DFL if ignored.contains(&signal) => {}
         libc::SIG_DFL => {
-            // The default is to end the process: it is reinstated, and meets a signal of ours
-            // when we have returned.
-            // SAFETY: a value the kernel gave us.
+            // The default is to end the process: it is reinstated, and takes the raised signal when
+            // this handler has returned. SAFETY: a value the kernel gave us.
             unsafe { libc::sigaction(signal, before, ptr::null_mut()) };
             // SAFETY: takes a number only.
             unsafe { libc::raise(signal) };
@@ -170,7 +171,7 @@ fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     }
 }
 
-/// What the calling thread has for the time it lives.
+/// What the calling thread owns until it ends.
 struct Own {
     records: Vec<&'static Record>,
     stack: Option<SignalStack>,
@@ -183,21 +184,22 @@ thread_local! {
     };
 }
 
-/// A thread that ends without leaving leaves here.
+/// Leaves all records when the thread ends without leaving.
 impl Drop for Own {
     fn drop(&mut self) {
-        self.records.iter().for_each(|record| record.stand_up());
+        self.records.iter().for_each(|record| record.leave());
     }
 }
 
-/// Whether the calling thread sits in one of these.
-pub(super) fn sits_in(mut is: impl FnMut(&Record) -> bool) -> bool {
+/// Whether the calling thread is enlisted in a record for which `is` returns true.
+pub(super) fn is_enlisted_in(mut is: impl FnMut(&Record) -> bool) -> bool {
     let found = OWN.try_with(|own| own.borrow().records.iter().any(|record| is(record)));
     found.unwrap_or(false)
 }
 
-/// The calling thread, which took the record, can be signalled: it has a stack for it, and hears it.
-pub(super) fn settle_here(record: &'static Record, signal: c_int) -> io::Result<()> {
+/// Prepares the calling thread, which took the record, for the signal: gives it a stack for the
+/// handler, and unblocks the signal.
+pub(super) fn prepare_here(record: &'static Record, signal: c_int) -> io::Result<()> {
     OWN.with(|own| {
         let mut own = own.borrow_mut();
         if own.stack.is_none() {
@@ -205,13 +207,13 @@ pub(super) fn settle_here(record: &'static Record, signal: c_int) -> io::Result<
         }
         unblock(signal);
         let stack = own_stack();
-        record.sit_down([stack.start, stack.end]);
+        record.enlist([stack.start, stack.end]);
         own.records.push(record);
         Ok(())
     })
 }
 
-/// The calling thread does not sit there any more.
+/// Forgets a record that the calling thread has left.
 pub(super) fn forget_here(record: &Record) {
     let forget = |own: &RefCell<Own>| own.borrow_mut().records.retain(|r| !ptr::eq(*r, record));
     let _ends = OWN.try_with(forget);
@@ -229,15 +231,15 @@ fn unblock(signal: c_int) {
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, ptr::null_mut()) };
 }
 
-/// A signal stack of our own, with a guard below it.
+/// A signal stack with a guard below it.
 struct SignalStack {
-    /// Of the mapping: the guard.
+    /// Start of the mapping, which is the guard.
     at: *mut c_void,
     before: libc::stack_t,
 }
 
 impl SignalStack {
-    /// For the calling thread; none if its own is large enough.
+    /// Installs one for the calling thread; `None` if its own is large enough.
     fn install() -> io::Result<Option<Self>> {
         let before = signal_stack(None)?;
         if before.ss_flags & libc::SS_DISABLE == 0 && before.ss_size >= ROOM {
@@ -267,7 +269,7 @@ impl SignalStack {
     }
 }
 
-/// The calling thread's signal stack, and perhaps another one from here on.
+/// Returns the calling thread's signal stack, and installs a new one if there is one.
 fn signal_stack(new: Option<&libc::stack_t>) -> io::Result<libc::stack_t> {
     let mut old = MaybeUninit::uninit();
     let new = new.map_or(ptr::null(), ptr::from_ref);
@@ -284,11 +286,11 @@ impl Drop for SignalStack {
         let now = signal_stack(None);
         let is_ours = now.as_ref().is_ok_and(|now| now.ss_sp == self.usable());
         let is_off = now.is_ok_and(|now| now.ss_flags & libc::SS_DISABLE != 0);
-        // std frees its own when a thread ends, and switches off whatever there is.
+        // std frees its own when a thread ends, and switches off whichever is installed.
         if is_ours && signal_stack(Some(&self.before)).is_ok() || is_off {
             // SAFETY: in use no longer.
             unsafe { libc::munmap(self.at, GUARD + ROOM) };
         }
-        // Else somebody has put another one in front of it, and may put it back: it stays.
+        // Otherwise other code has installed another one, and may put this one back: it stays.
     }
 }

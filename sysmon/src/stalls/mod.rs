@@ -1,77 +1,78 @@
-//! A stall detector for any program: which piece of work holds its thread up, for how long, and where.
+//! A stall detector for any program: reports which work holds its thread up, how long, and where.
 //!
-//! A thread takes a [`Seat`] and says when it [begins](Seat::begin) a piece of work, by a label. If
-//! one takes longer than the limit, a function of the program is told, with the stack of that moment.
-//! Everything else is done by threads beside it:
+//! A thread [enlists](Stalls::enlist) and marks when it [begins](Enlisted::begin) a piece of work,
+//! by a label. If a piece takes longer than the limit, a callback of the program gets a report with
+//! the stack of that moment. Everything else is done by other threads:
 //!
-//! - the *monitor* sees how long each piece has lasted. If its thread runs, it signals it; if it sleeps
-//!   in the kernel, it is left in peace (a signal would end its system call with `EINTR`), and its stack
-//!   is read from outside;
+//! - the *monitor* measures how long each piece has lasted. A late thread that runs gets a signal;
+//!   one that sleeps in the kernel does not (a signal would end its system call with `EINTR`), and
+//!   its stack is read from outside;
 //! - the *handler*, on the late thread itself, copies the stack and does nothing else;
-//! - the *helper* climbs the copy, looks up the names, and tells.
+//! - the *helper* unwinds the copy, looks up the names, and calls the callback.
 //!
-//! **When it is told.** A piece of work is told of when it has lasted for the limit, again each time
-//! it has lasted ten times as long as when it was last told of, and when it ends, with its whole
-//! length ([`Stage`]). One that ends before its stack was seen is told of once, at its end. Times
-//! are what the monitor saw: it looks ten times within the limit, but at most once a millisecond
-//! ([`TICK`](crate::TICK)), and counts from the look that first found the piece. So what took less than
-//! the limit is never told of, and a length may be wrong by two looks.
+//! **When a report is made.** A piece of work is reported when it has lasted for the limit, again
+//! each time it has lasted ten times as long as at its last report, and when it ends, with its
+//! whole length ([`Stage`]). A piece that ends before its stack was read is reported once, at its
+//! end. Times are what the monitor saw: it looks ten times within the limit, but at most once a
+//! millisecond ([`TICK`](crate::TICK)), and counts from the look that first found the piece. So a
+//! piece that took less than the limit is never reported, and a length may be wrong by two looks.
 //!
-//! **What it costs.** Two fences' worth of nanoseconds for each piece; see the README for figures. While
-//! no piece of work is under way both threads sleep without a timer.
+//! **What it costs.** Some nanoseconds for each piece, as much as two fences; see the README for
+//! figures. While no piece of work is under way both threads sleep without a timer.
 //!
-//! **Signals.** By default the detector uses the last real-time signal but one, which hardly anybody
-//! does (the last one is valgrind's): the runtime `indent` has SIGURG, and real-time signals are queued
-//! and not merged. [`Builder::signal`] takes another. A signal of ours carries the address of its seat;
-//! any other goes to the handler that was there before. The handler stays installed for ever, so
-//! that a late signal ends nobody. Several detectors share it.
+//! **Signals.** By default the detector uses the last real-time signal but one, which hardly any
+//! program uses (the last one is valgrind's): the runtime `indent` has SIGURG, and real-time
+//! signals are queued and not merged. [`Builder::signal`] takes another. The detector's signals
+//! carry the address of a record; any other goes to the handler that was there before. The handler
+//! stays installed for ever, so that a late signal does not end the process. Several detectors
+//! share it.
 //!
-//! **What it does not see**: work that nobody said had begun; the frames of a thread that is on a stack
-//! of its own making (a fiber's); or that blocks the signal: then there is a label and no stack.
+//! **What it does not see**: work without a `begin`; the frames of a thread that runs on a stack of
+//! its own making (a fiber's), or that blocks the signal: then there is a label and no stack.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
-//! | `record` | all about one seat: what its thread publishes, and what others note |
+//! | `record` | all about one watched thread: what it publishes, and what others note |
 //! | `handler` | the signal, the handler, and the stack it runs on |
-//! | `desk` | what the monitor and the helper do |
-//! | `ring` | how the monitor hands over to the helper |
-//! | `report` | what is told |
+//! | `reporter` | what the monitor and the helper do |
+//! | `spsc` | the queue from the monitor to the helper |
+//! | `report` | the report itself |
 //!
-//! Records are never freed, but used again: a signal may be under way to any thread at any time,
-//! and the handler goes through all of them.
+//! Records are reused and never freed: a signal may be under way to any thread at any time, and the
+//! handler goes through all records.
 //!
-//! Rejected: seats in thread-locals (the handler may not touch a thread-local that was not
-//! made yet); clocks in `begin` (they cost more than all the rest).
+//! Rejected: records in thread-locals (the handler must not touch a thread-local that is not
+//! initialized yet); clocks in `begin` (they cost more than all the rest).
 //!
 //! ```
 //! use indent_sysmon::stalls::{Stall, Stalls};
 //! use std::sync::mpsc;
 //! use std::time::{Duration, Instant};
 //!
-//! let (sender, told) = mpsc::channel();
-//! let tell = move |stall: &Stall| sender.send(stall.clone()).unwrap();
-//! let stalls = Stalls::start(Duration::from_millis(10), tell)?;
+//! let (sender, reports) = mpsc::channel();
+//! let callback = move |stall: &Stall| sender.send(stall.clone()).unwrap();
+//! let stalls = Stalls::start(Duration::from_millis(10), callback)?;
 //!
-//! let seat = stalls.enlist()?; // once on every thread that should be watched
+//! let enlisted = stalls.enlist()?; // once on every thread that should be watched
 //! for label in ["quick", "slow", "quick"] {
-//!     let _job = seat.begin(label);
+//!     let _job = enlisted.begin(label);
 //!     let time = Duration::from_millis(if label == "slow" { 50 } else { 0 });
 //!     let began = Instant::now();
 //!     while began.elapsed() < time {}
 //! }
-//! drop(stalls); // tells what there is left to tell
+//! drop(stalls); // makes the remaining reports
 //!
-//! let told: Vec<Stall> = told.try_iter().collect();
-//! assert!(!told.is_empty());
-//! assert!(told.iter().all(|stall| stall.label == "slow"));
+//! let reports: Vec<Stall> = reports.try_iter().collect();
+//! assert!(!reports.is_empty());
+//! assert!(reports.iter().all(|stall| stall.label == "slow"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod desk;
 mod handler;
 mod record;
 mod report;
-mod ring;
+mod reporter;
+mod spsc;
 
 use std::cell::Cell;
 use std::error::Error;
@@ -82,67 +83,67 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::Monitor;
-use desk::Desk;
 use record::Record;
+use reporter::Reporter;
 
 pub use report::{Stage, Stall};
 
-/// Seats of a detector, unless it is told otherwise.
-const SEATS: usize = 256;
+/// The default of [`Builder::threads`].
+const THREADS: usize = 256;
 
 /// A detector with its two threads; they end when it is dropped.
 ///
 /// See the [module](self) for an example.
 #[derive(Debug)]
 pub struct Stalls {
-    watch: Arc<Watch>,
+    shared: Arc<Shared>,
 }
 
-/// What a detector and its seats share.
+/// What a detector and its enlisted threads share.
 #[derive(Debug)]
-struct Watch {
-    desk: Arc<Desk>,
+struct Shared {
+    reporter: Arc<Reporter>,
     monitor: Monitor,
 }
 
 impl Stalls {
-    /// Starts a detector that calls `tell` for each piece of work that takes longer than `limit`.
+    /// Starts a detector that calls `callback` for each piece of work longer than `limit`.
     ///
-    /// `tell` is called on a thread of its own and may take its time; what happens meanwhile is told
-    /// later. If it panics the panic is printed, and it is called again for the next one.
+    /// `callback` runs on a thread of its own and may be slow; what happens meanwhile is reported
+    /// later. If it panics the panic is printed, and it is called again for the next report.
     ///
     /// See the [module](self) for an example.
     pub fn start(
         limit: Duration,
-        tell: impl Fn(&Stall) + Send + Sync + 'static,
+        callback: impl Fn(&Stall) + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        Builder::new(limit).start(tell)
+        Builder::new(limit).start(callback)
     }
 
-    /// The calling thread can be watched from here on, as long as it keeps the seat.
+    /// Starts to watch the calling thread, until the returned value is dropped.
     ///
     /// ```
     /// use indent_sysmon::stalls::Stalls;
     /// use std::time::Duration;
     ///
     /// let stalls = Stalls::start(Duration::from_millis(10), |stall| eprintln!("{stall}"))?;
-    /// let seat = stalls.enlist()?;
-    /// assert!(stalls.enlist().is_err(), "a thread has one seat");
-    /// drop(seat);
+    /// let enlisted = stalls.enlist()?;
+    /// assert!(stalls.enlist().is_err(), "a thread has one enlisted");
+    /// drop(enlisted);
     /// assert!(stalls.enlist().is_ok());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn enlist(&self) -> Result<Seat, EnlistError> {
-        let record = self.watch.desk.seat_here()?;
-        Ok(Seat {
+    pub fn enlist(&self) -> Result<Enlisted, EnlistError> {
+        let record = self.shared.reporter.enlist_here()?;
+        Ok(Enlisted {
             record,
-            watch: self.watch.clone(),
+            shared: self.shared.clone(),
             depth: Cell::new(0),
             of_this_thread: PhantomData,
         })
     }
 
-    /// How many stalls could not be told of, because too many came at once.
+    /// Returns how many stalls went unreported because too many came at once.
     ///
     /// ```
     /// # use indent_sysmon::stalls::Stalls;
@@ -151,20 +152,20 @@ impl Stalls {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn missed(&self) -> u64 {
-        self.watch.desk.missed()
+        self.shared.reporter.missed()
     }
 }
 
-/// Ends both threads and tells what there is left to tell, on the calling thread. Not to be dropped by
-/// the function that is told. Seats that are still taken can be used, but are not watched any more.
+/// Ends both threads and makes the remaining reports, on the calling thread. The callback must not
+/// drop its own detector. An [`Enlisted`] can outlive the detector, but is not watched any more.
 impl Drop for Stalls {
     fn drop(&mut self) {
-        self.watch.monitor.stop();
-        self.watch.desk.close();
+        self.shared.monitor.stop();
+        self.shared.reporter.close();
     }
 }
 
-/// A detector with other settings than the usual ones.
+/// Configures a detector.
 ///
 /// ```
 /// use indent_sysmon::stalls::Builder;
@@ -172,12 +173,13 @@ impl Drop for Stalls {
 ///
 /// let stalls = Builder::new(Duration::from_millis(100))
 ///     .signal(libc::SIGUSR2)
-///     .seats(1)
+///     .threads(1)
 ///     .start(|stall| eprintln!("{stall}"))?;
-/// let _seat = stalls.enlist()?;
+/// let _enlisted = stalls.enlist()?;
 /// std::thread::scope(|scope| {
 ///     let refused = scope.spawn(|| stalls.enlist().unwrap_err().to_string());
-///     assert_eq!(refused.join().unwrap(), "all seats are taken; there are 1");
+///     let refused = refused.join().unwrap();
+///     assert!(refused.starts_with("cannot enlist: the limit of 1 threads is reached"), "{refused}");
 /// });
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -185,24 +187,26 @@ impl Drop for Stalls {
 pub struct Builder {
     limit: Duration,
     signal: i32,
-    seats: usize,
+    threads: usize,
 }
 
 impl Builder {
-    /// For work that should take less than this.
+    /// Creates the settings of a detector for work that should take less than `limit`.
     ///
     /// See [`Builder`] for an example.
     pub fn new(limit: Duration) -> Self {
         Builder {
             limit,
             signal: handler::usual_signal(),
-            seats: SEATS,
+            threads: THREADS,
         }
     }
 
-    /// The signal by which a thread is made to show its stack: SIGURG, SIGUSR1, SIGUSR2, SIGIO, SIGWINCH
-    /// or a real-time signal but the first. One that other parts of the program use as well is no harm
-    /// as long as they pass on what is not theirs.
+    /// Sets the signal that makes a late thread copy its stack.
+    ///
+    /// Allowed are SIGURG, SIGUSR1, SIGUSR2, SIGIO, SIGWINCH and the real-time signals but the
+    /// first. Other parts of the program may use it too if they pass on signals that are not
+    /// theirs.
     ///
     /// See [`Builder`] for an example.
     pub fn signal(mut self, signal: i32) -> Self {
@@ -210,16 +214,17 @@ impl Builder {
         self
     }
 
-    /// How many threads can be watched at once. One that is used takes some 65 KiB, for copies of
-    /// its stack.
+    /// Sets how many threads can be watched at once.
+    ///
+    /// Each watched thread takes some 65 KiB, for copies of its stack.
     ///
     /// See [`Builder`] for an example.
-    pub fn seats(mut self, seats: usize) -> Self {
-        self.seats = seats;
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
         self
     }
 
-    /// Starts it; see [`Stalls::start`].
+    /// Starts the detector; see [`Stalls::start`].
     ///
     /// ```
     /// use indent_sysmon::stalls::Builder;
@@ -227,76 +232,81 @@ impl Builder {
     ///
     /// let builder = Builder::new(Duration::from_millis(10)).signal(libc::SIGKILL);
     /// let refused = builder.start(|_| ()).unwrap_err().to_string();
-    /// assert!(refused.starts_with("signal 9: allowed is URG, "), "{refused}");
+    /// assert!(refused.starts_with("cannot use signal 9: allowed are URG, "), "{refused}");
     /// ```
-    pub fn start(self, tell: impl Fn(&Stall) + Send + Sync + 'static) -> io::Result<Stalls> {
+    pub fn start(self, callback: impl Fn(&Stall) + Send + Sync + 'static) -> io::Result<Stalls> {
         handler::prepare(self.signal)?;
-        let (seats, tell) = (self.seats, Box::new(tell));
-        let desk = Arc::new(Desk::new(self.limit, self.signal, seats, tell));
-        desk.open()?;
-        let monitor = Monitor::start("stalls", seats, desk.clone());
-        let monitor = monitor.inspect_err(|_| desk.close())?;
-        let watch = Arc::new(Watch { desk, monitor });
-        Ok(Stalls { watch })
+        let (threads, callback) = (self.threads, Box::new(callback));
+        let reporter = Arc::new(Reporter::new(self.limit, self.signal, threads, callback));
+        reporter.open()?;
+        let monitor = Monitor::start("stalls", threads, reporter.clone());
+        let monitor = monitor.inspect_err(|_| reporter.close())?;
+        let shared = Arc::new(Shared { reporter, monitor });
+        Ok(Stalls { shared })
     }
 }
 
-/// Why a thread got no seat.
+/// Why a thread could not enlist.
 ///
 /// ```
 /// use indent_sysmon::stalls::EnlistError;
-/// assert_eq!(EnlistError::Twice.to_string(), "this thread has a seat already");
+/// assert_eq!(EnlistError::Twice.to_string(), "cannot enlist: this thread is enlisted already");
 /// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum EnlistError {
-    /// All are taken. See [`Builder::seats`].
+    /// As many threads as possible are enlisted. See [`Builder::threads`].
     Full {
-        /// How many there are.
-        seats: usize,
+        /// The limit.
+        threads: usize,
     },
-    /// The thread has one.
+    /// The thread is enlisted already.
     Twice,
-    /// There is no memory for a signal stack.
+    /// No memory for a signal stack.
     Stack(io::Error),
 }
 
 impl fmt::Display for EnlistError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            EnlistError::Full { seats } => write!(f, "all seats are taken; there are {seats}"),
-            EnlistError::Twice => f.write_str("this thread has a seat already"),
-            EnlistError::Stack(error) => write!(f, "no memory for a signal stack: {error}"),
+            EnlistError::Full { threads } => write!(
+                f,
+                "cannot enlist: the limit of {threads} threads is reached; raise `Builder::threads`"
+            ),
+            EnlistError::Twice => f.write_str("cannot enlist: this thread is enlisted already"),
+            EnlistError::Stack(error) => {
+                write!(f, "cannot map a signal stack for this thread: {error}")
+            }
         }
     }
 }
 
 impl Error for EnlistError {}
 
-/// A watched thread's; it cannot leave the thread. The thread may end without dropping it.
+/// An enlisted thread; the value cannot leave the thread. The thread may end without a drop.
 ///
 /// See the [module](self) for an example.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Enlisted {
     record: &'static Record,
-    watch: Arc<Watch>,
+    shared: Arc<Shared>,
     /// Pieces of work that have begun and not ended.
     depth: Cell<u32>,
     of_this_thread: PhantomData<*const ()>,
 }
 
-impl Seat {
-    /// The thread begins a piece of work, which ends when the value is dropped.
+impl Enlisted {
+    /// Begins a piece of work, which ends when the value is dropped.
     ///
     /// A piece that begins inside another one is part of it: the outermost label counts.
     ///
     /// ```
     /// # use indent_sysmon::stalls::Stalls;
     /// # let stalls = Stalls::start(std::time::Duration::from_millis(10), |_| ())?;
-    /// # let seat = stalls.enlist()?;
+    /// # let enlisted = stalls.enlist()?;
     /// let requests = ["GET /", "GET /cart"];
     /// for request in requests {
-    ///     let _job = seat.begin(request);
+    ///     let _job = enlisted.begin(request);
     ///     // serves it
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -307,35 +317,35 @@ impl Seat {
         self.depth.set(depth + 1);
         if depth == 0 {
             self.record.begin(label);
-            self.watch.monitor.notice();
+            self.shared.monitor.notice();
         }
-        Job { seat: self }
+        Job { enlisted: self }
     }
 }
 
-impl Drop for Seat {
+impl Drop for Enlisted {
     fn drop(&mut self) {
         handler::forget_here(self.record);
-        self.record.leave();
+        self.record.free();
     }
 }
 
-/// A piece of work that goes on.
+/// A piece of work that has begun.
 ///
-/// See [`Seat::begin`] for an example.
+/// See [`Enlisted::begin`] for an example.
 #[derive(Debug)]
 #[must_use = "the piece of work ends when this is dropped"]
 pub struct Job<'a> {
-    seat: &'a Seat,
+    enlisted: &'a Enlisted,
 }
 
 impl Drop for Job<'_> {
     #[inline]
     fn drop(&mut self) {
-        let depth = self.seat.depth.get() - 1;
-        self.seat.depth.set(depth);
+        let depth = self.enlisted.depth.get() - 1;
+        self.enlisted.depth.set(depth);
         if depth == 0 {
-            self.seat.record.end();
+            self.enlisted.record.end();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is told of a piece of work that takes too long.
+//! The report on a piece of work that takes too long.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use crate::symbols::Place;
 use crate::{SystemCall, ThreadState};
 
-/// Places that are shown.
+/// Places of the stack that are displayed.
 const SHOWN: usize = 16;
 
-/// A piece of work that takes too long, or took.
+/// A report on a piece of work that takes too long, or took.
 ///
-/// Written with the innermost places of its stack, or all of them by `{:#}`.
+/// Displays with the innermost places of its stack; `{:#}` shows all of them.
 ///
 /// ```
 /// use indent_sysmon::stalls::{Stage, Stalls};
@@ -26,37 +26,39 @@ const SHOWN: usize = 16;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stall {
-    /// What it was called when it began.
+    /// The label it was begun with.
     pub label: &'static str,
     /// The name of its thread, or its number if it has none.
     pub thread: String,
     /// How long it has lasted.
     pub lasted: Duration,
-    /// How much of that its thread was on a CPU, if that is known. Little of it, in a piece of work that
-    /// does not sleep, says that others had the CPUs, and not that the work is slow. At the end of one
-    /// what the thread did after it, until the monitor looked, counts too.
+    /// How much of that its thread was on a CPU, if that is known.
+    ///
+    /// A small part, in a piece of work that does not sleep, means that other threads had the CPUs,
+    /// and not that the work is slow. At the end of a piece of work the CPU time after it counts
+    /// too, until the monitor looked.
     pub ran: Option<Duration>,
-    /// Whether it goes on.
+    /// Whether it continues.
     pub stage: Stage,
-    /// What its thread was doing when it was looked at.
+    /// What its thread was doing when the monitor looked.
     pub state: ThreadState,
-    /// The system call it slept in, if it slept and the kernel said so.
+    /// The system call it slept in, if it slept and the kernel reported one.
     pub call: Option<SystemCall>,
-    /// Where it was, innermost first. Empty if it could not be seen; at the end of a piece of
-    /// work that was told of before it always is.
+    /// Where it was, innermost first. Empty if the stack could not be read, and at the end of a
+    /// piece of work that was reported before.
     pub stack: Vec<Place>,
 }
 
-/// At which point of a piece of work it is told of.
+/// At which point of a piece of work a report is made.
 ///
 /// See [`Stall`] for an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// It has lasted for the limit, and is told of for the first time.
+    /// It has lasted for the limit; its first report.
     Found,
-    /// It was told of, and has lasted ten times as long since.
+    /// It was reported before, and has lasted ten times as long since.
     GoesOn,
-    /// It is over, and `lasted` is its whole length.
+    /// It has ended, and `lasted` is its whole length.
     Ended,
 }
 

@@ -1,23 +1,25 @@
 #![expect(unsafe_code, reason = "reads a number of the C library's")]
 //! Where a thread keeps the thread-locals of the executable.
 //!
-//! Right below the thread pointer, above those of other objects; at the thread pointer begins the
-//! thread's control block. The C library's own thread-locals are not part of the area: `malloc` and
-//! others leave their addresses on every stack, and nothing of a thread is exchanged there.
+//! The area lies right below the thread pointer, above the areas of other objects; at the thread
+//! pointer begins the thread's control block. The C library's own thread-locals are not part of the
+//! area: `malloc` and others leave their addresses on every stack, and they hold nothing that is
+//! exchanged when a fiber changes threads.
 
 use std::ops::Range;
 
 use super::ThreadLocals;
 use crate::frames::objects;
 
-/// Bytes of a thread's control block, if the C library does not say how many.
+/// Bytes of a thread's control block, if the C library does not report its size.
 const CONTROL_BLOCK: usize = 2304;
-/// Larger or smaller ones are not believed.
+/// Plausible sizes; others are ignored.
 const BELIEVED: Range<usize> = 64..16_384;
 
 impl ThreadLocals {
-    /// The memory that every thread has for these thread-locals and for its control block, in bytes
-    /// from the thread pointer.
+    /// Returns the memory that every thread has for these thread-locals and its control block.
+    ///
+    /// The range is in bytes from the thread pointer.
     ///
     /// ```
     /// use indent_sysmon::thread_locals::ThreadLocals;
@@ -32,7 +34,7 @@ impl ThreadLocals {
     }
 }
 
-/// How large a thread's control block is. glibc has a number for debuggers.
+/// Returns the size of a thread's control block; glibc has a variable for debuggers.
 fn control_block() -> usize {
     let size = objects::find("_thread_db_sizeof_pthread");
     let size = size.map(std::ptr::with_exposed_provenance::<u32>);

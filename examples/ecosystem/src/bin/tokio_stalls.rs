@@ -7,7 +7,7 @@
 //! Three kinds of tasks sleep and work by turns. Two of them are what tasks should be like; of the third
 //! one poll in ten computes for 50 ms without an `.await`, and all other tasks of that thread wait.
 //!
-//! What it takes: `on_thread_start` gives each worker thread a seat, and [`Watched`] around a future
+//! What it takes: `on_thread_start` enlists each worker thread, and [`Watched`] around a future
 //! names the task whose poll runs. (Tokio's own hooks around polls, `on_before_task_poll` and
 //! `on_after_task_poll`, would do without the wrapper; they need `--cfg tokio_unstable`.)
 
@@ -18,17 +18,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use indent_sysmon::stalls::{Seat, Stall, Stalls};
+use indent_sysmon::stalls::{Enlisted, Stall, Stalls};
 use tokio::time::sleep;
 
-/// A poll that takes longer is told about.
+/// A poll that takes longer is reported.
 pub(crate) const LIMIT: Duration = Duration::from_millis(10);
 /// And so long takes the one that was planted.
 const PLANTED: Duration = Duration::from_millis(50);
 
 thread_local! {
     /// Of a worker thread.
-    static SEAT: OnceCell<Seat> = const { OnceCell::new() };
+    static ENLISTED: OnceCell<Enlisted> = const { OnceCell::new() };
 }
 
 /// A future with a name: each of its polls is a piece of work of this label.
@@ -48,8 +48,8 @@ impl<F: Future> Future for Watched<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
-        SEAT.with(|seat| {
-            let _job = seat.get().map(|seat| seat.begin(self.name));
+        ENLISTED.with(|enlisted| {
+            let _job = enlisted.get().map(|enlisted| enlisted.begin(self.name));
             self.future.as_mut().poll(context)
         })
     }
@@ -105,8 +105,8 @@ pub(crate) fn demonstrate(
         .enable_time()
         .on_thread_start(move || {
             // Threads for blocking calls get one too, and never begin anything.
-            let seat = watching.enlist().expect("a seat");
-            SEAT.with(|own| own.set(seat).expect("a new thread"));
+            let enlisted = watching.enlist().expect("room for this thread");
+            ENLISTED.with(|own| own.set(enlisted).expect("a new thread"));
         })
         .build()?;
     for _ in 0..10 {
