@@ -143,7 +143,7 @@ fn everything_public_can_be_named_and_called() {
     let _: fn() -> PinGuard = indent::task::pin;
     let _: fn() = indent::park::park;
     let _: fn() -> Unparker = indent::park::unparker;
-    let _: fn(Option<Instant>, ParkReason) -> Woken = indent::park::until;
+    let _: fn(Option<Instant>, ParkReason) -> Woken = indent::park::park_until;
 
     let _: fn() -> Handle = Handle::current;
     let _: fn() -> Result<Handle, NoRuntime> = Handle::try_current;

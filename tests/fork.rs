@@ -118,7 +118,7 @@ fn is_plain() -> i32 {
         ("a sleep takes its time", slept),
         (
             "a park ends in time",
-            park::until(deadline, ParkReason::Park) == Woken::ByDeadline,
+            park::park_until(deadline, ParkReason::Park) == Woken::ByDeadline,
         ),
         (
             "a time limit is heard",

@@ -210,7 +210,7 @@ fn a_fiber_that_ignores_that_it_should_end_is_delayed_as_well() {
         let rt = start(1);
         rt.block_on(|| {
             let outcome =
-                time::timeout(MS, || [(); 4].map(|()| park::until(None, ParkReason::Park)));
+                time::timeout(MS, || [(); 4].map(|()| park::park_until(None, ParkReason::Park)));
             assert_eq!(outcome, Ok([Woken::ByCancel; 4]));
         });
         assert_eq!(rt.metrics().unwind_pauses, 2);

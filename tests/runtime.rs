@@ -22,7 +22,7 @@ fn runtime(workers: usize) -> Runtime {
 }
 
 fn park_for(time: Duration) {
-    park::until(Some(Instant::now() + time), ParkReason::Park);
+    park::park_until(Some(Instant::now() + time), ParkReason::Park);
 }
 
 /// The system's number of the calling thread: std's is the fiber's. Who asks for it is bound.

@@ -53,7 +53,7 @@ struct ParksWhenDropped(Arc<Mutex<Vec<Unparker>>>, Arc<AtomicUsize>);
 impl Drop for ParksWhenDropped {
     fn drop(&mut self) {
         self.0.lock().unwrap().push(park::unparker());
-        let _ = park::until(None, ParkReason::Park);
+        let _ = park::park_until(None, ParkReason::Park);
         self.1.fetch_add(1, SeqCst);
     }
 }
@@ -246,7 +246,7 @@ fn a_caught_cancellation_comes_again_at_the_next_blocking_call() {
             || {
                 let rest = Duration::from_secs(3600);
                 assert_eq!(
-                    park::until(Instant::now().checked_add(rest), ParkReason::Park),
+                    park::park_until(Instant::now().checked_add(rest), ParkReason::Park),
                     park::Woken::ByCancel
                 );
                 park::park();

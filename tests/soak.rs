@@ -383,7 +383,7 @@ impl Round {
                 }
                 if inner.one_in(3) {
                     let until = Instant::now() + inner.micros(500);
-                    let _ = park::until(Some(until), ParkReason::Park);
+                    let _ = park::park_until(Some(until), ParkReason::Park);
                 }
                 if inner.one_in(3) && !self.crowded() {
                     let child = self.spawn(&mut inner, 1, true);
@@ -420,10 +420,10 @@ impl Drop for ParksWhenDropped {
     fn drop(&mut self) {
         if self.rng.one_in(2) {
             self.round.post(&mut self.rng);
-            let _ = park::until(None, ParkReason::Park);
+            let _ = park::park_until(None, ParkReason::Park);
         } else {
             let until = Instant::now() + self.rng.micros(1000);
-            let _ = park::until(Some(until), ParkReason::Park);
+            let _ = park::park_until(Some(until), ParkReason::Park);
         }
         if self.rng.one_in(4) && !self.round.crowded() {
             let child = self.round.spawn(&mut self.rng, 0, false);
@@ -464,7 +464,7 @@ fn step(round: &Arc<Round>, ticket: &mut Ticket, rng: &mut Rng, depth: u32, numb
                 round.post(rng);
             }
             let until = Instant::now() + rng.micros(1500);
-            if park::until(Some(until), ParkReason::Park) == Woken::ByCancel {
+            if park::park_until(Some(until), ParkReason::Park) == Woken::ByCancel {
                 task::checkpoint();
             }
         }
@@ -622,7 +622,7 @@ fn run_thread(round: &Arc<Round>, rng: &mut Rng) {
             8 => {
                 round.post(rng);
                 let until = Instant::now() + rng.micros(500);
-                let _ = park::until(Some(until), ParkReason::Park);
+                let _ = park::park_until(Some(until), ParkReason::Park);
             }
             9 => round.unpark_one(rng),
             10 if rng.one_in(20) => look_at_all(round, rng),

@@ -723,7 +723,7 @@ fn a_preferred_worker_that_sleeps_gets_the_fiber() {
 }
 
 fn park_for(time: Duration) {
-    park::until(
+    park::park_until(
         Some(std::time::Instant::now() + time),
         park::ParkReason::Park,
     );

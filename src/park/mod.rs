@@ -1,4 +1,4 @@
-//! The one way to block: [`until`], for fibers and plain threads alike.
+//! The one way to block: [`park_until`], for fibers and plain threads alike.
 //!
 //! A park ends by a wake, by its deadline, or because the fiber was asked to end or is past a [time
 //! limit](crate::time::timeout); exactly one of
@@ -52,11 +52,11 @@ use crate::sched::{block, context, limit, swallow};
 /// use std::time::{Duration, Instant};
 ///
 /// let soon = Instant::now() + Duration::from_millis(1);
-/// assert_eq!(park::until(Some(soon), ParkReason::Park), Woken::ByDeadline);
+/// assert_eq!(park::park_until(Some(soon), ParkReason::Park), Woken::ByDeadline);
 /// park::unparker().unpark();
-/// assert_eq!(park::until(None, ParkReason::Park), Woken::ByWake);
+/// assert_eq!(park::park_until(None, ParkReason::Park), Woken::ByWake);
 /// ```
-pub fn until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
+pub fn park_until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
     let woken = wait(deadline, reason, Signal::Unpark);
     if woken == Woken::ByCancel {
         swallow::note_unwinding();
