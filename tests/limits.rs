@@ -209,8 +209,9 @@ fn a_fiber_that_ignores_that_it_should_end_is_delayed_as_well() {
     common::within(PATIENCE, || {
         let rt = start(1);
         rt.block_on(|| {
-            let outcome =
-                time::timeout(MS, || [(); 4].map(|()| park::park_until(None, ParkReason::Park)));
+            let outcome = time::timeout(MS, || {
+                [(); 4].map(|()| park::park_until(None, ParkReason::Park))
+            });
             assert_eq!(outcome, Ok([Woken::ByCancel; 4]));
         });
         assert_eq!(rt.metrics().unwind_pauses, 2);

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indent::park;
-use indent::runtime::{Builder, Guard, Handle, Runtime};
+use indent::runtime::{Builder, Handle, Runtime, StackGuard};
 use indent::task::{self, Phase};
 
 mod common;
@@ -180,10 +180,10 @@ fn guard_of_stack() -> usize {
 
 #[test]
 fn between_two_stacks_lie_more_than_64_kib_that_cannot_be_touched() {
-    for guard in [Guard::Marker, Guard::Page] {
+    for guard in [StackGuard::Marker, StackGuard::Page] {
         let builder = Builder::new().workers(1);
         let builder = match guard {
-            Guard::Page => builder.stack_guard(guard),
+            StackGuard::Page => builder.stack_guard(guard),
             _ => builder,
         };
         let rt = builder.build().expect("a runtime");
@@ -441,7 +441,7 @@ mod child {
     fn overflow() {
         let mut runtime = Builder::new().workers(1);
         if case("CASE_GUARD") == "page" {
-            runtime = runtime.stack_guard(Guard::Page);
+            runtime = runtime.stack_guard(StackGuard::Page);
         }
         let rt = runtime.build().unwrap();
         let mut fiber = task::Builder::new();
@@ -615,7 +615,7 @@ mod child {
     fn page_limit() {
         let rt = Builder::new()
             .workers(2)
-            .stack_guard(Guard::Page)
+            .stack_guard(StackGuard::Page)
             .preempt(false) // without a mapping left no thread starts, and std ends the process if one should
             .stack_size(64 * KIB)
             .build()
@@ -623,7 +623,7 @@ mod child {
         // Before the program's code has been read fibers keep threads, which take mappings, too.
         rt.wait_until_surveyed(None);
         let limit = rt.metrics().task_limit.expect("guard pages are limited");
-        assert_eq!(rt.metrics().stack_guard, Guard::Page);
+        assert_eq!(rt.metrics().stack_guard, StackGuard::Page);
         println!("limit {limit}, mappings {}", mappings());
         let done = Arc::new(AtomicUsize::new(0));
         let body = |done: &Arc<AtomicUsize>| {
@@ -706,7 +706,7 @@ mod child {
         const BOUND: usize = 1000;
         let rt = Builder::new()
             .workers(2)
-            .stack_guard(Guard::Page)
+            .stack_guard(StackGuard::Page)
             .stack_size(64 * KIB)
             .build()
             .unwrap();

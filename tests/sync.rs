@@ -296,8 +296,9 @@ fn a_panic_of_a_fiber_that_was_asked_to_end_poisons() {
             let mutex = mutex.clone();
             move || {
                 let _guard = mutex.lock();
-                while indent::park::park_until(None, ParkReason::Park) != indent::park::Woken::ByCancel {
-                }
+                while indent::park::park_until(None, ParkReason::Park)
+                    != indent::park::Woken::ByCancel
+                {}
                 resume_unwind(Box::new("no luck"));
             }
         });

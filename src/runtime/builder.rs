@@ -9,7 +9,7 @@ use indent_sysmon::frames::Declaration;
 use crate::base::fork;
 use crate::driver::uring;
 use crate::error::StartError;
-use crate::fiber::stack::{self, Guard};
+use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::config::{self, Asked, Environment, Io, MOST_WORKERS, Rounding};
 use crate::runtime::threads::{self, ThreadLocals};
 use crate::runtime::{Runtime, cpus, harmless, reports};
@@ -41,7 +41,7 @@ pub struct Builder {
     blocking_keep_alive: Option<Duration>,
     compute_threads: Option<usize>,
     stack_size: Option<usize>,
-    guard: Option<Guard>,
+    guard: Option<StackGuard>,
     budget: Option<u32>,
     preempt: Option<bool>,
     preempt_quantum: Option<Duration>,
@@ -167,13 +167,13 @@ impl Builder {
     /// How the ends of stacks are guarded; by default the best the kernel knows.
     ///
     /// ```
-    /// use indent::runtime::{Builder, Guard};
+    /// use indent::runtime::{Builder, StackGuard};
     ///
-    /// let rt = Builder::new().stack_guard(Guard::Page).build()?;
-    /// assert_eq!(rt.metrics().stack_guard, Guard::Page);
+    /// let rt = Builder::new().stack_guard(StackGuard::Page).build()?;
+    /// assert_eq!(rt.metrics().stack_guard, StackGuard::Page);
     /// # Ok::<(), indent::StartError>(())
     /// ```
-    pub fn stack_guard(mut self, guard: Guard) -> Self {
+    pub fn stack_guard(mut self, guard: StackGuard) -> Self {
         self.guard = Some(guard);
         self
     }

@@ -320,7 +320,7 @@ settings![
         method: "stack_guard",
         variable: None,
         preset: Preset::Words("the best the kernel knows"),
-        kind: Kind::Typed("a `Guard`"),
+        kind: Kind::Typed("a `StackGuard`"),
         meaning: "how the ends of stacks are guarded",
     },
     THREAD_NAME = Setting {

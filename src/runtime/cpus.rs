@@ -11,7 +11,7 @@ use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-use crate::fiber::stack::{self, Guard};
+use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::cgroup;
 use crate::runtime::config::Rounding;
 
@@ -37,7 +37,7 @@ pub(crate) fn possible() -> usize {
 
 /// How many threads for fibers the system suggests: half of what this user, or its control group,
 /// may have, and not so many that their stacks use up the mappings of the process.
-pub(crate) fn most_threads(guard: Guard) -> usize {
+pub(crate) fn most_threads(guard: StackGuard) -> usize {
     const MOST: usize = 10_000;
     let user = getrlimit(Resource::RLIMIT_NPROC).map_or(u64::MAX, |(soft, _)| soft);
     let group = cgroup::most_processes(|path| std::fs::read(path).ok()).unwrap_or(u64::MAX);

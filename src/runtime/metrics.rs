@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::base::os;
 use crate::blocking;
-use crate::fiber::stack::{self, Guard};
+use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::histogram::Histogram;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
@@ -64,7 +64,7 @@ pub struct Metrics {
     /// Ranges of address space mapped for stacks, by all runtimes of the process.
     pub stack_slabs: usize,
     /// How the ends of stacks are guarded.
-    pub stack_guard: Guard,
+    pub stack_guard: StackGuard,
     /// How many fibers there can be at once, where guards need mappings of their own.
     pub task_limit: Option<usize>,
     /// Threads of this runtime that run fibers: the sum of the next six.

@@ -56,7 +56,7 @@ pub use self::threads::ThreadLocals;
 pub use self::unstoppable::no_preempt;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;
-pub use crate::fiber::stack::Guard;
+pub use crate::fiber::stack::StackGuard;
 pub use crate::sched::overrun::report::{Overrun, OverrunAction, Waited};
 pub use crate::sched::overrun::summary::{OverrunRow, Overruns};
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};

@@ -17,7 +17,7 @@ use crate::base::rng::Rng;
 use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
-use crate::fiber::{FiberRef, Record, stack::Guard};
+use crate::fiber::{FiberRef, Record, stack::StackGuard};
 use crate::queue::local::{Queue, Slot};
 use crate::sched::carrier::Carrier;
 use crate::sched::latency::Recorder;
@@ -186,7 +186,7 @@ impl Worker {
             && self.overran.load(Relaxed) == self.published.dispatches()
     }
 
-    pub(crate) fn new(index: usize, queue: usize, class: u8, guard: Guard) -> Self {
+    pub(crate) fn new(index: usize, queue: usize, class: u8, guard: StackGuard) -> Self {
         Worker {
             index,
             lifo: Slot::new(),
