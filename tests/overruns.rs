@@ -86,7 +86,7 @@ fn read_in_a_named_function(pipe: &mut PipeReader) {
 }
 
 fn stack_names(overrun: &Overrun, function: &str) -> bool {
-    let named = |place: &indent::runtime::Place| {
+    let named = |place: &indent::runtime::CodeLocation| {
         let name = place.function.as_deref();
         name.is_some_and(|name| name.ends_with(function))
     };

@@ -61,7 +61,7 @@ pub use crate::sched::overrun::report::{Overrun, OverrunAction, Waited};
 pub use crate::sched::overrun::summary::{OverrunRow, Overruns};
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 pub use crate::sched::survey::Survey;
-pub use indent_sysmon::symbols::Place;
+pub use indent_sysmon::symbols::CodeLocation;
 
 use crate::base::fork;
 use crate::error::{AbortOnDrop, NoRuntime, StartError};

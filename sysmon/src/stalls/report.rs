@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::symbols::Place;
+use crate::symbols::CodeLocation;
 use crate::{SystemCall, ThreadState};
 
 /// Places that are shown.
@@ -44,7 +44,7 @@ pub struct Stall {
     pub call: Option<SystemCall>,
     /// Where it was, innermost first. Empty if it could not be seen; at the end of a piece of
     /// work that was told of before it always is.
-    pub stack: Vec<Place>,
+    pub stack: Vec<CodeLocation>,
 }
 
 /// At which point of a piece of work it is told of.
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_report_says_who_how_long_how_and_where() {
-        let place = |address| Place {
+        let place = |address| CodeLocation {
             address,
             function: None,
             file: None,
