@@ -95,7 +95,13 @@ fn table(metrics: &Metrics) {
     for (i, w) in metrics.workers.iter().enumerate() {
         println!(
             "{i:>6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>8}",
-            w.dispatches, w.started, w.finished, w.steals_total, w.stolen, w.park_count, w.sleeps
+            w.dispatches_total,
+            w.fibers_started_total,
+            w.fibers_finished_total,
+            w.steals_total,
+            w.fibers_stolen_total,
+            w.parks_total,
+            w.sleeps_total
         );
     }
 }

@@ -273,7 +273,7 @@ fn a_join_in_the_child_waits_for_nobody() {
 fn leaves_it_alone(rt: Runtime) -> i32 {
     let fibers = rt.handle().fibers();
     let seen = fibers.iter().all(|fiber| fiber.name().is_none());
-    let workers = rt.metrics().workers_now;
+    let workers = rt.metrics().workers_in_service;
     let text = format!("{rt:?} {fibers:?}");
     rt.wait_idle();
     let report = rt.shutdown_timeout(LONG);

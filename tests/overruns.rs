@@ -297,7 +297,7 @@ fn a_callback_that_is_added_later_hears_of_later_overruns_and_may_use_the_runtim
         });
         rt.block_on(|| burn(10 * QUANTUM));
         common::wait_for("an answer", || answered.load(SeqCst) > 0);
-        assert!(rt.metrics().tasks_spawned_total >= 2);
+        assert!(rt.metrics().fibers_spawned_total >= 2);
     });
 }
 

@@ -335,7 +335,7 @@ fn twenty_destructors_park_at_once_and_end_in_any_order() {
                 assert_eq!(payload.downcast_ref::<Expected>().map(|e| e.0), Some(i));
             }
             rt.wait_idle();
-            assert_eq!(rt.metrics().tasks_alive, 0);
+            assert_eq!(rt.metrics().fibers_alive, 0);
         }
     });
 }

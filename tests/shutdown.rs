@@ -361,10 +361,10 @@ fn what_outlives_its_runtime_is_harmless() {
     assert_eq!(other[0].id(), fiber.id());
     assert_eq!(handle.fibers().len(), 0);
     let metrics = handle.metrics();
-    assert_eq!((metrics.tasks_spawned_total, metrics.tasks_alive), (2, 0));
+    assert_eq!((metrics.fibers_spawned_total, metrics.fibers_alive), (2, 0));
     assert_eq!(metrics.carriers, 0);
     assert!(handle.spawn(|| 1).join().unwrap_err().is_cancelled());
-    assert!(format!("{handle:?} {fiber:?} {unparker:?}").contains("tasks_alive: 0"));
+    assert!(format!("{handle:?} {fiber:?} {unparker:?}").contains("fibers_alive: 0"));
     assert!(parked.is_finished());
     // Other runtimes use the same records meanwhile.
     let next = runtime(2);

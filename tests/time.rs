@@ -159,7 +159,7 @@ fn deadlines_of_a_retired_worker_pass() {
         .collect();
     wait_for_sleepers(&rt, &fibers);
     rt.handle().resize(1);
-    wait_for("one worker", || rt.metrics().workers_now == 1);
+    wait_for("one worker", || rt.metrics().workers_in_service == 1);
     fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
     assert_eq!(rt.metrics().timers_active, 0);
 }

@@ -34,7 +34,7 @@ pub enum ParkReason {
     Select = 10,
     /// Delayed by the runtime: it was asked to end, or its [time limit](crate::time::timeout) has
     /// passed, and it catches the unwinding of every blocking call
-    /// ([`unwind_pauses`](crate::runtime::Metrics::unwind_pauses)).
+    /// ([`unwind_delays_total`](crate::runtime::Metrics::unwind_delays_total)).
     Pause = 11,
     /// Waits for a [`Mutex`](crate::sync::Mutex) or an [`RwLock`](crate::sync::RwLock).
     Lock = 16,

@@ -76,8 +76,8 @@ const POOL_KEEPS_PAGES: usize = 1024;
 ///
 /// let rt = Builder::new().build()?;
 /// match rt.metrics().stack_guard {
-///     StackGuard::Marker => assert_eq!(rt.metrics().task_limit, None),
-///     _ => println!("no more than {:?} fibers at once", rt.metrics().task_limit),
+///     StackGuard::Marker => assert_eq!(rt.metrics().fiber_limit, None),
+///     _ => println!("no more than {:?} fibers at once", rt.metrics().fiber_limit),
 /// }
 /// # Ok::<(), indent::StartError>(())
 /// ```

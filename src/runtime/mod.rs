@@ -157,7 +157,7 @@ impl Runtime {
     ///     drop(rt.spawn(indent::task::yield_now));
     /// }
     /// rt.wait_idle();
-    /// assert_eq!(rt.metrics().tasks_alive, 0);
+    /// assert_eq!(rt.metrics().fibers_alive, 0);
     /// # Ok::<(), indent::StartError>(())
     /// ```
     ///
@@ -175,7 +175,7 @@ impl Runtime {
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
     /// rt.block_on(|| (0..3).for_each(|_| drop(indent::spawn(|| ()))));
-    /// assert_eq!(rt.metrics().tasks_spawned_total, 4, "with the one that spawned them");
+    /// assert_eq!(rt.metrics().fibers_spawned_total, 4, "with the one that spawned them");
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn metrics(&self) -> Metrics {
@@ -378,7 +378,7 @@ impl Handle {
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
     /// rt.block_on(|| ());
-    /// assert_eq!(rt.handle().metrics().tasks_spawned_total, 1);
+    /// assert_eq!(rt.handle().metrics().fibers_spawned_total, 1);
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn metrics(&self) -> Metrics {
@@ -485,7 +485,7 @@ impl Handle {
     fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(name)
             .field("workers", &self.shared.count.allowed())
-            .field("tasks_alive", &self.shared.alive())
+            .field("fibers_alive", &self.shared.alive())
             .finish()
     }
 }

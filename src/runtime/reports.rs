@@ -21,7 +21,7 @@ impl Builder {
     ///
     /// The closure is called on a thread of its own, with one report after the other. A slow closure
     /// delays later reports only; those for which there is no room are counted
-    /// ([`Metrics::reports_lost`](crate::runtime::Metrics::reports_lost)). If the closure panics,
+    /// ([`Metrics::overrun_reports_lost_total`](crate::runtime::Metrics::overrun_reports_lost_total)). If the closure panics,
     /// one line on standard error says so, and it is called again. It must not own the runtime.
     /// There are no reports where [`preempt`](Self::preempt) is off.
     ///

@@ -37,7 +37,7 @@ impl Builder {
     /// where the machine code shows that nothing of the thread is in use: in Rust code of the
     /// executable, outside of allocators, C and thread-locals, with no address of the thread's memory
     /// in registers or on the stack. Everywhere else the fiber keeps its thread as before.
-    /// [`Metrics::in_place_anywhere`](super::Metrics::in_place_anywhere) counts.
+    /// [`Metrics::in_place_outside_regions_total`](super::Metrics::in_place_outside_regions_total) counts.
     ///
     /// Results stay the same, with one exception: code that compares two readings of the thread's own
     /// CPU clock (`CLOCK_THREAD_CPUTIME_ID`) may read two clocks. [`task::pin`](crate::task::pin) keeps

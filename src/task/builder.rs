@@ -75,7 +75,7 @@ impl Builder {
     /// let rt = indent::runtime::Builder::new().workers(2).build()?;
     /// let fibers = [0, 1].map(|i| rt.block_on(|| indent::task::Builder::new().worker(i).spawn(|| ())));
     /// fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
-    /// assert!(rt.metrics().workers.iter().all(|worker| worker.started >= 1));
+    /// assert!(rt.metrics().workers.iter().all(|worker| worker.fibers_started_total >= 1));
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn worker(mut self, index: usize) -> Self {

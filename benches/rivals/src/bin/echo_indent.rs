@@ -51,11 +51,11 @@ impl Server for Indent {
         let metrics = self.0.metrics();
         let sum = |of: fn(&runtime::WorkerMetrics) -> u64| metrics.workers.iter().map(of).sum();
         vec![
-            ("freezes", metrics.freezes),
+            ("freezes", metrics.freezes_total),
             ("sleeps", sum(|worker| worker.sleeps)),
             ("dispatches", sum(|worker| worker.dispatches)),
             ("moves", sum(|worker| worker.moves)),
-            ("alive", metrics.tasks_alive),
+            ("alive", metrics.fibers_alive),
         ]
     }
 }

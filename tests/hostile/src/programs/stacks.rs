@@ -54,7 +54,7 @@ fn deep(stage: &'static Stage, run: fn(usize, u64) -> u64) {
     say(&format!(
         "{}: {} freezes and {} switches in place there",
         stage.name,
-        metrics.freezes,
+        metrics.freezes_total,
         region::switches(&metrics)
     ));
 }
