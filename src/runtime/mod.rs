@@ -42,7 +42,7 @@ pub(crate) mod reports;
 mod retire;
 mod survey;
 mod threads;
-mod unstoppable;
+mod no_preempt;
 
 pub use builder::Builder;
 pub use config::{Io, Rounding};
@@ -53,7 +53,7 @@ pub use self::preemptible::preemptible;
 pub use self::reports::{BindingCause, BindingRow, Bindings};
 pub use self::retire::retire_thread;
 pub use self::threads::ThreadLocals;
-pub use self::unstoppable::no_preempt;
+pub use self::no_preempt::no_preempt;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;
 pub use crate::fiber::stack::StackGuard;

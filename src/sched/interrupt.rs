@@ -220,7 +220,7 @@ impl Carrier {
             || self
                 .current
                 .get()
-                .is_none_or(|fiber| fiber.is_unstoppable())
+                .is_none_or(|fiber| fiber.in_no_preempt())
         {
             if request != stamp {
                 self.ice.request.withdraw(request); // late

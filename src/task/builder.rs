@@ -12,7 +12,7 @@ use crate::fiber::record::{ANY_WORKER, Birth, Name};
 use crate::fiber::stack;
 use crate::runtime::{self, InChild};
 use crate::sched::Shared;
-use crate::sched::spawn::{self, Limit, Wishes};
+use crate::sched::spawn::{self, Limit, SpawnRequest};
 use crate::task::JoinHandle;
 
 /// A fiber with a name, a stack size, a place to start.
@@ -160,7 +160,7 @@ impl Builder {
     }
 
     #[inline]
-    fn wishes(self, shared: &Shared, at: &'static Location<'static>) -> Result<Wishes, SpawnError> {
+    fn request(self, shared: &Shared, at: &'static Location<'static>) -> Result<SpawnRequest, SpawnError> {
         let stack_class = match self.stack_size {
             None => shared.settings.stack_class,
             Some(asked) => stack::class_for(asked).ok_or(SpawnError::BadStackSize {
@@ -180,7 +180,7 @@ impl Builder {
             pinned: self.pinned,
             runtime: ptr::null_mut(),
         };
-        Ok(Wishes {
+        Ok(SpawnRequest {
             birth,
             preferred: self.preferred,
         })
@@ -199,15 +199,15 @@ impl Builder {
         F: FnOnce() -> T + Send,
         T: Send,
     {
-        let wishes = match self.wishes(shared, location) {
-            Ok(wishes) => wishes,
+        let request = match self.request(shared, location) {
+            Ok(request) => request,
             Err(error) => return Err((error, f)),
         };
-        if let Err(error) = shared.admit(&wishes, limit) {
+        if let Err(error) = shared.admit(&request, limit) {
             return Err((error, f));
         }
         // SAFETY: by the caller's promise.
-        match unsafe { shared.spawn(wishes, f) } {
+        match unsafe { shared.spawn(request, f) } {
             Ok(fiber) => Ok(JoinHandle::new(fiber)),
             Err(f) => Err((spawn::refusal(), f)),
         }

@@ -52,9 +52,9 @@ impl Server for Indent {
         let sum = |of: fn(&runtime::WorkerMetrics) -> u64| metrics.workers.iter().map(of).sum();
         vec![
             ("freezes", metrics.freezes_total),
-            ("sleeps", sum(|worker| worker.sleeps)),
-            ("dispatches", sum(|worker| worker.dispatches)),
-            ("moves", sum(|worker| worker.moves)),
+            ("sleeps", sum(|worker| worker.sleeps_total)),
+            ("dispatches", sum(|worker| worker.dispatches_total)),
+            ("moves", sum(|worker| worker.carrier_moves_total)),
             ("alive", metrics.fibers_alive),
         ]
     }

@@ -1,6 +1,6 @@
 //! Sections of a fiber that are not to be interrupted.
 
-use crate::sched::block::Unstoppable;
+use crate::sched::block::NoPreemptSection;
 
 /// Calls `f`, and does not interrupt the calling fiber meanwhile.
 ///
@@ -26,6 +26,6 @@ use crate::sched::block::Unstoppable;
 /// .unwrap();
 /// ```
 pub fn no_preempt<R>(f: impl FnOnce() -> R) -> R {
-    let _section = Unstoppable::new();
+    let _section = NoPreemptSection::new();
     f()
 }
