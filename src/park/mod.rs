@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) mod guarded;
-pub(crate) mod lend;
 pub(crate) mod queue;
+pub(crate) mod scoped;
 pub(crate) mod select;
 
 pub use crate::fiber::reason::ParkReason;

@@ -37,23 +37,23 @@ mod cpus;
 mod harmless;
 mod histogram;
 mod metrics;
+mod no_preempt;
 mod preemptible;
 pub(crate) mod reports;
 mod retire;
 mod survey;
 mod threads;
-mod no_preempt;
 
 pub use builder::Builder;
 pub use config::{Io, Rounding};
 pub use histogram::Histogram;
 pub use metrics::{IoDriver, Metrics, WorkerMetrics};
 
+pub use self::no_preempt::no_preempt;
 pub use self::preemptible::preemptible;
 pub use self::reports::{BindingCause, BindingRow, Bindings};
 pub use self::retire::retire_thread;
 pub use self::threads::ThreadLocals;
-pub use self::no_preempt::no_preempt;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;
 pub use crate::fiber::stack::StackGuard;

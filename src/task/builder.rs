@@ -160,7 +160,11 @@ impl Builder {
     }
 
     #[inline]
-    fn request(self, shared: &Shared, at: &'static Location<'static>) -> Result<SpawnRequest, SpawnError> {
+    fn request(
+        self,
+        shared: &Shared,
+        at: &'static Location<'static>,
+    ) -> Result<SpawnRequest, SpawnError> {
         let stack_class = match self.stack_size {
             None => shared.settings.stack_class,
             Some(asked) => stack::class_for(asked).ok_or(SpawnError::BadStackSize {

@@ -256,8 +256,14 @@ fn regions(fibers: usize, seconds: u64) -> Columns {
     columns.whole("all_started_ms", all_started.as_secs_f64() * 1e3);
     columns.whole("threads", threads as f64);
     columns.whole("carriers", after.carriers as f64);
-    columns.whole("in_place", (after.in_place_preemptions_total - before.in_place_preemptions_total) as f64);
-    columns.whole("freezes", (after.freezes_total - before.freezes_total) as f64);
+    columns.whole(
+        "in_place",
+        (after.in_place_preemptions_total - before.in_place_preemptions_total) as f64,
+    );
+    columns.whole(
+        "freezes",
+        (after.freezes_total - before.freezes_total) as f64,
+    );
     columns
 }
 
