@@ -53,8 +53,8 @@ const YEAR: u64 = 365 * 24 * 60 * 60 * SECOND;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
-    /// As a whole CPU: all that is granted gets used, and when all workers are busy the kernel halts
-    /// them for the rest of each period.
+    /// As a whole CPU: all that is granted gets used, and when all workers are busy the kernel
+    /// halts them for the rest of each period.
     #[default]
     Up,
     /// Not at all, though there is always one worker: some of what is granted stays unused.
@@ -72,12 +72,13 @@ pub enum Rounding {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Io {
-    /// Sockets, pipes and whatever else can be polled by epoll, whose wake-ups depend on no thread of ours.
-    /// io_uring is kept for files; there are no operations on files yet.
+    /// Sockets, pipes and whatever else can be polled by epoll, whose wake-ups depend on no thread
+    /// of ours. io_uring is kept for files; there are no operations on files yet.
     #[default]
     Auto,
-    /// All that can be polled by io_uring. An error at start where the system does not allow it. What a thread has
-    /// submitted is completed by that thread: while it sleeps in the kernel uninterruptibly, others may wait for it.
+    /// All that can be polled by io_uring. An error at start where the system does not allow it.
+    /// What a thread has submitted is completed by that thread: while it sleeps in the kernel
+    /// uninterruptibly, others may wait for it.
     Uring,
     /// All that can be polled by epoll; io_uring is not touched, and will not be for files.
     Epoll,

@@ -1,12 +1,13 @@
-//! Sections of a fiber that are not to be interrupted.
+//! Sections in which a fiber is not preempted.
 
 use crate::sched::block::NoPreemptSection;
 
-/// Calls `f`, and does not interrupt the calling fiber meanwhile.
+/// Calls `f` with preemption of the calling fiber disabled.
 ///
-/// For a few instructions that others wait for, such as a spin lock of your own: a fiber that is stopped
-/// while it holds one makes the others spin. Nothing else needs it. If the fiber has run for long enough
-/// when `f` returns, it gives way then. `f` may block, and nest; on a plain thread it is just called.
+/// Use it for a few instructions that other fibers wait for, such as a spin lock of your own: a
+/// fiber that is preempted while it holds one makes the others spin. Nothing else needs it. If the
+/// fiber has used up its quantum when `f` returns, it yields then. `f` may block, and calls may
+/// nest. On a plain thread `f` is called without effect.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering::{Acquire, Release}};

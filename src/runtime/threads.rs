@@ -31,23 +31,26 @@ impl Builder {
     /// Whether fibers that are interrupted leave their thread where that is proved to be safe; by
     /// default they do not.
     ///
-    /// An interrupted fiber keeps its thread, which waits with it, so a thousand fibers that compute
-    /// take turns among tens of threads. With this setting such a fiber is switched away like one that
-    /// yields, at the instruction it has come to, and goes on later on any thread. That happens only
-    /// where the machine code shows that nothing of the thread is in use: in Rust code of the
-    /// executable, outside of allocators, C and thread-locals, with no address of the thread's memory
-    /// in registers or on the stack. Everywhere else the fiber keeps its thread as before.
-    /// [`Metrics::in_place_outside_regions_total`](super::Metrics::in_place_outside_regions_total) counts.
+    /// An interrupted fiber keeps its thread, which waits with it, so a thousand fibers that
+    /// compute take turns among tens of threads. With this setting such a fiber is switched away
+    /// like one that yields, at the instruction it has come to, and goes on later on any thread.
+    /// That happens only where the machine code shows that nothing of the thread is in use: in Rust
+    /// code of the executable, outside of allocators, C and thread-locals, with no address of the
+    /// thread's memory in registers or on the stack. Everywhere else the fiber keeps its thread as
+    /// before.
+    /// [`Metrics::in_place_outside_regions_total`](super::Metrics::in_place_outside_regions_total)
+    /// counts.
     ///
-    /// Results stay the same, with one exception: code that compares two readings of the thread's own
-    /// CPU clock (`CLOCK_THREAD_CPUTIME_ID`) may read two clocks. [`task::pin`](crate::task::pin) keeps
-    /// the fiber on its thread. A lock that such a fiber holds is held until its next turn.
+    /// Results stay the same, with one exception: code that compares two readings of the thread's
+    /// own CPU clock (`CLOCK_THREAD_CPUTIME_ID`) may read two clocks.
+    /// [`task::pin`](crate::task::pin) keeps the fiber on its thread. A lock that such a fiber
+    /// holds is held until its next turn.
     ///
     /// Of no effect where [`preempt`](Self::preempt) is off, where fibers use the
-    /// [thread-locals](Self::thread_locals) of threads, in programs without symbols, and in those whose
-    /// allocator is written in Rust and may hold a lock: one line on standard error says so. In code
-    /// whose author vouches for more, [`preemptible`](super::preemptible) does the same without this
-    /// setting. Variable: `INDENT_PREEMPT_IN_PLACE`.
+    /// [thread-locals](Self::thread_locals) of threads, in programs without symbols, and in those
+    /// whose allocator is written in Rust and may hold a lock: one line on standard error says so.
+    /// In code whose author vouches for more, [`preemptible`](super::preemptible) does the same
+    /// without this setting. Variable: `INDENT_PREEMPT_IN_PLACE`.
     ///
     /// ```
     /// use indent::runtime::Builder;

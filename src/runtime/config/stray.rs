@@ -1,8 +1,8 @@
 //! Variables that look like ours and do nothing.
 //!
 //! Others may own names that begin like ours (an editor's `INDENT_SIZE`), so an unknown name is no
-//! error, and most get no word. One that is nearly a known name is a slip somebody will search for a
-//! long time.
+//! error, and most get no word. One that is nearly a known name is a slip somebody will search for
+//! a long time.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
