@@ -36,8 +36,8 @@ impl Builder {
         self
     }
 
-    /// Whether fibers that run for longer than the [quantum](Self::preempt_quantum) are named on
-    /// standard error.
+    /// Sets whether fibers that run longer than the [quantum](Self::preempt_quantum) are reported
+    /// on standard error.
     ///
     /// The first of each spawn site and function is reported at once, then one line a second at
     /// most. Variable: `INDENT_LOG_OVERRUNS`.
@@ -51,7 +51,7 @@ impl Builder {
         self
     }
 
-    /// Whether fibers that keep a thread while they are parked are named on standard error.
+    /// Sets whether fibers that keep a thread while parked are reported on standard error.
     ///
     /// Each spawn site and each cause is reported once, with the calls that lead to the
     /// thread-local or foreign function, and with what to do about it. [`Runtime::binding`] returns
@@ -93,7 +93,7 @@ impl Runtime {
 }
 
 impl Handle {
-    /// Calls the closure with every report from now on: as [`Builder::on_overrun`].
+    /// Calls the closure with every later overrun report; see [`Builder::on_overrun`].
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -155,11 +155,11 @@ impl Handle {
     }
 }
 
-/// Calls a closure that takes its time: on a fiber, by the blocking pool.
-fn in_background<T: Send>(name: impl FnOnce() -> T + Send) -> T {
+/// Calls a slow closure: on a fiber, by the blocking pool.
+fn in_background<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     match park::current_fiber() {
-        Some(_) => blocking(name),
-        None => name(),
+        Some(_) => blocking(f),
+        None => f(),
     }
 }
 
@@ -370,7 +370,7 @@ impl fmt::Display for Bindings {
     }
 }
 
-/// The line for standard error about a spawn site and cause that is new.
+/// The line on standard error about a new spawn site and cause.
 pub(crate) fn bound_line(site: &BoundSite) -> String {
     let row = BindingRow::new(site);
     let mut line = format!(

@@ -28,7 +28,7 @@ pub enum ThreadLocals {
 }
 
 impl Builder {
-    /// Whether fibers that are interrupted leave their thread where that is proved to be safe; by
+    /// Sets whether interrupted fibers leave their thread where that is proved to be safe; by
     /// default they do not.
     ///
     /// An interrupted fiber keeps its thread, which waits with it, so a thousand fibers that
@@ -49,7 +49,7 @@ impl Builder {
     /// Of no effect where [`preempt`](Self::preempt) is off, where fibers use the
     /// [thread-locals](Self::thread_locals) of threads, in programs without symbols, and in those
     /// whose allocator is written in Rust and may hold a lock: one line on standard error says so.
-    /// In code whose author vouches for more, [`preemptible`](super::preemptible) does the same
+    /// In code whose author guarantees more, [`preemptible`](super::preemptible) does the same
     /// without this setting. Variable: `INDENT_PREEMPT_IN_PLACE`.
     ///
     /// ```
@@ -69,7 +69,7 @@ impl Builder {
         self
     }
 
-    /// Whose thread-locals a fiber uses.
+    /// Sets whose thread-locals a fiber uses: its own, or those of its thread.
     ///
     /// By default a fiber has its own: what `thread_local!` declares in the executable begins with
     /// its initial value in every fiber, goes with the fiber from thread to thread, and is
@@ -108,8 +108,9 @@ impl Builder {
         self
     }
 
-    /// Names a thread-local of the program that stays with the thread: every fiber sees that of the
-    /// thread it runs on.
+    /// Names a thread-local of the program that stays with the thread.
+    ///
+    /// Every fiber then sees the value of the thread it runs on.
     ///
     /// For what is about threads, such as the CPU that a [hook](Self::on_thread_start) has pinned a
     /// thread to, and for the lists of free memory of an allocator written in Rust, which would
@@ -140,7 +141,7 @@ impl Builder {
         self
     }
 
-    /// The number of threads beyond which no fiber starts that may need one of its own.
+    /// Sets the number of threads beyond which no fiber starts that may need one of its own.
     ///
     /// A fiber that is [bound](crate::task::Mobility::Bound) keeps its thread while it is parked.
     /// With so many threads, only fibers start that are known not to need one. Others wait until
@@ -160,7 +161,7 @@ impl Builder {
         self
     }
 
-    /// The number of threads beyond which fibers that may need one of their own wait.
+    /// Sets the number of threads beyond which fibers that may need one of their own wait.
     ///
     /// Such a fiber starts when a thread becomes free, when all other fibers wait (no worker has
     /// dispatched any for 10 ms), or when no such fiber has started for 100 ms although others run.
@@ -177,7 +178,7 @@ impl Builder {
         self
     }
 
-    /// How long a fiber that can get no thread to start on waits before it fails.
+    /// Sets how long a fiber that gets no thread to start on waits before it fails.
     ///
     /// A fiber that is not known to be movable may need a thread of its own. If as many threads as
     /// [`max_carriers`](Self::max_carriers) are in use, or the system refuses another one, it waits
@@ -199,10 +200,11 @@ impl Builder {
     }
 }
 
-/// Whether fibers get thread-locals of their own, but for those with these names. If they should
-/// and cannot, that is said once.
+/// Whether fibers get thread-locals of their own, except those with these names.
+///
+/// If they should and cannot, that is reported once.
 pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<bool, StartError> {
-    static SAID: Once = Once::new();
+    static REPORTED: Once = Once::new();
     if whose == ThreadLocals::Thread {
         return Ok(false);
     }
@@ -223,7 +225,7 @@ pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<b
         Err(Unprepared::Impossible(why)) => why,
     };
     if cfg!(not(indent_sanitize)) {
-        SAID.call_once(|| {
+        REPORTED.call_once(|| {
             os::complain(&format!(
                 "indent: fibers use the thread-locals of their threads, and those that do keep a \
                  thread while they are parked: {why}. INDENT_TLS=thread silences this line\n"

@@ -1,8 +1,8 @@
 //! A warning about variables with names similar to those of settings.
 //!
-//! Other programs may use names with the same prefix (an editor's `INDENT_SIZE`), so an unknown name
-//! is no error, and most are ignored. A name that is nearly that of a setting is probably a typing
-//! error, which is hard to find.
+//! Other programs may use names with the same prefix (an editor's `INDENT_SIZE`), so an unknown
+//! name is no error, and most are ignored. A name that is nearly that of a setting is probably a
+//! typing error, which is hard to find.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
