@@ -161,7 +161,7 @@ impl Fiber {
         self.0.location()
     }
 
-    /// The phase of its life: unstarted, runnable, running, parked or done.
+    /// The phase of its life: unstarted, runnable (or running), parked or done.
     pub fn phase(&self) -> Phase {
         self.0.phase()
     }
