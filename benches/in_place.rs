@@ -132,8 +132,8 @@ fn fibers(hogs: usize, work: Work, time: Duration, quantum: Duration, in_place: 
     let look = || threads = threads.max(runtime.metrics().carriers);
     let done = measure(&shared, time, look);
     let Metrics {
-        in_place_anywhere,
-        freezes,
+        in_place_outside_regions_total,
+        freezes_total,
         ..
     } = runtime.metrics();
     shared.stop.store(true, Relaxed);
@@ -146,7 +146,7 @@ fn fibers(hogs: usize, work: Work, time: Duration, quantum: Duration, in_place: 
     let word = if in_place { "on" } else { "off" };
     println!(
         "  {word:<4}{threads:>5} threads {percent:>6.1} % late {:.2} / {:.2} / {:.2} ms, \
-         {in_place_anywhere} in place, {freezes} freezes",
+         {in_place_outside_regions_total} in place, {freezes_total} freezes",
         at(500),
         at(990),
         at(1_000),

@@ -42,7 +42,7 @@ fn park(runtime: &Runtime, n: u64, deadline: fn(u64) -> Option<Instant>) -> Dura
         let start = Instant::now();
         for round in 0..n {
             turn.fetch_add(1, Ordering::Relaxed);
-            let woken = park::until(deadline(round), ParkReason::Park);
+            let woken = park::park_until(deadline(round), ParkReason::Park);
             assert_eq!(woken, Woken::ByWake);
         }
         let time = start.elapsed();

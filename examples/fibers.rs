@@ -1,11 +1,11 @@
-//! A hundred thousand fibers on a few threads: who ran them, and what they cost.
+//! A hundred thousand fibers on a few threads: which workers ran them, and their memory.
 //!
 //! ```text
 //! cargo run --release --example fibers [fibers] [workers]
 //! ```
 //!
-//! One fiber spawns all others. Each computes a little, parks until everybody is there, computes
-//! again and ends. While all are parked the program looks at its memory.
+//! One fiber spawns all others. Each computes a little, parks until all others have parked,
+//! computes again and ends. While all are parked the program looks at its memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -38,7 +38,7 @@ fn run(runtime: &Runtime, fibers: usize) {
     let start = Instant::now();
     let arrived = Arc::new(AtomicUsize::new(0));
     let counter = arrived.clone();
-    let crowd = runtime.block_on(move || {
+    let fibers = runtime.block_on(move || {
         let body = move |seed: usize| {
             let before = fibonacci(seed % 10);
             counter.fetch_add(1, SeqCst);
@@ -57,11 +57,11 @@ fn run(runtime: &Runtime, fibers: usize) {
     }
     let (all_parked, full, parked) = (start.elapsed(), memory(), runtime.metrics());
     let sum: u64 = runtime.block_on(|| {
-        for fiber in &crowd {
+        for fiber in &fibers {
             fiber.unparker().unpark();
         }
         task::yield_now();
-        crowd
+        fibers
             .into_iter()
             .map(|fiber| fiber.join().expect("no fiber panics"))
             .sum()
@@ -95,7 +95,13 @@ fn table(metrics: &Metrics) {
     for (i, w) in metrics.workers.iter().enumerate() {
         println!(
             "{i:>6}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}{:>8}",
-            w.dispatches, w.started, w.finished, w.steals_total, w.stolen, w.park_count, w.sleeps
+            w.dispatches_total,
+            w.fibers_started_total,
+            w.fibers_finished_total,
+            w.steals_total,
+            w.fibers_stolen_total,
+            w.parks_total,
+            w.sleeps_total
         );
     }
 }
@@ -125,7 +131,7 @@ fn fibonacci(n: usize) -> u64 {
 }
 
 #[test]
-fn a_small_crowd_runs() {
+fn a_thousand_fibers_run() {
     run(
         &Builder::new().workers(2).build().expect("a runtime"),
         1_000,

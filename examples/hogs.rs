@@ -4,11 +4,11 @@
 //! cargo run --release --example hogs
 //! ```
 //!
-//! A generator sends requests, each to the handler of its path, on a fiber of its own. Three handlers do
-//! what handlers do: a little work, a pause for somebody else's answer, a little more work. The fourth
-//! looks no different from outside, but makes a report in an ordinary function that hashes and sorts for 80
-//! ms. Nothing in it says that somebody else may want to run, and nothing has to: the others are served on
-//! time. Who it is that holds a thread so long is printed as it happens, and as a table at the end.
+//! A generator sends requests, each to the handler of its path, on a fiber of its own. Three
+//! handlers do a little work, wait for another service, and do a little more work. The fourth looks
+//! the same from outside, but makes a report in an ordinary function that hashes and sorts for 80
+//! ms. It never yields, and need not: the runtime preempts it, and the others are served on time.
+//! The runtime reports the fiber as it happens, and in a table at the end.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::hint::black_box;
@@ -22,7 +22,7 @@ use indent::time::sleep;
 const WORKERS: usize = 2;
 const REQUESTS: usize = 1_200;
 const EVERY: Duration = Duration::from_millis(2);
-/// One request in so many is for the bad handler.
+/// One request in `BAD` is for the bad handler.
 const BAD: usize = 60;
 const PATHS: [&str; 4] = ["/ping", "/user", "/search", "/report"];
 
@@ -31,10 +31,10 @@ type Latencies = Arc<[Mutex<Vec<Duration>>; 4]>;
 
 fn main() {
     let seen: Arc<Mutex<Vec<Overrun>>> = Arc::default();
-    let tell = seen.clone();
+    let reports = seen.clone();
     let runtime = Builder::new()
         .workers(WORKERS)
-        .on_overrun(move |overrun| tell.lock().expect("no panic").push(overrun.clone()))
+        .on_overrun(move |overrun| reports.lock().expect("no panic").push(overrun.clone()))
         .build()
         .expect("a runtime");
 
@@ -46,8 +46,8 @@ fn main() {
     for (path, latencies) in PATHS.iter().zip(&*latencies) {
         print_row(path, &mut latencies.lock().expect("no panic"));
     }
-    println!("\nWho ran for too long:\n\n{}", runtime.overruns());
-    drop(runtime); // what is on its way arrives
+    println!("\nFibers that ran for too long:\n\n{}", runtime.overruns());
+    drop(runtime); // the last reports arrive
 
     let seen = seen.lock().expect("no panic");
     if let Some(longest) = seen.iter().max_by_key(|overrun| overrun.ran) {
@@ -99,7 +99,7 @@ fn search() {
     work(Duration::from_micros(100));
 }
 
-/// The bad one. It is fast enough where it is tried, with ten lines.
+/// The bad one. In a test with ten lines it is fast enough.
 #[inline(never)]
 fn make_report() {
     let begun = Instant::now();

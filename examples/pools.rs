@@ -1,8 +1,8 @@
 //! Calls that block and computations, beside fibers that are not delayed by them.
 //!
-//! A thousand fibers call something that blocks for 50 ms: the pool takes them in two rounds, with no
-//! more threads than allowed, and lets the threads go. Then 64 fibers compute at once: no more at a
-//! time than there are CPUs.
+//! A thousand fibers call something that blocks for 50 ms: the pool takes them in two rounds, with
+//! no more threads than allowed, and lets the threads go. Then 64 fibers compute at once: no more
+//! at a time than there are CPUs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

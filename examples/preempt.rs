@@ -1,13 +1,13 @@
-//! A heartbeat beside fibers that never give way: on time with preemption, and starved without it.
+//! A heartbeat beside fibers that never yield: on time with preemption, and starved without it.
 //!
 //! ```text
 //! cargo run --release --example preempt
 //! ```
 //!
-//! A plain thread rings a thousand times a second; a fiber answers, and notes how late it was. Beside
-//! it eight other fibers compute without a pause, four times as many as there are workers. Nothing in
-//! them says that somebody else may want to run. They end after two seconds, which is only for the half
-//! without preemption: before that, nobody else gets a turn there.
+//! A plain thread wakes a fiber a thousand times a second; the fiber notes how late it runs. Beside
+//! it eight other fibers compute without a pause, four times as many as there are workers. They
+//! never yield, and end after two seconds. That end matters only for the half without preemption:
+//! before it, no other fiber runs there.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use indent::runtime::Builder;
 
 const WORKERS: usize = 2;
 const HOGS: usize = 8;
-const RINGS: u32 = 2_000;
+const WAKES: u32 = 2_000;
 const PERIOD: Duration = Duration::from_millis(1);
-const TIME: Duration = Duration::from_millis(2_000); // RINGS times PERIOD
+const TIME: Duration = Duration::from_millis(2_000); // WAKES times PERIOD
 /// Columns of the sparkline.
 const COLUMNS: usize = 40;
 
 fn main() {
-    println!("{RINGS} rings in {TIME:?}, beside {HOGS} endless loops on {WORKERS} workers\n");
+    println!("{WAKES} wakes in {TIME:?}, beside {HOGS} endless loops on {WORKERS} workers\n");
     println!("preemption  answered      median        99 %       worst   lateness, 10 µs to 1 s");
     for preempt in [true, false] {
         let answers = measure(preempt);
@@ -35,9 +35,9 @@ fn main() {
     }
 }
 
-/// A ring that was answered: when it was rung, since the start, and how much later the fiber ran.
+/// A wake that was answered: when it was sent, since the start, and how much later the fiber ran.
 struct Answer {
-    rung: Duration,
+    sent: Duration,
     late: Duration,
 }
 
@@ -47,23 +47,23 @@ fn measure(preempt: bool) -> Vec<Answer> {
     let start = Instant::now() + Duration::from_millis(500); // until then all is quiet
     let ends = start + TIME;
 
-    // When the bell was rung, in nanoseconds since the start; 0 once that is answered.
-    let bell = Arc::new(AtomicU64::new(0));
-    let rung = bell.clone();
+    // When the wake was sent, in nanoseconds since the start; 0 once that is answered.
+    let signal = Arc::new(AtomicU64::new(0));
+    let sent = signal.clone();
     let heartbeat = runtime.spawn(move || {
-        let mut answers = Vec::with_capacity(RINGS as usize);
+        let mut answers = Vec::with_capacity(WAKES as usize);
         while Instant::now() < ends {
             park::park();
-            let rung = Duration::from_nanos(rung.swap(0, SeqCst));
-            let late = start.elapsed().saturating_sub(rung);
-            if !rung.is_zero() {
-                answers.push(Answer { rung, late }); // else it was woken for nothing
+            let sent = Duration::from_nanos(sent.swap(0, SeqCst));
+            let late = start.elapsed().saturating_sub(sent);
+            if !sent.is_zero() {
+                answers.push(Answer { sent, late }); // else the wake was spurious
             }
         }
         answers
     });
 
-    // Woken for nothing now and then, the fiber becomes known to the runtime.
+    // Spurious wakes before the start, so that the runtime has measured the fiber.
     let unparker = heartbeat.unparker();
     while Instant::now() < start {
         thread::sleep(Duration::from_millis(1));
@@ -72,18 +72,18 @@ fn measure(preempt: bool) -> Vec<Answer> {
     for seed in 0..HOGS as u64 {
         drop(runtime.spawn(move || compute_until(ends, seed)));
     }
-    for ring in 1..=RINGS {
-        thread::sleep((start + PERIOD * ring).saturating_duration_since(Instant::now()));
+    for wake in 1..=WAKES {
+        thread::sleep((start + PERIOD * wake).saturating_duration_since(Instant::now()));
         let now = start.elapsed().as_nanos() as u64;
-        // A ring that finds the one before unanswered is lost.
-        let _lost = bell.compare_exchange(0, now, SeqCst, SeqCst);
+        // A wake that comes while the previous one is unanswered is lost.
+        let _lost = signal.compare_exchange(0, now, SeqCst, SeqCst);
         unparker.unpark();
     }
     unparker.unpark();
     heartbeat.join().expect("a heartbeat does not panic")
 }
 
-/// Does not look up from its arithmetic, but for the clock.
+/// Computes without a pause, and looks only at the clock.
 fn compute_until(ends: Instant, mut x: u64) {
     while Instant::now() < ends {
         for _ in 0..10_000 {
@@ -93,8 +93,8 @@ fn compute_until(ends: Instant, mut x: u64) {
 }
 
 fn print_row(name: &str, answers: &[Answer]) {
-    // Rings that were lost while another waited count too, with the rest of its time.
-    let lost = |late: Duration| (0..RINGS).map_while(move |n| late.checked_sub(PERIOD * n));
+    // Wakes that were lost while another waited count too, with the rest of its time.
+    let lost = |late: Duration| (0..WAKES).map_while(move |n| late.checked_sub(PERIOD * n));
     let mut late: Vec<_> = answers.iter().flat_map(|a| lost(a.late)).collect();
     late.sort_unstable();
     let at = |percent: usize| match late.len() {
@@ -109,12 +109,13 @@ fn print_row(name: &str, answers: &[Answer]) {
     println!("{name:<10}{answered:>10}{median:>12}{most:>12}{worst:>12}   {line}");
 }
 
-/// The longest wait in each part of the time. While one goes on, it counts as long as it will have been.
+/// The longest wait in each part of the time. While one goes on, it counts as long as it will have
+/// been.
 fn sparkline(answers: &[Answer]) -> String {
     let column = |at: Duration| (at.as_secs_f64() / TIME.as_secs_f64() * COLUMNS as f64) as usize;
     let mut longest = [Duration::ZERO; COLUMNS];
-    for Answer { rung, late } in answers {
-        for part in column(*rung)..=column(*rung + *late) {
+    for Answer { sent, late } in answers {
+        for part in column(*sent)..=column(*sent + *late) {
             let most = longest.get_mut(part.min(COLUMNS - 1)).expect("a column");
             *most = (*most).max(*late);
         }

@@ -1,23 +1,29 @@
-#![expect(unsafe_code, reason = "lends closures to threads of rayon; see `lend`")]
+#![expect(
+    unsafe_code,
+    reason = "passes closures to threads of rayon; see `park::scoped`"
+)]
 //! Long computations, on as many threads as there are workers.
 //!
-//! The threads are a pool of rayon's, so that its iterators and joins inside a closure spread over the
-//! same threads, and all closures together use no more CPUs than there are. The closure stays on the
-//! caller's stack ([`lend`](crate::park::lend)).
+//! The threads are a pool of rayon, so that rayon's iterators and joins inside a closure spread
+//! over the same threads, and all closures together use no more CPUs than the runtime may. A call
+//! is a [scoped job](crate::park::scoped): the closure stays on the caller's stack.
 //!
-//! A call puts its loan into a queue of ours. Rayon gets a *ticket*, which takes the oldest loan when a
-//! thread comes to it; no more tickets are out than loans may run at once, the others are kept *aside*,
-//! and whoever ends a loan sends one on. So what waits belongs to no pool, and is served as the number of
-//! CPUs is then. A pool of rayon's has a fixed number of threads; when another number is wanted, a new
-//! one takes over, and the old one ends by itself when what it runs is done. If the system refuses
-//! threads, a smaller pool will do for a while; if it refuses all, tickets stay aside until the helper
-//! gets one ([`Service::tend`]).
+//! A call appends its job to a queue of this module. Rayon gets a *runner*: a rayon task that takes
+//! the oldest job when a thread executes it. At most as many runners are *sent* as jobs may run at
+//! once; the others are counted as *unsent*, and a runner that ends sends the next one. So a
+//! waiting job belongs to no pool, and is served by the number of threads that is right at that
+//! time.
 //!
-//! **I16** Every loan in the queue has a ticket, out or aside; and if any are aside, then as many loans
-//! run as are wanted and the pool has threads, or there is no pool.
+//! A rayon pool has a fixed number of threads. When another number is wanted, a new pool takes
+//! over, and the old one ends by itself when its jobs are done. If the system refuses threads, a
+//! smaller pool serves for a while; if it refuses all, runners stay unsent until the helper gets a
+//! thread ([`Service::tend`]).
 //!
-//! The threads give way to workers: they are nicer (`nice`), so that a worker that wakes runs at once
-//! even if it has used more than an even share of late. Rejected after measuring (`benches/compute.rs`,
+//! **I16** Every job in the queue has a runner, sent or unsent; and if any are unsent, then as many
+//! jobs run as are wanted and the pool has threads, or there is no pool.
+//!
+//! The threads have a higher nice value than workers, so that a worker that wakes runs at once even
+//! if it has used more than an even share recently. Rejected after measuring (`benches/compute.rs`,
 //! DESIGN §9): `SCHED_BATCH` and longer or shorter slices change nothing, `SCHED_IDLE` starves the
 //! computation when workers are busy.
 
@@ -30,7 +36,7 @@ use rayon_core::{ThreadBuilder, ThreadPool, ThreadPoolBuilder};
 
 use crate::error::AbortOnUnwind;
 use crate::fiber::reason::ParkReason;
-use crate::park::lend::{self, Loan};
+use crate::park::scoped::{self, ScopedJob};
 use crate::sched::service::{Kind, Service};
 use crate::sched::shutdown::Patience;
 use crate::sched::{Shared, context, retire, shutdown};
@@ -38,40 +44,49 @@ use crate::sys;
 use crate::util::list::List;
 use crate::util::loom::{Mutex, lock};
 
-/// How much nicer than the others a thread that computes is: beside workers that are busy all the time
-/// it gets a tenth of a CPU, and when they are not, it hardly notices.
+/// How much higher the nice value of a compute thread is than that of other threads.
+///
+/// Beside workers that are busy all the time such a thread gets a tenth of a CPU; otherwise it is
+/// hardly slowed down.
 const NICER: i32 = 10;
-/// When to try again for threads that the system refused: if there is none at all, and if there are
-/// some.
+/// How long to wait before asking again for refused threads, if the pool has none at all.
 const RETRY_SOON: Duration = Duration::from_millis(10);
+/// The same, if the pool has some threads.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Runs the closure on a thread that is there for computing, while the calling fiber is parked: for
-/// what keeps a CPU busy for more than a moment.
+/// Runs a CPU-heavy closure on a compute thread, while the calling fiber waits.
 ///
-/// There are as many such threads as workers (see
-/// [`compute_threads`](crate::runtime::Builder::compute_threads)); further calls wait in a queue. The threads are a
-/// pool of rayon's: parallel iterators, `join` and `scope` inside the closure use them.
+/// Use it for whatever keeps a CPU busy for more than a few milliseconds. There are as many such
+/// threads as workers (see [`compute_threads`](crate::runtime::Builder::compute_threads)); further
+/// calls wait in a queue. The threads are a rayon pool: parallel iterators, `join` and `scope`
+/// inside the closure use them.
 ///
-/// The closure may borrow from the caller, who does not leave before it is done, and cannot be
-/// cancelled meanwhile. A panic in it goes on in the caller.
+/// The calling fiber parks until the closure has returned and cannot be cancelled meanwhile; so the
+/// closure may borrow from the caller.
 ///
-/// On a plain thread, and inside another `compute` or [`blocking`](crate::runtime::blocking) call, it
-/// is simply called, where the caller is: on a plain thread and inside `blocking` it is neither nice
-/// nor one of few, and rayon's iterators in it use rayon's own global pool. The other way round, a
-/// `blocking` call inside `compute` is simply called as well, and keeps one of the few threads for as
-/// long as it blocks. So let the fiber make both calls, one after the other.
+/// On a plain thread and inside another `compute` or [`blocking`](crate::runtime::blocking) call
+/// the closure is called in place. On a plain thread and inside `blocking` it then has no higher
+/// nice value, the number of such calls is not limited, and rayon's iterators use rayon's own
+/// global pool. The reverse also holds: a `blocking` call inside `compute` runs in place and
+/// occupies a compute thread while it blocks. So make both calls from the fiber, one after the
+/// other.
 ///
-/// The threads have a higher nice value than the rest of the runtime: they give way to fibers that
-/// have something to do, and get a tenth of the time if those always have. What they start inherits
-/// it for good: threads, processes, and all workers of a runtime that is built inside a closure.
+/// Compute threads have a higher nice value than the rest of the runtime: fibers that are ready to
+/// run take precedence, and leave a tenth of the CPU time if they are always busy. Threads and
+/// processes started by the closure inherit the nice value for good; so do all workers of a runtime
+/// that is built inside it.
 ///
-/// A closure that waits in rayon (`join`, `scope`, an iterator) may be made to run another fiber's
-/// closure meanwhile, on top of its own frames. Hold no lock and no borrow of a thread-local across
-/// such a call if another closure could want it: it would wait for the one underneath, for ever. For
-/// the same reason a [time limit](crate::time::timeout) set inside the closure is not heard: set it
+/// # Deadlocks
+/// While a closure waits in rayon (`join`, `scope`, an iterator), rayon may run another fiber's
+/// closure on top of its frames. Hold no lock and no borrow of a thread-local across such a call if
+/// another closure could want it: that closure would wait for the one underneath for ever. For the
+/// same reason a [time limit](crate::time::timeout) set inside the closure has no effect: set it
 /// around what comes before and after.
 ///
+/// # Panics
+/// A panic of the closure is resumed in the caller.
+///
+/// # Examples
 /// ```
 /// use indent::runtime;
 ///
@@ -82,7 +97,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// assert_eq!(sum.join().unwrap(), 500_500);
 /// ```
 ///
-/// What it borrows and returns crosses threads:
+/// The closure and its result cross threads, so both must be `Send`:
 ///
 /// ```compile_fail
 /// let local = std::rc::Rc::new(1);
@@ -93,22 +108,24 @@ where
     F: FnOnce() -> T + Send,
     T: Send,
 {
-    lend::lend(f, ParkReason::Compute, |shared, loan| {
-        // SAFETY: `lend` keeps it until it has run, and here is the one place it goes to.
-        unsafe { hand_out(shared, loan) };
+    scoped::run_on_pool(f, ParkReason::Compute, |shared, job| {
+        // SAFETY: `run_on_pool` keeps it until it has run, and this is the one place it goes to.
+        unsafe { submit(shared, job) };
     })
 }
 
-/// Queues a loan of the calling fiber. Not inlined: rayon looks at a thread-local here, whose address
-/// must not be kept for the fiber's next call.
+/// Queues a scoped job of the calling fiber.
+///
+/// Not inlined: rayon reads a thread-local here, whose address must not be kept for the fiber's
+/// next call.
 ///
 /// # Safety
-/// The loan is valid until it has run, and nobody else runs it.
+/// The job is valid until it has run, and nothing else runs it.
 #[inline(never)]
-unsafe fn hand_out(shared: &Shared, loan: NonNull<Loan>) {
+unsafe fn submit(shared: &Shared, job: NonNull<ScopedJob>) {
     let service = shared.services.get(Kind::Compute, || Compute::new(shared));
     // SAFETY: by the caller's promise.
-    unsafe { service.0.push(loan) };
+    unsafe { service.0.push(job) };
 }
 
 struct Compute(Arc<Inner>);
@@ -119,25 +136,25 @@ struct Inner {
 }
 
 struct State {
-    queue: List<Loan>,
-    /// Tickets that are out: loans that run, or are about to.
+    queue: List<ScopedJob>,
+    /// Runners that were sent: jobs that run, or are about to.
     running: usize,
-    /// Tickets not yet given to rayon.
-    aside: usize,
+    /// Runners not yet sent to rayon.
+    unsent: usize,
     current: Option<Arc<ThreadPool>>,
-    /// How many threads it was to have.
+    /// How many threads `current` was meant to have.
     wanted: usize,
-    /// It has fewer: try again then.
+    /// When to ask for more threads, if `current` has fewer.
     retry_at: Option<Instant>,
-    /// So many threads could be had when more were refused.
+    /// How many threads the system granted when it refused more.
     room: Option<usize>,
-    /// Of this pool and of earlier ones.
+    /// Threads of this rayon pool and of earlier ones.
     threads: Vec<ThreadHandle<()>>,
     closed: bool,
 }
 
 impl State {
-    /// The pool has fewer threads than it should, and it is time to try again.
+    /// Whether the pool has fewer threads than it should and it is time to ask again.
     fn retry_is_due(&self) -> bool {
         self.retry_at.is_some_and(|at| at <= Instant::now())
     }
@@ -148,7 +165,7 @@ impl Compute {
         let state = State {
             queue: List::new(),
             running: 0,
-            aside: 0,
+            unsent: 0,
             current: None,
             wanted: 0,
             retry_at: None,
@@ -165,46 +182,47 @@ impl Compute {
 
 impl Inner {
     /// # Safety
-    /// As for [`hand_out`].
-    unsafe fn push(self: &Arc<Self>, loan: NonNull<Loan>) {
+    /// As for [`submit`].
+    unsafe fn push(self: &Arc<Self>, job: NonNull<ScopedJob>) {
         let mut state = lock(&self.state);
         // SAFETY: by the caller's promise; it is in no other list.
-        unsafe { state.queue.push(loan) };
-        state.aside += 1;
+        unsafe { state.queue.push(job) };
+        state.unsent += 1;
         self.adapt(&mut state);
         self.send(&mut state);
     }
 
-    /// Sends tickets on their way, as many as may run now.
+    /// Sends as many runners to rayon as may run now.
     fn send(self: &Arc<Self>, state: &mut State) {
         let Some(pool) = &state.current else { return };
         let most = state.wanted.min(pool.current_num_threads());
-        while state.aside > 0 && state.running < most {
-            state.aside -= 1;
+        while state.unsent > 0 && state.running < most {
+            state.unsent -= 1;
             state.running += 1; // counted as running from here on
             let inner = self.clone();
             pool.spawn(move || inner.serve());
         }
     }
 
-    /// A ticket, on a thread of rayon's: runs one loan.
+    /// The code of a runner, on a thread of rayon: runs one job.
     fn serve(self: &Arc<Self>) {
         let mut state = lock(&self.state);
-        let loan = if state.closed {
+        let job = if state.closed {
             None
         } else {
             state.queue.pop()
         };
         drop(state);
-        if let Some(loan) = loan {
-            // SAFETY: out of the queue it is ours alone; valid by its pusher's promise.
-            unsafe { Loan::run(loan) };
+        if let Some(job) = job {
+            // SAFETY: taken from the queue, so this thread alone has it; valid by its pusher's
+            // promise.
+            unsafe { ScopedJob::run(job) };
         }
         state = lock(&self.state);
         state.running -= 1;
         self.send(&mut state);
-        // A thread that computes is no place to make others: they would inherit that they are nice.
-        if state.aside > 0
+        // A compute thread starts no threads: they would inherit its nice value.
+        if state.unsent > 0
             && let Some(runtime) = self.runtime.upgrade()
             && (state.wanted != runtime.compute_wanted() || state.retry_is_due())
         {
@@ -212,7 +230,7 @@ impl Inner {
         }
     }
 
-    /// Makes `current` a pool of as many threads as are wanted now, or of as many as can be had.
+    /// Makes `current` a pool of as many threads as are wanted, or as many as the system grants.
     fn adapt(self: &Arc<Self>, state: &mut State) {
         let Some(runtime) = self.runtime.upgrade() else {
             return;
@@ -223,10 +241,10 @@ impl Inner {
             return;
         }
         if state.current.is_none() && !state.retry_is_due() && state.retry_at.is_some() {
-            return; // refused a moment ago
+            return; // refused recently: wait for `retry_at`
         }
         if retire::is_here() {
-            return runtime.tend_soon(); // S16: by the helper, whose thread is as it should be
+            return runtime.tend_soon(); // S16: the helper, an unchanged thread, starts them
         }
         state.threads.retain(|thread| !thread.is_finished());
         let size = state.room.take().unwrap_or(wanted).min(wanted);
@@ -238,10 +256,11 @@ impl Inner {
             .as_ref()
             .map_or(0, |pool| pool.current_num_threads());
         match built {
-            // Rather too many threads than fewer than before; the number of tickets holds.
+            // Too many threads are better than fewer than before: the number of runners is the
+            // limit.
             Some(pool) if size > has || size == wanted => state.current = Some(Arc::new(pool)),
             Some(_) => {}
-            // Those that did start end again by themselves; so many there will be room for then.
+            // The threads that did start end by themselves; as many will fit next time.
             None => state.room = Some(started).filter(|room| (1..size).contains(room)),
         }
         state.wanted = wanted;
@@ -285,7 +304,7 @@ fn start(
         thread.index()
     );
     let body = move || {
-        let abort = AbortOnUnwind("the threads that compute");
+        let abort = AbortOnUnwind("a compute thread");
         context::set_served(served);
         context::ignore_limits();
         sys::thread::be_nicer(NICER);
@@ -304,7 +323,7 @@ impl Service for Compute {
         let mut state = lock(&self.0.state);
         state.closed = true;
         let (pool, threads) = (state.current.take(), std::mem::take(&mut state.threads));
-        // A pool ends as a whole: with one loan that does not come back, all its threads stay.
+        // A rayon pool ends as a whole: while one job does not return, all its threads stay.
         let patience = if state.running > 0 && patience.is_for_abandoned() {
             patience.at_least()
         } else {
@@ -318,11 +337,11 @@ impl Service for Compute {
 
     fn tend(&self) -> Option<Duration> {
         let mut state = lock(&self.0.state);
-        if state.aside > 0 {
+        if state.unsent > 0 {
             self.0.adapt(&mut state);
             self.0.send(&mut state);
         }
-        let waits = state.current.is_none() && !state.closed && state.aside > 0;
+        let waits = state.current.is_none() && !state.closed && state.unsent > 0;
         waits.then_some(RETRY_SOON)
     }
 }
@@ -333,7 +352,7 @@ mod tests {
     use crate::runtime::{self, Builder};
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    /// The pool that serves the calling fiber's runtime.
+    /// The rayon pool of the calling fiber's runtime.
     fn pool() -> Option<Arc<ThreadPool>> {
         runtime::with_current_or_default(|shared| {
             let _guard = context::disable_preempt();
@@ -344,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn another_number_of_workers_makes_another_pool() {
+    fn changing_the_number_of_workers_replaces_the_pool() {
         let rt = Builder::new().workers(3).build().expect("a runtime");
         for workers in [3, 1, 2] {
             rt.handle().resize(workers);
@@ -357,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn while_the_number_changes_no_more_run_at_once_than_it_ever_was() {
+    fn while_workers_change_never_more_closures_run_than_there_were_workers() {
         let rt = Builder::new().workers(4).build().expect("a runtime");
         let counts = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
         let call = |i: usize| {

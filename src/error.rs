@@ -1,4 +1,6 @@
-//! What can go wrong, one small type per operation.
+//! Errors, one small type per operation.
+//!
+//! A message says what was being done, what went wrong, with which value, and what to do.
 
 use std::any::Any;
 use std::error::Error;
@@ -20,41 +22,41 @@ use crate::sys::{fork, signal_names, stderr};
 pub enum StartError {
     /// A setting has a value that cannot be used.
     BadSetting {
-        /// The name by which it was set: a method of [`Builder`](crate::runtime::Builder) or an
+        /// The source of the value: a method of [`Builder`](crate::runtime::Builder) or an
         /// environment variable.
         setting: &'static str,
-        /// The value it was given; what is not UTF-8 in a variable is replaced.
+        /// The value that was set; bytes of a variable that are not UTF-8 are replaced.
         value: String,
-        /// What would have been allowed.
+        /// The allowed values.
         allowed: String,
     },
     /// The operating system refused a thread.
     SpawnCarrier {
-        /// How many threads the runtime had by then.
+        /// How many threads the runtime had started before.
         started: usize,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The handler that reports stack overflows could not be installed.
     OverflowHandler {
         /// The number of the signal.
         signal: i32,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// The handler that preempts fibers could not be installed.
     PreemptHandler {
         /// The number of the signal ([`preempt_signal`](crate::runtime::Builder::preempt_signal)).
         signal: i32,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Somebody asked for [io_uring](crate::runtime::Io::Uring), and it cannot be used here.
+    /// [io_uring](crate::runtime::Io::Uring) was selected, and it cannot be used here.
     NoUring {
-        /// The name by which it was asked for: a method of [`Builder`](crate::runtime::Builder) or an
+        /// The source of the setting: a method of [`Builder`](crate::runtime::Builder) or an
         /// environment variable.
         setting: &'static str,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// This process was forked from one that had started a runtime.
@@ -107,7 +109,7 @@ impl fmt::Display for StartError {
     }
 }
 
-/// What can be done about a refusal of io_uring.
+/// The remedy for an error of io_uring.
 fn uring_remedy(refusal: &io::Error) -> &'static str {
     match refusal.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -132,7 +134,7 @@ impl Error for StartError {
     }
 }
 
-/// Why [`try_spawn`](crate::task::Builder::try_spawn) refused. The closure is dropped.
+/// Why [`try_spawn`](crate::task::Builder::try_spawn) failed; the closure is dropped.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -145,25 +147,25 @@ impl Error for StartError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpawnError {
-    /// As many fibers are alive as there can be stacks.
+    /// The number of fibers alive has reached the limit on stacks.
     TooManyFibers {
         /// The limit found when the runtime started.
         limit: usize,
     },
-    /// The runtime is shutting down or gone.
+    /// The runtime is shutting down, or has shut down.
     ShuttingDown,
     /// There is no such worker.
     NoSuchWorker {
-        /// The worker asked for.
+        /// The requested worker.
         worker: usize,
-        /// How many there are.
+        /// The number of workers.
         workers: usize,
     },
-    /// The stack asked for is too small or too large.
+    /// The requested stack is too small or too large.
     BadStackSize {
-        /// The size asked for, in bytes.
+        /// The requested size in bytes.
         asked: usize,
-        /// The largest size there is.
+        /// The largest possible size in bytes.
         largest: usize,
     },
     /// This process was forked from one that had started a runtime.
@@ -200,7 +202,7 @@ impl fmt::Display for SpawnError {
 
 impl Error for SpawnError {}
 
-/// There is no runtime here: the caller is not on a fiber and no default runtime was started.
+/// The calling thread has no runtime, and no default runtime was started.
 ///
 /// ```
 /// // This thread is plain, and nothing has started the default runtime yet.
@@ -225,7 +227,7 @@ impl fmt::Display for NoRuntime {
 
 impl Error for NoRuntime {}
 
-/// Why a join gave no value.
+/// Why a join returned no value.
 ///
 /// ```
 /// let handle = indent::spawn(|| -> u32 { std::panic::resume_unwind(Box::new("no luck")) });
@@ -235,7 +237,7 @@ impl Error for NoRuntime {}
 /// assert_eq!(error.into_panic().downcast_ref::<&str>(), Some(&"no luck"));
 /// ```
 ///
-/// It goes wherever errors go, by `?` too:
+/// It is `Send` and `Sync`, so it works with `?` and boxed errors:
 ///
 /// ```
 /// fn seven() -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {
@@ -250,7 +252,7 @@ pub struct JoinError {
 
 enum Cause {
     Panic {
-        /// Never locked: whoever has the error alone may take it out. With the lock around it the error is
+        /// Never locked: the owner of the error takes the payload out. The mutex makes the error
         /// `Sync`, which the payload need not be.
         payload: Mutex<Box<dyn Any + Send>>,
         text: Option<Box<str>>,
@@ -300,12 +302,12 @@ impl JoinError {
         }
     }
 
-    /// The fiber panicked.
+    /// Whether the fiber panicked.
     pub fn is_panic(&self) -> bool {
         matches!(self.cause, Cause::Panic { .. })
     }
 
-    /// The fiber was cancelled: its runtime shut down before it was done, or it never started.
+    /// Whether the fiber was cancelled: its runtime shut down before it finished or started.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -318,7 +320,7 @@ impl JoinError {
         matches!(self.cause, Cause::Cancelled)
     }
 
-    /// What `block_on` adds to this error: only a shutdown cancels its fiber.
+    /// The text that `block_on` adds to this error: only a shutdown cancels its fiber.
     pub(crate) fn shutdown_note(&self) -> &'static str {
         match self.cause {
             Cause::Cancelled => ": the runtime was shut down",
@@ -326,13 +328,16 @@ impl JoinError {
         }
     }
 
-    /// There was no memory for the fiber's stack and no other fiber whose end could free one.
+    /// Whether there was no memory for the fiber's stack, and no other fiber that could free one.
     pub fn is_no_stack(&self) -> bool {
         matches!(self.cause, Cause::NoStack)
     }
 
-    /// There was no thread for the fiber to start on: parked fibers that are bound to their threads
-    /// hold as many as are allowed, and none became free for ten seconds.
+    /// Whether the fiber failed because there was no thread for it to start on.
+    ///
+    /// Parked fibers that are bound to their threads hold as many threads as are allowed, and none
+    /// became free for [`start_timeout`](crate::runtime::Builder::start_timeout), by default ten
+    /// seconds.
     ///
     /// ```
     /// let failed = indent::spawn(|| std::panic::resume_unwind(Box::new("no luck")));
@@ -342,7 +347,7 @@ impl JoinError {
         matches!(self.cause, Cause::NoThread)
     }
 
-    /// This process was forked from the one in which the fiber runs, before it was over.
+    /// Whether this process was forked from that of the fiber before the fiber had finished.
     ///
     /// ```
     /// let failed = indent::spawn(|| std::panic::resume_unwind(Box::new("no luck")));
@@ -352,7 +357,7 @@ impl JoinError {
         matches!(self.cause, Cause::Forked)
     }
 
-    /// The payload of the panic, for [`std::panic::resume_unwind`].
+    /// Returns the payload of the panic, for [`std::panic::resume_unwind`].
     ///
     /// ```
     /// use std::panic::{catch_unwind, resume_unwind};
@@ -363,7 +368,7 @@ impl JoinError {
     /// ```
     ///
     /// # Panics
-    /// If the cause was no panic.
+    /// If the fiber did not panic; see [`is_panic`](Self::is_panic).
     pub fn into_panic(self) -> Box<dyn Any + Send> {
         match self.cause {
             Cause::Panic { payload, .. } => {
@@ -373,7 +378,7 @@ impl JoinError {
         }
     }
 
-    /// The id of the fiber that gave no value.
+    /// The id of the fiber.
     pub fn id(&self) -> u64 {
         self.fiber
     }
@@ -424,8 +429,9 @@ impl fmt::Debug for JoinError {
 
 impl Error for JoinError {}
 
-/// Ends the process if it is dropped by unwinding: around code whose panic would leave a promise
-/// to another thread unkept.
+/// Aborts the process if it is dropped by unwinding.
+///
+/// For code whose panic would break a promise to another thread.
 pub(crate) struct AbortOnUnwind(pub(crate) &'static str);
 
 impl Drop for AbortOnUnwind {
@@ -440,7 +446,7 @@ impl Drop for AbortOnUnwind {
     }
 }
 
-/// Ends the process if it is dropped at all: forgotten when all went well.
+/// Aborts the process when it is dropped; the code around it forgets it on success.
 pub(crate) struct AbortOnDrop(pub(crate) &'static str);
 
 impl Drop for AbortOnDrop {

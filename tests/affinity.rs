@@ -103,8 +103,8 @@ impl Crowd {
 }
 
 fn wait_for_hand_overs(rt: &Runtime, more: u64) {
-    let before = rt.metrics().freezes;
-    let far = || rt.metrics().freezes - before >= more;
+    let before = rt.metrics().freezes_total;
+    let far = || rt.metrics().freezes_total - before >= more;
     common::wait_for("hand-overs", far);
 }
 

@@ -164,7 +164,7 @@ fn parks_whose_wake_came_first_share_the_worker() {
             let far = Some(Instant::now() + Duration::from_secs(3600));
             beside_a_sibling((0..OPERATIONS).collect(), |_| {
                 me.unpark();
-                assert_eq!(park::until(far, ParkReason::Park), Woken::ByWake);
+                assert_eq!(park::park_until(far, ParkReason::Park), Woken::ByWake);
             })
         });
         assert_shared(BUDGET, seen);

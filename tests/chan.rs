@@ -647,12 +647,12 @@ fn operations_that_succeed_at_once_are_charged_and_tries_are_not() {
     let exhausted = |operation: fn(&chan::Sender<u32>, &chan::Receiver<u32>)| {
         let builder = Builder::new().workers(1).preempt(false);
         let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
-        let before = runtime.metrics().workers[0].budget_exhausted;
+        let before = runtime.metrics().workers[0].budget_exhausted_total;
         runtime.block_on(|| {
             let (tx, rx) = chan::unbounded();
             (0..100 * BUDGET).for_each(|_| operation(&tx, &rx));
         });
-        runtime.metrics().workers[0].budget_exhausted - before
+        runtime.metrics().workers[0].budget_exhausted_total - before
     };
     let send = exhausted(|tx, _| tx.send(1).unwrap());
     assert!((90..=110).contains(&send), "{send}");

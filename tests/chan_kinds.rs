@@ -326,7 +326,7 @@ fn receives_of_news_that_are_there_are_charged() {
     const BUDGET: u32 = 8;
     let builder = Builder::new().workers(1).preempt(false);
     let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
-    let exhausted = || runtime.metrics().workers[0].budget_exhausted;
+    let exhausted = || runtime.metrics().workers[0].budget_exhausted_total;
     let charged = |what: &str, operation: &(dyn Fn() + Sync)| {
         let before = exhausted();
         runtime.block_on(|| (0..100 * BUDGET).for_each(|_| operation()));

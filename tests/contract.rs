@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use indent::chan;
 use indent::park::{ParkReason, Unparker, Woken};
-use indent::runtime::{Abandoned, Guard, Handle, Metrics, ShutdownReport, WorkerMetrics};
+use indent::runtime::{Abandoned, Handle, Metrics, ShutdownReport, StackGuard, WorkerMetrics};
 use indent::select::{Fired, Select, Token};
 use indent::sync::{
     AcquireError, Barrier, BarrierWaitResult, Condvar, Event, LazyLock, Member, Mutex, MutexGuard,
@@ -60,7 +60,7 @@ assert_has! {
     WorkerMetrics: Send, Sync, Clone, Debug;
     ShutdownReport: Send, Sync, Clone, Debug, Default, Display;
     Abandoned: Send, Sync, Clone, Debug;
-    Guard: Send, Sync, Copy, Debug, Eq;
+    StackGuard: Send, Sync, Copy, Debug, Eq;
     indent::task::Builder: Send, Sync, Clone, Debug, Default;
     Fiber: Send, Sync, Clone, Debug;
     Phase: Send, Sync, Copy, Debug, Eq;
@@ -143,7 +143,7 @@ fn everything_public_can_be_named_and_called() {
     let _: fn() -> PinGuard = indent::task::pin;
     let _: fn() = indent::park::park;
     let _: fn() -> Unparker = indent::park::unparker;
-    let _: fn(Option<Instant>, ParkReason) -> Woken = indent::park::until;
+    let _: fn(Option<Instant>, ParkReason) -> Woken = indent::park::park_until;
 
     let _: fn() -> Handle = Handle::current;
     let _: fn() -> Result<Handle, NoRuntime> = Handle::try_current;
@@ -280,7 +280,7 @@ fn every_setting_of_a_runtime_can_be_given() {
         .workers(1)
         .max_carriers(512)
         .stack_size(64 * 1024)
-        .stack_guard(Guard::Page)
+        .stack_guard(StackGuard::Page)
         .coop_budget(64)
         .local_queue(64)
         .global_interval(31)
@@ -289,6 +289,6 @@ fn every_setting_of_a_runtime_can_be_given() {
         .on_thread_stop(|| ())
         .build()
         .unwrap();
-    assert_eq!(rt.metrics().stack_guard, Guard::Page);
+    assert_eq!(rt.metrics().stack_guard, StackGuard::Page);
     assert_eq!(rt.block_on(|| 5), 5);
 }

@@ -27,7 +27,7 @@ fn runtime() -> Runtime {
 }
 
 fn dispatches() -> u64 {
-    Handle::current().metrics().workers[0].dispatches
+    Handle::current().metrics().workers[0].dispatches_total
 }
 
 /// What floods the worker until the test is over. Every turn of it is counted.
@@ -186,7 +186,7 @@ fn spawned_and_queued_by_a_fiber(rt: &Runtime) -> Vec<u64> {
 fn spawned_by_a_thread(rt: &Runtime) -> Vec<u64> {
     let probe = |_| {
         let fiber = rt.spawn(dispatches);
-        let spawned = rt.metrics().workers[0].dispatches;
+        let spawned = rt.metrics().workers[0].dispatches_total;
         between(spawned, fiber.join().unwrap())
     };
     (0..PROBES).map(probe).collect()
@@ -229,7 +229,7 @@ impl Sleeper {
 /// A started fiber is woken by a plain thread.
 fn woken_by_a_thread(rt: &Runtime) -> Vec<u64> {
     let sleeper = Sleeper::start(rt);
-    let now = || rt.metrics().workers[0].dispatches;
+    let now = || rt.metrics().workers[0].dispatches_total;
     let waits = (0..PROBES)
         .map(|_| sleeper.wake(now, std::thread::yield_now))
         .collect();

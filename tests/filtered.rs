@@ -97,16 +97,16 @@ mod child {
         within(60, || {
             assert_eq!(work(&rt, 100), 100);
             let (pipe, mut end) = std::io::pipe().unwrap();
-            let before = rt.metrics().detaches;
+            let before = rt.metrics().detaches_total;
             let blocked = rt.spawn(move || read_byte(&pipe));
             // Its thread is held by nothing but the kernel, and the only worker goes on.
-            wait_for("a detached thread", || rt.metrics().detaches > before);
+            wait_for("a detached thread", || rt.metrics().detaches_total > before);
             assert_eq!(work(&rt, 100), 100);
             assert!(!blocked.is_finished());
             end.write_all(b"!").unwrap();
             blocked.join().unwrap();
         });
-        assert!(rt.metrics().barriers_refused > 0);
+        assert!(rt.metrics().membarriers_refused_total > 0);
         end.write_all(b"!").unwrap();
         early.join().unwrap();
         rt.block_on(|| time::sleep(300 * MS)); // until the collector has reported it
@@ -165,6 +165,6 @@ mod child {
         within(60, || assert_eq!(work(&rt, 100), 100));
         end.write_all(b"!!").unwrap();
         blocked.into_iter().for_each(|fiber| fiber.join().unwrap());
-        assert!(rt.metrics().barriers_refused > 0);
+        assert!(rt.metrics().membarriers_refused_total > 0);
     }
 }

@@ -118,7 +118,7 @@ fn is_plain() -> i32 {
         ("a sleep takes its time", slept),
         (
             "a park ends in time",
-            park::until(deadline, ParkReason::Park) == Woken::ByDeadline,
+            park::park_until(deadline, ParkReason::Park) == Woken::ByDeadline,
         ),
         (
             "a time limit is heard",
@@ -273,7 +273,7 @@ fn a_join_in_the_child_waits_for_nobody() {
 fn leaves_it_alone(rt: Runtime) -> i32 {
     let fibers = rt.handle().fibers();
     let seen = fibers.iter().all(|fiber| fiber.name().is_none());
-    let workers = rt.metrics().workers_now;
+    let workers = rt.metrics().workers_in_service;
     let text = format!("{rt:?} {fibers:?}");
     rt.wait_idle();
     let report = rt.shutdown_timeout(LONG);

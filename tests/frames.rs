@@ -40,7 +40,7 @@ const ELSEWHERE: [&str; 21] = [
     // The keys of its hash map; of the helper, and of a start.
     "indent::sched::overrun::desk::Desk::",
     // Not ours to trust (`lists/runtime.txt`): a closure of this file, inlined.
-    "indent::runtime::unstoppable::no_preempt",
+    "indent::runtime::no_preempt::no_preempt",
 ];
 
 /// Calls everything that blocks, so that it is part of this program.

@@ -55,8 +55,8 @@ fn counted(rt: &Runtime, f: impl FnOnce() + Send) -> (u64, u64) {
     rt.block_on(f);
     let after = rt.metrics();
     (
-        after.in_place - before.in_place,
-        after.freezes - before.freezes,
+        after.in_place_preemptions_total - before.in_place_preemptions_total,
+        after.freezes_total - before.freezes_total,
     )
 }
 
@@ -275,7 +275,7 @@ fn at_the_end_they_are_resumed_and_end_like_others() {
             }));
         }
         common::wait_for("switches", || {
-            rt.metrics().in_place > 20 && begun.load(SeqCst) >= 8
+            rt.metrics().in_place_preemptions_total > 20 && begun.load(SeqCst) >= 8
         });
         let report = rt.shutdown_timeout(Duration::from_secs(PATIENCE));
         assert!(report.is_clean(), "{report}");

@@ -111,10 +111,10 @@ mod child {
                     })
                 })
                 .collect();
-            common::wait_for("freezes", || rt.metrics().freezes > 20);
+            common::wait_for("freezes", || rt.metrics().freezes_total > 20);
             stop.store(true, Relaxed);
             fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
-            assert_eq!(rt.metrics().in_place_anywhere, 0);
+            assert_eq!(rt.metrics().in_place_outside_regions_total, 0);
             assert!(ALLOCATIONS.load(Relaxed) > 0);
         });
     }

@@ -78,9 +78,13 @@ fn counted(rt: &Runtime, f: impl Fn() + Send + Sync) -> (u64, u64) {
     rt.block_on(|| (0..10).for_each(|_| f()));
     let after = rt.metrics();
     let counted = |what: fn(&Metrics) -> u64| what(&after) - what(&before);
-    let in_place = counted(|m| m.in_place_anywhere);
-    assert_eq!(in_place, counted(|m| m.in_place), "there is no region");
-    let frozen = counted(|m| m.freezes);
+    let in_place = counted(|m| m.in_place_outside_regions_total);
+    assert_eq!(
+        in_place,
+        counted(|m| m.in_place_preemptions_total),
+        "there is no region"
+    );
+    let frozen = counted(|m| m.freezes_total);
     println!("{in_place} in place, {frozen} frozen");
     (in_place, frozen)
 }
@@ -180,7 +184,10 @@ fn many_that_compute_take_turns_on_few_threads_and_come_out_right() {
             assert!(found.iter().all(|found| found == right));
         }
         let metrics = rt.metrics();
-        let (in_place, frozen) = (metrics.in_place_anywhere, metrics.freezes);
+        let (in_place, frozen) = (
+            metrics.in_place_outside_regions_total,
+            metrics.freezes_total,
+        );
         let most = most.load(SeqCst);
         println!("{in_place} in place, {frozen} frozen, {most} threads");
         // Without optimization old addresses lie on the stack more often.
@@ -362,7 +369,10 @@ fn without_preemption_it_is_not_interrupted() {
             });
             other.join().unwrap();
         });
-        assert_eq!(rt.metrics().in_place_anywhere, before.in_place_anywhere);
+        assert_eq!(
+            rt.metrics().in_place_outside_regions_total,
+            before.in_place_outside_regions_total
+        );
     });
 }
 
@@ -414,7 +424,7 @@ fn thread_locals_stay_the_fibers_own() {
             fibers.into_iter().map(|fiber| fiber.join().unwrap()).sum()
         });
         assert_eq!(wrong, 0);
-        println!("{} in place", rt.metrics().in_place_anywhere);
+        println!("{} in place", rt.metrics().in_place_outside_regions_total);
     });
 }
 
@@ -439,7 +449,7 @@ fn a_lock_that_is_held_is_let_go_in_the_end() {
             fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
         });
         assert_eq!(*LOCKED.lock().unwrap(), 160);
-        println!("{} in place", rt.metrics().in_place_anywhere);
+        println!("{} in place", rt.metrics().in_place_outside_regions_total);
     });
 }
 
@@ -460,7 +470,7 @@ fn at_the_end_they_are_resumed_and_end_like_others() {
             }));
         }
         common::wait_for("switches", || {
-            rt.metrics().in_place_anywhere > 20 && begun.load(SeqCst) >= 8
+            rt.metrics().in_place_outside_regions_total > 20 && begun.load(SeqCst) >= 8
         });
         let report = rt.shutdown_timeout(Duration::from_secs(PATIENCE));
         assert!(report.is_clean(), "{report}");

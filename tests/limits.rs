@@ -179,7 +179,7 @@ fn swallow() {
 fn the_third_unwinding_that_is_caught_is_the_first_to_be_delayed() {
     common::within(PATIENCE, || {
         let rt = start(1);
-        let delays = || rt.metrics().unwind_pauses;
+        let delays = || rt.metrics().unwind_delays_total;
         rt.block_on(|| {
             // Each limit is a new beginning.
             for _ in 0..20 {
@@ -209,11 +209,12 @@ fn a_fiber_that_ignores_that_it_should_end_is_delayed_as_well() {
     common::within(PATIENCE, || {
         let rt = start(1);
         rt.block_on(|| {
-            let outcome =
-                time::timeout(MS, || [(); 4].map(|()| park::until(None, ParkReason::Park)));
+            let outcome = time::timeout(MS, || {
+                [(); 4].map(|()| park::park_until(None, ParkReason::Park))
+            });
             assert_eq!(outcome, Ok([Woken::ByCancel; 4]));
         });
-        assert_eq!(rt.metrics().unwind_pauses, 2);
+        assert_eq!(rt.metrics().unwind_delays_total, 2);
     });
 }
 
@@ -231,7 +232,7 @@ fn other_fibers_of_the_worker_run_while_one_is_delayed() {
             }
             turns
         });
-        assert_eq!(rt.metrics().unwind_pauses, 10 * 7);
+        assert_eq!(rt.metrics().unwind_delays_total, 10 * 7);
         // Each was delayed by some 127 ms, all at the same time.
         assert!(turns >= 20, "{turns} turns");
     });
@@ -342,7 +343,7 @@ mod child {
         let rt = start(1);
         let builder = indent::task::Builder::new().name("stubborn");
         let fiber = share(|| drop(rt.block_on(|| builder.spawn(stubborn).join())));
-        assert!(rt.metrics().unwind_pauses > 5, "{:?}", rt.metrics());
+        assert!(rt.metrics().unwind_delays_total > 5, "{:?}", rt.metrics());
         let bare = std::thread::Builder::new().name("bare".into());
         let thread = share(|| bare.spawn(stubborn).unwrap().join().unwrap());
         assert!(

@@ -429,7 +429,7 @@ fn fibers_without_thread_locals_of_their_own_keep_their_threads() {
     let mobility = || task::current().unwrap().binding().mobility();
     assert_eq!(rt.block_on(mobility), task::Mobility::Bound);
     let fibers: Vec<_> = (0..20).map(|_| rt.spawn(indent::park::park)).collect();
-    common::wait_for("all keep a thread", || rt.metrics().carriers_occupied == 20);
+    common::wait_for("all keep a thread", || rt.metrics().carriers_bound == 20);
     for fiber in fibers {
         fiber.unparker().unpark();
         fiber.join().unwrap();

@@ -42,7 +42,7 @@ fn threads_of_fibers_with_values_of_their_own_are_given_back_when_the_survey_end
     }
     assert_eq!(rt.wait_until_surveyed(None), Survey::Done);
     common::wait_for("their threads are free", || {
-        rt.metrics().carriers_occupied == 0
+        rt.metrics().carriers_bound == 0
     });
     let mut seen = HashSet::new();
     for fiber in fibers {

@@ -39,7 +39,7 @@ fn what_is_over_before_a_park_binds_no_fiber() {
         })
         .collect();
     time::sleep(Duration::from_millis(20));
-    let occupied = rt.metrics().carriers_occupied;
+    let occupied = rt.metrics().carriers_bound;
     assert!(fibers.into_iter().all(|fiber| fiber.join().unwrap()));
     assert_eq!(occupied, 0, "{}", rt.binding());
 }

@@ -210,7 +210,7 @@ fn serve(rt: &Runtime, listener: &Arc<TcpListener>, connections: usize) -> usize
     };
     let bytes = rt.block_on(accepted);
     rt.wait_idle();
-    assert_eq!(rt.metrics().tasks_alive, 0);
+    assert_eq!(rt.metrics().fibers_alive, 0);
     bytes
 }
 
@@ -258,7 +258,7 @@ fn ask(rt: &Runtime, port: u16, connections: usize, messages: usize) {
     };
     rt.block_on(whole);
     rt.wait_idle();
-    assert_eq!(rt.metrics().tasks_alive, 0);
+    assert_eq!(rt.metrics().fibers_alive, 0);
 }
 
 mod child {

@@ -190,7 +190,7 @@ mod child {
             "the second round took more: {peaks:?}"
         );
         rt.wait_idle();
-        assert_eq!(rt.metrics().tasks_alive, 0);
+        assert_eq!(rt.metrics().fibers_alive, 0);
     }
 
     #[test]

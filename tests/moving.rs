@@ -161,7 +161,7 @@ fn stress_fibers_that_change_threads_all_the_time_lose_nothing() {
     assert_eq!(sum, FIBERS as u64 * STEPS);
     println!("{taken} workers taken");
     // The last one's result is there a little before its end.
-    assert!(until(|| rt.metrics().tasks_alive == 0));
+    assert!(until(|| rt.metrics().fibers_alive == 0));
     assert!(until(|| rt.metrics().carriers <= 8), "{:?}", rt.metrics());
 }
 
@@ -208,7 +208,7 @@ fn a_crowded_worker_shares_started_fibers_with_an_idle_one() {
                 .metrics()
                 .workers
                 .iter()
-                .all(|w| w.dispatches > 10_000)
+                .all(|w| w.dispatches_total > 10_000)
         });
         stop.store(true, SeqCst);
         fibers.into_iter().for_each(|fiber| fiber.join().unwrap());

@@ -86,7 +86,7 @@ fn read_in_a_named_function(pipe: &mut PipeReader) {
 }
 
 fn stack_names(overrun: &Overrun, function: &str) -> bool {
-    let named = |place: &indent::runtime::Place| {
+    let named = |place: &indent::runtime::CodeLocation| {
         let name = place.function.as_deref();
         name.is_some_and(|name| name.ends_with(function))
     };
@@ -297,7 +297,7 @@ fn a_callback_that_is_added_later_hears_of_later_overruns_and_may_use_the_runtim
         });
         rt.block_on(|| burn(10 * QUANTUM));
         common::wait_for("an answer", || answered.load(SeqCst) > 0);
-        assert!(rt.metrics().tasks_spawned_total >= 2);
+        assert!(rt.metrics().fibers_spawned_total >= 2);
     });
 }
 

@@ -335,7 +335,7 @@ fn twenty_destructors_park_at_once_and_end_in_any_order() {
                 assert_eq!(payload.downcast_ref::<Expected>().map(|e| e.0), Some(i));
             }
             rt.wait_idle();
-            assert_eq!(rt.metrics().tasks_alive, 0);
+            assert_eq!(rt.metrics().fibers_alive, 0);
         }
     });
 }
@@ -395,7 +395,7 @@ fn a_park_with_a_deadline_ends_while_unwinding() {
         let fiber = rt.spawn(move || {
             let _parks = OnDrop(move || {
                 let soon = Instant::now() + Duration::from_millis(5);
-                tell.send(park::until(Some(soon), ParkReason::Park))
+                tell.send(park::park_until(Some(soon), ParkReason::Park))
                     .unwrap();
             });
             panic_any(Expected(2));
@@ -519,7 +519,7 @@ fn child_without_a_thread_to_spare() {
         let unwinding = rt.spawn(move || {
             let _parks = OnDrop(move || {
                 let soon = Instant::now() + Duration::from_millis(5);
-                park::until(Some(soon), ParkReason::Park);
+                park::park_until(Some(soon), ParkReason::Park);
             });
             panic_any(Expected(1));
         });
@@ -576,12 +576,12 @@ fn a_panic_caught_inside_a_destructor_leaves_the_first_one_going() {
             let _catches = OnDrop(|| {
                 let inner = catch_unwind(|| {
                     let soon = Instant::now() + Duration::from_millis(1);
-                    park::until(Some(soon), ParkReason::Park);
+                    park::park_until(Some(soon), ParkReason::Park);
                     panic_any(Expected(2));
                 });
                 assert!(inner.is_err() && panicking());
                 let soon = Instant::now() + Duration::from_millis(1);
-                park::until(Some(soon), ParkReason::Park);
+                park::park_until(Some(soon), ParkReason::Park);
                 assert!(panicking());
             });
             panic_any(Expected(1));

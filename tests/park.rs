@@ -45,7 +45,7 @@ fn a_wake_before_a_park_is_kept() {
         rt.block_on(|| {
             park::unparker().unpark();
             task::yield_now();
-            assert_eq!(park::until(None, ParkReason::Park), Woken::ByWake);
+            assert_eq!(park::park_until(None, ParkReason::Park), Woken::ByWake);
         });
         park::unparker().unpark();
         park::park(); // and on a plain thread
@@ -57,7 +57,7 @@ fn a_wake_before_the_first_run_is_kept() {
     common::within(60, || {
         let rt = runtime(1);
         rt.block_on(|| {
-            let fiber = indent::spawn(|| park::until(None, ParkReason::Park));
+            let fiber = indent::spawn(|| park::park_until(None, ParkReason::Park));
             assert_eq!(fiber.fiber().phase(), Phase::Unstarted);
             fiber.unparker().unpark();
             assert_eq!(fiber.join().unwrap(), Woken::ByWake);
@@ -72,8 +72,8 @@ fn two_wakes_before_a_park_are_one() {
             let me = park::unparker();
             me.unpark();
             me.clone().unpark();
-            let first = park::until(soon(), ParkReason::Park);
-            (first, park::until(soon(), ParkReason::Park))
+            let first = park::park_until(soon(), ParkReason::Park);
+            (first, park::park_until(soon(), ParkReason::Park))
         };
         let expected = (Woken::ByWake, Woken::ByDeadline);
         assert_eq!(runtime(1).block_on(twice), expected);
@@ -87,7 +87,7 @@ fn a_park_ends_by_its_deadline_if_nobody_wakes() {
         let park = || {
             let before = Instant::now();
             let deadline = before + Duration::from_millis(5);
-            let woken = park::until(Some(deadline), ParkReason::Park);
+            let woken = park::park_until(Some(deadline), ParkReason::Park);
             (woken, Instant::now() >= deadline)
         };
         assert_eq!(park(), (Woken::ByDeadline, true));
@@ -103,9 +103,9 @@ fn a_deadline_in_the_past_ends_a_park_but_not_before_a_kept_wake() {
         let park = || {
             let past = Instant::now().checked_sub(Duration::from_secs(1));
             assert!(past.is_some());
-            let without = park::until(past, ParkReason::Park);
+            let without = park::park_until(past, ParkReason::Park);
             park::unparker().unpark();
-            (without, park::until(past, ParkReason::Park))
+            (without, park::park_until(past, ParkReason::Park))
         };
         let expected = (Woken::ByDeadline, Woken::ByWake);
         assert_eq!(park(), expected);
@@ -125,7 +125,7 @@ fn deadlines_end_parks_in_their_order() {
                 let order = order.clone();
                 rt.spawn(move || {
                     let deadline = start + Duration::from_millis(20 * i);
-                    let woken = park::until(Some(deadline), ParkReason::Park);
+                    let woken = park::park_until(Some(deadline), ParkReason::Park);
                     order.lock().unwrap().push(i);
                     woken
                 })
@@ -144,14 +144,14 @@ fn a_deadline_of_an_earlier_park_does_not_end_a_later_one() {
         let rt = runtime(1);
         let woken = rt.block_on(|| {
             park::unparker().unpark();
-            let early = park::until(soon(), ParkReason::Park); // ends at once
+            let early = park::park_until(soon(), ParkReason::Park); // ends at once
             let me = park::unparker();
             let waker = indent::spawn(move || {
                 let later = Some(Instant::now() + Duration::from_millis(40));
-                park::until(later, ParkReason::Park);
+                park::park_until(later, ParkReason::Park);
                 me.unpark();
             });
-            let late = park::until(never(), ParkReason::Park);
+            let late = park::park_until(never(), ParkReason::Park);
             waker.join().unwrap();
             (early, late)
         });
@@ -164,7 +164,7 @@ fn a_parked_fiber_is_woken_by_a_thread_a_fiber_and_another_runtime() {
     common::within(60, || {
         let (rt, other) = (runtime(1), runtime(1));
         let parked = || {
-            let fiber = rt.spawn(|| park::until(None, ParkReason::Park));
+            let fiber = rt.spawn(|| park::park_until(None, ParkReason::Park));
             common::wait_for("the park", || fiber.fiber().phase() == Phase::Parked);
             assert_eq!(fiber.fiber().park_reason(), ParkReason::Park);
             assert!(!fiber.is_finished());
@@ -190,7 +190,7 @@ fn a_parked_thread_is_woken_by_a_thread_and_a_fiber() {
             let (tell, told) = mpsc::channel::<Unparker>();
             let thread = std::thread::spawn(move || {
                 tell.send(park::unparker()).unwrap();
-                park::until(None, ParkReason::Park)
+                park::park_until(None, ParkReason::Park)
             });
             let unparker = told.recv().unwrap();
             if by_fiber {
@@ -215,7 +215,7 @@ fn an_unparker_that_outlives_its_fiber_wakes_nobody() {
             .map(|_| {
                 rt.spawn(|| {
                     let later = Instant::now() + Duration::from_millis(50);
-                    park::until(Some(later), ParkReason::Park)
+                    park::park_until(Some(later), ParkReason::Park)
                 })
             })
             .collect();
@@ -351,11 +351,11 @@ fn race(round: &AtomicUsize) -> (usize, usize) {
     for i in 1..=RACES {
         let deadline = Instant::now() + Duration::from_micros(random.below(200));
         round.store(i, SeqCst);
-        match park::until(Some(deadline), ParkReason::Park) {
+        match park::park_until(Some(deadline), ParkReason::Park) {
             Woken::ByWake => by_wake += 1,
             Woken::ByDeadline => {
                 by_deadline += 1;
-                let late = park::until(None, ParkReason::Park);
+                let late = park::park_until(None, ParkReason::Park);
                 assert_eq!(late, Woken::ByWake);
             }
             Woken::ByCancel => unreachable!("nobody asked it to end"),
@@ -515,7 +515,7 @@ fn an_unpark_during_a_join_is_not_lost() {
         });
         child.join().unwrap();
         let soon = Instant::now() + Duration::from_secs(30);
-        park::until(Some(soon), ParkReason::Park)
+        park::park_until(Some(soon), ParkReason::Park)
     };
     let rt = Builder::new().workers(1).build().unwrap();
     assert_eq!(rt.spawn(body).join().unwrap(), Woken::ByWake);

@@ -157,7 +157,7 @@ mod child {
             let before = looped.join().unwrap();
             let first = ["the loop", "the others"][usize::from(before == 3)];
             println!("first: {first}");
-            assert_eq!(rt.metrics().freezes > 0, on);
+            assert_eq!(rt.metrics().freezes_total > 0, on);
         });
     }
 
@@ -188,7 +188,7 @@ mod child {
                     ended.load(SeqCst) == 24
                 });
                 join_all(fibers);
-                rt.metrics().cap_hits > 0
+                rt.metrics().preemptions_without_thread_total > 0
             });
             // A worker that must leave a thread gets another, and has one at hand; and both may
             // admit a start at once.
@@ -232,10 +232,10 @@ mod child {
             let metrics = rt.metrics();
             println!(
                 "{most} threads, {frozen} frozen, {} freezes, {} beats",
-                metrics.freezes,
+                metrics.freezes_total,
                 beats.load(SeqCst)
             );
-            assert!(metrics.freezes > 0);
+            assert!(metrics.freezes_total > 0);
             assert!(most <= 64, "{most}");
             assert!(beats.load(SeqCst) > 10, "somebody got on meanwhile");
         });
@@ -283,7 +283,7 @@ mod child {
             let stop = Arc::new(AtomicBool::new(false));
             let hogs = hogs(&rt, 4, &stop);
             let expected_thread = thread::spawn(of_this_thread).join().unwrap();
-            common::wait_for("hand-overs", || rt.metrics().freezes > 10);
+            common::wait_for("hand-overs", || rt.metrics().freezes_total > 10);
             let fibers: Vec<_> = (0..8)
                 .map(|i| {
                     let (thread, child) = (expected_thread.clone(), expected_child.clone());
@@ -425,8 +425,8 @@ mod child {
             let rt = runtime(2);
             let stop = Arc::new(AtomicBool::new(false));
             let hogs = hogs(&rt, 4, &stop);
-            common::wait_for("freezes", || rt.metrics().freezes > 50);
-            let ours = (rt.metrics().freezes, URGENT.load(SeqCst));
+            common::wait_for("freezes", || rt.metrics().freezes_total > 50);
+            let ours = (rt.metrics().freezes_total, URGENT.load(SeqCst));
             let before = URGENT.load(SeqCst);
             (0..RAISED).for_each(|_| raise());
             let on_thread = URGENT.load(SeqCst) - before;
@@ -445,8 +445,8 @@ mod child {
             println!("{on_fiber} of {RAISED}; {ours:?} freezes and signals seen before");
             assert!(on_fiber >= RAISED / 2, "on a fiber: {on_fiber}");
             assert!(ours.1 * 4 <= ours.0, "ours went to the other: {ours:?}");
-            let before = rt.metrics().freezes;
-            common::wait_for("freezes go on", || rt.metrics().freezes > before + 10);
+            let before = rt.metrics().freezes_total;
+            common::wait_for("freezes go on", || rt.metrics().freezes_total > before + 10);
             stop.store(true, SeqCst);
             join_all(hogs);
         });
@@ -586,7 +586,7 @@ mod child {
                 join_all(holders);
                 join_all(printers);
             }
-            assert!(rt.metrics().freezes > 0);
+            assert!(rt.metrics().freezes_total > 0);
         });
     }
 }

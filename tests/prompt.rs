@@ -176,7 +176,7 @@ fn reads_after_its_worker_retired(driver: &str) {
             .collect();
         wait_for_waiters(&rt, readers.len());
         rt.handle().resize(1);
-        wait_for("one worker", || rt.metrics().workers_now == 1);
+        wait_for("one worker", || rt.metrics().workers_in_service == 1);
         for _ in 0..2 {
             wait_for_waiters(&rt, readers.len());
             for mut writer in &writers {

@@ -66,7 +66,7 @@ fn fibers_parked_on_every_carrier_finish_on_one_worker() {
         fibers.iter().filter(|f| f.phase() == Phase::Parked).count() == workers * EACH
     });
     rt.handle().resize(1);
-    wait_for("one worker", || rt.metrics().workers_now == 1);
+    wait_for("one worker", || rt.metrics().workers_in_service == 1);
     fibers.iter().for_each(|fiber| fiber.unparker().unpark());
     for (i, fiber) in fibers.into_iter().enumerate() {
         assert_eq!(fiber.join().unwrap(), i);
@@ -79,10 +79,10 @@ fn as_many_fibers_run_at_once_as_there_are_workers_now() {
     let rt = Builder::new().workers(4).preempt(false).build().unwrap();
     assert_eq!(parallelism(&rt, 4), 4);
     rt.handle().resize(1);
-    wait_for("one worker", || rt.metrics().workers_now == 1);
+    wait_for("one worker", || rt.metrics().workers_in_service == 1);
     assert_eq!(parallelism(&rt, 1), 1);
     rt.handle().resize(3);
-    wait_for("three workers", || rt.metrics().workers_now == 3);
+    wait_for("three workers", || rt.metrics().workers_in_service == 3);
     assert_eq!(parallelism(&rt, 3), 3);
 }
 
@@ -114,7 +114,7 @@ fn a_worker_that_retires_leaves_its_queue_to_the_others() {
         .into_iter()
         .for_each(|fiber| assert!(fiber.join().unwrap() < 100));
     assert_eq!(done.load(SeqCst), 100);
-    wait_for("one worker", || rt.metrics().workers_now == 1);
+    wait_for("one worker", || rt.metrics().workers_in_service == 1);
 }
 
 #[test]
@@ -177,6 +177,6 @@ fn stress_nothing_is_lost_while_the_number_changes_all_the_time() {
     stop.store(true, SeqCst);
     assert!(changer.join().unwrap() > 10);
     rt.handle().resize(6);
-    wait_for("all workers", || rt.metrics().workers_now == 6);
+    wait_for("all workers", || rt.metrics().workers_in_service == 6);
     assert!(rt.shutdown_timeout(Duration::from_secs(10)).is_clean());
 }

@@ -235,7 +235,7 @@ mod child {
         }
         look(&rt, 50, &clean);
         assert_eq!(
-            rt.metrics().carriers_retired,
+            rt.metrics().carriers_retired_total,
             3,
             "those that change nothing end no thread"
         );

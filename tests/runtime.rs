@@ -22,7 +22,7 @@ fn runtime(workers: usize) -> Runtime {
 }
 
 fn park_for(time: Duration) {
-    park::until(Some(Instant::now() + time), ParkReason::Park);
+    park::park_until(Some(Instant::now() + time), ParkReason::Park);
 }
 
 /// The system's number of the calling thread: std's is the fiber's. Who asks for it is bound.
@@ -65,7 +65,7 @@ fn a_runtime_after_another_starts_from_nothing() {
                 fibers.into_iter().map(|fiber| fiber.join().unwrap()).sum()
             });
             assert_eq!(sum, 49 * 50 / 2);
-            assert_eq!(rt.metrics().tasks_spawned_total, 51);
+            assert_eq!(rt.metrics().fibers_spawned_total, 51);
         }
     });
 }
@@ -82,7 +82,7 @@ fn block_on_on_a_fiber_of_the_same_runtime_calls_the_closure() {
         );
         assert_eq!(indent::block_on(|| task::id().unwrap()), outer.0);
     });
-    assert_eq!(rt.metrics().tasks_spawned_total, 1);
+    assert_eq!(rt.metrics().fibers_spawned_total, 1);
 }
 
 #[test]
@@ -229,13 +229,13 @@ fn child_that_asks_for_the_current_runtime() {
     let seen = rt.block_on(|| {
         let here = Handle::try_current().unwrap();
         here.spawn(|| ()).join().unwrap();
-        here.metrics().tasks_spawned_total
+        here.metrics().fibers_spawned_total
     });
     assert_eq!(seen, 2);
     assert!(Handle::try_current().is_err());
     Handle::current().spawn(|| ()).join().unwrap(); // starts the default one
     let default = Handle::try_current().unwrap();
-    assert!(default.metrics().tasks_spawned_total == 1);
+    assert!(default.metrics().fibers_spawned_total == 1);
     let cpus = std::thread::available_parallelism().unwrap().get();
     assert_eq!(default.metrics().workers.len(), cpus);
     // Still the fiber's own on a fiber.
@@ -321,7 +321,7 @@ fn wait_idle_returns_when_the_last_fiber_is_over() {
             }
             rt.wait_idle();
             assert_eq!(done.load(SeqCst), 40, "round {round}");
-            assert_eq!(rt.metrics().tasks_alive, 0);
+            assert_eq!(rt.metrics().fibers_alive, 0);
         }
     });
 }
@@ -331,7 +331,7 @@ fn the_numbers_add_up() {
     common::within(60, || {
         let rt = runtime(2);
         let before = rt.metrics();
-        assert_eq!((before.tasks_spawned_total, before.tasks_alive), (0, 0));
+        assert_eq!((before.fibers_spawned_total, before.fibers_alive), (0, 0));
         rt.block_on(|| {
             let parked: Vec<_> = (0..10).map(|_| indent::spawn(park::park)).collect();
             let yielding: Vec<_> = (0..90).map(|_| indent::spawn(task::yield_now)).collect();
@@ -345,8 +345,8 @@ fn the_numbers_add_up() {
                 task::yield_now();
             }
             let now = Handle::current().metrics();
-            assert_eq!(now.tasks_spawned_total, 101);
-            assert!(now.tasks_alive >= 11);
+            assert_eq!(now.fibers_spawned_total, 101);
+            assert!(now.fibers_alive >= 11);
             assert!(now.stacks_in_use >= 11);
             for fiber in parked {
                 fiber.unparker().unpark();
@@ -358,19 +358,19 @@ fn the_numbers_add_up() {
         let sum =
             |get: fn(&runtime::WorkerMetrics) -> u64| after.workers.iter().map(get).sum::<u64>();
         assert_eq!(after.workers.len(), 2);
-        assert_eq!((after.tasks_spawned_total, after.tasks_alive), (101, 0));
-        assert_eq!(sum(|w| w.spawned), 100); // one came from outside
-        assert_eq!(sum(|w| w.started), 101);
-        assert_eq!(sum(|w| w.finished), 101);
+        assert_eq!((after.fibers_spawned_total, after.fibers_alive), (101, 0));
+        assert_eq!(sum(|w| w.fibers_spawned_total), 100); // one came from outside
+        assert_eq!(sum(|w| w.fibers_started_total), 101);
+        assert_eq!(sum(|w| w.fibers_finished_total), 101);
         // Each start, each yield, each park that waited.
-        assert!(sum(|w| w.dispatches) >= 101 + 90 + 10);
-        assert!(sum(|w| w.park_count) >= 10);
-        assert!(sum(|w| w.stolen) >= sum(|w| w.steals_total));
+        assert!(sum(|w| w.dispatches_total) >= 101 + 90 + 10);
+        assert!(sum(|w| w.parks_total) >= 10);
+        assert!(sum(|w| w.fibers_stolen_total) >= sum(|w| w.steals_total));
         assert_eq!(
             (
                 after.stacks_in_use,
-                after.queue_depth_global,
-                after.tasks_starved
+                after.global_queue_depth,
+                after.fibers_waiting_for_stack
             ),
             (0, 0, 0)
         );
@@ -405,7 +405,7 @@ fn the_smallest_settings_work() {
             rt.metrics()
                 .workers
                 .iter()
-                .map(|w| w.overflows)
+                .map(|w| w.queue_overflows_total)
                 .sum::<u64>()
                 > 0
         );
@@ -522,7 +522,12 @@ fn a_fiber_that_hands_its_worker_over_keeps_its_stack_and_its_thread() {
             for fiber in fibers {
                 assert!(fiber.join().unwrap());
             }
-            let moves: u64 = rt.metrics().workers.iter().map(|w| w.moves).sum();
+            let moves: u64 = rt
+                .metrics()
+                .workers
+                .iter()
+                .map(|w| w.carrier_moves_total)
+                .sum();
             assert!(moves >= 5_000, "{moves} moves");
             rt.wait_idle();
         }
@@ -606,7 +611,7 @@ fn workers_taken_from_busy_fibers_lose_nothing() {
             let tries = taker.join().unwrap();
             println!("{workers} workers: {TAKES} of {tries} tries, {joined} children");
             rt.wait_idle();
-            assert_eq!(rt.metrics().tasks_spawned_total, FIBERS + 2 * joined);
+            assert_eq!(rt.metrics().fibers_spawned_total, FIBERS + 2 * joined);
         }
     });
 }
@@ -694,7 +699,7 @@ fn a_handle_does_not_keep_a_runtime_running() {
         );
         assert!(handle.spawn(|| ()).join().unwrap_err().is_cancelled());
         assert!(handle.fibers().is_empty());
-        assert_eq!(handle.metrics().tasks_alive, 0);
+        assert_eq!(handle.metrics().fibers_alive, 0);
     });
 }
 
@@ -740,16 +745,28 @@ fn metrics_count_what_happened() {
     let sum = |f: fn(&indent::runtime::WorkerMetrics) -> u64| -> u64 {
         metrics.workers.iter().map(f).sum()
     };
-    assert_eq!((metrics.tasks_spawned_total, metrics.tasks_alive), (501, 0));
-    assert_eq!(sum(|w| w.spawned), 500);
-    assert_eq!((sum(|w| w.started), sum(|w| w.finished)), (501, 501));
+    assert_eq!(
+        (metrics.fibers_spawned_total, metrics.fibers_alive),
+        (501, 0)
+    );
+    assert_eq!(sum(|w| w.fibers_spawned_total), 500);
+    assert_eq!(
+        (
+            sum(|w| w.fibers_started_total),
+            sum(|w| w.fibers_finished_total)
+        ),
+        (501, 501)
+    );
     assert_eq!((metrics.timers_active, metrics.timers_fired_total), (0, 1));
-    assert_eq!(metrics.queue_depth_global, 0);
-    assert!(metrics.workers.iter().all(|w| w.queue_depth_local == 0));
-    assert!(sum(|w| w.budget_exhausted) >= 6, "{metrics:?}");
-    assert!(sum(|w| w.wakes_sent + w.wakes_coalesced) > 0, "{metrics:?}");
-    assert!(metrics.wakes_sent_outside + metrics.wakes_coalesced_outside > 0);
-    assert!(sum(|w| w.steals_total) <= sum(|w| w.steal_attempts));
+    assert_eq!(metrics.global_queue_depth, 0);
+    assert!(metrics.workers.iter().all(|w| w.local_queue_depth == 0));
+    assert!(sum(|w| w.budget_exhausted_total) >= 6, "{metrics:?}");
+    assert!(
+        sum(|w| w.wakes_sent_total + w.wakes_coalesced_total) > 0,
+        "{metrics:?}"
+    );
+    assert!(metrics.outside_wakes_sent_total + metrics.outside_wakes_coalesced_total > 0);
+    assert!(sum(|w| w.steals_total) <= sum(|w| w.steal_attempts_total));
     let busy: Duration = metrics.workers.iter().map(|w| w.busy_duration).sum();
     assert!(busy < Duration::from_secs(3600), "{metrics:?}");
     assert_eq!(metrics.stacks_in_use, 0);
@@ -757,10 +774,10 @@ fn metrics_count_what_happened() {
         metrics.stacks_cached > 0 || cfg!(indent_sanitize),
         "{metrics:?}"
     );
-    assert_eq!(metrics.workers_now, 2);
+    assert_eq!(metrics.workers_in_service, 2);
     assert!(metrics.cpus_allowed >= 1);
     let carriers = [
-        metrics.carriers_holding,
+        metrics.carriers_with_worker,
         metrics.carriers_spare,
         metrics.carriers_waiting,
     ];

@@ -708,7 +708,7 @@ fn a_select_that_fires_at_once_is_charged() {
     const BUDGET: u32 = 8;
     let builder = Builder::new().workers(1).preempt(false);
     let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
-    let exhausted = || runtime.metrics().workers[0].budget_exhausted;
+    let exhausted = || runtime.metrics().workers[0].budget_exhausted_total;
     let times = |operation: &(dyn Fn() + Sync)| {
         let before = exhausted();
         runtime.block_on(|| (0..100 * BUDGET).for_each(|_| operation()));

@@ -528,7 +528,7 @@ mod child {
         let rt = one_worker();
         rt.handle().bind_everything(true); // each that parks keeps its thread
         let parked: Vec<_> = (0..8).map(|_| rt.spawn(indent::park::park)).collect();
-        let waits = || rt.metrics().tasks_threadless > 0;
+        let waits = || rt.metrics().fibers_waiting_for_thread > 0;
         let is_parked = |fiber: &indent::task::JoinHandle<()>| {
             fiber.fiber().phase() == indent::task::Phase::Parked
         };

@@ -53,7 +53,7 @@ struct ParksWhenDropped(Arc<Mutex<Vec<Unparker>>>, Arc<AtomicUsize>);
 impl Drop for ParksWhenDropped {
     fn drop(&mut self) {
         self.0.lock().unwrap().push(park::unparker());
-        let _ = park::until(None, ParkReason::Park);
+        let _ = park::park_until(None, ParkReason::Park);
         self.1.fetch_add(1, SeqCst);
     }
 }
@@ -246,7 +246,7 @@ fn a_caught_cancellation_comes_again_at_the_next_blocking_call() {
             || {
                 let rest = Duration::from_secs(3600);
                 assert_eq!(
-                    park::until(Instant::now().checked_add(rest), ParkReason::Park),
+                    park::park_until(Instant::now().checked_add(rest), ParkReason::Park),
                     park::Woken::ByCancel
                 );
                 park::park();
@@ -361,10 +361,10 @@ fn what_outlives_its_runtime_is_harmless() {
     assert_eq!(other[0].id(), fiber.id());
     assert_eq!(handle.fibers().len(), 0);
     let metrics = handle.metrics();
-    assert_eq!((metrics.tasks_spawned_total, metrics.tasks_alive), (2, 0));
+    assert_eq!((metrics.fibers_spawned_total, metrics.fibers_alive), (2, 0));
     assert_eq!(metrics.carriers, 0);
     assert!(handle.spawn(|| 1).join().unwrap_err().is_cancelled());
-    assert!(format!("{handle:?} {fiber:?} {unparker:?}").contains("tasks_alive: 0"));
+    assert!(format!("{handle:?} {fiber:?} {unparker:?}").contains("fibers_alive: 0"));
     assert!(parked.is_finished());
     // Other runtimes use the same records meanwhile.
     let next = runtime(2);

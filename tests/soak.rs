@@ -383,7 +383,7 @@ impl Round {
                 }
                 if inner.one_in(3) {
                     let until = Instant::now() + inner.micros(500);
-                    let _ = park::until(Some(until), ParkReason::Park);
+                    let _ = park::park_until(Some(until), ParkReason::Park);
                 }
                 if inner.one_in(3) && !self.crowded() {
                     let child = self.spawn(&mut inner, 1, true);
@@ -420,10 +420,10 @@ impl Drop for ParksWhenDropped {
     fn drop(&mut self) {
         if self.rng.one_in(2) {
             self.round.post(&mut self.rng);
-            let _ = park::until(None, ParkReason::Park);
+            let _ = park::park_until(None, ParkReason::Park);
         } else {
             let until = Instant::now() + self.rng.micros(1000);
-            let _ = park::until(Some(until), ParkReason::Park);
+            let _ = park::park_until(Some(until), ParkReason::Park);
         }
         if self.rng.one_in(4) && !self.round.crowded() {
             let child = self.round.spawn(&mut self.rng, 0, false);
@@ -464,7 +464,7 @@ fn step(round: &Arc<Round>, ticket: &mut Ticket, rng: &mut Rng, depth: u32, numb
                 round.post(rng);
             }
             let until = Instant::now() + rng.micros(1500);
-            if park::until(Some(until), ParkReason::Park) == Woken::ByCancel {
+            if park::park_until(Some(until), ParkReason::Park) == Woken::ByCancel {
                 task::checkpoint();
             }
         }
@@ -622,7 +622,7 @@ fn run_thread(round: &Arc<Round>, rng: &mut Rng) {
             8 => {
                 round.post(rng);
                 let until = Instant::now() + rng.micros(500);
-                let _ = park::until(Some(until), ParkReason::Park);
+                let _ = park::park_until(Some(until), ParkReason::Park);
             }
             9 => round.unpark_one(rng),
             10 if rng.one_in(20) => look_at_all(round, rng),
@@ -693,21 +693,21 @@ fn play(rng: &mut Rng, number: u64) -> String {
             .into_iter()
             .for_each(|t| t.join().expect("a thread"));
         stage(format!("round {number}: idle"));
-        while one.metrics().tasks_alive + two.metrics().tasks_alive > 0 {
+        while one.metrics().fibers_alive + two.metrics().fibers_alive > 0 {
             one.wait_idle();
             two.wait_idle();
         }
         for runtime in [&one, &two] {
             let metrics = runtime.metrics();
             assert_eq!(metrics.stacks_in_use, 0, "{metrics:?}");
-            assert_eq!(metrics.queue_depth_global, 0, "{metrics:?}");
-            assert_eq!(metrics.tasks_starved, 0, "{metrics:?}");
+            assert_eq!(metrics.global_queue_depth, 0, "{metrics:?}");
+            assert_eq!(metrics.fibers_waiting_for_stack, 0, "{metrics:?}");
         }
         stage(format!("round {number}: pool"));
         let pool = std::mem::take(&mut *lock(&round.pool));
         pool.into_iter().for_each(|child| round.join(child));
         let without_thread: u64 = [&one, &two]
-            .map(|runtime| runtime.metrics().tasks_never_started_total)
+            .map(|runtime| runtime.metrics().fibers_never_started_total)
             .iter()
             .sum();
         let cancelled = round.tally.cancelled.load(SeqCst);
@@ -751,7 +751,7 @@ fn play(rng: &mut Rng, number: u64) -> String {
     for handle in &round.handles {
         let metrics = handle.metrics();
         assert_eq!(
-            (metrics.tasks_alive, metrics.stacks_in_use),
+            (metrics.fibers_alive, metrics.stacks_in_use),
             (0, 0),
             "{metrics:?}"
         );
@@ -895,8 +895,16 @@ fn workers_that_are_wanted_everywhere_run_fibers_between_moves() {
         let fibers: Vec<_> = (0..60).map(|_| rt.spawn(body)).collect();
         fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
         let metrics = rt.metrics();
-        let moves: u64 = metrics.workers.iter().map(|worker| worker.moves).sum();
-        let dispatches: u64 = metrics.workers.iter().map(|worker| worker.dispatches).sum();
+        let moves: u64 = metrics
+            .workers
+            .iter()
+            .map(|worker| worker.carrier_moves_total)
+            .sum();
+        let dispatches: u64 = metrics
+            .workers
+            .iter()
+            .map(|worker| worker.dispatches_total)
+            .sum();
         println!("interval {interval}: {moves} moves, {dispatches} dispatches");
         assert!(dispatches >= 60 * 100);
         assert!(

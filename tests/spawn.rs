@@ -120,7 +120,7 @@ fn fibers_spawned_by_one_are_shared_out_over_two_workers() {
         });
         assert_eq!(right, MANY);
         let metrics = rt.metrics();
-        let dispatches: Vec<_> = metrics.workers.iter().map(|w| w.dispatches).collect();
+        let dispatches: Vec<_> = metrics.workers.iter().map(|w| w.dispatches_total).collect();
         let all: u64 = dispatches.iter().sum();
         assert!(all >= 11 * MANY as u64, "{dispatches:?}");
         let even = all / 2;
@@ -146,7 +146,7 @@ fn each_fiber_of_a_chain_spawns_the_next() {
             drop(rt.spawn(move || link(10_000, end)));
             ended.recv().unwrap();
             rt.wait_idle();
-            assert_eq!(rt.metrics().tasks_spawned_total, 10_001);
+            assert_eq!(rt.metrics().fibers_spawned_total, 10_001);
         }
     });
 }
@@ -206,7 +206,7 @@ fn several_threads_spawn_at_once() {
             .map(|thread| thread.join().unwrap())
             .sum();
         assert_eq!(sum, 20_000 * 19_999 / 2);
-        assert_eq!(rt.metrics().tasks_spawned_total, 20_000);
+        assert_eq!(rt.metrics().fibers_spawned_total, 20_000);
     });
 }
 
@@ -602,7 +602,13 @@ fn a_large_stack_holds_deep_frames() {
 fn a_fiber_starts_on_the_worker_it_was_sent_to() {
     common::within(60, || {
         let rt = runtime(2);
-        let started = || -> Vec<u64> { rt.metrics().workers.iter().map(|w| w.started).collect() };
+        let started = || -> Vec<u64> {
+            rt.metrics()
+                .workers
+                .iter()
+                .map(|w| w.fibers_started_total)
+                .collect()
+        };
         for worker in [0, 1] {
             let before = started();
             rt.block_on(|| {
@@ -704,7 +710,7 @@ fn a_preferred_worker_that_sleeps_gets_the_fiber() {
     common::within(60, || {
         let rt = runtime(3);
         for preferred in [0, 1, 2] {
-            let started = || rt.metrics().workers[preferred].started;
+            let started = || rt.metrics().workers[preferred].fibers_started_total;
             let before = started();
             rt.block_on(|| {
                 for i in 0..50 {
@@ -723,7 +729,7 @@ fn a_preferred_worker_that_sleeps_gets_the_fiber() {
 }
 
 fn park_for(time: Duration) {
-    park::until(
+    park::park_until(
         Some(std::time::Instant::now() + time),
         park::ParkReason::Park,
     );

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indent::park;
-use indent::runtime::{Builder, Guard, Handle, Runtime};
+use indent::runtime::{Builder, Handle, Runtime, StackGuard};
 use indent::task::{self, Phase};
 
 mod common;
@@ -180,10 +180,10 @@ fn guard_of_stack() -> usize {
 
 #[test]
 fn between_two_stacks_lie_more_than_64_kib_that_cannot_be_touched() {
-    for guard in [Guard::Marker, Guard::Page] {
+    for guard in [StackGuard::Marker, StackGuard::Page] {
         let builder = Builder::new().workers(1);
         let builder = match guard {
-            Guard::Page => builder.stack_guard(guard),
+            StackGuard::Page => builder.stack_guard(guard),
             _ => builder,
         };
         let rt = builder.build().expect("a runtime");
@@ -441,7 +441,7 @@ mod child {
     fn overflow() {
         let mut runtime = Builder::new().workers(1);
         if case("CASE_GUARD") == "page" {
-            runtime = runtime.stack_guard(Guard::Page);
+            runtime = runtime.stack_guard(StackGuard::Page);
         }
         let rt = runtime.build().unwrap();
         let mut fiber = task::Builder::new();
@@ -615,15 +615,15 @@ mod child {
     fn page_limit() {
         let rt = Builder::new()
             .workers(2)
-            .stack_guard(Guard::Page)
+            .stack_guard(StackGuard::Page)
             .preempt(false) // without a mapping left no thread starts, and std ends the process if one should
             .stack_size(64 * KIB)
             .build()
             .unwrap();
         // Before the program's code has been read fibers keep threads, which take mappings, too.
         rt.wait_until_surveyed(None);
-        let limit = rt.metrics().task_limit.expect("guard pages are limited");
-        assert_eq!(rt.metrics().stack_guard, Guard::Page);
+        let limit = rt.metrics().fiber_limit.expect("guard pages are limited");
+        assert_eq!(rt.metrics().stack_guard, StackGuard::Page);
         println!("limit {limit}, mappings {}", mappings());
         let done = Arc::new(AtomicUsize::new(0));
         let body = |done: &Arc<AtomicUsize>| {
@@ -661,14 +661,14 @@ mod child {
         // Beyond the limit a plain spawn waits for a stack, until others end.
         let extra = 16_000; // more than the share of threads has room for
         fibers.extend((0..extra).map(|_| rt.spawn(body(&done))));
-        wait_for("starvation", || rt.metrics().tasks_starved > 0);
+        wait_for("starvation", || rt.metrics().fibers_waiting_for_stack > 0);
         println!(
             "{:?} starve, mappings {}",
-            rt.metrics().tasks_starved,
+            rt.metrics().fibers_waiting_for_stack,
             mappings()
         );
         assert_eq!(done.load(SeqCst), 0);
-        assert_eq!(rt.metrics().tasks_alive, fibers.len() as u64);
+        assert_eq!(rt.metrics().fibers_alive, fibers.len() as u64);
         let all = fibers.len();
         fibers.iter().for_each(|fiber| fiber.unparker().unpark());
         for fiber in fibers {
@@ -677,8 +677,11 @@ mod child {
         assert_eq!(done.load(SeqCst), all);
         rt.wait_idle();
         let metrics = rt.metrics();
-        assert_eq!((metrics.tasks_alive, metrics.tasks_starved), (0, 0));
-        assert_eq!((metrics.stacks_in_use, metrics.queue_depth_global), (0, 0));
+        assert_eq!(
+            (metrics.fibers_alive, metrics.fibers_waiting_for_stack),
+            (0, 0)
+        );
+        assert_eq!((metrics.stacks_in_use, metrics.global_queue_depth), (0, 0));
         let again = rt.block_on(|| task::Builder::new().try_spawn(|| 7));
         assert_eq!(again.unwrap().join().unwrap(), 7);
         let report = rt.shutdown_timeout(Duration::from_secs(60));
@@ -706,11 +709,11 @@ mod child {
         const BOUND: usize = 1000;
         let rt = Builder::new()
             .workers(2)
-            .stack_guard(Guard::Page)
+            .stack_guard(StackGuard::Page)
             .stack_size(64 * KIB)
             .build()
             .unwrap();
-        let limit = rt.metrics().task_limit.expect("guard pages are limited");
+        let limit = rt.metrics().fiber_limit.expect("guard pages are limited");
         // Two closures: one that could call either would be bound in any case.
         let plain = (0..limit - BOUND).map(|_| rt.spawn(park::park));
         let mut fibers: Vec<_> = plain.collect();
@@ -726,11 +729,11 @@ mod child {
             metrics.carriers,
             mappings()
         );
-        if metrics.carriers_refused > 0 && metrics.carriers < BOUND {
+        if metrics.carriers_refused_total > 0 && metrics.carriers < BOUND {
             return common::skip("the system refuses so many threads");
         }
         assert!(metrics.carriers >= BOUND, "{} threads", metrics.carriers);
-        assert_eq!(metrics.tasks_starved, 0);
+        assert_eq!(metrics.fibers_waiting_for_stack, 0);
         fibers.iter().for_each(|fiber| fiber.unparker().unpark());
         fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
         let report = rt.shutdown_timeout(Duration::from_secs(60));
@@ -759,7 +762,7 @@ mod child {
         // Small stacks can be had all the while.
         assert_eq!(rt.block_on(|| 7), 7);
         rt.wait_idle();
-        assert_eq!(rt.metrics().tasks_alive, 0);
+        assert_eq!(rt.metrics().fibers_alive, 0);
         assert_eq!(*ran.lock().unwrap(), 0);
         let report = rt.shutdown_timeout(Duration::from_secs(60));
         assert!(report.is_clean(), "{report}");

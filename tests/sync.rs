@@ -261,7 +261,7 @@ fn a_panic_poisons_though_a_time_limit_has_passed_or_was_told() {
         let poisoned = (true, true, true);
         assert_eq!(panics_when_its_time_is_over(|| ()), poisoned);
         let returns = || {
-            let woken = indent::park::until(None, ParkReason::Park);
+            let woken = indent::park::park_until(None, ParkReason::Park);
             assert_eq!(woken, indent::park::Woken::ByCancel);
         };
         assert_eq!(panics_when_its_time_is_over(returns), poisoned);
@@ -296,8 +296,9 @@ fn a_panic_of_a_fiber_that_was_asked_to_end_poisons() {
             let mutex = mutex.clone();
             move || {
                 let _guard = mutex.lock();
-                while indent::park::until(None, ParkReason::Park) != indent::park::Woken::ByCancel {
-                }
+                while indent::park::park_until(None, ParkReason::Park)
+                    != indent::park::Woken::ByCancel
+                {}
                 resume_unwind(Box::new("no luck"));
             }
         });

@@ -155,7 +155,7 @@ mod child {
             return;
         };
         common::wait_for("some wait for a thread", || {
-            rt.metrics().tasks_threadless > REFUSED / 2
+            rt.metrics().fibers_waiting_for_thread > REFUSED / 2
         });
         // All workers sleep for a while, and do not ask for threads again and again.
         const WHILE: Duration = Duration::from_millis(500);
@@ -231,7 +231,9 @@ mod child {
         goes_on();
         limit.allow(4);
         let holding: Vec<_> = (0..REFUSED).map(|_| rt.spawn(hold)).collect();
-        common::wait_for("threads are refused", || rt.metrics().tasks_threadless > 0);
+        common::wait_for("threads are refused", || {
+            rt.metrics().fibers_waiting_for_thread > 0
+        });
         goes_on();
         std::thread::sleep(Duration::from_millis(200));
         goes_on();
@@ -425,7 +427,7 @@ mod child {
 
     /// From then on there are reports to be taken down, which needs the lock, too.
     fn has_reports(rt: &Runtime) -> bool {
-        comes(|| rt.metrics().overruns >= 32)
+        comes(|| rt.metrics().overruns_total >= 32)
     }
 
     #[test]

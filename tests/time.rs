@@ -91,7 +91,7 @@ fn an_unpark_does_not_end_a_sleep_and_is_kept() {
         time::sleep(30 * MS);
         assert!(start.elapsed() >= 30 * MS);
         waker.join().unwrap();
-        park::until(Some(Instant::now() + HOUR), ParkReason::Park)
+        park::park_until(Some(Instant::now() + HOUR), ParkReason::Park)
     };
     assert_eq!(start(1).block_on(body), Woken::ByWake);
     assert_eq!(body(), Woken::ByWake, "on a plain thread");
@@ -101,7 +101,7 @@ fn an_unpark_does_not_end_a_sleep_and_is_kept() {
 fn a_deadline_given_up_leaves_nothing_behind() {
     let rt = start(2);
     let fibers: Vec<_> = (0..1_000)
-        .map(|_| rt.spawn(|| park::until(Some(Instant::now() + HOUR), ParkReason::Park)))
+        .map(|_| rt.spawn(|| park::park_until(Some(Instant::now() + HOUR), ParkReason::Park)))
         .collect();
     wait_for("deadlines", || rt.metrics().timers_active == 1_000);
     fibers.iter().for_each(|fiber| fiber.unparker().unpark());
@@ -159,7 +159,7 @@ fn deadlines_of_a_retired_worker_pass() {
         .collect();
     wait_for_sleepers(&rt, &fibers);
     rt.handle().resize(1);
-    wait_for("one worker", || rt.metrics().workers_now == 1);
+    wait_for("one worker", || rt.metrics().workers_in_service == 1);
     fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
     assert_eq!(rt.metrics().timers_active, 0);
 }
@@ -205,14 +205,14 @@ fn who_is_told_of_a_limit_and_returns_is_in_nobodys_way() {
     // With so few threads one fiber at a time may unwind.
     let rt = Builder::new().workers(1).max_carriers(4).build().unwrap();
     let returns = rt.spawn(|| {
-        let told = time::timeout(MS, || park::until(None, ParkReason::Park));
+        let told = time::timeout(MS, || park::park_until(None, ParkReason::Park));
         assert_eq!(told, Ok(Woken::ByCancel));
         park::park();
     });
     let panics = rt.spawn(|| {
         let own = || {
             time::timeout(MS, || {
-                assert_eq!(park::until(None, ParkReason::Park), Woken::ByCancel);
+                assert_eq!(park::park_until(None, ParkReason::Park), Woken::ByCancel);
                 std::panic::resume_unwind(Box::new("mine"));
             })
         };

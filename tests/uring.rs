@@ -183,7 +183,7 @@ mod child {
         ours.write_all(b"!").unwrap();
         assert!(waiting.into_iter().all(|fiber| fiber.join().unwrap()));
         drop(to_end);
-        wait_for("no operation", || rt.metrics().io_operations == 0);
+        wait_for("no operation", || rt.metrics().io_operations_active == 0);
     }
 
     /// So many descriptors may be open; how many before.
@@ -231,7 +231,7 @@ mod child {
         let rt = sockets::builder("uring").build().unwrap(); // one worker, with room for more
         run_on(&all);
         rt.handle().resize(2);
-        if rt.metrics().io_sockets != IoDriver::Uring || rt.metrics().workers_now < 2 {
+        if rt.metrics().io_sockets != IoDriver::Uring || rt.metrics().workers_in_service < 2 {
             return common::skip("one CPU, or no rings");
         }
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
@@ -261,7 +261,7 @@ mod child {
         to_source.write_all(b"!").unwrap();
         reader.join().unwrap();
         selects.join().unwrap();
-        wait_for("no operation", || rt.metrics().io_operations == 0);
+        wait_for("no operation", || rt.metrics().io_operations_active == 0);
     }
 
     #[test]
@@ -296,7 +296,7 @@ mod child {
             );
             let next = ring(2).build().unwrap();
             echo(&next);
-            assert_eq!(next.metrics().io_operations, 0);
+            assert_eq!(next.metrics().io_operations_active, 0);
         }
     }
 }
@@ -331,7 +331,7 @@ fn who_selects_is_told_promptly_of_a_descriptor_however_long_it_has_waited() {
         delays.sort_unstable();
         println!("{delays:?}");
         assert!(delays[5] < 4 * MS, "{delays:?}");
-        wait_for("no operation", || rt.metrics().io_operations == 0);
+        wait_for("no operation", || rt.metrics().io_operations_active == 0);
     });
 }
 
@@ -353,7 +353,7 @@ fn who_has_withdrawn_from_a_descriptor_leaves_nothing_and_it_is_closed() {
             });
             assert_eq!(ours.read(&mut [0]).unwrap(), 0, "the end");
         }
-        wait_for("no operation", || rt.metrics().io_operations == 0);
+        wait_for("no operation", || rt.metrics().io_operations_active == 0);
     });
 }
 
@@ -422,8 +422,8 @@ fn stress_who_selects_among_descriptors_misses_nothing_and_is_called_once() {
         pairs.into_iter().for_each(|pair| pair.join().unwrap());
         stop.store(true, SeqCst);
         hogs.into_iter().for_each(|hog| hog.join().unwrap());
-        wait_for("no operation", || rt.metrics().io_operations == 0);
-        assert!(rt.metrics().freezes > 0, "nobody was stopped");
+        wait_for("no operation", || rt.metrics().io_operations_active == 0);
+        assert!(rt.metrics().freezes_total > 0, "nobody was stopped");
     });
 }
 
@@ -461,7 +461,7 @@ fn an_operation_is_submitted_and_completed_while_its_worker_computes() {
             one.write_all(b"x").unwrap();
             reader.join().unwrap();
             hog.join().unwrap();
-            assert_eq!(rt.metrics().io_operations, 0);
+            assert_eq!(rt.metrics().io_operations_active, 0);
         }
     });
 }
@@ -486,14 +486,14 @@ fn who_waits_with_a_worker_that_is_retired_is_told() {
                 wait_for("a waiting fiber", || is_waiting(&fiber));
             }
             rt.handle().resize(1);
-            wait_for("one worker", || rt.metrics().workers_now == 1);
+            wait_for("one worker", || rt.metrics().workers_in_service == 1);
             theirs
                 .iter_mut()
                 .for_each(|to| to.write_all(b"news").unwrap());
             for reader in readers {
                 assert_eq!(reader.join().unwrap(), 4);
             }
-            assert_eq!(rt.metrics().io_operations, 0);
+            assert_eq!(rt.metrics().io_operations_active, 0);
         }
     });
 }
@@ -524,13 +524,15 @@ fn idle_connections_are_operations_in_flight_and_end_with_their_fibers() {
             .map(|_| TcpStream::connect(address).unwrap())
             .collect();
         // And the acceptor's own.
-        wait_for("operations", || rt.metrics().io_operations == MANY + 1);
+        wait_for("operations", || {
+            rt.metrics().io_operations_active == MANY + 1
+        });
         drop(streams);
         wait_for("the ends", || served.load(SeqCst) == MANY);
-        wait_for("one operation", || rt.metrics().io_operations == 1);
+        wait_for("one operation", || rt.metrics().io_operations_active == 1);
         let handle = rt.handle().clone();
         assert!(rt.shutdown_timeout(Duration::from_secs(60)).is_clean());
-        assert_eq!(handle.metrics().io_operations, 0);
+        assert_eq!(handle.metrics().io_operations_active, 0);
         assert!(acceptor.join().unwrap_err().is_cancelled());
     });
 }
@@ -587,7 +589,7 @@ fn what_is_always_ready_and_has_nothing_to_give_keeps_no_worker_busy_and_no_fibe
         let handle = rt.handle().clone();
         assert!(rt.shutdown_timeout(Duration::from_secs(30)).is_clean());
         assert!(reader.join().unwrap_err().is_cancelled());
-        assert_eq!(handle.metrics().io_operations, 0);
+        assert_eq!(handle.metrics().io_operations_active, 0);
     });
 }
 
@@ -680,7 +682,7 @@ fn stress_no_byte_is_lost_or_sent_twice_and_nothing_stays_in_flight() {
         std::thread::sleep(20 * MS);
         let handle = doomed.handle().clone();
         assert!(doomed.shutdown_timeout(Duration::from_secs(60)).is_clean());
-        assert_eq!(handle.metrics().io_operations, 0);
+        assert_eq!(handle.metrics().io_operations_active, 0);
         let readers: Vec<_> = pairs
             .into_iter()
             .map(|(i, other, begun, writer)| {
@@ -702,7 +704,7 @@ fn stress_no_byte_is_lost_or_sent_twice_and_nothing_stays_in_flight() {
         stop.store(true, SeqCst);
         hogs.into_iter().for_each(|hog| hog.join().unwrap());
         let metrics = rt.metrics();
-        assert_eq!(metrics.io_operations, 0);
-        assert!(metrics.freezes > 0, "nobody was stopped");
+        assert_eq!(metrics.io_operations_active, 0);
+        assert!(metrics.freezes_total > 0, "nobody was stopped");
     });
 }

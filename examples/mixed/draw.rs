@@ -1,8 +1,8 @@
 //! The latencies as curves, an SVG that needs nothing else.
 //!
-//! From left to right the part of the pings that were no slower, at equal steps 0, 90, 99, 99.9 and 99.99 %: the slow
-//! ones are what it is about. Upwards the time, in powers of ten. A curve is dashed from where
-//! pings are among it that were not answered: there it would be higher.
+//! From left to right the part of the pings that were no slower, at equal steps 0, 90, 99, 99.9 and
+//! 99.99 %: the slow ones are what it is about. Upwards the time, in powers of ten. A curve is
+//! dashed from where pings are among it that were not answered: there it would be higher.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -55,7 +55,7 @@ pub(crate) fn svg(rows: &[Row], wanted: &Demonstration) -> String {
     svg
 }
 
-/// How many nines a part of so many can tell apart.
+/// How many nines a sample of this size resolves.
 fn nines(pings: usize) -> f64 {
     (pings.max(2) as f64).log10().min(4.0)
 }

@@ -1,9 +1,9 @@
 //! What is a request, and what an answer looks like: HTTP/1.1 and 1.0, without any I/O.
 //!
-//! A request is its head and, if `Content-Length` says so, a body of bounded length. Bodies in chunks
-//! are refused (501), as are heads and bodies that are too large (431, 413), versions we do not speak (505)
-//! and whatever else does not add up (400). After a refusal nobody knows where the next request
-//! begins, so the connection ends.
+//! A request is its head and, if `Content-Length` says so, a body of bounded length. Bodies in
+//! chunks are refused (501), as are heads and bodies that are too large (431, 413), versions we do
+//! not speak (505) and other malformed requests (400). After a refusal the start of the next
+//! request is unknown, so the connection ends.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -20,7 +20,7 @@ pub(crate) struct Request {
     /// The bytes of its head, and of its body.
     pub(crate) head: usize,
     pub(crate) body: usize,
-    /// The client waits to be told that its body is wanted.
+    /// The client waits for `100 Continue` before it sends its body.
     pub(crate) expects_continue: bool,
     /// Another request may follow.
     pub(crate) keep_alive: bool,
@@ -49,8 +49,8 @@ pub(crate) const HEAD_TOO_LARGE: Status = Status(431, "Request Header Fields Too
 pub(crate) const NOT_IMPLEMENTED: Status = Status(501, "Not Implemented");
 pub(crate) const BAD_VERSION: Status = Status(505, "HTTP Version Not Supported");
 
-/// What the bytes that have come so far begin with: a head, the beginning of one (`None`), or something
-/// to be refused.
+/// What the bytes that have come so far begin with: a head, the beginning of one (`None`), or
+/// something to be refused.
 pub(crate) fn parse(input: &[u8]) -> Result<Option<Request>, Status> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -110,7 +110,7 @@ fn body_length(headers: &[httparse::Header<'_>]) -> Result<usize, Status> {
     let mut lengths = values(headers, "content-length");
     let length = lengths.next();
     if values(headers, "transfer-encoding").next().is_some() {
-        // With both of them somebody between us and the client may have understood something else.
+        // With both, a proxy in between may have read the request in another way.
         return Err(length.map_or(NOT_IMPLEMENTED, |_| BAD_REQUEST));
     }
     let Some(length) = length else { return Ok(0) };
@@ -134,7 +134,7 @@ fn path(target: &str) -> &str {
     local.split('?').next().unwrap_or(local)
 }
 
-/// Appends an answer. To a `HEAD` the body is not sent, but its length is told.
+/// Appends an answer. For a `HEAD` request the length of the body is sent, but not the body.
 pub(crate) fn write_answer(
     output: &mut Vec<u8>,
     status: Status,
@@ -171,8 +171,8 @@ fn date(now: SystemTime) -> String {
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     let (hour, minute, second) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
 
-    // Years here begin in March, so that the odd day is the last one of a year; the first is 1600. Each
-    // step takes off whole periods, of which the last may be a day longer than the rest.
+    // Years here begin in March, so that the odd day is the last one of a year; the first is 1600.
+    // Each step takes off whole periods, of which the last may be a day longer than the rest.
     let since_1600 = days + 135_080;
     let (centuries_4, rest) = (since_1600 / 146_097, since_1600 % 146_097);
     let century = (rest / 36_524).min(3);

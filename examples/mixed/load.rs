@@ -1,18 +1,20 @@
-//! The second process: sends pings and crunches, and measures. One thread with an epoll of its own, no fibers.
+//! The second process: sends pings and crunches, and measures. One thread with an epoll of its own,
+//! no fibers.
 //!
-//! *Pings* are sent by a schedule made beforehand, at random times (as if by many who know nothing of each
-//! other; an even beat could fall in step with some timer). A ping that is due takes a connection that is idle; if there is
-//! none, it waits for one. It has taken as long as its answer came after the time it was **due**, so that
-//! none counts less because one before it was slow. One that is not answered at the end counts as long as
-//! it has waited, at least.
+//! *Pings* are sent by a schedule made beforehand, at random times (as if by many independent
+//! clients; an even beat could fall in step with some timer). A ping that is due takes a connection
+//! that is idle; if there is none, it waits for one. It has taken as long as its answer came after
+//! the time it was **due**, so that none counts less because one before it was slow. One that is
+//! not answered at the end counts as long as it has waited, at least.
 //!
-//! *Crunches* are kept in flight, each on a connection of its own, a new one after each answer. How much of them
-//! is done is counted in the service: those that take turns all end late.
+//! *Crunches* are kept in flight, each on a connection of its own, a new one after each answer. How
+//! much of them is done is counted in the service: those that take turns all end late.
 //!
-//! *Phases*: warm up with pings alone, begin the crunches and let them settle, measure, wait a little for the
-//! rest. What is measured goes to standard output, line by line (`Told`).
+//! *Phases*: warm up with pings alone, begin the crunches and let them settle, measure, wait a
+//! little for the rest. What is measured goes to standard output, line by line (`Told`).
 //!
-//! The thread asks for `SCHED_FIFO`, so as not to measure its own wait for a CPU, and says whether it was granted.
+//! The thread asks for `SCHED_FIFO`, so as not to measure its own wait for a CPU, and says whether
+//! it was granted.
 
 #![expect(unsafe_code, reason = "asks the kernel for a real-time priority")]
 
@@ -33,7 +35,7 @@ const WARM: Duration = Duration::from_millis(700);
 const SETTLE: Duration = Duration::from_millis(800);
 /// How long to wait for the rest in the end.
 const REST: Duration = Duration::from_millis(500);
-/// How often to tell how far we are.
+/// How often to report the progress.
 const TELL: Duration = Duration::from_millis(100);
 /// What the timer is called among the connections.
 const TIMER: u64 = u64::MAX;
@@ -103,7 +105,8 @@ pub(crate) fn run(load: &Load) -> io::Result<()> {
 
 fn ask_for_fifo() -> Result<(), String> {
     let priority = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the pointer is to a value of the right type that lives through the call; 0 is the calling thread.
+    // SAFETY: the pointer is to a value of the right type that lives through the call; 0 is the
+    // calling thread.
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority) };
     match result {
         0 => Ok(()),

@@ -13,9 +13,9 @@
 //! for answers, keeps some crunches in flight, and measures. That is done with 0, 8 and 64
 //! crunches, with preemption and without.
 //!
-//! The files: `service` (connections and their end), `http` (what a request is), `crunch` (the work),
-//! `load` (the second process), `rows` (one measurement after the other), `report` and `draw` (what is
-//! shown), `arguments`.
+//! The files: `service` (connections and their end), `http` (what a request is), `crunch` (the
+//! work), `load` (the second process), `rows` (one measurement after the other), `report` and
+//! `draw` (what is shown), `arguments`.
 
 mod arguments;
 mod crunch;

@@ -6,7 +6,7 @@ use std::io::{IsTerminal, Write as _, stderr};
 use crate::arguments::Demonstration;
 use crate::rows::{Latency, Row};
 
-/// What is told of the latencies: a name, and which part of the pings were no slower.
+/// The percentiles that are shown: a name, and the share of the pings that were no slower.
 pub(crate) const PARTS: [(&str, f64); 4] =
     [("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0)];
 /// Columns of the bar.
@@ -121,7 +121,8 @@ pub(crate) fn in_words(latency: Latency) -> String {
     format!("{sign}{value:.decimals$} {unit}")
 }
 
-/// For programs: an object, in a line. Times are in microseconds; those in `at_least` would have been longer.
+/// For programs: an object, in a line. Times are in microseconds; those in `at_least` would have
+/// been longer.
 pub(crate) fn json(row: &Row, wanted: &Demonstration) -> String {
     let mut line = format!(
         r#"{{"preempt":{},"crunches_in_flight":{},"pings":{},"answered":{},"#,

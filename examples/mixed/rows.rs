@@ -1,4 +1,5 @@
-//! One measurement after the other: for each a runtime and a service of its own, and the load generator beside it.
+//! One measurement after the other: for each a runtime and a service of its own, and the load
+//! generator beside it.
 
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -50,8 +51,8 @@ impl Row {
         self.pings.iter().filter(|ping| ping.is_answered).count()
     }
 
-    /// What this part of the pings, from 0 to 1, did not exceed; `None` if there were none. If one among
-    /// them was not answered, it would have been longer.
+    /// What this part of the pings, from 0 to 1, did not exceed; `None` if there were none. If one
+    /// among them was not answered, it would have been longer.
     pub(crate) fn latency(&self, part: f64) -> Option<Latency> {
         let rank = (self.pings.len() as f64 * part).ceil() as usize;
         let within = &self.pings[..rank.clamp(1, self.pings.len().max(1)).min(self.pings.len())];

@@ -1,14 +1,16 @@
-//! The service: a fiber that accepts, and a fiber for each connection, written as if every call blocked.
+//! The service: a fiber that accepts, and a fiber for each connection, written as if every call
+//! blocked.
 //!
-//! *Time.* A connection is closed when a request has not arrived as a whole some time after the answer to
-//! the one before: silently if nothing came, with 408 if a part did. Whoever does not fetch an answer
-//! for as long is given up as well.
+//! *Time.* A connection is closed when a request has not arrived as a whole some time after the
+//! answer to the one before: silently if nothing came, with 408 if a part did. A connection whose
+//! client does not read an answer for as long is closed as well.
 //!
-//! *The end* (`stop`). Who has connected so far is let in, nobody else. Idle connections are closed, the
-//! others get their answer, which says that it is the last. Requests of which a part is still to come have a few
-//! seconds for that. Whether a connection is idle is told by its fiber: it first says so and then looks
-//! whether this is the end; `stop` first says that it is and then looks who is idle. So one of the two
-//! sees the other. What had arrived before the connection was closed is still read, and answered if it is whole.
+//! *The end* (`stop`). Connections made so far are accepted, later ones are not. Idle connections
+//! are closed, the others get their answer, which says that it is the last. Requests of which a
+//! part is still to come have a few seconds for that. A connection is marked idle by its fiber,
+//! which first marks it and then looks whether this is the end; `stop` first says that it is and
+//! then looks who is idle. So one of the two sees the other. What had arrived before the connection
+//! was closed is still read, and answered if it is whole.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -74,7 +76,8 @@ impl Service {
             self.desk.welcome(stream);
         }
         self.desk.is_ending.store(true, SeqCst);
-        // `shutdown` ends a listener too, and wakes who waits in `accept`; but std has it for streams only.
+        // `shutdown` ends a listener too, and wakes who waits in `accept`; but std has it for
+        // streams only.
         let door = net::TcpStream::from(OwnedFd::from(self.listener));
         door.shutdown(Shutdown::Both)?;
         drop(door);
@@ -141,14 +144,16 @@ impl Desk {
                 input: Vec::new(),
                 output: Vec::new(),
             };
-            // An error is that the client has gone, and there is nobody to tell.
+            // An error means that the client has gone.
             let _gone = connection.serve();
         });
-        drop(fiber); // nobody waits for it
+        drop(fiber); // detached
     }
 
     fn guests(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Guest>>> {
-        self.guests.lock().expect("nobody panics with the list")
+        self.guests
+            .lock()
+            .expect("no panic while the list is locked")
     }
 
     /// Those whom this concerns read that this is the end, after what has arrived.
@@ -162,7 +167,7 @@ impl Desk {
         let _guests = self
             .one_left
             .wait_timeout_while(self.guests(), most, |guests| !guests.is_empty())
-            .expect("nobody panics with the list");
+            .expect("no panic while the list is locked");
     }
 }
 
@@ -228,7 +233,7 @@ impl Connection<'_> {
                 Err(status) => return Ok(Err(Some(status))),
                 Ok(None) => {}
             }
-            self.send()?; // whoever waits for an answer may wait with the rest of the next request
+            self.send()?; // a client may send the rest of the next request only after the answer
             if let Err(silence) = self.read(deadline)? {
                 return Ok(Err(missed(silence, !self.input.is_empty())));
             }
@@ -314,8 +319,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Says that this is all, and lets the client close first: what it has sent in vain would otherwise end
-    /// the connection before our answer is read.
+    /// Says that this is all, and lets the client close first: what it has sent in vain would
+    /// otherwise end the connection before our answer is read.
     fn close(&self) -> io::Result<()> {
         self.guest.stream.shutdown(Shutdown::Write)?;
         self.guest.stream.set_read_timeout(Some(IGNORING))?;

@@ -1,6 +1,6 @@
 //! SIGTERM and SIGINT as something to wait for.
 //!
-//! The handler writes a byte into a socket, and whoever waits reads it: the usual way out of a
+//! The handler writes a byte into a socket, and the waiting thread reads it: the usual way out of a
 //! signal handler, where next to nothing is allowed.
 
 #![expect(unsafe_code, reason = "a signal handler is registered")]
@@ -21,13 +21,13 @@ impl Termination {
 /// From here on the signals do not end the process by themselves.
 pub(crate) fn termination() -> io::Result<Termination> {
     let (reader, writer) = UnixStream::pair()?;
-    writer.set_nonblocking(true)?; // a handler must not wait; if it is full, somebody has been told
+    writer.set_nonblocking(true)?; // a handler must not block; if the socket is full, the reader is notified already
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let writer = writer.try_clone()?;
-        let tell = move || drop((&writer).write(b"!"));
-        // SAFETY: what the closure does is allowed in a handler: it calls `send` and looks at errno, which is
-        // restored for it, and neither allocates, locks nor panics.
-        unsafe { signal_hook_registry::register(signal, tell) }?;
+        let notify = move || drop((&writer).write(b"!"));
+        // SAFETY: what the closure does is allowed in a handler: it calls `send` and looks at
+        // errno, which is restored for it, and neither allocates, locks nor panics.
+        unsafe { signal_hook_registry::register(signal, notify) }?;
     }
     Ok(Termination(reader))
 }

@@ -1,32 +1,44 @@
-#![expect(unsafe_code, reason = "lends closures to the pool; see `lend`")]
-//! Calls that block the thread, on threads made for that.
+#![expect(
+    unsafe_code,
+    reason = "passes closures to the pool; see `park::scoped`"
+)]
+//! Blocking calls on a pool of threads made for them.
 //!
-//! The closure stays on the caller's stack ([`lend`](crate::park::lend)) and is queued by a link in
-//! it: a call allocates nothing. `pool.rs` has the threads, `crew.rs` says how many are awake.
+//! A call is a [scoped job](crate::park::scoped): the closure stays on the caller's stack and is
+//! queued by a link in it, so a call allocates nothing. `pool.rs` has the threads, `sizing.rs`
+//! decides how many run.
 
 use crate::fiber::reason::ParkReason;
-use crate::park::lend;
+use crate::park::scoped;
 use crate::sched::Shared;
 use crate::sched::service::Kind;
 
-mod crew;
 mod pool;
+mod sizing;
 
 pub(crate) use pool::{Pool, Stats};
 
-/// Runs the closure on a thread that may block, while the calling fiber is parked: for calls that
-/// wait in the kernel (files, name look-ups, `wait`) or in a library of another language.
+/// Runs a closure on a thread that may block, while the calling fiber waits.
 ///
-/// The closure may borrow from the caller, who does not leave before it is done, and cannot be
-/// cancelled meanwhile. A panic in it goes on in the caller. On a plain thread, and inside another
-/// `blocking` call, it is simply called; inside `compute` as well, where it keeps a thread that computes
-/// from its work.
+/// Use it for calls that block in the kernel (files, name look-ups, `wait`) or in a foreign
+/// library. It corresponds to `tokio::task::spawn_blocking`, but waits for the closure, which may
+/// therefore borrow from the caller.
 ///
-/// Threads are made as they are needed, as many as
-/// [`blocking_threads`](crate::runtime::Builder::blocking_threads) at most, and end when they have had nothing to
-/// do for a while. Further calls wait in a queue. If the system refuses a thread, the others serve
-/// the queue, and a new one is asked for again later.
+/// The calling fiber parks until the closure has returned and cannot be cancelled meanwhile. On a
+/// plain thread and inside another `blocking` call the closure is called in place. Inside
+/// [`compute`](crate::runtime::compute) it is called in place, too, and occupies one of the few
+/// compute threads while it blocks.
 ///
+/// Threads are started on demand, at most
+/// [`blocking_threads`](crate::runtime::Builder::blocking_threads) of them, and end after they have
+/// been idle for [`blocking_keep_alive`](crate::runtime::Builder::blocking_keep_alive). Further
+/// calls wait in a queue. If the system refuses a thread, the others serve the queue, and the pool
+/// asks again later.
+///
+/// # Panics
+/// A panic of the closure is resumed in the caller.
+///
+/// # Examples
 /// ```
 /// use indent::runtime;
 ///
@@ -37,7 +49,7 @@ pub(crate) use pool::{Pool, Stats};
 /// assert!(size.join().unwrap().unwrap() > 0);
 /// ```
 ///
-/// What it borrows and returns crosses threads:
+/// The closure and its result cross threads, so both must be `Send`:
 ///
 /// ```compile_fail
 /// let local = std::rc::Rc::new(1);
@@ -51,9 +63,9 @@ where
     F: FnOnce() -> T + Send,
     T: Send,
 {
-    lend::lend(f, ParkReason::Blocking, |shared, loan| {
-        // SAFETY: `lend` keeps it until it has run, and here is the one place it goes to.
-        unsafe { shared.pool().push(loan) };
+    scoped::run_on_pool(f, ParkReason::Blocking, |shared, job| {
+        // SAFETY: `run_on_pool` keeps it until it has run, and this is the one place it goes to.
+        unsafe { shared.pool().push(job) };
     })
 }
 

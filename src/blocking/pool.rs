@@ -1,13 +1,16 @@
-#![expect(unsafe_code, reason = "runs loans that wait in an intrusive queue")]
+#![expect(
+    unsafe_code,
+    reason = "runs scoped jobs that wait in an intrusive queue"
+)]
 //! The threads behind [`blocking`](super::blocking), and the queue they serve.
 //!
-//! Who is roused or started when is `crew.rs`. A thread that the system refuses is a fact, not an
-//! error: the job stays queued, threads that run already will take it, and a new one is tried for
-//! again, by the next push after [`RETRY`] or by whoever [tends](Service::tend) to the pool.
+//! `sizing.rs` decides when a thread is woken or started. If the system refuses a thread, that is
+//! no error: the job stays queued and threads that run already take it. The pool asks for a thread
+//! again with the next push after [`RETRY`], or when the helper calls [`Service::tend`].
 //!
-//! Threads own what they touch (an `Arc` of [`Inner`]), so one that is left behind by a shutdown
-//! comes to no harm. A loan in the queue belongs to a fiber that waits for it, and that keeps
-//! the runtime; closing the pool leaves such loans where they are.
+//! Threads own what they use (an `Arc` of [`Inner`]), so a thread that a shutdown leaves behind
+//! comes to no harm. A scoped job in the queue belongs to a fiber that waits for it and keeps the
+//! runtime alive; closing the pool leaves such jobs in the queue.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -15,9 +18,9 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle as ThreadHandle;
 use std::time::{Duration, Instant};
 
-use crate::blocking::crew::{Crew, Look, Owed, Role};
+use crate::blocking::sizing::{Action, Look, Role, Sizing};
 use crate::error::AbortOnUnwind;
-use crate::park::lend::Loan;
+use crate::park::scoped::ScopedJob;
 use crate::sched::service::Service;
 use crate::sched::shutdown::Patience;
 use crate::sched::{Hook, Shared, context, retire, shutdown};
@@ -25,51 +28,51 @@ use crate::sys::parker::Parker;
 use crate::util::list::List;
 use crate::util::loom::{Mutex, lock};
 
-/// When to ask again for a thread that the system refused.
+/// How long to wait before asking again for a thread that the system refused.
 const RETRY: Duration = Duration::from_millis(10);
 
 pub(crate) struct Pool(Arc<Inner>);
 
 struct Inner {
     state: Mutex<State>,
-    /// What `state` says, for those who do not lock.
+    /// Copies of numbers in `state`, readable without its lock.
     queued: AtomicUsize,
     threads: AtomicUsize,
     idle: AtomicUsize,
     handles: Mutex<Handles>,
     keep_alive: Duration,
     thread_name: String,
-    /// Called when a thread starts and ends.
+    /// The hooks for the start and the end of a thread.
     hooks: (Option<Hook>, Option<Hook>),
     runtime: Weak<Shared>,
 }
 
 struct State {
-    queue: List<Loan>,
-    crew: Crew<Arc<Seat>>,
-    /// The system has refused a thread: not before then again.
+    queue: List<ScopedJob>,
+    sizing: Sizing<Arc<IdleThread>>,
+    /// When to ask again, after the system has refused a thread.
     retry_at: Option<Instant>,
 }
 
-/// Where a thread sleeps.
-struct Seat {
+/// Where an idle thread of the pool sleeps.
+struct IdleThread {
     parker: Parker,
-    /// It is the searcher. Written under the lock.
-    summoned: AtomicBool,
+    /// Whether the thread was woken as the searcher. Written under the lock.
+    is_searcher: AtomicBool,
 }
 
 #[derive(Default)]
 struct Handles {
     running: Vec<(usize, ThreadHandle<()>)>,
-    /// Threads that ended because they had nothing to do, until another one does and joins them.
+    /// Threads that ended because they were idle; the next one that ends joins them.
     leaving: Vec<ThreadHandle<()>>,
     serial: usize,
 }
 
-/// Numbers of a pool, each true at its own moment.
+/// Numbers of a pool, each read at its own moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stats {
-    /// Jobs nobody has taken yet.
+    /// Jobs that no thread has taken yet.
     pub(crate) queue_depth: usize,
     /// Threads that run a job, or look for one.
     pub(crate) threads_active: usize,
@@ -83,7 +86,7 @@ impl Pool {
         Pool(Arc::new(Inner {
             state: Mutex::new(State {
                 queue: List::new(),
-                crew: Crew::new(settings.blocking_threads),
+                sizing: Sizing::new(settings.blocking_threads),
                 retry_at: None,
             }),
             queued: AtomicUsize::new(0),
@@ -97,17 +100,17 @@ impl Pool {
         }))
     }
 
-    /// Queues a loan; some thread will run it.
+    /// Queues a scoped job, which a thread of the pool will run.
     ///
     /// # Safety
-    /// The loan is valid until it has run, and nobody else runs it.
-    pub(super) unsafe fn push(&self, loan: NonNull<Loan>) {
-        let owed = self.0.with(|state| {
+    /// The job is valid until it has run, and nothing else runs it.
+    pub(super) unsafe fn push(&self, job: NonNull<ScopedJob>) {
+        let action = self.0.with(|state| {
             // SAFETY: by the caller's promise; it is in no other list.
-            unsafe { state.queue.push(loan) };
-            state.summon()
+            unsafe { state.queue.push(job) };
+            state.ensure_searcher()
         });
-        self.0.pay(owed);
+        self.0.carry_out(action);
     }
 
     pub(crate) fn stats(&self) -> Stats {
@@ -122,48 +125,48 @@ impl Pool {
 
 impl Service for Pool {
     fn close(&self, patience: Patience) -> usize {
-        let mark = context::disable_preempt();
-        let sleepers = self.0.with(|state| state.crew.close());
-        sleepers.iter().for_each(|seat| seat.parker.notify());
+        let guard = context::disable_preempt();
+        let idle = self.0.with(|state| state.sizing.close());
+        idle.iter().for_each(|thread| thread.parker.notify());
         // No thread is started any more: `start` looks under this lock.
         let handles = std::mem::take(&mut *lock(&self.0.handles));
-        drop(mark);
+        drop(guard);
         let running = handles.running.into_iter().map(|(_, thread)| thread);
         shutdown::join_until(patience, running.chain(handles.leaving))
     }
 
     fn tend(&self) -> Option<Duration> {
-        let owed = self.0.with(State::summon);
-        self.0.pay(owed);
+        let action = self.0.with(State::ensure_searcher);
+        self.0.carry_out(action);
         self.0
-            .with(|state| state.crew.is_short(state.queue.len()))
+            .with(|state| state.sizing.is_short(state.queue.len()))
             .then_some(RETRY)
     }
 }
 
 impl State {
-    fn summon(&mut self) -> Owed<Arc<Seat>> {
+    fn ensure_searcher(&mut self) -> Action<Arc<IdleThread>> {
         let may_start = self.may_start();
-        let owed = self.crew.summon(self.queue.len(), may_start);
-        self.mark(owed)
+        let action = self.sizing.ensure_searcher(self.queue.len(), may_start);
+        self.appoint(action)
     }
 
     fn may_start(&self) -> bool {
         self.retry_at.is_none_or(|at| at <= Instant::now())
     }
 
-    /// Tells a sleeper, under the lock, that it is the searcher.
-    fn mark(&mut self, owed: Owed<Arc<Seat>>) -> Owed<Arc<Seat>> {
-        if let Owed::Rouse(seat) = &owed {
-            seat.summoned.store(true, Relaxed);
+    /// Marks an idle thread as the searcher, under the lock.
+    fn appoint(&mut self, action: Action<Arc<IdleThread>>) -> Action<Arc<IdleThread>> {
+        if let Action::Notify(thread) = &action {
+            thread.is_searcher.store(true, Relaxed);
         }
-        owed
+        action
     }
 }
 
 /// What a thread does next.
-enum Turn {
-    Run(NonNull<Loan>, Owed<Arc<Seat>>),
+enum Next {
+    Run(NonNull<ScopedJob>, Action<Arc<IdleThread>>),
     Sleep,
     End,
 }
@@ -173,22 +176,22 @@ impl Inner {
         let mut state = lock(&self.state);
         let result = f(&mut state);
         self.queued.store(state.queue.len(), Relaxed);
-        self.threads.store(state.crew.threads(), Relaxed);
-        self.idle.store(state.crew.idle(), Relaxed);
+        self.threads.store(state.sizing.threads(), Relaxed);
+        self.idle.store(state.sizing.idle(), Relaxed);
         result
     }
 
-    /// Rouses or starts the searcher.
-    fn pay(self: &Arc<Self>, mut owed: Owed<Arc<Seat>>) {
+    /// Notifies or starts the searcher, without the lock.
+    fn carry_out(self: &Arc<Self>, mut action: Action<Arc<IdleThread>>) {
         loop {
-            owed = match owed {
-                Owed::Nothing => return,
-                Owed::Rouse(seat) => return seat.parker.notify(),
-                Owed::Start if self.start() => return,
-                Owed::Start => self.with(|state| {
+            action = match action {
+                Action::Nothing => return,
+                Action::Notify(thread) => return thread.parker.notify(),
+                Action::Start if self.start() => return,
+                Action::Start => self.with(|state| {
                     state.retry_at = Some(Instant::now() + RETRY);
-                    let owed = state.crew.refused(state.queue.len());
-                    state.mark(owed)
+                    let action = state.sizing.start_refused(state.queue.len());
+                    state.appoint(action)
                 }),
             };
             if let Some(runtime) = self.runtime.upgrade() {
@@ -197,15 +200,17 @@ impl Inner {
         }
     }
 
-    /// Starts a thread; false if the system refuses it, or the pool is closed, or a new thread
-    /// would inherit what it must not (S16): then the helper starts one.
+    /// Starts a thread.
+    ///
+    /// False if the system refuses it, if the pool is closed, or if a new thread would inherit what
+    /// it must not (S16): then the helper starts one.
     #[cold]
     fn start(self: &Arc<Self>) -> bool {
         if retire::is_here() {
             return false;
         }
         let mut handles = lock(&self.handles);
-        if self.with(|state| state.crew.is_closed()) {
+        if self.with(|state| state.sizing.is_closed()) {
             return false;
         }
         handles.serial += 1;
@@ -213,7 +218,7 @@ impl Inner {
         let inner = self.clone();
         let name = format!("{}-blocking-{number}", self.thread_name);
         let thread = std::thread::Builder::new().name(name);
-        match thread.spawn(move || inner.live(number)) {
+        match thread.spawn(move || inner.thread_main(number)) {
             Ok(thread) => {
                 handles.running.push((number, thread));
                 true
@@ -222,22 +227,22 @@ impl Inner {
         }
     }
 
-    /// The life of a thread.
-    fn live(self: Arc<Self>, number: usize) {
-        let abort = AbortOnUnwind("the threads for blocking calls");
+    /// The main function of a thread of the pool.
+    fn thread_main(self: Arc<Self>, number: usize) {
+        let abort = AbortOnUnwind("a thread of the blocking pool");
         context::set_served(self.runtime.clone());
         self.serve();
         context::serves_no_more();
         self.hooks.1.iter().for_each(|hook| hook());
-        let owed = self.with(|state| {
+        let action = self.with(|state| {
             let may_start = state.may_start();
-            let owed = state.crew.gone(state.queue.len(), may_start);
-            state.mark(owed)
+            let action = state.sizing.thread_ended(state.queue.len(), may_start);
+            state.appoint(action)
         });
-        self.pay(owed);
+        self.carry_out(action);
         let mut handles = lock(&self.handles);
         let at = handles.running.iter().position(|(n, _)| *n == number);
-        // None if the pool was closed: then we are joined there.
+        // None if the pool was closed: `close` joins this thread then.
         if let Some(at) = at {
             let mut leaving = shutdown::still_running(std::mem::take(&mut handles.leaving));
             leaving.push(handles.running.swap_remove(at).1);
@@ -248,57 +253,59 @@ impl Inner {
     }
 
     fn serve(self: &Arc<Self>) {
-        let seat = Arc::new(Seat {
+        let thread = Arc::new(IdleThread {
             parker: Parker::new(),
-            summoned: AtomicBool::new(false),
+            is_searcher: AtomicBool::new(false),
         });
         let mut role = Role::Searcher;
-        let mut greet = self.hooks.0.as_ref();
+        let mut start_hook = self.hooks.0.as_ref();
         loop {
-            role = match self.with(|state| turn(state, role, &seat)) {
-                Turn::Run(loan, owed) => {
-                    self.pay(owed);
-                    // Only now: others wait for a new thread to look, and the hook may take its time.
-                    if let Some(hook) = greet.take() {
+            role = match self.with(|state| turn(state, role, &thread)) {
+                Next::Run(job, action) => {
+                    self.carry_out(action);
+                    // Only now: until a new thread has looked no other starts, and the hook may be
+                    // slow.
+                    if let Some(hook) = start_hook.take() {
                         hook();
-                        if self.with(|state| state.crew.is_closed()) {
-                            return; // nothing is begun after the end: as if it were still queued
+                        if self.with(|state| state.sizing.is_closed()) {
+                            return; // as if the job were still queued: none begins after the end
                         }
                     }
-                    // SAFETY: out of the queue it is ours alone; valid by its pusher's promise.
-                    unsafe { Loan::run(loan) };
+                    // SAFETY: taken from the queue, so this thread alone has it; valid by its
+                    // pusher's promise.
+                    unsafe { ScopedJob::run(job) };
                     Role::Other
                 }
-                Turn::Sleep => {
-                    greet.take().into_iter().for_each(|hook| hook());
-                    match self.sleep(&seat) {
+                Next::Sleep => {
+                    start_hook.take().into_iter().for_each(|hook| hook());
+                    match self.sleep(&thread) {
                         Some(role) => role,
                         None => return,
                     }
                 }
-                Turn::End => {
-                    greet.take().into_iter().for_each(|hook| hook()); // before the other one
+                Next::End => {
+                    start_hook.take().into_iter().for_each(|hook| hook()); // before the stop hook
                     return;
                 }
             };
         }
     }
 
-    /// Sleeps until roused; `None` if its time is over instead.
-    fn sleep(&self, seat: &Arc<Seat>) -> Option<Role> {
+    /// Sleeps until notified; `None` if the idle time is over instead.
+    fn sleep(&self, thread: &Arc<IdleThread>) -> Option<Role> {
         let until = Instant::now().checked_add(self.keep_alive);
         loop {
             let left = until.map(|at| at.saturating_duration_since(Instant::now()));
-            seat.parker.wait(left);
+            thread.parker.wait(left);
             let woken = self.with(|state| {
-                if seat.summoned.swap(false, Relaxed) {
+                if thread.is_searcher.swap(false, Relaxed) {
                     return Some(Some(Role::Searcher));
                 }
-                if state.crew.is_closed() {
+                if state.sizing.is_closed() {
                     return Some(Some(Role::Other));
                 }
                 let over = until.is_some_and(|at| at <= Instant::now());
-                (over && state.crew.retire(|idle| Arc::ptr_eq(idle, seat))).then_some(None)
+                (over && state.sizing.time_out(|idle| Arc::ptr_eq(idle, thread))).then_some(None)
             });
             if let Some(end) = woken {
                 return end;
@@ -307,16 +314,16 @@ impl Inner {
     }
 }
 
-fn turn(state: &mut State, role: Role, seat: &Arc<Seat>) -> Turn {
-    match state.crew.look(role, state.queue.len()) {
+fn turn(state: &mut State, role: Role, thread: &Arc<IdleThread>) -> Next {
+    match state.sizing.look(role, state.queue.len()) {
         Look::Work => {
-            let loan = state.queue.pop().expect("jobs wait");
-            Turn::Run(loan, state.summon())
+            let job = state.queue.pop().expect("jobs wait");
+            Next::Run(job, state.ensure_searcher())
         }
         Look::Sleep => {
-            state.crew.lie_down(seat.clone());
-            Turn::Sleep
+            state.sizing.add_idle(thread.clone());
+            Next::Sleep
         }
-        Look::End => Turn::End,
+        Look::End => Next::End,
     }
 }

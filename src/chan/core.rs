@@ -303,10 +303,10 @@ impl<T> Channel<T> {
         let mut state = self.state.lock();
         let closed = !mem::replace(&mut state.is_closed, true);
         self.state
-            .call_all(state, How::Over, |state| &mut state.sending);
+            .notify_all(state, How::Over, |state| &mut state.sending);
         let state = self.state.lock();
         self.state
-            .call_all(state, How::Over, |state| &mut state.receiving);
+            .notify_all(state, How::Over, |state| &mut state.receiving);
         closed
     }
 

@@ -60,7 +60,7 @@ pub(crate) fn wait<S: Tells>(
 pub(crate) fn tell<S: Tells, R>(state: &Guarded<S>, change: impl FnOnce(&mut S) -> R) -> R {
     let mut inside = state.lock();
     let changed = change(&mut inside);
-    state.call_all(inside, How::Done, S::waiting);
+    state.notify_all(inside, How::Done, S::waiting);
     changed
 }
 

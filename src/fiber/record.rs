@@ -62,7 +62,7 @@ pub(crate) struct Record {
     /// How much it computes between two parks; see `sched/class.rs`.
     pub(crate) heat: AtomicU8,
     /// Live `no_preempt` sections; used by the fiber itself only.
-    pub(crate) unstoppable: AtomicU8,
+    pub(crate) no_preempt_depth: AtomicU8,
     /// Where on its stack its registers were stored when it last switched out (`switch.rs`).
     pub(crate) stack_pointer: AtomicUsize,
     /// The carrier (a type of the layers above) that a switched-out fiber is bound to; null if it
@@ -166,7 +166,7 @@ impl Record {
         self.waits_since.store(0, Relaxed);
         self.mobility.store(0, Relaxed);
         self.bound_entry.store(u16::MAX, Relaxed);
-        self.unstoppable.store(0, Relaxed);
+        self.no_preempt_depth.store(0, Relaxed);
         self.heat.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: a thread that gets a reference by `try_hold` sees all of the above.
@@ -265,8 +265,8 @@ impl Record {
     }
 
     /// Whether it must not be interrupted now.
-    pub(crate) fn is_unstoppable(&self) -> bool {
-        self.unstoppable.load(Relaxed) > 0
+    pub(crate) fn in_no_preempt(&self) -> bool {
+        self.no_preempt_depth.load(Relaxed) > 0
     }
 
     /// Writes one line that names the fiber: `fiber 42 'name', spawned at file:line`.

@@ -72,18 +72,18 @@ const POOL_KEEPS_PAGES: usize = 1024;
 /// code without stack probes faults, too, instead of writing into another fiber's stack.
 ///
 /// ```
-/// use indent::runtime::{Builder, Guard};
+/// use indent::runtime::{Builder, StackGuard};
 ///
 /// let rt = Builder::new().build()?;
 /// match rt.metrics().stack_guard {
-///     Guard::Marker => assert_eq!(rt.metrics().task_limit, None),
-///     _ => println!("no more than {:?} fibers at once", rt.metrics().task_limit),
+///     StackGuard::Marker => assert_eq!(rt.metrics().fiber_limit, None),
+///     _ => println!("no more than {:?} fibers at once", rt.metrics().fiber_limit),
 /// }
 /// # Ok::<(), indent::StartError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Guard {
+pub enum StackGuard {
     /// Markers in the page table (`MADV_GUARD_INSTALL`, Linux 6.13): no mapping of their own.
     Marker,
     /// Inaccessible pages (`mprotect`): two mappings for every stack.
@@ -146,11 +146,11 @@ impl StackHead {
         (self.bottom & (Self::PAGED - 1)) as u8
     }
 
-    fn guard(&self) -> Guard {
+    fn guard(&self) -> StackGuard {
         if self.bottom & Self::PAGED == 0 {
-            Guard::Marker
+            StackGuard::Marker
         } else {
-            Guard::Page
+            StackGuard::Page
         }
     }
 
@@ -303,7 +303,7 @@ impl Pool {
         }
     }
 
-    fn cut(&mut self, class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> {
+    fn cut(&mut self, class: u8, guard: StackGuard) -> io::Result<NonNull<StackHead>> {
         let size = stride(class);
         if self.end - self.fresh < size {
             self.map_slab(size)?;
@@ -339,25 +339,25 @@ impl Pool {
 
 /// # Safety
 /// The `GUARD` bytes at `bottom` are mapped and unused.
-unsafe fn install_guard(bottom: NonNull<u8>, guard: Guard) -> io::Result<()> {
+unsafe fn install_guard(bottom: NonNull<u8>, guard: StackGuard) -> io::Result<()> {
     match guard {
         // SAFETY: by the caller's promise.
-        Guard::Marker => unsafe { memory::advise(bottom, GUARD, Advice::InstallGuard) },
+        StackGuard::Marker => unsafe { memory::advise(bottom, GUARD, Advice::InstallGuard) },
         // SAFETY: by the caller's promise.
-        Guard::Page => unsafe { memory::forbid(bottom, GUARD) },
+        StackGuard::Page => unsafe { memory::forbid(bottom, GUARD) },
     }
 }
 
 /// # Safety
 /// The bytes of a stack of this class, from `bottom` on, are the caller's.
-unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<StackHead> {
+unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: StackGuard) -> NonNull<StackHead> {
     static SERIAL: AtomicUsize = AtomicUsize::new(0);
     let colour = SERIAL.fetch_add(1, Relaxed) % COLOURS;
     let offset = stride(class) - colour * CACHE_LINE - size_of::<StackHead>();
     // SAFETY: inside the stack.
     let head = unsafe { bottom.add(offset) }.cast::<StackHead>();
     let link = crate::util::loom::atomic::AtomicPtr::new(ptr::null_mut());
-    let paged = if guard == Guard::Page {
+    let paged = if guard == StackGuard::Page {
         StackHead::PAGED
     } else {
         0
@@ -376,14 +376,14 @@ unsafe fn place_head(bottom: NonNull<u8>, class: u8, guard: Guard) -> NonNull<St
     head
 }
 
-fn pools(guard: Guard) -> &'static Pools {
+fn pools(guard: StackGuard) -> &'static Pools {
     match guard {
-        Guard::Marker => &MARKED,
-        Guard::Page => &PAGED,
+        StackGuard::Marker => &MARKED,
+        StackGuard::Page => &PAGED,
     }
 }
 
-fn lock(guard: Guard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
+fn lock(guard: StackGuard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
     preempt_check::expect_disabled();
     pools(guard)[usize::from(class)]
         .lock()
@@ -391,7 +391,7 @@ fn lock(guard: Guard, class: u8) -> std::sync::MutexGuard<'static, Pool> {
 }
 
 /// Returns a free stack from the pool, or a new one.
-pub(crate) fn obtain(class: u8, guard: Guard) -> io::Result<NonNull<StackHead>> {
+pub(crate) fn obtain(class: u8, guard: StackGuard) -> io::Result<NonNull<StackHead>> {
     if cfg!(indent_sanitize) {
         let size = stride(class);
         let bottom = memory::map(size)?;
@@ -437,11 +437,11 @@ pub(crate) fn give_back(stack: NonNull<StackHead>) {
 }
 
 /// Whether the kernel supports guard markers; tested once.
-pub(crate) fn best_guard() -> Guard {
+pub(crate) fn best_guard() -> StackGuard {
     static ANSWER: AtomicU8 = AtomicU8::new(0);
     match ANSWER.load(Relaxed) {
-        1 => Guard::Marker,
-        2 => Guard::Page,
+        1 => StackGuard::Marker,
+        2 => StackGuard::Page,
         _ => {
             let works = memory::map(PAGE).is_ok_and(|page| {
                 // SAFETY: a page of our own.
@@ -451,25 +451,29 @@ pub(crate) fn best_guard() -> Guard {
                 works
             });
             ANSWER.store(if works { 1 } else { 2 }, Relaxed);
-            if works { Guard::Marker } else { Guard::Page }
+            if works {
+                StackGuard::Marker
+            } else {
+                StackGuard::Page
+            }
         }
     }
 }
 
 /// The most stacks there can be beside `threads` threads; `None` if only memory limits them.
-pub(crate) fn limit(guard: Guard, threads: usize) -> Option<usize> {
+pub(crate) fn limit(guard: StackGuard, threads: usize) -> Option<usize> {
     match guard {
-        Guard::Marker => None,
-        Guard::Page => Some(limit_by_mappings(memory::max_mappings(), threads)),
+        StackGuard::Marker => None,
+        StackGuard::Page => Some(limit_by_mappings(memory::max_mappings(), threads)),
     }
 }
 
 /// The most threads for fibers that the mappings of the process allow, beside those of stacks.
-pub(crate) fn most_threads(guard: Guard) -> usize {
+pub(crate) fn most_threads(guard: StackGuard) -> usize {
     let mappings = memory::max_mappings();
     match guard {
-        Guard::Marker => mappings / MAPPINGS_OF_THREAD,
-        Guard::Page => share_of_threads(mappings) / MAPPINGS_OF_THREAD,
+        StackGuard::Marker => mappings / MAPPINGS_OF_THREAD,
+        StackGuard::Page => share_of_threads(mappings) / MAPPINGS_OF_THREAD,
     }
 }
 
@@ -507,11 +511,11 @@ pub(crate) fn slabs() -> usize {
 pub(crate) struct Cache {
     free: List<StackHead>,
     class: u8,
-    guard: Guard,
+    guard: StackGuard,
 }
 
 impl Cache {
-    pub(crate) fn new(class: u8, guard: Guard) -> Self {
+    pub(crate) fn new(class: u8, guard: StackGuard) -> Self {
         Cache {
             free: List::new(),
             class,

@@ -1,24 +1,25 @@
 #![expect(
     unsafe_code,
-    reason = "what a lock protects, for who has taken several"
+    reason = "access to what a lock protects, for a caller that holds several"
 )]
-//! Something with a lock, inside of which are queues of those who wait for it.
+//! A value with a lock that contains wait queues.
 //!
-//! The lock is taken with preemption disabled, and released before preemption is enabled again. Who was taken out of a queue
-//! meanwhile is called in between: from a take to the call preemption is disabled (S6).
+//! The lock is taken with preemption disabled, and released before preemption is enabled again. A
+//! waiter that was taken out of a queue meanwhile is notified in between: preemption stays disabled
+//! from the take to the notification (S6).
 
 use std::ops::{Deref, DerefMut};
 
 use super::queue::{How, Operation, Queue, Taken};
 use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::Waiter;
-use crate::util::lock::{Guard, Lock};
+use crate::util::lock::{Lock, StackGuard};
 use crate::util::loom::RawLock;
 
-/// How many are called in one breath.
+/// How many waiters are taken and notified under one lock hold.
 const BATCH: usize = 8;
 
-/// Something with a lock, which is taken together with the mark.
+/// A value with a lock, which is taken with preemption disabled.
 pub(crate) struct Guarded<T>(Lock<T>);
 
 impl<T> Guarded<T> {
@@ -35,8 +36,9 @@ impl<T> Guarded<T> {
         }
     }
 
-    /// For an operation that could block: it is charged first, and a fiber whose budget is used up gives way and,
-    /// if it was asked to end, unwinds.
+    /// Locks for an operation that could block, which is charged first.
+    ///
+    /// A fiber whose budget is used up yields and, if it was cancelled, unwinds.
     #[inline]
     pub(crate) fn lock_charged(&self) -> Locked<'_, T> {
         let mut preempt = context::disable_preempt();
@@ -51,11 +53,13 @@ impl<T> Guarded<T> {
         }
     }
 
-    /// Unlocks, and calls all who wait in this queue: not who comes later, so it ends.
+    /// Unlocks, and notifies all waiters that are in this queue now; later ones are left, so it
+    /// ends.
     ///
-    /// A few at a time: who was taken is deaf until it is called, so preemption is disabled from the one to the other (S6),
-    /// and a crowd is not called in one breath. Who was not taken yet can still withdraw.
-    pub(crate) fn call_all<'a>(
+    /// Waiters are notified in batches of [`BATCH`]: a waiter that was taken cannot be cancelled
+    /// until it is notified, so preemption is disabled in between (S6), and the lock is never held
+    /// for long. A waiter that was not taken yet can still withdraw.
+    pub(crate) fn notify_all<'a>(
         &'a self,
         mut locked: Locked<'a, T>,
         how: How,
@@ -89,29 +93,31 @@ impl<T> Guarded<T> {
     }
 }
 
-/// The lock is released first, then the mark.
+/// A held lock. It is released before preemption is enabled again.
 pub(crate) struct Locked<'a, T> {
-    guard: Guard<'a, T>,
+    guard: StackGuard<'a, T>,
     preempt: PreemptGuard,
 }
 
 impl<T> Locked<'_, T> {
-    /// An operation of whoever holds the lock. A plain thread's waiter may have to be allocated, which is not done
-    /// under the lock: `None` if there is none at hand. Then whoever waits makes one, and looks again.
+    /// An operation of the caller, which holds the lock.
+    ///
+    /// The waiter of a plain thread may have to be allocated, which is not done under the lock:
+    /// `None` if `at_hand` has none. The caller then allocates one and checks again.
     #[inline]
     pub(crate) fn operation(&self, at_hand: &mut Option<Waiter>) -> Option<Operation> {
         let waiter = Waiter::of_fiber(&self.preempt).or_else(|| at_hand.take());
         waiter.map(Operation::of)
     }
 
-    /// Unlocks, and calls those who were taken meanwhile.
+    /// Unlocks, and notifies the waiters that were taken meanwhile.
     #[inline]
     pub(crate) fn finish<const N: usize>(self, taken: [Option<Taken>; N]) {
         let Locked { guard, preempt } = self;
         drop(guard);
-        let kept = taken.map(|taken| taken.map(|taken| taken.notify(&preempt)));
+        let deferred = taken.map(|taken| taken.map(|taken| taken.notify(&preempt)));
         drop(preempt);
-        drop(kept);
+        drop(deferred);
     }
 }
 

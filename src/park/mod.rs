@@ -1,19 +1,19 @@
-//! The one way to block: [`until`], for fibers and plain threads alike.
+//! The one way to block: [`park_until`], for fibers and plain threads alike.
 //!
-//! A park ends by a wake, by its deadline, or because the fiber was asked to end or is past a [time
-//! limit](crate::time::timeout); exactly one of
-//! them wins. A wake that comes before the park is kept, as with [`std::thread::park`]; there is
-//! one token, so two wakes before one park are one. A park may also end without a wake of its own,
-//! when one meant for an earlier wait comes late: look again at what you wait for.
+//! A park ends by an unpark, by its deadline, or because the fiber was cancelled or is past a [time
+//! limit](crate::time::timeout); exactly one of them wins. As with [`std::thread::park`], an unpark
+//! that comes before the park makes the next park return at once. There is one token, so two
+//! unparks before one park count once. A park may also end spuriously, when an unpark meant for an
+//! earlier wait comes late: so check the condition again after each park.
 //!
-//! Everything that waits (joins, channels, locks) is made of this: put an [`Unparker`] where the
-//! other side finds it, look once more at what you wait for, park, look again.
+//! Joins, channels and locks are built on this: store an [`Unparker`] where the other side finds
+//! it, check the condition, park, check again.
 //!
 //! ```
 //! use indent::park;
 //!
 //! let fiber = indent::spawn(|| {
-//!     park::park(); // until somebody unparks
+//!     park::park(); // until it is unparked
 //!     "awake"
 //! });
 //! fiber.unparker().unpark();
@@ -25,8 +25,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) mod guarded;
-pub(crate) mod lend;
 pub(crate) mod queue;
+pub(crate) mod scoped;
 pub(crate) mod select;
 
 pub use crate::fiber::reason::ParkReason;
@@ -39,24 +39,29 @@ use crate::sched::thread::ThreadParker;
 use crate::sched::wake;
 use crate::sched::{block, context, limit, swallow};
 
-/// Blocks the calling fiber, or the calling thread, until somebody unparks it or the deadline
-/// passes. Charged to the fiber's budget.
+/// Blocks the calling fiber or thread until it is unparked or the deadline passes.
 ///
-/// A fiber that was asked to end gets [`Woken::ByCancel`] at once, this time and every time after:
-/// let go of what you hold and return, or call [`task::checkpoint`](crate::task::checkpoint), which
-/// unwinds. From the third time on that takes longer each time, up to 100 ms. A fiber that is
-/// unwinding is not told again, and while a great many others unwind it is told later.
+/// Without a deadline only an unpark or a cancellation ends it. It is charged to the fiber's
+/// budget.
 ///
+/// A fiber that was cancelled gets [`Woken::ByCancel`] at once, from every call: release what you
+/// hold and return, or call [`task::checkpoint`](crate::task::checkpoint), which unwinds. From the
+/// third time on the call takes longer each time, up to 100 ms. A fiber that is unwinding does not
+/// get it again; while very many other fibers unwind, a fiber may get it later.
+///
+/// It corresponds to [`std::thread::park_timeout`], but reports why it returned.
+///
+/// # Examples
 /// ```
 /// use indent::park::{self, ParkReason, Woken};
 /// use std::time::{Duration, Instant};
 ///
 /// let soon = Instant::now() + Duration::from_millis(1);
-/// assert_eq!(park::until(Some(soon), ParkReason::Park), Woken::ByDeadline);
+/// assert_eq!(park::park_until(Some(soon), ParkReason::Park), Woken::ByDeadline);
 /// park::unparker().unpark();
-/// assert_eq!(park::until(None, ParkReason::Park), Woken::ByWake);
+/// assert_eq!(park::park_until(None, ParkReason::Park), Woken::ByWake);
 /// ```
-pub fn until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
+pub fn park_until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
     let woken = wait(deadline, reason, Signal::Unpark);
     if woken == Woken::ByCancel {
         swallow::note_unwinding();
@@ -64,13 +69,15 @@ pub fn until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
     woken
 }
 
-/// Blocks until somebody unparks; a fiber that was asked to end unwinds instead.
+/// Blocks the calling fiber or thread until it is unparked.
+///
+/// A fiber that was cancelled unwinds instead. It corresponds to [`std::thread::park`].
 ///
 /// ```
 /// use indent::park;
 ///
 /// park::unparker().unpark();
-/// park::park(); // returns at once: the wake was kept
+/// park::park(); // returns at once: the unpark came before
 /// ```
 pub fn park() {
     if wait(None, ParkReason::Park, Signal::Unpark) == Woken::ByCancel {
@@ -78,7 +85,7 @@ pub fn park() {
     }
 }
 
-/// The right to unpark the caller.
+/// Returns an [`Unparker`] for the calling fiber or thread.
 ///
 /// ```
 /// use indent::park;
@@ -89,14 +96,15 @@ pub fn park() {
 /// ```
 pub fn unparker() -> Unparker {
     Unparker(match context::current_fiber() {
-        Some(fiber) => Who::Fiber(fiber.hold()),
-        None => Who::Thread(context::thread_parker()),
+        Some(fiber) => Target::Fiber(fiber.hold()),
+        None => Target::Thread(context::thread_parker()),
     })
 }
 
-/// Wakes one fiber, or one plain thread, from anywhere. Never blocks, never yields.
+/// Unparks one fiber or one plain thread, from anywhere.
 ///
-/// Keeping it after the fiber is over is fine: it does nothing then.
+/// It never blocks and never yields, and may outlive the fiber: it does nothing then. It
+/// corresponds to [`std::thread::Thread::unpark`].
 ///
 /// ```
 /// let me = indent::park::unparker();
@@ -104,24 +112,24 @@ pub fn unparker() -> Unparker {
 /// indent::park::park();
 /// ```
 #[derive(Clone)]
-pub struct Unparker(Who);
+pub struct Unparker(Target);
 
 #[derive(Clone)]
-enum Who {
+enum Target {
     Fiber(Held),
     Thread(Arc<ThreadParker>),
 }
 
 impl Unparker {
     pub(crate) fn of(fiber: &Held) -> Self {
-        Unparker(Who::Fiber(fiber.clone()))
+        Unparker(Target::Fiber(fiber.clone()))
     }
 
     /// Ends the park of its fiber or thread, or makes the next one return at once.
     pub fn unpark(&self) {
         match &self.0 {
-            Who::Fiber(fiber) => wake::wake(fiber.fiber(), Signal::Unpark),
-            Who::Thread(parker) => parker.wake(Signal::Unpark),
+            Target::Fiber(fiber) => wake::wake(fiber.fiber(), Signal::Unpark),
+            Target::Thread(parker) => parker.wake(Signal::Unpark),
         }
     }
 }
@@ -129,18 +137,18 @@ impl Unparker {
 impl fmt::Debug for Unparker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Who::Fiber(fiber) => write!(f, "Unparker(fiber {})", fiber.id()),
-            Who::Thread(_) => write!(f, "Unparker(thread)"),
+            Target::Fiber(fiber) => write!(f, "Unparker(fiber {})", fiber.id()),
+            Target::Thread(_) => write!(f, "Unparker(thread)"),
         }
     }
 }
 
-/// Parks whoever calls until the deadline; unparks are kept for later.
+/// Parks the caller until the deadline; unparks take effect at a later park.
 pub(crate) fn rest(deadline: Option<Instant>, reason: ParkReason) -> Woken {
     wait(deadline, reason, Signal::Notify)
 }
 
-/// Parks whoever calls. Threads have nobody who could ask them to end, but may have a time limit.
+/// Parks the calling fiber or thread. Threads cannot be cancelled, but may have a time limit.
 fn wait(deadline: Option<Instant>, reason: ParkReason, signal: Signal) -> Woken {
     let cancel = Cancel::Enabled;
     block::park(deadline, reason, cancel, signal)
@@ -152,32 +160,35 @@ pub(crate) fn charge() {
     block::charge();
 }
 
-/// Charges an operation before it is tried. A fiber whose budget is used up gives way and, if it was asked
-/// to end, unwinds: nothing is lost yet, and one whose operations all succeed at once hears of it, too.
+/// Charges an operation before it is tried.
+///
+/// A fiber whose budget is used up yields and, if it was cancelled, unwinds. At this point nothing
+/// is lost, and a fiber whose operations all succeed at once is cancelled, too.
 pub(crate) fn charge_ahead() {
     if block::charge() {
         block::unwind_if_cancelled();
     }
 }
 
-/// The same, for whoever wants to know who pays.
+/// As [`charge`]; returns the fiber that was charged.
 #[inline]
 pub(crate) fn charge_caller() -> Option<FiberRef> {
     block::charge_caller()
 }
 
-/// Whether the caller, which is unwinding, was told to end, or its time is over.
+/// Whether the caller, which is unwinding, was cancelled or is past its time limit.
 pub(crate) fn unwinds_as_told() -> bool {
     block::unwinds_as_told()
 }
 
-/// The time limit that ends a call with this deadline, if the calling plain thread has one that comes
-/// first: whoever blocks in the kernel has to unwind then.
+/// The time limit of the calling plain thread, if it comes before this deadline.
+///
+/// A call that blocks the thread in the kernel has to unwind then.
 pub(crate) fn limit_of_thread(deadline: Option<Instant>) -> Option<Instant> {
     limit::bounding(None, deadline, Cancel::Enabled)
 }
 
-/// The fiber the caller runs on.
+/// The calling fiber; `None` on a plain thread.
 pub(crate) fn current_fiber() -> Option<FiberRef> {
     context::current_fiber()
 }

@@ -1,37 +1,43 @@
 #![expect(
     unsafe_code,
-    reason = "intrusive links through entries on the stacks of those who wait"
+    reason = "intrusive links through entries on the stacks of waiting fibers"
 )]
-//! Who waits for the same thing, in the order in which they came; for one thing or for several at once.
+//! Wait queues, in order of arrival; a waiter may be in one queue or in several at once.
 //!
-//! An *operation* is what one fiber or plain thread waits for: one thing, or the first of several, its *arms*.
-//! For each arm it has an *entry* in the *queue* of that thing. Operation and entries lie on the stack of
-//! whoever waits; nothing is allocated. A queue belongs to something that has a lock ([`Guarded`](super::guarded::Guarded)), and is
-//! touched by whoever holds that lock.
+//! An *operation* is what one fiber or plain thread waits for: one thing, or the first of several,
+//! its *arms*. For each arm it has an *entry* in the *queue* of that thing. Operation and entries
+//! lie on the stack of the waiting fiber or thread, the *owner*; nothing is allocated. A queue
+//! belongs to a value with a lock ([`Guarded`](super::guarded::Guarded)), and is accessed under
+//! that lock.
 //!
 //! The *winner* is one word of the operation: open, withdrawn, or the arm that has won and how.
 //!
-//! - **Wait**: under the lock (of all arms at once, in the order of their addresses, if they are several),
-//!   look whether there is something to do; if not, put the entries into the queues. Unlock, park.
-//! - **Take**: the counterpart, under the lock, takes the first entry off whose operation it can *commit*: by
-//!   exchanging open for the arm. Others that it meets on the way have lost already; they are taken off as well.
-//!   Then it moves the value to or from the entry's slot. It unlocks and calls the waiter, all with preemption disabled: who
-//!   was taken hears nothing else until it is called (S6). Who tells all takes a few, calls them, takes the next.
-//! - **Withdraw**: at the deadline, or because it is to end, whoever waits exchanges open for withdrawn. If that
-//!   fails an arm has won: what was moved was moved. The call is on its way; it waits for that, deaf.
-//!   An operation with one arm withdraws by taking its entry out under the lock: there the lock decides, and the
-//!   exchange is saved.
-//! - **Leave**: in any case it takes the entries of the other arms out, each under its lock. Then nobody knows
-//!   them any more.
+//! - **Wait**: under the lock (of all arms at once, in the order of their addresses, if there are
+//!   several), check whether the operation can be done now; if not, put the entries into the
+//!   queues. Unlock, park.
+//! - **Take**: the counterpart, under the lock, removes the first entry whose operation it can
+//!   *commit*, by exchanging open for the arm. Entries that it meets on the way have lost already;
+//!   they are removed as well. Then it moves the value to or from the entry's slot. It unlocks and
+//!   notifies the waiter, all with preemption disabled: a taken waiter cannot be woken by anything
+//!   else until it is notified (S6). To notify all, it takes a batch, notifies it, and takes the
+//!   next.
+//! - **Withdraw**: at the deadline or on cancellation, the owner exchanges open for withdrawn. If
+//!   that fails, an arm has won, and a value may have been moved. The notification is imminent; the
+//!   owner waits for it with cancellation disabled. An operation with one arm withdraws by removing
+//!   its entry under the lock: there the lock decides, and the exchange is saved.
+//! - **Leave**: in any case the owner removes the entries of the other arms, each under its lock.
+//!   Then no queue refers to them.
 //!
-//! **I27** *One arm wins, or none.* All who decide exchange the one word, or hold the one lock. **I28** *Whoever knows an entry keeps
-//! it there.* An entry is in a queue, or was taken by somebody whom the waiter waits for: the winner calls,
-//! and who took off a losing entry did not touch it after the lock, which the waiter takes to leave. **I29**
-//! *Nobody waits for what is there.* Entries are put in under the locks under which nothing was found to do, and
-//! whoever brings something looks into the queue under the same lock.
+//! **I27** *At most one arm wins.* All who decide exchange the one word, or hold the one lock.
+//! **I28** *An entry stays while anything refers to it.* An entry is in a queue, or was taken by a
+//! thread that its owner waits for: the winner notifies, and a thread that removed a losing entry
+//! did not touch it after the lock, which the owner takes to leave. **I29** *No owner waits for
+//! what is there.* Entries are put in under the locks under which nothing could be done, and a
+//! counterpart looks into the queue under the same lock.
 //!
-//! Rejected: to look, put the entries in one lock after the other, and look again. Then two that wait for
-//! each other must commit two words at once, or one takes all back and begins anew, and so may the other.
+//! Rejected: to check, put the entries in under one lock after the other, and check again. Then two
+//! operations that wait for each other must commit two words at once, or one withdraws and starts
+//! again, and so may the other.
 
 use std::cell::UnsafeCell;
 use std::marker::PhantomPinned;
@@ -57,9 +63,9 @@ const OVER: usize = 2;
 /// How an arm won.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
-    /// What it waited for was done, or is there.
+    /// The operation was done, or what it waited for is there.
     Done,
-    /// It will never be: a channel was closed.
+    /// It can never be done: a channel was closed.
     Over,
 }
 
@@ -78,14 +84,14 @@ impl Won {
     }
 }
 
-/// What one fiber or thread waits for.
+/// A wait of one fiber or thread, for one thing or the first of several.
 pub(crate) struct Operation {
     winner: AtomicUsize,
     waiter: Waiter,
 }
 
 impl Operation {
-    /// Of the calling fiber or thread.
+    /// An operation of the calling fiber or thread.
     #[inline]
     pub(crate) fn caller() -> Self {
         Self::of(Waiter::caller())
@@ -98,13 +104,13 @@ impl Operation {
         }
     }
 
-    /// Of a thread of a model.
+    /// An operation of a thread of a model.
     #[cfg(all(test, indent_loom))]
     pub(crate) fn of_model() -> Self {
         Self::of(Waiter::of_model())
     }
 
-    /// False if another arm has won, or nobody waits any more.
+    /// Commits the operation to an arm; false if another arm has won, or it was withdrawn.
     #[inline]
     pub(crate) fn commit(&self, won: Won) -> bool {
         self.decide(won.number())
@@ -116,12 +122,12 @@ impl Operation {
             .is_ok()
     }
 
-    /// False if an arm has won: its call is on its way.
+    /// Withdraws the operation; false if an arm has won, whose notification is imminent.
     pub(crate) fn withdraw(&self) -> bool {
         self.decide(WITHDRAWN)
     }
 
-    /// Parks whoever waits, and was charged ahead.
+    /// Parks the owner, which was charged before.
     pub(crate) fn park(
         &self,
         deadline: Option<Instant>,
@@ -131,12 +137,12 @@ impl Operation {
         self.waiter.park_charged(deadline, reason, cancel)
     }
 
-    /// One more waiter of whoever waits.
+    /// One more waiter of the owner.
     pub(crate) fn waiter(&self) -> Waiter {
         self.waiter.another()
     }
 
-    /// Whether an arm has won by another's hand, who does not touch the operation any more.
+    /// Whether another thread has committed an arm and no longer accesses the operation.
     pub(crate) fn was_notified(&self) -> bool {
         self.waiter.was_notified()
     }
@@ -154,8 +160,9 @@ impl Operation {
         }
     }
 
-    /// Parks until the one arm there is has won, or else it is withdrawn: the deadline has passed, or the fiber is to
-    /// end. `withdraw` takes the entry out under the lock, and says whether it was there.
+    /// Parks until the only arm has won, or until the deadline or a cancellation withdraws it.
+    ///
+    /// `withdraw` removes the entry under the lock and returns whether it was there.
     pub(crate) fn wait(
         &self,
         deadline: Option<Instant>,
@@ -163,7 +170,7 @@ impl Operation {
         withdraw: &dyn Fn() -> bool,
     ) -> Result<How, Woken> {
         let (mut deadline, mut cancel) = (deadline, Cancel::Enabled);
-        let bomb = AbortOnDrop("a waiter left its frame while others know of it");
+        let bomb = AbortOnDrop("a waiter left its frame while others refer to it");
         let ended = loop {
             let woken = self.park(deadline, reason, cancel);
             if self.was_notified() {
@@ -173,7 +180,7 @@ impl Operation {
                 if withdraw() {
                     break Err(woken);
                 }
-                (deadline, cancel) = (None, Cancel::Disabled); // the call is on its way
+                (deadline, cancel) = (None, Cancel::Disabled); // the notification is imminent
             }
         };
         std::mem::forget(bomb);
@@ -185,9 +192,9 @@ impl Operation {
 pub(crate) struct Entry {
     operation: *const Operation,
     arm: usize,
-    /// The operation has no other arm.
+    /// Whether the operation has no other arm.
     is_only: bool,
-    /// Where the value lies, or is to be put.
+    /// Where the value is read from or written to.
     slot: *mut (),
     links: UnsafeCell<Links>,
     _stays: PhantomPinned,
@@ -196,7 +203,7 @@ pub(crate) struct Entry {
 struct Links {
     next: *const Entry,
     prev: *const Entry,
-    /// How many had come to the queue before it.
+    /// The number of entries that came to the queue before it.
     came: u64,
     is_in: bool,
 }
@@ -251,15 +258,16 @@ impl Entry {
         self.arm == arm
     }
 
-    /// Commits its operation to this arm, under the lock. If there is no other the lock decides: it is withdrawn
-    /// under the same one.
+    /// Commits its operation to this arm, under the lock.
+    ///
+    /// If there is no other arm the lock decides: the operation is withdrawn under the same lock.
     #[inline]
     fn commit(&self, how: How) -> bool {
         let won = Won { arm: self.arm, how };
         if !self.is_only {
             return self.operation().commit(won);
         }
-        self.operation().winner.store(won.number(), Relaxed); // the call releases it
+        self.operation().winner.store(won.number(), Relaxed); // the notification releases it
         true
     }
 
@@ -269,11 +277,11 @@ impl Entry {
     }
 }
 
-/// Those who wait, first come first. Under the lock of what it belongs to.
+/// A queue of entries in order of arrival, accessed under the lock of its owner.
 pub(crate) struct Queue {
     head: *const Entry,
     tail: *const Entry,
-    /// How many have come so far.
+    /// The number of entries that have come so far.
     came: u64,
 }
 
@@ -290,10 +298,11 @@ impl Queue {
     }
 
     /// # Safety
-    /// The entry is in no queue. It stays where it is until it was taken out, or the operation was called.
+    /// The entry is in no queue. It stays where it is until it was taken out, or the operation was
+    /// called.
     #[inline]
     pub(crate) unsafe fn push(&mut self, entry: &Entry) {
-        // SAFETY: nobody knows it yet.
+        // SAFETY: nothing else refers to it yet.
         *unsafe { entry.links() } = Links {
             next: ptr::null(),
             prev: self.tail,
@@ -310,13 +319,13 @@ impl Queue {
         self.tail = entry;
     }
 
-    /// Takes an entry out, unless somebody has: then it is false.
+    /// Removes an entry; false if it was removed before.
     ///
     /// # Safety
     /// It was put into this queue or none.
     #[inline]
     pub(crate) unsafe fn remove(&mut self, entry: &Entry) -> bool {
-        // SAFETY: we hold the lock. No reference is made: if it was taken, the rest is its taker's.
+        // SAFETY: the lock is held. No reference is made: if it was taken, the rest is its taker's.
         if !unsafe { (*entry.links.get()).is_in } {
             return false;
         }
@@ -339,7 +348,7 @@ impl Queue {
         true
     }
 
-    /// Takes the first out that can be committed to this.
+    /// Removes the first entry whose operation can be committed to its arm.
     #[inline]
     pub(crate) fn take(&mut self, how: How) -> Option<Taken> {
         // SAFETY: a member is there (I28).
@@ -353,12 +362,12 @@ impl Queue {
         None
     }
 
-    /// Everybody who is in now came before this.
+    /// The arrival number that all entries in the queue now are below.
     pub(super) fn now(&self) -> u64 {
         self.came
     }
 
-    /// As `take`, of those who came before this.
+    /// As [`take`](Self::take), of entries with an arrival number below `then`.
     pub(super) fn take_before(&mut self, then: u64, how: How) -> Option<Taken> {
         // SAFETY: a member is there (I28).
         while let Some(entry) = unsafe { self.head.as_ref() } {
@@ -376,24 +385,24 @@ impl Queue {
     }
 }
 
-/// An entry that has won by the caller's hand, who moves the value and then calls.
-#[must_use = "somebody waits for the call"]
+/// An entry that the caller has committed: it must move the value and then notify.
+#[must_use = "a waiter waits for the notification"]
 pub(crate) struct Taken(NonNull<Entry>);
 
 impl Taken {
-    /// Where its value lies or is to be put.
+    /// Where its value is read from or written to.
     #[inline]
     pub(crate) fn slot(&self) -> *mut () {
-        // SAFETY: I28: it waits for our call.
+        // SAFETY: I28: it waits for this notification.
         unsafe { self.0.as_ref() }.slot
     }
 
-    /// Without the lock, with preemption disabled.
+    /// Notifies the waiter, without the lock, with preemption disabled.
     #[inline]
     pub(crate) fn notify(self, guard: &PreemptGuard) -> DeferredDrop {
-        // SAFETY: I28: it waits for our call.
+        // SAFETY: I28: it waits for this notification.
         let waiter = unsafe { self.0.as_ref() }.operation().waiter.address();
-        // SAFETY: the winner calls, and we are the winner, once.
+        // SAFETY: the winner notifies, and the caller is the winner, once.
         unsafe { Waiter::notify(guard, waiter) }
     }
 }

@@ -1,22 +1,26 @@
 #![expect(unsafe_code, reason = "entries in queues, by the protocol of queue.rs")]
 //! Waiting for the first of several things.
 //!
-//! There are four kinds of arms: those that wait in a [queue](super::queue), and are done by whoever finds them
-//! there; *events*, which call and change nothing, so whoever waits decides whether they win; points in time; and
-//! absent ones, which never fire.
+//! There are four kinds of arms: those that wait in a [queue](super::queue), where the counterpart
+//! commits them; *events*, which notify and change nothing, so the waiting fiber decides whether
+//! they win; points in time; and absent arms, which never fire.
 //!
-//! 1. Each arm is tried, in random order: what is ready has the same chance wherever it stands. Most selects end
-//!    here, and hold one lock at a time. One that does not wait ends here.
-//! 2. The locks of all queues are taken, in the order of their addresses. Each arm is tried once more. If
-//!    none could be done all entries are put in: nobody has seen the operation half made (I29).
+//! 1. Each arm is tried, in random order, so that ready arms have the same chance wherever they
+//!    stand. Most selects end here, and hold one lock at a time. A select that does not wait always
+//!    ends here.
+//! 2. The locks of all queues are taken, in the order of their addresses. Each arm is tried once
+//!    more. If none can be done, all entries are put in: no thread sees the operation half made
+//!    (I29).
 //! 3. Events are registered, each with a waiter of its own.
-//! 4. It parks. Woken, it looks at who has won: an arm that was done (the word says so), an event that has
-//!    called, if no arm was faster; at the deadline it withdraws, and a point in time may be what won.
-//! 5. Whatever is left in queues and with events is taken back. An event that is about to call is waited
-//!    for: its caller has the preemption disabled.
+//! 4. The fiber parks. Woken, it checks what has won: an arm that was committed (the word shows
+//!    it), or an event that has notified, if no arm was faster. At the deadline it withdraws, and a
+//!    point in time may be what won.
+//! 5. All entries and waiters that are left in queues and with events are removed. If an event is
+//!    about to notify, the fiber waits for that: the notifying thread has preemption disabled.
 //!
-//! I27 to I29 of `queue.rs` hold for queues. **I30** *An event that loses is not lost.* It changes nothing that
-//! the next look would not find: a fiber that is over stays so, and readiness is asked from the kernel.
+//! I27 to I29 of `queue.rs` hold for queues. **I30** *An event that loses is not lost.* It changes
+//! nothing that a later check would not find: a fiber that has finished stays so, and readiness is
+//! asked from the kernel.
 
 use std::mem;
 use std::ptr;
@@ -35,55 +39,57 @@ use crate::util::rng;
 /// An arm that waits in a queue.
 ///
 /// # Safety
-/// `lock` is always the same and protects the queue. `enlist` puts the entry into that queue and `remove`
-/// takes it out of it. The slot is one that those who take entries out of the queue expect.
+/// `lock` is always the same and protects the queue. `enlist` puts the entry into that queue and
+/// `remove` removes it. The slot is one that the counterparts in the queue expect.
 pub(crate) unsafe trait Queued {
-    /// Does it if that needs no wait; true if it did, or never can.
+    /// Performs the operation if it need not wait; true if it did, or never can.
     fn try_now(&self) -> bool;
 
     fn lock(&self) -> &RawLock;
 
-    /// As `try_now`; whoever is to be called is called by the caller, without the lock.
+    /// As `try_now`; the caller notifies the waiter returned, without the lock.
     ///
     /// # Safety
     /// The lock is held, and `slot` was asked for since the arms were gathered.
     unsafe fn attempt(&self) -> Option<Option<Taken>>;
 
-    /// Where the value lies, or is to be put. Asked for once in a select, before anybody else knows.
+    /// Where the value is read from or written to; called once in a select, before entries are put
+    /// in.
     fn slot(&self) -> *mut ();
 
     /// # Safety
-    /// The lock is held. The entry stays until it was removed or its operation called.
+    /// The lock is held. The entry stays until it was removed or its operation notified.
     unsafe fn enlist(&self, entry: &Entry);
 
     /// # Safety
     /// The lock is held, and the entry was enlisted here.
     unsafe fn remove(&self, entry: &Entry);
 
-    /// It was done by another, in this way.
+    /// Records how a counterpart has completed it.
     fn won(&self, how: How);
 }
 
-/// An arm that is called when something has happened, and finds that again if it is called in vain. Nothing here
-/// calls the user's code, or unwinds: the entries of other arms are in their queues.
+/// An arm that notifies when something has happened; a notification may be spurious.
+///
+/// No method calls the user's code or unwinds: the entries of other arms are in their queues.
 pub(crate) trait Event {
     fn is_ready(&self) -> bool;
 
     fn register(&self, waiter: &Waiter) -> Registered;
 
-    /// Of a waiter that was to be called. False if somebody is about to call it, or has.
+    /// Unregisters a waiter; false if it was notified, or is about to be.
     fn withdraw(&self, waiter: &Waiter) -> bool;
 }
 
-/// What came of the wish to be called.
+/// The result of registering a waiter with an event.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Registered {
-    /// The waiter will be called, once.
-    Calls,
-    /// Nobody can call it now: whoever waits asks again after a while.
-    AskAgain,
-    /// It has happened, and nobody will call.
+    /// The waiter will be notified, once.
+    WillNotify,
+    /// The event cannot notify it now: the fiber checks again after a pause.
+    CheckAgain,
+    /// The event has happened; there will be no notification.
     Ready,
 }
 
@@ -96,7 +102,7 @@ pub(crate) enum Arm<'a> {
     At(Instant),
 }
 
-/// An arm, for whoever cannot name what it is made of.
+/// An arm of a select, without its type.
 #[doc(hidden)]
 #[derive(Clone, Copy)]
 pub struct ArmRef<'a>(pub(crate) Arm<'a>);
@@ -107,17 +113,17 @@ impl std::fmt::Debug for ArmRef<'_> {
     }
 }
 
-/// What can be an arm of a select, and what comes out if it fires.
+/// An operation that can be an arm of a select, and its output.
 #[doc(hidden)]
 pub trait Fires {
     type Output;
 
     fn arm(&self) -> ArmRef<'_>;
 
-    /// To be called once after it has fired; then it can be an arm again.
+    /// Returns the output; called once after it has fired. Then it can be an arm again.
     fn finish(&mut self) -> Self::Output;
 
-    /// The same if nobody wants what came out.
+    /// As [`finish`](Self::finish), without the output.
     fn discard(&mut self) {
         drop(self.finish());
     }
@@ -130,19 +136,21 @@ pub(crate) enum Patience {
     Until(Option<Instant>),
 }
 
-/// The first pause before an event is asked again, and the longest.
+/// The first pause before an event is checked again, and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// What an arm has where others find it.
-enum Seat {
+/// What other threads see of an arm.
+enum Published {
     None,
     Entry(Entry),
     Waiter(Waiter),
 }
 
-/// The arm that fires, or none. Charged to the budget; one that could wait gives way if that is used up, and unwinds
-/// if the fiber is to end. One that does not wait does neither (S13).
+/// Returns the arm that fires, or `None`.
+///
+/// It is charged to the budget. A select that may wait yields if the budget is used up, and unwinds
+/// if the fiber was cancelled. A select that does not wait does neither (S13).
 pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
     match patience {
         Patience::Never => {
@@ -159,9 +167,9 @@ pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
     };
     let operation = Operation::caller();
     let mut set = Set::new(arms, &operation);
-    // Whoever unwound from here would leave entries behind that others write to (I28). Nothing of the user's is
-    // called before `leave`; if something of ours unwinds all the same, the process ends.
-    let bomb = AbortOnDrop("a select left its frame while others know of it");
+    // An unwind from here would leave entries behind that other threads write to (I28). No code of
+    // the user is called before `leave`; if the runtime unwinds all the same, the process aborts.
+    let bomb = AbortOnDrop("a select left its frame while others refer to it");
     if let Some(arm) = set.attempt_or_enlist(&order) {
         mem::forget(bomb);
         return Some(arm);
@@ -181,7 +189,7 @@ pub(crate) fn select(arms: &[ArmRef<'_>], patience: Patience) -> Option<usize> {
     }
 }
 
-/// All orders are equally likely.
+/// The indices below `n` in random order; all orders are equally likely.
 fn shuffled(n: usize) -> Few<usize> {
     let (mut order, mut random) = (Few::new(n), rng::fresh());
     for arm in 0..n {
@@ -200,7 +208,7 @@ fn try_now(arm: Arm<'_>) -> bool {
     }
 }
 
-/// The first arm of a queue that can be done. All locks are held.
+/// Performs the first queued arm that need not wait. All locks are held.
 fn attempt(arms: &[ArmRef<'_>], order: &[usize]) -> Option<(usize, Option<Taken>)> {
     let attempt = |arm: &usize| match arms[*arm].0 {
         // SAFETY: the lock is held, and `prepare` has asked for the slot.
@@ -210,14 +218,14 @@ fn attempt(arms: &[ArmRef<'_>], order: &[usize]) -> Option<(usize, Option<Taken>
     order.iter().find_map(attempt)
 }
 
-/// The locks of all queues, and the mark.
+/// The locks of all queues, taken with preemption disabled.
 struct Locks<'a> {
     held: Few<&'a RawLock>,
     guard: PreemptGuard,
 }
 
 impl<'a> Locks<'a> {
-    /// In the order of their addresses: whoever holds one and waits for another waits for a higher one.
+    /// Acquires them in the order of their addresses, so that selects cannot deadlock.
     fn acquire(arms: &[ArmRef<'a>]) -> Self {
         let mut held = Few::new(arms.len());
         for arm in arms {
@@ -232,20 +240,20 @@ impl<'a> Locks<'a> {
         Locks { held, guard }
     }
 
-    /// Unlocks all and calls whoever was taken.
+    /// Releases all and notifies the waiter that was taken.
     fn release(self, taken: Option<Taken>) {
         for lock in self.held.iter() {
             // SAFETY: acquired, and what they protect is not used any more.
             unsafe { lock.release() };
         }
-        let kept = taken.map(|taken| taken.notify(&self.guard));
+        let deferred = taken.map(|taken| taken.notify(&self.guard));
         let Locks { held, guard } = self;
         drop(guard);
-        drop((kept, held)); // which may free memory
+        drop((deferred, held)); // which may free memory
     }
 }
 
-/// What a look at the events has found.
+/// What a check of the events has found.
 #[must_use]
 enum Look {
     /// One has happened, and wins.
@@ -256,10 +264,10 @@ enum Look {
     Nothing { asks: bool },
 }
 
-/// The arms of an operation, and where others find them.
+/// The arms of an operation, with their entries and waiters.
 struct Set<'a> {
     arms: &'a [ArmRef<'a>],
-    seats: Few<Seat>,
+    published: Few<Published>,
     operation: &'a Operation,
 }
 
@@ -267,13 +275,14 @@ impl<'a> Set<'a> {
     fn new(arms: &'a [ArmRef<'a>], operation: &'a Operation) -> Self {
         Set {
             arms,
-            seats: Few::new(arms.len()),
+            published: Few::new(arms.len()),
             operation,
         }
     }
 
-    /// The arm that could be done, with all locks held; or none, and all entries are in their queues. From here on
-    /// the set stays where it is.
+    /// Returns an arm that was done, or puts all entries into their queues, with all locks held.
+    ///
+    /// From here on the set stays where it is.
     fn attempt_or_enlist(&mut self, order: &[usize]) -> Option<usize> {
         self.prepare();
         let locks = Locks::acquire(self.arms);
@@ -286,29 +295,31 @@ impl<'a> Set<'a> {
         None
     }
 
-    /// A seat for each arm.
+    /// Makes an entry or a waiter for each arm.
     fn prepare(&mut self) {
         for (at, arm) in self.arms.iter().enumerate() {
-            self.seats.push(match arm.0 {
-                Arm::Queued(queued) => Seat::Entry(Entry::new(self.operation, at, queued.slot())),
-                Arm::Event(_) => Seat::Waiter(self.operation.waiter()),
-                Arm::Absent | Arm::At(_) => Seat::None,
+            self.published.push(match arm.0 {
+                Arm::Queued(queued) => {
+                    Published::Entry(Entry::new(self.operation, at, queued.slot()))
+                }
+                Arm::Event(_) => Published::Waiter(self.operation.waiter()),
+                Arm::Absent | Arm::At(_) => Published::None,
             });
         }
     }
 
     fn queued(&self) -> impl Iterator<Item = (&dyn Queued, &Entry)> {
-        let both = self.arms.iter().zip(self.seats.iter());
-        both.filter_map(|(arm, seat)| match (arm.0, seat) {
-            (Arm::Queued(queued), Seat::Entry(entry)) => Some((queued, entry)),
+        let both = self.arms.iter().zip(self.published.iter());
+        both.filter_map(|(arm, shown)| match (arm.0, shown) {
+            (Arm::Queued(queued), Published::Entry(entry)) => Some((queued, entry)),
             _ => None,
         })
     }
 
     fn events(&self) -> impl Iterator<Item = (usize, &dyn Event, &Waiter)> {
-        let both = self.arms.iter().zip(self.seats.iter()).enumerate();
-        both.filter_map(|(at, (arm, seat))| match (arm.0, seat) {
-            (Arm::Event(event), Seat::Waiter(waiter)) => Some((at, event, waiter)),
+        let both = self.arms.iter().zip(self.published.iter()).enumerate();
+        both.filter_map(|(at, (arm, shown))| match (arm.0, shown) {
+            (Arm::Event(event), Published::Waiter(waiter)) => Some((at, event, waiter)),
             _ => None,
         })
     }
@@ -321,7 +332,7 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// The arm that has won, or how the wait ended; the operation is decided then.
+    /// Waits for the arm that wins, or returns how the wait ended; the operation is decided then.
     fn wait(&self, deadline: Option<Instant>) -> Result<Won, Woken> {
         let first = self.first_in_time().map(|(at, _)| at);
         let deadline = deadline.into_iter().chain(first).min();
@@ -340,7 +351,7 @@ impl<'a> Set<'a> {
                 return Ok(self.operation.won());
             }
             if cancel == Cancel::Disabled {
-                // The call is on its way.
+                // The notification is imminent.
                 let _ = self.operation.park(None, ParkReason::Select, cancel);
                 continue;
             }
@@ -359,12 +370,12 @@ impl<'a> Set<'a> {
                         return Err(woken);
                     }
                     found = Look::Lost;
-                } // else it was meant for an earlier wait, or in vain
+                } // else the wake was spurious
             }
         }
     }
 
-    /// Has all events call, or finds that one has happened and whether it wins.
+    /// Registers with all events, or finds one that has happened and whether it wins.
     fn register(&self) -> Look {
         let mut found = Look::Nothing { asks: false };
         for (arm, event, waiter) in self.events() {
@@ -376,7 +387,7 @@ impl<'a> Set<'a> {
         found
     }
 
-    /// Looks for an event that has happened. One that called in vain, or that nobody calls, is registered again.
+    /// Looks for an event that has happened; one that notified spuriously is registered again.
     fn look(&self) -> Look {
         let mut asks = false;
         for (arm, event, waiter) in self.events() {
@@ -395,11 +406,12 @@ impl<'a> Set<'a> {
         Look::Nothing { asks }
     }
 
-    /// Has one event call. Who is not called counts as called: nothing is to be taken back.
+    /// Registers with one event. Otherwise its waiter counts as notified: nothing is to be
+    /// withdrawn.
     fn enrol(&self, arm: usize, event: &dyn Event, waiter: &Waiter, asks: bool) -> Look {
         match event.register(waiter) {
-            Registered::Calls => Look::Nothing { asks },
-            Registered::AskAgain => {
+            Registered::WillNotify => Look::Nothing { asks },
+            Registered::CheckAgain => {
                 waiter.call_off();
                 Look::Nothing { asks: true }
             }
@@ -410,7 +422,7 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// An event has happened: it wins, unless an arm has.
+    /// Commits to an event that has happened, unless another arm has won.
     fn decide_for(&self, arm: usize) -> Look {
         let won = Won {
             arm,
@@ -422,11 +434,12 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// Takes back all that others know. The operation is decided, and called if another has decided.
+    /// Removes all entries and waiters. The operation is decided, and notified if another decided
+    /// it.
     fn leave(&self, won: Option<Won>) {
         for (queued, entry) in self.queued() {
             if won.is_some_and(|won| entry.is_arm(won.arm)) {
-                continue; // it was taken out by whoever has called
+                continue; // the counterpart has removed it
             }
             let guard = context::disable_preempt();
             queued.lock().acquire();
@@ -447,7 +460,7 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// The arm whose time comes first, and that.
+    /// The arm whose time comes first, and that time.
     fn first_in_time(&self) -> Option<(Instant, usize)> {
         let times = self.arms.iter().enumerate();
         let times = times.filter_map(|(at, arm)| match arm.0 {
@@ -457,7 +470,7 @@ impl<'a> Set<'a> {
         times.min()
     }
 
-    /// The deadline has come: the arm whose time this is, or none.
+    /// The arm whose time has come at the deadline, or none.
     fn passed(&self) -> Option<usize> {
         let first = self.first_in_time();
         first

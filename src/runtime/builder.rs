@@ -1,4 +1,4 @@
-//! Makes a runtime: gathers what is set in code, asks `config` for the rest, and starts.
+//! The builder of a runtime: settings made in code, then from the environment, then defaults.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use indent_sysmon::frames::Declaration;
 
 use crate::driver::uring;
 use crate::error::StartError;
-use crate::fiber::stack::{self, Guard};
+use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::config::{self, Asked, Environment, Io, MOST_WORKERS, Rounding};
 use crate::runtime::threads::{self, ThreadLocals};
 use crate::runtime::{Runtime, cpus, harmless, reports};
@@ -16,10 +16,10 @@ use crate::sched::overrun::desk::Listener;
 use crate::sched::{Hook, Settings, Shared};
 use crate::sys::fork;
 
-/// Makes a [`Runtime`].
+/// Configures and starts a [`Runtime`].
 ///
-/// What is not set here comes from the environment, and what is not set there has a default; see
-/// [Settings](crate#settings) for the list.
+/// A setting that is not made here comes from its environment variable, or else from its default;
+/// see [Settings](crate#settings) for the list. It corresponds to `tokio::runtime::Builder`.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new()
@@ -41,7 +41,7 @@ pub struct Builder {
     blocking_keep_alive: Option<Duration>,
     compute_threads: Option<usize>,
     stack_size: Option<usize>,
-    guard: Option<Guard>,
+    guard: Option<StackGuard>,
     budget: Option<u32>,
     preempt: Option<bool>,
     preempt_quantum: Option<Duration>,
@@ -67,13 +67,15 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Nothing set: the environment and the defaults decide, and there is one worker per CPU.
+    /// Creates a builder with no setting made: one worker for each CPU, and defaults for the rest.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many fibers may run at the same time. Without it there is one worker for each CPU the
-    /// process may use, also when that changes later; with it the number stays.
+    /// Sets the number of workers: how many fibers may run at the same time.
+    ///
+    /// Without this there is one worker for each CPU the process may use, and the number follows
+    /// that of CPUs when it changes. A number set here stays.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(3).build()?;
@@ -88,8 +90,9 @@ impl Builder {
         self
     }
 
-    /// How a fraction of a CPU counts, if a control group grants one; by default as a whole CPU.
-    /// Of no effect where [`workers`](Self::workers) is set.
+    /// Sets how a fraction of a CPU that a control group grants is rounded; by default up.
+    ///
+    /// It has no effect if [`workers`](Self::workers) is set.
     ///
     /// ```
     /// use indent::runtime::{Builder, Rounding};
@@ -102,7 +105,9 @@ impl Builder {
         self
     }
 
-    /// The most threads for calls that block. They start when such calls wait.
+    /// Sets the largest number of threads for [`blocking`](crate::runtime::blocking) calls.
+    ///
+    /// Threads start on demand; calls beyond the limit wait in a queue.
     ///
     /// ```
     /// use std::thread;
@@ -118,7 +123,7 @@ impl Builder {
         self
     }
 
-    /// How long a thread for calls that block waits for the next one before it ends.
+    /// Sets how long an idle thread of the blocking pool waits for the next call before it ends.
     ///
     /// ```
     /// use std::time::Duration;
@@ -134,7 +139,8 @@ impl Builder {
         self
     }
 
-    /// How many threads there are for long computations; by default as many as workers.
+    /// Sets the number of threads for [`compute`](crate::runtime::compute); by default as many as
+    /// workers.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(4).compute_threads(1).build()?;
@@ -147,8 +153,10 @@ impl Builder {
         self
     }
 
-    /// Room for the frames of each fiber, in bytes; rounded up to a power of two, 16 KiB at least.
-    /// One fiber can have more: [`task::Builder::stack_size`](crate::task::Builder::stack_size).
+    /// Sets the stack size of fibers in bytes; rounded up to a power of two, at least 16 KiB.
+    ///
+    /// A single fiber can have another size:
+    /// [`task::Builder::stack_size`](crate::task::Builder::stack_size).
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().stack_size(4 << 20).build()?;
@@ -164,26 +172,28 @@ impl Builder {
         self
     }
 
-    /// How the ends of stacks are guarded; by default the best the kernel knows.
+    /// Sets how the ends of stacks are guarded; by default the best way the kernel supports.
     ///
     /// ```
-    /// use indent::runtime::{Builder, Guard};
+    /// use indent::runtime::{Builder, StackGuard};
     ///
-    /// let rt = Builder::new().stack_guard(Guard::Page).build()?;
-    /// assert_eq!(rt.metrics().stack_guard, Guard::Page);
+    /// let rt = Builder::new().stack_guard(StackGuard::Page).build()?;
+    /// assert_eq!(rt.metrics().stack_guard, StackGuard::Page);
     /// # Ok::<(), indent::StartError>(())
     /// ```
-    pub fn stack_guard(mut self, guard: Guard) -> Self {
+    pub fn stack_guard(mut self, guard: StackGuard) -> Self {
         self.guard = Some(guard);
         self
     }
 
-    /// Operations that could block a fiber may do in one turn, even if none of them does.
+    /// Sets how many blocking-capable operations a fiber may perform before it must yield.
+    ///
+    /// Operations that succeed at once count, too.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).coop_budget(4).build()?;
     /// rt.block_on(|| (0..100).for_each(|_| indent::task::checkpoint()));
-    /// assert!(rt.metrics().workers[0].budget_exhausted >= 20);
+    /// assert!(rt.metrics().workers[0].budget_exhausted_total >= 20);
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn coop_budget(mut self, operations: u32) -> Self {
@@ -191,12 +201,14 @@ impl Builder {
         self
     }
 
-    /// Whether fibers that compute for longer than the [quantum](Self::preempt_quantum) while others
-    /// wait are interrupted; by default they are. Off: only at calls that block. A fiber that
-    /// blocks its thread delays no other fiber in either case.
+    /// Sets whether running fibers are preempted; by default they are.
+    ///
+    /// A fiber that computes for longer than the [quantum](Self::preempt_quantum) while others wait
+    /// is interrupted. When this is off, fibers switch only at blocking calls. A fiber that blocks
+    /// its thread in the kernel delays no other fiber in either case.
     ///
     /// ```
-    /// // Whoever computes for long in here calls `task::checkpoint` now and then.
+    /// // Code that computes for long in here should call `task::checkpoint` regularly.
     /// let rt = indent::runtime::Builder::new().preempt(false).build()?;
     /// # Ok::<(), indent::StartError>(())
     /// ```
@@ -205,8 +217,9 @@ impl Builder {
         self
     }
 
-    /// How long a fiber may compute in one turn while others wait: 0.1 ms to 10 s, by default 10 ms.
-    /// Of no effect where [`preempt`](Self::preempt) is off.
+    /// Sets how long a fiber may run while others wait: 0.1 ms to 10 s, by default 10 ms.
+    ///
+    /// It has no effect if [`preempt`](Self::preempt) is off.
     ///
     /// ```
     /// use std::time::Duration;
@@ -220,13 +233,14 @@ impl Builder {
         self
     }
 
-    /// The signal that interrupts fibers, by default SIGURG; for programs in which another library
-    /// wants that one. SIGURG, SIGUSR1, SIGUSR2, SIGIO, SIGWINCH and real-time signals from
-    /// SIGRTMIN + 1 on are allowed.
+    /// Sets the signal that interrupts fibers; by default SIGURG, as in Go.
+    ///
+    /// Change it if another library needs SIGURG. Allowed are SIGURG, SIGUSR1, SIGUSR2, SIGIO,
+    /// SIGWINCH and real-time signals from SIGRTMIN + 1 on.
     ///
     /// Signals belong to the process: the first runtime that [preempts](Self::preempt) installs its
-    /// handler for its signal, and that is the one for all that follow. The handler stays until the
-    /// process ends, and passes on what did not come from a runtime to the one it replaced.
+    /// handler for its signal, and all later runtimes use that signal. The handler stays until the
+    /// process ends. It passes signals that no runtime has sent to the handler it replaced.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().preempt_signal(libc::SIGUSR2).build()?;
@@ -241,7 +255,7 @@ impl Builder {
         self
     }
 
-    /// How fibers wait for descriptors: see [`Io`]. Variable: `INDENT_IO`.
+    /// Sets the I/O driver: how fibers wait for file descriptors. See [`Io`].
     ///
     /// ```
     /// use indent::runtime::{Builder, Io};
@@ -259,8 +273,10 @@ impl Builder {
         self
     }
 
-    /// How long a worker without work looks on before it sleeps. Waking a sleeping one takes some
-    /// microseconds and a system call; spinning takes a CPU from everybody else.
+    /// Sets how long a worker without work keeps searching before it sleeps.
+    ///
+    /// Waking a sleeping worker takes some microseconds and a system call; a worker that searches
+    /// uses CPU time that other threads could use.
     ///
     /// ```
     /// use std::time::Duration;
@@ -273,8 +289,9 @@ impl Builder {
         self
     }
 
-    /// How long dropping the runtime waits for its fibers; what is not over by then is left alone
-    /// and named on standard error.
+    /// Sets how long dropping the runtime waits for its fibers.
+    ///
+    /// Fibers that have not finished by then are abandoned, and listed on standard error.
     ///
     /// ```
     /// use std::time::Duration;
@@ -291,7 +308,7 @@ impl Builder {
         self
     }
 
-    /// How finely timers are told apart.
+    /// Sets the resolution of timers: the length of a tick of the timer wheel.
     ///
     /// ```
     /// use indent::time::{self, Duration};
@@ -306,15 +323,15 @@ impl Builder {
         self
     }
 
-    /// Fibers a worker keeps to itself: so many started and so many unstarted ones.
+    /// Sets the capacity of a worker's local queues, one for started and one for unstarted fibers.
     ///
-    /// A power of two. When there are more of one kind, the older half of them goes to the shared
-    /// queue.
+    /// It must be a power of two. When one of the queues is full, its older half moves to the
+    /// global queue.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).local_queue(16).build()?;
     /// rt.block_on(|| (0..100).for_each(|_| drop(indent::spawn(|| ()))));
-    /// assert!(rt.metrics().workers[0].overflows > 0);
+    /// assert!(rt.metrics().workers[0].queue_overflows_total > 0);
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn local_queue(mut self, fibers: usize) -> Self {
@@ -322,10 +339,10 @@ impl Builder {
         self
     }
 
-    /// The shared queue comes first once in so many dispatches.
+    /// Sets after how many dispatches a worker takes a fiber from the global queue first.
     ///
     /// ```
-    /// // Every tenth dispatch is for those who come from outside.
+    /// // Every tenth dispatch looks into the global queue first.
     /// let rt = indent::runtime::Builder::new().global_interval(10).build()?;
     /// # Ok::<(), indent::StartError>(())
     /// ```
@@ -334,9 +351,11 @@ impl Builder {
         self
     }
 
-    /// What the threads are called; each adds its number. The system knows them by these names, and
-    /// so does [`on_thread_start`](Self::on_thread_start). On a fiber `std::thread::current` is the
-    /// fiber's own and has no name ([`thread_locals`](Self::thread_locals)).
+    /// Sets the name of the runtime's threads, to which each adds its number.
+    ///
+    /// The system shows these names, and [`on_thread_start`](Self::on_thread_start) sees them. On a
+    /// fiber `std::thread::current` is the fiber's own and has no name
+    /// ([`thread_locals`](Self::thread_locals)).
     ///
     /// ```
     /// use std::thread;
@@ -352,18 +371,21 @@ impl Builder {
         self
     }
 
-    /// Called first thing by each thread that runs fibers, calls that block
-    /// ([`blocking`](crate::runtime::blocking)) or computations ([`compute`](crate::runtime::compute));
-    /// not by the two that watch and help. Threads that compute are nicer by then.
+    /// Sets a hook that each new thread of the runtime calls before anything else.
     ///
-    /// It is called on the thread itself, not on a fiber: there
+    /// Threads that run fibers, [`blocking`](crate::runtime::blocking) calls or
+    /// [`compute`](crate::runtime::compute) calls have it; the monitor and the helper do not.
+    /// Compute threads already have their higher nice value then.
+    ///
+    /// The hook runs on the thread itself, not on a fiber. There
     /// [`Handle::current`](crate::runtime::Handle::current) is this runtime on threads for blocking
-    /// calls and computations, and the default one on those that run fibers. What the thread is
-    /// needed for waits meanwhile, so a hook must not wait for fibers or calls of this runtime. If it
-    /// panics, the process ends.
+    /// and compute calls, and the default runtime on those that run fibers. The work of the thread
+    /// waits meanwhile, so a hook must not wait for fibers or calls of this runtime. If it panics,
+    /// the process aborts.
     ///
-    /// CPUs that the hook binds the thread to (`sched_setaffinity`) stay as they are. Such a thread
-    /// is not moved to the CPU that becomes free when it takes over work, and may wait for its own.
+    /// The runtime keeps CPUs that the hook binds the thread to (`sched_setaffinity`). Such a
+    /// thread is not moved to the CPU that becomes free when it takes over work, and may wait for
+    /// its own.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -384,9 +406,10 @@ impl Builder {
         self
     }
 
-    /// Called last thing by each of the threads that [`on_thread_start`](Self::on_thread_start) is
-    /// about; all that is said there holds here, too. A thread that a shutdown leaves behind calls it
-    /// if it ever ends.
+    /// Sets a hook that each of these threads calls at its end.
+    ///
+    /// The rules of [`on_thread_start`](Self::on_thread_start) apply. A thread that a shutdown
+    /// abandons calls it if it ever ends.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -409,6 +432,8 @@ impl Builder {
 
     /// Starts the runtime.
     ///
+    /// Environment variables are read at each call.
+    ///
     /// ```
     /// let rt = indent::runtime::Builder::new().build()?;
     /// assert_eq!(rt.block_on(|| 6 * 7), 42);
@@ -416,8 +441,9 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// If a setting is not allowed, here or in the environment, if the system refuses a thread, or in
-    /// the child of a [fork](crate::runtime#fork).
+    /// If the value of a setting is not allowed, here or in the environment, if the system refuses
+    /// a thread or a signal handler, if [`Io::Uring`] cannot be used, and in the child of a
+    /// [fork](crate::runtime#fork).
     pub fn build(self) -> Result<Runtime, StartError> {
         if fork::in_child() {
             return Err(StartError::Forked);
@@ -435,7 +461,7 @@ impl Builder {
         let cpus = count_cpus();
         let asked_workers = config::WORKERS.asked(self.workers, env)?;
         let asked_carriers = config::MAX_CARRIERS.asked(self.max_carriers, env)?;
-        // Where the number is not set it is no mistake to allow fewer threads than there are CPUs.
+        // Fewer threads than CPUs are an error only if the number of workers was set.
         let most_carriers = asked_carriers
             .as_ref()
             .map_or(usize::MAX, |asked| asked.value);
@@ -476,7 +502,7 @@ impl Builder {
             compute_threads: compute_threads.map(|asked| asked.value),
             stack_class: stack::class_for(stack_size).expect("of a size that is allowed"),
             guard,
-            // One operation comes with the dispatch itself.
+            // The dispatch itself grants one operation.
             budget: config::COOP_BUDGET.value(self.budget, env)? - 1,
             preempt: config::PREEMPT.value(self.preempt, env)?,
             quantum: config::PREEMPT_QUANTUM.value(self.preempt_quantum, env)?,
@@ -507,7 +533,7 @@ impl Builder {
     }
 }
 
-/// By which name somebody asked for rings, if so. An error if they cannot be used.
+/// The name of the setting that selected io_uring, if any; an error if it cannot be used.
 fn uses_ring(asked: Option<&Asked<Io>>) -> Result<Option<&'static str>, StartError> {
     let Some(asked) = asked.filter(|asked| asked.value == Io::Uring) else {
         return Ok(None);

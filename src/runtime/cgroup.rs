@@ -1,30 +1,29 @@
 //! How much CPU time control groups grant this process, read from the kernel's files.
 //!
 //! A *hierarchy* is a tree of groups, and a group is a directory. A process is in one group of each
-//! hierarchy, and every group from there to the top may limit it: the tightest counts. The way
-//! there:
+//! hierarchy, and every group from there to the top may limit it: the lowest limit counts. The
+//! steps:
 //!
-//! 1. `/proc/self/cgroup` names our group in each hierarchy, as a path from the top.
-//! 2. `/proc/self/mountinfo` says which part of a hierarchy we can see: the directory at the
+//! 1. `/proc/self/cgroup` names the group of the process in each hierarchy, as a path from the top.
+//! 2. `/proc/self/mountinfo` shows which part of a hierarchy is visible: the directory at the
 //!    *mount point* is the group called *root*.
-//! 3. Our group's path without the root, below the mount point, is its directory. From there up to
-//!    the mount point each directory is asked.
+//! 3. The group's path without the root, below the mount point, is its directory. From there up to
+//!    the mount point each directory is read.
 //!
 //! In a container the top of either path may be that of a namespace, and a group outside it begins
-//! with `/..`. Where our group is not below a root, the mount point itself stands for it: it is the
-//! part of the hierarchy that we were given to see.
+//! with `/..`. Where the group is not below a root, the mount point itself is used: it is the
+//! visible part of the hierarchy.
 //!
 //! Version 1 has a hierarchy for the `cpu` controller, alone or with `cpuacct`; version 2 has one
-//! for everything; a hybrid has both. Nobody has to find out which is in charge: the files of a
-//! controller exist only where it is.
+//! for everything; a hybrid has both. It need not be known which of them has a controller: its
+//! files exist only there.
 //!
 //! What cannot be read or makes no sense sets no limit; nothing here fails. The files come from a
-//! function, so that a test can bring its own, and as bytes, since a mount point somewhere need not
-//! be text.
+//! function, so that a test can supply its own, and as bytes, since a mount point need not be text.
 //!
-//! Rejected: asking our group alone (a slice or a pod limits its members from above); keeping files
-//! open or paths in mind between two calls (a process can be moved to another group); floating
-//! point (two fractions compare exactly by multiplying).
+//! Rejected: reading only the group of the process (a slice or a pod limits its members from
+//! above); keeping files open or paths in mind between two calls (a process can be moved to another
+//! group); floating point (two fractions compare exactly by multiplying).
 
 use std::borrow::Cow;
 use std::cmp::{Ordering, Reverse};
@@ -37,7 +36,7 @@ use crate::runtime::config::Rounding;
 #[cfg(test)]
 mod tests;
 
-/// So much CPU time in each period of so much time, in microseconds; neither is zero.
+/// A quota: CPU time in each period, both in microseconds; neither is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
     time: u64,

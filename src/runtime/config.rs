@@ -1,23 +1,23 @@
-//! What can be set, by which names, within which limits: one table.
+//! One table of all settings: their names, limits, defaults and meaning.
 //!
 //! A *setting* is a method of [`Builder`](super::Builder); most have an environment *variable* too.
-//! The method wins over the variable, the variable over the default. [`ALL`] is the only place that
-//! knows a setting's names, limits, default and meaning: both ways in pass the same check, errors
-//! take their words from it, and the README's table is printed from it (a test compares the two, an
-//! ignored one rewrites the README).
+//! The method takes precedence over the variable, the variable over the default. [`ALL`] is the
+//! only place that knows a setting's names, limits, default and meaning: values from both sources
+//! pass the same check, error messages use its words, and the README's table is generated from it
+//! (one test compares the two, an ignored one rewrites the README).
 //!
 //! Rules for variables:
-//! 1. They are read when a runtime is built, every time; nothing is kept for the next one.
-//! 2. One that the builder overrides is not looked at: whoever decides in code is not refused for
-//!    what somebody exported.
-//! 3. White space around a value does not count, since files and shells leave line ends behind. A
-//!    variable with nothing else in it counts as unset: that is how most tools take one away.
-//! 4. A value that is not allowed is an error, never replaced by one that is.
-//! 5. A name that nobody knows is no error: others may own it. If it looks like one of ours, we say
-//!    so once in a process.
+//! 1. They are read whenever a runtime is built; nothing is kept for the next one.
+//! 2. A variable that the builder overrides is not read: an invalid value in the environment is no
+//!    error for a program that makes the setting in code.
+//! 3. White space around a value is ignored, since files and shells leave line ends behind. A
+//!    variable with nothing else in it counts as unset, as with most tools.
+//! 4. A value that is not allowed is an error; it is never replaced by an allowed one.
+//! 5. An unknown name is no error: it may belong to another program. If it is similar to a known
+//!    name, a line on standard error says so once in a process.
 //!
 //! Rejected: a type for each kind of setting, and trait objects to list them. The table needs them
-//! side by side, and the one thing gained, that a count is not read as a time, shows in any test.
+//! side by side; all that types would add, that a count is not read as a time, any test shows.
 
 use std::ffi::OsString;
 
@@ -37,12 +37,12 @@ use kind::{Kind, MICROSECOND, MILLISECOND, SECOND, Unit, Value};
 pub(super) const MOST_WORKERS: usize = 1024;
 /// Most threads of one kind a runtime can have.
 const MOST_THREADS: u64 = 65_536;
-/// What threads are called by default.
+/// The default name of threads.
 pub(super) const PLAIN_NAME: &str = "indent";
-/// The longest wait for anything: as good as for ever, and far from any overflow.
+/// The longest allowed wait: practically for ever, and far from any overflow.
 const YEAR: u64 = 365 * 24 * 60 * 60 * SECOND;
 
-/// How a fraction of a CPU counts, where a control group grants one (1.5 CPUs, say).
+/// How a fraction of a CPU is rounded, where a control group grants one (such as 1.5 CPUs).
 ///
 /// ```
 /// use indent::runtime::{Builder, Rounding};
@@ -53,15 +53,15 @@ const YEAR: u64 = 365 * 24 * 60 * 60 * SECOND;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
-    /// As a whole CPU: all that is granted gets used, and when all workers are busy the kernel halts
-    /// them for the rest of each period.
+    /// Up: the whole grant can be used, and when all workers are busy the kernel throttles them for
+    /// the rest of each period.
     #[default]
     Up,
-    /// Not at all, though there is always one worker: some of what is granted stays unused.
+    /// Down, but to at least one worker: a part of the grant stays unused.
     Down,
 }
 
-/// How fibers wait for descriptors.
+/// The I/O driver: how fibers wait for file descriptors.
 ///
 /// ```
 /// use indent::runtime::{Builder, Io, IoDriver};
@@ -72,14 +72,19 @@ pub enum Rounding {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Io {
-    /// Sockets, pipes and whatever else can be polled by epoll, whose wake-ups depend on no thread of ours.
-    /// io_uring is kept for files; there are no operations on files yet.
+    /// epoll for sockets, pipes and everything else that can be polled.
+    ///
+    /// Its wake-ups depend on no thread of the runtime. io_uring is reserved for files, for which
+    /// there are no operations yet.
     #[default]
     Auto,
-    /// All that can be polled by io_uring. An error at start where the system does not allow it. What a thread has
-    /// submitted is completed by that thread: while it sleeps in the kernel uninterruptibly, others may wait for it.
+    /// io_uring for everything that can be polled; an error at start if the system does not allow
+    /// it.
+    ///
+    /// An operation is completed by the thread that submitted it: while that thread is in an
+    /// uninterruptible sleep in the kernel, the fibers of its operations wait.
     Uring,
-    /// All that can be polled by epoll; io_uring is not touched, and will not be for files.
+    /// epoll for everything that can be polled; io_uring is never used, not even for files.
     Epoll,
 }
 
@@ -93,19 +98,19 @@ pub(super) struct Setting {
     kind: Kind,
     #[cfg_attr(
         not(test),
-        expect(dead_code, reason = "for the README, which a test prints")
+        expect(dead_code, reason = "for the README, which a test writes")
     )]
     meaning: &'static str,
 }
 
-/// What a setting is if nobody sets it.
+/// The default of a setting.
 enum Preset {
     Value(u64),
-    /// It depends on other things.
+    /// It depends on other things, which these words name.
     Words(&'static str),
 }
 
-/// Makes a static of each setting, and the list of all, in this order.
+/// Defines a static for each setting, and the list of all, in this order.
 macro_rules! settings {
     [$($name:ident = $setting:expr),* $(,)?] => {
         $(pub(super) static $name: Setting = $setting;)*
@@ -117,16 +122,16 @@ settings![
     WORKERS = Setting {
         method: "workers",
         variable: Some("INDENT_WORKER_THREADS"),
-        preset: Preset::Words("one per CPU we may use, followed while it runs"),
+        preset: Preset::Words("one per CPU the process may use; follows that number"),
         kind: Kind::Number(1..=MOST_WORKERS as u64),
-        meaning: "fibers that run at the same time; a number set by hand stays",
+        meaning: "fibers that run at the same time; a number that is set does not follow the CPUs",
     },
     CPU_ROUNDING = Setting {
         method: "cpu_rounding",
         variable: Some("INDENT_CPU_ROUNDING"),
         preset: Preset::Value(Rounding::Up as u64),
         kind: Kind::Word(&["up", "down"]),
-        meaning: "how a fraction of a CPU counts that a control group grants",
+        meaning: "how a fraction of a CPU that a control group grants is rounded",
     },
     MAX_CARRIERS = Setting {
         method: "max_carriers",
@@ -135,30 +140,30 @@ settings![
             "10,000, or what the system's limits on threads and mappings suggest"
         ),
         kind: Kind::Number(1..=MOST_THREADS),
-        meaning: "threads that run fibers, parked ones included, beyond which no fiber starts that may need \
-                  another; at least one for every worker",
+        meaning: "limit on threads that run fibers, those of parked bound fibers included; at the \
+                  limit no fiber starts that may need another; at least one for every worker",
     },
     SOFT_CARRIERS = Setting {
         method: "soft_carriers",
         variable: Some("INDENT_SOFT_CARRIERS"),
         preset: Preset::Value(1024),
         kind: Kind::Number(1..=MOST_THREADS),
-        meaning: "the same number beyond which such a fiber starts only when all others wait, or \
-                  when no such fiber has started for 100 ms",
+        meaning: "number of such threads beyond which such a fiber starts only when all others wait, \
+                  or when no such fiber has started for 100 ms",
     },
     BLOCKING_THREADS = Setting {
         method: "blocking_threads",
         variable: Some("INDENT_BLOCKING_THREADS"),
         preset: Preset::Value(512),
         kind: Kind::Number(1..=MOST_THREADS),
-        meaning: "threads for calls that block, at most",
+        meaning: "limit on threads for blocking calls",
     },
     BLOCKING_KEEP_ALIVE = Setting {
         method: "blocking_keep_alive",
         variable: Some("INDENT_BLOCKING_KEEP_ALIVE_MS"),
         preset: Preset::Value(60 * SECOND),
         kind: Kind::Time(Unit::Millisecond, 0..=YEAR),
-        meaning: "how long such a thread waits for the next call before it ends",
+        meaning: "how long an idle thread for blocking calls waits for the next one before it ends",
     },
     COMPUTE_THREADS = Setting {
         method: "compute_threads",
@@ -172,29 +177,29 @@ settings![
         variable: Some("INDENT_STACK_SIZE"),
         preset: Preset::Value(256 << 10),
         kind: Kind::Bytes(1..=stack::LARGEST_STACK as u64),
-        meaning: "room for the frames of a fiber; rounded up to a power of two, 16KiB at least",
+        meaning: "stack size of a fiber; rounded up to a power of two, at least 16KiB",
     },
     COOP_BUDGET = Setting {
         method: "coop_budget",
         variable: Some("INDENT_COOP_BUDGET"),
         preset: Preset::Value(128),
         kind: Kind::Number(1..=u32::MAX as u64),
-        meaning: "operations that could block which a fiber may do in one turn",
+        meaning: "blocking-capable operations a fiber may perform before it must yield",
     },
     PREEMPT = Setting {
         method: "preempt",
         variable: Some("INDENT_PREEMPT"),
         preset: Preset::Value(true as u64),
         kind: Kind::Word(&["off", "on"]),
-        meaning: "fibers that compute for longer than the quantum while others wait are \
-                  interrupted; off: only at calls that block",
+        meaning: "fibers that run for longer than the quantum while others wait are interrupted; \
+                  off: fibers switch only at blocking calls",
     },
     PREEMPT_QUANTUM = Setting {
         method: "preempt_quantum",
         variable: Some("INDENT_PREEMPT_QUANTUM_MS"),
         preset: Preset::Value(10 * MILLISECOND),
         kind: Kind::FineTime(100 * MICROSECOND..=10 * SECOND),
-        meaning: "how long a fiber may compute in one turn while others wait",
+        meaning: "how long a fiber may run while others wait",
     },
     PREEMPT_IN_PLACE = Setting {
         method: "preempt_in_place",
@@ -209,7 +214,7 @@ settings![
         variable: Some("INDENT_PREEMPT_SIGNAL"),
         preset: Preset::Value(signal_names::URG as u64),
         kind: Kind::Signal,
-        meaning: "the signal that interrupts; in a process that of the first runtime that does so",
+        meaning: "the signal that interrupts fibers; the first runtime with preemption decides for the process",
     },
     THREAD_LOCALS = Setting {
         method: "thread_locals",
@@ -248,7 +253,7 @@ settings![
         variable: Some("INDENT_LOG_OVERRUNS"),
         preset: Preset::Value(false as u64),
         kind: Kind::Word(&["0", "1"]),
-        meaning: "fibers that run for longer than the quantum are named on standard error",
+        meaning: "fibers that run for longer than the quantum are reported on standard error",
     },
     LOG_BOUND = Setting {
         method: "log_bound",
@@ -270,15 +275,15 @@ settings![
         variable: Some("INDENT_IO"),
         preset: Preset::Value(Io::Auto as u64),
         kind: Kind::Word(&["auto", "uring", "epoll"]),
-        meaning: "how fibers wait for descriptors: auto is epoll for all that can be polled; io_uring is kept \
-                  for files, for which there are no operations yet; uring is an error where it is not allowed",
+        meaning: "the I/O backend for descriptors: auto is epoll, with io_uring reserved for files, for \
+                  which there are no operations yet; uring is an error where it is not allowed",
     },
     IDLE_SPIN = Setting {
         method: "idle_spin",
         variable: Some("INDENT_IDLE_SPIN_US"),
         preset: Preset::Value(0),
         kind: Kind::Time(Unit::Microsecond, 0..=SECOND),
-        meaning: "how long a worker without work looks on before it sleeps",
+        meaning: "how long a worker without work keeps searching before it sleeps",
     },
     START_TIMEOUT = Setting {
         method: "start_timeout",
@@ -299,28 +304,28 @@ settings![
         variable: None,
         preset: Preset::Value(MILLISECOND),
         kind: Kind::Time(Unit::Microsecond, 100 * MICROSECOND..=SECOND),
-        meaning: "how finely timers are told apart",
+        meaning: "resolution of timers",
     },
     LOCAL_QUEUE = Setting {
         method: "local_queue",
         variable: None,
         preset: Preset::Value(256),
         kind: Kind::PowerOfTwo(4..=65_536),
-        meaning: "fibers a worker keeps to itself: so many started and so many unstarted ones",
+        meaning: "capacity of each of a worker's local queues, for started and for unstarted fibers",
     },
     GLOBAL_INTERVAL = Setting {
         method: "global_interval",
         variable: None,
-        // A prime: it falls in with no rhythm of the work.
+        // A prime: it coincides with no period of the work.
         preset: Preset::Value(61),
         kind: Kind::Number(1..=u32::MAX as u64),
-        meaning: "the shared queue comes first once in so many dispatches",
+        meaning: "after this many dispatches a worker takes from the global queue first",
     },
     STACK_GUARD = Setting {
         method: "stack_guard",
         variable: None,
-        preset: Preset::Words("the best the kernel knows"),
-        kind: Kind::Typed("a `Guard`"),
+        preset: Preset::Words("the best the kernel supports"),
+        kind: Kind::Typed("a `StackGuard`"),
         meaning: "how the ends of stacks are guarded",
     },
     THREAD_NAME = Setting {
@@ -328,7 +333,7 @@ settings![
         variable: None,
         preset: Preset::Words(PLAIN_NAME),
         kind: Kind::Typed("text without NUL"),
-        meaning: "what threads are called; each adds its number",
+        meaning: "name of threads, to which each adds its number",
     },
     ON_OVERRUN = Setting {
         method: "on_overrun",
@@ -342,29 +347,29 @@ settings![
         variable: None,
         preset: Preset::Words("none"),
         kind: Kind::Typed("a closure"),
-        meaning: "called first thing by each thread that runs fibers, blocking calls or computations",
+        meaning: "called at the start of each thread that runs fibers, blocking calls or computations",
     },
     ON_THREAD_STOP = Setting {
         method: "on_thread_stop",
         variable: None,
         preset: Preset::Words("none"),
         kind: Kind::Typed("a closure"),
-        meaning: "called last thing by each such thread",
+        meaning: "called at the end of each such thread",
     },
 ];
 
-/// Where variables are looked up.
+/// How variables are looked up.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// A value somebody set.
+/// A value that was set, in code or by a variable.
 pub(super) struct Asked<T> {
     pub(super) value: T,
-    /// Method or variable: the name by which it was set.
+    /// The method or the variable by which it was set.
     pub(super) name: &'static str,
 }
 
 impl Setting {
-    /// What the builder says, or else the environment; `None` if neither does.
+    /// The value from the builder, or else from the environment; `None` if neither has one.
     pub(super) fn asked<T: Value>(
         &self,
         built: Option<T>,
@@ -382,7 +387,7 @@ impl Setting {
         Ok(Some(Asked { value, name }))
     }
 
-    /// What somebody asked for, or the default.
+    /// The value that was set, or the default.
     pub(super) fn value<T: Value>(
         &self,
         built: Option<T>,
@@ -392,7 +397,7 @@ impl Setting {
         Ok(asked.map_or_else(|| self.preset(), |asked| asked.value))
     }
 
-    /// The default, of a setting that has a value for one.
+    /// The default of a setting whose default is a value.
     pub(super) fn preset<T: Value>(&self) -> T {
         match self.preset {
             Preset::Value(raw) => T::from_raw(raw),
@@ -400,7 +405,7 @@ impl Setting {
         }
     }
 
-    /// The error for a value that came by the method.
+    /// The error for a value passed to the method.
     pub(super) fn refuse(&self, value: String) -> StartError {
         StartError::BadSetting {
             setting: self.method,
@@ -409,7 +414,7 @@ impl Setting {
         }
     }
 
-    /// The same where the value is of the right kind and still cannot be used: says what can.
+    /// The error for a value of the right kind that cannot be used; `allowed` names what can.
     pub(super) fn refuse_beyond(&self, value: String, allowed: String) -> StartError {
         StartError::BadSetting {
             setting: self.method,
@@ -423,7 +428,7 @@ impl Setting {
         if self.kind.allows(raw) {
             Ok(raw)
         } else {
-            Err(self.refuse(format!("{built:?}"))) // the raw form may have less of it
+            Err(self.refuse(format!("{built:?}"))) // the raw form may have lost a part of it
         }
     }
 

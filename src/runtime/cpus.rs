@@ -1,26 +1,27 @@
-//! How many CPUs this process may use now: the least of what the machine has, what its affinity
-//! mask names and what its control groups grant.
+//! How many CPUs this process may use now.
 //!
-//! Each comes from its own source and anew with every call, because each can change while the
-//! process runs. That rules out `num_cpus`: its `get` is affinity and quota in one number, of which
-//! it keeps the quota's part from the first call on, so that a raised quota would never be seen;
-//! and it knows no group above the process's own. `std::thread::available_parallelism` keeps
-//! nothing, but always rounds down.
+//! That is the minimum of three numbers: the CPUs of the machine, of the affinity mask, and what
+//! the control groups grant. Each is read from its own source with every call, because each can
+//! change while the process runs.
+//!
+//! Rejected: `num_cpus`. Its `get` combines affinity and quota, and keeps the quota from the first
+//! call, so that a raised quota would never be seen; and it ignores groups above the process's own.
+//! `std::thread::available_parallelism` keeps nothing, but always rounds down.
 
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-use crate::fiber::stack::{self, Guard};
+use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::cgroup;
 use crate::runtime::config::Rounding;
 
-/// CPUs the calling thread may keep busy, at least one.
+/// Number of CPUs the process may keep busy, at least one.
 ///
-/// The mask is that of the calling thread, the groups are those of the process. So the thread that
-/// asks must be one whose mask is the process's own: none that the scheduler has narrowed.
+/// The mask is that of the calling thread, the groups are those of the process. So the calling
+/// thread must have the mask of the process: not one that the scheduler has narrowed.
 ///
-/// A few system calls and as many small buffers: not for hot paths, fine once a second.
+/// Costs a few system calls and as many small buffers: not for hot paths, fine once a second.
 pub(crate) fn allowed(rounding: Rounding) -> usize {
     let quota = cgroup::quota(|path| std::fs::read(path).ok());
     let granted = quota.map(|quota| quota.cpus(rounding));
@@ -28,16 +29,19 @@ pub(crate) fn allowed(rounding: Rounding) -> usize {
     limits.into_iter().flatten().min().unwrap_or(1).max(1)
 }
 
-/// CPUs the machine was configured with, at least one: how large a table with an entry for each can
-/// get. A machine may be given more while it runs, so whoever has such a table still has to look.
+/// Number of CPUs the machine was configured with, at least one: the size of a table of CPUs.
+///
+/// A machine may get more while it runs, so the user of such a table still checks its bounds.
 pub(crate) fn possible() -> usize {
     let configured = count(SysconfVar::_NPROCESSORS_CONF);
     configured.max(online()).unwrap_or(1).max(1)
 }
 
-/// How many threads for fibers the system suggests: half of what this user, or its control group,
-/// may have, and not so many that their stacks use up the mappings of the process.
-pub(crate) fn most_threads(guard: Guard) -> usize {
+/// How many threads for fibers the system's limits suggest.
+///
+/// Half of the threads that this user, or its control group, may have; and not so many that their
+/// stacks use up the mappings of the process.
+pub(crate) fn most_threads(guard: StackGuard) -> usize {
     const MOST: usize = 10_000;
     let user = getrlimit(Resource::RLIMIT_NPROC).map_or(u64::MAX, |(soft, _)| soft);
     let group = cgroup::most_processes(|path| std::fs::read(path).ok()).unwrap_or(u64::MAX);
@@ -45,7 +49,7 @@ pub(crate) fn most_threads(guard: Guard) -> usize {
     half.min(stack::most_threads(guard)).min(MOST)
 }
 
-/// CPUs that are switched on.
+/// CPUs that are online.
 fn online() -> Option<usize> {
     count(SysconfVar::_NPROCESSORS_ONLN)
 }
@@ -54,8 +58,10 @@ fn count(what: SysconfVar) -> Option<usize> {
     usize::try_from(sysconf(what).ok()??).ok()
 }
 
-/// CPUs in the calling thread's mask. None if the mask does not fit into a [`CpuSet`], as on a
-/// machine with more than its 1024 CPUs (the call says EINVAL): then the mask sets no limit.
+/// CPUs in the calling thread's mask.
+///
+/// `None` if the mask does not fit into a [`CpuSet`], as on a machine with more than 1024 CPUs (the
+/// call fails with EINVAL): then the mask sets no limit.
 fn affinity() -> Option<usize> {
     let calling_thread = Pid::from_raw(0);
     let mask = sched_getaffinity(calling_thread).ok()?;
@@ -69,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs it on a thread of its own, whose mask is nobody else's.
+    /// Runs `f` on a thread of its own, so that it can change that thread's mask.
     fn on_a_thread(f: impl FnOnce() + Send) {
         std::thread::scope(|scope| scope.spawn(f).join()).unwrap();
     }

@@ -129,8 +129,8 @@ impl Builder {
     ///   linked with. A function that the program looks up by itself (`dlsym`) has no name.
     ///
     /// A function that the compiler inlines has no name either: mark it `#[inline(never)]`. A name
-    /// that fits no function is reported on standard error once the code has been read. In a program
-    /// without symbols only functions of shared libraries have names.
+    /// that fits no function is reported on standard error once the code has been read. In a
+    /// program without symbols only functions of shared libraries have names.
     ///
     /// The declaration counts for calls that have returned. A fiber that is parked *inside* the
     /// function, in a callback, is judged as before.
@@ -181,9 +181,9 @@ impl Builder {
     /// }
     /// ```
     ///
-    /// It does not hold for `strerror` itself, which returns an address in memory of the thread; for
-    /// `pthread_mutex_lock`, after which the thread owns the lock; nor for a C library that keeps
-    /// its last error for the thread, if the program asks for it later.
+    /// It does not hold for `strerror` itself, which returns an address in memory of the thread;
+    /// for `pthread_mutex_lock`, after which the thread owns the lock; nor for a C library that
+    /// keeps its last error for the thread, if the program asks for it later.
     pub unsafe fn harmless_function(mut self, name: impl Into<String>) -> Self {
         self.declared.push(Declaration::Function(name.into()));
         self

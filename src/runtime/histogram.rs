@@ -1,4 +1,4 @@
-//! Times, counted by length: what a reader gets of `sched/latency.rs`.
+//! The public view of durations counted by `sched/latency.rs`.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::sched::Shared;
 use crate::sched::latency::{self, BUCKETS};
 
-/// How many times there were of which length.
+/// A histogram of durations.
 ///
-/// Lengths are told apart between a microsecond and 17 seconds, to a quarter of themselves; the
-/// longest is kept as it was.
+/// Buckets cover one microsecond to 17 seconds, each at most a quarter wider than its start; the
+/// longest duration is kept exactly.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -28,7 +28,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// What all workers of a runtime have counted.
+    /// The sum over all workers of a runtime.
     pub(super) fn wake_to_run(shared: &Shared) -> Self {
         let mut counts = Box::new([0; BUCKETS]);
         let recorders = shared.workers.iter().map(|worker| &worker.wake_to_run);
@@ -39,19 +39,21 @@ impl Histogram {
         }
     }
 
-    /// How many times were counted.
+    /// Number of durations counted.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().build()?;
-    /// assert_eq!(rt.metrics().wake_to_run.count(), 0); // nobody has waited
+    /// assert_eq!(rt.metrics().wake_to_run.count(), 0); // no fiber has waited
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The length that so many in a hundred do not exceed: at most a quarter too much, and never more
-    /// than the longest. Zero if nothing was counted.
+    /// The duration that `percent` percent of all do not exceed.
+    ///
+    /// The result is at most a quarter too large, and never larger than the longest. It is zero if
+    /// nothing was counted.
     ///
     /// ```
     /// use std::time::Duration;
@@ -75,7 +77,7 @@ impl Histogram {
         Duration::from_nanos(end.map_or(self.longest, |end| end.min(self.longest)))
     }
 
-    /// The longest; zero if nothing was counted.
+    /// The longest duration; zero if nothing was counted.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().build()?;

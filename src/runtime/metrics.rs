@@ -1,149 +1,157 @@
-//! What a runtime has done, in numbers.
+//! Metrics: what a runtime has done and holds, in numbers.
+//!
+//! Names follow Prometheus: a counter, which only grows, ends in `_total`; everything else is a
+//! gauge. There is no text exposition; an exporter reads the fields.
 
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::blocking;
-use crate::fiber::stack::{self, Guard};
+use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::histogram::Histogram;
 use crate::sched::Shared;
 use crate::sched::worker::Worker;
 use crate::sys::{futex, membarrier};
 
-/// Numbers of one runtime, as they are at one moment or nearly so: counters are read one after the
-/// other while the runtime goes on, so sums may be off by what happened in between.
+/// Metrics of one runtime.
+///
+/// Fields that end in `_total` are counters since the start of the runtime; the others are gauges.
+/// They are read one after the other while the runtime runs, so sums may be off by what happened in
+/// between. It corresponds to `tokio::runtime::RuntimeMetrics`.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(2).build()?;
 /// rt.block_on(|| indent::spawn(|| ()).join().unwrap());
 /// rt.wait_idle();
 /// let metrics = rt.metrics();
-/// assert_eq!((metrics.workers_now, metrics.workers.len()), (2, 2));
-/// assert_eq!((metrics.tasks_spawned_total, metrics.tasks_alive), (2, 0));
+/// assert_eq!((metrics.workers_in_service, metrics.workers.len()), (2, 2));
+/// assert_eq!((metrics.fibers_spawned_total, metrics.fibers_alive), (2, 0));
 /// # Ok::<(), indent::StartError>(())
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Metrics {
-    /// One entry for each worker there has been.
+    /// One entry for each worker that has ever been in service.
     pub workers: Vec<WorkerMetrics>,
-    /// Workers in service.
-    pub workers_now: usize,
-    /// CPUs the process may use, as last seen; there are as many workers, unless the number is set.
+    /// Workers in service now.
+    pub workers_in_service: usize,
+    /// CPUs the process may use, as last seen; the number of workers follows it unless it is set.
     pub cpus_allowed: usize,
-    /// Fibers that are not over.
-    pub tasks_alive: u64,
+    /// Fibers that have not finished.
+    pub fibers_alive: u64,
     /// Fibers spawned since the start.
-    pub tasks_spawned_total: u64,
+    pub fibers_spawned_total: u64,
     /// Unstarted fibers that wait for a stack.
-    pub tasks_starved: usize,
+    pub fibers_waiting_for_stack: usize,
     /// Fibers that failed before they started, because there was no stack or no thread for them.
-    pub tasks_never_started_total: u64,
-    /// Started and unstarted fibers in the queue that all workers share, except those that wait for
-    /// a stack or a thread.
-    pub queue_depth_global: usize,
-    /// Wakes by threads that hold no worker which had to rouse a sleeping one.
-    pub wakes_sent_outside: u64,
-    /// Wakes by threads that hold no worker which found one awake.
-    pub wakes_coalesced_outside: u64,
+    pub fibers_never_started_total: u64,
+    /// Fibers in the global queue, started or not, except those that wait for a stack or a thread.
+    pub global_queue_depth: usize,
+    /// Wakes by threads that hold no worker which had to notify a sleeping worker.
+    pub outside_wakes_sent_total: u64,
+    /// Wakes by threads that hold no worker which found a worker awake.
+    pub outside_wakes_coalesced_total: u64,
     /// Calls of [`blocking`](crate::runtime::blocking) that wait for a thread.
     pub blocking_queue_depth: usize,
-    /// Threads that run such calls.
+    /// Threads of the blocking pool that run a call.
     pub blocking_threads_active: usize,
-    /// Threads that could.
+    /// Threads of the blocking pool that are idle.
     pub blocking_threads_idle: usize,
-    /// Deadlines that have neither passed nor been given up.
+    /// Deadlines that have neither passed nor been cancelled.
     pub timers_active: usize,
     /// Deadlines that passed.
     pub timers_fired_total: u64,
-    /// Stacks of fibers that are not over.
+    /// Stacks of fibers that have not finished.
     pub stacks_in_use: u64,
-    /// Free stacks that workers keep at hand.
+    /// Free stacks cached by workers.
     pub stacks_cached: usize,
     /// Ranges of address space mapped for stacks, by all runtimes of the process.
     pub stack_slabs: usize,
     /// How the ends of stacks are guarded.
-    pub stack_guard: Guard,
-    /// How many fibers there can be at once, where guards need mappings of their own.
-    pub task_limit: Option<usize>,
+    pub stack_guard: StackGuard,
+    /// The limit on fibers alive at once, where guards need mappings of their own.
+    pub fiber_limit: Option<usize>,
     /// Threads of this runtime that run fibers: the sum of the next six.
     pub carriers: usize,
-    /// Threads that hold a worker.
-    pub carriers_holding: usize,
-    /// Threads that hold no worker and run nothing.
+    /// Carriers that hold a worker.
+    pub carriers_with_worker: usize,
+    /// Carriers that hold no worker and run nothing.
     pub carriers_spare: usize,
-    /// Threads without a worker that a parked fiber has to itself, because it is bound to its
-    /// thread.
-    pub carriers_occupied: usize,
-    /// Threads that were stopped in the middle of a fiber, and wait until it is its turn again.
+    /// Carriers without a worker that belong to one parked fiber, which is bound to its thread.
+    pub carriers_bound: usize,
+    /// Carriers frozen in the middle of a fiber, until it is that fiber's turn again.
     pub carriers_frozen: usize,
-    /// Threads whose fiber blocked in the kernel, and whose worker went on elsewhere.
+    /// Carriers whose fiber blocks in the kernel, and whose worker moved to another carrier.
     pub carriers_detached: usize,
-    /// Threads that wait for a worker in the middle of a fiber, whose call in the kernel has
-    /// returned.
+    /// Carriers whose fiber has returned from the kernel and waits for a worker.
     pub carriers_waiting: usize,
-    /// How often a thread was needed and could not be had.
-    pub carriers_refused: u64,
-    /// Threads that ended because a fiber changed what the kernel keeps for them; see
+    /// Times a carrier was needed and the system or the limit refused it.
+    pub carriers_refused_total: u64,
+    /// Carriers that ended because a fiber changed attributes of their thread; see
     /// [`retire_thread`](crate::runtime::retire_thread).
-    pub carriers_retired: u64,
+    pub carriers_retired_total: u64,
     /// Times a fiber ran for its whole quantum while others waited for their turn.
-    pub overruns: u64,
-    /// Times a fiber was stopped in the middle of its code, with its thread.
-    pub freezes: u64,
-    /// Times such a fiber went on.
-    pub thaws: u64,
+    pub overruns_total: u64,
+    /// Times a fiber was frozen in the middle of its code, together with its thread.
+    pub freezes_total: u64,
+    /// Times a frozen fiber continued.
+    pub thaws_total: u64,
     /// Times a worker was taken from a thread that had blocked in the kernel.
-    pub detaches: u64,
-    /// Times a stop was put off because the fiber was in libc, the loader or a foreign library.
-    pub retries: u64,
-    /// Times a fiber left its thread at an instruction, inside a
+    pub detaches_total: u64,
+    /// Preemptions postponed because the fiber was in libc, the loader or a foreign library.
+    pub preemptions_postponed_total: u64,
+    /// In-place preemptions: times a fiber left its thread at an instruction, inside a
     /// [`preemptible`](crate::runtime::preemptible) region or outside.
-    pub in_place: u64,
-    /// How many of those were outside of regions
+    pub in_place_preemptions_total: u64,
+    /// How many of the in-place preemptions were outside of regions
     /// ([`preempt_in_place`](crate::runtime::Builder::preempt_in_place)).
-    pub in_place_anywhere: u64,
-    /// Times a stopped fiber went on for a moment because others may have waited for what it held.
-    pub watchdog_releases: u64,
-    /// Times a fiber should have been stopped, or a worker taken, and there was no thread to go on with.
-    pub cap_hits: u64,
-    /// Times a fiber was asked to stop by a signal and did not for 5 ms: it blocks the signal, or is in
-    /// [`no_preempt`](crate::runtime::no_preempt).
-    pub signals_unanswered: u64,
-    /// Reports of fibers that ran for too long for which there was no room: too many at once, or whoever
-    /// [listens](crate::runtime::Builder::on_overrun) takes too long.
-    pub reports_lost: u64,
-    /// Times the kernel refused a `membarrier` it had granted before: a seccomp filter, in most
-    /// cases. Workers are then taken only from threads that are seen asleep. Of the whole process.
-    pub barriers_refused: u64,
-    /// Times a system call of the runtime's own was interrupted by a signal.
-    pub eintr: u64,
-    /// Fibers that wait for a thread to start on, because fibers that are bound to their threads
-    /// hold as many as are allowed.
-    pub tasks_threadless: usize,
-    /// Times a fiber was delayed because it was asked to end, or its [time
-    /// limit](crate::time::timeout) had passed, and it caught the unwinding of its blocking calls
-    /// and blocked again. Two such unwindings are immediate, the next is delayed by 1 ms, and each
-    /// further one for twice as long, up to 100 ms. One line on standard error names such a fiber.
-    /// If this grows, some code catches every panic: it should pass the payload on with
-    /// [`resume_unwind`](std::panic::resume_unwind), or stop.
-    pub unwind_pauses: u64,
-    /// What fibers wait by for sockets, pipes, and whatever else can be polled.
+    pub in_place_outside_regions_total: u64,
+    /// Times a frozen fiber ran for a moment because others may have waited for a lock it held.
+    pub frozen_fibers_released_total: u64,
+    /// Preemptions and detaches not done because there was no spare thread for the worker.
+    pub preemptions_without_thread_total: u64,
+    /// Times a fiber did not react to the preemption signal for 5 ms: it blocks the signal, or is
+    /// in [`no_preempt`](crate::runtime::no_preempt).
+    pub signals_unanswered_total: u64,
+    /// Overrun reports that were dropped: too many at once, or a slow
+    /// [listener](crate::runtime::Builder::on_overrun).
+    pub overrun_reports_lost_total: u64,
+    /// Times the kernel refused a `membarrier` it had granted before, in the whole process.
+    ///
+    /// The cause is a seccomp filter in most cases. Workers are then taken only from threads that
+    /// are seen asleep.
+    pub membarriers_refused_total: u64,
+    /// System calls of the runtime that were interrupted by a signal (`EINTR`).
+    pub interrupted_calls_total: u64,
+    /// Fibers that wait for a thread to start on, because parked bound fibers hold as many as are
+    /// allowed.
+    pub fibers_waiting_for_thread: usize,
+    /// Times a fiber was delayed because it caught its cancellation and blocked again.
+    ///
+    /// A blocking call unwinds when the fiber is cancelled or its [time
+    /// limit](crate::time::timeout) has passed. Two such unwindings are immediate, the next is
+    /// delayed by 1 ms, and each further one for twice as long, up to 100 ms. One line on standard
+    /// error names such a fiber. If this number grows, some code catches every panic: it should
+    /// pass the payload on with [`resume_unwind`](std::panic::resume_unwind), or stop.
+    pub unwind_delays_total: u64,
+    /// The I/O driver for sockets, pipes, and everything else that can be polled.
     pub io_sockets: IoDriver,
-    /// What file operations would be done by. There are none in this crate so far: files are read and written
-    /// inside [`blocking`](crate::runtime::blocking).
+    /// The I/O driver for files.
+    ///
+    /// This crate has no file operations yet: files are read and written inside
+    /// [`blocking`](crate::runtime::blocking).
     pub io_files: IoDriver,
-    /// Operations that were given to io_uring and are not over.
-    pub io_operations: usize,
-    /// Threads of all runtimes of the process that run fibers.
+    /// Operations submitted to io_uring that have not completed.
+    pub io_operations_active: usize,
+    /// Carriers of all runtimes of the process.
     pub process_carriers: usize,
-    /// How long parked fibers waited from the moment they were made runnable until they ran, of one
-    /// wake in 64 of each fiber.
+    /// Time from the wake of a parked fiber until it runs, sampled for one wake in 64 of each
+    /// fiber.
     pub wake_to_run: Histogram,
 }
 
-/// What brings about an end of a wait for a descriptor.
+/// The kernel interface, or the pool, that performs I/O.
 ///
 /// ```
 /// use indent::runtime::{Builder, Io};
@@ -157,11 +165,11 @@ pub struct Metrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IoDriver {
-    /// io_uring: the kernel does what is asked, and says when it is done.
+    /// io_uring: the kernel performs an operation and reports its completion.
     Uring,
-    /// epoll: the kernel says when something can be done.
+    /// epoll: the kernel reports readiness; the fiber performs the operation.
     Epoll,
-    /// Threads that may block, those of [`blocking`](crate::runtime::blocking).
+    /// The threads of [`blocking`](crate::runtime::blocking).
     BlockingPool,
 }
 
@@ -175,79 +183,79 @@ impl fmt::Display for IoDriver {
     }
 }
 
-/// Numbers of one worker.
+/// Metrics of one worker; see [`Metrics`].
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(1).build()?;
 /// rt.block_on(|| drop(indent::spawn(|| ())));
 /// rt.wait_idle();
 /// let worker = &rt.metrics().workers[0];
-/// assert_eq!((worker.spawned, worker.started, worker.finished), (1, 2, 2));
+/// assert_eq!((worker.fibers_spawned_total, worker.fibers_started_total, worker.fibers_finished_total), (1, 2, 2));
 /// # Ok::<(), indent::StartError>(())
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WorkerMetrics {
-    /// Started and unstarted fibers in its own queue.
-    pub queue_depth_local: usize,
-    /// Time it was awake, sampled once a millisecond by the thread that watches it.
+    /// Fibers in its local queue, started or not.
+    pub local_queue_depth: usize,
+    /// Time it was awake, sampled once a millisecond by the monitor.
     pub busy_duration: Duration,
     /// Times it switched to a fiber.
-    pub dispatches: u64,
-    /// Dispatches of a fiber straight from the shared queue.
-    pub dispatches_shared: u64,
-    /// Fibers spawned by fibers it ran.
-    pub spawned: u64,
+    pub dispatches_total: u64,
+    /// Dispatches of a fiber straight from the global queue.
+    pub global_dispatches_total: u64,
+    /// Fibers spawned by fibers that it ran.
+    pub fibers_spawned_total: u64,
     /// Fibers it started.
-    pub started: u64,
-    /// Fibers that ended on it.
-    pub finished: u64,
-    /// Times it stole from another worker.
+    pub fibers_started_total: u64,
+    /// Fibers that finished on it.
+    pub fibers_finished_total: u64,
+    /// Times it stole fibers from another worker.
     pub steals_total: u64,
-    /// Times it looked through the others' queues for something to steal.
-    pub steal_attempts: u64,
-    /// Fibers it got by stealing.
-    pub stolen: u64,
-    /// Parks of its fibers that really waited.
-    pub park_count: u64,
-    /// Wakes and spawns by its fibers that had to rouse a sleeping worker.
-    pub wakes_sent: u64,
-    /// Wakes and spawns by its fibers that found a worker awake, or already roused.
-    pub wakes_coalesced: u64,
-    /// Times a fiber used up its budget of operations and gave way.
-    pub budget_exhausted: u64,
+    /// Times it searched the queues of other workers for fibers to steal.
+    pub steal_attempts_total: u64,
+    /// Fibers it stole.
+    pub fibers_stolen_total: u64,
+    /// Parks of its fibers that suspended the fiber.
+    pub parks_total: u64,
+    /// Wakes and spawns by its fibers that had to notify a sleeping worker.
+    pub wakes_sent_total: u64,
+    /// Wakes and spawns by its fibers that found a worker awake or already notified.
+    pub wakes_coalesced_total: u64,
+    /// Times a fiber used up its budget of operations and yielded.
+    pub budget_exhausted_total: u64,
     /// Times it went to sleep.
-    pub sleeps: u64,
+    pub sleeps_total: u64,
     /// Times it moved to another carrier.
-    pub moves: u64,
-    /// Bound fibers that were found to be movable when it ran them.
-    pub released: u64,
-    /// Times its queue was full and half went to the shared one.
-    pub overflows: u64,
+    pub carrier_moves_total: u64,
+    /// Bound fibers found to be movable when it ran them.
+    pub fibers_unbound_total: u64,
+    /// Times its local queue was full and half of it moved to the global queue.
+    pub queue_overflows_total: u64,
 }
 
 impl WorkerMetrics {
     fn of(worker: &Worker) -> Self {
         let counters = &worker.counters;
         WorkerMetrics {
-            queue_depth_local: worker.queue.len() + usize::from(!worker.lifo.is_empty()),
+            local_queue_depth: worker.queue.len() + usize::from(!worker.lifo.is_empty()),
             busy_duration: worker.published.busy(),
-            dispatches: worker.published.dispatches(),
-            dispatches_shared: counters.from_shared.get(),
-            spawned: counters.spawned.get(),
-            started: counters.started.get(),
-            finished: counters.finished.get(),
+            dispatches_total: worker.published.dispatches(),
+            global_dispatches_total: counters.from_shared.get(),
+            fibers_spawned_total: counters.spawned.get(),
+            fibers_started_total: counters.started.get(),
+            fibers_finished_total: counters.finished.get(),
             steals_total: counters.steals.get(),
-            steal_attempts: counters.steal_attempts.get(),
-            stolen: counters.stolen.get(),
-            park_count: counters.parks.get(),
-            wakes_sent: counters.wakes_sent.get(),
-            wakes_coalesced: counters.wakes_coalesced.get(),
-            budget_exhausted: counters.budget_exhausted.get(),
-            sleeps: counters.sleeps.get(),
-            moves: counters.moves.get(),
-            released: counters.released.get(),
-            overflows: counters.overflows.get(),
+            steal_attempts_total: counters.steal_attempts.get(),
+            fibers_stolen_total: counters.stolen.get(),
+            parks_total: counters.parks.get(),
+            wakes_sent_total: counters.wakes_sent.get(),
+            wakes_coalesced_total: counters.wakes_coalesced.get(),
+            budget_exhausted_total: counters.budget_exhausted.get(),
+            sleeps_total: counters.sleeps.get(),
+            carrier_moves_total: counters.moves.get(),
+            fibers_unbound_total: counters.released.get(),
+            queue_overflows_total: counters.overflows.get(),
         }
     }
 }
@@ -267,18 +275,18 @@ impl Metrics {
         let detached = shared.detached_carriers().min(left - frozen);
         let waiting = shared.waiting_carriers().min(left - frozen - detached);
         let blocking = blocking::stats(shared);
-        let happened = &shared.preempted;
+        let preempted = &shared.preempted;
         Metrics {
             workers,
-            workers_now: shared.workers_now(),
+            workers_in_service: shared.workers_now(),
             cpus_allowed: shared.cpus.load(Relaxed),
-            tasks_alive: shared.alive(),
-            tasks_spawned_total: shared.spawned(),
-            tasks_starved: shared.starved(),
-            tasks_never_started_total: shared.never_started(),
-            queue_depth_global: shared.queued_for_all(),
-            wakes_sent_outside: shared.outside_wakes_sent.load(Relaxed),
-            wakes_coalesced_outside: shared.outside_wakes_coalesced.load(Relaxed),
+            fibers_alive: shared.alive(),
+            fibers_spawned_total: shared.spawned(),
+            fibers_waiting_for_stack: shared.starved(),
+            fibers_never_started_total: shared.never_started(),
+            global_queue_depth: shared.queued_for_all(),
+            outside_wakes_sent_total: shared.outside_wakes_sent.load(Relaxed),
+            outside_wakes_coalesced_total: shared.outside_wakes_coalesced.load(Relaxed),
             blocking_queue_depth: blocking.queue_depth,
             blocking_threads_active: blocking.threads_active,
             blocking_threads_idle: blocking.threads_idle,
@@ -288,31 +296,31 @@ impl Metrics {
             stacks_cached: cached.sum(),
             stack_slabs: stack::slabs(),
             stack_guard: shared.settings.guard,
-            task_limit: shared.fiber_limit,
+            fiber_limit: shared.fiber_limit,
             carriers,
-            carriers_holding: holding,
+            carriers_with_worker: holding,
             carriers_spare: spare,
-            carriers_occupied: left - frozen - detached - waiting,
+            carriers_bound: left - frozen - detached - waiting,
             carriers_frozen: frozen,
             carriers_detached: detached,
             carriers_waiting: waiting,
-            carriers_refused: shared.refused_carriers.load(Relaxed),
-            carriers_retired: shared.retired_carriers.load(Relaxed),
-            overruns: happened.overruns.load(Relaxed),
-            freezes: happened.freezes.load(Relaxed),
-            thaws: happened.thaws.load(Relaxed),
-            detaches: happened.detaches.load(Relaxed),
-            retries: happened.retries.load(Relaxed),
-            in_place: happened.in_place.load(Relaxed),
-            in_place_anywhere: happened.anywhere.load(Relaxed),
-            watchdog_releases: happened.watchdog_releases.load(Relaxed),
-            cap_hits: happened.cap_hits.load(Relaxed),
-            signals_unanswered: happened.unanswered.load(Relaxed),
-            reports_lost: shared.reports.lost.load(Relaxed),
-            barriers_refused: membarrier::refused(),
-            eintr: futex::interrupted_waits(),
-            tasks_threadless: shared.global.threadless.len(),
-            unwind_pauses: shared.unwind_pauses.load(Relaxed),
+            carriers_refused_total: shared.refused_carriers.load(Relaxed),
+            carriers_retired_total: shared.retired_carriers.load(Relaxed),
+            overruns_total: preempted.overruns.load(Relaxed),
+            freezes_total: preempted.freezes.load(Relaxed),
+            thaws_total: preempted.thaws.load(Relaxed),
+            detaches_total: preempted.detaches.load(Relaxed),
+            preemptions_postponed_total: preempted.retries.load(Relaxed),
+            in_place_preemptions_total: preempted.in_place.load(Relaxed),
+            in_place_outside_regions_total: preempted.anywhere.load(Relaxed),
+            frozen_fibers_released_total: preempted.watchdog_releases.load(Relaxed),
+            preemptions_without_thread_total: preempted.cap_hits.load(Relaxed),
+            signals_unanswered_total: preempted.unanswered.load(Relaxed),
+            overrun_reports_lost_total: shared.reports.lost.load(Relaxed),
+            membarriers_refused_total: membarrier::refused(),
+            interrupted_calls_total: futex::interrupted_waits(),
+            fibers_waiting_for_thread: shared.global.threadless.len(),
+            unwind_delays_total: shared.unwind_pauses.load(Relaxed),
             io_sockets: match shared.settings.ring {
                 Some(_) => IoDriver::Uring,
                 None => IoDriver::Epoll,
@@ -321,14 +329,15 @@ impl Metrics {
                 true => IoDriver::Uring,
                 false => IoDriver::BlockingPool,
             },
-            io_operations: shared.operations(),
+            io_operations_active: shared.operations(),
             process_carriers: crate::sched::start::process_carriers(),
             wake_to_run: Histogram::wake_to_run(shared),
         }
     }
 
-    /// The share of dispatches that found their fiber in the worker's own queues, rather than in the
-    /// shared one or another worker's; 1 if there were none.
+    /// The share of dispatches whose fiber was in the worker's own queues; 1 without dispatches.
+    ///
+    /// The others took it from the global queue or from another worker.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -337,15 +346,15 @@ impl Metrics {
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn local_hit_ratio(&self) -> f64 {
-        let dispatches: u64 = self.workers.iter().map(|w| w.dispatches).sum();
+        let dispatches: u64 = self.workers.iter().map(|w| w.dispatches_total).sum();
         let elsewhere = self
             .workers
             .iter()
-            .map(|w| w.dispatches_shared + w.steals_total);
+            .map(|w| w.global_dispatches_total + w.steals_total);
         1.0 - share(elsewhere.sum::<u64>().min(dispatches), dispatches)
     }
 
-    /// The share of looks through the others' queues that found something; 0 if there were none.
+    /// The share of steal attempts that found a fiber; 0 without attempts.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(2).build()?;
@@ -354,13 +363,13 @@ impl Metrics {
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn steal_success_rate(&self) -> f64 {
-        let attempts = self.workers.iter().map(|w| w.steal_attempts).sum();
+        let attempts = self.workers.iter().map(|w| w.steal_attempts_total).sum();
         let steals: u64 = self.workers.iter().map(|w| w.steals_total).sum();
         share(steals.min(attempts), attempts)
     }
 }
 
-/// None of nothing is none.
+/// `part / whole`; 0 if `whole` is 0.
 fn share(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }

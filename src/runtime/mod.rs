@@ -1,29 +1,35 @@
 #![expect(
     unsafe_code,
-    reason = "block_on lends its closure to a fiber; see there"
+    reason = "the closure of block_on may borrow from its caller"
 )]
-//! Starting, using and ending a runtime.
+//! Starting, using and shutting down a runtime.
+//!
+//! A [`Runtime`] owns workers, their threads and the fibers on them. [`Builder`] configures and
+//! starts one; the functions of this module and [`spawn`](crate::spawn) start a default runtime
+//! when they are first called on a plain thread.
 //!
 //! # fork
 //!
-//! `fork` copies one thread. In the child of a process that has started a runtime there is none, and none
-//! can be started, for the threads that are missing may have left things locked
-//! ([`StartError::Forked`]). Whoever forked, a fiber too, is a plain thread in
+//! `fork` copies one thread. In the child of a process that has started a runtime there is no
+//! runtime, and none can be started, because the missing threads may have left locks held
+//! ([`StartError::Forked`]). The thread that forked, even if it ran a fiber, is a plain thread in
 //! the child:
 //!
-//! - What blocks ([`park`], [`time`](crate::time)) blocks the thread; [`blocking`] and
-//!   [`compute`] simply call. A time limit that was set before the fork is not heard.
-//! - A spawn is refused ([`SpawnError::Forked`](crate::SpawnError::Forked)); where it cannot say so
-//!   ([`spawn`](crate::spawn), [`block_on`], [`Handle::current`]) it panics.
-//! - Fibers of the parent can be looked at as they were, and joined if they were over; else a join is an
-//!   error ([`JoinError::is_forked`](crate::JoinError::is_forked)). Unparking them does nothing.
-//! - Dropping a [`Runtime`], a shutdown and [`Runtime::wait_idle`] return at once and touch nothing.
-//! - When a closure returns there that a fiber, [`blocking`] or [`compute`] runs, there is nothing to go
-//!   back to: the child ends with status 70 and a line on standard error.
+//! - Blocking operations ([`park`], [`time`](crate::time)) block the thread; [`blocking`] and
+//!   [`compute`] call their closure in place. A time limit set before the fork has no effect.
+//! - A spawn fails with [`SpawnError::Forked`](crate::SpawnError::Forked). Functions that cannot
+//!   return an error ([`spawn`](crate::spawn), [`block_on`], [`Handle::current`]) panic.
+//! - Handles of the parent's fibers show the state at the fork. Fibers that had finished can be
+//!   joined; for others a join is an error
+//!   ([`JoinError::is_forked`](crate::JoinError::is_forked)). Unparking them does nothing.
+//! - Dropping a [`Runtime`], a shutdown and [`Runtime::wait_idle`] return at once and do nothing.
+//! - A fork inside a closure that a fiber, [`blocking`] or [`compute`] runs: when the closure
+//!   returns in the child there is nothing to return to, so the child ends with status 70 and a
+//!   line on standard error.
 //!
-//! So let the child `exec` or `_exit`; `std::process::Command` does, with `pre_exec`, too. A program that
-//! forks to go on (a daemon) does so before it starts a runtime. A child that was made by a bare system
-//! call (`clone`, `_Fork`) is not told apart from its parent: it may do nothing but `exec` or `_exit`.
+//! So let the child `exec` or `_exit`, as `std::process::Command` does, also with `pre_exec`. A
+//! program that forks and continues (a daemon) forks before it starts a runtime. A child made by a
+//! bare system call (`clone`, `_Fork`) cannot be detected: it may do nothing but `exec` or `_exit`.
 
 use std::fmt;
 use std::panic::{Location, resume_unwind};
@@ -37,31 +43,31 @@ mod cpus;
 mod harmless;
 mod histogram;
 mod metrics;
+mod no_preempt;
 mod preemptible;
 pub(crate) mod reports;
 mod retire;
 mod survey;
 mod threads;
-mod unstoppable;
 
 pub use builder::Builder;
 pub use config::{Io, Rounding};
 pub use histogram::Histogram;
 pub use metrics::{IoDriver, Metrics, WorkerMetrics};
 
+pub use self::no_preempt::no_preempt;
 pub use self::preemptible::preemptible;
 pub use self::reports::{BindingCause, BindingRow, Bindings};
 pub use self::retire::retire_thread;
 pub use self::threads::ThreadLocals;
-pub use self::unstoppable::no_preempt;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;
-pub use crate::fiber::stack::Guard;
+pub use crate::fiber::stack::StackGuard;
 pub use crate::sched::overrun::report::{Overrun, OverrunAction, Waited};
 pub use crate::sched::overrun::summary::{OverrunRow, Overruns};
 pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
 pub use crate::sched::survey::Survey;
-pub use indent_sysmon::symbols::Place;
+pub use indent_sysmon::symbols::CodeLocation;
 
 use crate::error::{AbortOnDrop, NoRuntime, StartError};
 use crate::park;
@@ -70,12 +76,15 @@ use crate::sched::{Shared, block, context, mobility};
 use crate::sys::fork;
 use crate::task::{self, Fiber, JoinHandle, Phase};
 
-/// Workers, their threads and the fibers on them. Dropping it shuts it down, waiting at most as
-/// long as [`Builder::shutdown_timeout`] says, by default five seconds.
+/// A running runtime: workers, their threads and the fibers on them.
 ///
-/// It may be dropped on one of its own threads outside fibers and closures: in the hook
-/// [`Builder::on_thread_stop`], or in the destructor of a thread-local. That thread is then not
-/// waited for; it ends afterwards. On a fiber of its own a drop panics.
+/// Dropping it shuts it down and blocks until its fibers have finished, but at most for
+/// [`Builder::shutdown_timeout`], by default five seconds. It corresponds to
+/// `tokio::runtime::Runtime`.
+///
+/// It may be dropped on one of its own threads outside of fibers and closures: in the hook
+/// [`Builder::on_thread_stop`], or in the destructor of a thread-local. The shutdown does not wait
+/// for that thread, which ends afterwards. A drop on one of its own fibers panics.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(2).build()?;
@@ -88,7 +97,7 @@ use crate::task::{self, Fiber, JoinHandle, Phase};
 /// ```
 pub struct Runtime {
     handle: Handle,
-    /// Done already.
+    /// Whether the shutdown is done.
     shut_down: bool,
 }
 
@@ -102,7 +111,7 @@ impl Runtime {
         }
     }
 
-    /// Runs the closure on a fiber of this runtime and waits for it; see [`Handle::block_on`].
+    /// Runs a closure on a fiber of this runtime and waits for it; see [`Handle::block_on`].
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -119,7 +128,7 @@ impl Runtime {
         self.handle.block_on(f)
     }
 
-    /// Starts a fiber on this runtime.
+    /// Starts a fiber on this runtime; see [`spawn`](crate::spawn).
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -135,7 +144,7 @@ impl Runtime {
         self.handle.spawn(f)
     }
 
-    /// Access for others: it does not keep the runtime running.
+    /// Returns a handle, which can be cloned and does not keep the runtime running.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -148,8 +157,9 @@ impl Runtime {
         &self.handle
     }
 
-    /// Waits until no fiber is left, without asking any to end. In the child of a [fork](self#fork) it
-    /// does not wait.
+    /// Blocks until all fibers have finished, without cancelling any.
+    ///
+    /// In the child of a [fork](self#fork) it returns at once.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -157,12 +167,12 @@ impl Runtime {
     ///     drop(rt.spawn(indent::task::yield_now));
     /// }
     /// rt.wait_idle();
-    /// assert_eq!(rt.metrics().tasks_alive, 0);
+    /// assert_eq!(rt.metrics().fibers_alive, 0);
     /// # Ok::<(), indent::StartError>(())
     /// ```
     ///
     /// # Panics
-    /// On a fiber of this runtime, which would wait for itself.
+    /// If it is called on a fiber of this runtime, which would wait for itself.
     pub fn wait_idle(&self) {
         self.handle.refuse_own_fiber("wait_idle");
         self.handle
@@ -170,24 +180,24 @@ impl Runtime {
             .wait_until(None, |shared| shared.alive() == 0);
     }
 
-    /// What the runtime has done so far.
+    /// Returns the current metrics of the runtime.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
     /// rt.block_on(|| (0..3).for_each(|_| drop(indent::spawn(|| ()))));
-    /// assert_eq!(rt.metrics().tasks_spawned_total, 4, "with the one that spawned them");
+    /// assert_eq!(rt.metrics().fibers_spawned_total, 4, "with the one that spawned them");
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn metrics(&self) -> Metrics {
         self.handle.metrics()
     }
 
-    /// Asks every fiber to end, waits for them at most this long, and stops the threads.
+    /// Cancels every fiber, waits for them at most `timeout`, and stops the threads.
     ///
-    /// Fibers that have not started are dropped. Parked ones unwind; others do at their next
-    /// blocking call. What does not end in time (a loop without blocking calls, a call that blocks
-    /// the thread) is left alone and listed in the report. In the child of a [fork](self#fork) nothing
-    /// is done.
+    /// Fibers that have not started are dropped. Parked fibers unwind; others unwind at their next
+    /// blocking call. A fiber that does not end in time (a loop without blocking calls, a call that
+    /// blocks the thread) is abandoned and listed in the report. In the child of a
+    /// [fork](self#fork) this does nothing.
     ///
     /// ```
     /// use std::time::Duration;
@@ -201,7 +211,7 @@ impl Runtime {
     /// ```
     ///
     /// # Panics
-    /// On a fiber of this runtime, which would wait for itself.
+    /// If it is called on a fiber of this runtime, which would wait for itself.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> ShutdownReport {
         self.handle.refuse_own_fiber("shutdown_timeout");
         self.shut_down = true;
@@ -232,8 +242,10 @@ impl fmt::Debug for Runtime {
     }
 }
 
-/// Access to a runtime; clones are cheap. It does not keep the runtime running: after a shutdown
-/// spawns are refused.
+/// A reference to a runtime, cheap to clone.
+///
+/// It does not keep the runtime running: after a shutdown it refuses spawns. It corresponds to
+/// `tokio::runtime::Handle`.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -248,8 +260,10 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The runtime of the calling fiber, also inside its [`blocking`] and [`compute`] calls; on a plain
-    /// thread the default one, started if need be.
+    /// Returns the runtime of the calling fiber, or else the default runtime.
+    ///
+    /// Inside [`blocking`] and [`compute`] calls that is the runtime of the fiber that makes the
+    /// call. On a plain thread it is the default runtime, which is started if necessary.
     ///
     /// ```
     /// let one = indent::runtime::Handle::current().spawn(|| 1);
@@ -257,7 +271,7 @@ impl Handle {
     /// ```
     ///
     /// # Panics
-    /// If the default runtime cannot be started, as in the child of a fork.
+    /// If the default runtime cannot be started, as in the child of a [fork](self#fork).
     pub fn current() -> Handle {
         Handle {
             shared: with_current_or_default(Shared::arc)
@@ -265,7 +279,10 @@ impl Handle {
         }
     }
 
-    /// As [`current`](Self::current), but starts nothing.
+    /// Returns the current runtime as [`current`](Self::current) does, but starts none.
+    ///
+    /// # Errors
+    /// On a plain thread, if the default runtime is not started.
     ///
     /// ```
     /// use indent::runtime::{Builder, Handle};
@@ -284,7 +301,7 @@ impl Handle {
         shared.map(|shared| Handle { shared }).ok_or(NoRuntime(()))
     }
 
-    /// Starts a fiber on this runtime.
+    /// Starts a fiber on this runtime; see [`spawn`](crate::spawn).
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -304,7 +321,7 @@ impl Handle {
         unsafe { task::Builder::new().spawn_in(&self.shared, location, f) }
     }
 
-    /// As [`spawn_blocking`], on this runtime.
+    /// Runs a blocking closure on a fiber of this runtime; see [`spawn_blocking`].
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -321,11 +338,11 @@ impl Handle {
         self.spawn(|| blocking(f))
     }
 
-    /// Runs the closure on a fiber of this runtime and waits for it. The closure may borrow from
-    /// the caller, who does not leave before it is done. A panic in it goes on in the caller.
+    /// Runs a closure on a fiber of this runtime and waits for it.
     ///
-    /// On a fiber of this same runtime the closure is simply called. On a fiber of another runtime
-    /// the caller parks; it cannot be cancelled meanwhile.
+    /// The caller does not return before the closure has, so the closure may borrow from it. On a
+    /// fiber of this runtime the closure is called in place. On a fiber of another runtime the
+    /// caller parks and cannot be cancelled meanwhile; a plain thread blocks.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -335,7 +352,7 @@ impl Handle {
     /// # Ok::<(), indent::StartError>(())
     /// ```
     ///
-    /// What it borrows and returns crosses threads:
+    /// The closure and its result cross threads, so both must be `Send`:
     ///
     /// ```compile_fail
     /// let rt = indent::runtime::Builder::new().workers(1).build().unwrap();
@@ -344,7 +361,8 @@ impl Handle {
     /// ```
     ///
     /// # Panics
-    /// If the runtime is shut down before the closure is done, and in the child of a [fork](self#fork).
+    /// If the runtime is shut down before the closure returns, and in the child of a
+    /// [fork](self#fork). A panic of the closure is resumed in the caller.
     #[track_caller]
     pub fn block_on<F, T>(&self, f: F) -> T
     where
@@ -355,8 +373,9 @@ impl Handle {
             return f();
         }
         let location = Location::caller();
-        // SAFETY: we wait for the fiber to be over before we return: `join_uncancelled` hears no request to
-        // end, and if it unwound all the same, the process would end.
+        // SAFETY: this function waits until the fiber has finished before it returns: the wait of
+        // `join_uncancelled` cannot be cancelled, and if it unwound all the same, the process would
+        // abort.
         let fiber =
             unsafe { task::Builder::new().try_spawn_in(&self.shared, location, Limit::None, f) };
         let fiber = match fiber {
@@ -373,20 +392,21 @@ impl Handle {
         }
     }
 
-    /// What the runtime has done so far.
+    /// Returns the current metrics of the runtime.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
     /// rt.block_on(|| ());
-    /// assert_eq!(rt.handle().metrics().tasks_spawned_total, 1);
+    /// assert_eq!(rt.handle().metrics().fibers_spawned_total, 1);
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn metrics(&self) -> Metrics {
         Metrics::of(&self.shared)
     }
 
-    /// All fibers of this runtime that are not over. Stops nobody: each is as it was when it was
-    /// looked at.
+    /// Lists the fibers of this runtime that have not finished.
+    ///
+    /// No fiber is stopped for it: each appears as it was at the moment it was read.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -400,15 +420,15 @@ impl Handle {
     pub fn fibers(&self) -> Vec<Fiber> {
         let mut fibers = Vec::new();
         self.shared.each_fiber(|fiber| fibers.push(Fiber(fiber)));
-        fibers.retain(|fiber| fiber.phase() != Phase::Done); // perhaps not off its stack yet
+        fibers.retain(|fiber| fiber.phase() != Phase::Done); // it may still be on its stack
         fibers
     }
 
-    /// Says in plain text what every fiber of the runtime does, what it waits for, and what binds
-    /// it to its thread.
+    /// Describes every fiber in plain text: its state, what it waits for, and what binds it.
     ///
-    /// One line for the runtime and one for each fiber, at most a thousand. Each line is true of
-    /// some moment: fibers run meanwhile. Takes its time, since functions are looked up by name.
+    /// There is one line for the runtime and one for each fiber, at most a thousand. Fibers run
+    /// meanwhile, so each line is true of its own moment. The call is slow, since functions are
+    /// looked up by name. It corresponds to the stack dump of a Go program.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -423,9 +443,10 @@ impl Handle {
         self.shared.dump()
     }
 
-    /// Takes worker `index` from the carrier that holds it, if that one is outside runtime code,
-    /// and gives it to another carrier; true if it did. For tests: what a watching thread will do
-    /// for a fiber that blocks its thread. Never the caller's own.
+    /// Takes worker `index` from its carrier and gives it to another; true if it did. For tests.
+    ///
+    /// It is what the monitor does for a fiber that blocks its thread. A worker whose carrier is
+    /// inside runtime code is not taken, nor the caller's own.
     #[doc(hidden)]
     pub fn handoff(&self, index: usize) -> bool {
         let _guard = context::disable_preempt();
@@ -435,11 +456,11 @@ impl Handle {
             .is_some_and(|worker| self.shared.take_and_place(worker))
     }
 
-    /// Lets all fibers of the process change threads, whatever is on their stacks. For tests that
-    /// must be able to fail.
+    /// Makes all fibers of the process movable, whatever is on their stacks. For tests that must be
+    /// able to fail.
     ///
     /// # Safety
-    /// No fiber of the process holds anything over a park that belongs to its thread.
+    /// No fiber of the process holds anything across a park that belongs to its thread.
     #[doc(hidden)]
     #[expect(unsafe_code, reason = "lets fibers move that must not")]
     pub unsafe fn trust_everything(&self, trust: bool) {
@@ -453,20 +474,21 @@ impl Handle {
         mobility::bind_everything(bind);
     }
 
-    /// Changes the number of workers, up to as many as the runtime has room for. For tests: what
-    /// happens when the number of CPUs changes.
+    /// Changes the number of workers, as a change of the number of CPUs does. For tests.
+    ///
+    /// The number is limited to as many workers as the runtime has room for.
     #[doc(hidden)]
     pub fn resize(&self, workers: usize) {
         self.shared.resize(workers);
     }
 
-    /// On one of its fibers.
+    /// Whether the caller is one of its fibers.
     fn is_own_fiber(&self) -> bool {
         park::current_fiber().is_some() && self.is_inside()
     }
 
-    /// On one of its fibers, or on a thread that runs closures for them and has not come to its
-    /// end.
+    /// Whether the caller is one of its fibers, or a thread that runs closures for them and is not
+    /// about to end.
     fn is_inside(&self) -> bool {
         let own = |here: &Shared| std::ptr::eq(here, &*self.shared);
         (park::current_fiber().is_some() || context::serves())
@@ -485,7 +507,7 @@ impl Handle {
     fn fmt_as(&self, name: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(name)
             .field("workers", &self.shared.count.allowed())
-            .field("tasks_alive", &self.shared.alive())
+            .field("fibers_alive", &self.shared.alive())
             .finish()
     }
 }
@@ -496,7 +518,7 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// There is no runtime: the process was forked from one that has it.
+/// The process was forked from one with a runtime, so it has none.
 pub(crate) struct InChild;
 
 /// Calls `f` with the runtime of the calling fiber, or with the default one.
@@ -504,7 +526,7 @@ pub(crate) struct InChild;
 pub(crate) fn with_current_or_default<R>(f: impl FnOnce(&Shared) -> R) -> Result<R, InChild> {
     match spawn::with_current(f) {
         Ok(result) => Ok(result),
-        Err(_) if fork::in_child() => Err(InChild), // somebody may have been about to start it
+        Err(_) if fork::in_child() => Err(InChild), // another thread may have been starting it
         Err(f) => Ok(f(&default().handle.shared)),
     }
 }
@@ -517,7 +539,10 @@ fn default() -> &'static Runtime {
     })
 }
 
-/// Runs the closure on the default runtime, or, on a fiber, simply calls it.
+/// Runs a closure on a fiber of the default runtime and waits for it; on a fiber, calls it.
+///
+/// It is [`Handle::block_on`] of the [current](Handle::current) runtime. A program calls it once in
+/// `main`.
 ///
 /// ```
 /// assert_eq!(indent::runtime::block_on(|| indent::spawn(|| 2).join().unwrap()), 2);
@@ -531,11 +556,11 @@ where
     Handle::current().block_on(f)
 }
 
-/// Starts a fiber that runs the closure by [`blocking`], on the runtime where
-/// [`spawn`](crate::spawn) would start it.
+/// Starts a fiber that runs the closure by [`blocking`].
 ///
-/// The fiber can be joined, is listed like any other, and if the runtime is shut down before it
-/// has started, the closure does not run.
+/// The runtime is the one on which [`spawn`](crate::spawn) would start the fiber. The fiber can be
+/// joined and is listed like any other. If the runtime is shut down before it has started, the
+/// closure does not run. It corresponds to `tokio::task::spawn_blocking`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -552,8 +577,9 @@ where
     crate::task::spawn(|| blocking(f))
 }
 
-/// Yields, and lets the worker go on with another thread; the caller goes on when a worker is
-/// brought back to its own. For tests of the machinery.
+/// Yields and gives the worker to another carrier. For tests.
+///
+/// The caller continues when a worker comes back to its carrier.
 #[doc(hidden)]
 pub fn handoff() {
     block::hand_over();

@@ -19,11 +19,11 @@ impl Builder {
     /// without a call into the runtime, and again when that time has doubled. Several closures may
     /// be set; [`Handle::on_overrun`] adds one later.
     ///
-    /// The closure is called on a thread of its own, with one report after the other. A slow closure
-    /// delays later reports only; those for which there is no room are counted
-    /// ([`Metrics::reports_lost`](crate::runtime::Metrics::reports_lost)). If the closure panics,
-    /// one line on standard error says so, and it is called again. It must not own the runtime.
-    /// There are no reports where [`preempt`](Self::preempt) is off.
+    /// The closure is called on a thread of its own, with one report after the other. A slow
+    /// closure delays later reports only; those for which there is no room are counted
+    /// ([`Metrics::overrun_reports_lost_total`](crate::runtime::Metrics::overrun_reports_lost_total)).
+    /// If the closure panics, one line on standard error says so, and it is called again. It must
+    /// not own the runtime. There are no reports where [`preempt`](Self::preempt) is off.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new()
@@ -36,11 +36,11 @@ impl Builder {
         self
     }
 
-    /// Whether fibers that run for longer than the [quantum](Self::preempt_quantum) are named on
-    /// standard error.
+    /// Sets whether fibers that run longer than the [quantum](Self::preempt_quantum) are reported
+    /// on standard error.
     ///
-    /// The first of each spawn site and function is reported at once, then one line a second at most.
-    /// Variable: `INDENT_LOG_OVERRUNS`.
+    /// The first of each spawn site and function is reported at once, then one line a second at
+    /// most. Variable: `INDENT_LOG_OVERRUNS`.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().log_overruns(true).build()?;
@@ -51,7 +51,7 @@ impl Builder {
         self
     }
 
-    /// Whether fibers that keep a thread while they are parked are named on standard error.
+    /// Sets whether fibers that keep a thread while parked are reported on standard error.
     ///
     /// Each spawn site and each cause is reported once, with the calls that lead to the
     /// thread-local or foreign function, and with what to do about it. [`Runtime::binding`] returns
@@ -93,7 +93,7 @@ impl Runtime {
 }
 
 impl Handle {
-    /// Calls the closure with every report from now on: as [`Builder::on_overrun`].
+    /// Calls the closure with every later overrun report; see [`Builder::on_overrun`].
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(1).build()?;
@@ -104,7 +104,8 @@ impl Handle {
         self.shared.listen(Arc::new(listener));
     }
 
-    /// Reports which fibers have run for longer than the [quantum](Builder::preempt_quantum) so far.
+    /// Reports which fibers have run for longer than the [quantum](Builder::preempt_quantum) so
+    /// far.
     ///
     /// There is a row for each spawn site and function. The last events may be missing. Looks
     /// functions up by name, which takes some time; a fiber that calls this waits as for
@@ -126,8 +127,8 @@ impl Handle {
     /// A fiber is [bound](crate::task::Mobility::Bound) if a frame on its stack may hold something
     /// of its thread, such as a reference to a thread-local. The report has one row for each spawn
     /// site and cause, with the number of parks since the runtime started and of threads kept at
-    /// this moment. Parks of movable fibers are not counted. Looks functions up by name, which takes
-    /// some time; a fiber that calls this waits as for [`blocking`].
+    /// this moment. Parks of movable fibers are not counted. Looks functions up by name, which
+    /// takes some time; a fiber that calls this waits as for [`blocking`].
     ///
     /// ```
     /// use std::cell::RefCell;
@@ -154,11 +155,11 @@ impl Handle {
     }
 }
 
-/// Calls a closure that takes its time: on a fiber, by the blocking pool.
-fn in_background<T: Send>(name: impl FnOnce() -> T + Send) -> T {
+/// Calls a slow closure: on a fiber, by the blocking pool.
+fn in_background<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     match park::current_fiber() {
-        Some(_) => blocking(name),
-        None => name(),
+        Some(_) => blocking(f),
+        None => f(),
     }
 }
 
@@ -369,7 +370,7 @@ impl fmt::Display for Bindings {
     }
 }
 
-/// The line for standard error about a spawn site and cause that is new.
+/// The line on standard error about a new spawn site and cause.
 pub(crate) fn bound_line(site: &BoundSite) -> String {
     let row = BindingRow::new(site);
     let mut line = format!(

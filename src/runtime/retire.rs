@@ -1,4 +1,4 @@
-//! Threads that are not used again.
+//! Ending a thread together with the fiber that has changed it.
 
 use crate::sched::retire;
 

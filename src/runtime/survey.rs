@@ -6,11 +6,11 @@ use crate::runtime::{Builder, Handle, Runtime, Survey};
 use crate::sys::fork;
 use crate::time;
 
-/// How often a caller that waits for the survey looks whether it is done.
+/// How often a caller that waits for the survey checks whether it is done.
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl Builder {
-    /// Whether a program without symbols of functions is reported, once, on standard error.
+    /// Sets whether a program without function symbols is reported on standard error, once.
     ///
     /// The runtime needs these symbols to know which fibers may change threads;
     /// `strip = "debuginfo"` in a Cargo profile keeps them. In a program without them (`strip =
@@ -48,14 +48,13 @@ impl Handle {
     /// Waits until the program's code has been read and all parked fibers have been judged.
     ///
     /// The runtime reads the code in the background from [`Builder::build`] on. Until that is done,
-    /// every fiber that parks keeps its thread. A service that wants to begin with few threads
-    /// waits here before it accepts connections. Nothing has to wait: only the number of threads
+    /// every fiber that parks keeps its thread. A service that should start with few threads calls
+    /// this before it accepts connections. The call is never required: only the number of threads
     /// differs.
     ///
-    /// A fiber parks meanwhile, as in [`time::sleep`]; on a plain thread the
-    /// thread blocks. A timeout of zero only looks. Returns [`Survey::Pending`] if the timeout
-    /// expires first, or if the runtime was shut down, or the process
-    /// [forked](crate::runtime#fork), before the code was read.
+    /// A fiber parks meanwhile, as in [`time::sleep`]; a plain thread blocks. A timeout of zero
+    /// does not wait. Returns [`Survey::Pending`] if the timeout expires first, or if the runtime
+    /// was shut down, or the process [forked](crate::runtime#fork), before the code was read.
     ///
     /// ```
     /// use indent::runtime::{Builder, Survey};

@@ -28,27 +28,30 @@ pub enum ThreadLocals {
 }
 
 impl Builder {
-    /// Whether fibers that are interrupted leave their thread where that is proved to be safe; by
+    /// Sets whether interrupted fibers leave their thread where that is proved to be safe; by
     /// default they do not.
     ///
-    /// An interrupted fiber keeps its thread, which waits with it, so a thousand fibers that compute
-    /// take turns among tens of threads. With this setting such a fiber is switched away like one that
-    /// yields, at the instruction it has come to, and goes on later on any thread. That happens only
-    /// where the machine code shows that nothing of the thread is in use: in Rust code of the
-    /// executable, outside of allocators, C and thread-locals, with no address of the thread's memory
-    /// in registers or on the stack. Everywhere else the fiber keeps its thread as before.
-    /// [`Metrics::in_place_anywhere`](super::Metrics::in_place_anywhere) counts.
+    /// An interrupted fiber keeps its thread, which waits with it, so a thousand fibers that
+    /// compute take turns among tens of threads. With this setting such a fiber is switched away
+    /// like one that yields, at the instruction it has come to, and goes on later on any thread.
+    /// That happens only where the machine code shows that nothing of the thread is in use: in Rust
+    /// code of the executable, outside of allocators, C and thread-locals, with no address of the
+    /// thread's memory in registers or on the stack. Everywhere else the fiber keeps its thread as
+    /// before.
+    /// [`Metrics::in_place_outside_regions_total`](super::Metrics::in_place_outside_regions_total)
+    /// counts.
     ///
-    /// Results stay the same, with one exception: code that compares two readings of the thread's own
-    /// CPU clock (`CLOCK_THREAD_CPUTIME_ID`) may read two clocks. [`task::pin`](crate::task::pin) keeps
-    /// the fiber on its thread. A lock that such a fiber holds is held until its next turn.
+    /// Results stay the same, with one exception: code that compares two readings of the thread's
+    /// own CPU clock (`CLOCK_THREAD_CPUTIME_ID`) may read two clocks.
+    /// [`task::pin`](crate::task::pin) keeps the fiber on its thread. A lock that such a fiber
+    /// holds is held until its next turn.
     ///
     /// Of no effect where [`preempt`](Self::preempt) is off, where fibers use the
-    /// [thread-locals](Self::thread_locals) of threads, on processors without XSAVE, in programs without
-    /// symbols, and in those whose allocator is written in Rust and may hold a lock or calls functions
-    /// through pointers: one line on standard error says so. In code whose author vouches for more,
-    /// [`preemptible`](super::preemptible) does the same without this setting. Variable:
-    /// `INDENT_PREEMPT_IN_PLACE`.
+    /// [thread-locals](Self::thread_locals) of threads, on processors without XSAVE, in programs
+    /// without symbols, and in those whose allocator is written in Rust and may hold a lock or calls
+    /// functions through pointers: one line on standard error says so.
+    /// In code whose author guarantees more, [`preemptible`](super::preemptible) does the same
+    /// without this setting. Variable: `INDENT_PREEMPT_IN_PLACE`.
     ///
     /// ```
     /// use indent::runtime::Builder;
@@ -67,7 +70,7 @@ impl Builder {
         self
     }
 
-    /// Whose thread-locals a fiber uses.
+    /// Sets whose thread-locals a fiber uses: its own, or those of its thread.
     ///
     /// By default a fiber has its own: what `thread_local!` declares in the executable begins with
     /// its initial value in every fiber, goes with the fiber from thread to thread, and is
@@ -108,8 +111,9 @@ impl Builder {
         self
     }
 
-    /// Names a thread-local of the program that stays with the thread: every fiber sees that of the
-    /// thread it runs on.
+    /// Names a thread-local of the program that stays with the thread.
+    ///
+    /// Every fiber then sees the value of the thread it runs on.
     ///
     /// For what is about threads, such as the CPU that a [hook](Self::on_thread_start) has pinned a
     /// thread to, and for the lists of free memory of an allocator written in Rust, which would
@@ -140,7 +144,7 @@ impl Builder {
         self
     }
 
-    /// The number of threads beyond which no fiber starts that may need one of its own.
+    /// Sets the number of threads beyond which no fiber starts that may need one of its own.
     ///
     /// A fiber that is [bound](crate::task::Mobility::Bound) keeps its thread while it is parked.
     /// With so many threads, only fibers start that are known not to need one. Others wait until
@@ -160,7 +164,7 @@ impl Builder {
         self
     }
 
-    /// The number of threads beyond which fibers that may need one of their own wait.
+    /// Sets the number of threads beyond which fibers that may need one of their own wait.
     ///
     /// Such a fiber starts when a thread becomes free, when all other fibers wait (no worker has
     /// dispatched any for 10 ms), or when no such fiber has started for 100 ms although others run.
@@ -177,7 +181,7 @@ impl Builder {
         self
     }
 
-    /// How long a fiber that can get no thread to start on waits before it fails.
+    /// Sets how long a fiber that gets no thread to start on waits before it fails.
     ///
     /// A fiber that is not known to be movable may need a thread of its own. If as many threads as
     /// [`max_carriers`](Self::max_carriers) are in use, or the system refuses another one, it waits
@@ -199,10 +203,11 @@ impl Builder {
     }
 }
 
-/// Whether fibers get thread-locals of their own, but for those with these names. If they should
-/// and cannot, that is said once.
+/// Whether fibers get thread-locals of their own, except those with these names.
+///
+/// If they should and cannot, that is reported once.
 pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<bool, StartError> {
-    static SAID: Once = Once::new();
+    static REPORTED: Once = Once::new();
     if whose == ThreadLocals::Thread {
         return Ok(false);
     }
@@ -223,11 +228,11 @@ pub(super) fn own_locals(whose: ThreadLocals, per_thread: &[String]) -> Result<b
         Err(Unprepared::Impossible(why)) => why,
     };
     if cfg!(not(indent_sanitize)) {
-        SAID.call_once(|| {
+        REPORTED.call_once(|| {
             stderr::print(&format!(
-                "indent: fibers use the thread-locals of their threads, and those that may use one, \
-                 or call a function through a pointer, keep a thread while they are parked: {why}. \
-                 INDENT_TLS=thread silences this line\n"
+                "indent: fibers use the thread-locals of their threads, and those that may use \
+                 one, or call a function through a pointer, keep a thread while they are parked: \
+                 {why}. INDENT_TLS=thread silences this line\n"
             ));
         });
     }

@@ -325,7 +325,7 @@ fn charge_here(here: &Here) -> bool {
 #[inline(never)]
 fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
     let mut token = token;
-    if here.fiber.is_unstoppable() {
+    if here.fiber.in_no_preempt() {
         // S13: not in here; by the first that is charged after it.
         token.carrier().budget.set(left.saturating_sub(1));
         return false;
@@ -352,7 +352,7 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
 #[inline]
 pub(crate) fn checkpoint() {
     let Some(here) = context::here() else { return };
-    let wanted = !here.fiber.is_unstoppable() && here.passes_checkpoint(); // S13
+    let wanted = !here.fiber.in_no_preempt() && here.passes_checkpoint(); // S13
     if wanted {
         leave(&here, Back::Yielded);
     } else {
@@ -361,25 +361,25 @@ pub(crate) fn checkpoint() {
 }
 
 /// While this lives, the fiber that made it is not interrupted.
-pub(crate) struct Unstoppable(Option<FiberRef>);
+pub(crate) struct NoPreemptSection(Option<FiberRef>);
 
-impl Unstoppable {
+impl NoPreemptSection {
     pub(crate) fn new() -> Self {
         let fiber = context::current_fiber();
         if let Some(fiber) = fiber {
-            let before = fiber.unstoppable.load(Relaxed);
+            let before = fiber.no_preempt_depth.load(Relaxed);
             assert!(before < u8::MAX, "no_preempt is nested 256 deep");
-            fiber.unstoppable.store(before + 1, Relaxed); // its own only
+            fiber.no_preempt_depth.store(before + 1, Relaxed); // its own only
         }
-        Unstoppable(fiber)
+        NoPreemptSection(fiber)
     }
 }
 
-impl Drop for Unstoppable {
+impl Drop for NoPreemptSection {
     fn drop(&mut self) {
         if let Some(fiber) = self.0 {
-            let before = fiber.unstoppable.load(Relaxed);
-            fiber.unstoppable.store(before - 1, Relaxed);
+            let before = fiber.no_preempt_depth.load(Relaxed);
+            fiber.no_preempt_depth.store(before - 1, Relaxed);
             let guard = context::disable_preempt();
             if let Some(carrier) = guard.carrier().filter(|_| before == 1) {
                 carrier.asks_may_come_again();

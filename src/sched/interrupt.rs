@@ -216,12 +216,7 @@ impl Carrier {
             }
             return false;
         }
-        if request != stamp
-            || self
-                .current
-                .get()
-                .is_none_or(|fiber| fiber.is_unstoppable())
-        {
+        if request != stamp || self.current.get().is_none_or(|fiber| fiber.in_no_preempt()) {
             if request != stamp {
                 self.ice.request.withdraw(request); // late
             } else {

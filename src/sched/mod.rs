@@ -52,7 +52,7 @@ use std::time::Duration;
 use crate::error::StartError;
 use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
-use crate::fiber::stack::{self, Guard};
+use crate::fiber::stack::{self, StackGuard};
 use crate::queue::global::Global;
 use crate::sys::affinity::Allowed;
 use crate::util::bitmap::{Bitmap, SparseBitmap};
@@ -129,7 +129,7 @@ pub(crate) struct Settings {
     /// No fiber that may need a thread starts while there are as many threads as this.
     pub(crate) max_carriers: usize,
     pub(crate) stack_class: u8,
-    pub(crate) guard: Guard,
+    pub(crate) guard: StackGuard,
     pub(crate) budget: u32,
     /// Fibers that compute for longer than the quantum while others wait are interrupted.
     pub(crate) preempt: bool,

@@ -20,7 +20,7 @@ use crate::util::loom::atomic::fence;
 use crate::util::loom::lock;
 
 /// What a caller says about its fiber; the runtime adds itself.
-pub(crate) struct Wishes {
+pub(crate) struct SpawnRequest {
     pub(crate) birth: NewFiber,
     /// Start here if that worker sleeps anyway.
     pub(crate) preferred: Option<usize>,
@@ -38,11 +38,11 @@ pub(crate) enum Limit {
 impl Shared {
     /// Checks everything that can be wrong with a spawn.
     #[inline]
-    pub(crate) fn admit(&self, wishes: &Wishes, limit: Limit) -> Result<(), SpawnError> {
+    pub(crate) fn admit(&self, request: &SpawnRequest, limit: Limit) -> Result<(), SpawnError> {
         if self.is_closing() {
             return Err(refusal());
         }
-        let worker = wishes.birth.worker;
+        let worker = request.birth.worker;
         if worker != ANY_WORKER && worker as usize >= self.workers.len() {
             let workers = self.workers.len();
             return Err(SpawnError::NoSuchWorker {
@@ -63,15 +63,15 @@ impl Shared {
     ///
     /// # Safety
     /// Whatever `f` borrows outlives the fiber.
-    pub(crate) unsafe fn spawn<F, T>(&self, wishes: Wishes, f: F) -> Result<Held, F>
+    pub(crate) unsafe fn spawn<F, T>(&self, request: SpawnRequest, f: F) -> Result<Held, F>
     where
         F: FnOnce() -> T + Send,
         T: Send,
     {
-        let Wishes {
+        let SpawnRequest {
             mut birth,
             preferred,
-        } = wishes;
+        } = request;
         birth.runtime = std::ptr::from_ref(self).cast_mut().cast();
         let assigned = birth.worker;
         let f = Job::pack(f); // allocates, so before all else

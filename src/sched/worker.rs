@@ -14,7 +14,7 @@ use indent_sysmon::{Activity as Published, Phase};
 use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
-use crate::fiber::{FiberRef, Record, stack::Guard};
+use crate::fiber::{FiberRef, Record, stack::StackGuard};
 use crate::queue::local::{LifoSlot, Queue};
 use crate::sched::carrier::Carrier;
 use crate::sched::latency::Recorder;
@@ -186,7 +186,7 @@ impl Worker {
             && self.overran.load(Relaxed) == self.published.dispatches()
     }
 
-    pub(crate) fn new(index: usize, queue: usize, class: u8, guard: Guard) -> Self {
+    pub(crate) fn new(index: usize, queue: usize, class: u8, guard: StackGuard) -> Self {
         Worker {
             index,
             lifo: LifoSlot::new(),

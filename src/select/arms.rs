@@ -212,8 +212,8 @@ impl<T> Event for Finishing<'_, T> {
 
     fn register(&self, waiter: &Waiter) -> Registered {
         match self.0.map(|handle| handle.enlist(waiter)) {
-            Some(job::Registered::Waits) => Registered::Calls,
-            Some(job::Registered::Occupied) => Registered::AskAgain,
+            Some(job::Registered::Waits) => Registered::WillNotify,
+            Some(job::Registered::Occupied) => Registered::CheckAgain,
             Some(job::Registered::Done) | None => Registered::Ready,
         }
     }
@@ -319,8 +319,8 @@ impl Event for Descriptor<'_> {
 
     fn register(&self, waiter: &Waiter) -> Registered {
         match self.watch().enlist(waiter) {
-            Ok(Enlisted::Calls) => Registered::Calls,
-            Ok(Enlisted::NobodyCalls) => Registered::AskAgain,
+            Ok(Enlisted::Calls) => Registered::WillNotify,
+            Ok(Enlisted::NobodyCalls) => Registered::CheckAgain,
             Ok(Enlisted::Ready) => Registered::Ready,
             Err(error) => {
                 self.failed.set(Some(error));

@@ -11,7 +11,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::sched::block::Unstoppable;
+use crate::sched::block::NoPreemptSection;
 
 /// Looks at a lock that is held before the thread lets others of the system run: who holds it may be one of them.
 const LOOKS: u32 = 64;
@@ -89,7 +89,7 @@ impl<T: ?Sized> SpinLock<T> {
     /// # drop(guard);
     /// ```
     pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
-        let section = Unstoppable::new(); // first: who has it is not stopped for an instruction
+        let section = NoPreemptSection::new(); // first: who has it is not stopped for an instruction
         let got = !self.locked.swap(true, Acquire);
         got.then(|| SpinLockGuard {
             lock: self,
@@ -134,7 +134,7 @@ impl<T: ?Sized> SpinLock<T> {
 pub struct SpinLockGuard<'a, T: ?Sized> {
     lock: &'a SpinLock<T>,
     /// Goes when the lock is free again.
-    _section: Unstoppable,
+    _section: NoPreemptSection,
     _not_send: PhantomData<*mut ()>,
 }
 

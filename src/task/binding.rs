@@ -12,10 +12,10 @@ use crate::sched::mobility;
 use crate::task::Fiber;
 use crate::time;
 
-/// How long to wait until what is not known yet is asked for again.
+/// How long to wait before asking again for a verdict that is still missing.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What keeps a fiber on its thread; see [`Fiber::binding`].
+/// Whether a fiber is movable, and what binds it to its thread; see [`Fiber::binding`].
 ///
 /// ```
 /// use std::cell::RefCell;
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 #[derive(Clone, Debug)]
 pub struct Binding {
     mobility: Mobility,
-    /// The innermost frame that binds, and why; unless it is known only that one does.
+    /// The innermost frame that binds, and why; `None` if only the verdict is known.
     frame: Option<frames::Binding>,
     /// Where the address of a thread-local was found.
     found: Option<Found>,
@@ -43,7 +43,7 @@ pub struct Binding {
 /// A place where the address of a thread-local was found.
 #[derive(Clone, Debug)]
 struct Found {
-    /// The thread-local that has it; none: a register.
+    /// The thread-local that contains the address; `None`: a register.
     variable: Option<String>,
 }
 
@@ -55,14 +55,14 @@ impl Binding {
         self.mobility
     }
 
-    /// The function that touches what belongs to the thread.
+    /// The function that uses something of the thread.
     ///
     /// See [`Binding`] for an example.
     pub fn function(&self) -> Option<&str> {
         self.frame.as_ref()?.function()
     }
 
-    /// The thread-local that it touches, if that is known by name.
+    /// The thread-local that it uses, if its name is known.
     ///
     /// See [`Binding`] for an example.
     pub fn variable(&self) -> Option<&str> {
@@ -86,7 +86,7 @@ impl Binding {
         self.found.is_some()
     }
 
-    /// The way from a frame of the fiber to what it may touch.
+    /// The calls from a frame of the fiber to the use: functions, and how each leads to the next.
     ///
     /// See [`Binding`] for an example.
     pub fn path(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -98,9 +98,9 @@ impl Binding {
 impl Fiber {
     /// Whether the fiber may change threads, and what keeps it from doing so.
     ///
-    /// Of the calling fiber: as it stands here. Blocks until that is known, at most until the
-    /// program's code has been read. Of any other fiber: what was noted when it last parked or
-    /// yielded, without reasons.
+    /// For the calling fiber, the answer holds for this moment. The call blocks until it is known,
+    /// at most until the program's code has been read. For any other fiber, it is the verdict of
+    /// its last park or yield, without reasons.
     ///
     /// ```
     /// use indent::task::{self, Mobility};

@@ -1,8 +1,8 @@
 #![expect(
     unsafe_code,
-    reason = "hands closures to the scheduler, which asks for a promise"
+    reason = "passes closures to the scheduler, whose spawn is unsafe"
 )]
-//! What a spawn can say about its fiber.
+//! The builder of a fiber: name, stack size, worker.
 
 use std::panic::Location;
 use std::ptr;
@@ -12,10 +12,12 @@ use crate::fiber::record::{ANY_WORKER, Name, NewFiber};
 use crate::fiber::stack;
 use crate::runtime::{self, InChild};
 use crate::sched::Shared;
-use crate::sched::spawn::{self, Limit, Wishes};
+use crate::sched::spawn::{self, Limit, SpawnRequest};
 use crate::task::JoinHandle;
 
-/// A fiber with a name, a stack size, a place to start.
+/// Configures and starts a fiber.
+///
+/// It corresponds to [`std::thread::Builder`].
 ///
 /// ```
 /// let fiber = indent::task::Builder::new()
@@ -35,12 +37,12 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// A fiber like those of [`spawn`](crate::spawn).
+    /// Creates a builder of a fiber like those of [`spawn`](crate::spawn).
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A name, for messages and lists.
+    /// Sets a name, which messages, lists and dumps show.
     ///
     /// ```
     /// let fiber = indent::task::Builder::new()
@@ -53,8 +55,9 @@ impl Builder {
         self
     }
 
-    /// Room for the fiber's frames, in bytes, up to 1 GiB; rounded up to a power of two. Memory is
-    /// only used as far as the fiber goes.
+    /// Sets the stack size in bytes, up to 1 GiB; rounded up to a power of two.
+    ///
+    /// Memory is used only for the part of the stack that the fiber reaches.
     ///
     /// ```
     /// fn depth(n: u64) -> u64 {
@@ -68,14 +71,16 @@ impl Builder {
         self
     }
 
-    /// Start on this worker, even if it is busy and others are not. If it is out of service, because
-    /// there are fewer CPUs now, any other will do.
+    /// Makes the fiber start on this worker, even if it is busy and others are not.
+    ///
+    /// If the worker is out of service, because there are fewer CPUs now, the fiber starts on any
+    /// other.
     ///
     /// ```
     /// let rt = indent::runtime::Builder::new().workers(2).build()?;
     /// let fibers = [0, 1].map(|i| rt.block_on(|| indent::task::Builder::new().worker(i).spawn(|| ())));
     /// fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
-    /// assert!(rt.metrics().workers.iter().all(|worker| worker.started >= 1));
+    /// assert!(rt.metrics().workers.iter().all(|worker| worker.fibers_started_total >= 1));
     /// # Ok::<(), indent::StartError>(())
     /// ```
     pub fn worker(mut self, index: usize) -> Self {
@@ -83,7 +88,7 @@ impl Builder {
         self
     }
 
-    /// Start on this worker if it has nothing to do; otherwise anywhere.
+    /// Makes the fiber start on this worker if it is idle, otherwise on any.
     ///
     /// ```
     /// let fiber = indent::task::Builder::new().preferred_worker(0).spawn(|| "somewhere");
@@ -94,7 +99,7 @@ impl Builder {
         self
     }
 
-    /// Keep the fiber on the thread it starts on, always.
+    /// Pins the fiber to the thread it starts on; see [`task::pin`](crate::task::pin).
     ///
     /// ```
     /// use std::thread;
@@ -111,7 +116,7 @@ impl Builder {
         self
     }
 
-    /// Starts the fiber where [`spawn`](crate::spawn) would.
+    /// Starts the fiber, on the runtime that [`spawn`](crate::spawn) would use.
     ///
     /// ```
     /// let fiber = indent::task::Builder::new().spawn(|| 1);
@@ -119,9 +124,9 @@ impl Builder {
     /// ```
     ///
     /// # Panics
-    /// If there is no such worker or no such stack size. Not if the runtime is shutting down: then
-    /// the handle says that the fiber was cancelled. In the child of a fork: see
-    /// [`runtime`](crate::runtime#fork).
+    /// If the worker does not exist or the stack size is not allowed, and in the child of a
+    /// [fork](crate::runtime#fork). If the runtime is shutting down it does not panic: a join then
+    /// returns the error that the fiber was cancelled.
     #[track_caller]
     pub fn spawn<F, T>(self, f: F) -> JoinHandle<T>
     where
@@ -136,9 +141,13 @@ impl Builder {
         spawned.unwrap_or_else(|InChild| panic!("spawn at {location}: {}", SpawnError::Forked))
     }
 
-    /// Starts the fiber, or says why not: too many alive, shutting down, no such worker, a process
-    /// without its runtime because it was forked.
+    /// Starts the fiber, or returns an error instead of panicking.
     ///
+    /// # Errors
+    /// If there are too many fibers, if the runtime is shutting down, if the worker does not exist,
+    /// if the stack size is not allowed, and in the child of a [fork](crate::runtime#fork).
+    ///
+    /// # Examples
     /// ```
     /// let fiber = indent::task::Builder::new().try_spawn(|| 1)?;
     /// assert_eq!(fiber.join().unwrap(), 1);
@@ -160,7 +169,11 @@ impl Builder {
     }
 
     #[inline]
-    fn wishes(self, shared: &Shared, at: &'static Location<'static>) -> Result<Wishes, SpawnError> {
+    fn request(
+        self,
+        shared: &Shared,
+        at: &'static Location<'static>,
+    ) -> Result<SpawnRequest, SpawnError> {
         let stack_class = match self.stack_size {
             None => shared.settings.stack_class,
             Some(asked) => stack::class_for(asked).ok_or(SpawnError::BadStackSize {
@@ -180,14 +193,14 @@ impl Builder {
             pinned: self.pinned,
             runtime: ptr::null_mut(),
         };
-        Ok(Wishes {
+        Ok(SpawnRequest {
             birth,
             preferred: self.preferred,
         })
     }
 
     /// # Safety
-    /// Whatever `f` borrows outlives the fiber.
+    /// Everything that `f` borrows outlives the fiber.
     pub(crate) unsafe fn try_spawn_in<F, T>(
         self,
         shared: &Shared,
@@ -199,22 +212,22 @@ impl Builder {
         F: FnOnce() -> T + Send,
         T: Send,
     {
-        let wishes = match self.wishes(shared, location) {
-            Ok(wishes) => wishes,
+        let request = match self.request(shared, location) {
+            Ok(request) => request,
             Err(error) => return Err((error, f)),
         };
-        if let Err(error) = shared.admit(&wishes, limit) {
+        if let Err(error) = shared.admit(&request, limit) {
             return Err((error, f));
         }
         // SAFETY: by the caller's promise.
-        match unsafe { shared.spawn(wishes, f) } {
+        match unsafe { shared.spawn(request, f) } {
             Ok(fiber) => Ok(JoinHandle::new(fiber)),
             Err(f) => Err((spawn::refusal(), f)),
         }
     }
 
     /// # Safety
-    /// Whatever `f` borrows outlives the fiber.
+    /// Everything that `f` borrows outlives the fiber.
     pub(crate) unsafe fn spawn_in<F, T>(
         self,
         shared: &Shared,
@@ -245,7 +258,7 @@ impl Builder {
     }
 }
 
-/// A name in the form in which a record keeps it.
+/// Converts a name to the form in which a record stores it.
 fn boxed(name: Option<String>) -> Option<Name> {
     name.map(|name| Box::new(name.into_boxed_str()))
 }

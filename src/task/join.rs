@@ -17,13 +17,16 @@ use crate::sched::{context, run};
 use crate::sys::fork;
 use crate::task::Fiber;
 
-/// The right to a fiber's result. Dropping it lets the fiber go on alone.
+/// The handle to wait for a fiber and take its result.
+///
+/// Dropping it detaches the fiber, which continues to run. It corresponds to
+/// [`std::thread::JoinHandle`].
 ///
 /// ```
 /// let fiber = indent::spawn(|| "done");
 /// assert_eq!(fiber.join().unwrap(), "done");
 ///
-/// drop(indent::spawn(|| "nobody will ask")); // detached
+/// drop(indent::spawn(|| "detached"));
 /// ```
 #[must_use = "dropping the handle detaches the fiber; say so with `drop`"]
 pub struct JoinHandle<T> {
@@ -39,10 +42,16 @@ impl<T> JoinHandle<T> {
         }
     }
 
-    /// Waits for the fiber and returns what its closure returned.
+    /// Waits for the fiber and returns the result of its closure.
     ///
-    /// A fiber that was asked to end unwinds instead of waiting; the other one goes on, detached. In
-    /// the child of a fork there is nothing to wait for: [`JoinError::is_forked`].
+    /// Blocks the calling fiber or plain thread. If the calling fiber is cancelled, it unwinds, and
+    /// the joined fiber continues, detached.
+    ///
+    /// # Errors
+    /// If the fiber panicked, was cancelled or could not start; and in the child of a
+    /// [fork](crate::runtime#fork), if it had not finished ([`JoinError::is_forked`]).
+    ///
+    /// # Examples
     ///
     /// ```
     /// assert_eq!(indent::spawn(|| 6 * 7).join().unwrap(), 42);
@@ -56,7 +65,12 @@ impl<T> JoinHandle<T> {
         }
     }
 
-    /// As [`join`](Self::join), for at most this long; the handle comes back if the time is over.
+    /// Waits for the fiber for at most `timeout`; see [`join`](Self::join).
+    ///
+    /// # Errors
+    /// The handle itself, if the timeout expires first.
+    ///
+    /// # Examples
     ///
     /// ```
     /// use std::time::Duration;
@@ -67,7 +81,7 @@ impl<T> JoinHandle<T> {
     /// assert!(fiber.join_timeout(Duration::from_secs(60)).unwrap().is_ok());
     /// ```
     pub fn join_timeout(self, timeout: Duration) -> Result<Result<T, JoinError>, Self> {
-        // A time too far away to be named is no limit.
+        // A deadline beyond what a clock can express is none.
         match self.wait(Instant::now().checked_add(timeout), Cancel::Enabled) {
             Woken::ByWake => Ok(self.into_result()),
             Woken::ByDeadline => Err(self),
@@ -75,13 +89,13 @@ impl<T> JoinHandle<T> {
         }
     }
 
-    /// Waits even if the caller was asked to end: for closures that borrow from its stack.
+    /// Waits even if the caller is cancelled: for closures that borrow from its stack.
     pub(crate) fn join_uncancelled(self) -> Result<T, JoinError> {
         self.wait(None, Cancel::Disabled);
         self.into_result()
     }
 
-    /// True once the result is there: a join will not block.
+    /// Whether the fiber has finished: a join will not block.
     ///
     /// ```
     /// let fiber = indent::spawn(|| 5);
@@ -94,17 +108,17 @@ impl<T> JoinHandle<T> {
         job::is_done(&self.fiber.join)
     }
 
-    /// Whether there is anything to wait for. In the child of a fork nobody waits (F1).
+    /// Whether a join returns at once: the fiber has finished, or this is a child of a fork (F1).
     pub(crate) fn is_over(&self) -> bool {
         self.is_finished() || fork::in_child()
     }
 
-    /// Has the waiter called at the end. There is one at a time.
+    /// Registers the waiter to be notified when the fiber finishes; one at a time.
     pub(crate) fn enlist(&self, waiter: &Waiter) -> job::Registered {
         job::register(&self.fiber.join, waiter.address())
     }
 
-    /// Takes a waiter back; false if it was called, or is about to be.
+    /// Unregisters a waiter; false if it was notified, or is about to be.
     pub(crate) fn withdraw(&self, waiter: &Waiter) -> bool {
         job::withdraw(&self.fiber.join, waiter.address())
     }
@@ -120,7 +134,7 @@ impl<T> JoinHandle<T> {
         self.fiber.id()
     }
 
-    /// What is known of the fiber.
+    /// Returns a reference to the fiber.
     ///
     /// ```
     /// let handle = indent::task::Builder::new().name("parser").spawn(|| ());
@@ -131,7 +145,7 @@ impl<T> JoinHandle<T> {
         Fiber(self.fiber.clone())
     }
 
-    /// The right to unpark the fiber.
+    /// Returns an [`Unparker`] for the fiber.
     ///
     /// ```
     /// let parked = indent::spawn(indent::park::park);
@@ -142,8 +156,9 @@ impl<T> JoinHandle<T> {
         Unparker::of(&self.fiber)
     }
 
-    /// Until the result is there (`ByWake`), or the wait was in vain. In the child of a fork nobody
-    /// waits (F1).
+    /// Waits for the result: `ByWake` if there is one, otherwise why the wait ended.
+    ///
+    /// In the child of a fork it returns at once (F1).
     fn wait(&self, deadline: Option<Instant>, cancel: Cancel) -> Woken {
         let word = &self.fiber.join;
         let reason = if cancel == Cancel::Disabled {
@@ -165,11 +180,11 @@ impl<T> JoinHandle<T> {
                 park::charge();
                 return Woken::ByWake;
             }
-            // Others wait by a borrowed handle, and this one is ours.
-            job::Registered::Occupied => unreachable!("two wait at one handle"),
+            // A select waits by a borrowed handle, and this method owns it.
+            job::Registered::Occupied => unreachable!("two waiters at one join handle"),
         }
         waiter.set_awaited(self.fiber.id() as usize);
-        // From here on the waiter's address is known: it stays until it was called or withdrawn.
+        // The fiber knows the waiter's address: it stays until it was notified or withdrawn.
         let mut cancel = cancel;
         let mut deadline = deadline;
         loop {
@@ -181,18 +196,18 @@ impl<T> JoinHandle<T> {
                 if job::withdraw(word, waiter.address()) {
                     return woken;
                 }
-                (deadline, cancel) = (None, Cancel::Disabled); // the call is on its way
+                (deadline, cancel) = (None, Cancel::Disabled); // the notification is imminent
             }
         }
     }
 
-    /// The result, which the join word gave to us; or there will be none.
+    /// Takes the result, which the join word has handed to this handle, or returns the error.
     fn into_result(self) -> Result<T, JoinError> {
         if fork::in_child() && !self.is_finished() {
             return Err(JoinError::forked(self.id()));
         }
         let this = ManuallyDrop::new(self);
-        // SAFETY: I4: DONE was found by the one handle, which will not ask again.
+        // SAFETY: I4: DONE was found by the one handle, which does not take it again.
         let result = unsafe { this.fiber.job.take_result::<T>() };
         // SAFETY: not dropped otherwise: `this` is never used again.
         drop(unsafe { std::ptr::read(&this.fiber) });
@@ -204,7 +219,8 @@ impl<T> Drop for JoinHandle<T> {
     fn drop(&mut self) {
         if !job::detach(&self.fiber.join) {
             context::assert_preemptible();
-            // SAFETY: I4: the fiber is done and found no detached handle, so the result is ours.
+            // SAFETY: I4: the fiber is done and found no detached handle, so this handle owns the
+            // result.
             let leftover = unsafe { Job::drop_result(&self.fiber) };
             run::report_leftover(&self.fiber, leftover);
         }

@@ -1,4 +1,8 @@
-//! Spawning fibers and what a fiber can do with itself.
+//! Spawning fibers, and what a fiber can do with itself.
+//!
+//! A *fiber* is what this runtime runs: a closure with a stack of its own, scheduled like a
+//! goroutine. The module has the name under which Tokio users look for it; types, fields and
+//! messages say `fiber`.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,18 +24,25 @@ use crate::fiber::record::UNTIL_THE_END;
 use crate::park;
 use crate::sched::block;
 
-/// Starts a fiber on the runtime of the calling fiber; from a plain thread on the default runtime,
-/// which the first call starts.
+/// Starts a fiber that runs the closure.
 ///
-/// Never fails and never blocks. If the runtime is shutting down, the closure is dropped and the
-/// handle says so. Only in the child of a [fork](crate::runtime#fork), where there is no runtime, it panics.
+/// The fiber runs on the runtime of the calling fiber. From a plain thread it runs on the default
+/// runtime, which the first such call starts. This never blocks. If the runtime is shutting down,
+/// the closure is dropped and the join returns an error
+/// ([`is_cancelled`](crate::JoinError::is_cancelled)). It corresponds to [`std::thread::spawn`] and
+/// `tokio::spawn`.
+///
+/// # Panics
+/// If the default runtime cannot be started, and in the child of a [fork](crate::runtime#fork).
+///
+/// # Examples
 ///
 /// ```
 /// let answer = indent::spawn(|| 6 * 7);
 /// assert_eq!(answer.join().unwrap(), 42);
 /// ```
 ///
-/// What goes to another fiber must be `Send` and must not borrow:
+/// The closure must be `Send` and must not borrow:
 ///
 /// ```compile_fail
 /// let local = std::rc::Rc::new(1);
@@ -50,7 +61,9 @@ where
     Builder::new().spawn(f)
 }
 
-/// Lets other fibers run; on a plain thread, other threads. A fiber that was asked to end unwinds.
+/// Yields to other fibers; on a plain thread, to other threads.
+///
+/// A fiber that was cancelled unwinds. It corresponds to [`std::thread::yield_now`].
 ///
 /// ```
 /// let fiber = indent::spawn(|| {
@@ -66,12 +79,13 @@ pub fn yield_now() {
     }
 }
 
-/// A point where a long computation can be interrupted: unwinds if the fiber was asked to end,
-/// yields if others wait and it has run long enough, or if its budget is used up; otherwise it costs a
-/// few instructions.
+/// Marks a point in a long computation where the fiber may yield or unwind.
 ///
-/// A fiber that passes a checkpoint at least every millisecond is never stopped anywhere else, so it
-/// does not cost a thread while others run.
+/// It unwinds if the fiber was cancelled. It yields if the fiber has run for its quantum while
+/// others wait, or if its budget is used up. Otherwise it costs a few instructions.
+///
+/// A fiber that passes a checkpoint at least every millisecond is preempted nowhere else, so it
+/// occupies no thread while others run.
 ///
 /// ```
 /// let sum = indent::spawn(|| {
@@ -84,7 +98,7 @@ pub fn checkpoint() {
     block::checkpoint();
 }
 
-/// The id of the calling fiber, unique in the process; `None` on a plain thread.
+/// Returns the id of the calling fiber, unique in the process; `None` on a plain thread.
 ///
 /// ```
 /// assert_eq!(indent::task::id(), None);
@@ -94,7 +108,7 @@ pub fn id() -> Option<u64> {
     park::current_fiber().map(|fiber| fiber.id())
 }
 
-/// What is known of the calling fiber; `None` on a plain thread.
+/// Returns a reference to the calling fiber; `None` on a plain thread.
 ///
 /// ```
 /// let fiber = indent::task::Builder::new().name("greeter").spawn(|| {
@@ -106,7 +120,10 @@ pub fn current() -> Option<Fiber> {
     park::current_fiber().map(|fiber| Fiber(fiber.hold()))
 }
 
-/// A fiber, seen from outside: a snapshot can be taken at any time, even of one that runs.
+/// A reference to a fiber that shows its state.
+///
+/// Each method reads the state at that moment, also of a fiber that runs. It corresponds to
+/// [`std::thread::Thread`].
 ///
 /// ```
 /// use indent::park::{ParkReason, park};
@@ -129,32 +146,32 @@ pub fn current() -> Option<Fiber> {
 pub struct Fiber(pub(crate) Held);
 
 impl Fiber {
-    /// Unique in the process.
+    /// The id of the fiber, unique in the process.
     pub fn id(&self) -> u64 {
         self.0.id()
     }
 
-    /// The name it was given.
+    /// The name that the fiber was given, if any.
     pub fn name(&self) -> Option<&str> {
         self.0.name()
     }
 
-    /// Where it was spawned.
+    /// The source location of the spawn.
     pub fn location(&self) -> &'static Location<'static> {
         self.0.location()
     }
 
-    /// Where it stands.
+    /// The phase of its life: unstarted, runnable (or running), parked or done.
     pub fn phase(&self) -> Phase {
         self.0.phase()
     }
 
-    /// What it waits for, or waited for last.
+    /// Why the fiber is parked, or was parked last.
     pub fn park_reason(&self) -> ParkReason {
         self.0.reason()
     }
 
-    /// It was asked to end.
+    /// Whether the fiber was cancelled: its blocking calls unwind.
     pub fn is_cancelled(&self) -> bool {
         self.0.state.cancel_requested()
     }
@@ -171,7 +188,9 @@ impl fmt::Debug for Fiber {
     }
 }
 
-/// Keeps the calling fiber on its thread while the guard lives. On a plain thread it does nothing.
+/// Pins the calling fiber to its thread while the guard lives.
+///
+/// On a plain thread this does nothing. It corresponds to Go's `runtime.LockOSThread`.
 ///
 /// ```
 /// indent::spawn(|| {
@@ -196,7 +215,7 @@ pub fn pin() -> PinGuard {
             .pins
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if before % UNTIL_THE_END > UNTIL_THE_END / 2 {
-            // As with a counted reference: guards that were forgotten, and soon it would be unpinned.
+            // As with the count of an `Arc`: so many forgotten guards would soon overflow it.
             std::process::abort();
         }
     }
@@ -206,7 +225,7 @@ pub fn pin() -> PinGuard {
     }
 }
 
-/// Keeps its fiber on its thread; see [`pin`].
+/// Pins its fiber to its thread until it is dropped; see [`pin`].
 ///
 /// ```
 /// use indent::task::{self, PinGuard};

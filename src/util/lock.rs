@@ -106,9 +106,9 @@ impl<T> Lock<T> {
 
     /// Acquires the lock. Preemption must be disabled.
     #[inline]
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
+    pub(crate) fn lock(&self) -> StackGuard<'_, T> {
         self.raw.acquire();
-        Guard(self, PhantomData)
+        StackGuard(self, PhantomData)
     }
 
     pub(crate) fn raw(&self) -> &loom::RawLock {
@@ -130,12 +130,12 @@ impl<T> Lock<T> {
 }
 
 /// The guard of a [`Lock`]. Stays on its thread, on which preemption is disabled.
-pub(crate) struct Guard<'a, T>(&'a Lock<T>, PhantomData<*mut ()>);
+pub(crate) struct StackGuard<'a, T>(&'a Lock<T>, PhantomData<*mut ()>);
 
 // SAFETY: a `&T`, in effect.
-unsafe impl<T: Sync> Sync for Guard<'_, T> {}
+unsafe impl<T: Sync> Sync for StackGuard<'_, T> {}
 
-impl<T> Deref for Guard<'_, T> {
+impl<T> Deref for StackGuard<'_, T> {
     type Target = T;
 
     #[inline]
@@ -145,7 +145,7 @@ impl<T> Deref for Guard<'_, T> {
     }
 }
 
-impl<T> DerefMut for Guard<'_, T> {
+impl<T> DerefMut for StackGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
         // SAFETY: the lock is ours while the guard lives, and it is borrowed mutably.
@@ -153,7 +153,7 @@ impl<T> DerefMut for Guard<'_, T> {
     }
 }
 
-impl<T> Drop for Guard<'_, T> {
+impl<T> Drop for StackGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: acquired by `lock`, and no reference to the inside outlives the guard.

@@ -17,9 +17,9 @@ use std::path::PathBuf;
 /// arguments; `{:#}` shows all of it. Without a name it displays as the address.
 ///
 /// ```
-/// use indent_sysmon::symbols::Place;
+/// use indent_sysmon::symbols::CodeLocation;
 ///
-/// let mut place = Place {
+/// let mut place = CodeLocation {
 ///     address: 0x4010,
 ///     function: Some("shop::pay".to_owned()),
 ///     file: Some("/src/shop.rs".into()),
@@ -33,7 +33,7 @@ use std::path::PathBuf;
 /// assert_eq!(format!("{place}"), "0x4010");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct CodeLocation {
     /// The address that was looked up.
     pub address: usize,
     /// Its path, demangled and without a hash.
@@ -44,7 +44,7 @@ pub struct Place {
     pub line: Option<u32>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for CodeLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.function {
             Some(function) if !f.alternate() => write_short(function, f)?,
@@ -91,7 +91,7 @@ fn write_short(function: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 /// assert!(name.ends_with("pays"), "{name}");
 /// assert_eq!(places.last().unwrap().to_string(), "0x0", "nothing is there");
 /// ```
-pub fn name(addresses: &[usize]) -> Vec<Place> {
+pub fn name(addresses: &[usize]) -> Vec<CodeLocation> {
     let mut places = Vec::with_capacity(addresses.len());
     for &address in addresses {
         name_one(address, &mut places);
@@ -99,12 +99,12 @@ pub fn name(addresses: &[usize]) -> Vec<Place> {
     places
 }
 
-fn name_one(address: usize, places: &mut Vec<Place>) {
+fn name_one(address: usize, places: &mut Vec<CodeLocation>) {
     let before = places.len();
     // `resolve` takes its argument for a return address, and looks one byte before it.
     let after = std::ptr::without_provenance_mut(address.wrapping_add(1));
     backtrace::resolve(after, |symbol| {
-        places.push(Place {
+        places.push(CodeLocation {
             address,
             function: symbol.name().map(|name| format!("{name:#}")),
             file: symbol.filename().map(PathBuf::from),
@@ -112,7 +112,7 @@ fn name_one(address: usize, places: &mut Vec<Place>) {
         });
     });
     if places.len() == before {
-        places.push(Place {
+        places.push(CodeLocation {
             address,
             function: None,
             file: None,
@@ -138,7 +138,7 @@ mod tests {
     }
 
     /// Line tables alone, as optimized builds have them, name functions without their paths.
-    fn is_named(place: &Place, function: &str) -> bool {
+    fn is_named(place: &CodeLocation, function: &str) -> bool {
         let full = format!("indent_sysmon::symbols::tests::{function}");
         place
             .function
@@ -150,7 +150,7 @@ mod tests {
     fn inlined_functions_come_before_the_one_they_were_inlined_into() {
         let places = name(&[inlines()]);
         let named = |function: &str| {
-            let is = |place: &Place| is_named(place, function);
+            let is = |place: &CodeLocation| is_named(place, function);
             places
                 .iter()
                 .position(is)
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn long_generic_arguments_are_left_out_unless_all_is_asked_for() {
-        let place = |function: String| Place {
+        let place = |function: String| CodeLocation {
             address: 1,
             function: Some(function),
             file: None,
@@ -199,7 +199,7 @@ mod tests {
     fn addresses_without_code_stay_addresses_in_their_order() {
         let shown: Vec<_> = name(&[1, usize::MAX, 2])
             .iter()
-            .map(Place::to_string)
+            .map(CodeLocation::to_string)
             .collect();
         assert_eq!(shown, ["0x1", "0xffffffffffffffff", "0x2"]);
     }

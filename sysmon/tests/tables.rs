@@ -18,19 +18,19 @@ fn counts() -> u32 {
 }
 
 /// Looks like a location, and goes on.
-struct Place {
+struct CodeLocation {
     file: &'static str,
     line: u32,
     column: u32,
 }
 struct Case {
-    place: Place,
+    place: CodeLocation,
     run: fn() -> u32,
 }
 macro_rules! case {
     ($run:expr) => {
         Case {
-            place: Place {
+            place: CodeLocation {
                 file: file!(),
                 line: line!(),
                 column: column!(),

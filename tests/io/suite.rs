@@ -282,7 +282,12 @@ fn a_fiber_whose_reads_all_succeed_gives_way_and_hears_that_it_is_to_end() {
         let other = rt.spawn(|| (0..10).for_each(|_| task::yield_now()));
         other.join().unwrap();
         wait_for("many reads", || reads.load(SeqCst) > 1_000);
-        let exhausted: u64 = (rt.metrics().workers.iter().map(|w| w.budget_exhausted)).sum();
+        let exhausted: u64 = (rt
+            .metrics()
+            .workers
+            .iter()
+            .map(|w| w.budget_exhausted_total))
+        .sum();
         assert!(exhausted > 5, "{exhausted}");
         let report = rt.shutdown_timeout(Duration::from_secs(60));
         assert!(report.is_clean(), "{report:?}");

@@ -37,10 +37,10 @@ impl Heart for Indent {
     fn counted(&self) -> Vec<(&'static str, u64)> {
         let metrics = self.0.metrics();
         vec![
-            ("overruns", metrics.overruns),
-            ("freezes", metrics.freezes),
-            ("detaches", metrics.detaches),
-            ("retries", metrics.retries),
+            ("overruns", metrics.overruns_total),
+            ("freezes", metrics.freezes_total),
+            ("detaches", metrics.detaches_total),
+            ("retries", metrics.preemptions_postponed_total),
         ]
     }
 

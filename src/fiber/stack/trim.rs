@@ -9,7 +9,7 @@
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-use super::{CLASSES, Guard, POOL_KEEPS_PAGES, StackHead, lock, stride};
+use super::{CLASSES, POOL_KEEPS_PAGES, StackGuard, StackHead, lock, stride};
 use crate::sys::memory::{self, Advice, PAGE};
 use crate::util::list::List;
 
@@ -35,7 +35,7 @@ pub(crate) fn has_grown() -> bool {
 pub(crate) fn trim() -> bool {
     GROWN.store(false, Relaxed);
     let mut again = false;
-    for guard in [Guard::Marker, Guard::Page] {
+    for guard in [StackGuard::Marker, StackGuard::Page] {
         for class in 0..CLASSES as u8 {
             let mut pool = lock(guard, class);
             let free = pool.free.len();
@@ -55,7 +55,7 @@ pub(crate) fn trim() -> bool {
     again
 }
 
-fn trim_some(guard: Guard, class: u8, n: usize) -> bool {
+fn trim_some(guard: StackGuard, class: u8, n: usize) -> bool {
     let mut taken = List::new();
     let mut pool = lock(guard, class);
     if pool.free.len() < POOL_KEEPS_PAGES + n {

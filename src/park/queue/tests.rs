@@ -112,7 +112,9 @@ fn loom_who_was_taken_with_all_others_does_not_withdraw() {
         }
         let tells = thread::spawn(move || {
             let state = other.0.lock();
-            other.0.call_all(state, How::Done, |state| &mut state.queue);
+            other
+                .0
+                .notify_all(state, How::Done, |state| &mut state.queue);
         });
         let withdrawn = entries.each_ref().map(|entry| thing.remove(entry));
         tells.join().unwrap();

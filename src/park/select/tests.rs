@@ -116,9 +116,9 @@ impl Event for End<'_> {
 
     fn register(&self, waiter: &Waiter) -> Registered {
         match job::register(self.0, waiter.address()) {
-            job::Registered::Waits => Registered::Calls,
+            job::Registered::Waits => Registered::WillNotify,
             job::Registered::Done => Registered::Ready,
-            job::Registered::Occupied => Registered::AskAgain,
+            job::Registered::Occupied => Registered::CheckAgain,
         }
     }
 

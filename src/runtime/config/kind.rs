@@ -1,7 +1,7 @@
-//! Kinds of values: limits, how they are written, and what is said about both.
+//! Kinds of values: their limits, how they are parsed and printed, and the words for errors.
 //!
-//! Inside, every value is a `u64`, its *raw* form: a number, bytes, nanoseconds, a signal, or the
-//! place in a list of words. What a kind shows, it parses to the same value.
+//! Internally every value is a `u64`, its *raw* form: a number, bytes, nanoseconds, a signal, or
+//! the index in a list of words. The text that a kind prints parses to the same value.
 
 use std::fmt::Debug;
 use std::ops::RangeInclusive;
@@ -14,7 +14,7 @@ pub(super) const MILLISECOND: u64 = 1_000_000;
 pub(super) const MICROSECOND: u64 = 1_000;
 pub(super) const SECOND: u64 = 1_000 * MILLISECOND;
 
-/// Which values a setting takes, and how they are written.
+/// The values a setting allows, and their text form.
 pub(super) enum Kind {
     Number(RangeInclusive<u64>),
     PowerOfTwo(RangeInclusive<u64>),
@@ -24,13 +24,13 @@ pub(super) enum Kind {
     /// In nanoseconds; written in milliseconds with or without a fraction.
     FineTime(RangeInclusive<u64>),
     Word(&'static [&'static str]),
-    /// Of those a runtime may take; written by name.
+    /// One of the signals a runtime may use; written by name.
     Signal,
-    /// Those of the method's type; these words say which.
+    /// The values of the method's type, described by these words.
     Typed(&'static str),
 }
 
-/// What a time is counted in where it is written, in nanoseconds.
+/// The unit in which a time is written; its value is in nanoseconds.
 #[derive(Clone, Copy)]
 pub(super) enum Unit {
     Millisecond = MILLISECOND as isize,
@@ -51,7 +51,7 @@ impl Kind {
         }
     }
 
-    /// The value of a text; it may be beyond the limits.
+    /// Parses a text; the value may be beyond the limits.
     pub(super) fn parse(&self, text: &str) -> Option<u64> {
         match self {
             Kind::Number(_) | Kind::PowerOfTwo(_) => digits(text),
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// The text of a value, such that it parses.
+    /// Prints a value as a text that parses.
     pub(super) fn show(&self, raw: u64) -> String {
         match self {
             Kind::Bytes(_) => {
@@ -92,7 +92,7 @@ impl Kind {
         }
     }
 
-    /// What is allowed, in words.
+    /// Describes the allowed values.
     pub(super) fn limits(&self) -> String {
         let span = |range: &RangeInclusive<u64>| {
             format!(
@@ -114,7 +114,7 @@ impl Kind {
         }
     }
 
-    /// How a value is written, where that is not plain from its limits.
+    /// Describes the text form, where the limits do not show it.
     pub(super) fn form(&self) -> &'static str {
         match self {
             Kind::Number(_) | Kind::PowerOfTwo(_) | Kind::Time(..) => ", a whole number",
@@ -142,7 +142,7 @@ fn digits(text: &str) -> Option<u64> {
     text.parse().ok().filter(|_| plain)
 }
 
-/// Places behind the point down to which a time in milliseconds is told apart: nanoseconds.
+/// Decimals of a time in milliseconds: down to nanoseconds.
 const DECIMALS: usize = 6;
 
 /// Nanoseconds, from a number of milliseconds with or without a fraction.
@@ -157,10 +157,10 @@ fn signal_name(raw: u64) -> Option<String> {
     signal_names::name(i32::try_from(raw).ok()?)
 }
 
-/// A type of values, as the builder has them; `Debug` is how errors show one.
+/// A type of values in the builder; errors print one by `Debug`.
 pub(crate) trait Value: Copy + Debug {
     fn to_raw(self) -> u64;
-    /// From a value that its setting allows.
+    /// Converts a value that its setting allows.
     fn from_raw(raw: u64) -> Self;
 }
 
@@ -185,7 +185,7 @@ impl Value for u32 {
 }
 
 impl Value for i32 {
-    /// Numbers below zero are all the same: no setting allows them.
+    /// Numbers below zero become one value, which no setting allows.
     fn to_raw(self) -> u64 {
         u64::try_from(self).unwrap_or(u64::MAX)
     }
@@ -206,7 +206,7 @@ impl Value for bool {
 }
 
 impl Value for Duration {
-    /// Five centuries and more are all the same: no setting allows them.
+    /// Five centuries and more become one value, which no setting allows.
     fn to_raw(self) -> u64 {
         u64::try_from(self.as_nanos()).unwrap_or(u64::MAX)
     }

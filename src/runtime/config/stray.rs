@@ -1,8 +1,8 @@
-//! Variables that look like ours and do nothing.
+//! A warning about variables with names similar to those of settings.
 //!
-//! Others may own names that begin like ours (an editor's `INDENT_SIZE`), so an unknown name is no
-//! error, and most get no word. One that is nearly a known name is a slip somebody will search for a
-//! long time.
+//! Other programs may use names with the same prefix (an editor's `INDENT_SIZE`), so an unknown
+//! name is no error, and most are ignored. A name that is nearly that of a setting is probably a
+//! typing error, which is hard to find.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -11,15 +11,15 @@ use indent_sysmon::names::distance;
 use super::ALL;
 use crate::sys::stderr;
 
-/// What all variables begin with.
+/// The prefix of all variables.
 pub(super) const PREFIX: &str = "INDENT_";
 
-/// Names kept for features to come.
+/// Names reserved for later features.
 pub(super) const LATER: [&str; 3] = ["INDENT_DEBUG_ADDR", "INDENT_DUMP_SIGNAL", "INDENT_SEED"];
 
-/// Says, once in a process, which variables look like ours and do nothing.
+/// Reports variables that are similar to a setting but are none, once in a process.
 pub(crate) fn report() {
-    static SAID: AtomicBool = AtomicBool::new(false); // nobody waits for whoever says it
+    static SAID: AtomicBool = AtomicBool::new(false); // relaxed: no thread waits for the report
     if SAID.swap(true, Relaxed) {
         return;
     }
@@ -29,7 +29,7 @@ pub(crate) fn report() {
     }
 }
 
-/// What to say about a variable of this name, if it looks like one of ours but is none.
+/// The line about a variable of this name, if it is similar to a setting but is none.
 pub(super) fn stray(name: &str) -> Option<String> {
     let rest = name.strip_prefix(PREFIX)?;
     if ALL.iter().any(|setting| setting.variable == Some(name)) {
@@ -38,7 +38,7 @@ pub(super) fn stray(name: &str) -> Option<String> {
     if LATER.contains(&name) {
         return Some(format!("{name} is not supported yet by this version"));
     }
-    // People guess a variable from its method, too.
+    // Users also derive the name of a variable from its method.
     let guesses = ALL.iter().flat_map(|setting| {
         let guess = format!("{PREFIX}{}", setting.method.to_uppercase());
         let names = [Some(guess), setting.variable.map(str::to_owned)];

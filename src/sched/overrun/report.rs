@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::path::Path;
 use std::time::Duration;
 
-use indent_sysmon::symbols::{self, Place};
+use indent_sysmon::symbols::{self, CodeLocation};
 use indent_sysmon::{SystemCall, frames};
 
 use crate::sched::overrun::Kind;
@@ -53,7 +53,7 @@ pub struct Overrun {
     pub waited: Waited,
     /// Where it was, innermost function first, inlined ones included. Ends early if its stack is
     /// deep; has one place or none if it was on a stack of its own making.
-    pub stack: Vec<Place>,
+    pub stack: Vec<CodeLocation>,
 }
 
 /// What was done about an [`Overrun`].
@@ -207,7 +207,7 @@ impl fmt::Display for Overrun {
         )?;
         write!(f, ": {}; {}", self.action, self.waited)?;
         // Without what the runtime was doing before it noticed, and below the closure.
-        let ours = |place: &Place| Whose::of(place) == Whose::Runtimes;
+        let ours = |place: &CodeLocation| Whose::of(place) == Whose::Runtimes;
         let first = self.stack.iter().position(|place| !ours(place));
         let last = self.stack.iter().rposition(|place| !ours(place));
         if let (Some(first), Some(last)) = (first, last) {
@@ -221,12 +221,12 @@ impl fmt::Display for Overrun {
 
 /// Names that were looked up before: most frames of a report were in the last one, too.
 #[derive(Default)]
-pub(crate) struct Names(HashMap<usize, Vec<Place>>);
+pub(crate) struct Names(HashMap<usize, Vec<CodeLocation>>);
 
 impl Names {
     const MOST: usize = 4096;
 
-    fn of(&mut self, addresses: &[usize]) -> Vec<Place> {
+    fn of(&mut self, addresses: &[usize]) -> Vec<CodeLocation> {
         if self.0.len() + addresses.len() > Self::MOST {
             self.0.clear();
         }
@@ -256,14 +256,14 @@ pub(crate) struct Told {
 
 /// The name of the function that most likely is the reason. Line tables name functions without their path,
 /// so files decide as well.
-pub(crate) fn culprit(stack: &[Place]) -> Option<String> {
+pub(crate) fn culprit(stack: &[CodeLocation]) -> Option<String> {
     let inside = || {
         stack
             .iter()
             .filter(|place| program::contains(place.address))
     };
     let of = |whose: Whose| inside().filter(move |place| Whose::of(place) == whose);
-    let has_name = |place: &&Place| place.function.as_deref().is_some_and(is_name);
+    let has_name = |place: &&CodeLocation| place.function.as_deref().is_some_and(is_name);
     let own = of(Whose::Programs);
     if let Some(found) = own.clone().find(has_name) {
         return found
@@ -310,7 +310,7 @@ pub(crate) enum Whose {
 }
 
 impl Whose {
-    pub(crate) fn of(place: &Place) -> Whose {
+    pub(crate) fn of(place: &CodeLocation) -> Whose {
         const OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
         let file = place.file.as_deref().and_then(Path::to_str);
         let of_std = ["/rustc/", "/rustlib/src/rust/", "/hashbrown-"];
@@ -352,17 +352,17 @@ pub(crate) fn functions<const N: usize>(frames: &[usize]) -> [usize; N] {
 mod tests {
     use super::*;
 
-    fn place(function: &str) -> Place {
-        Place {
-            address: place as fn(&str) -> Place as usize,
+    fn place(function: &str) -> CodeLocation {
+        CodeLocation {
+            address: place as fn(&str) -> CodeLocation as usize,
             function: Some(function.to_owned()),
             file: None,
             line: None,
         }
     }
 
-    fn at(function: &str, file: &str) -> Place {
-        Place {
+    fn at(function: &str, file: &str) -> CodeLocation {
+        CodeLocation {
             file: Some(file.into()),
             ..place(function)
         }

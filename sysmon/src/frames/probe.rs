@@ -96,11 +96,11 @@ pub(crate) fn catch(look: &mut dyn FnMut(&Caught)) {
 }
 
 /// Where a frame goes on, and its stack pointer.
-pub(crate) type Place = (usize, usize);
+pub(crate) type CodeLocation = (usize, usize);
 
 impl Caught {
     /// Walks until nothing is unknown any more.
-    pub(crate) fn walk(&self, sites: &Sites) -> (Vec<Place>, End) {
+    pub(crate) fn walk(&self, sites: &Sites) -> (Vec<CodeLocation>, End) {
         loop {
             let mut places = Vec::new();
             let end = walk_in(sites, &self.start, &self.stack, self.root, |address, sp| {
@@ -116,7 +116,7 @@ impl Caught {
     }
 
     /// The same from the C library's unwinder, up to the root.
-    pub(crate) fn told(&self) -> Vec<Place> {
+    pub(crate) fn told(&self) -> Vec<CodeLocation> {
         let mut all = Told::new(self.start.sp..self.root);
         all.ask();
         all.places[..all.count].to_vec()
@@ -126,7 +126,7 @@ impl Caught {
 /// What the C library's unwinder says. Allocates nothing.
 pub(crate) struct Told {
     stack: Range<usize>,
-    pub(crate) places: [Place; 256],
+    pub(crate) places: [CodeLocation; 256],
     pub(crate) count: usize,
 }
 

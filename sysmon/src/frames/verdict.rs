@@ -61,7 +61,7 @@ enum Why {
 
 /// A function or a piece of constants.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum CodeLocation {
     Function { image: u32, index: u32 },
     Constant { image: u32, start: usize },
 }
@@ -95,7 +95,7 @@ pub struct Judge {
     images: Vec<Image>,
     /// The number of each image's first function.
     first: Vec<u32>,
-    places: Vec<Place>,
+    places: Vec<CodeLocation>,
     /// What binds each node by itself.
     own: Vec<Option<Why>>,
     /// What binds a frame of a function, but not its callers.

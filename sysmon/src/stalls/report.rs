@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::symbols::Place;
+use crate::symbols::CodeLocation;
 use crate::{SystemCall, ThreadState};
 
 /// Places of the stack that are displayed.
@@ -46,7 +46,7 @@ pub struct Stall {
     pub call: Option<SystemCall>,
     /// Where it was, innermost first. Empty if the stack could not be read, and at the end of a
     /// piece of work that was reported before.
-    pub stack: Vec<Place>,
+    pub stack: Vec<CodeLocation>,
 }
 
 /// At which point of a piece of work a report is made.
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_report_says_who_how_long_how_and_where() {
-        let place = |address| Place {
+        let place = |address| CodeLocation {
             address,
             function: None,
             file: None,

@@ -48,7 +48,10 @@ pub fn step() {
     let before = thread();
     match n % 8 {
         0 => time::sleep(short),
-        1 => drop(park::until(Some(Instant::now() + short), ParkReason::Park)),
+        1 => drop(park::park_until(
+            Some(Instant::now() + short),
+            ParkReason::Park,
+        )),
         _ => task::yield_now(),
     }
     SWITCHES.fetch_add(1, Relaxed);

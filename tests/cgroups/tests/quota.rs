@@ -158,7 +158,7 @@ mod child {
     /// Workers that run fibers, and CPUs the process may use.
     fn now(rt: &Runtime) -> (usize, usize) {
         let metrics = rt.metrics();
-        (metrics.workers_now, metrics.cpus_allowed)
+        (metrics.workers_in_service, metrics.cpus_allowed)
     }
 
     /// Four fibers that compute and give way until told to stop; each counts its steps.
@@ -264,7 +264,7 @@ mod child {
         assert_eq!(own.iter().sum::<u64>(), steps);
         assert!(own.iter().all(|own| *own > 0), "{own:?}");
         rt.wait_idle();
-        assert_eq!(rt.metrics().tasks_alive, 0);
+        assert_eq!(rt.metrics().fibers_alive, 0);
 
         // What gets done follows the quota, where nobody else keeps the machine busy.
         let [two, one, again] = speeds[..] else {

@@ -134,7 +134,7 @@ fn measure(rt: &Runtime, count: usize) {
         });
         all_inside.wait();
         let used = resident().saturating_sub(before);
-        report("occupied", rt.metrics().carriers_occupied);
+        report("occupied", rt.metrics().carriers_bound);
         measured.wait();
         (used, fibers.join().expect("all fibers end"))
     });

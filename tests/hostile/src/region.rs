@@ -36,12 +36,12 @@ pub(crate) fn region<T>(part: impl FnOnce() -> T) -> T {
 
 /// How often a fiber was switched away in a region.
 pub(crate) fn switches(metrics: &Metrics) -> u64 {
-    metrics.in_place
+    metrics.in_place_preemptions_total
 }
 
 /// Whether no fiber was, though some could have been.
 pub(crate) fn never_switched(metrics: &Metrics) -> bool {
-    metrics.in_place == 0
+    metrics.in_place_preemptions_total == 0
 }
 
 /// A function that is called through memory anybody could have written, so that who calls it is not

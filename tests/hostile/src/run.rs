@@ -224,7 +224,7 @@ fn end(runtime: Runtime) -> Vec<String> {
     let busy = loop {
         let metrics = runtime.metrics();
         let stuck = metrics.carriers_waiting + metrics.carriers_frozen + metrics.carriers_detached;
-        let busy = metrics.tasks_alive > 0 || stuck > 0;
+        let busy = metrics.fibers_alive > 0 || stuck > 0;
         if !busy || started.elapsed() > END {
             break busy;
         }
@@ -248,16 +248,17 @@ pub(crate) fn can_preempt() -> bool {
 /// What preemption did.
 fn deeds(metrics: &Metrics) -> String {
     let Metrics {
-        freezes,
-        detaches,
-        retries,
-        watchdog_releases,
-        cap_hits,
+        freezes_total,
+        detaches_total,
+        preemptions_postponed_total,
+        frozen_fibers_released_total,
+        preemptions_without_thread_total,
         ..
     } = metrics;
     let switches = region::switches(metrics);
     format!(
-        "{switches} switches in place, {freezes} freezes, {detaches} detaches, {retries} retries, \
-         {watchdog_releases} releases, {cap_hits} times at the cap"
+        "{switches} switches in place, {freezes_total} freezes, {detaches_total} detaches, \
+         {preemptions_postponed_total} postponed, {frozen_fibers_released_total} releases, \
+         {preemptions_without_thread_total} times without a thread"
     )
 }

@@ -83,13 +83,17 @@ fn answer(
 /// Prints a line of names and numbers.
 fn print_count(rt: &Runtime) -> io::Result<()> {
     let metrics = rt.metrics();
-    let parks: u64 = metrics.workers.iter().map(|worker| worker.park_count).sum();
+    let parks: u64 = metrics
+        .workers
+        .iter()
+        .map(|worker| worker.parks_total)
+        .sum();
     println!(
         "workers {} fibers {} parks {parks} carriers {} occupied {} spare {} frozen {} threads {}",
-        metrics.workers_now,
-        metrics.tasks_alive,
+        metrics.workers_in_service,
+        metrics.fibers_alive,
         metrics.carriers,
-        metrics.carriers_occupied,
+        metrics.carriers_bound,
         metrics.carriers_spare,
         metrics.carriers_frozen,
         fs::read_dir("/proc/self/task")?.count(),

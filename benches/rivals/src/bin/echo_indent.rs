@@ -51,11 +51,11 @@ impl Server for Indent {
         let metrics = self.0.metrics();
         let sum = |of: fn(&runtime::WorkerMetrics) -> u64| metrics.workers.iter().map(of).sum();
         vec![
-            ("freezes", metrics.freezes),
-            ("sleeps", sum(|worker| worker.sleeps)),
-            ("dispatches", sum(|worker| worker.dispatches)),
-            ("moves", sum(|worker| worker.moves)),
-            ("alive", metrics.tasks_alive),
+            ("freezes", metrics.freezes_total),
+            ("sleeps", sum(|worker| worker.sleeps_total)),
+            ("dispatches", sum(|worker| worker.dispatches_total)),
+            ("moves", sum(|worker| worker.carrier_moves_total)),
+            ("alive", metrics.fibers_alive),
         ]
     }
 }

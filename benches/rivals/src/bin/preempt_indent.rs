@@ -256,8 +256,14 @@ fn regions(fibers: usize, seconds: u64) -> Columns {
     columns.whole("all_started_ms", all_started.as_secs_f64() * 1e3);
     columns.whole("threads", threads as f64);
     columns.whole("carriers", after.carriers as f64);
-    columns.whole("in_place", (after.in_place - before.in_place) as f64);
-    columns.whole("freezes", (after.freezes - before.freezes) as f64);
+    columns.whole(
+        "in_place",
+        (after.in_place_preemptions_total - before.in_place_preemptions_total) as f64,
+    );
+    columns.whole(
+        "freezes",
+        (after.freezes_total - before.freezes_total) as f64,
+    );
     columns
 }
 
@@ -367,8 +373,8 @@ fn turns(how: Turns, time: Duration) -> (f64, f64) {
         }));
     }
     let taken = || match how {
-        Turns::Frozen => runtime.metrics().freezes,
-        Turns::InPlace => runtime.metrics().in_place,
+        Turns::Frozen => runtime.metrics().freezes_total,
+        Turns::InPlace => runtime.metrics().in_place_preemptions_total,
     };
     thread::sleep(time / 4);
     let (before, begin) = (taken(), hogs.begin());
@@ -395,7 +401,7 @@ fn sleep_and_return(times: u32) -> (f64, f64) {
         }
     });
     let cpu = indent_rivals::cpu_time() - began;
-    let detaches = runtime.metrics().detaches as f64;
+    let detaches = runtime.metrics().detaches_total as f64;
     (
         cpu.as_nanos() as f64 / f64::from(times),
         detaches / f64::from(times),

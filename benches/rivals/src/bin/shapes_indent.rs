@@ -45,7 +45,7 @@ fn park_many(count: u64) -> Vec<JoinHandle<()>> {
         let started = Arc::clone(&started);
         move || {
             started.fetch_add(1, Ordering::Relaxed);
-            let woken = park::until(Some(Instant::now() + length), ParkReason::Park);
+            let woken = park::park_until(Some(Instant::now() + length), ParkReason::Park);
             assert_eq!(woken, Woken::ByWake);
         }
     };
@@ -69,7 +69,7 @@ fn park_often(
     let start = Instant::now();
     for _ in 0..count {
         turn.fetch_add(1, Ordering::Relaxed);
-        let woken = park::until(deadline(), ParkReason::Park);
+        let woken = park::park_until(deadline(), ParkReason::Park);
         assert_eq!(woken, Woken::ByWake);
     }
     start.elapsed()

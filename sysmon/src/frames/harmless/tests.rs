@@ -62,7 +62,7 @@ fn methods_are_known_in_both_manglings() {
         "<indent::task::Fiber>::name",
         "indent::task::Fiber::name",
         "<indent::sched::context::Entered as core::ops::drop::Drop>::drop",
-        "indent::park::lend::lend::<user::f::{closure#0}, ()>",
+        "indent::park::scoped::run_on_pool::<user::f::{closure#0}, ()>",
     ] {
         assert!(LISTS.runtime.has_as_frame(name), "{name}");
     }

@@ -27,7 +27,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::graph::Graph;
-use super::{Place, Why};
+use super::{CodeLocation, Why};
 use crate::frames::edges::escape::{Answer, Arguments, Callee, Escape, Follower, Results};
 use crate::frames::edges::is_of_key;
 use crate::frames::image::Image;
@@ -65,7 +65,7 @@ const STORAGE: &str = "std::sys::thread_local::native::";
 pub(super) struct Escapes<'a> {
     images: &'a [Image],
     first: &'a [u32],
-    places: &'a [Place],
+    places: &'a [CodeLocation],
     graph: &'a Graph,
     /// Pieces of constants: whether every reference gives one to std's functions for keys.
     given: &'a BTreeMap<u32, bool>,
@@ -118,7 +118,7 @@ impl<'a> Escapes<'a> {
     pub(super) fn new(
         images: &'a [Image],
         first: &'a [u32],
-        places: &'a [Place],
+        places: &'a [CodeLocation],
         graph: &'a Graph,
         given: &'a BTreeMap<u32, bool>,
     ) -> Escapes<'a> {
@@ -170,7 +170,7 @@ impl<'a> Escapes<'a> {
     }
 
     fn look_at(&mut self, follower: &mut Follower, node: u32) {
-        let Place::Function { image, index } = self.places[node as usize] else {
+        let CodeLocation::Function { image, index } = self.places[node as usize] else {
             return;
         };
         let images = self.images;
@@ -416,8 +416,8 @@ impl<'a> Escapes<'a> {
             for from in self.graph.referring(node) {
                 match self.places[from as usize] {
                     _ if !seen.insert(from) => {}
-                    Place::Function { .. } => functions.push(from),
-                    Place::Constant { .. } => next.push(from),
+                    CodeLocation::Function { .. } => functions.push(from),
+                    CodeLocation::Constant { .. } => next.push(from),
                 }
             }
         }

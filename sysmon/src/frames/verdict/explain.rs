@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{How, Image, Judge, Mobility, Place, Why, symbols};
+use super::{CodeLocation, How, Image, Judge, Mobility, Why, symbols};
 
 /// One step of the way from a function to what binds it.
 ///
@@ -102,7 +102,8 @@ impl Judge {
     /// }
     /// ```
     pub fn behind_pointers(&self) -> Option<Binding> {
-        let Place::Function { image, index } = self.places[self.graph.behind_pointer()? as usize]
+        let CodeLocation::Function { image, index } =
+            self.places[self.graph.behind_pointer()? as usize]
         else {
             return None;
         };
@@ -163,13 +164,13 @@ impl Judge {
 
     fn step(&self, node: u32, how: String) -> Step {
         let function = match self.places[node as usize] {
-            Place::Function { image, index } => {
+            CodeLocation::Function { image, index } => {
                 let image = &self.images[image as usize];
                 let start = image.functions[index as usize].range.start;
                 let name = image.name(start);
                 name.unwrap_or_else(|| format!("{start:#x}"))
             }
-            Place::Constant { start, .. } => format!("constant {start:#x}"),
+            CodeLocation::Constant { start, .. } => format!("constant {start:#x}"),
         };
         Step { function, how }
     }
@@ -209,7 +210,9 @@ impl Judge {
 
     fn image_of(&self, node: u32) -> usize {
         match self.places[node as usize] {
-            Place::Function { image, .. } | Place::Constant { image, .. } => image as usize,
+            CodeLocation::Function { image, .. } | CodeLocation::Constant { image, .. } => {
+                image as usize
+            }
         }
     }
 }

@@ -18,7 +18,7 @@ use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::graph::{self, Graph};
-use super::{Place, Why};
+use super::{CodeLocation, Why};
 use crate::frames::harmless::{LISTS, paths};
 use crate::frames::image::{Image, symbols};
 
@@ -42,7 +42,7 @@ const WRAPPERS: [&str; 5] = [
 pub(super) struct Pointers<'a> {
     pub(super) images: &'a [Image],
     pub(super) first: &'a [u32],
-    pub(super) places: &'a [Place],
+    pub(super) places: &'a [CodeLocation],
     pub(super) own: &'a [Option<Why>],
     /// Pieces of constants: whether every reference gives one to std's functions for thread-locals.
     pub(super) given: &'a BTreeMap<u32, bool>,
@@ -81,11 +81,11 @@ impl Pointers<'_> {
 
     fn function(&self, node: u32) -> Option<(&Image, usize)> {
         match self.places[node as usize] {
-            Place::Function { image, index } => {
+            CodeLocation::Function { image, index } => {
                 let image = &self.images[image as usize];
                 Some((image, image.functions[index as usize].range.start))
             }
-            Place::Constant { .. } => None,
+            CodeLocation::Constant { .. } => None,
         }
     }
 

@@ -10,7 +10,7 @@ use super::escapes::{Escapes, Keeps};
 use super::graph::{Graph, Listed};
 use super::pointers::Pointers;
 use super::within::Within;
-use super::{Judge, Nearness, Place, Statistics, Why, near};
+use super::{CodeLocation, Judge, Nearness, Statistics, Why, near};
 use crate::frames::Mobility;
 use crate::frames::constants::{Constants, Rule};
 use crate::frames::edges::{How, Reach, Reader, SYSCALL, Touch, Use};
@@ -36,7 +36,7 @@ enum Import {
 pub(super) struct Survey {
     images: Vec<Image>,
     first: Vec<u32>,
-    places: Vec<Place>,
+    places: Vec<CodeLocation>,
     /// What binds each node by itself.
     own: Vec<Option<Why>>,
     /// What binds a frame of a function, but not its callers.
@@ -111,7 +111,7 @@ impl Survey {
         for (number, image) in images.iter().enumerate() {
             survey.first.push(survey.places.len() as u32);
             let image_number = number as u32;
-            let places = (0..image.functions.len() as u32).map(|index| Place::Function {
+            let places = (0..image.functions.len() as u32).map(|index| CodeLocation::Function {
                 image: image_number,
                 index,
             });
@@ -185,11 +185,11 @@ impl Survey {
     /// its thread.
     fn note_changer(&mut self, image: &Image, node: u32, ours: bool) {
         let named = match self.places[node as usize] {
-            Place::Function { index, .. } => {
+            CodeLocation::Function { index, .. } => {
                 let start = image.functions[index as usize].range.start;
                 image.name(start).is_some()
             }
-            Place::Constant { .. } => false,
+            CodeLocation::Constant { .. } => false,
         };
         if named || !ours {
             self.changers.push(node);
@@ -374,11 +374,11 @@ impl Survey {
         let own = self.own.iter().map(Option::is_some);
         let (places, images) = (&self.places, &self.images);
         let start = |node: u32| match places[node as usize] {
-            Place::Function { image, index } => {
+            CodeLocation::Function { image, index } => {
                 let image = &images[image as usize];
                 Some((image, image.functions[index as usize].range.start))
             }
-            Place::Constant { .. } => None,
+            CodeLocation::Constant { .. } => None,
         };
         let declared = &self.declared;
         let listed = |node| match start(node) {
@@ -419,7 +419,7 @@ impl Survey {
             edges: graph.edges(),
             memory: graph.memory()
                 + functions
-                + self.places.capacity() * size_of::<Place>()
+                + self.places.capacity() * size_of::<CodeLocation>()
                 + self.own.capacity() * size_of::<Option<Why>>()
                 + self.images.iter().map(Image::memory_kept).sum::<usize>(),
             time: begun.elapsed(),
@@ -540,7 +540,7 @@ impl Pieces<'_> {
         }
         let node = survey.places.len() as u32;
         self.nodes[piece] = node;
-        survey.places.push(Place::Constant {
+        survey.places.push(CodeLocation::Constant {
             image: self.number,
             start: self.constants.range(piece).start,
         });

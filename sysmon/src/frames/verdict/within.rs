@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::graph::Graph;
-use super::{Place, Why};
+use super::{CodeLocation, Why};
 use crate::frames::image::Image;
 use crate::frames::image::symbols;
 
@@ -37,7 +37,7 @@ impl Within {
     pub(super) fn functions(
         &self,
         images: &[Image],
-        places: &[Place],
+        places: &[CodeLocation],
         graph: &Graph,
     ) -> Vec<(u32, Why)> {
         let mut functions = Vec::new();
@@ -46,8 +46,8 @@ impl Within {
             let mut next = uses.clone();
             while let Some((node, why)) = next.pop() {
                 let goes_on = match places[node as usize] {
-                    Place::Constant { .. } => true,
-                    Place::Function { image, index } => {
+                    CodeLocation::Constant { .. } => true,
+                    CodeLocation::Function { image, index } => {
                         functions.push((node, why.clone()));
                         let image = &images[image as usize];
                         is_inside(image, image.functions[index as usize].range.start, of)

@@ -4,17 +4,20 @@ use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc;
 
-use super::super::probe::{Caught, Place, catch, descend, within};
+use super::super::probe::{Caught, CodeLocation, catch, descend, within};
 use super::super::rows::Row;
 use super::super::sites::Site;
 use super::*;
 
 /// Walks a stack as it is inside of a body, and asks the C library's unwinder about it.
-fn both(body: impl FnOnce(&mut dyn FnMut())) -> (Vec<Place>, Vec<Place>, End) {
+fn both(body: impl FnOnce(&mut dyn FnMut())) -> (Vec<CodeLocation>, Vec<CodeLocation>, End) {
     both_in(&Sites::new(), body)
 }
 
-fn both_in(sites: &Sites, body: impl FnOnce(&mut dyn FnMut())) -> (Vec<Place>, Vec<Place>, End) {
+fn both_in(
+    sites: &Sites,
+    body: impl FnOnce(&mut dyn FnMut()),
+) -> (Vec<CodeLocation>, Vec<CodeLocation>, End) {
     let mut seen = None;
     let mut look = |caught: &Caught| {
         let (walked, end) = caught.walk(sites);

@@ -181,7 +181,7 @@ fn holder(stage: &'static Stage, worker: usize, mutex: &'static Held) -> JoinHan
             let before = *count;
             mutex.held.store(true, Release);
             let soon = Instant::now() + Duration::from_millis(5);
-            park::until(Some(soon), ParkReason::Park);
+            park::park_until(Some(soon), ParkReason::Park);
             *count = before + 1;
             mutex.turns.fetch_add(1, Relaxed);
             drop(count);

@@ -84,7 +84,7 @@ fn child(seed: u64, expected: u64) -> i32 {
     if start.elapsed() < nap {
         return EARLY;
     }
-    if park::until(Some(Instant::now() + nap), ParkReason::Park) != Woken::ByDeadline {
+    if park::park_until(Some(Instant::now() + nap), ParkReason::Park) != Woken::ByDeadline {
         return WRONG_WAKE;
     }
     park::unparker().unpark();

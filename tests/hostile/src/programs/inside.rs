@@ -158,7 +158,7 @@ fn waits(seed: u64) -> u64 {
             1 => time::sleep(Duration::from_micros(300)),
             2 => {
                 let soon = Instant::now() + Duration::from_micros(500);
-                park::until(Some(soon), ParkReason::Park);
+                park::park_until(Some(soon), ParkReason::Park);
             }
             _ => task::checkpoint(),
         }

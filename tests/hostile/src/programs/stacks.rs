@@ -6,7 +6,7 @@
 
 use std::hint::black_box;
 
-use indent::runtime::{Builder, Guard};
+use indent::runtime::{Builder, StackGuard};
 use indent::task;
 
 use super::Program;
@@ -36,7 +36,7 @@ const LEFT: usize = 2048;
 
 /// Computes by `run`, which gets the stack's end and a seed.
 fn deep(stage: &'static Stage, run: fn(usize, u64) -> u64) {
-    let builder = Builder::new().workers(2).stack_guard(Guard::Page);
+    let builder = Builder::new().workers(2).stack_guard(StackGuard::Page);
     let runtime = builder.build().expect("a runtime");
     let expected = at_the_bottom(stage.seed);
     let body = move || {
@@ -54,7 +54,7 @@ fn deep(stage: &'static Stage, run: fn(usize, u64) -> u64) {
     say(&format!(
         "{}: {} freezes and {} switches in place there",
         stage.name,
-        metrics.freezes,
+        metrics.freezes_total,
         region::switches(&metrics)
     ));
 }

@@ -32,7 +32,7 @@ pub(super) struct Exits {
 
 /// A place in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum CodeLocation {
     /// The word with the thread pointer.
     ThreadPointer,
     /// A word of the frame.
@@ -283,55 +283,57 @@ impl Step<'_> {
     }
 
     /// The place a memory operand names.
-    fn place(&self, instruction: &Instruction) -> Place {
+    fn place(&self, instruction: &Instruction) -> CodeLocation {
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         let bits = bit(base) | bit(index);
         let lonely = base == Register::None && index == Register::None;
         let distance = instruction.memory_displacement64();
         match instruction.memory_segment() {
-            Register::FS if lonely && distance == 0 => return Place::ThreadPointer,
-            Register::FS | Register::GS => return Place::Apart,
+            Register::FS if lonely && distance == 0 => return CodeLocation::ThreadPointer,
+            Register::FS | Register::GS => return CodeLocation::Apart,
             _ => {}
         }
         if instruction.is_ip_rel_memory_operand() || lonely {
-            return Place::Apart;
+            return CodeLocation::Apart;
         }
         if index == Register::None
             && let Some(start) = self.state.distance(bit(base))
         {
-            return Place::Frame(start.wrapping_add(distance as i32));
+            return CodeLocation::Frame(start.wrapping_add(distance as i32));
         }
         if self.state.is_near(bits) {
-            return Place::SomeFrame;
+            return CodeLocation::SomeFrame;
         }
         match self.state.colours(bits) {
-            Colours::NONE => Place::Anywhere,
-            _ => Place::Apart,
+            Colours::NONE => CodeLocation::Anywhere,
+            _ => CodeLocation::Apart,
         }
     }
 
     /// What is read from a place.
-    fn read(&self, place: Place, size: i32) -> Colours {
+    fn read(&self, place: CodeLocation, size: i32) -> Colours {
         match place {
-            Place::ThreadPointer => Colours::OWN,
-            Place::Frame(start) => {
+            CodeLocation::ThreadPointer => Colours::OWN,
+            CodeLocation::Frame(start) => {
                 let kept = self.state.between(start, start.saturating_add(size));
                 match start >= BEHIND && self.stack_given {
                     true => kept.with(Colours::GIVEN),
                     false => kept,
                 }
             }
-            Place::SomeFrame if self.stack_given => self.state.somewhere().with(Colours::GIVEN),
-            Place::SomeFrame => self.state.somewhere(),
-            Place::Apart => Colours::NONE,
-            Place::Anywhere => self.exposed(),
+            CodeLocation::SomeFrame if self.stack_given => {
+                self.state.somewhere().with(Colours::GIVEN)
+            }
+            CodeLocation::SomeFrame => self.state.somewhere(),
+            CodeLocation::Apart => Colours::NONE,
+            CodeLocation::Anywhere => self.exposed(),
         }
     }
 
     /// Notes what is written to a place.
-    fn write(&mut self, place: Place, size: i32, colours: Colours) {
+    fn write(&mut self, place: CodeLocation, size: i32, colours: Colours) {
         match place {
-            Place::Frame(start) if start < BEHIND => {
+            CodeLocation::Frame(start) if start < BEHIND => {
                 if !self.state.put(start, size, colours) {
                     self.lose(colours, "it is put into the frame in parts");
                 }
@@ -450,9 +452,9 @@ impl Step<'_> {
     }
 
     /// Where the stack pointer points to.
-    fn top(&self) -> Place {
+    fn top(&self) -> CodeLocation {
         let top = self.state.distance(RSP);
-        top.map_or(Place::SomeFrame, Place::Frame)
+        top.map_or(CodeLocation::SomeFrame, CodeLocation::Frame)
     }
 
     fn push(&mut self, colours: Colours) {
@@ -506,7 +508,7 @@ impl Step<'_> {
     /// Any other instruction: what it reads goes wherever it writes.
     fn any_form(&mut self, instruction: &Instruction) {
         let mut places = 0;
-        let mut place = Place::Apart;
+        let mut place = CodeLocation::Apart;
         let size = instruction.memory_size().size().max(1) as i32;
         let memory = has_memory(instruction);
         if memory {

@@ -31,8 +31,8 @@ fn kept<const N: usize>(ranges: [Range<usize>; N], vouched: bool) -> [Keeps; N] 
         graph.add(caller, nodes[0], How::Call);
     }
     graph.sort(N);
-    let place = |index| Place::Function { image: 0, index };
-    let places: Vec<Place> = (0..N as u32).map(place).collect();
+    let place = |index| CodeLocation::Function { image: 0, index };
+    let places: Vec<CodeLocation> = (0..N as u32).map(place).collect();
     let (images, given) = ([image], BTreeMap::new());
     let mut escapes = Escapes::new(&images, &[0], &places, &graph, &given);
     escapes.add(nodes[0], Why::Variable(-0x38), vouched);
