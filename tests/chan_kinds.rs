@@ -209,7 +209,7 @@ fn a_channel_of_any_kind_can_be_closed_by_hand() {
         assert!(other.join().unwrap(), "it was told");
         assert_eq!(rx.iter().map(|n| *n).collect::<Vec<_>>(), [1]);
         assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Closed);
-        assert_eq!(*rx.get(), 1);
+        assert_eq!(*rx.borrow(), 1);
     });
 }
 
@@ -537,7 +537,7 @@ proptest! {
                     }
                     *seat = Some(settled.0);
                 }
-                prop_assert_eq!(*tx.get(), written.all.last().copied().unwrap_or(0));
+                prop_assert_eq!(*tx.borrow(), written.all.last().copied().unwrap_or(0));
             }
             Ok(())
         })?;
@@ -566,7 +566,7 @@ fn a_watcher_sees_the_latest_value_and_is_told_of_changes() {
         drop(tx);
         assert_eq!(*rx.recv().unwrap(), 7, "the last one is seen first");
         assert!(rx.recv().is_err());
-        assert_eq!(*rx.get(), 7);
+        assert_eq!(*rx.borrow(), 7);
     });
 }
 

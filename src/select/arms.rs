@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use crate::chan::arms::{BroadcastReceiving, Receiving, Sending, Watching};
+use crate::chan::arms::{BroadcastRecvArm, RecvArm, SendArm, WatchRecvArm};
 use crate::chan::{BroadcastReceiver, OneshotReceiver, Receiver, Sender, WatchReceiver};
 use crate::fiber::job;
 use crate::io::{Enlisted, Source, Watch};
@@ -39,7 +39,7 @@ use sealed::Sealed;
     note = "pass a reference: `recv(&receiver)`, or `recv(option.as_ref())`; receivers of one-shot, broadcast and watch \
             channels by `&mut`, or `option.as_mut()`"
 )]
-pub trait Receive: Sealed {
+pub trait RecvFrom: Sealed {
     /// What is received.
     type Output;
     #[doc(hidden)]
@@ -63,118 +63,118 @@ pub trait Receive: Sealed {
     message = "`{Self}` cannot be sent to in a select",
     note = "pass a reference: `send(&sender, value)`, or `send(option.as_ref(), value)`"
 )]
-pub trait Offer<'a, T>: Sealed {
+pub trait SendTo<'a, T>: Sealed {
     #[doc(hidden)]
-    fn into_arm(self, value: &'a mut Option<T>) -> Sending<'a, T>;
+    fn into_arm(self, value: &'a mut Option<T>) -> SendArm<'a, T>;
 }
 
 impl<T> Sealed for &Receiver<T> {}
-impl<'a, T> Receive for &'a Receiver<T> {
-    type Output = <Receiving<'a, T> as Fires>::Output;
-    type Arm = Receiving<'a, T>;
+impl<'a, T> RecvFrom for &'a Receiver<T> {
+    type Output = <RecvArm<'a, T> as Fires>::Output;
+    type Arm = RecvArm<'a, T>;
 
-    fn into_arm(self) -> Receiving<'a, T> {
-        Receiving::new(Some(&self.0))
+    fn into_arm(self) -> RecvArm<'a, T> {
+        RecvArm::new(Some(&self.0))
     }
 }
 
 impl<R: Sealed> Sealed for Option<R> {}
-impl<'a, T> Receive for Option<&'a Receiver<T>> {
-    type Output = <Receiving<'a, T> as Fires>::Output;
-    type Arm = Receiving<'a, T>;
+impl<'a, T> RecvFrom for Option<&'a Receiver<T>> {
+    type Output = <RecvArm<'a, T> as Fires>::Output;
+    type Arm = RecvArm<'a, T>;
 
-    fn into_arm(self) -> Receiving<'a, T> {
-        Receiving::new(self.map(|receiver| &*receiver.0))
+    fn into_arm(self) -> RecvArm<'a, T> {
+        RecvArm::new(self.map(|receiver| &*receiver.0))
     }
 }
 
 impl<T> Sealed for &mut OneshotReceiver<T> {}
-impl<'a, T> Receive for &'a mut OneshotReceiver<T> {
-    type Output = <Receiving<'a, T> as Fires>::Output;
-    type Arm = Receiving<'a, T>;
+impl<'a, T> RecvFrom for &'a mut OneshotReceiver<T> {
+    type Output = <RecvArm<'a, T> as Fires>::Output;
+    type Arm = RecvArm<'a, T>;
 
-    fn into_arm(self) -> Receiving<'a, T> {
+    fn into_arm(self) -> RecvArm<'a, T> {
         Some(self).into_arm()
     }
 }
 
-impl<'a, T> Receive for Option<&'a mut OneshotReceiver<T>> {
-    type Output = <Receiving<'a, T> as Fires>::Output;
-    type Arm = Receiving<'a, T>;
+impl<'a, T> RecvFrom for Option<&'a mut OneshotReceiver<T>> {
+    type Output = <RecvArm<'a, T> as Fires>::Output;
+    type Arm = RecvArm<'a, T>;
 
-    fn into_arm(self) -> Receiving<'a, T> {
-        Receiving::new(self.map(|receiver| &*receiver.0))
+    fn into_arm(self) -> RecvArm<'a, T> {
+        RecvArm::new(self.map(|receiver| &*receiver.0))
     }
 }
 
 impl<T> Sealed for &mut WatchReceiver<T> {}
-impl<'a, T> Receive for &'a mut WatchReceiver<T> {
-    type Output = <Watching<'a, T> as Fires>::Output;
-    type Arm = Watching<'a, T>;
+impl<'a, T> RecvFrom for &'a mut WatchReceiver<T> {
+    type Output = <WatchRecvArm<'a, T> as Fires>::Output;
+    type Arm = WatchRecvArm<'a, T>;
 
-    fn into_arm(self) -> Watching<'a, T> {
+    fn into_arm(self) -> WatchRecvArm<'a, T> {
         Some(self).into_arm()
     }
 }
 
-impl<'a, T> Receive for Option<&'a mut WatchReceiver<T>> {
-    type Output = <Watching<'a, T> as Fires>::Output;
-    type Arm = Watching<'a, T>;
+impl<'a, T> RecvFrom for Option<&'a mut WatchReceiver<T>> {
+    type Output = <WatchRecvArm<'a, T> as Fires>::Output;
+    type Arm = WatchRecvArm<'a, T>;
 
-    fn into_arm(self) -> Watching<'a, T> {
-        Watching::new(self)
+    fn into_arm(self) -> WatchRecvArm<'a, T> {
+        WatchRecvArm::new(self)
     }
 }
 
 impl<T> Sealed for &mut BroadcastReceiver<T> {}
-impl<'a, T: Clone> Receive for &'a mut BroadcastReceiver<T> {
-    type Output = <BroadcastReceiving<'a, T> as Fires>::Output;
-    type Arm = BroadcastReceiving<'a, T>;
+impl<'a, T: Clone> RecvFrom for &'a mut BroadcastReceiver<T> {
+    type Output = <BroadcastRecvArm<'a, T> as Fires>::Output;
+    type Arm = BroadcastRecvArm<'a, T>;
 
-    fn into_arm(self) -> BroadcastReceiving<'a, T> {
+    fn into_arm(self) -> BroadcastRecvArm<'a, T> {
         Some(self).into_arm()
     }
 }
 
-impl<'a, T: Clone> Receive for Option<&'a mut BroadcastReceiver<T>> {
-    type Output = <BroadcastReceiving<'a, T> as Fires>::Output;
-    type Arm = BroadcastReceiving<'a, T>;
+impl<'a, T: Clone> RecvFrom for Option<&'a mut BroadcastReceiver<T>> {
+    type Output = <BroadcastRecvArm<'a, T> as Fires>::Output;
+    type Arm = BroadcastRecvArm<'a, T>;
 
-    fn into_arm(self) -> BroadcastReceiving<'a, T> {
-        BroadcastReceiving::new(self)
+    fn into_arm(self) -> BroadcastRecvArm<'a, T> {
+        BroadcastRecvArm::new(self)
     }
 }
 
 impl<T> Sealed for &Sender<T> {}
-impl<'a, T> Offer<'a, T> for &'a Sender<T> {
-    fn into_arm(self, value: &'a mut Option<T>) -> Sending<'a, T> {
-        Sending::new(Some(&self.0), value)
+impl<'a, T> SendTo<'a, T> for &'a Sender<T> {
+    fn into_arm(self, value: &'a mut Option<T>) -> SendArm<'a, T> {
+        SendArm::new(Some(&self.0), value)
     }
 }
 
-impl<'a, T> Offer<'a, T> for Option<&'a Sender<T>> {
-    fn into_arm(self, value: &'a mut Option<T>) -> Sending<'a, T> {
-        Sending::new(self.map(|sender| &*sender.0), value)
+impl<'a, T> SendTo<'a, T> for Option<&'a Sender<T>> {
+    fn into_arm(self, value: &'a mut Option<T>) -> SendArm<'a, T> {
+        SendArm::new(self.map(|sender| &*sender.0), value)
     }
 }
 
 /// For the macro.
 #[doc(hidden)]
-pub fn recv<R: Receive>(receiver: R) -> R::Arm {
+pub fn recv<R: RecvFrom>(receiver: R) -> R::Arm {
     receiver.into_arm()
 }
 
 /// For the macro.
 #[doc(hidden)]
-pub fn send<'a, T, S: Offer<'a, T>>(sender: S, value: &'a mut Option<T>) -> Sending<'a, T> {
+pub fn send<'a, T, S: SendTo<'a, T>>(sender: S, value: &'a mut Option<T>) -> SendArm<'a, T> {
     sender.into_arm(value)
 }
 
 /// The end of a fiber, if there is one.
 #[doc(hidden)]
-pub struct Finishing<'a, T>(Option<&'a JoinHandle<T>>);
+pub struct FinishedArm<'a, T>(Option<&'a JoinHandle<T>>);
 
-impl<T> fmt::Debug for Finishing<'_, T> {
+impl<T> fmt::Debug for FinishedArm<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Finishing")
     }
@@ -182,17 +182,17 @@ impl<T> fmt::Debug for Finishing<'_, T> {
 
 /// For the macro.
 #[doc(hidden)]
-pub fn finished<'a, T>(handle: impl Into<Option<&'a JoinHandle<T>>>) -> Finishing<'a, T> {
-    Finishing(handle.into())
+pub fn finished<'a, T>(handle: impl Into<Option<&'a JoinHandle<T>>>) -> FinishedArm<'a, T> {
+    FinishedArm(handle.into())
 }
 
 /// For the macro.
 #[doc(hidden)]
-pub fn join_arm<T>(handle: &JoinHandle<T>) -> Finishing<'_, T> {
-    Finishing(Some(handle))
+pub fn join_arm<T>(handle: &JoinHandle<T>) -> FinishedArm<'_, T> {
+    FinishedArm(Some(handle))
 }
 
-impl<T> Fires for Finishing<'_, T> {
+impl<T> Fires for FinishedArm<'_, T> {
     type Output = ();
 
     fn arm(&self) -> ArmRef<'_> {
@@ -205,7 +205,7 @@ impl<T> Fires for Finishing<'_, T> {
     fn finish(&mut self) {}
 }
 
-impl<T> Event for Finishing<'_, T> {
+impl<T> Event for FinishedArm<'_, T> {
     fn is_ready(&self) -> bool {
         self.0.is_none_or(JoinHandle::is_over)
     }
@@ -226,21 +226,21 @@ impl<T> Event for Finishing<'_, T> {
 /// A point in time.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Then(Option<Instant>);
+pub struct TimerArm(Option<Instant>);
 
 /// For the macro.
 #[doc(hidden)]
-pub fn at(time: Instant) -> Then {
-    Then(Some(time))
+pub fn at(time: Instant) -> TimerArm {
+    TimerArm(Some(time))
 }
 
 /// For the macro. A time too far away to be named never comes.
 #[doc(hidden)]
-pub fn in_time(time: Duration) -> Then {
-    Then(Instant::now().checked_add(time))
+pub fn in_time(time: Duration) -> TimerArm {
+    TimerArm(Instant::now().checked_add(time))
 }
 
-impl Fires for Then {
+impl Fires for TimerArm {
     type Output = ();
 
     fn arm(&self) -> ArmRef<'_> {
@@ -252,12 +252,12 @@ impl Fires for Then {
 
 /// A descriptor that is to become ready, if there is one.
 #[doc(hidden)]
-pub struct Descriptor<'a> {
+pub struct ReadinessArm<'a> {
     watch: Option<Watch<'a>>,
     failed: Cell<Option<io::Error>>,
 }
 
-impl fmt::Debug for Descriptor<'_> {
+impl fmt::Debug for ReadinessArm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Descriptor")
     }
@@ -265,19 +265,19 @@ impl fmt::Debug for Descriptor<'_> {
 
 /// For the macro.
 #[doc(hidden)]
-pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
-    Descriptor::new(source.into().map(|source| source.watch(false)))
+pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> ReadinessArm<'a> {
+    ReadinessArm::new(source.into().map(|source| source.watch(false)))
 }
 
 /// For the macro.
 #[doc(hidden)]
-pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
-    Descriptor::new(source.into().map(|source| source.watch(true)))
+pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> ReadinessArm<'a> {
+    ReadinessArm::new(source.into().map(|source| source.watch(true)))
 }
 
-impl<'a> Descriptor<'a> {
+impl<'a> ReadinessArm<'a> {
     fn new(watch: Option<Watch<'a>>) -> Self {
-        Descriptor {
+        ReadinessArm {
             watch,
             failed: Cell::new(None),
         }
@@ -288,7 +288,7 @@ impl<'a> Descriptor<'a> {
     }
 
     /// An error is something to be told, too.
-    fn told(&self, ready: io::Result<bool>) -> bool {
+    fn notify(&self, ready: io::Result<bool>) -> bool {
         ready.unwrap_or_else(|error| {
             self.failed.set(Some(error));
             true
@@ -296,7 +296,7 @@ impl<'a> Descriptor<'a> {
     }
 }
 
-impl Fires for Descriptor<'_> {
+impl Fires for ReadinessArm<'_> {
     type Output = io::Result<()>;
 
     fn arm(&self) -> ArmRef<'_> {
@@ -312,9 +312,9 @@ impl Fires for Descriptor<'_> {
     }
 }
 
-impl Event for Descriptor<'_> {
+impl Event for ReadinessArm<'_> {
     fn is_ready(&self) -> bool {
-        self.told(self.watch().is_ready())
+        self.notify(self.watch().is_ready())
     }
 
     fn register(&self, waiter: &Waiter) -> Registered {

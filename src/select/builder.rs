@@ -15,9 +15,9 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::arms::{Offer, Receive, at, finished, in_time, readable, select_by, writable};
+use super::arms::{RecvFrom, SendTo, at, finished, in_time, readable, select_by, writable};
 use crate::chan::SendError;
-use crate::chan::arms::Sending;
+use crate::chan::arms::SendArm;
 use crate::io::Source;
 use crate::park::select::{Arm, ArmRef, Fires, Patience};
 use crate::task::JoinHandle;
@@ -118,7 +118,7 @@ impl<F: Fires> Erased for F {
 
 /// A send that has its value with it.
 struct Own<'a, T> {
-    sending: Sending<'a, T>,
+    sending: SendArm<'a, T>,
     /// From a box, which is this one's; `sending` borrows it.
     value: NonNull<Option<T>>,
 }
@@ -177,7 +177,7 @@ impl<'a> Select<'a> {
     /// tx.send(1).unwrap();
     /// assert_eq!(select.select().complete(token), Ok(1));
     /// ```
-    pub fn recv<R: Receive>(&mut self, receiver: R) -> Token<R::Output>
+    pub fn recv<R: RecvFrom>(&mut self, receiver: R) -> Token<R::Output>
     where
         R::Arm: 'a,
     {
@@ -196,7 +196,7 @@ impl<'a> Select<'a> {
     /// assert!(select.try_select().is_none()); // it is sent once
     /// assert_eq!(rx.recv(), Ok(1));
     /// ```
-    pub fn send<T: 'a, S: Offer<'a, T>>(
+    pub fn send<T: 'a, S: SendTo<'a, T>>(
         &mut self,
         sender: S,
         value: T,
@@ -222,7 +222,7 @@ impl<'a> Select<'a> {
     /// assert_eq!(value, Some(1));
     /// # drop(rx);
     /// ```
-    pub fn send_from<T: 'a, S: Offer<'a, T>>(
+    pub fn send_from<T: 'a, S: SendTo<'a, T>>(
         &mut self,
         sender: S,
         value: &'a mut Option<T>,

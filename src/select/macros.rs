@@ -9,12 +9,12 @@
 /// use std::time::Duration;
 ///
 /// let (tx, rx) = chan::bounded(0);
-/// let sender = spawn(move || tx.send("news"));
+/// let sender = spawn(move || tx.send("changed"));
 /// let heard = select! {
 ///     recv(&rx) -> value => value.unwrap(),
 ///     after(Duration::from_secs(60)) => "nothing for a minute",
 /// };
-/// assert_eq!(heard, "news");
+/// assert_eq!(heard, "changed");
 /// sender.join().unwrap().unwrap();
 ///
 /// // Without a wait, and with arms that may be absent:

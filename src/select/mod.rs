@@ -59,8 +59,8 @@ mod macros;
 pub use crate::park::select::{ArmRef, Fires};
 #[doc(hidden)]
 pub use arms::{
-    Descriptor, Finishing, Then, at, finished, in_time, join_arm, now_or_never, readable, recv,
-    send, wait, writable,
+    FinishedArm, ReadinessArm, TimerArm, at, finished, in_time, join_arm, now_or_never, readable,
+    recv, send, wait, writable,
 };
-pub use arms::{Offer, Receive};
+pub use arms::{RecvFrom, SendTo};
 pub use builder::{Fired, Select, Token};
