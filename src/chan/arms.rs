@@ -281,8 +281,7 @@ impl<T> fmt::Debug for SendArm<'_, T> {
     }
 }
 
-/// An arm of a select that receives the next broadcast value; absent without a receiver. @t 314
-/// this clones no value
+/// An arm of a select that receives the next broadcast value; absent without a receiver.
 #[doc(hidden)]
 pub struct BroadcastRecvArm<'a, T>(Option<BroadcastRecv<'a, T>>);
 
@@ -321,7 +320,7 @@ impl<T: Clone> Fires for BroadcastRecvArm<'_, T> {
     }
 
     fn discard(&mut self) {
-        drop(self.read()); // which clones nothing
+        drop(self.read()); // this clones no value
     }
 }
 

@@ -308,8 +308,7 @@ impl<T> Channel<T> {
         }
     }
 
-    /// Closes the channel by C3. Returns false if it was closed before. @t 332 user code: not under
-    /// the lock
+    /// Closes the channel by C3. Returns false if it was closed before.
     pub(crate) fn close(&self) -> bool {
         let mut state = self.state.lock();
         let closed = !mem::replace(&mut state.is_closed, true);
@@ -340,7 +339,7 @@ impl<T> Channel<T> {
             self.close();
             let empty = Buffer::new(self.capacity.map(|_| 0));
             let left = mem::replace(&mut self.state.lock().buffer, empty);
-            drop(left); // without the lock
+            drop(left); // user code: not under the lock
         }
     }
 }

@@ -208,8 +208,8 @@ impl<T> fmt::Display for SendTimeoutError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             SendTimeoutError::Timeout(_) => {
-                "send timed out: the channel stayed full until the deadline; the unsent value is in \
-                 the error"
+                "send timed out: the channel stayed full until the deadline; the unsent value is \
+                 in the error"
             }
             SendTimeoutError::Closed(_) => CLOSED_TO_SENDERS,
         })
@@ -303,8 +303,8 @@ impl fmt::Display for BroadcastError {
             BroadcastError::Timeout => f.write_str(RECEIVE_TIMED_OUT),
             BroadcastError::Lagged(lost) => write!(
                 f,
-                "the receiver was too slow and {lost} values were dropped for it; receive again for \
-                 the oldest value left, or give the channel a larger capacity"
+                "the receiver was too slow and {lost} values were dropped for it; receive again \
+                 for the oldest value left, or give the channel a larger capacity"
             ),
             BroadcastError::Closed => f.write_str(CLOSED_TO_RECEIVERS),
         }

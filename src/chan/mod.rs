@@ -29,7 +29,7 @@
 //! *Cancellation.* A cancelled fiber, or a fiber past its [time limit](crate::time::timeout),
 //! unwinds where it would have to block. A value that a receiver was given at that moment is not
 //! lost: the call returns it, and the next call unwinds. A value that was not sent is dropped by
-//! the unwinding. @t 42 the workers have their own senders
+//! the unwinding.
 //!
 //! ```
 //! use indent::chan;
@@ -41,7 +41,7 @@
 //!         indent::spawn(move || (0..100).for_each(|n| tx.send(worker * 100 + n).unwrap()))
 //!     })
 //!     .collect();
-//! drop(tx); // the workers have their own
+//! drop(tx); // the workers have their own senders
 //! assert_eq!(rx.iter().sum::<i32>(), (0..400).sum());
 //! # workers.into_iter().for_each(|worker| worker.join().unwrap());
 //! ```

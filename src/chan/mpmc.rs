@@ -14,14 +14,14 @@ use super::error::{
 ///
 /// When the buffer is full, senders block. With capacity zero there is no buffer: a send returns
 /// when a receiver has taken the value. The buffer is allocated here. The counterpart of
-/// [`std::sync::mpsc::sync_channel`], with many receivers. @t 22 a third send would block
+/// [`std::sync::mpsc::sync_channel`], with many receivers.
 ///
 /// ```
 /// use indent::chan;
 ///
 /// let (tx, rx) = chan::bounded(2);
 /// tx.send("a").unwrap();
-/// tx.send("b").unwrap(); // a third would wait
+/// tx.send("b").unwrap(); // a third send would block
 /// assert_eq!(rx.recv(), Ok("a"));
 ///
 /// let (tx, rx) = chan::bounded(0);
@@ -153,8 +153,8 @@ impl<T> Receiver<T> {
     ///
     /// ```
     /// let (tx, rx) = indent::chan::bounded(1);
-    /// indent::spawn(move || tx.send("changed")).join().unwrap().unwrap();
-    /// assert_eq!(rx.recv(), Ok("changed"));
+    /// indent::spawn(move || tx.send("news")).join().unwrap().unwrap();
+    /// assert_eq!(rx.recv(), Ok("news"));
     /// assert!(rx.recv().is_err());
     /// ```
     #[inline]

@@ -24,7 +24,7 @@ pub fn oneshot<T>() -> (OneshotSender<T>, OneshotReceiver<T>) {
     (OneshotSender(channel.clone()), OneshotReceiver(channel))
 }
 
-/// Sends one value. Dropping it without a send closes the channel. @t 42 there is only one value
+/// Sends one value. Dropping it without a send closes the channel.
 ///
 /// ```
 /// let (tx, mut rx) = indent::chan::oneshot::<u8>();
@@ -39,7 +39,7 @@ pub struct OneshotSender<T>(Arc<Channel<T>>);
 /// let (tx, mut rx) = indent::chan::oneshot();
 /// tx.send(1).unwrap();
 /// assert_eq!(rx.recv(), Ok(1));
-/// assert!(rx.recv().is_err()); // there is no other
+/// assert!(rx.recv().is_err()); // there is only one value
 /// ```
 pub struct OneshotReceiver<T>(pub(crate) Arc<Channel<T>>);
 

@@ -359,8 +359,7 @@ impl<T> WatchReceiver<T> {
         self.wait_until(condition, || after(timeout))
     }
 
-    /// Waits as [`wait_for`](Self::wait_for), blocking until `deadline` at most. @t 360 charged
-    /// even if the value satisfies `condition` at once
+    /// Waits as [`wait_for`](Self::wait_for), blocking until `deadline` at most.
     ///
     /// ```
     /// let (_tx, mut rx) = indent::chan::watch(1);
@@ -379,7 +378,7 @@ impl<T> WatchReceiver<T> {
         condition: impl Fn(&T) -> bool,
         deadline: impl FnOnce() -> Option<Instant>,
     ) -> Result<Ref<T>, RecvTimeoutError> {
-        park::charge_ahead(); // also if it is so at once
+        park::charge_ahead(); // charged even if the value satisfies `condition` at once
         let (mut value, seen, _) = self.shared.latest();
         self.seen = seen;
         if condition(&value) {

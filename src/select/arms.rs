@@ -1,4 +1,4 @@
-//! What can be an arm, beside sends and receives; and what the macro calls.
+//! The other kinds of arms of a select, and the functions that the macro calls.
 
 use std::cell::Cell;
 use std::fmt;
@@ -19,8 +19,10 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// What can be received from in a select: `&Receiver`, `&mut` to the receivers of the other kinds of channels, or an
-/// `Option` of those, which is absent if it is `None`.
+/// Receivers that can be an arm of a select.
+///
+/// They are `&Receiver`, `&mut` references to the other kinds of receivers, and an `Option` of
+/// those, which is an absent arm if it is `None`.
 ///
 /// ```
 /// use indent::{chan, select};
@@ -36,11 +38,11 @@ use sealed::Sealed;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received from in a select",
-    note = "pass a reference: `recv(&receiver)`, or `recv(option.as_ref())`; receivers of one-shot, broadcast and watch \
-            channels by `&mut`, or `option.as_mut()`"
+    note = "pass a reference: `recv(&receiver)`, or `recv(option.as_ref())`; pass receivers of \
+            one-shot, broadcast and watch channels by `&mut`, or `option.as_mut()`"
 )]
 pub trait RecvFrom: Sealed {
-    /// What is received.
+    /// The result of the receive.
     type Output;
     #[doc(hidden)]
     type Arm: Fires<Output = Self::Output>;
@@ -48,7 +50,9 @@ pub trait RecvFrom: Sealed {
     fn into_arm(self) -> Self::Arm;
 }
 
-/// What can be sent to in a select: `&Sender`, or an `Option` of it, which is absent if it is `None`.
+/// Senders that can be an arm of a select.
+///
+/// They are `&Sender`, and an `Option` of it, which is an absent arm if it is `None`.
 ///
 /// ```
 /// use indent::{chan, select};
@@ -158,19 +162,19 @@ impl<'a, T> SendTo<'a, T> for Option<&'a Sender<T>> {
     }
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
 pub fn recv<R: RecvFrom>(receiver: R) -> R::Arm {
     receiver.into_arm()
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
 pub fn send<'a, T, S: SendTo<'a, T>>(sender: S, value: &'a mut Option<T>) -> SendArm<'a, T> {
     sender.into_arm(value)
 }
 
-/// The end of a fiber, if there is one.
+/// An arm of a select that fires when a fiber has ended; absent without a handle.
 #[doc(hidden)]
 pub struct FinishedArm<'a, T>(Option<&'a JoinHandle<T>>);
 
@@ -180,13 +184,13 @@ impl<T> fmt::Debug for FinishedArm<'_, T> {
     }
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
 pub fn finished<'a, T>(handle: impl Into<Option<&'a JoinHandle<T>>>) -> FinishedArm<'a, T> {
     FinishedArm(handle.into())
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
 pub fn join_arm<T>(handle: &JoinHandle<T>) -> FinishedArm<'_, T> {
     FinishedArm(Some(handle))
@@ -223,18 +227,18 @@ impl<T> Event for FinishedArm<'_, T> {
     }
 }
 
-/// A point in time.
+/// An arm of a select that fires at a time; absent if that time never comes.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct TimerArm(Option<Instant>);
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
 pub fn at(time: Instant) -> TimerArm {
     TimerArm(Some(time))
 }
 
-/// For the macro. A time too far away to be named never comes.
+/// Called by the macro. A time that no `Instant` can represent never comes.
 #[doc(hidden)]
 pub fn in_time(time: Duration) -> TimerArm {
     TimerArm(Instant::now().checked_add(time))
@@ -250,7 +254,7 @@ impl Fires for TimerArm {
     fn finish(&mut self) {}
 }
 
-/// A descriptor that is to become ready, if there is one.
+/// An arm of a select that fires when a descriptor is ready; absent without a source.
 #[doc(hidden)]
 pub struct ReadinessArm<'a> {
     watch: Option<Watch<'a>>,
@@ -263,13 +267,13 @@ impl fmt::Debug for ReadinessArm<'_> {
     }
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
 pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> ReadinessArm<'a> {
     ReadinessArm::new(source.into().map(|source| source.watch(false)))
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
 pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> ReadinessArm<'a> {
     ReadinessArm::new(source.into().map(|source| source.watch(true)))
@@ -287,8 +291,8 @@ impl<'a> ReadinessArm<'a> {
         self.watch.as_ref().expect("an arm that is not absent")
     }
 
-    /// An error is something to be told, too.
-    fn notify(&self, ready: io::Result<bool>) -> bool {
+    /// Whether the arm fires. An error fires the arm, which returns it.
+    fn fires_on(&self, ready: io::Result<bool>) -> bool {
         ready.unwrap_or_else(|error| {
             self.failed.set(Some(error));
             true
@@ -300,7 +304,7 @@ impl Fires for ReadinessArm<'_> {
     type Output = io::Result<()>;
 
     fn arm(&self) -> ArmRef<'_> {
-        self.failed.set(None); // of a time when another arm has won
+        self.failed.set(None); // left by a select in which another arm has fired
         ArmRef(match self.watch {
             Some(_) => Arm::Event(self),
             None => Arm::Absent,
@@ -314,7 +318,7 @@ impl Fires for ReadinessArm<'_> {
 
 impl Event for ReadinessArm<'_> {
     fn is_ready(&self) -> bool {
-        self.notify(self.watch().is_ready())
+        self.fires_on(self.watch().is_ready())
     }
 
     fn register(&self, waiter: &Waiter) -> Registered {
@@ -334,13 +338,13 @@ impl Event for ReadinessArm<'_> {
     }
 }
 
-/// For the macro: the number of the arm that fires.
+/// Called by the macro: returns the number of the arm that fires.
 #[doc(hidden)]
 pub fn wait(arms: &[ArmRef<'_>]) -> usize {
     select_by(arms, Patience::Until(None)).expect("without a deadline an arm fires")
 }
 
-/// For the macro: as `wait`, or `usize::MAX` if that is `default`.
+/// Called by the macro: as `wait`, or `usize::MAX` for the `default` arm.
 #[doc(hidden)]
 pub fn now_or_never(arms: &[ArmRef<'_>]) -> usize {
     select_by(arms, Patience::Never).unwrap_or(usize::MAX)

@@ -37,7 +37,7 @@ fn loom_a_oneshot_value_is_received_or_dropped_once() {
 }
 
 #[test]
-fn loom_a_value_sent_while_the_receiver_goes_is_dropped_once() {
+fn loom_a_value_sent_while_the_receiver_is_dropped_is_dropped_once() {
     loom::model(|| {
         let drops = loom::sync::Arc::new(loom::sync::atomic::AtomicUsize::new(0));
         let channel = Arc::new(Channel::new(Some(1)));
@@ -108,7 +108,7 @@ fn oneshot(sends: bool, receiver: impl Fn(&Channel<Counted>) -> usize + Send + S
 }
 
 #[test]
-fn loom_who_waits_for_a_oneshot_gets_its_value() {
+fn loom_a_waiting_receiver_of_a_oneshot_gets_its_value() {
     oneshot(true, |channel| {
         assert!(receive(channel, true).is_ok());
         1
@@ -116,7 +116,7 @@ fn loom_who_waits_for_a_oneshot_gets_its_value() {
 }
 
 #[test]
-fn loom_who_waits_for_a_oneshot_learns_that_its_sender_went() {
+fn loom_a_waiting_receiver_of_a_oneshot_gets_an_error_if_the_sender_is_dropped() {
     oneshot(false, |channel| {
         let received = receive(channel, true);
         assert_eq!(received.err(), Some(RecvTimeoutError::Closed));
@@ -125,7 +125,7 @@ fn loom_who_waits_for_a_oneshot_learns_that_its_sender_went() {
 }
 
 #[test]
-fn loom_who_gives_up_a_oneshot_gets_its_value_or_leaves_it() {
+fn loom_a_oneshot_receiver_that_gives_up_gets_the_value_or_leaves_it() {
     oneshot(true, |channel| match receive(channel, false) {
         Ok(value) => {
             drop(value);
