@@ -45,7 +45,7 @@ use crate::task::JoinHandle;
 /// ```
 pub struct Select<'a> {
     number: u64,
-    arms: Vec<Option<Box<dyn Erased + 'a>>>,
+    arms: Vec<Option<Box<dyn ErasedArm + 'a>>>,
 }
 
 /// Identifies an arm of one [`Select`], and the type of its output.
@@ -91,7 +91,7 @@ impl<O> fmt::Debug for Token<O> {
 }
 
 /// An arm without its type.
-trait Erased {
+trait ErasedArm {
     fn arm(&self) -> ArmRef<'_>;
 
     /// # Safety
@@ -101,7 +101,7 @@ trait Erased {
     fn discard(&mut self);
 }
 
-impl<F: Fires> Erased for F {
+impl<F: Fires> ErasedArm for F {
     fn arm(&self) -> ArmRef<'_> {
         Fires::arm(self)
     }
@@ -118,13 +118,13 @@ impl<F: Fires> Erased for F {
 }
 
 /// A send that owns its value.
-struct Own<'a, T> {
+struct OwnedSendArm<'a, T> {
     sending: SendArm<'a, T>,
-    /// From a box that `Own` owns; `sending` borrows it.
+    /// From a box that `OwnedSendArm` owns; `sending` borrows it.
     value: NonNull<Option<T>>,
 }
 
-impl<T> Fires for Own<'_, T> {
+impl<T> Fires for OwnedSendArm<'_, T> {
     type Output = Result<(), SendError<T>>;
 
     fn arm(&self) -> ArmRef<'_> {
@@ -136,7 +136,7 @@ impl<T> Fires for Own<'_, T> {
     }
 }
 
-impl<T> Drop for Own<'_, T> {
+impl<T> Drop for OwnedSendArm<'_, T> {
     fn drop(&mut self) {
         // SAFETY: made by `Box::leak`; `sending` does not use it any more.
         drop(unsafe { Box::from_raw(self.value.as_ptr()) });
@@ -203,10 +203,10 @@ impl<'a> Select<'a> {
         value: T,
     ) -> Token<Result<(), SendError<T>>> {
         let value = NonNull::from(Box::leak(Box::new(Some(value))));
-        // SAFETY: the value is in a box that the drop of `Own` frees, when the borrow is over.
+        // SAFETY: the value is in a box that the drop of `OwnedSendArm` frees, after the borrow.
         let slot = unsafe { &mut *value.as_ptr() };
         let sending = sender.into_arm(slot);
-        self.add(Own { sending, value })
+        self.add(OwnedSendArm { sending, value })
     }
 
     /// Adds a send of the value in an `Option`. A value that is not sent stays there.
@@ -334,7 +334,7 @@ impl<'a> Select<'a> {
     /// assert!(select.select().complete(token).is_err());
     /// ```
     pub fn select(&mut self) -> Fired<'_, 'a> {
-        let fired = self.by(Patience::Until(None));
+        let fired = self.select_with(Patience::Until(None));
         fired.expect("a select without a deadline ends when an arm fires")
     }
 
@@ -349,7 +349,7 @@ impl<'a> Select<'a> {
     /// assert!(select.try_select().is_none());
     /// ```
     pub fn try_select(&mut self) -> Option<Fired<'_, 'a>> {
-        self.by(Patience::Never)
+        self.select_with(Patience::Never)
     }
 
     /// Blocks until an arm fires, for at most `timeout`. Returns `None` when the time has passed.
@@ -364,7 +364,7 @@ impl<'a> Select<'a> {
     /// assert!(select.select_timeout(Duration::from_millis(1)).is_none());
     /// ```
     pub fn select_timeout(&mut self, timeout: Duration) -> Option<Fired<'_, 'a>> {
-        self.by(Patience::Until(Instant::now().checked_add(timeout)))
+        self.select_with(Patience::Until(Instant::now().checked_add(timeout)))
     }
 
     /// Blocks until an arm fires, or until `deadline`. Returns `None` when the time has passed.
@@ -374,10 +374,10 @@ impl<'a> Select<'a> {
     /// assert!(select.select_deadline(std::time::Instant::now()).is_none());
     /// ```
     pub fn select_deadline(&mut self, deadline: Instant) -> Option<Fired<'_, 'a>> {
-        self.by(Patience::Until(Some(deadline)))
+        self.select_with(Patience::Until(Some(deadline)))
     }
 
-    fn by(&mut self, patience: Patience) -> Option<Fired<'_, 'a>> {
+    fn select_with(&mut self, patience: Patience) -> Option<Fired<'_, 'a>> {
         let absent = ArmRef(Arm::Absent);
         let arms = self.arms.iter();
         let arms: Vec<_> = arms
