@@ -8,8 +8,8 @@
 //!   [`time::timeout`](crate::time::timeout);
 //! - unwinds if the fiber is cancelled. What a waiter was handed at that moment is not lost: the
 //!   call returns it, and the next call that blocks unwinds;
-//! - is charged to the fiber's budget, even if it does not have to wait. (Reading a value that is
-//!   initialized is free.)
+//! - is charged to the fiber's budget, even if it does not have to wait. (A completed
+//!   [`Once`] and an initialized cell are free.)
 //!
 //! Operations that let others proceed (dropping a guard, `notify_one`, `set`, `add_permits`) never
 //! block and never yield, and may be called from anywhere. Guards and permits may be dropped on

@@ -123,16 +123,16 @@ pub(crate) mod model {
         }
 
         fn park(&self, until: &Until) -> Woken {
-            let mut called = self.0.0.lock().unwrap();
+            let mut notified = self.0.0.lock().unwrap();
             if until.deadline.is_some() {
-                return if *called {
+                return if *notified {
                     Woken::ByWake
                 } else {
                     Woken::ByDeadline
                 };
             }
-            while !*called {
-                called = self.0.1.wait(called).unwrap();
+            while !*notified {
+                notified = self.0.1.wait(notified).unwrap();
             }
             Woken::ByWake
         }
