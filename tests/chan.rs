@@ -1,4 +1,4 @@
-//! Channels: what is sent is received, once, in order; who waits is served or told.
+//! Channels: values are received once and in order, and every wait ends with a value or an error.
 
 use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -33,7 +33,7 @@ fn until(mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Counts those of its kind that were made and not dropped.
+/// Counts the values that are alive.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -78,7 +78,7 @@ fn a_value_whose_drop_panics_does_not_keep_the_others_alive() {
 
 #[test]
 fn values_may_be_large() {
-    const LARGE: usize = 10 << 10; // as many as are allocated at a time are more than a stack
+    const LARGE: usize = 10 << 10; // one block of the buffer is larger than a stack
     runtime(1).block_on(|| {
         let (tx, rx) = chan::unbounded();
         (0..40u8).for_each(|n| tx.send([n; LARGE]).unwrap());
@@ -87,7 +87,7 @@ fn values_may_be_large() {
 }
 
 #[test]
-fn a_buffered_channel_takes_as_many_as_it_has_room_for_and_gives_them_back_in_order() {
+fn a_buffered_channel_holds_as_many_values_as_its_capacity_in_order() {
     for capacity in [1, 2, 3, 10, 64] {
         let (tx, rx) = chan::bounded(capacity);
         for round in 0..5 {
@@ -117,7 +117,7 @@ fn a_send_into_a_full_channel_waits_until_there_is_room() {
         });
         time::sleep(SHORT);
         assert!(!sent.load(SeqCst), "backpressure");
-        assert_eq!(tx.len(), 1, "what waits is not in the channel");
+        assert_eq!(tx.len(), 1, "a waiting value is not in the channel");
         assert_eq!(rx.recv(), Ok(1));
         fiber.join().unwrap();
         assert_eq!(rx.recv(), Ok(2));
@@ -125,7 +125,7 @@ fn a_send_into_a_full_channel_waits_until_there_is_room() {
 }
 
 #[test]
-fn without_room_a_send_ends_when_somebody_receives() {
+fn without_a_buffer_a_send_returns_when_the_value_is_received() {
     runtime(2).block_on(|| {
         let (tx, rx) = chan::bounded(0);
         assert_eq!(tx.try_send(1), Err(TrySendError::Full(1)));
@@ -138,13 +138,13 @@ fn without_room_a_send_ends_when_somebody_receives() {
             rx.recv()
         });
         tx.send(7).unwrap();
-        assert!(received.load(SeqCst), "nobody has received it");
+        assert!(received.load(SeqCst), "the value was not received");
         assert_eq!(fiber.join().unwrap(), Ok(7));
     });
 }
 
 #[test]
-fn without_room_tries_succeed_if_the_other_side_waits() {
+fn without_a_buffer_tries_succeed_if_the_other_side_waits() {
     runtime(1).block_on(|| {
         let (tx, rx) = chan::bounded(0);
         let other = rx.clone();
@@ -158,7 +158,7 @@ fn without_room_tries_succeed_if_the_other_side_waits() {
 }
 
 #[test]
-fn receivers_that_wait_are_served_in_the_order_in_which_they_came() {
+fn waiting_receivers_are_served_first_come_first_served() {
     runtime(1).block_on(|| {
         let (tx, rx) = chan::bounded(4);
         let receivers: Vec<_> = (0..10)
@@ -177,7 +177,7 @@ fn receivers_that_wait_are_served_in_the_order_in_which_they_came() {
 }
 
 #[test]
-fn senders_that_wait_are_served_in_the_order_in_which_they_came() {
+fn waiting_senders_are_served_first_come_first_served() {
     for capacity in [0, 1, 3] {
         runtime(1).block_on(|| {
             let (tx, rx) = chan::bounded(capacity);
@@ -242,7 +242,7 @@ fn closing_ends_all_waits_and_gives_values_back() {
 }
 
 #[test]
-fn without_receivers_nothing_can_be_sent_and_what_was_sent_is_dropped() {
+fn without_receivers_sends_fail_and_buffered_values_are_dropped() {
     let alive = Arc::new(AtomicUsize::new(0));
     for (tx, rx) in [chan::bounded(100), chan::unbounded()] {
         (0..100).for_each(|_| drop(tx.try_send(Counted::new(&alive))));
@@ -258,7 +258,7 @@ fn without_receivers_nothing_can_be_sent_and_what_was_sent_is_dropped() {
 }
 
 #[test]
-fn what_nobody_received_is_dropped_with_the_channel() {
+fn values_not_received_are_dropped_with_the_channel() {
     let alive = Arc::new(AtomicUsize::new(0));
     for (tx, rx) in [chan::bounded(100), chan::unbounded()] {
         (0..70).for_each(|_| drop(tx.send(Counted::new(&alive))));
@@ -317,9 +317,9 @@ fn a_wait_ends_at_its_deadline_and_the_value_comes_back() {
             tx.send_deadline(2, start),
             Err(SendTimeoutError::Timeout(2))
         );
-        assert_eq!(rx.recv_deadline(start), Ok(1), "it was there");
+        assert_eq!(rx.recv_deadline(start), Ok(1), "the value was there");
         assert_eq!(rx.recv_deadline(start), Err(RecvTimeoutError::Timeout));
-        // Nobody is left in the queues.
+        // No waiter is left in the queues.
         tx.send(3).unwrap();
         assert_eq!(rx.recv(), Ok(3));
     });
@@ -342,7 +342,7 @@ fn a_time_limit_ends_a_wait() {
 }
 
 #[test]
-fn a_fiber_that_is_asked_to_end_unwinds_where_it_waits() {
+fn a_cancelled_fiber_unwinds_where_it_waits() {
     let alive = Arc::new(AtomicUsize::new(0));
     let runtime = runtime(1);
     let (tx, rx) = chan::bounded::<u8>(0);
@@ -351,7 +351,7 @@ fn a_fiber_that_is_asked_to_end_unwinds_where_it_waits() {
     let sender = runtime.spawn(move || full.send(value).is_ok());
     let receiver = runtime.spawn(move || rx.recv().is_ok());
     runtime.block_on(|| time::sleep(SHORT));
-    drop(runtime); // asks all to end
+    drop(runtime); // cancels all fibers
     assert!(sender.join().unwrap_err().is_cancelled());
     assert!(receiver.join().unwrap_err().is_cancelled());
     assert_eq!(alive.load(SeqCst), 0);
@@ -389,7 +389,7 @@ fn fibers_and_plain_threads_use_one_channel() {
         let threads = threads.into_iter().map(|thread| thread.join().unwrap());
         let fibers = fibers.into_iter().map(|fiber| fiber.join().unwrap());
         let all: Vec<_> = threads.chain(fibers).collect();
-        // Of one sender nobody gets a later value before an earlier one.
+        // No receiver gets a later value of a sender before an earlier one.
         for received in &all {
             for side in 0..4 {
                 let of = |n: &&usize| **n / EACH == side;
@@ -421,7 +421,7 @@ fn a_pair_that_never_waits_still_lets_others_run() {
 }
 
 #[test]
-fn a_pair_talks_on_beside_fibers_that_compute() {
+fn a_pair_keeps_exchanging_values_beside_fibers_that_compute() {
     if common::all_fibers_are_bound() {
         return;
     }
@@ -448,7 +448,7 @@ fn a_pair_talks_on_beside_fibers_that_compute() {
     hogs.into_iter().for_each(|hog| hog.join().unwrap());
 }
 
-/// What a step of a random sequence does.
+/// A step of a random sequence.
 #[derive(Clone, Debug)]
 enum Step {
     Send(u8),
@@ -466,7 +466,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn a_channel_is_a_queue_with_room_for_so_many(
+    fn a_channel_is_a_queue_with_a_capacity(
         capacity in prop_oneof![(0..5usize).prop_map(Some), Just(None)],
         steps in proptest::collection::vec(step(), 0..200),
     ) {
@@ -504,7 +504,7 @@ proptest! {
     }
 }
 
-/// How an operation that may wait has ended.
+/// The result of an operation that may wait.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ended {
     Sent,
@@ -513,7 +513,7 @@ enum Ended {
     Over,
 }
 
-/// A channel as one who does one thing after the other would write it down.
+/// The sequential model of a channel.
 #[derive(Default)]
 struct Written {
     capacity: Option<usize>,
@@ -521,7 +521,7 @@ struct Written {
     senders: VecDeque<(usize, u8)>,
     receivers: VecDeque<usize>,
     closed: bool,
-    /// Of each operation, by its number; `None` while it waits.
+    /// The result of each operation, by its number; `None` while it waits.
     ended: Vec<Option<Ended>>,
 }
 
@@ -581,7 +581,8 @@ impl Written {
     }
 }
 
-/// The only worker runs one fiber at a time, so what happened is known when all others wait or are over.
+/// The only worker runs one fiber at a time, so the outcome is known when all other fibers wait or
+/// have ended.
 fn one_after_the_other(
     check: impl FnOnce() -> Result<(), TestCaseError> + Send,
 ) -> Result<(), TestCaseError> {
@@ -591,7 +592,7 @@ fn one_after_the_other(
 
 proptest! {
     #[test]
-    fn who_waits_is_served_in_order_handed_over_to_or_told(
+    fn waiters_are_served_in_order_and_get_a_value_or_an_error(
         capacity in prop_oneof![(0..4usize).prop_map(Some), Just(None)],
         steps in proptest::collection::vec(step(), 0..60),
     ) {
@@ -643,7 +644,7 @@ proptest! {
 #[test]
 fn operations_that_succeed_at_once_are_charged_and_tries_are_not() {
     const BUDGET: u32 = 8;
-    // How often the only worker let others run meanwhile.
+    // How often the only worker has run other fibers meanwhile.
     let exhausted = |operation: fn(&chan::Sender<u32>, &chan::Receiver<u32>)| {
         let builder = Builder::new().workers(1).preempt(false);
         let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
@@ -676,13 +677,13 @@ fn operations_that_succeed_at_once_are_charged_and_tries_are_not() {
 const SENT: usize = 1;
 const RECEIVED: usize = 2;
 
-/// A value that knows who it is.
+/// A value with a number.
 struct Numbered {
     number: usize,
     _counted: Counted,
 }
 
-/// What is known of all values of a run.
+/// Records the fate of all values of a run.
 struct Ledger {
     alive: Arc<AtomicUsize>,
     values: Vec<AtomicUsize>,
@@ -701,7 +702,7 @@ impl Ledger {
         assert_eq!(before & what, 0, "twice: value {number}, {what}");
     }
 
-    /// All that was sent was received, and nothing else; nothing is left.
+    /// Checks that exactly the values sent were received, and that all were dropped.
     fn check(&self) {
         for (number, value) in self.values.iter().enumerate() {
             let value = value.load(SeqCst);
@@ -714,7 +715,7 @@ impl Ledger {
     }
 }
 
-/// Sends numbers of its own by all ways there are, until it has sent so many or the channel is closed.
+/// Sends the values `numbers` by all kinds of sends, until the channel is closed.
 fn send_somehow(tx: &chan::Sender<Numbered>, ledger: &Ledger, numbers: std::ops::Range<usize>) {
     let mut random = Random::new(numbers.start as u64 + 1);
     for number in numbers {
@@ -790,7 +791,7 @@ fn stress_deadlines_at_random_moments_lose_and_double_nothing() {
 }
 
 #[test]
-fn stress_fibers_that_are_asked_to_end_lose_and_double_nothing() {
+fn stress_cancelled_fibers_lose_and_double_nothing() {
     const EACH: usize = 100_000;
     for round in 0..10 {
         let quantum = Duration::from_micros(200);
@@ -814,7 +815,7 @@ fn stress_fibers_that_are_asked_to_end_lose_and_double_nothing() {
         }
         drop(tx);
         thread::sleep(Duration::from_millis(10 + round as u64));
-        drop(runtime); // asks all to end
+        drop(runtime); // cancels all fibers
         rx.iter().for_each(|v| ledger.note(v.number, RECEIVED));
         ledger.check();
     }

@@ -1,4 +1,4 @@
-//! Channels of the other kinds: one value once, every value for all, the latest value.
+//! One-shot, broadcast and watch channels.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -20,14 +20,14 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
 }
 
-/// On a plain thread, on one worker, and on two.
+/// Runs a check on a plain thread, on one worker, and on two.
 fn everywhere(check: fn()) {
     check();
     runtime(1).block_on(check);
     runtime(2).block_on(check);
 }
 
-/// Preempted all the time.
+/// A runtime that preempts its fibers all the time.
 fn restless() -> Runtime {
     let quantum = Duration::from_micros(200);
     let builder = Builder::new().workers(2).preempt_quantum(quantum);
@@ -35,7 +35,7 @@ fn restless() -> Runtime {
 }
 
 #[test]
-fn one_value_arrives_whether_it_is_sent_before_or_after_somebody_waits() {
+fn a_oneshot_value_arrives_whether_it_is_sent_before_or_after_the_wait_begins() {
     everywhere(|| {
         let (tx, mut rx) = chan::oneshot();
         tx.send(1).unwrap();
@@ -53,7 +53,7 @@ fn one_value_arrives_whether_it_is_sent_before_or_after_somebody_waits() {
 }
 
 #[test]
-fn a_side_that_goes_is_noticed_by_the_other() {
+fn a_dropped_side_is_noticed_by_the_other() {
     everywhere(|| {
         let (tx, mut rx) = chan::oneshot::<u8>();
         let other = thread::spawn(move || {
@@ -74,7 +74,7 @@ fn a_side_that_goes_is_noticed_by_the_other() {
 }
 
 #[test]
-fn a_value_that_nobody_receives_is_dropped_once() {
+fn a_value_that_is_not_received_is_dropped_once() {
     let value = Arc::new(());
     let (tx, rx) = chan::oneshot();
     tx.send(value.clone()).unwrap();
@@ -83,7 +83,7 @@ fn a_value_that_nobody_receives_is_dropped_once() {
 }
 
 #[test]
-fn stress_answers_that_come_when_nobody_waits_any_more_are_not_lost() {
+fn stress_replies_that_come_after_a_timeout_are_not_lost() {
     let runtime = restless();
     let fibers: Vec<_> = (0..200)
         .map(|seed| {
@@ -149,7 +149,7 @@ fn every_receiver_gets_every_value_in_order() {
 }
 
 #[test]
-fn a_receiver_that_is_too_slow_learns_how_many_it_has_lost() {
+fn a_slow_receiver_learns_how_many_values_it_has_lost() {
     let (tx, mut rx) = chan::broadcast(4);
     (0..10).for_each(|n| assert!(tx.send(n).is_ok()));
     assert_eq!(rx.len(), 10);
@@ -206,10 +206,10 @@ fn a_channel_of_any_kind_can_be_closed_by_hand() {
         thread::sleep(SHORT);
         assert!(!rx.is_closed() && tx.close() && !rx.close() && rx.is_closed());
         assert_eq!(tx.send(2).unwrap_err().into_inner(), 2);
-        assert!(other.join().unwrap(), "it was told");
+        assert!(other.join().unwrap(), "it was notified");
         assert_eq!(rx.iter().map(|n| *n).collect::<Vec<_>>(), [1]);
         assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Closed);
-        assert_eq!(*rx.get(), 1);
+        assert_eq!(*rx.borrow(), 1);
     });
 }
 
@@ -322,7 +322,7 @@ fn stress_what_is_broadcast_is_received_in_order_or_known_to_be_lost() {
 }
 
 #[test]
-fn receives_of_news_that_are_there_are_charged() {
+fn receives_that_succeed_at_once_are_charged() {
     const BUDGET: u32 = 8;
     let builder = Builder::new().workers(1).preempt(false);
     let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
@@ -354,7 +354,7 @@ fn receives_of_news_that_are_there_are_charged() {
     });
 }
 
-/// What a step of a random sequence does; receivers are numbered.
+/// A step of a random sequence; receivers are numbered.
 #[derive(Clone, Debug)]
 enum Step {
     Send(u8),
@@ -375,7 +375,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..60)
 }
 
-/// The only worker runs one fiber at a time, so what happened is known when all others wait or are over.
+/// The only worker runs one fiber at a time, so the outcome is known when all other fibers wait or
+/// have ended.
 fn one_after_the_other(
     check: impl FnOnce() -> Result<(), TestCaseError> + Send,
 ) -> Result<(), TestCaseError> {
@@ -383,14 +384,14 @@ fn one_after_the_other(
     RUNTIME.get_or_init(|| runtime(1)).block_on(check)
 }
 
-/// A receiver: at hand, or with a fiber that waits by it and gives it back with what it received.
+/// A receiver: idle, or used by a fiber that waits, and returns it with the result.
 enum Seat<R, V> {
     AtHand(R),
     Waits(task::JoinHandle<(R, V)>),
 }
 
 impl<R: Send + 'static, V: Send + 'static> Seat<R, V> {
-    /// Begins a wait, until it is known how that goes on.
+    /// Begins a wait, and returns when the fiber waits or has ended.
     fn wait(self, receive: fn(&mut R) -> V) -> Self {
         let Seat::AtHand(mut receiver) = self else {
             return self;
@@ -405,15 +406,15 @@ impl<R: Send + 'static, V: Send + 'static> Seat<R, V> {
         Seat::Waits(fiber)
     }
 
-    /// What it was told, if there is news for it; else it waits on.
-    fn settle(self, has_news: bool) -> (Self, Option<V>) {
+    /// Returns the result if a value or an error is due; otherwise the wait goes on.
+    fn settle(self, is_due: bool) -> (Self, Option<V>) {
         match self {
-            Seat::Waits(fiber) if has_news => {
+            Seat::Waits(fiber) if is_due => {
                 let (receiver, value) = fiber.join().unwrap();
                 (Seat::AtHand(receiver), Some(value))
             }
             Seat::Waits(fiber) => {
-                assert!(!fiber.is_finished(), "it was told of nothing");
+                assert!(!fiber.is_finished(), "it returned without a change");
                 (Seat::Waits(fiber), None)
             }
             at_hand => (at_hand, None),
@@ -421,7 +422,8 @@ impl<R: Send + 'static, V: Send + 'static> Seat<R, V> {
     }
 }
 
-/// All sends so far, of which a receiver finds the next, or has lost some; or the last alone.
+/// The model: all values sent. A broadcast receiver gets the next one or has lost some; a watch
+/// receiver gets the last one.
 struct Written {
     all: Vec<u8>,
     kept: usize,
@@ -429,11 +431,11 @@ struct Written {
 }
 
 impl Written {
-    fn has_news(&self, next: usize) -> bool {
+    fn is_due(&self, next: usize) -> bool {
         self.all.len() > next || self.closed
     }
 
-    fn heard(&self, next: &mut usize) -> Result<u8, BroadcastError> {
+    fn next_broadcast(&self, next: &mut usize) -> Result<u8, BroadcastError> {
         let oldest = self.all.len().saturating_sub(self.kept);
         if *next < oldest {
             let lost = oldest - std::mem::replace(next, oldest);
@@ -449,7 +451,7 @@ impl Written {
         })
     }
 
-    fn watched(&self, next: &mut usize) -> Option<u8> {
+    fn next_watched(&self, next: &mut usize) -> Option<u8> {
         let seen = std::mem::replace(next, self.all.len());
         self.all[seen..].last().copied()
     }
@@ -457,7 +459,7 @@ impl Written {
 
 proptest! {
     #[test]
-    fn a_broadcast_is_a_list_that_each_reads_for_itself(kept in 1..4usize, steps in steps()) {
+    fn each_broadcast_receiver_reads_the_same_list(kept in 1..4usize, steps in steps()) {
         one_after_the_other(move || {
             let (tx, rx) = chan::broadcast(kept);
             let mut written = Written { all: Vec::new(), kept, closed: false };
@@ -478,7 +480,7 @@ proptest! {
                         let (seat, next) = &mut seats[n % count];
                         if let Some(Seat::AtHand(rx)) = seat {
                             prop_assert_eq!(rx.len(), written.all.len() - *next);
-                            prop_assert_eq!(rx.try_recv(), written.heard(next));
+                            prop_assert_eq!(rx.try_recv(), written.next_broadcast(next));
                         }
                     }
                     Step::Subscribe => seats.push((Some(Seat::AtHand(tx.subscribe())), written.all.len())),
@@ -488,9 +490,9 @@ proptest! {
                     }
                 }
                 for (seat, next) in &mut seats {
-                    let settled = seat.take().expect("it is there").settle(written.has_news(*next));
+                    let settled = seat.take().expect("it is there").settle(written.is_due(*next));
                     if let Some(heard) = settled.1 {
-                        prop_assert_eq!(heard, written.heard(next));
+                        prop_assert_eq!(heard, written.next_broadcast(next));
                     }
                     *seat = Some(settled.0);
                 }
@@ -521,7 +523,7 @@ proptest! {
                         let (seat, next) = &mut seats[n % count];
                         if let Some(Seat::AtHand(rx)) = seat {
                             prop_assert_eq!(rx.has_changed(), written.all.len() > *next);
-                            prop_assert_eq!(rx.try_recv().ok().map(|n| *n), written.watched(next));
+                            prop_assert_eq!(rx.try_recv().ok().map(|n| *n), written.next_watched(next));
                         }
                     }
                     Step::Subscribe => seats.push((Some(Seat::AtHand(tx.subscribe())), written.all.len())),
@@ -531,13 +533,13 @@ proptest! {
                     }
                 }
                 for (seat, next) in &mut seats {
-                    let settled = seat.take().expect("it is there").settle(written.has_news(*next));
+                    let settled = seat.take().expect("it is there").settle(written.is_due(*next));
                     if let Some(seen) = settled.1 {
-                        prop_assert_eq!(seen, written.watched(next));
+                        prop_assert_eq!(seen, written.next_watched(next));
                     }
                     *seat = Some(settled.0);
                 }
-                prop_assert_eq!(*tx.get(), written.all.last().copied().unwrap_or(0));
+                prop_assert_eq!(*tx.borrow(), written.all.last().copied().unwrap_or(0));
             }
             Ok(())
         })?;
@@ -545,7 +547,7 @@ proptest! {
 }
 
 #[test]
-fn a_watcher_sees_the_latest_value_and_is_told_of_changes() {
+fn a_watch_receiver_sees_the_latest_value_and_is_notified_of_changes() {
     everywhere(|| {
         let (tx, mut rx) = chan::watch(0);
         assert!(!rx.has_changed());
@@ -566,12 +568,12 @@ fn a_watcher_sees_the_latest_value_and_is_told_of_changes() {
         drop(tx);
         assert_eq!(*rx.recv().unwrap(), 7, "the last one is seen first");
         assert!(rx.recv().is_err());
-        assert_eq!(*rx.get(), 7);
+        assert_eq!(*rx.borrow(), 7);
     });
 }
 
 #[test]
-fn stress_watchers_never_miss_the_last_value_and_never_go_back() {
+fn stress_watch_receivers_never_miss_the_last_value_and_never_go_back() {
     let runtime = restless();
     let (tx, rx) = chan::watch(0u32);
     let watchers: Vec<_> = (0..8)
@@ -647,7 +649,7 @@ fn all_kinds_are_arms_of_a_select() {
 }
 
 #[test]
-fn a_fiber_that_is_asked_to_end_unwinds_where_it_waits_for_news() {
+fn a_cancelled_fiber_unwinds_where_it_waits_for_a_change() {
     let runtime = runtime(1);
     let (_once, mut answer) = chan::oneshot::<u8>();
     let (_news, mut hears) = chan::broadcast::<u8>(1);

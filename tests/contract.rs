@@ -84,7 +84,7 @@ assert_has! {
     chan::BroadcastReceiver<u8>: Send, Sync, Clone, Debug;
     chan::WatchSender<u8>: Send, Sync, Clone, Debug;
     chan::WatchReceiver<u8>: Send, Sync, Clone, Debug;
-    chan::Seen<u8>: Send, Sync, Debug;
+    chan::Ref<u8>: Send, Sync, Debug;
     chan::Iter<'static, u8>: Send, Sync, Debug, Iterator;
     chan::TryIter<'static, u8>: Send, Sync, Debug, Iterator;
     chan::IntoIter<u8>: Send, Sync, Debug, Iterator;
@@ -112,7 +112,7 @@ assert_not!(chan::BroadcastSender<Cell<u8>>: Send, Sync);
 assert_not!(chan::BroadcastReceiver<Cell<u8>>: Send, Sync);
 assert_not!(chan::WatchSender<Cell<u8>>: Send, Sync);
 assert_not!(chan::WatchReceiver<Cell<u8>>: Send, Sync);
-assert_not!(chan::Seen<Cell<u8>>: Send, Sync);
+assert_not!(chan::Ref<Cell<u8>>: Send, Sync);
 // One value, one right to send it and one to receive it.
 assert_not!(chan::OneshotSender<u8>: Clone);
 assert_not!(chan::OneshotReceiver<u8>: Clone);

@@ -1,4 +1,4 @@
-//! Select: one arm fires, and what the others would have done is not done.
+//! Select: one arm fires, and the other arms have no effect.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
 }
 
-/// On a plain thread, on one worker, and on two.
+/// Runs a check on a plain thread, on one worker, and on two.
 fn everywhere(check: fn()) {
     check();
     runtime(1).block_on(check);
@@ -33,7 +33,7 @@ fn everywhere(check: fn()) {
 }
 
 #[test]
-fn the_arm_that_can_be_done_fires() {
+fn an_arm_that_is_ready_fires() {
     everywhere(|| {
         let (full, rx) = chan::bounded(1);
         full.send(1).unwrap();
@@ -52,7 +52,7 @@ fn the_arm_that_can_be_done_fires() {
 }
 
 #[test]
-fn without_one_the_default_fires_and_nothing_happens() {
+fn without_a_ready_arm_the_default_fires_and_the_others_have_no_effect() {
     everywhere(|| {
         let (full, rx) = chan::bounded(1);
         full.send(1).unwrap();
@@ -69,7 +69,7 @@ fn without_one_the_default_fires_and_nothing_happens() {
 }
 
 #[test]
-fn an_arm_fires_later_by_the_hand_of_another() {
+fn a_waiting_arm_fires_when_another_fiber_makes_it_ready() {
     everywhere(|| {
         for capacity in [0, 1] {
             let (tx, rx) = chan::bounded(capacity);
@@ -100,7 +100,7 @@ fn an_arm_fires_later_by_the_hand_of_another() {
 }
 
 #[test]
-fn a_closed_channel_fires_and_says_so() {
+fn a_closed_channel_fires_with_an_error() {
     everywhere(|| {
         let (tx, rx) = chan::bounded::<u8>(0);
         let other = thread::spawn(move || {
@@ -151,7 +151,7 @@ fn a_send_that_loses_keeps_its_value() {
         let (tx, rx) = chan::bounded::<String>(0);
         let mut value = Some("kept".to_owned());
         select! {
-            send_from(&tx, &mut value) => unreachable!("nobody receives"),
+            send_from(&tx, &mut value) => unreachable!("there is no receiver"),
             after(SHORT) => {}
         }
         assert_eq!(value.as_deref(), Some("kept"));
@@ -163,7 +163,7 @@ fn a_send_that_loses_keeps_its_value() {
 }
 
 #[test]
-fn a_time_that_has_come_fires_and_not_before() {
+fn a_timer_arm_fires_at_its_time_and_not_before() {
     everywhere(|| {
         let (_tx, rx) = chan::bounded::<u8>(0);
         let start = Instant::now();
@@ -189,13 +189,13 @@ fn the_end_of_a_fiber_fires() {
             recv(&rx) -> _ => 0,
         };
         assert_eq!(result, 11);
-        // A field will do, and is still there if another arm fires.
+        // A field works, too, and is still there if another arm fires.
         let holder = (0, (indent::spawn(indent::park::park), 0));
         select! {
             join(holder.1.0) -> result => result.unwrap(),
             after(Duration::ZERO) => holder.1.0.unparker().unpark(),
         }
-        // One that loses can be waited for again.
+        // A fiber whose arm did not fire can be waited for again.
         let (tx, rx) = chan::bounded(1);
         let slow = indent::spawn(move || rx.recv());
         for _ in 0..3 {
@@ -211,7 +211,7 @@ fn the_end_of_a_fiber_fires() {
 }
 
 #[test]
-fn the_end_of_a_fiber_fires_for_all_who_wait_and_not_before() {
+fn the_end_of_a_fiber_fires_for_all_waiters_and_not_before() {
     everywhere(|| {
         let over = Arc::new(AtomicBool::new(false));
         let (tx, rx) = chan::bounded::<()>(0);
@@ -224,7 +224,7 @@ fn the_end_of_a_fiber_fires_for_all_who_wait_and_not_before() {
             move || {
                 select! {
                     finished(&*fiber) => {}
-                    finished(&*fiber) => {} // one more, of the same select
+                    finished(&*fiber) => {} // another arm of the same select
                 }
                 assert!(over.load(SeqCst), "it was not over");
             }
@@ -272,7 +272,7 @@ fn a_descriptor_that_becomes_ready_fires() {
     });
 }
 
-/// A descriptor whose owner panics when it is asked for it for the last time of so many.
+/// A descriptor whose owner panics at the last of a number of calls of `as_fd`.
 struct Moody {
     reader: indent::io::PipeReader,
     patience: AtomicUsize,
@@ -289,7 +289,7 @@ impl AsFd for Moody {
 }
 
 #[test]
-fn an_owner_of_a_descriptor_that_panics_leaves_nobody_in_a_queue() {
+fn an_owner_of_a_descriptor_that_panics_leaves_no_waiter_in_a_queue() {
     everywhere(|| {
         for patience in 1..8 {
             let (reader, _writer) = indent::io::pipe().unwrap();
@@ -303,13 +303,13 @@ fn an_owner_of_a_descriptor_that_panics_leaves_nobody_in_a_queue() {
             let _ended = catch_unwind(AssertUnwindSafe(|| {
                 let value = [0; 64];
                 select! {
-                    recv(&rx) -> _ => unreachable!("nobody sends"),
+                    recv(&rx) -> _ => unreachable!("there is no sender"),
                     readable(&source) -> ready => ready.unwrap(),
                     after(SHORT) => {}
                 }
                 value
             }));
-            source.get_ref().patience.store(usize::MAX, SeqCst); // it is asked for it in the end
+            source.get_ref().patience.store(usize::MAX, SeqCst); // for the last call
             assert_eq!(tx.try_send([1; 64]), Err(TrySendError::Full([1; 64])));
         }
     });
@@ -372,8 +372,8 @@ fn a_select_may_have_many_arms() {
 }
 
 #[test]
-fn two_that_select_meet_each_other() {
-    // Each could send to the other or receive from it, without any room.
+fn two_selects_match_each_other() {
+    // Each can send to the other or receive from it, and the channels have no buffer.
     const ROUNDS: usize = 3_000;
     let runtime = runtime(2);
     let (a, from_a) = chan::bounded(0);
@@ -404,7 +404,7 @@ fn two_that_select_meet_each_other() {
 }
 
 #[test]
-fn a_select_does_not_meet_itself() {
+fn a_select_does_not_match_itself() {
     runtime(1).block_on(|| {
         let (tx, rx) = chan::bounded(0);
         let fired = select! {
@@ -417,7 +417,7 @@ fn a_select_does_not_meet_itself() {
 }
 
 #[test]
-fn those_who_lost_leave_nothing_behind() {
+fn arms_that_do_not_fire_leave_nothing_behind() {
     runtime(1).block_on(|| {
         let (tx, rx) = chan::bounded(0);
         let (_other, never) = chan::bounded::<u8>(0);
@@ -428,7 +428,7 @@ fn those_who_lost_leave_nothing_behind() {
                 after(Duration::from_micros(10)) => {}
             }
         }
-        assert!(tx.try_send(1).is_err(), "nobody waits");
+        assert!(tx.try_send(1).is_err(), "no waiter is left");
         let receiver = indent::spawn(move || rx.recv());
         tx.send(2).unwrap();
         assert_eq!(receiver.join().unwrap(), Ok(2));
@@ -436,7 +436,7 @@ fn those_who_lost_leave_nothing_behind() {
 }
 
 #[test]
-fn a_time_limit_and_a_request_to_end_unwind_a_select() {
+fn a_time_limit_and_a_cancellation_unwind_a_select() {
     everywhere(|| {
         let (_tx, rx) = chan::bounded::<u8>(0);
         let wait = || select! { recv(&rx) -> value => value };
@@ -460,12 +460,12 @@ fn a_select_that_does_not_wait_neither_yields_nor_unwinds() {
     let (flag, past) = (sibling_ran.clone(), Arc::new(AtomicUsize::new(0)));
     let count = past.clone();
     let fiber = runtime.spawn(move || {
-        let told = flag.clone();
-        drop(indent::spawn(move || told.store(true, SeqCst)));
+        let set = flag.clone();
+        drop(indent::spawn(move || set.store(true, SeqCst)));
         for _ in 0..100 * budget {
             select! { recv(&rx) -> _ => unreachable!(), default => {} }
         }
-        assert!(!flag.load(SeqCst), "it gave way");
+        assert!(!flag.load(SeqCst), "it yielded");
         let limit = time::timeout(Duration::ZERO, || {
             thread::sleep(Duration::from_millis(1));
             let mut select = Select::new();
@@ -503,7 +503,7 @@ fn bodies_may_leave_loops_and_functions() {
 }
 
 #[test]
-fn what_an_arm_gave_and_nobody_took_is_dropped() {
+fn the_output_of_an_arm_that_is_not_taken_is_dropped() {
     let value = Arc::new(());
     let (tx, rx) = chan::bounded(1);
     tx.send(value.clone()).unwrap();
@@ -513,7 +513,11 @@ fn what_an_arm_gave_and_nobody_took_is_dropped() {
     assert_eq!(Arc::strong_count(&value), 1);
     select.send(&tx, value.clone());
     drop(select);
-    assert_eq!(Arc::strong_count(&value), 1, "a send that was never done");
+    assert_eq!(
+        Arc::strong_count(&value),
+        1,
+        "the value of a send that was not done"
+    );
 }
 
 #[test]
@@ -540,7 +544,7 @@ fn a_clone_that_panics_takes_its_value_and_no_other() {
     assert_eq!(next(), Ok(Ok(0)));
     assert_eq!(next(), Err("it panicked"));
     assert_eq!(next(), Ok(Ok(2)));
-    drop(select.select()); // clones nothing, and takes the last
+    drop(select.select()); // this clones no value, and takes the last one
     assert!(select.try_select().is_none());
 }
 
@@ -562,18 +566,18 @@ fn a_select_at_the_end_of_a_thread_is_woken() {
         static LATE: std::cell::OnceCell<Late> = const { std::cell::OnceCell::new() };
     }
 
-    let (told, tell) = std::sync::mpsc::channel();
+    let (sender, fired) = std::sync::mpsc::channel();
     let (tx, rx) = chan::bounded::<()>(0);
     let fiber = indent::spawn(move || assert!(rx.recv().is_err()));
     let thread = thread::spawn(move || {
-        // It is dropped after what the runtime keeps of a thread that waits, which comes later.
-        LATE.with(|late| assert!(late.set(Late(fiber, told)).is_ok()));
+        // Dropped after the runtime's own thread-local for waiting threads, which is created later.
+        LATE.with(|late| assert!(late.set(Late(fiber, sender)).is_ok()));
         let (_tx, never) = chan::bounded::<()>(0);
         assert!(never.recv_timeout(SHORT).is_err());
     });
     thread::sleep(10 * SHORT);
     drop(tx);
-    assert_eq!(tell.recv(), Ok("by the end of the fiber"));
+    assert_eq!(fired.recv(), Ok("by the end of the fiber"));
     thread.join().unwrap();
 }
 
@@ -654,14 +658,14 @@ fn stress_selects_at_random_moments_lose_and_double_nothing() {
 }
 
 #[test]
-fn stress_selects_that_are_asked_to_end_lose_and_double_nothing() {
+fn stress_cancelled_selects_lose_and_double_nothing() {
     const EACH: usize = 100_000;
     for round in 0..10 {
         let quantum = Duration::from_micros(200);
         let builder = Builder::new().workers(2).preempt_quantum(quantum);
         let runtime = builder.build().expect("a runtime");
         let channels: Arc<Vec<_>> = Arc::new((0..3).map(chan::bounded::<usize>).collect());
-        // Of each value: how often it was sent, and how often it was received.
+        // For each value: how often it was sent, and how often it was received.
         let zeros = || (0..4 * EACH).map(|_| AtomicUsize::new(0)).collect();
         let counts: Arc<[Vec<AtomicUsize>; 2]> = Arc::new([zeros(), zeros()]);
         for side in 0..4 {
@@ -689,10 +693,10 @@ fn stress_selects_that_are_asked_to_end_lose_and_double_nothing() {
                 }
             }));
         }
-        let first = &counts[1][0]; // received by somebody, like all that follow
+        let first = &counts[1][0]; // received by one of the fibers, like all that follow
         common::wait_for("the first value", || first.load(SeqCst) > 0);
         thread::sleep(Duration::from_millis(5 + round));
-        drop(runtime); // asks all to end
+        drop(runtime); // cancels all fibers
         for n in channels.iter().flat_map(|(_, rx)| rx.try_iter()) {
             counts[1][n].fetch_add(1, SeqCst);
         }
@@ -716,7 +720,7 @@ fn a_select_that_fires_at_once_is_charged() {
     };
     let (tx, rx) = chan::bounded(1);
     tx.send(1).unwrap();
-    // Two selects for each: one receives, the other sends it back.
+    // Two selects for each value: one receives it, the other sends it back.
     let both = times(&|| {
         select! { recv(&rx) -> value => assert_eq!(value, Ok(1)) }
         select! { send(&tx, 1) -> sent => sent.unwrap() }
@@ -732,7 +736,7 @@ fn a_select_that_fires_at_once_is_charged() {
 }
 
 #[test]
-fn ping_pong_by_select_goes_on_beside_fibers_that_compute() {
+fn ping_pong_by_select_makes_progress_beside_fibers_that_compute() {
     if common::all_fibers_are_bound() {
         return;
     }

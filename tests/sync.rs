@@ -1,4 +1,5 @@
-//! Locks: one at a time, nobody forgotten, nothing leaked; for fibers and threads, with deadlines, and however a wait ends.
+//! Locks, for fibers and threads: exclusion, no forgotten waiter, no leaked permit, deadlines, and
+//! every way in which a wait ends.
 
 mod common;
 
@@ -22,7 +23,7 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().unwrap()
 }
 
-/// On a fiber of a runtime with so many workers, and on a plain thread.
+/// Runs `body` on fibers of runtimes, and on a plain thread.
 fn everywhere(body: impl Fn() + Send + Sync) {
     common::within(60, || {
         for workers in [1, 2] {
@@ -32,7 +33,7 @@ fn everywhere(body: impl Fn() + Send + Sync) {
     });
 }
 
-/// Waits until so many fibers of the default runtime, or of the caller's, wait for this.
+/// Waits until this many fibers wait for this reason.
 fn until_waiting(runtime: &Runtime, fibers: usize, reason: ParkReason) {
     common::wait_for("fibers that wait", || {
         let all = runtime.handle().fibers();
@@ -55,7 +56,7 @@ fn panics(f: impl FnOnce()) -> String {
 }
 
 #[test]
-fn a_mutex_lets_one_in_at_a_time() {
+fn a_mutex_admits_one_holder_at_a_time() {
     common::within(120, || {
         const EACH: usize = 20_000;
         let rt = runtime(2);
@@ -100,14 +101,14 @@ fn a_held_lock_is_refused_at_once_or_in_time() {
 }
 
 #[test]
-fn whoever_locks_a_mutex_twice_panics_with_a_sentence() {
+fn locking_a_mutex_twice_panics_with_a_clear_message() {
     everywhere(|| {
         let mutex = Mutex::new(1);
         let guard = mutex.lock().unwrap();
         let said = panics(|| drop(mutex.lock()));
-        assert!(said.contains("locked this Mutex already"), "{said}");
+        assert!(said.contains("holds it already"), "{said}");
         let said = panics(|| drop(mutex.lock_timeout(NEVER)));
-        assert!(said.contains("locked this Mutex already"), "{said}");
+        assert!(said.contains("holds it already"), "{said}");
         drop(guard);
         assert!(mutex.lock().is_ok(), "it is still in order");
     });
@@ -209,7 +210,7 @@ fn a_time_limit_or_the_end_of_a_runtime_poisons_nothing_and_lets_go() {
 }
 
 #[test]
-fn whoever_locks_all_the_time_is_told_to_end() {
+fn a_fiber_that_locks_all_the_time_can_be_cancelled() {
     common::within(60, || {
         let rt = runtime(1);
         let mutex = Arc::new(Mutex::new(0u64));
@@ -221,7 +222,7 @@ fn whoever_locks_all_the_time_is_told_to_end() {
                 }
             }
         };
-        // For long enough to count as one that computes, alone and beside another.
+        // For long enough to count as a fiber that computes, alone and beside another.
         let long = Duration::from_millis(200);
         let alone = rt.block_on(|| time::timeout(long, locks.clone()));
         assert!(alone.is_err());
@@ -237,15 +238,15 @@ fn whoever_locks_all_the_time_is_told_to_end() {
     });
 }
 
-/// A panic in here, with both locked, after it was told that its time is over, or without.
-fn panics_when_its_time_is_over(told: impl FnOnce()) -> (bool, bool, bool) {
+/// Panics with both locks held, after `limit`, which may let a time limit pass and unwind.
+fn panics_when_its_time_is_over(limit: impl FnOnce()) -> (bool, bool, bool) {
     let (mutex, lock, once) = (Mutex::new(1), RwLock::new(1), Once::new());
     panics(|| {
         let late = time::timeout(SOON, || {
             let _guards = (mutex.lock(), lock.write());
             once.call_once(|| {
                 std::thread::sleep(2 * SOON);
-                told();
+                limit();
                 resume_unwind(Box::new("no luck"));
             });
         });
@@ -256,7 +257,7 @@ fn panics_when_its_time_is_over(told: impl FnOnce()) -> (bool, bool, bool) {
 }
 
 #[test]
-fn a_panic_poisons_though_a_time_limit_has_passed_or_was_told() {
+fn a_panic_poisons_even_after_a_time_limit_has_passed_or_unwound() {
     everywhere(|| {
         let poisoned = (true, true, true);
         assert_eq!(panics_when_its_time_is_over(|| ()), poisoned);
@@ -288,7 +289,7 @@ fn a_payload_that_is_caught_and_thrown_again_poisons_nothing() {
 }
 
 #[test]
-fn a_panic_of_a_fiber_that_was_asked_to_end_poisons() {
+fn a_panic_of_a_cancelled_fiber_poisons() {
     common::within(60, || {
         let rt = runtime(1);
         let mutex = Arc::new(Mutex::new(1));
@@ -310,12 +311,12 @@ fn a_panic_of_a_fiber_that_was_asked_to_end_poisons() {
 }
 
 #[test]
-fn a_lazy_value_is_made_though_the_first_who_wants_it_is_told_to_end() {
+fn a_lazy_value_is_made_even_if_the_fiber_that_makes_it_is_cancelled() {
     everywhere(|| {
         let makes = || {
             time::sleep(4 * SOON);
             let own = time::timeout(Duration::from_millis(1), || time::sleep(NEVER));
-            assert!(own.is_err(), "its own limits are heard");
+            assert!(own.is_err(), "limits set inside take effect");
             7
         };
         let lazy = LazyLock::new(makes);
@@ -389,7 +390,7 @@ fn a_writer_is_not_starved_by_readers_nor_a_reader_by_writers() {
             };
             (0..8).map(spawn).collect()
         };
-        // There is always one who reads: each holds it across a yield.
+        // There is always a reader: each holds the lock across a yield.
         let readers = many(|lock| {
             let _reader = lock.read().unwrap();
             task::yield_now();
@@ -414,13 +415,13 @@ fn a_writer_is_not_starved_by_readers_nor_a_reader_by_writers() {
 }
 
 #[test]
-fn who_withdraws_from_a_lock_lets_those_behind_go_on() {
+fn a_waiter_that_withdraws_from_a_lock_lets_those_behind_proceed() {
     common::within(60, || {
         let rt = runtime(2);
         let lock = Arc::new(RwLock::new(1));
         let semaphore = Arc::new(Semaphore::new(1));
         let reader = lock.read().unwrap();
-        // A writer who gives up, and more readers behind him than are called in one breath.
+        // A writer that gives up, and more readers behind it than fit in a batch.
         let writer = rt.spawn({
             let lock = lock.clone();
             move || lock.write_timeout(Duration::from_millis(200)).is_err()
@@ -495,7 +496,7 @@ fn a_wait_for_a_condvar_that_a_time_limit_ends_leaves_the_mutex_free_and_sound()
         let wait = || drop(condvar.wait(mutex.lock().unwrap()));
         assert!(time::timeout(SOON, wait).is_err());
         assert_eq!(*mutex.try_lock().unwrap(), 1);
-        // The mutex is taken again first: the limit is late by as long as that takes.
+        // The mutex is locked again first, so the limit takes effect only after that.
         let guard = mutex.lock().unwrap();
         std::thread::scope(|scope| {
             let (mutex, condvar) = (&mutex, &condvar);
@@ -509,7 +510,7 @@ fn a_wait_for_a_condvar_that_a_time_limit_ends_leaves_the_mutex_free_and_sound()
 }
 
 #[test]
-fn permits_are_taken_given_back_added_and_refused() {
+fn permits_are_taken_returned_added_and_refused() {
     everywhere(|| {
         let semaphore = Arc::new(Semaphore::new(3));
         let mut two = semaphore.acquire_many(2).unwrap();
@@ -543,9 +544,9 @@ fn too_many_permits_are_refused_and_leave_everything_in_order() {
     common::within(60, || {
         let rt = runtime(1);
         let semaphore = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
-        assert!(panics(|| semaphore.add_permits(1)).contains("too many"));
+        assert!(panics(|| semaphore.add_permits(1)).contains("at most"));
         assert_eq!(semaphore.available_permits(), Semaphore::MAX_PERMITS);
-        // While somebody waits, too, and on a fiber, which can be stopped after it.
+        // Also with a waiter, and on a fiber, which can be preempted after it.
         let some = semaphore.acquire_many(2).unwrap();
         let waiting = rt.spawn({
             let semaphore = semaphore.clone();
@@ -553,10 +554,10 @@ fn too_many_permits_are_refused_and_leave_everything_in_order() {
         });
         until_waiting(&rt, 1, ParkReason::Semaphore);
         rt.block_on(|| {
-            assert!(panics(|| semaphore.add_permits(3)).contains("too many"));
+            assert!(panics(|| semaphore.add_permits(3)).contains("at most"));
             task::yield_now();
         });
-        // These are two too many when they come back: who gives back is not to blame.
+        // These are two too many when they are returned, which is not an error of the returner.
         semaphore.add_permits(2);
         drop(some);
         waiting.join().unwrap();
@@ -565,7 +566,7 @@ fn too_many_permits_are_refused_and_leave_everything_in_order() {
 }
 
 #[test]
-fn a_heavy_waiter_is_served_before_the_light_ones_behind_it() {
+fn a_large_request_is_served_before_the_small_ones_behind_it() {
     common::within(60, || {
         let rt = runtime(2);
         let semaphore = Arc::new(Semaphore::new(0));
@@ -600,7 +601,7 @@ fn a_heavy_waiter_is_served_before_the_light_ones_behind_it() {
 }
 
 #[test]
-fn closing_a_semaphore_tells_all_who_wait() {
+fn closing_a_semaphore_notifies_all_waiters() {
     common::within(60, || {
         let rt = runtime(2);
         let semaphore = Arc::new(Semaphore::new(0));
@@ -612,12 +613,12 @@ fn closing_a_semaphore_tells_all_who_wait() {
             .collect();
         until_waiting(&rt, 50, ParkReason::Semaphore);
         semaphore.close();
-        assert!(join_all(waiting).into_iter().all(|told| told));
+        assert!(join_all(waiting).into_iter().all(|refused| refused));
     });
 }
 
 #[test]
-fn an_event_lets_all_go_on_and_can_be_reset() {
+fn an_event_releases_all_waiters_and_can_be_reset() {
     common::within(60, || {
         let rt = runtime(2);
         let event = Arc::new(Event::new());
@@ -632,7 +633,7 @@ fn an_event_lets_all_go_on_and_can_be_reset() {
             event.set();
             event.wait();
             thread.join().unwrap();
-            event.reset(); // those who waited go on all the same
+            event.reset(); // the present waiters proceed all the same
             join_all(fibers);
             assert!(!event.is_set() && !event.wait_timeout(SOON));
         }
@@ -645,7 +646,7 @@ fn a_notification_is_kept_for_one_and_waiters_are_woken_in_order() {
         let rt = runtime(2);
         let notify = Arc::new(Notify::new());
         notify.notify_one();
-        notify.notify_one(); // two kept are one
+        notify.notify_one(); // at most one is kept
         notify.notified();
         assert!(!notify.notified_timeout(SOON));
         let order = Arc::new(AtomicUsize::new(0));
@@ -672,7 +673,7 @@ fn a_notification_is_kept_for_one_and_waiters_are_woken_in_order() {
 }
 
 #[test]
-fn a_barrier_lets_each_round_go_on_together_with_one_leader() {
+fn a_barrier_releases_each_round_together_with_one_leader() {
     common::within(60, || {
         const SIZE: usize = 20;
         let rt = runtime(2);
@@ -700,7 +701,7 @@ fn a_barrier_lets_each_round_go_on_together_with_one_leader() {
 #[test]
 fn rounds_of_a_barrier_that_overlap_are_all_complete() {
     common::within(60, || {
-        // More than are called in one breath, of several rounds at once.
+        // More than fit in a batch, of several rounds at once.
         const SIZE: usize = 12;
         const ROUNDS: usize = 200;
         let quantum = Duration::from_micros(200);
@@ -719,7 +720,7 @@ fn rounds_of_a_barrier_that_overlap_are_all_complete() {
         let fibers: Vec<_> = (0..3 * SIZE - 2).map(|_| rt.spawn(wait.clone())).collect();
         let threads: Vec<_> = (0..2).map(|_| std::thread::spawn(wait.clone())).collect();
         common::wait_for("all rounds", || shared.1.load(SeqCst) >= ROUNDS);
-        // Those who wait for a round that is one too many.
+        // The fibers that wait for a round that will not be complete.
         let over = Arc::new(AtomicBool::new(false));
         let helpers: Vec<_> = (0..SIZE)
             .map(|_| {
@@ -780,12 +781,12 @@ fn a_panic_poisons_a_once_but_a_time_limit_leaves_it_to_the_next() {
         let lazy = LazyLock::new(|| -> u8 { resume_unwind(Box::new("no luck")) });
         let want = || assert_eq!(*lazy, 0);
         panics(want);
-        assert!(panics(want).contains("has no value"));
+        assert!(panics(want).contains("that makes its value has panicked"));
     });
 }
 
 #[test]
-fn whoever_waits_for_what_he_runs_himself_panics_with_a_sentence() {
+fn waiting_for_a_closure_inside_itself_panics_with_a_clear_message() {
     everywhere(|| {
         let waits: [fn(&Once); 4] = [
             |once| once.call_once(|| ()),
@@ -817,7 +818,7 @@ fn whoever_waits_for_what_he_runs_himself_panics_with_a_sentence() {
 }
 
 #[test]
-fn a_wait_for_what_another_runs_ends_in_time() {
+fn a_wait_for_another_callers_closure_ends_in_time() {
     everywhere(|| {
         let (once, cell) = (Once::new(), OnceLock::new());
         assert!(!once.wait_timeout(SOON) && cell.wait_timeout(SOON).is_none());
@@ -881,13 +882,13 @@ fn a_wait_group_waits_for_all_its_members_however_they_end() {
         group.done();
         waiting.join().unwrap();
         group.wait();
-        assert!(panics(|| group.done()).contains("more often"));
+        assert!(panics(|| group.done()).contains("no task is pending"));
         assert_eq!(group.pending(), 0);
     });
 }
 
 #[test]
-fn a_spin_lock_lets_one_in_at_a_time_and_its_holder_is_not_stopped() {
+fn a_spin_lock_admits_one_holder_at_a_time_which_is_not_preempted() {
     common::within(120, || {
         let quantum = Duration::from_micros(200);
         let rt = Builder::new().workers(2).preempt_quantum(quantum).build();

@@ -1,4 +1,4 @@
-//! Who gets permits and locks, in which order: fibers on one worker against a queue on paper.
+//! The order in which waiters get permits and locks: fibers on one worker against a model queue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -9,9 +9,9 @@ use indent::sync::{OwnedSemaphorePermit, RwLock, RwLockReadGuard, RwLockWriteGua
 use indent::task;
 use proptest::prelude::*;
 
-/// Yields after which no fiber can run any more, unless one was interrupted: each needs one or two.
+/// Yields after which no fiber can run any more, unless one was preempted: each needs one or two.
 const YIELDS: usize = 8;
-/// How long a fiber may take that was interrupted, on a machine that has other things to do.
+/// How long a preempted fiber may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn one_worker() -> Runtime {
@@ -24,11 +24,11 @@ fn settle() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// One more comes and wants so many permits; or to read (0) or to write.
+    /// A new fiber requests this many permits; or to read (0) or to write.
     Come(usize),
-    /// Of those who have something, this one, counted round, lets go.
+    /// The holder with this number, modulo their count, releases.
     Leave(usize),
-    /// So many permits more.
+    /// Adds this many permits.
     Add(usize),
 }
 
@@ -41,7 +41,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..24)
 }
 
-/// Runs the steps and compares, after each, who has what with what `expected` says.
+/// Runs the steps, and compares the holders after each with those of `expected`.
 fn compare<G: Send + 'static>(
     steps: &[Step],
     come: impl Fn(usize) -> G + Clone + Send + 'static,
@@ -77,13 +77,13 @@ fn compare<G: Send + 'static>(
         let started = Instant::now();
         loop {
             settle();
-            // In which order several who got it together ran is the scheduler's affair.
+            // The scheduler decides in which order several new holders run.
             let mut now: Vec<_> = have.lock().unwrap().iter().map(|(who, _)| *who).collect();
             now.sort_unstable();
             if now == expected {
                 break;
             }
-            // More than expected is wrong for good; less may be a fiber that was interrupted.
+            // More holders than expected is an error; fewer may be due to a preempted fiber.
             let too_many = now.iter().any(|who| !expected.contains(who));
             assert!(
                 !too_many && started.elapsed() < PATIENCE,
@@ -91,7 +91,7 @@ fn compare<G: Send + 'static>(
             );
         }
     }
-    // All who wait are served in the end.
+    // All waiters are served in the end.
     let started = Instant::now();
     while !crowd.iter().all(|fiber| fiber.is_finished()) && started.elapsed() < PATIENCE {
         add(4);
@@ -106,7 +106,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn permits_go_to_those_who_came_first(start in 0..4usize, steps in steps()) {
+    fn permits_are_granted_first_come_first_served(start in 0..4usize, steps in steps()) {
         let rt = one_worker();
         rt.block_on(move || {
             let semaphore = Arc::new(Semaphore::new(start));
@@ -140,7 +140,7 @@ proptest! {
     }
 
     #[test]
-    fn readers_and_writers_are_let_in_as_they_came(steps in steps()) {
+    fn readers_and_writers_are_admitted_first_come_first_served(steps in steps()) {
         #[expect(dead_code, reason = "kept until it is dropped")]
         enum Guard {
             Read(RwLockReadGuard<'static, ()>),

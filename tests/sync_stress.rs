@@ -1,5 +1,6 @@
-//! Locks under stress: limits and deadlines that pass at random moments, fibers that are stopped every 0.2 ms, hogs
-//! beside. Nothing is leaked, nobody is forgotten, and everybody gets his share.
+//! Locks under stress: limits and deadlines that pass at random moments, fibers that are preempted
+//! every 0.2 ms, and fibers that compute beside them. Nothing is leaked, no waiter is forgotten,
+//! and every fiber gets its share.
 
 mod common;
 
@@ -20,7 +21,7 @@ const STEPS: usize = if cfg!(debug_assertions) { 300 } else { 1_500 };
 const FIBERS: usize = 24;
 const HOGS: usize = 8;
 
-/// Fibers are stopped every 0.2 ms.
+/// A runtime that preempts its fibers every 0.2 ms.
 fn restless() -> Runtime {
     let quantum = Duration::from_micros(200);
     let builder = Builder::new().workers(2).preempt_quantum(quantum);
@@ -31,12 +32,12 @@ fn join_all<T>(handles: impl IntoIterator<Item = JoinHandle<T>>) -> Vec<T> {
     handles.into_iter().map(|h| h.join().unwrap()).collect()
 }
 
-/// So short that it passes before, during and after what it is for.
+/// A time so short that it passes before, during or after the operation.
 fn short(random: &mut Random) -> Duration {
     Duration::from_micros(random.below(300))
 }
 
-/// Runs it under a limit that may pass at any moment, or under none.
+/// Runs `f` under a limit that may pass at any moment, or under none.
 fn perhaps_limited(random: &mut Random, f: impl FnOnce()) {
     if random.below(2) == 0 {
         let limit = short(random);
@@ -46,7 +47,7 @@ fn perhaps_limited(random: &mut Random, f: impl FnOnce()) {
     }
 }
 
-/// Computes for a moment, sometimes long enough to be stopped.
+/// Computes for a moment, sometimes long enough to be preempted.
 fn work(random: &mut Random) {
     let rounds = if random.below(20) == 0 { 20_000 } else { 20 };
     for n in 0..rounds {
@@ -57,8 +58,8 @@ fn work(random: &mut Random) {
     }
 }
 
-/// `STEPS` of each fiber and of two plain threads; each gets numbers of its own.
-fn crowd(rt: &Runtime, step: impl Fn(&mut Random) + Clone + Send + 'static) {
+/// Runs `STEPS` steps on each fiber and on two plain threads, each with random numbers of its own.
+fn run_many(rt: &Runtime, step: impl Fn(&mut Random) + Clone + Send + 'static) {
     println!("seed {SEED:#x}");
     let run = move |number: usize, step: &dyn Fn(&mut Random)| {
         let mut random = Random::new(SEED + number as u64);
@@ -85,7 +86,7 @@ fn stress_a_mutex_is_held_by_one_however_waits_end() {
     common::within(240, || {
         let rt = restless();
         let shared = Arc::new((Mutex::new(0u64), AtomicUsize::new(0), AtomicU64::new(0)));
-        crowd(&rt, {
+        run_many(&rt, {
             let shared = shared.clone();
             move |random: &mut Random| {
                 let (mutex, inside, times) = &*shared;
@@ -99,7 +100,7 @@ fn stress_a_mutex_is_held_by_one_however_waits_end() {
                     if let Some(mut guard) = guard {
                         assert_eq!(inside.fetch_add(1, SeqCst), 0, "one at a time");
                         let before = *guard;
-                        // A limit may end it in here, at a yield.
+                        // A limit may unwind this, at a yield.
                         let leaves = Leaves(inside, times);
                         *guard = before + 1;
                         work(&mut own);
@@ -113,7 +114,7 @@ fn stress_a_mutex_is_held_by_one_however_waits_end() {
     });
 }
 
-/// Counts who has been inside, also if it leaves by unwinding.
+/// Counts the holders, also those that leave by unwinding.
 struct Leaves<'a>(&'a AtomicUsize, &'a AtomicU64);
 
 impl Drop for Leaves<'_> {
@@ -135,7 +136,7 @@ fn stress_no_permit_is_leaked_however_waits_end() {
                 self.0.fetch_sub(self.1, SeqCst);
             }
         }
-        crowd(&rt, {
+        run_many(&rt, {
             let shared = shared.clone();
             move |random: &mut Random| {
                 let (semaphore, out) = &*shared;
@@ -150,7 +151,7 @@ fn stress_no_permit_is_leaked_however_waits_end() {
                     if let Some(permit) = permit {
                         let now = out.fetch_add(weight, SeqCst) + weight;
                         let back = Back(out, weight);
-                        assert!(now <= PERMITS, "{now} of {PERMITS} are out");
+                        assert!(now <= PERMITS, "{now} of {PERMITS} are taken");
                         work(&mut own);
                         drop((back, permit));
                     }
@@ -158,7 +159,10 @@ fn stress_no_permit_is_leaked_however_waits_end() {
             }
         });
         assert_eq!(shared.0.available_permits(), PERMITS);
-        assert!(shared.0.try_acquire_many(PERMITS).is_ok(), "nobody waits");
+        assert!(
+            shared.0.try_acquire_many(PERMITS).is_ok(),
+            "no waiter is left"
+        );
     });
 }
 
@@ -174,7 +178,7 @@ fn stress_readers_and_writers_exclude_each_other_however_waits_end() {
         }
         let rt = restless();
         let shared = Arc::new((RwLock::new(()), AtomicUsize::new(0)));
-        crowd(&rt, {
+        run_many(&rt, {
             let shared = shared.clone();
             move |random: &mut Random| {
                 let (lock, inside) = &*shared;
@@ -207,7 +211,7 @@ fn stress_readers_and_writers_exclude_each_other_however_waits_end() {
 }
 
 #[test]
-fn stress_no_word_and_no_waiter_is_lost_however_waits_end() {
+fn stress_no_notification_and_no_waiter_is_lost_however_waits_end() {
     common::within(240, || {
         let rt = restless();
         let shared = Arc::new((
@@ -217,7 +221,7 @@ fn stress_no_word_and_no_waiter_is_lost_however_waits_end() {
             Event::new(),
         ));
         let over = Arc::new(AtomicBool::new(false));
-        // Somebody who feeds them for as long as they want.
+        // A fiber that feeds them for as long as they run.
         let feeder = rt.spawn({
             let (shared, over) = (shared.clone(), over.clone());
             move || {
@@ -233,7 +237,7 @@ fn stress_no_word_and_no_waiter_is_lost_however_waits_end() {
                 }
             }
         });
-        crowd(&rt, {
+        run_many(&rt, {
             let shared = shared.clone();
             move |random: &mut Random| {
                 let (mutex, condvar, notify, event) = &*shared;
@@ -283,7 +287,7 @@ fn stress_the_end_of_a_runtime_leaks_no_permit_and_leaves_no_lock_behind() {
     });
 }
 
-/// One who is not counted if it leaves before its time: by a limit, or by a deadline.
+/// Runs `f` under a limit or with a deadline; `None` if it has left early.
 fn perhaps_in_time<T>(random: &mut Random, f: impl FnOnce(Duration) -> Option<T>) -> Option<T> {
     let timeout = Duration::from_micros(random.below(2_000));
     let mut got = None;
@@ -297,7 +301,7 @@ fn stress_every_round_of_a_barrier_is_complete_however_waits_end() {
         const SIZE: usize = 10;
         let rt = restless();
         let shared = Arc::new((Barrier::new(SIZE), AtomicUsize::new(0), AtomicUsize::new(0)));
-        crowd(&rt, {
+        run_many(&rt, {
             let shared = shared.clone();
             move |random: &mut Random| {
                 let (barrier, leaders, members) = &*shared;
@@ -315,7 +319,7 @@ fn stress_every_round_of_a_barrier_is_complete_however_waits_end() {
     });
 }
 
-/// Nobody is counted who is not there: so many make a round.
+/// Checks that a caller that has left does not count: a round needs `size` callers.
 fn round(barrier: &Barrier, size: usize) {
     let last = Duration::from_secs(60);
     std::thread::scope(|scope| {
@@ -329,7 +333,7 @@ fn round(barrier: &Barrier, size: usize) {
 }
 
 #[test]
-fn stress_no_word_is_lost_or_doubled_however_waits_end() {
+fn stress_no_notification_is_lost_or_doubled_however_waits_end() {
     common::within(240, || {
         const WORDS: usize = 4 * STEPS;
         let rt = restless();
@@ -355,13 +359,17 @@ fn stress_no_word_is_lost_or_doubled_however_waits_end() {
             .collect();
         let thread = std::thread::spawn(move || waits(FIBERS));
         let (notify, heard, over) = &*shared;
-        // One at a time, since two that are kept are one.
+        // One at a time, since at most one is kept.
         for words in 1..=WORDS {
             notify.notify_one();
             while heard.load(SeqCst) < words {
                 std::thread::yield_now();
             }
-            assert_eq!(heard.load(SeqCst), words, "a word is for one");
+            assert_eq!(
+                heard.load(SeqCst),
+                words,
+                "a notification is for one waiter"
+            );
         }
         over.store(true, SeqCst);
         join_all(fibers);
@@ -388,16 +396,17 @@ fn stress_what_is_made_once_is_made_once_however_waits_end() {
         };
         let cells: Arc<Vec<Cell>> = Arc::new((0..CELLS).map(cell).collect());
         let next = Arc::new(AtomicUsize::new(0));
-        crowd(&rt, {
+        run_many(&rt, {
             let (cells, next) = (cells.clone(), next.clone());
             move |random: &mut Random| {
-                // All are at about the same one.
+                // All fibers are at about the same cell.
                 let at = next.fetch_add(1, SeqCst) * CELLS / (STEPS * (FIBERS + 2));
                 let (cell, number) = (&cells[at], random.below(1 << 30));
                 let mut own = Random::new(number);
                 let made = perhaps_in_time(random, |time| {
                     cell.value.get_or_init_timeout(time, || {
-                        work(&mut own); // may end here, and leaves it to the next
+                        // May unwind, which leaves the closure to the next caller.
+                        work(&mut own);
                         task::yield_now();
                         cell.made[0].fetch_add(1, SeqCst);
                         number
@@ -425,11 +434,11 @@ fn stress_what_is_made_once_is_made_once_however_waits_end() {
 }
 
 #[test]
-fn stress_nobody_is_forgotten_by_a_group_however_waits_end() {
+fn stress_no_waiter_of_a_group_is_forgotten_however_waits_end() {
     common::within(240, || {
         let rt = restless();
         let group = WaitGroup::new();
-        crowd(&rt, {
+        run_many(&rt, {
             let group = group.clone();
             move |random: &mut Random| {
                 if random.below(3) == 0 {
@@ -439,7 +448,7 @@ fn stress_nobody_is_forgotten_by_a_group_however_waits_end() {
                         work(&mut own);
                     });
                 } else if random.below(2) == 0 {
-                    group.wait(); // others come and go, but there are moments
+                    group.wait(); // members come and go, but there are moments without any
                 } else {
                     perhaps_in_time(random, |time| group.wait_timeout(time).then_some(()));
                 }
@@ -451,7 +460,7 @@ fn stress_nobody_is_forgotten_by_a_group_however_waits_end() {
 }
 
 #[test]
-fn stress_the_end_of_a_runtime_leaves_nobody_behind_and_poisons_nothing() {
+fn stress_the_end_of_a_runtime_leaves_no_waiter_behind_and_poisons_nothing() {
     common::within(240, || {
         const SIZE: usize = 12;
         let barrier = Arc::new(Barrier::new(SIZE));
@@ -491,7 +500,10 @@ fn stress_the_end_of_a_runtime_leaves_nobody_behind_and_poisons_nothing() {
             shared.1.call_once(|| ());
             shared.2.get_or_init(|| ());
             notify.notify_one();
-            assert!(notify.notified_timeout(Duration::ZERO), "for nobody else");
+            assert!(
+                notify.notified_timeout(Duration::ZERO),
+                "no other waiter took it"
+            );
             event.set();
             event.reset();
             round(&barrier, SIZE);
@@ -509,16 +521,18 @@ fn cpu_time() -> Duration {
     Duration::from_millis((user + system) * 10)
 }
 
-/// Rounds of a loop under the lock, some microseconds: it is the lock that is scarce then, and not a CPU. (Who has
-/// one to himself for a moment gets a lock that is free between two instructions a thousand times, for want of others.)
+/// Rounds of a loop under the lock, some microseconds: the lock is scarce then, and not a CPU. (A
+/// fiber that has a CPU to itself for a moment gets a lock that is free between two instructions a
+/// thousand times, because no other fiber asks for it.)
 const SECTION: u64 = if cfg!(debug_assertions) {
     1_000
 } else {
     10_000
 };
 
-/// How often each of so many fibers, which want one lock all the time, got it: for so many seconds. A second in
-/// which other processes have the CPUs lasts until this one has had a CPU for as long, within reason.
+/// For each second, how often each fiber got a lock that all of them request all the time. A second
+/// in which other processes have the CPUs is prolonged, within limits, until this process has had a
+/// CPU for as long.
 fn seconds(rt: &Runtime, fibers: usize, seconds: usize) -> Vec<Vec<u64>> {
     const SECOND: Duration = Duration::from_secs(1);
     let counts: Arc<Vec<AtomicU64>> = Arc::new((0..fibers).map(|_| AtomicU64::new(0)).collect());
@@ -569,7 +583,7 @@ fn no_fiber_gets_less_than_half_of_its_share_of_a_mutex_in_any_second() {
 }
 
 #[test]
-fn locks_get_on_beside_hogs() {
+fn locks_make_progress_beside_fibers_that_compute() {
     common::within(240, || {
         let rt = Builder::new().workers(2).build().unwrap();
         let over = Arc::new(AtomicBool::new(false));

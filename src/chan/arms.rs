@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "slots that others read and write; see park/queue.rs"
 )]
-//! Sends and receives as arms of a select; and news.
+//! Arms of a select that send to or receive from a channel.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
@@ -13,25 +13,25 @@ use std::sync::Arc;
 use super::broadcast::{self, BroadcastReceiver};
 use super::core::{Attempt, Channel};
 use super::error::{BroadcastError, RecvError, SendError, TryRecvError, TrySendError};
-use super::told::News;
-use super::watch::{self, Seen, WatchReceiver};
+use super::notify::ChangeArm;
+use super::watch::{self, Ref, WatchReceiver};
 use crate::park::queue::{Entry, How, Taken};
 use crate::park::select::{Arm, ArmRef, Fires, Queued};
 use crate::util::loom::RawLock;
 
-/// To receive from a channel, if there is one.
+/// An arm of a select that receives; absent without a channel.
 ///
-/// Nothing of it needs to be dropped, so what it borrows is free after its last use: whoever selects calls
-/// `finish` if it has fired.
-pub struct Receiving<'a, T> {
+/// It has no destructor, so its borrows end with its last use. If it has fired, the select calls
+/// `finish`, which takes the received value out.
+pub struct RecvArm<'a, T> {
     channel: Option<&'a Channel<T>>,
     value: UnsafeCell<MaybeUninit<T>>,
     how: Cell<Option<How>>,
 }
 
-impl<'a, T> Receiving<'a, T> {
+impl<'a, T> RecvArm<'a, T> {
     pub(crate) fn new(channel: Option<&'a Channel<T>>) -> Self {
-        Receiving {
+        RecvArm {
             channel,
             value: UnsafeCell::new(MaybeUninit::uninit()),
             how: Cell::new(None),
@@ -43,7 +43,7 @@ impl<'a, T> Receiving<'a, T> {
     }
 }
 
-impl<T> Fires for Receiving<'_, T> {
+impl<T> Fires for RecvArm<'_, T> {
     type Output = Result<T, RecvError>;
 
     fn arm(&self) -> ArmRef<'_> {
@@ -55,19 +55,21 @@ impl<T> Fires for Receiving<'_, T> {
 
     fn finish(&mut self) -> Result<T, RecvError> {
         match self.how.take().expect("it has fired") {
-            // SAFETY: a value was moved there, and is moved out once: `how` was taken.
+            // SAFETY: a value was moved there when `how` was set, and is moved out once, as `how`
+            // was taken.
             How::Done => Ok(unsafe { self.value.get_mut().assume_init_read() }),
             How::Over => Err(RecvError),
         }
     }
 }
 
-// SAFETY: all of one channel: its lock, its queue of receivers, a slot for its values.
-unsafe impl<T> Queued for Receiving<'_, T> {
+// SAFETY: lock, `attempt`, `enlist` and `remove` belong to one channel and its queue of receivers,
+// and the slot is for a value of that channel.
+unsafe impl<T> Queued for RecvArm<'_, T> {
     fn try_now(&self) -> bool {
         match self.channel().try_receive() {
             Ok(value) => {
-                // SAFETY: nobody else has the slot: there is no entry.
+                // SAFETY: the slot is ours alone, as there is no entry yet.
                 unsafe { &mut *self.value.get() }.write(value);
                 self.how.set(Some(How::Done));
             }
@@ -121,27 +123,31 @@ unsafe impl<T> Queued for Receiving<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for Receiving<'_, T> {
+impl<T> fmt::Debug for RecvArm<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Receiving")
     }
 }
 
-/// To send what is in an `Option`, if there is something and a channel. It stays there if another arm wins.
-pub struct Sending<'a, T> {
+/// An arm of a select that sends the value of an `Option`; absent without a value or a channel.
+///
+/// The value stays in the `Option` if another arm fires.
+pub struct SendArm<'a, T> {
     channel: Option<&'a Channel<T>>,
     value: &'a UnsafeCell<Option<T>>,
-    /// Where in there the value is, once others may know: from then on no reference is made to it.
+    /// Where in `value` the sent value is, once an entry points to it. From then on no reference is
+    /// made to it.
     slot: Cell<*mut T>,
     how: Cell<Option<How>>,
 }
 
-impl<'a, T> Sending<'a, T> {
+impl<'a, T> SendArm<'a, T> {
     pub(crate) fn new(channel: Option<&'a Channel<T>>, value: &'a mut Option<T>) -> Self {
         let value = ptr::from_mut(value).cast::<UnsafeCell<Option<T>>>();
-        Sending {
+        SendArm {
             channel,
-            // SAFETY: the same layout, and borrowed mutably for as long.
+            // SAFETY: `UnsafeCell<X>` has the layout of `X`, and the `Option` is borrowed mutably
+            // for `'a`.
             value: unsafe { &*value },
             slot: Cell::new(ptr::null_mut()),
             how: Cell::new(None),
@@ -153,7 +159,8 @@ impl<'a, T> Sending<'a, T> {
     }
 
     /// # Safety
-    /// No entry is in a queue, or the lock is held, and there is no other such reference.
+    /// Either no entry of this arm is in a queue, or the lock is held; and there is no other such
+    /// reference.
     #[expect(
         clippy::mut_from_ref,
         reason = "by the caller's promise it is the only one"
@@ -163,19 +170,20 @@ impl<'a, T> Sending<'a, T> {
         unsafe { &mut *self.value.get() }
     }
 
-    /// The value was moved away.
+    /// Notes that the value was moved away.
     fn forget(&self) {
-        // SAFETY: what is there is not ours any more; nobody else looks.
+        // SAFETY: the value there is no longer ours, so it is overwritten without a drop; no other
+        // thread uses the slot after the move.
         unsafe { self.value.get().write(None) };
         self.how.set(Some(How::Done));
     }
 }
 
-impl<T> Fires for Sending<'_, T> {
+impl<T> Fires for SendArm<'_, T> {
     type Output = Result<(), SendError<T>>;
 
     fn arm(&self) -> ArmRef<'_> {
-        // SAFETY: no entry is in a queue when arms are gathered.
+        // SAFETY: no entry is in a queue while arms are collected.
         let has_value = unsafe { self.value() }.is_some();
         ArmRef(match self.channel {
             Some(_) if has_value => Arm::Queued(self),
@@ -195,8 +203,9 @@ impl<T> Fires for Sending<'_, T> {
     }
 }
 
-// SAFETY: all of one channel: its lock, its queue of senders, a slot with a value for it.
-unsafe impl<T> Queued for Sending<'_, T> {
+// SAFETY: lock, `attempt`, `enlist` and `remove` belong to one channel and its queue of senders,
+// and the slot contains a value for that channel.
+unsafe impl<T> Queued for SendArm<'_, T> {
     fn try_now(&self) -> bool {
         // SAFETY: no entry is in a queue yet.
         let slot = unsafe { self.value() };
@@ -222,7 +231,7 @@ unsafe impl<T> Queued for Sending<'_, T> {
     unsafe fn attempt(&self) -> Option<Option<Taken>> {
         // SAFETY: the lock is held, by the caller's promise.
         let state = unsafe { self.channel().state.inside() };
-        // SAFETY: the value is there.
+        // SAFETY: the slot contains the value, which has not been sent.
         match unsafe { state.send(self.slot.get()) } {
             Attempt::Done(taken) => {
                 self.forget();
@@ -266,97 +275,97 @@ unsafe impl<T> Queued for Sending<'_, T> {
     }
 }
 
-impl<T> fmt::Debug for Sending<'_, T> {
+impl<T> fmt::Debug for SendArm<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Sending")
     }
 }
 
-/// To receive the next value, if there is a receiver, as an arm of a select.
+/// An arm of a select that receives the next broadcast value; absent without a receiver.
 #[doc(hidden)]
-pub struct BroadcastReceiving<'a, T>(Option<BroadcastReceive<'a, T>>);
+pub struct BroadcastRecvArm<'a, T>(Option<BroadcastRecv<'a, T>>);
 
-struct BroadcastReceive<'a, T> {
-    news: News<'a, broadcast::State<T>>,
+struct BroadcastRecv<'a, T> {
+    changed: ChangeArm<'a, broadcast::State<T>>,
     shared: &'a broadcast::Shared<T>,
     next: &'a mut u64,
 }
 
-impl<'a, T> BroadcastReceiving<'a, T> {
+impl<'a, T> BroadcastRecvArm<'a, T> {
     pub(crate) fn new(receiver: Option<&'a mut BroadcastReceiver<T>>) -> Self {
-        BroadcastReceiving(receiver.map(|receiver| BroadcastReceive {
-            news: News::new(&receiver.shared.state, receiver.next),
+        BroadcastRecvArm(receiver.map(|receiver| BroadcastRecv {
+            changed: ChangeArm::new(&receiver.shared.state, receiver.next),
             shared: &receiver.shared,
             next: &mut receiver.next,
         }))
     }
 
-    fn look(&mut self) -> Result<Arc<T>, BroadcastError> {
+    fn read(&mut self) -> Result<Arc<T>, BroadcastError> {
         let this = self.0.as_mut().expect("an arm that is not absent");
-        let looked = this.shared.look(this.next);
-        this.news.set_position(*this.next);
-        looked
+        let read = this.shared.read(this.next);
+        this.changed.set_position(*this.next);
+        read
     }
 }
 
-impl<T: Clone> Fires for BroadcastReceiving<'_, T> {
+impl<T: Clone> Fires for BroadcastRecvArm<'_, T> {
     type Output = Result<T, BroadcastError>;
 
     fn arm(&self) -> ArmRef<'_> {
-        News::arm(self.0.as_ref().map(|this| &this.news))
+        ChangeArm::arm(self.0.as_ref().map(|this| &this.changed))
     }
 
     fn finish(&mut self) -> Self::Output {
-        self.look().map(Arc::unwrap_or_clone)
+        self.read().map(Arc::unwrap_or_clone)
     }
 
     fn discard(&mut self) {
-        drop(self.look()); // which clones nothing
+        drop(self.read()); // this clones no value
     }
 }
 
-impl<T> fmt::Debug for BroadcastReceiving<'_, T> {
+impl<T> fmt::Debug for BroadcastRecvArm<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("BroadcastReceiving")
     }
 }
 
-/// To receive the next value, if there is a receiver, as an arm of a select.
+/// An arm of a select that receives a changed value of a watch channel; absent without a receiver.
 #[doc(hidden)]
-pub struct Watching<'a, T>(Option<Watches<'a, T>>);
+pub struct WatchRecvArm<'a, T>(Option<WatchRecv<'a, T>>);
 
-struct Watches<'a, T> {
-    news: News<'a, watch::State<T>>,
+struct WatchRecv<'a, T> {
+    changed: ChangeArm<'a, watch::State<T>>,
     shared: &'a watch::Shared<T>,
     seen: &'a mut u64,
 }
 
-impl<'a, T> Watching<'a, T> {
+impl<'a, T> WatchRecvArm<'a, T> {
     pub(crate) fn new(receiver: Option<&'a mut WatchReceiver<T>>) -> Self {
-        Watching(receiver.map(|receiver| Watches {
-            news: News::new(&receiver.shared.state, receiver.seen),
+        WatchRecvArm(receiver.map(|receiver| WatchRecv {
+            changed: ChangeArm::new(&receiver.shared.state, receiver.seen),
             shared: &receiver.shared,
             seen: &mut receiver.seen,
         }))
     }
 }
 
-impl<T> Fires for Watching<'_, T> {
-    type Output = Result<Seen<T>, RecvError>;
+impl<T> Fires for WatchRecvArm<'_, T> {
+    type Output = Result<Ref<T>, RecvError>;
 
     fn arm(&self) -> ArmRef<'_> {
-        News::arm(self.0.as_ref().map(|this| &this.news))
+        ChangeArm::arm(self.0.as_ref().map(|this| &this.changed))
     }
 
     fn finish(&mut self) -> Self::Output {
         let this = self.0.as_mut().expect("an arm that is not absent");
-        let looked = this.shared.look(this.seen);
-        this.news.set_position(*this.seen);
-        looked.map_err(|_| RecvError)
+        let read = this.shared.read(this.seen);
+        this.changed.set_position(*this.seen);
+        read.map_err(|_| RecvError)
     }
 }
 
-impl<T> fmt::Debug for Watching<'_, T> {
+impl<T> fmt::Debug for WatchRecvArm<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Watching")
     }

@@ -1,9 +1,10 @@
-//! Every value for every receiver; whoever is too slow loses the oldest.
+//! Broadcast channels: every receiver gets every value, and a slow receiver loses the oldest.
 //!
-//! The values of the last so many sends are kept in order, shared by reference count: under the lock a reference
-//! is counted, never a value cloned or dropped. Each send has a number; a receiver remembers which one is next
-//! for it. If that is older than all that are kept it *lags*: it is told by how many, and goes on with the
-//! oldest there is.
+//! The channel keeps its last `capacity` values in order. Values are shared by reference count:
+//! under the lock a reference is counted, and no value is cloned or dropped. Each value has a
+//! number, and a receiver remembers the number of its next value. If that value is no longer kept,
+//! the receiver *lags*: its next receive fails with the number of values lost, and the one after
+//! that returns the oldest value kept.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,14 +16,15 @@ use std::time::{Duration, Instant};
 use super::error::{BroadcastError, SendError};
 use super::iter::BroadcastIter;
 use super::mpmc::after;
-use super::told::{self, Tells};
+use super::notify::{self, Versioned};
 use crate::park::guarded::Guarded;
 use crate::park::queue::Queue;
 
-/// A channel whose values go to all receivers. A send never waits: a receiver that is more than so many values
-/// behind loses the oldest, and is told how many.
+/// Creates a channel whose values go to all receivers, as `tokio::sync::broadcast` does.
 ///
-/// The last values stay in memory until others come.
+/// Sends never block. A receiver that is more than `capacity` values behind loses the oldest ones
+/// and gets [`BroadcastError::Lagged`]. The last `capacity` values stay in memory until newer ones
+/// replace them.
 ///
 /// # Panics
 /// If the capacity is zero.
@@ -41,14 +43,15 @@ use crate::park::queue::Queue;
 pub fn broadcast<T>(capacity: usize) -> (BroadcastSender<T>, BroadcastReceiver<T>) {
     assert!(
         capacity > 0,
-        "a broadcast channel of capacity 0 keeps nothing: give it room for as many values as a receiver may be behind"
+        "cannot create a broadcast channel of capacity 0: it would keep no value; pass the number \
+         of values that a receiver may fall behind"
     );
     let shared = Arc::new(Shared {
         state: Guarded::new(State {
             values: VecDeque::with_capacity(capacity),
             sent: 0,
             is_closed: false,
-            waiting: Queue::new(),
+            waiters: Queue::new(),
         }),
         capacity,
         senders: AtomicUsize::new(1),
@@ -68,35 +71,35 @@ pub(crate) struct Shared<T> {
 }
 
 pub(crate) struct State<T> {
-    /// The last ones that were sent.
+    /// The last values sent, oldest first.
     values: VecDeque<Arc<T>>,
-    /// How many were sent in all.
+    /// How many values were sent so far.
     sent: u64,
-    /// Nothing is sent any more.
+    /// Sends fail from now on.
     is_closed: bool,
-    waiting: Queue,
+    waiters: Queue,
 }
 
 impl<T> State<T> {
-    /// The number of the oldest that is kept.
+    /// The number of the oldest value kept.
     fn oldest(&self) -> u64 {
         self.sent - self.values.len() as u64
     }
 }
 
-impl<T> Tells for State<T> {
-    fn waiting(&mut self) -> &mut Queue {
-        &mut self.waiting
+impl<T> Versioned for State<T> {
+    fn waiters(&mut self) -> &mut Queue {
+        &mut self.waiters
     }
 
-    fn has_news(&self, next: u64) -> bool {
+    fn has_changed_since(&self, next: u64) -> bool {
         self.sent > next || self.is_closed
     }
 }
 
 impl<T> Shared<T> {
-    /// The value with this number, if it is there.
-    pub(super) fn look(&self, next: &mut u64) -> Result<Arc<T>, BroadcastError> {
+    /// Returns the value with the number `next` and advances `next`, or reports why there is none.
+    pub(super) fn read(&self, next: &mut u64) -> Result<Arc<T>, BroadcastError> {
         let state = self.state.lock();
         let oldest = state.oldest();
         if *next < oldest {
@@ -115,7 +118,7 @@ impl<T> Shared<T> {
     }
 
     fn close(&self) -> bool {
-        !told::tell(&self.state, |state| {
+        !notify::change_and_notify(&self.state, |state| {
             mem::replace(&mut state.is_closed, true)
         })
     }
@@ -125,7 +128,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Sends to all receivers. Clones send into the same channel.
+/// The sending side of a broadcast channel. Clones send into the same channel.
 ///
 /// ```
 /// let (tx, mut rx) = indent::chan::broadcast(2);
@@ -134,7 +137,7 @@ impl<T> Shared<T> {
 /// ```
 pub struct BroadcastSender<T>(Arc<Shared<T>>);
 
-/// Receives all that is sent. A clone receives the same from where this one stands.
+/// The receiving side of a broadcast channel. A clone starts at this receiver's position.
 ///
 /// ```
 /// let (tx, mut rx) = indent::chan::broadcast(2);
@@ -148,8 +151,10 @@ pub struct BroadcastReceiver<T> {
 }
 
 impl<T> BroadcastSender<T> {
-    /// Sends to all receivers there are, and says how many those are. The value comes back if there are none, or
-    /// the channel is closed. Never waits, never yields.
+    /// Sends a value to all receivers and returns their number. Never blocks or yields.
+    ///
+    /// # Errors
+    /// If there are no receivers or the channel is closed; the error contains the value.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::broadcast(2);
@@ -163,7 +168,7 @@ impl<T> BroadcastSender<T> {
             return Err(SendError(value));
         }
         let value = Arc::new(value);
-        let sent = told::tell(&self.0.state, |state| {
+        let sent = notify::change_and_notify(&self.0.state, |state| {
             if state.is_closed {
                 return Err(value);
             }
@@ -180,13 +185,16 @@ impl<T> BroadcastSender<T> {
             }
             Err(value) => {
                 let value = Arc::into_inner(value);
-                Err(SendError(value.expect("nobody else has seen it")))
+                Err(SendError(
+                    value.expect("the value was not shared, as it was not sent"),
+                ))
             }
         }
     }
 
-    /// Closes the channel for all: nothing can be sent any more, what is kept is still received. False if it was
-    /// closed already.
+    /// Closes the channel for all handles; returns false if it was closed already.
+    ///
+    /// From then on sends fail. Values sent before are still received.
     ///
     /// ```
     /// use indent::chan::{self, BroadcastError};
@@ -201,7 +209,7 @@ impl<T> BroadcastSender<T> {
         self.0.close()
     }
 
-    /// Whether a send would give its value back: the channel was closed, or nobody receives now.
+    /// Whether a send would fail: the channel is closed, or there is no receiver now.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::broadcast::<u8>(2);
@@ -214,7 +222,7 @@ impl<T> BroadcastSender<T> {
         self.receivers() == 0 || self.0.is_closed()
     }
 
-    /// How many values are kept now.
+    /// Number of values that the channel keeps now.
     ///
     /// ```
     /// let (tx, _rx) = indent::chan::broadcast(2);
@@ -225,7 +233,7 @@ impl<T> BroadcastSender<T> {
         self.0.state.lock().values.len()
     }
 
-    /// Whether nothing was sent so far.
+    /// Whether no value was ever sent.
     ///
     /// ```
     /// let (tx, _rx) = indent::chan::broadcast::<u8>(2);
@@ -235,7 +243,7 @@ impl<T> BroadcastSender<T> {
         self.len() == 0
     }
 
-    /// How many values are kept for those who are behind.
+    /// Number of values that the channel keeps for slow receivers.
     ///
     /// ```
     /// let (tx, _rx) = indent::chan::broadcast::<u8>(2);
@@ -245,7 +253,7 @@ impl<T> BroadcastSender<T> {
         self.0.capacity
     }
 
-    /// One more receiver, of what is sent from now on.
+    /// Creates a receiver of the values sent from now on.
     ///
     /// ```
     /// let (tx, _rx) = indent::chan::broadcast(2);
@@ -262,7 +270,7 @@ impl<T> BroadcastSender<T> {
         }
     }
 
-    /// How many receivers there are.
+    /// Number of receivers.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::broadcast::<u8>(2);
@@ -275,7 +283,7 @@ impl<T> BroadcastSender<T> {
 }
 
 impl<T> BroadcastReceiver<T> {
-    /// How many values this receiver could receive without a wait, those it has lost included.
+    /// Number of values sent that this receiver has not received, including those it has lost.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::broadcast(2);
@@ -287,7 +295,7 @@ impl<T> BroadcastReceiver<T> {
         usize::try_from(sent - self.next).unwrap_or(usize::MAX)
     }
 
-    /// Whether there is nothing for this receiver now.
+    /// Whether there is nothing for this receiver to receive now.
     ///
     /// ```
     /// let (_tx, rx) = indent::chan::broadcast::<u8>(2);
@@ -297,7 +305,7 @@ impl<T> BroadcastReceiver<T> {
         self.len() == 0
     }
 
-    /// How many values are kept for those who are behind.
+    /// Number of values that the channel keeps for slow receivers.
     ///
     /// ```
     /// let (_tx, rx) = indent::chan::broadcast::<u8>(2);
@@ -307,7 +315,7 @@ impl<T> BroadcastReceiver<T> {
         self.shared.capacity
     }
 
-    /// Closes the channel for all: see [`BroadcastSender::close`].
+    /// Closes the channel for all handles: see [`BroadcastSender::close`].
     ///
     /// ```
     /// let (tx, rx) = indent::chan::broadcast(2);
@@ -318,7 +326,7 @@ impl<T> BroadcastReceiver<T> {
         self.shared.close()
     }
 
-    /// Whether nothing will be sent any more. There may be something left to receive.
+    /// Whether no further value can be sent. Values sent before may still be received.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::broadcast(2);
@@ -333,7 +341,12 @@ impl<T> BroadcastReceiver<T> {
 }
 
 impl<T: Clone> BroadcastReceiver<T> {
-    /// The next value; waits for it. An error if some were lost, or all senders are gone.
+    /// Receives the next value, blocking until it is sent.
+    ///
+    /// # Errors
+    /// [`Lagged`](BroadcastError::Lagged) if this receiver has lost values;
+    /// [`Closed`](BroadcastError::Closed) if the channel is closed and all its values were
+    /// received.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::broadcast(2);
@@ -345,7 +358,11 @@ impl<T: Clone> BroadcastReceiver<T> {
         self.receive(|| None)
     }
 
-    /// The next value if it is there. Never yields.
+    /// Receives the next value if it was sent. Never yields.
+    ///
+    /// # Errors
+    /// [`Empty`](BroadcastError::Empty) if there is none now; otherwise as for
+    /// [`recv`](Self::recv).
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::broadcast(2);
@@ -354,10 +371,14 @@ impl<T: Clone> BroadcastReceiver<T> {
     /// assert_eq!(rx.try_recv(), Ok(1));
     /// ```
     pub fn try_recv(&mut self) -> Result<T, BroadcastError> {
-        self.shared.look(&mut self.next).map(Arc::unwrap_or_clone)
+        self.shared.read(&mut self.next).map(Arc::unwrap_or_clone)
     }
 
-    /// The next value; waits for it for at most this long.
+    /// Receives the next value, blocking for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`Timeout`](BroadcastError::Timeout) if the time has passed; otherwise as for
+    /// [`recv`](Self::recv).
     ///
     /// ```
     /// let (_tx, mut rx) = indent::chan::broadcast::<u8>(2);
@@ -367,7 +388,11 @@ impl<T: Clone> BroadcastReceiver<T> {
         self.receive(|| after(timeout))
     }
 
-    /// The next value; waits for it until this time at most.
+    /// Receives the next value, blocking until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Timeout`](BroadcastError::Timeout) if the time has passed; otherwise as for
+    /// [`recv`](Self::recv).
     ///
     /// ```
     /// let (_tx, mut rx) = indent::chan::broadcast::<u8>(2);
@@ -378,13 +403,14 @@ impl<T: Clone> BroadcastReceiver<T> {
     }
 
     fn receive(&mut self, deadline: impl FnOnce() -> Option<Instant>) -> Result<T, BroadcastError> {
-        let waited = told::wait(&self.shared.state, self.next, deadline);
+        let waited = notify::wait_for_change(&self.shared.state, self.next, deadline);
         waited.map_err(|_| BroadcastError::Timeout)?;
         self.try_recv()
     }
 
-    /// All that is received until the channel is closed; waits in between. An error is
-    /// [`Lagged`](BroadcastError::Lagged): so many were lost.
+    /// Returns an iterator that receives until the channel is closed, blocking for each value.
+    ///
+    /// Its errors are [`Lagged`](BroadcastError::Lagged), with the number of values lost.
     ///
     /// ```
     /// use indent::chan::{self, BroadcastError};

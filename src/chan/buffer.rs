@@ -2,17 +2,20 @@
     unsafe_code,
     reason = "slots that are full or not; moves values by pointer"
 )]
-//! Values that were sent and not yet received, first in first out.
+//! The buffer of a channel: values that were sent and not yet received, first in, first out.
 //!
-//! Values come and go by pointer: whoever moves one into a buffer has none any more, and none is dropped
-//! here, but with the buffer itself. A buffer is used under the lock of its channel, so it never allocates and
-//! never frees: a *ring* is made with all its room; a *chain* grows by blocks that its user brings along, and
-//! gives the user those it has no use for.
+//! Values enter and leave by pointer, and each move transfers ownership. The buffer drops values
+//! only when it is dropped itself. A buffer is used under the lock of its channel, so it never
+//! allocates and never frees:
+//!
+//! - a *ring* is allocated with all its slots;
+//! - a *chain* grows by blocks that the caller allocates without the lock, and hands unused blocks
+//!   back.
 
 use std::mem::{self, MaybeUninit};
 use std::ptr;
 
-/// Values in one block of a chain.
+/// Number of values in one block of a chain.
 const BLOCK: usize = 32;
 
 pub(crate) enum Buffer<T> {
@@ -21,7 +24,7 @@ pub(crate) enum Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// A ring of this capacity, or a chain.
+    /// Creates a ring of this capacity, or a chain if there is none.
     pub(crate) fn new(capacity: Option<usize>) -> Self {
         match capacity {
             Some(capacity) => Buffer::Ring(Ring::new(capacity)),
@@ -37,7 +40,8 @@ impl<T> Buffer<T> {
         }
     }
 
-    /// Whether there is room for one more. A chain has room if it has a block for it.
+    /// Whether there is room for one more value. A chain has room if it has a slot or a spare
+    /// block.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         match self {
@@ -46,10 +50,10 @@ impl<T> Buffer<T> {
         }
     }
 
-    /// Moves a value in.
+    /// Moves a value into the buffer.
     ///
     /// # Safety
-    /// There is room, and the pointer is to a value that is the caller's no more.
+    /// There is room, and the pointer is to a value that the caller gives up.
     #[inline]
     pub(crate) unsafe fn push(&mut self, value: *const T) {
         match self {
@@ -60,10 +64,10 @@ impl<T> Buffer<T> {
         }
     }
 
-    /// Moves the oldest value to `to`. False if there is none.
+    /// Moves the oldest value to `to`. Returns false if there is none.
     ///
     /// # Safety
-    /// There is room for one at `to`.
+    /// There is room for one value at `to`.
     #[inline]
     pub(crate) unsafe fn pop(&mut self, to: *mut T) -> bool {
         let place = match self {
@@ -71,7 +75,8 @@ impl<T> Buffer<T> {
             Buffer::Chain(chain) => chain.pop(),
         };
         if let Some(place) = place {
-            // SAFETY: a full slot, which counts as empty since `pop`; `to` by the caller's promise.
+            // SAFETY: `place` is a full slot that counts as empty since `pop`; `to` is valid by the
+            // caller's promise.
             unsafe { ptr::copy_nonoverlapping(place, to, 1) };
         }
         place.is_some()
@@ -79,7 +84,7 @@ impl<T> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// Memory that pops have left, to be freed without the lock.
+    /// Takes the blocks that pops have emptied, so that the caller frees them without the lock.
     #[inline]
     pub(crate) fn surplus(&mut self) -> Surplus<T> {
         match self {
@@ -90,13 +95,13 @@ impl<T> Buffer<T> {
 }
 
 impl<T> Buffer<T> {
-    /// Drops the oldest value. False if there is none.
+    /// Drops the oldest value. Returns false if there is none.
     fn drop_one(&mut self) -> bool {
         let mut value = MaybeUninit::uninit();
         // SAFETY: there is room in a local.
         let was_there = unsafe { self.pop(value.as_mut_ptr()) };
         if was_there {
-            // SAFETY: just moved there.
+            // SAFETY: `pop` moved a value there.
             drop(unsafe { value.assume_init() });
         }
         was_there
@@ -105,7 +110,8 @@ impl<T> Buffer<T> {
 
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
-        /// If the drop of one value unwinds, the others are dropped all the same: somebody may wait for that.
+        /// Drops the remaining values even if the drop of one unwinds: other code may rely on their
+        /// drops.
         struct Rest<'a, T>(&'a mut Buffer<T>);
 
         impl<T> Drop for Rest<'_, T> {
@@ -119,7 +125,7 @@ impl<T> Drop for Buffer<T> {
     }
 }
 
-/// So many slots and no more. A single one is inside: then nothing is allocated.
+/// A fixed number of slots. A single slot is stored inline, without an allocation.
 pub(crate) struct Ring<T> {
     first: MaybeUninit<T>,
     slots: Box<[MaybeUninit<T>]>,
@@ -159,7 +165,7 @@ impl<T> Ring<T> {
         }
         self.len += 1;
         let slot = self.slot(at);
-        // SAFETY: an empty slot, as there is room; the value by the caller's promise.
+        // SAFETY: the slot is empty, as there is room; the value is valid by the caller's promise.
         unsafe { ptr::copy_nonoverlapping(value, slot, 1) };
     }
 
@@ -178,21 +184,22 @@ impl<T> Ring<T> {
     }
 }
 
-/// Blocks, each with a pointer to the next.
+/// A linked list of blocks.
 pub(crate) struct Chain<T> {
-    /// Null if there is none.
+    /// The first block, or null.
     head: *mut Block<T>,
     tail: *mut Block<T>,
-    /// Where in the first block the oldest value is, and where in the last one the next will be.
+    /// Index of the oldest value in the first block; `write` is the next free index of the last
+    /// block.
     read: usize,
     write: usize,
     len: usize,
-    /// One that is not in use.
+    /// An unused block.
     spare: Option<Box<Block<T>>>,
     surplus: Surplus<T>,
 }
 
-/// Blocks that are of no use, for whoever has taken a value to free. Mostly none, or one.
+/// Blocks without a use, freed by the receiver that has emptied them. Usually none or one.
 pub(crate) struct Surplus<T>(*mut Block<T>);
 
 impl<T> Surplus<T> {
@@ -211,7 +218,7 @@ impl<T> Drop for Surplus<T> {
     }
 }
 
-// SAFETY: it owns its blocks and the values in them.
+// SAFETY: the chain owns its blocks and the values in them.
 unsafe impl<T: Send> Send for Chain<T> {}
 
 pub(crate) struct Block<T> {
@@ -220,14 +227,14 @@ pub(crate) struct Block<T> {
 }
 
 impl<T> Block<T> {
-    /// Made where it stays: it may be larger than a stack.
+    /// Allocates a block in place, since it may be larger than a stack.
     pub(crate) fn new() -> Box<Self> {
         let mut block = Box::<Self>::new_uninit();
-        // SAFETY: a field of what was allocated.
+        // SAFETY: a field of the allocation.
         let next = unsafe { &raw mut (*block.as_mut_ptr()).next };
-        // SAFETY: as above; there is nothing to be dropped.
+        // SAFETY: as above; the field has no old value to drop.
         unsafe { next.write(ptr::null_mut()) };
-        // SAFETY: the other field needs no value.
+        // SAFETY: the other field needs no initialization.
         unsafe { block.assume_init() }
     }
 }
@@ -250,7 +257,7 @@ impl<T> Chain<T> {
         self.write < BLOCK || self.spare.is_some()
     }
 
-    /// A block for later. If there is one already the caller keeps this.
+    /// Adds a spare block. Returns it if there is a spare one already.
     pub(crate) fn grow(&mut self, block: Box<Block<T>>) -> Option<Box<Block<T>>> {
         if self.spare.is_some() {
             return Some(block);
@@ -266,9 +273,9 @@ impl<T> Chain<T> {
         if self.write == BLOCK {
             self.append();
         }
-        // SAFETY: the last block, which is there since `append`.
+        // SAFETY: the last block, which exists since `append`.
         let slot = unsafe { &mut (*self.tail).values }[self.write].as_mut_ptr();
-        // SAFETY: an empty slot; the value by the caller's promise.
+        // SAFETY: the slot is empty; the value is valid by the caller's promise.
         unsafe { ptr::copy_nonoverlapping(value, slot, 1) };
         self.write += 1;
         self.len += 1;
@@ -294,16 +301,16 @@ impl<T> Chain<T> {
         if self.read == BLOCK {
             self.drop_first();
         }
-        // SAFETY: the first block, which is there as there are values.
+        // SAFETY: the first block, which exists because there are values.
         let slot = unsafe { &mut (*self.head).values }[self.read].as_mut_ptr();
         self.read += 1;
         self.len -= 1;
         Some(slot)
     }
 
-    /// The first block is used up and another follows. It is the next spare one, instead of that before.
+    /// Removes the first block, which is empty and has a successor. It replaces the spare block.
     fn drop_first(&mut self) {
-        // SAFETY: made by `Box::into_raw`, and off the chain from here on.
+        // SAFETY: made by `Box::into_raw`, and no longer in the chain.
         let mut block = unsafe { Box::from_raw(self.head) };
         self.head = mem::replace(&mut block.next, ptr::null_mut());
         self.read = 0;
@@ -315,7 +322,7 @@ impl<T> Chain<T> {
 
 impl<T> Drop for Chain<T> {
     fn drop(&mut self) {
-        // The values are gone, by the drop of the buffer.
+        // The values are gone: the buffer drops them before its chain.
         while !self.head.is_null() {
             self.drop_first();
         }

@@ -1,23 +1,28 @@
 #![expect(unsafe_code, reason = "values move by pointer from stack to stack")]
-//! A channel: a buffer, those who wait to send, those who wait to receive; and how values move.
+//! A channel: a buffer, the waiting senders, the waiting receivers; and how values move between
+//! them.
 //!
-//! All is decided under one lock (`park/queue.rs`). A value lies in the sender's *slot*, then in the buffer or in
-//! the receiver's slot, and nowhere else: it is moved by a copy of its bytes under the lock, and whose it is
-//! follows from what the operation returned.
+//! Every decision is made under one lock (`park/queue.rs`). A value lies in the sender's *slot*,
+//! then in the buffer or in the receiver's slot, and nowhere else. It is moved by a copy of its
+//! bytes under the lock. The result of the operation says which side owns the value afterwards.
 //!
-//! **C1** *Send*: closed, the value stays. Somebody waits to receive: it goes to the first of them. There is room:
-//! into the buffer. Else the sender waits, and its value stays in its slot. **C2** *Receive*: the oldest value of
-//! the buffer, and the value of the first who waits to send moves up behind the others; or, if there is no buffer,
-//! the value of the first who waits. Nothing there: closed, or the receiver waits. So if somebody waits to receive
-//! the buffer is empty and nobody waits to send, and if somebody waits to send there is no room (I29); values leave
-//! in the order in which their sends began to wait or were done, and none overtakes another of the same
-//! sender.
+//! **C1** *Send.* If the channel is closed, the value stays with the sender. If receivers wait, the
+//! value goes to the first of them. If there is room, it goes into the buffer. Otherwise the sender
+//! waits, and its value stays in its slot.
 //!
-//! **C3** *Close*: from here on nothing comes in. Those who wait to send get their values back, those who wait
-//! to receive learn it; what is in the buffer is still received. The last handle of a side closes; without receivers
-//! the buffer is dropped at once.
+//! **C2** *Receive.* The receiver takes the oldest value of the buffer, and the value of the first
+//! waiting sender moves into the buffer behind the others. Without a buffer it takes the value of
+//! the first waiting sender. If there is no value, the channel is closed or the receiver waits.
 //!
-//! Nothing of the user's runs under the lock: values are dropped, and waiters called, after it.
+//! So if a receiver waits, the buffer is empty and no sender waits; and if a sender waits, the
+//! buffer has no room (I29). Values leave in the order in which their sends completed or began to
+//! wait, and no value overtakes another of the same sender.
+//!
+//! **C3** *Close.* From then on no value enters the channel. Waiting senders get their values back,
+//! and waiting receivers get an error. Values in the buffer are still received. Dropping the last
+//! handle of a side closes the channel; dropping the last receiver also drops the buffer at once.
+//!
+//! No user code runs under the lock: values are dropped and waiters are notified after the unlock.
 
 use std::mem::{self, ManuallyDrop, MaybeUninit};
 use std::ptr;
@@ -45,40 +50,41 @@ pub(crate) struct State<T> {
     pub(crate) receiving: Queue,
 }
 
-/// What became of an attempt.
+/// The result of an attempt to send or receive without waiting.
 #[must_use]
 pub(crate) enum Attempt {
-    /// It is done, and this one is to be called.
+    /// The value was moved. The waiter, if there is one, is to be notified.
     Done(Option<Taken>),
     Closed,
-    /// It would have to wait.
+    /// The operation would have to wait.
     Wait,
 }
 
 impl<T> State<T> {
-    /// C1. The value is moved out of `slot` if it is done.
+    /// Sends by C1. On `Attempt::Done` the value was moved out of `slot`.
     ///
     /// # Safety
-    /// A value is in the slot.
+    /// The slot contains a value.
     #[inline]
     pub(crate) unsafe fn send(&mut self, slot: *const T) -> Attempt {
         if self.is_closed {
             return Attempt::Closed;
         }
         if let Some(receiver) = self.receiving.take(How::Done) {
-            // SAFETY: an empty slot of the same type, whose owner waits for our call.
+            // SAFETY: the receiver's slot is empty and of the same type; its owner waits until we
+            // notify it.
             unsafe { ptr::copy_nonoverlapping(slot, receiver.slot().cast(), 1) };
             return Attempt::Done(Some(receiver));
         }
         if !self.buffer.has_room() {
             return Attempt::Wait;
         }
-        // SAFETY: there is room; the value by the caller's promise.
+        // SAFETY: there is room; the slot contains a value by the caller's promise.
         unsafe { self.buffer.push(slot) };
         Attempt::Done(None)
     }
 
-    /// C2. A value is moved to `slot` if it is done.
+    /// Receives by C2. On `Attempt::Done` a value was moved to `slot`.
     ///
     /// # Safety
     /// The slot is empty.
@@ -88,13 +94,15 @@ impl<T> State<T> {
         if unsafe { self.buffer.pop(slot) } {
             let sender = self.sending.take(How::Done);
             if let Some(sender) = &sender {
-                // SAFETY: there is room, as one has just left; the sender waits for our call.
+                // SAFETY: there is room, as one value has just left; the sender waits until we
+                // notify it.
                 unsafe { self.buffer.push(sender.slot().cast()) };
             }
             return Attempt::Done(sender);
         }
         if let Some(sender) = self.sending.take(How::Done) {
-            // SAFETY: a value that is ours now; its sender waits for our call.
+            // SAFETY: the value is ours now that its sender was taken from the queue; the sender
+            // waits until we notify it.
             unsafe { ptr::copy_nonoverlapping(sender.slot().cast(), slot, 1) };
             return Attempt::Done(Some(sender));
         }
@@ -107,7 +115,7 @@ impl<T> State<T> {
 }
 
 impl<T> Channel<T> {
-    /// Without a capacity it is unbounded. One handle on each side.
+    /// A channel with one handle on each side. Without a capacity it is unbounded.
     pub(crate) fn new(capacity: Option<usize>) -> Self {
         Channel {
             state: Guarded::new(State {
@@ -134,7 +142,7 @@ impl<T> Channel<T> {
         self.state.lock().is_closed
     }
 
-    /// The lock, and a block for the next value if the buffer is a chain that has none left.
+    /// Locks the state, and adds a block if the buffer is a chain without room.
     #[inline]
     fn lock_to_send(&self) -> Locked<'_, State<T>> {
         self.with_room(self.state.lock())
@@ -170,7 +178,7 @@ impl<T> Channel<T> {
     pub(crate) fn try_send(&self, value: T) -> Result<(), TrySendError<T>> {
         let value = ManuallyDrop::new(value);
         let mut state = self.lock_to_send();
-        // SAFETY: the value is there.
+        // SAFETY: the slot contains the value.
         let attempt = unsafe { state.send(&raw const *value) };
         match attempt {
             Attempt::Done(taken) => {
@@ -188,19 +196,19 @@ impl<T> Channel<T> {
         }
     }
 
-    /// Waits until then, if it has to; the deadline is asked for only if so.
+    /// Sends by C1, and waits until the deadline if it must. Asks for the deadline only then.
     #[inline]
     pub(crate) fn send(
         &self,
         value: T,
         deadline: impl FnOnce() -> Option<Instant>,
     ) -> Result<(), SendTimeoutError<T>> {
-        // This may unwind: the value is not forgotten before.
+        // `lock_charged` may unwind: until it has returned, the value must be dropped by unwinding.
         let mut state = self.with_room(self.state.lock_charged());
         let mut value = ManuallyDrop::new(value);
         let mut thread = None;
         let operation = loop {
-            // SAFETY: the value is there.
+            // SAFETY: the slot contains the value.
             match unsafe { state.send(&raw const *value) } {
                 Attempt::Done(taken) => {
                     state.finish([taken]);
@@ -220,10 +228,11 @@ impl<T> Channel<T> {
             state = self.lock_to_send();
         };
         let entry = Entry::only(&operation, (&raw mut value).cast());
-        // SAFETY: it stays here until the operation is over: see below.
+        // SAFETY: the entry stays on this stack until the operation is over: `wait` below returns
+        // only then.
         unsafe { state.sending.push(&entry) };
         drop(state);
-        // SAFETY: it was put into this queue.
+        // SAFETY: the entry was put into this queue.
         let withdraw = || unsafe { self.state.lock().sending.remove(&entry) };
         let ended = operation.wait(deadline(), ParkReason::Send, &withdraw);
         if ended == Ok(How::Done) {
@@ -246,7 +255,7 @@ impl<T> Channel<T> {
                 let surplus = state.buffer.surplus();
                 state.finish([taken]);
                 drop(surplus);
-                // SAFETY: moved there.
+                // SAFETY: `receive` moved a value there.
                 Ok(unsafe { value.assume_init() })
             }
             Attempt::Closed => Err(TryRecvError::Closed),
@@ -254,7 +263,7 @@ impl<T> Channel<T> {
         }
     }
 
-    /// As for `send`.
+    /// Receives by C2, and waits until the deadline if it must. Asks for the deadline only then.
     #[inline]
     pub(crate) fn receive(
         &self,
@@ -270,7 +279,7 @@ impl<T> Channel<T> {
                     let surplus = state.buffer.surplus();
                     state.finish([taken]);
                     drop(surplus);
-                    // SAFETY: moved there.
+                    // SAFETY: `receive` moved a value there.
                     return Ok(unsafe { value.assume_init() });
                 }
                 Attempt::Closed => return Err(RecvTimeoutError::Closed),
@@ -284,13 +293,14 @@ impl<T> Channel<T> {
             state = self.state.lock();
         };
         let entry = Entry::only(&operation, value.as_mut_ptr().cast());
-        // SAFETY: it stays here until the operation is over: see below.
+        // SAFETY: the entry stays on this stack until the operation is over: `wait` below returns
+        // only then.
         unsafe { state.receiving.push(&entry) };
         drop(state);
-        // SAFETY: it was put into this queue.
+        // SAFETY: the entry was put into this queue.
         let withdraw = || unsafe { self.state.lock().receiving.remove(&entry) };
         match operation.wait(deadline(), ParkReason::Receive, &withdraw) {
-            // SAFETY: moved there by whoever has called.
+            // SAFETY: the sender that notified this operation moved a value there.
             Ok(How::Done) => Ok(unsafe { value.assume_init() }),
             Ok(How::Over) => Err(RecvTimeoutError::Closed),
             Err(Woken::ByCancel) => park::unwind_cancelled(),
@@ -298,7 +308,7 @@ impl<T> Channel<T> {
         }
     }
 
-    /// C3. False if it was closed before.
+    /// Closes the channel by C3. Returns false if it was closed before.
     pub(crate) fn close(&self) -> bool {
         let mut state = self.state.lock();
         let closed = !mem::replace(&mut state.is_closed, true);
@@ -329,7 +339,7 @@ impl<T> Channel<T> {
             self.close();
             let empty = Buffer::new(self.capacity.map(|_| 0));
             let left = mem::replace(&mut self.state.lock().buffer, empty);
-            drop(left); // without the lock
+            drop(left); // user code: not under the lock
         }
     }
 }
@@ -338,7 +348,8 @@ fn count_up(handles: &AtomicUsize) {
     let before = handles.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     assert!(
         before < isize::MAX as usize,
-        "a channel has {before} handles on one side: they were forgotten, not dropped"
+        "cannot clone a channel handle: {before} handles exist on this side, so they were leaked \
+         with `mem::forget`; drop them instead"
     );
 }
 

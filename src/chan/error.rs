@@ -1,9 +1,9 @@
-//! What can go wrong. What could not be sent is given back.
+//! Errors of channels. A value that could not be sent is in the error.
 
 use std::error::Error;
 use std::fmt;
 
-/// Nobody will receive this any more: the channel is closed. The value comes back.
+/// The channel is closed, so the value cannot be sent. Contains the value.
 ///
 /// ```
 /// use indent::chan::{self, SendError};
@@ -15,7 +15,7 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SendError<T>(pub T);
 
-/// The value was not sent at once, and comes back.
+/// The value could not be sent without blocking. Contains the value.
 ///
 /// ```
 /// use indent::chan::{self, TrySendError};
@@ -26,13 +26,13 @@ pub struct SendError<T>(pub T);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum TrySendError<T> {
-    /// There is no room, or nobody who waits to receive.
+    /// The buffer has no room; or the channel has no buffer, and no receiver waits.
     Full(T),
     /// The channel is closed.
     Closed(T),
 }
 
-/// The value was not sent in time, and comes back.
+/// The value could not be sent in time. Contains the value.
 ///
 /// ```
 /// use indent::chan::{self, SendTimeoutError};
@@ -44,13 +44,13 @@ pub enum TrySendError<T> {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SendTimeoutError<T> {
-    /// The time is over.
+    /// The deadline has passed.
     Timeout(T),
     /// The channel is closed.
     Closed(T),
 }
 
-/// There is nothing left to receive, and there never will be: the channel is closed.
+/// The channel is empty and closed: no value will ever be received.
 ///
 /// ```
 /// use indent::chan::{self, RecvError};
@@ -62,7 +62,7 @@ pub enum SendTimeoutError<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvError;
 
-/// Nothing was received at once.
+/// No value could be received without blocking.
 ///
 /// ```
 /// use indent::chan::{self, TryRecvError};
@@ -74,13 +74,13 @@ pub struct RecvError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TryRecvError {
-    /// There is nothing now.
+    /// The channel is empty now, and still open.
     Empty,
-    /// There is nothing left, and the channel is closed.
+    /// The channel is empty and closed.
     Closed,
 }
 
-/// Nothing was received in time.
+/// No value was received in time.
 ///
 /// ```
 /// use indent::chan::{self, RecvTimeoutError};
@@ -92,14 +92,14 @@ pub enum TryRecvError {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecvTimeoutError {
-    /// The time is over.
+    /// The deadline has passed.
     Timeout,
-    /// There is nothing left, and the channel is closed.
+    /// The channel is empty and closed.
     Closed,
 }
 
 impl<T> SendError<T> {
-    /// What was not sent.
+    /// Returns the value that was not sent.
     ///
     /// ```
     /// assert_eq!(indent::chan::SendError(7).into_inner(), 7);
@@ -110,7 +110,7 @@ impl<T> SendError<T> {
 }
 
 impl<T> TrySendError<T> {
-    /// What was not sent.
+    /// Returns the value that was not sent.
     ///
     /// ```
     /// assert_eq!(indent::chan::TrySendError::Full(7).into_inner(), 7);
@@ -121,7 +121,7 @@ impl<T> TrySendError<T> {
         }
     }
 
-    /// Whether it may be worth another try.
+    /// Whether the channel was full, so that a later try may succeed.
     ///
     /// ```
     /// assert!(indent::chan::TrySendError::Full(7).is_full());
@@ -132,7 +132,7 @@ impl<T> TrySendError<T> {
 }
 
 impl<T> SendTimeoutError<T> {
-    /// What was not sent.
+    /// Returns the value that was not sent.
     ///
     /// ```
     /// assert_eq!(indent::chan::SendTimeoutError::Timeout(7).into_inner(), 7);
@@ -143,7 +143,7 @@ impl<T> SendTimeoutError<T> {
         }
     }
 
-    /// Whether the time was over, and not the channel.
+    /// Whether the deadline has passed, as opposed to a closed channel.
     ///
     /// ```
     /// assert!(indent::chan::SendTimeoutError::Timeout(7).is_timeout());
@@ -154,11 +154,14 @@ impl<T> SendTimeoutError<T> {
 }
 
 const CLOSED_TO_SENDERS: &str =
-    "the channel is closed: nobody will receive the value, which is in the error";
+    "cannot send: the channel is closed; the unsent value is in the error";
 const CLOSED_TO_RECEIVERS: &str =
-    "the channel is empty and closed: nothing will be sent any more, so stop receiving";
+    "cannot receive: the channel is empty and closed, so no value will follow; stop receiving";
+const EMPTY: &str = "cannot receive without blocking: the channel is empty; try again later, or \
+    use a blocking receive";
+const RECEIVE_TIMED_OUT: &str = "receive timed out: the channel stayed empty until the deadline";
 
-// What was sent need not be `Debug`.
+// Written by hand: the value need not be `Debug`.
 impl<T> fmt::Debug for SendError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SendError(..)")
@@ -193,7 +196,8 @@ impl<T> fmt::Display for TrySendError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             TrySendError::Full(_) => {
-                "the channel is full and the value is in the error: try again later, or send and wait"
+                "cannot send without blocking: the channel is full; try again later, or use a \
+                 blocking send (the unsent value is in the error)"
             }
             TrySendError::Closed(_) => CLOSED_TO_SENDERS,
         })
@@ -204,7 +208,8 @@ impl<T> fmt::Display for SendTimeoutError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             SendTimeoutError::Timeout(_) => {
-                "the channel was full until the time was over: the value is in the error"
+                "send timed out: the channel stayed full until the deadline; the unsent value is \
+                 in the error"
             }
             SendTimeoutError::Closed(_) => CLOSED_TO_SENDERS,
         })
@@ -220,7 +225,7 @@ impl fmt::Display for RecvError {
 impl fmt::Display for TryRecvError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            TryRecvError::Empty => "the channel is empty: try again later, or receive and wait",
+            TryRecvError::Empty => EMPTY,
             TryRecvError::Closed => CLOSED_TO_RECEIVERS,
         })
     }
@@ -229,7 +234,7 @@ impl fmt::Display for TryRecvError {
 impl fmt::Display for RecvTimeoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            RecvTimeoutError::Timeout => "the channel was empty until the time was over",
+            RecvTimeoutError::Timeout => RECEIVE_TIMED_OUT,
             RecvTimeoutError::Closed => CLOSED_TO_RECEIVERS,
         })
     }
@@ -266,7 +271,7 @@ impl From<RecvError> for RecvTimeoutError {
     }
 }
 
-/// Nothing was received from a broadcast channel.
+/// No value was received from a broadcast channel.
 ///
 /// ```
 /// use indent::chan::{self, BroadcastError};
@@ -279,27 +284,27 @@ impl From<RecvError> for RecvTimeoutError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BroadcastError {
-    /// There is nothing now. Only of `try_recv`.
+    /// The channel is empty now, and still open. Returned by `try_recv` only.
     Empty,
-    /// There was nothing until the time was over. Only of `recv_timeout` and `recv_deadline`.
+    /// The channel was empty until the deadline. Returned by `recv_timeout` and `recv_deadline`
+    /// only.
     Timeout,
-    /// The receiver was too slow: so many values are lost for it. The next receive gives the oldest there is.
+    /// This receiver was too slow, and this many values were dropped for it. The next receive
+    /// returns the oldest value left.
     Lagged(u64),
-    /// There is nothing left, and nothing will be sent: it was closed, or all senders are gone.
+    /// The channel is empty and closed.
     Closed,
 }
 
 impl fmt::Display for BroadcastError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            BroadcastError::Empty => {
-                f.write_str("the channel is empty: try again later, or receive and wait")
-            }
-            BroadcastError::Timeout => f.write_str("the channel was empty until the time was over"),
+            BroadcastError::Empty => f.write_str(EMPTY),
+            BroadcastError::Timeout => f.write_str(RECEIVE_TIMED_OUT),
             BroadcastError::Lagged(lost) => write!(
                 f,
-                "the receiver was too slow and has lost {lost} values: receive again for the oldest that is left, \
-                 or make the channel larger"
+                "the receiver was too slow and {lost} values were dropped for it; receive again \
+                 for the oldest value left, or give the channel a larger capacity"
             ),
             BroadcastError::Closed => f.write_str(CLOSED_TO_RECEIVERS),
         }

@@ -1,13 +1,13 @@
-//! What receivers of broadcast and watch channels receive, one after the other.
+//! Iterators over the values of broadcast and watch channels.
 
 use std::fmt;
 use std::iter::FusedIterator;
 
 use super::broadcast::BroadcastReceiver;
 use super::error::BroadcastError;
-use super::watch::{Seen, WatchReceiver};
+use super::watch::{Ref, WatchReceiver};
 
-/// All that a receiver receives until its channel is closed: [`BroadcastReceiver::iter`].
+/// Iterator that receives until the channel is closed: see [`BroadcastReceiver::iter`].
 ///
 /// ```
 /// let (tx, mut rx) = indent::chan::broadcast(2);
@@ -40,7 +40,7 @@ impl<'a, T: Clone> IntoIterator for &'a mut BroadcastReceiver<T> {
     }
 }
 
-/// All values that a receiver receives until its channel is closed: [`WatchReceiver::iter`].
+/// Iterator that receives until the channel is closed: see [`WatchReceiver::iter`].
 ///
 /// ```
 /// let (tx, mut rx) = indent::chan::watch(0);
@@ -53,9 +53,9 @@ impl<'a, T: Clone> IntoIterator for &'a mut BroadcastReceiver<T> {
 pub struct WatchIter<'a, T>(pub(super) &'a mut WatchReceiver<T>);
 
 impl<T> Iterator for WatchIter<'_, T> {
-    type Item = Seen<T>;
+    type Item = Ref<T>;
 
-    fn next(&mut self) -> Option<Seen<T>> {
+    fn next(&mut self) -> Option<Ref<T>> {
         self.0.recv().ok()
     }
 }
@@ -63,7 +63,7 @@ impl<T> Iterator for WatchIter<'_, T> {
 impl<T> FusedIterator for WatchIter<'_, T> {}
 
 impl<'a, T> IntoIterator for &'a mut WatchReceiver<T> {
-    type Item = Seen<T>;
+    type Item = Ref<T>;
     type IntoIter = WatchIter<'a, T>;
 
     fn into_iter(self) -> WatchIter<'a, T> {

@@ -1,32 +1,35 @@
-//! Channels: values from one fiber or thread to another.
+//! Channels: send values between fibers and threads.
 //!
-//! | | senders | receivers | who gets a value | if nobody receives |
+//! | | senders | receivers | each value goes to | when receivers fall behind |
 //! |---|---|---|---|---|
-//! | [`bounded`] | many | many | one | senders wait |
-//! | [`unbounded`] | many | many | one | memory grows |
-//! | [`oneshot`](oneshot()) | one, once | one | it | the value waits |
-//! | [`broadcast`](broadcast()) | many | many | all | the oldest are dropped |
-//! | [`watch`](watch()) | many | many | all, the latest only | it is replaced |
+//! | [`bounded`] | many | many | one receiver | senders block |
+//! | [`unbounded`] | many | many | one receiver | memory grows |
+//! | [`oneshot`](oneshot()) | one, once | one | the receiver | the value is kept |
+//! | [`broadcast`](broadcast()) | many | many | every receiver | the oldest values are dropped |
+//! | [`watch`](watch()) | many | many | every receiver, the latest only | the value is replaced |
 //!
-//! Take [`bounded`]: a sender that is faster than its receiver waits, and so do those who wait for the sender.
-//! `bounded(0)` has no room at all: a send ends when somebody receives. [`unbounded`] is the exception, for
-//! senders that must not wait and are known to be few: nothing else keeps them from filling the memory.
+//! Prefer [`bounded`]: a sender that is faster than its receiver blocks, and this backpressure
+//! reaches the code that feeds the sender. `bounded(0)` has no buffer: a send returns when a
+//! receiver takes the value. [`unbounded`] is for senders that must not block and send a limited
+//! number of values; the channel itself does not limit its memory.
 //!
-//! Everything here blocks the calling fiber and nobody else; on a plain thread it blocks the thread. Both may
-//! use the same channel. Operations that could block are charged to the fiber's budget, so that a pair that never
-//! has to wait still lets others run.
+//! Blocking calls suspend the calling fiber, not its thread. On a plain thread they block the
+//! thread. Fibers and threads may use the same channel. Every operation that could block is charged
+//! to the fiber's budget, so two fibers that exchange values without ever blocking still let other
+//! fibers run.
 //!
-//! *Order.* Whoever waits is served in the order in which they came. Values of one sender arrive in the order in
-//! which it sent them. A value goes straight to a receiver that waits, which runs next if it lives on
-//! the same thread.
+//! *Order.* Waiting senders and waiting receivers are served first come, first served. Values of
+//! one sender arrive in the order in which it sent them. A value goes directly to a waiting
+//! receiver if there is one, and that receiver runs next if it belongs to the same worker.
 //!
-//! *Closing.* A channel is closed by [`close`](Sender::close) from either side, or when the last handle of
-//! one side is dropped. Then nothing can be sent any more and senders get their values back; receivers get what
-//! was sent before, and then an error.
+//! *Closing.* A channel closes when [`close`](Sender::close) is called on either side, or when the
+//! last handle of one side is dropped. After that, sends fail and return their value. Receivers get
+//! the values sent before, and then an error.
 //!
-//! *Ends of waits.* A fiber that was asked to end, or is past a [time limit](crate::time::timeout), unwinds where
-//! it would have to wait. A value that was handed over at that moment is not lost: the call
-//! returns, and the next one unwinds. A value that was not sent is dropped by the unwinding.
+//! *Cancellation.* A cancelled fiber, or a fiber past its [time limit](crate::time::timeout),
+//! unwinds where it would have to block. A value that a receiver was given at that moment is not
+//! lost: the call returns it, and the next call unwinds. A value that was not sent is dropped by
+//! the unwinding.
 //!
 //! ```
 //! use indent::chan;
@@ -38,7 +41,7 @@
 //!         indent::spawn(move || (0..100).for_each(|n| tx.send(worker * 100 + n).unwrap()))
 //!     })
 //!     .collect();
-//! drop(tx); // the workers have their own
+//! drop(tx); // the workers have their own senders
 //! assert_eq!(rx.iter().sum::<i32>(), (0..400).sum());
 //! # workers.into_iter().for_each(|worker| worker.join().unwrap());
 //! ```
@@ -52,8 +55,8 @@ pub(crate) mod core;
 mod error;
 mod iter;
 mod mpmc;
+mod notify;
 mod oneshot;
-mod told;
 mod watch;
 
 pub use broadcast::{BroadcastReceiver, BroadcastSender, broadcast};
@@ -64,4 +67,4 @@ pub use error::{
 pub use iter::{BroadcastIter, WatchIter};
 pub use mpmc::{IntoIter, Iter, Receiver, Sender, TryIter, bounded, unbounded};
 pub use oneshot::{OneshotReceiver, OneshotSender, oneshot};
-pub use watch::{Seen, WatchReceiver, WatchSender, watch};
+pub use watch::{Ref, WatchReceiver, WatchSender, watch};

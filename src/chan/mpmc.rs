@@ -1,4 +1,4 @@
-//! Channels with many senders and many receivers: the two sides.
+//! Channels with many senders and many receivers: `Sender` and `Receiver`.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -10,16 +10,18 @@ use super::error::{
     RecvError, RecvTimeoutError, SendError, SendTimeoutError, TryRecvError, TrySendError,
 };
 
-/// A channel with room for so many values. Without any, `bounded(0)`, a send ends when somebody receives.
+/// Creates a channel that buffers at most `capacity` values.
 ///
-/// The room is allocated at once.
+/// When the buffer is full, senders block. With capacity zero there is no buffer: a send returns
+/// when a receiver has taken the value. The buffer is allocated here. The counterpart of
+/// [`std::sync::mpsc::sync_channel`], with many receivers.
 ///
 /// ```
 /// use indent::chan;
 ///
 /// let (tx, rx) = chan::bounded(2);
 /// tx.send("a").unwrap();
-/// tx.send("b").unwrap(); // a third would wait
+/// tx.send("b").unwrap(); // a third send would block
 /// assert_eq!(rx.recv(), Ok("a"));
 ///
 /// let (tx, rx) = chan::bounded(0);
@@ -31,10 +33,10 @@ pub fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     pair(Some(capacity))
 }
 
-/// A channel in which a send never waits: what nobody receives stays in memory.
+/// Creates a channel without a capacity limit, in which sends never block.
 ///
-/// This is the exception; prefer [`bounded`]. It is right where the number of values is limited by something
-/// else.
+/// Values that are not received stay in memory. Prefer [`bounded`], unless something else limits
+/// the number of values. The counterpart of [`std::sync::mpsc::channel`], with many receivers.
 ///
 /// ```
 /// let (tx, rx) = indent::chan::unbounded();
@@ -51,12 +53,13 @@ fn pair<T>(capacity: Option<usize>) -> (Sender<T>, Receiver<T>) {
     (Sender(channel.clone()), Receiver(channel))
 }
 
-/// A time too far away to be named never comes.
+/// The deadline that is `timeout` from now; `None`, which is never, if no `Instant` can represent
+/// it.
 pub(crate) fn after(timeout: Duration) -> Option<Instant> {
     Instant::now().checked_add(timeout)
 }
 
-/// The side of a channel that sends. Clones send into the same channel.
+/// The sending side of a channel. Clones send into the same channel.
 ///
 /// ```
 /// let (tx, rx) = indent::chan::bounded(1);
@@ -66,7 +69,7 @@ pub(crate) fn after(timeout: Duration) -> Option<Instant> {
 /// ```
 pub struct Sender<T>(pub(crate) Arc<Channel<T>>);
 
-/// The side of a channel that receives. Clones receive from the same channel: each value goes to one of them.
+/// The receiving side of a channel. Clones share the values: each value goes to one of them.
 ///
 /// ```
 /// let (tx, rx) = indent::chan::bounded(2);
@@ -78,7 +81,10 @@ pub struct Sender<T>(pub(crate) Arc<Channel<T>>);
 pub struct Receiver<T>(pub(crate) Arc<Channel<T>>);
 
 impl<T> Sender<T> {
-    /// Sends, and waits for room if there is none. An error gives the value back: the channel is closed.
+    /// Sends a value, blocking while the channel is full.
+    ///
+    /// # Errors
+    /// If the channel is closed; the error contains the value.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::bounded(1);
@@ -92,7 +98,10 @@ impl<T> Sender<T> {
         sent.map_err(|error| SendError(error.into_inner()))
     }
 
-    /// Sends if that needs no wait. Never yields.
+    /// Sends a value if that is possible without blocking. Never yields.
+    ///
+    /// # Errors
+    /// If the channel is full or closed; the error contains the value.
     ///
     /// ```
     /// let (tx, _rx) = indent::chan::bounded(1);
@@ -103,7 +112,10 @@ impl<T> Sender<T> {
         self.0.try_send(value)
     }
 
-    /// Sends, and waits for room for at most this long.
+    /// Sends a value, blocking for at most `timeout` while the channel is full.
+    ///
+    /// # Errors
+    /// If the time has passed or the channel is closed; the error contains the value.
     ///
     /// ```
     /// use std::time::Duration;
@@ -116,7 +128,10 @@ impl<T> Sender<T> {
         self.0.send(value, || after(timeout))
     }
 
-    /// Sends, and waits for room until this time at most.
+    /// Sends a value, blocking until `deadline` at most while the channel is full.
+    ///
+    /// # Errors
+    /// If the time has passed or the channel is closed; the error contains the value.
     ///
     /// ```
     /// use std::time::Instant;
@@ -131,7 +146,10 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Receives, and waits for a value if there is none. An error: the channel is closed, and all was received.
+    /// Receives a value, blocking while the channel is empty.
+    ///
+    /// # Errors
+    /// If the channel is closed and all its values were received.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::bounded(1);
@@ -144,7 +162,10 @@ impl<T> Receiver<T> {
         self.0.receive(|| None).map_err(|_| RecvError)
     }
 
-    /// Receives if that needs no wait. Never yields.
+    /// Receives a value if there is one. Never yields.
+    ///
+    /// # Errors
+    /// If the channel is empty, or closed and empty.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::bounded(1);
@@ -156,7 +177,10 @@ impl<T> Receiver<T> {
         self.0.try_receive()
     }
 
-    /// Receives, and waits for a value for at most this long.
+    /// Receives a value, blocking for at most `timeout` while the channel is empty.
+    ///
+    /// # Errors
+    /// If the time has passed, or the channel is closed and empty.
     ///
     /// ```
     /// use std::time::Duration;
@@ -168,7 +192,10 @@ impl<T> Receiver<T> {
         self.0.receive(|| after(timeout))
     }
 
-    /// Receives, and waits for a value until this time at most.
+    /// Receives a value, blocking until `deadline` at most while the channel is empty.
+    ///
+    /// # Errors
+    /// If the time has passed, or the channel is closed and empty.
     ///
     /// ```
     /// use std::time::Instant;
@@ -182,7 +209,8 @@ impl<T> Receiver<T> {
         self.0.receive(|| Some(deadline))
     }
 
-    /// All that is received until the channel is closed; waits in between.
+    /// Returns an iterator that receives until the channel is closed and empty, blocking while it
+    /// is empty.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::bounded(3);
@@ -194,7 +222,7 @@ impl<T> Receiver<T> {
         Iter(self)
     }
 
-    /// All that can be received without a wait.
+    /// Returns an iterator over the values that can be received without blocking.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::bounded(3);
@@ -206,12 +234,13 @@ impl<T> Receiver<T> {
     }
 }
 
-/// What both sides can do.
+/// The methods of both sides.
 macro_rules! both_sides {
     ($side:ident) => {
         impl<T> $side<T> {
-            /// Closes the channel for all: nothing can be sent any more, what was sent is still received. False
-            /// if it was closed already.
+            /// Closes the channel for all handles; returns false if it was closed already.
+            ///
+            /// From then on sends fail. Values sent before are still received.
             ///
             /// ```
             /// let (tx, rx) = indent::chan::bounded(1);
@@ -225,7 +254,7 @@ macro_rules! both_sides {
                 self.0.close()
             }
 
-            /// Whether nothing can be sent any more.
+            /// Whether the channel is closed, so that sends fail.
             ///
             /// ```
             /// let (tx, rx) = indent::chan::bounded::<u8>(1);
@@ -237,7 +266,7 @@ macro_rules! both_sides {
                 self.0.is_closed()
             }
 
-            /// How many values are in it now: sent, and not yet received.
+            /// Number of values in the buffer.
             ///
             /// ```
             /// let (tx, rx) = indent::chan::bounded(4);
@@ -248,7 +277,7 @@ macro_rules! both_sides {
                 self.0.len()
             }
 
-            /// Whether nothing is in it now.
+            /// Whether the buffer is empty.
             ///
             /// ```
             /// let (tx, rx) = indent::chan::bounded::<u8>(4);
@@ -258,7 +287,7 @@ macro_rules! both_sides {
                 self.len() == 0
             }
 
-            /// For how many values there is room in all; `None` if it is unbounded.
+            /// Number of values the buffer can hold; `None` if the channel is unbounded.
             ///
             /// ```
             /// let (tx, _rx) = indent::chan::bounded::<u8>(4);
@@ -270,7 +299,7 @@ macro_rules! both_sides {
                 self.0.capacity()
             }
 
-            /// Whether both belong to the same channel.
+            /// Whether both handles belong to the same channel.
             ///
             /// ```
             /// let (tx, _rx) = indent::chan::bounded::<u8>(4);
@@ -321,7 +350,7 @@ impl<T> Drop for Receiver<T> {
     }
 }
 
-/// What [`Receiver::iter`] returns.
+/// Iterator that blocks for each value: see [`Receiver::iter`].
 ///
 /// ```
 /// let (tx, rx) = indent::chan::bounded(1);
@@ -331,7 +360,7 @@ impl<T> Drop for Receiver<T> {
 #[derive(Debug)]
 pub struct Iter<'a, T>(&'a Receiver<T>);
 
-/// What [`Receiver::try_iter`] returns.
+/// Iterator that never blocks: see [`Receiver::try_iter`].
 ///
 /// ```
 /// let (_tx, rx) = indent::chan::bounded::<u8>(1);
@@ -340,7 +369,7 @@ pub struct Iter<'a, T>(&'a Receiver<T>);
 #[derive(Debug)]
 pub struct TryIter<'a, T>(&'a Receiver<T>);
 
-/// All that a receiver receives until its channel is closed.
+/// Iterator that owns its receiver and blocks for each value.
 ///
 /// ```
 /// let (tx, rx) = indent::chan::bounded(1);

@@ -1,6 +1,6 @@
-//! One value, once: the answer to a question.
+//! One-shot channels: one value from one sender to one receiver, such as a reply.
 //!
-//! It is a channel with room for one, of which each side is used up by its one operation.
+//! A one-shot channel is a channel of capacity one. Sending consumes the sender.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::core::Channel;
 use super::error::{RecvError, RecvTimeoutError, SendError, TryRecvError};
 use super::mpmc::after;
 
-/// A channel for one value. Sending it never waits.
+/// Creates a channel for a single value, as `tokio::sync::oneshot` does. The send never blocks.
 ///
 /// ```
 /// use indent::chan;
@@ -24,7 +24,7 @@ pub fn oneshot<T>() -> (OneshotSender<T>, OneshotReceiver<T>) {
     (OneshotSender(channel.clone()), OneshotReceiver(channel))
 }
 
-/// Sends one value; dropped without that, the receiver is told.
+/// Sends one value. Dropping it without a send closes the channel.
 ///
 /// ```
 /// let (tx, mut rx) = indent::chan::oneshot::<u8>();
@@ -39,12 +39,15 @@ pub struct OneshotSender<T>(Arc<Channel<T>>);
 /// let (tx, mut rx) = indent::chan::oneshot();
 /// tx.send(1).unwrap();
 /// assert_eq!(rx.recv(), Ok(1));
-/// assert!(rx.recv().is_err()); // there is no other
+/// assert!(rx.recv().is_err()); // there is only one value
 /// ```
 pub struct OneshotReceiver<T>(pub(crate) Arc<Channel<T>>);
 
 impl<T> OneshotSender<T> {
-    /// Sends the value, without a wait. It comes back if the receiver is gone. Never yields.
+    /// Sends the value without blocking. Never yields.
+    ///
+    /// # Errors
+    /// If the receiver was dropped or closed; the error contains the value.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::oneshot();
@@ -56,7 +59,7 @@ impl<T> OneshotSender<T> {
         sent.map_err(|error| SendError(error.into_inner()))
     }
 
-    /// Whether nobody wants the value any more: no need to make it.
+    /// Whether the receiver was dropped or closed, so that the value is not needed.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::oneshot::<u8>();
@@ -70,7 +73,10 @@ impl<T> OneshotSender<T> {
 }
 
 impl<T> OneshotReceiver<T> {
-    /// Receives the value, and waits for it. An error: the sender is gone, or it was received.
+    /// Receives the value, blocking until it is sent.
+    ///
+    /// # Errors
+    /// If the sender was dropped without a send, or the value was received before.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::oneshot();
@@ -82,7 +88,10 @@ impl<T> OneshotReceiver<T> {
         self.0.receive(|| None).map_err(|_| RecvError)
     }
 
-    /// Receives it if that needs no wait. Never yields.
+    /// Receives the value if it was sent. Never yields.
+    ///
+    /// # Errors
+    /// If the value was not sent yet, never will be, or was received before.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::oneshot();
@@ -94,7 +103,10 @@ impl<T> OneshotReceiver<T> {
         self.0.try_receive()
     }
 
-    /// Receives it, and waits for it for at most this long.
+    /// Receives the value, blocking for at most `timeout`.
+    ///
+    /// # Errors
+    /// If the time has passed, or as for [`recv`](Self::recv).
     ///
     /// ```
     /// let (_tx, mut rx) = indent::chan::oneshot::<u8>();
@@ -104,7 +116,10 @@ impl<T> OneshotReceiver<T> {
         self.0.receive(|| after(timeout))
     }
 
-    /// Receives it, and waits for it until this time at most.
+    /// Receives the value, blocking until `deadline` at most.
+    ///
+    /// # Errors
+    /// If the time has passed, or as for [`recv`](Self::recv).
     ///
     /// ```
     /// let (_tx, mut rx) = indent::chan::oneshot::<u8>();
@@ -114,7 +129,9 @@ impl<T> OneshotReceiver<T> {
         self.0.receive(|| Some(deadline))
     }
 
-    /// Says that the value is not wanted any more. What was sent before can still be received.
+    /// Closes the channel, so that a later send fails; returns false if it was closed already.
+    ///
+    /// A value sent before can still be received.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::oneshot();
@@ -125,8 +142,10 @@ impl<T> OneshotReceiver<T> {
         self.0.close()
     }
 
-    /// Whether nothing will be sent any more: it was, or the sender is gone, or this was [closed](Self::close).
-    /// What was sent may not have been received yet.
+    /// Whether no further value can be sent.
+    ///
+    /// This is so once the sender has sent or was dropped, or after [`close`](Self::close). A value
+    /// sent before may still be in the channel.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::oneshot();

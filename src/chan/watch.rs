@@ -1,7 +1,8 @@
-//! The latest value of something, for all who look.
+//! Watch channels: receivers see the latest value and are notified when it changes.
 //!
-//! Values are shared by reference count: under the lock a reference is counted, never a value cloned or dropped.
-//! Each change has a number; a receiver remembers the last one it has seen.
+//! Values are shared by reference count: under the lock a reference is counted, and no value is
+//! cloned or dropped. Each change has a number, and a receiver remembers the number of the last
+//! change it has seen.
 
 use std::fmt;
 use std::mem;
@@ -13,19 +14,21 @@ use std::time::{Duration, Instant};
 use super::error::{RecvError, RecvTimeoutError, SendError, TryRecvError};
 use super::iter::WatchIter;
 use super::mpmc::after;
-use super::told::{self, Tells};
+use super::notify::{self, Versioned};
 use crate::park;
 use crate::park::guarded::Guarded;
 use crate::park::queue::Queue;
 
-/// A value that is replaced by the next one. Receivers see the latest and are told when it changes; those
-/// that come late, or are slow, see no other.
+/// Creates a channel that keeps only the latest value, as `tokio::sync::watch` does.
+///
+/// Receivers are notified of changes. A receiver that is slow, or created late, skips the values in
+/// between.
 ///
 /// ```
 /// use indent::chan;
 ///
 /// let (tx, mut rx) = chan::watch("starting");
-/// assert_eq!(*rx.get(), "starting");
+/// assert_eq!(*rx.borrow(), "starting");
 /// tx.send("ready").unwrap();
 /// tx.send("running").unwrap();
 /// assert_eq!(*rx.recv().unwrap(), "running");
@@ -38,7 +41,7 @@ pub fn watch<T>(value: T) -> (WatchSender<T>, WatchReceiver<T>) {
             value: Arc::new(value),
             changes: 0,
             is_closed: false,
-            waiting: Queue::new(),
+            waiters: Queue::new(),
         }),
         senders: AtomicUsize::new(1),
         receivers: AtomicUsize::new(1),
@@ -58,31 +61,31 @@ pub(crate) struct Shared<T> {
 pub(crate) struct State<T> {
     value: Arc<T>,
     changes: u64,
-    /// Nothing is sent any more.
+    /// Sends fail from now on.
     is_closed: bool,
-    waiting: Queue,
+    waiters: Queue,
 }
 
-impl<T> Tells for State<T> {
-    fn waiting(&mut self) -> &mut Queue {
-        &mut self.waiting
+impl<T> Versioned for State<T> {
+    fn waiters(&mut self) -> &mut Queue {
+        &mut self.waiters
     }
 
-    fn has_news(&self, seen: u64) -> bool {
+    fn has_changed_since(&self, seen: u64) -> bool {
         self.changes > seen || self.is_closed
     }
 }
 
-/// Replaces the value. Clones replace the same one.
+/// The sending side of a watch channel. Clones replace the same value.
 ///
 /// ```
 /// let (tx, rx) = indent::chan::watch(0);
 /// tx.clone().send(1).unwrap();
-/// assert_eq!(*rx.get(), 1);
+/// assert_eq!(*rx.borrow(), 1);
 /// ```
 pub struct WatchSender<T>(Arc<Shared<T>>);
 
-/// Sees the latest value. Each clone remembers for itself what it has seen.
+/// The receiving side of a watch channel. Each clone has its own record of the changes it has seen.
 ///
 /// ```
 /// let (tx, mut rx) = indent::chan::watch(0);
@@ -95,17 +98,20 @@ pub struct WatchReceiver<T> {
     pub(super) seen: u64,
 }
 
-/// A value as it was when it was looked at: others may replace it, this stays.
+/// A snapshot of the value of a watch channel, which later sends do not change.
+///
+/// Unlike Tokio's `watch::Ref` it holds a reference count and no lock, so keeping it does not block
+/// senders.
 ///
 /// ```
 /// let (tx, rx) = indent::chan::watch(1);
-/// let seen = rx.get();
+/// let seen = rx.borrow();
 /// tx.send(2).unwrap();
 /// assert_eq!(*seen, 1);
 /// ```
-pub struct Seen<T>(Arc<T>);
+pub struct Ref<T>(Arc<T>);
 
-impl<T> Deref for Seen<T> {
+impl<T> Deref for Ref<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -113,15 +119,17 @@ impl<T> Deref for Seen<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Seen<T> {
+impl<T: fmt::Debug> fmt::Debug for Ref<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         T::fmt(self, f)
     }
 }
 
 impl<T> WatchSender<T> {
-    /// Replaces the value and tells all who wait. It comes back if there are no receivers, or the channel is
-    /// closed. Never waits, never yields.
+    /// Replaces the value and notifies all waiting receivers. Never blocks or yields.
+    ///
+    /// # Errors
+    /// If there are no receivers or the channel is closed; the error contains the value.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::watch(0);
@@ -140,26 +148,28 @@ impl<T> WatchSender<T> {
             }
             Err(value) => {
                 let value = Arc::into_inner(value);
-                Err(SendError(value.expect("nobody else has seen it")))
+                Err(SendError(
+                    value.expect("the value was not shared, as it was not sent"),
+                ))
             }
         }
     }
 
-    /// Replaces the value, whether there are receivers or not and whether it is closed or not, and returns the one
-    /// before.
+    /// Replaces the value and returns the previous one, even without receivers or after a close.
     ///
     /// ```
     /// let (tx, _rx) = indent::chan::watch("old");
     /// assert_eq!(*tx.replace("new"), "old");
     /// ```
-    pub fn replace(&self, value: T) -> Seen<T> {
+    pub fn replace(&self, value: T) -> Ref<T> {
         match self.0.replace(Arc::new(value), false) {
-            Ok(before) | Err(before) => Seen(before),
+            Ok(before) | Err(before) => Ref(before),
         }
     }
 
-    /// Closes the channel for all: nothing can be sent any more; what was sent last can still be received, and
-    /// looked at. False if it was closed already.
+    /// Closes the channel for all handles; returns false if it was closed already.
+    ///
+    /// From then on sends fail. The last value can still be received and borrowed.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::watch(1);
@@ -173,17 +183,17 @@ impl<T> WatchSender<T> {
         self.0.close()
     }
 
-    /// The value as it is now.
+    /// Returns the current value.
     ///
     /// ```
     /// let (tx, _rx) = indent::chan::watch(1);
-    /// assert_eq!(*tx.get(), 1);
+    /// assert_eq!(*tx.borrow(), 1);
     /// ```
-    pub fn get(&self) -> Seen<T> {
-        Seen(self.0.state.lock().value.clone())
+    pub fn borrow(&self) -> Ref<T> {
+        Ref(self.0.state.lock().value.clone())
     }
 
-    /// One more receiver, which has seen the value as it is now.
+    /// Creates a receiver that has seen the current value.
     ///
     /// ```
     /// let (tx, _) = indent::chan::watch(1);
@@ -199,7 +209,7 @@ impl<T> WatchSender<T> {
         }
     }
 
-    /// Whether a send would give its value back: the channel was closed, or nobody looks now.
+    /// Whether a send would fail: the channel is closed, or there is no receiver now.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::watch(1);
@@ -212,17 +222,17 @@ impl<T> WatchSender<T> {
 }
 
 impl<T> WatchReceiver<T> {
-    /// The value as it is now, seen before or not. Never waits.
+    /// Returns the current value without marking it as seen. Never blocks.
     ///
     /// ```
     /// let (_tx, rx) = indent::chan::watch(1);
-    /// assert_eq!(*rx.get(), 1);
+    /// assert_eq!(*rx.borrow(), 1);
     /// ```
-    pub fn get(&self) -> Seen<T> {
-        Seen(self.shared.state.lock().value.clone())
+    pub fn borrow(&self) -> Ref<T> {
+        Ref(self.shared.state.lock().value.clone())
     }
 
-    /// Whether it was replaced since this receiver last received.
+    /// Whether the value has changed since this receiver last received.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::watch(1);
@@ -236,7 +246,7 @@ impl<T> WatchReceiver<T> {
         self.shared.state.lock().changes > self.seen
     }
 
-    /// Closes the channel for all: see [`WatchSender::close`].
+    /// Closes the channel for all handles: see [`WatchSender::close`].
     ///
     /// ```
     /// let (tx, rx) = indent::chan::watch(1);
@@ -247,7 +257,7 @@ impl<T> WatchReceiver<T> {
         self.shared.close()
     }
 
-    /// Whether nothing will be sent any more. The last value may not have been received yet.
+    /// Whether no further value can be sent. The last value may still be received.
     ///
     /// ```
     /// let (tx, rx) = indent::chan::watch(1);
@@ -258,7 +268,10 @@ impl<T> WatchReceiver<T> {
         self.shared.is_closed()
     }
 
-    /// The latest value if this receiver has not received it. Never yields.
+    /// Receives the latest value if this receiver has not seen it. Never yields.
+    ///
+    /// # Errors
+    /// If there is no new value, or there is none and the channel is closed.
     ///
     /// ```
     /// use indent::chan::{self, TryRecvError};
@@ -270,12 +283,14 @@ impl<T> WatchReceiver<T> {
     /// drop(tx);
     /// assert_eq!(rx.try_recv().unwrap_err(), TryRecvError::Closed);
     /// ```
-    pub fn try_recv(&mut self) -> Result<Seen<T>, TryRecvError> {
-        self.shared.look(&mut self.seen)
+    pub fn try_recv(&mut self) -> Result<Ref<T>, TryRecvError> {
+        self.shared.read(&mut self.seen)
     }
 
-    /// The latest value, once it is one that this receiver has not received; waits for that. An error: the channel
-    /// is closed, or all senders are gone.
+    /// Receives the latest value, blocking until it is one that this receiver has not seen.
+    ///
+    /// # Errors
+    /// If the channel is closed and this receiver has seen its last value.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::watch(1);
@@ -283,31 +298,37 @@ impl<T> WatchReceiver<T> {
     /// tx.send(2).unwrap();
     /// assert_eq!(fiber.join().unwrap(), Ok(2));
     /// ```
-    pub fn recv(&mut self) -> Result<Seen<T>, RecvError> {
+    pub fn recv(&mut self) -> Result<Ref<T>, RecvError> {
         self.receive(|| None).map_err(|_| RecvError)
     }
 
-    /// The same, for at most this long.
+    /// Receives as [`recv`](Self::recv), blocking for at most `timeout`.
     ///
     /// ```
     /// let (_tx, mut rx) = indent::chan::watch(1);
     /// assert!(rx.recv_timeout(std::time::Duration::from_millis(1)).is_err());
     /// ```
-    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Seen<T>, RecvTimeoutError> {
+    pub fn recv_timeout(&mut self, timeout: Duration) -> Result<Ref<T>, RecvTimeoutError> {
         self.receive(|| after(timeout))
     }
 
-    /// The same, until this time at most.
+    /// Receives as [`recv`](Self::recv), blocking until `deadline` at most.
     ///
     /// ```
     /// let (_tx, mut rx) = indent::chan::watch(1);
     /// assert!(rx.recv_deadline(std::time::Instant::now()).is_err());
     /// ```
-    pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Seen<T>, RecvTimeoutError> {
+    pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Ref<T>, RecvTimeoutError> {
         self.receive(|| Some(deadline))
     }
 
-    /// Waits until the value is one that this is true for, and returns it.
+    /// Blocks until the value satisfies `condition`, and returns that value.
+    ///
+    /// The current value is tested first, seen or not. Values replaced between two tests are
+    /// skipped.
+    ///
+    /// # Errors
+    /// If the channel is closed and its last value does not satisfy `condition`.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::watch(1);
@@ -315,11 +336,11 @@ impl<T> WatchReceiver<T> {
     /// (2..10).for_each(|n| drop(tx.send(n)));
     /// assert!(fiber.join().unwrap() > 5);
     /// ```
-    pub fn wait_for(&mut self, is_it: impl Fn(&T) -> bool) -> Result<Seen<T>, RecvError> {
-        self.wait_until(is_it, || None).map_err(|_| RecvError)
+    pub fn wait_for(&mut self, condition: impl Fn(&T) -> bool) -> Result<Ref<T>, RecvError> {
+        self.wait_until(condition, || None).map_err(|_| RecvError)
     }
 
-    /// The same, for at most this long.
+    /// Waits as [`wait_for`](Self::wait_for), blocking for at most `timeout`.
     ///
     /// ```
     /// use indent::chan::{self, RecvTimeoutError};
@@ -332,13 +353,13 @@ impl<T> WatchReceiver<T> {
     /// ```
     pub fn wait_for_timeout(
         &mut self,
-        is_it: impl Fn(&T) -> bool,
+        condition: impl Fn(&T) -> bool,
         timeout: Duration,
-    ) -> Result<Seen<T>, RecvTimeoutError> {
-        self.wait_until(is_it, || after(timeout))
+    ) -> Result<Ref<T>, RecvTimeoutError> {
+        self.wait_until(condition, || after(timeout))
     }
 
-    /// The same, until this time at most.
+    /// Waits as [`wait_for`](Self::wait_for), blocking until `deadline` at most.
     ///
     /// ```
     /// let (_tx, mut rx) = indent::chan::watch(1);
@@ -346,25 +367,25 @@ impl<T> WatchReceiver<T> {
     /// ```
     pub fn wait_for_deadline(
         &mut self,
-        is_it: impl Fn(&T) -> bool,
+        condition: impl Fn(&T) -> bool,
         deadline: Instant,
-    ) -> Result<Seen<T>, RecvTimeoutError> {
-        self.wait_until(is_it, || Some(deadline))
+    ) -> Result<Ref<T>, RecvTimeoutError> {
+        self.wait_until(condition, || Some(deadline))
     }
 
     fn wait_until(
         &mut self,
-        is_it: impl Fn(&T) -> bool,
+        condition: impl Fn(&T) -> bool,
         deadline: impl FnOnce() -> Option<Instant>,
-    ) -> Result<Seen<T>, RecvTimeoutError> {
-        park::charge_ahead(); // also if it is so at once
+    ) -> Result<Ref<T>, RecvTimeoutError> {
+        park::charge_ahead(); // charged even if the value satisfies `condition` at once
         let (mut value, seen, _) = self.shared.latest();
         self.seen = seen;
-        if is_it(&value) {
+        if condition(&value) {
             return Ok(value);
         }
         let deadline = deadline();
-        while !is_it(&value) {
+        while !condition(&value) {
             value = self.receive(|| deadline)?;
         }
         Ok(value)
@@ -373,15 +394,15 @@ impl<T> WatchReceiver<T> {
     fn receive(
         &mut self,
         deadline: impl FnOnce() -> Option<Instant>,
-    ) -> Result<Seen<T>, RecvTimeoutError> {
-        let waited = told::wait(&self.shared.state, self.seen, deadline);
+    ) -> Result<Ref<T>, RecvTimeoutError> {
+        let waited = notify::wait_for_change(&self.shared.state, self.seen, deadline);
         waited.map_err(|_| RecvTimeoutError::Timeout)?;
-        // There are news, and nobody can take them away.
-        let looked = self.shared.look(&mut self.seen);
-        looked.map_err(|_| RecvTimeoutError::Closed)
+        // There is a change to read, and no other receiver can take it away.
+        let read = self.shared.read(&mut self.seen);
+        read.map_err(|_| RecvTimeoutError::Closed)
     }
 
-    /// All values that are received until the channel is closed; waits in between.
+    /// Returns an iterator that receives until the channel is closed, blocking for each value.
     ///
     /// ```
     /// let (tx, mut rx) = indent::chan::watch(0);
@@ -396,14 +417,15 @@ impl<T> WatchReceiver<T> {
 }
 
 impl<T> Shared<T> {
-    /// The value, the number of its change, and whether it is the last.
-    fn latest(&self) -> (Seen<T>, u64, bool) {
+    /// The value, the number of its change, and whether the channel is closed.
+    fn latest(&self) -> (Ref<T>, u64, bool) {
         let state = self.state.lock();
-        (Seen(state.value.clone()), state.changes, state.is_closed)
+        (Ref(state.value.clone()), state.changes, state.is_closed)
     }
 
-    /// The value if it is news, or that there is none.
-    pub(super) fn look(&self, seen: &mut u64) -> Result<Seen<T>, TryRecvError> {
+    /// Returns the value if `seen` is older, and marks it as seen; otherwise reports why there is
+    /// none.
+    pub(super) fn read(&self, seen: &mut u64) -> Result<Ref<T>, TryRecvError> {
         let (value, changes, is_closed) = self.latest();
         if mem::replace(seen, changes) != changes {
             Ok(value)
@@ -414,9 +436,10 @@ impl<T> Shared<T> {
         }
     }
 
-    /// The value before. It comes back if it was to be sent and the channel is closed.
+    /// Replaces the value and returns the previous one. If the channel is closed and `to_send` is
+    /// set, returns the new value as the error.
     fn replace(&self, value: Arc<T>, to_send: bool) -> Result<Arc<T>, Arc<T>> {
-        told::tell(&self.state, |state| {
+        notify::change_and_notify(&self.state, |state| {
             if to_send && state.is_closed {
                 return Err(value);
             }
@@ -426,7 +449,7 @@ impl<T> Shared<T> {
     }
 
     fn close(&self) -> bool {
-        !told::tell(&self.state, |state| {
+        !notify::change_and_notify(&self.state, |state| {
             mem::replace(&mut state.is_closed, true)
         })
     }
@@ -469,12 +492,14 @@ impl<T> Drop for WatchReceiver<T> {
 
 impl<T: fmt::Debug> fmt::Debug for WatchSender<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WatchSender").field(&*self.get()).finish()
+        f.debug_tuple("WatchSender").field(&*self.borrow()).finish()
     }
 }
 
 impl<T: fmt::Debug> fmt::Debug for WatchReceiver<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WatchReceiver").field(&*self.get()).finish()
+        f.debug_tuple("WatchReceiver")
+            .field(&*self.borrow())
+            .finish()
     }
 }

@@ -1,4 +1,4 @@
-//! What can be an arm, beside sends and receives; and what the macro calls.
+//! The other kinds of arms of a select, and the functions that the macro calls.
 
 use std::cell::Cell;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use crate::chan::arms::{BroadcastReceiving, Receiving, Sending, Watching};
+use crate::chan::arms::{BroadcastRecvArm, RecvArm, SendArm, WatchRecvArm};
 use crate::chan::{BroadcastReceiver, OneshotReceiver, Receiver, Sender, WatchReceiver};
 use crate::fiber::job;
 use crate::io::{Enlisted, Source, Watch};
@@ -19,8 +19,10 @@ mod sealed {
 }
 use sealed::Sealed;
 
-/// What can be received from in a select: `&Receiver`, `&mut` to the receivers of the other kinds of channels, or an
-/// `Option` of those, which is absent if it is `None`.
+/// Receivers that can be an arm of a select.
+///
+/// They are `&Receiver`, `&mut` references to the other kinds of receivers, and an `Option` of
+/// those, which is an absent arm if it is `None`.
 ///
 /// ```
 /// use indent::{chan, select};
@@ -36,11 +38,11 @@ use sealed::Sealed;
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be received from in a select",
-    note = "pass a reference: `recv(&receiver)`, or `recv(option.as_ref())`; receivers of one-shot, broadcast and watch \
-            channels by `&mut`, or `option.as_mut()`"
+    note = "pass a reference: `recv(&receiver)`, or `recv(option.as_ref())`; pass receivers of \
+            one-shot, broadcast and watch channels by `&mut`, or `option.as_mut()`"
 )]
-pub trait Receive: Sealed {
-    /// What is received.
+pub trait RecvFrom: Sealed {
+    /// The result of the receive.
     type Output;
     #[doc(hidden)]
     type Arm: Fires<Output = Self::Output>;
@@ -48,7 +50,9 @@ pub trait Receive: Sealed {
     fn into_arm(self) -> Self::Arm;
 }
 
-/// What can be sent to in a select: `&Sender`, or an `Option` of it, which is absent if it is `None`.
+/// Senders that can be an arm of a select.
+///
+/// They are `&Sender`, and an `Option` of it, which is an absent arm if it is `None`.
 ///
 /// ```
 /// use indent::{chan, select};
@@ -63,136 +67,136 @@ pub trait Receive: Sealed {
     message = "`{Self}` cannot be sent to in a select",
     note = "pass a reference: `send(&sender, value)`, or `send(option.as_ref(), value)`"
 )]
-pub trait Offer<'a, T>: Sealed {
+pub trait SendTo<'a, T>: Sealed {
     #[doc(hidden)]
-    fn into_arm(self, value: &'a mut Option<T>) -> Sending<'a, T>;
+    fn into_arm(self, value: &'a mut Option<T>) -> SendArm<'a, T>;
 }
 
 impl<T> Sealed for &Receiver<T> {}
-impl<'a, T> Receive for &'a Receiver<T> {
-    type Output = <Receiving<'a, T> as Fires>::Output;
-    type Arm = Receiving<'a, T>;
+impl<'a, T> RecvFrom for &'a Receiver<T> {
+    type Output = <RecvArm<'a, T> as Fires>::Output;
+    type Arm = RecvArm<'a, T>;
 
-    fn into_arm(self) -> Receiving<'a, T> {
-        Receiving::new(Some(&self.0))
+    fn into_arm(self) -> RecvArm<'a, T> {
+        RecvArm::new(Some(&self.0))
     }
 }
 
 impl<R: Sealed> Sealed for Option<R> {}
-impl<'a, T> Receive for Option<&'a Receiver<T>> {
-    type Output = <Receiving<'a, T> as Fires>::Output;
-    type Arm = Receiving<'a, T>;
+impl<'a, T> RecvFrom for Option<&'a Receiver<T>> {
+    type Output = <RecvArm<'a, T> as Fires>::Output;
+    type Arm = RecvArm<'a, T>;
 
-    fn into_arm(self) -> Receiving<'a, T> {
-        Receiving::new(self.map(|receiver| &*receiver.0))
+    fn into_arm(self) -> RecvArm<'a, T> {
+        RecvArm::new(self.map(|receiver| &*receiver.0))
     }
 }
 
 impl<T> Sealed for &mut OneshotReceiver<T> {}
-impl<'a, T> Receive for &'a mut OneshotReceiver<T> {
-    type Output = <Receiving<'a, T> as Fires>::Output;
-    type Arm = Receiving<'a, T>;
+impl<'a, T> RecvFrom for &'a mut OneshotReceiver<T> {
+    type Output = <RecvArm<'a, T> as Fires>::Output;
+    type Arm = RecvArm<'a, T>;
 
-    fn into_arm(self) -> Receiving<'a, T> {
+    fn into_arm(self) -> RecvArm<'a, T> {
         Some(self).into_arm()
     }
 }
 
-impl<'a, T> Receive for Option<&'a mut OneshotReceiver<T>> {
-    type Output = <Receiving<'a, T> as Fires>::Output;
-    type Arm = Receiving<'a, T>;
+impl<'a, T> RecvFrom for Option<&'a mut OneshotReceiver<T>> {
+    type Output = <RecvArm<'a, T> as Fires>::Output;
+    type Arm = RecvArm<'a, T>;
 
-    fn into_arm(self) -> Receiving<'a, T> {
-        Receiving::new(self.map(|receiver| &*receiver.0))
+    fn into_arm(self) -> RecvArm<'a, T> {
+        RecvArm::new(self.map(|receiver| &*receiver.0))
     }
 }
 
 impl<T> Sealed for &mut WatchReceiver<T> {}
-impl<'a, T> Receive for &'a mut WatchReceiver<T> {
-    type Output = <Watching<'a, T> as Fires>::Output;
-    type Arm = Watching<'a, T>;
+impl<'a, T> RecvFrom for &'a mut WatchReceiver<T> {
+    type Output = <WatchRecvArm<'a, T> as Fires>::Output;
+    type Arm = WatchRecvArm<'a, T>;
 
-    fn into_arm(self) -> Watching<'a, T> {
+    fn into_arm(self) -> WatchRecvArm<'a, T> {
         Some(self).into_arm()
     }
 }
 
-impl<'a, T> Receive for Option<&'a mut WatchReceiver<T>> {
-    type Output = <Watching<'a, T> as Fires>::Output;
-    type Arm = Watching<'a, T>;
+impl<'a, T> RecvFrom for Option<&'a mut WatchReceiver<T>> {
+    type Output = <WatchRecvArm<'a, T> as Fires>::Output;
+    type Arm = WatchRecvArm<'a, T>;
 
-    fn into_arm(self) -> Watching<'a, T> {
-        Watching::new(self)
+    fn into_arm(self) -> WatchRecvArm<'a, T> {
+        WatchRecvArm::new(self)
     }
 }
 
 impl<T> Sealed for &mut BroadcastReceiver<T> {}
-impl<'a, T: Clone> Receive for &'a mut BroadcastReceiver<T> {
-    type Output = <BroadcastReceiving<'a, T> as Fires>::Output;
-    type Arm = BroadcastReceiving<'a, T>;
+impl<'a, T: Clone> RecvFrom for &'a mut BroadcastReceiver<T> {
+    type Output = <BroadcastRecvArm<'a, T> as Fires>::Output;
+    type Arm = BroadcastRecvArm<'a, T>;
 
-    fn into_arm(self) -> BroadcastReceiving<'a, T> {
+    fn into_arm(self) -> BroadcastRecvArm<'a, T> {
         Some(self).into_arm()
     }
 }
 
-impl<'a, T: Clone> Receive for Option<&'a mut BroadcastReceiver<T>> {
-    type Output = <BroadcastReceiving<'a, T> as Fires>::Output;
-    type Arm = BroadcastReceiving<'a, T>;
+impl<'a, T: Clone> RecvFrom for Option<&'a mut BroadcastReceiver<T>> {
+    type Output = <BroadcastRecvArm<'a, T> as Fires>::Output;
+    type Arm = BroadcastRecvArm<'a, T>;
 
-    fn into_arm(self) -> BroadcastReceiving<'a, T> {
-        BroadcastReceiving::new(self)
+    fn into_arm(self) -> BroadcastRecvArm<'a, T> {
+        BroadcastRecvArm::new(self)
     }
 }
 
 impl<T> Sealed for &Sender<T> {}
-impl<'a, T> Offer<'a, T> for &'a Sender<T> {
-    fn into_arm(self, value: &'a mut Option<T>) -> Sending<'a, T> {
-        Sending::new(Some(&self.0), value)
+impl<'a, T> SendTo<'a, T> for &'a Sender<T> {
+    fn into_arm(self, value: &'a mut Option<T>) -> SendArm<'a, T> {
+        SendArm::new(Some(&self.0), value)
     }
 }
 
-impl<'a, T> Offer<'a, T> for Option<&'a Sender<T>> {
-    fn into_arm(self, value: &'a mut Option<T>) -> Sending<'a, T> {
-        Sending::new(self.map(|sender| &*sender.0), value)
+impl<'a, T> SendTo<'a, T> for Option<&'a Sender<T>> {
+    fn into_arm(self, value: &'a mut Option<T>) -> SendArm<'a, T> {
+        SendArm::new(self.map(|sender| &*sender.0), value)
     }
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
-pub fn recv<R: Receive>(receiver: R) -> R::Arm {
+pub fn recv<R: RecvFrom>(receiver: R) -> R::Arm {
     receiver.into_arm()
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
-pub fn send<'a, T, S: Offer<'a, T>>(sender: S, value: &'a mut Option<T>) -> Sending<'a, T> {
+pub fn send<'a, T, S: SendTo<'a, T>>(sender: S, value: &'a mut Option<T>) -> SendArm<'a, T> {
     sender.into_arm(value)
 }
 
-/// The end of a fiber, if there is one.
+/// An arm of a select that fires when a fiber has ended; absent without a handle.
 #[doc(hidden)]
-pub struct Finishing<'a, T>(Option<&'a JoinHandle<T>>);
+pub struct FinishedArm<'a, T>(Option<&'a JoinHandle<T>>);
 
-impl<T> fmt::Debug for Finishing<'_, T> {
+impl<T> fmt::Debug for FinishedArm<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Finishing")
     }
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
-pub fn finished<'a, T>(handle: impl Into<Option<&'a JoinHandle<T>>>) -> Finishing<'a, T> {
-    Finishing(handle.into())
+pub fn finished<'a, T>(handle: impl Into<Option<&'a JoinHandle<T>>>) -> FinishedArm<'a, T> {
+    FinishedArm(handle.into())
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
-pub fn join_arm<T>(handle: &JoinHandle<T>) -> Finishing<'_, T> {
-    Finishing(Some(handle))
+pub fn join_arm<T>(handle: &JoinHandle<T>) -> FinishedArm<'_, T> {
+    FinishedArm(Some(handle))
 }
 
-impl<T> Fires for Finishing<'_, T> {
+impl<T> Fires for FinishedArm<'_, T> {
     type Output = ();
 
     fn arm(&self) -> ArmRef<'_> {
@@ -205,7 +209,7 @@ impl<T> Fires for Finishing<'_, T> {
     fn finish(&mut self) {}
 }
 
-impl<T> Event for Finishing<'_, T> {
+impl<T> Event for FinishedArm<'_, T> {
     fn is_ready(&self) -> bool {
         self.0.is_none_or(JoinHandle::is_over)
     }
@@ -223,24 +227,24 @@ impl<T> Event for Finishing<'_, T> {
     }
 }
 
-/// A point in time.
+/// An arm of a select that fires at a time; absent if that time never comes.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Then(Option<Instant>);
+pub struct TimerArm(Option<Instant>);
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
-pub fn at(time: Instant) -> Then {
-    Then(Some(time))
+pub fn at(time: Instant) -> TimerArm {
+    TimerArm(Some(time))
 }
 
-/// For the macro. A time too far away to be named never comes.
+/// Called by the macro. A time that no `Instant` can represent never comes.
 #[doc(hidden)]
-pub fn in_time(time: Duration) -> Then {
-    Then(Instant::now().checked_add(time))
+pub fn in_time(time: Duration) -> TimerArm {
+    TimerArm(Instant::now().checked_add(time))
 }
 
-impl Fires for Then {
+impl Fires for TimerArm {
     type Output = ();
 
     fn arm(&self) -> ArmRef<'_> {
@@ -250,34 +254,34 @@ impl Fires for Then {
     fn finish(&mut self) {}
 }
 
-/// A descriptor that is to become ready, if there is one.
+/// An arm of a select that fires when a descriptor is ready; absent without a source.
 #[doc(hidden)]
-pub struct Descriptor<'a> {
+pub struct ReadinessArm<'a> {
     watch: Option<Watch<'a>>,
     failed: Cell<Option<io::Error>>,
 }
 
-impl fmt::Debug for Descriptor<'_> {
+impl fmt::Debug for ReadinessArm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Descriptor")
     }
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
-pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
-    Descriptor::new(source.into().map(|source| source.watch(false)))
+pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> ReadinessArm<'a> {
+    ReadinessArm::new(source.into().map(|source| source.watch(false)))
 }
 
-/// For the macro.
+/// Called by the macro.
 #[doc(hidden)]
-pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
-    Descriptor::new(source.into().map(|source| source.watch(true)))
+pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> ReadinessArm<'a> {
+    ReadinessArm::new(source.into().map(|source| source.watch(true)))
 }
 
-impl<'a> Descriptor<'a> {
+impl<'a> ReadinessArm<'a> {
     fn new(watch: Option<Watch<'a>>) -> Self {
-        Descriptor {
+        ReadinessArm {
             watch,
             failed: Cell::new(None),
         }
@@ -287,8 +291,8 @@ impl<'a> Descriptor<'a> {
         self.watch.as_ref().expect("an arm that is not absent")
     }
 
-    /// An error is something to be told, too.
-    fn told(&self, ready: io::Result<bool>) -> bool {
+    /// Whether the arm fires. An error fires the arm, which returns it.
+    fn fires_on(&self, ready: io::Result<bool>) -> bool {
         ready.unwrap_or_else(|error| {
             self.failed.set(Some(error));
             true
@@ -296,11 +300,11 @@ impl<'a> Descriptor<'a> {
     }
 }
 
-impl Fires for Descriptor<'_> {
+impl Fires for ReadinessArm<'_> {
     type Output = io::Result<()>;
 
     fn arm(&self) -> ArmRef<'_> {
-        self.failed.set(None); // of a time when another arm has won
+        self.failed.set(None); // left by a select in which another arm has fired
         ArmRef(match self.watch {
             Some(_) => Arm::Event(self),
             None => Arm::Absent,
@@ -312,9 +316,9 @@ impl Fires for Descriptor<'_> {
     }
 }
 
-impl Event for Descriptor<'_> {
+impl Event for ReadinessArm<'_> {
     fn is_ready(&self) -> bool {
-        self.told(self.watch().is_ready())
+        self.fires_on(self.watch().is_ready())
     }
 
     fn register(&self, waiter: &Waiter) -> Registered {
@@ -334,13 +338,13 @@ impl Event for Descriptor<'_> {
     }
 }
 
-/// For the macro: the number of the arm that fires.
+/// Called by the macro: returns the number of the arm that fires.
 #[doc(hidden)]
 pub fn wait(arms: &[ArmRef<'_>]) -> usize {
     select_by(arms, Patience::Until(None)).expect("without a deadline an arm fires")
 }
 
-/// For the macro: as `wait`, or `usize::MAX` if that is `default`.
+/// Called by the macro: as `wait`, or `usize::MAX` for the `default` arm.
 #[doc(hidden)]
 pub fn now_or_never(arms: &[ArmRef<'_>]) -> usize {
     select_by(arms, Patience::Never).unwrap_or(usize::MAX)

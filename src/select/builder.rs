@@ -2,10 +2,10 @@
     unsafe_code,
     reason = "arms of different types in one list; a token knows the type"
 )]
-//! Selects whose arms are known when the program runs.
+//! Selects whose arms are known at run time.
 //!
-//! Arms are kept by trait object. What an arm gives is written to a place whose type the arm's token
-//! knows: tokens are made with their arm, and carry the number of their select.
+//! Arms are stored as trait objects. The output of an arm is written to a place whose type is known
+//! from the arm's token: a token is created with its arm, and contains the number of its select.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,18 +15,19 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use super::arms::{Offer, Receive, at, finished, in_time, readable, select_by, writable};
+use super::arms::{RecvFrom, SendTo, at, finished, in_time, readable, select_by, writable};
 use crate::chan::SendError;
-use crate::chan::arms::Sending;
+use crate::chan::arms::SendArm;
 use crate::io::Source;
 use crate::park::select::{Arm, ArmRef, Fires, Patience};
 use crate::task::JoinHandle;
 
-/// A list of arms, of which one fires at a time.
+/// A list of arms, built at run time, of which one fires at a time.
 ///
-/// Each arm that is added gives a [`Token`]. [`select`](Select::select) waits and says which one has fired;
-/// [`complete`](Fired::complete) with the token gives what came of it. Then it can be used again: receives stay
-/// arms; a send that was done is absent from then on, one that was not keeps its value.
+/// Each method that adds an arm returns a [`Token`]. [`select`](Select::select) blocks until an arm
+/// fires and returns which one; [`complete`](Fired::complete) with the token returns the arm's
+/// output. Then the list can be used again: receives stay; a send that was done is absent from then
+/// on, and a send that was not done keeps its value.
 ///
 /// ```
 /// use indent::chan;
@@ -44,10 +45,10 @@ use crate::task::JoinHandle;
 /// ```
 pub struct Select<'a> {
     number: u64,
-    arms: Vec<Option<Box<dyn Erased + 'a>>>,
+    arms: Vec<Option<Box<dyn ErasedArm + 'a>>>,
 }
 
-/// Names an arm of one [`Select`], and what it gives.
+/// Identifies an arm of one [`Select`], and the type of its output.
 ///
 /// ```
 /// use indent::select::{Select, Token};
@@ -63,7 +64,7 @@ pub struct Token<O> {
 }
 
 impl<O> Token<O> {
-    /// The how manieth arm it is, from zero.
+    /// Zero-based index of the arm.
     ///
     /// ```
     /// let mut select = indent::select::Select::new();
@@ -90,17 +91,17 @@ impl<O> fmt::Debug for Token<O> {
 }
 
 /// An arm without its type.
-trait Erased {
+trait ErasedArm {
     fn arm(&self) -> ArmRef<'_>;
 
     /// # Safety
-    /// There is room for what it gives.
+    /// `to` has room for the arm's output.
     unsafe fn finish(&mut self, to: *mut ());
 
     fn discard(&mut self);
 }
 
-impl<F: Fires> Erased for F {
+impl<F: Fires> ErasedArm for F {
     fn arm(&self) -> ArmRef<'_> {
         Fires::arm(self)
     }
@@ -116,14 +117,14 @@ impl<F: Fires> Erased for F {
     }
 }
 
-/// A send that has its value with it.
-struct Own<'a, T> {
-    sending: Sending<'a, T>,
-    /// From a box, which is this one's; `sending` borrows it.
+/// A send that owns its value.
+struct OwnedSendArm<'a, T> {
+    sending: SendArm<'a, T>,
+    /// From a box that `OwnedSendArm` owns; `sending` borrows it.
     value: NonNull<Option<T>>,
 }
 
-impl<T> Fires for Own<'_, T> {
+impl<T> Fires for OwnedSendArm<'_, T> {
     type Output = Result<(), SendError<T>>;
 
     fn arm(&self) -> ArmRef<'_> {
@@ -135,7 +136,7 @@ impl<T> Fires for Own<'_, T> {
     }
 }
 
-impl<T> Drop for Own<'_, T> {
+impl<T> Drop for OwnedSendArm<'_, T> {
     fn drop(&mut self) {
         // SAFETY: made by `Box::leak`; `sending` does not use it any more.
         drop(unsafe { Box::from_raw(self.value.as_ptr()) });
@@ -143,7 +144,7 @@ impl<T> Drop for Own<'_, T> {
 }
 
 impl<'a> Select<'a> {
-    /// Without arms; it would wait for ever.
+    /// Creates a list without arms.
     ///
     /// ```
     /// let mut select = indent::select::Select::new();
@@ -177,14 +178,14 @@ impl<'a> Select<'a> {
     /// tx.send(1).unwrap();
     /// assert_eq!(select.select().complete(token), Ok(1));
     /// ```
-    pub fn recv<R: Receive>(&mut self, receiver: R) -> Token<R::Output>
+    pub fn recv<R: RecvFrom>(&mut self, receiver: R) -> Token<R::Output>
     where
         R::Arm: 'a,
     {
         self.add(receiver.into_arm())
     }
 
-    /// Adds a send. If it does not fire the value stays with the select, and is dropped with it.
+    /// Adds a send. A value that is not sent stays in the select, and is dropped with it.
     ///
     /// ```
     /// use indent::{chan, select::Select};
@@ -196,19 +197,19 @@ impl<'a> Select<'a> {
     /// assert!(select.try_select().is_none()); // it is sent once
     /// assert_eq!(rx.recv(), Ok(1));
     /// ```
-    pub fn send<T: 'a, S: Offer<'a, T>>(
+    pub fn send<T: 'a, S: SendTo<'a, T>>(
         &mut self,
         sender: S,
         value: T,
     ) -> Token<Result<(), SendError<T>>> {
         let value = NonNull::from(Box::leak(Box::new(Some(value))));
-        // SAFETY: of a box that is freed by the drop of `Own`, after the borrow.
+        // SAFETY: the value is in a box that the drop of `OwnedSendArm` frees, after the borrow.
         let slot = unsafe { &mut *value.as_ptr() };
         let sending = sender.into_arm(slot);
-        self.add(Own { sending, value })
+        self.add(OwnedSendArm { sending, value })
     }
 
-    /// Adds a send of what is in the `Option`. If it does not fire it is still there.
+    /// Adds a send of the value in an `Option`. A value that is not sent stays there.
     ///
     /// ```
     /// use indent::{chan, select::Select};
@@ -217,12 +218,12 @@ impl<'a> Select<'a> {
     /// let mut value = Some(1);
     /// let mut select = Select::new();
     /// select.send_from(&tx, &mut value);
-    /// assert!(select.try_select().is_none()); // nobody receives
+    /// assert!(select.try_select().is_none()); // there is no receiver
     /// drop(select);
     /// assert_eq!(value, Some(1));
     /// # drop(rx);
     /// ```
-    pub fn send_from<T: 'a, S: Offer<'a, T>>(
+    pub fn send_from<T: 'a, S: SendTo<'a, T>>(
         &mut self,
         sender: S,
         value: &'a mut Option<T>,
@@ -230,7 +231,7 @@ impl<'a> Select<'a> {
         self.add(sender.into_arm(value))
     }
 
-    /// Adds the end of a fiber: a join will not block then.
+    /// Adds an arm that fires when the fiber has ended, so that a join does not block.
     ///
     /// ```
     /// use indent::select::Select;
@@ -246,7 +247,7 @@ impl<'a> Select<'a> {
         self.add(finished(handle))
     }
 
-    /// Adds that there is something to read, or an end or an error to be told.
+    /// Adds an arm that fires when a read would not block: data, end of stream, or an error.
     ///
     /// ```
     /// use indent::{io, select::Select};
@@ -265,7 +266,7 @@ impl<'a> Select<'a> {
         self.add(readable(source))
     }
 
-    /// Adds that there is room to write, or an error to be told.
+    /// Adds an arm that fires when a write would not block: room, or an error.
     ///
     /// ```
     /// use indent::{io, select::Select};
@@ -281,7 +282,7 @@ impl<'a> Select<'a> {
         self.add(writable(source))
     }
 
-    /// Adds a point in time: so long from now.
+    /// Adds an arm that fires after this duration from now.
     ///
     /// ```
     /// use std::time::Duration;
@@ -294,7 +295,7 @@ impl<'a> Select<'a> {
         self.add(in_time(time))
     }
 
-    /// Adds a point in time.
+    /// Adds an arm that fires at this time.
     ///
     /// ```
     /// let mut select = indent::select::Select::new();
@@ -305,7 +306,10 @@ impl<'a> Select<'a> {
         self.add(at(time))
     }
 
-    /// Takes an arm out: it is absent from then on. The numbers of the others stay.
+    /// Removes an arm, which is absent from then on. The other arms keep their indexes.
+    ///
+    /// # Panics
+    /// If the token belongs to another `Select`.
     ///
     /// ```
     /// let mut select = indent::select::Select::new();
@@ -318,7 +322,7 @@ impl<'a> Select<'a> {
         self.arms[token.index] = None;
     }
 
-    /// Waits until an arm fires.
+    /// Blocks until an arm fires.
     ///
     /// ```
     /// use indent::{chan, select::Select};
@@ -330,11 +334,11 @@ impl<'a> Select<'a> {
     /// assert!(select.select().complete(token).is_err());
     /// ```
     pub fn select(&mut self) -> Fired<'_, 'a> {
-        let fired = self.by(Patience::Until(None));
-        fired.expect("without a deadline an arm fires")
+        let fired = self.select_with(Patience::Until(None));
+        fired.expect("a select without a deadline ends when an arm fires")
     }
 
-    /// Fires an arm if that needs no wait.
+    /// Fires an arm if one can fire without blocking.
     ///
     /// ```
     /// use indent::{chan, select::Select};
@@ -345,10 +349,10 @@ impl<'a> Select<'a> {
     /// assert!(select.try_select().is_none());
     /// ```
     pub fn try_select(&mut self) -> Option<Fired<'_, 'a>> {
-        self.by(Patience::Never)
+        self.select_with(Patience::Never)
     }
 
-    /// Waits for at most this long.
+    /// Blocks until an arm fires, for at most `timeout`. Returns `None` when the time has passed.
     ///
     /// ```
     /// use indent::{chan, select::Select};
@@ -360,20 +364,20 @@ impl<'a> Select<'a> {
     /// assert!(select.select_timeout(Duration::from_millis(1)).is_none());
     /// ```
     pub fn select_timeout(&mut self, timeout: Duration) -> Option<Fired<'_, 'a>> {
-        self.by(Patience::Until(Instant::now().checked_add(timeout)))
+        self.select_with(Patience::Until(Instant::now().checked_add(timeout)))
     }
 
-    /// Waits until this time at most.
+    /// Blocks until an arm fires, or until `deadline`. Returns `None` when the time has passed.
     ///
     /// ```
     /// let mut select = indent::select::Select::new();
     /// assert!(select.select_deadline(std::time::Instant::now()).is_none());
     /// ```
     pub fn select_deadline(&mut self, deadline: Instant) -> Option<Fired<'_, 'a>> {
-        self.by(Patience::Until(Some(deadline)))
+        self.select_with(Patience::Until(Some(deadline)))
     }
 
-    fn by(&mut self, patience: Patience) -> Option<Fired<'_, 'a>> {
+    fn select_with(&mut self, patience: Patience) -> Option<Fired<'_, 'a>> {
         let absent = ArmRef(Arm::Absent);
         let arms = self.arms.iter();
         let arms: Vec<_> = arms
@@ -390,7 +394,8 @@ impl<'a> Select<'a> {
     fn check<O>(&self, token: Token<O>) {
         assert!(
             token.select == self.number,
-            "{token:?} belongs to another Select: use the one that gave it"
+            "cannot use {token:?} with this Select: it belongs to another one; use the Select \
+             that created it"
         );
     }
 }
@@ -409,7 +414,7 @@ impl fmt::Debug for Select<'_> {
     }
 }
 
-/// An arm has fired. Dropping this drops what came of it.
+/// The arm that has fired. Dropping this drops the arm's output.
 ///
 /// ```
 /// use indent::{chan, select::Select};
@@ -422,14 +427,14 @@ impl fmt::Debug for Select<'_> {
 /// assert!(fired.is(token));
 /// assert_eq!(fired.complete(token), Ok(1));
 /// ```
-#[must_use = "it holds what came of the arm"]
+#[must_use = "it holds the output of the arm"]
 pub struct Fired<'s, 'a> {
     select: &'s mut Select<'a>,
     index: usize,
 }
 
 impl Fired<'_, '_> {
-    /// Which arm, by its number.
+    /// Zero-based index of the arm that has fired.
     ///
     /// ```
     /// let mut select = indent::select::Select::new();
@@ -440,7 +445,10 @@ impl Fired<'_, '_> {
         self.index
     }
 
-    /// Whether it is this arm.
+    /// Whether the arm with this token has fired.
+    ///
+    /// # Panics
+    /// If the token belongs to another `Select`.
     ///
     /// ```
     /// let mut select = indent::select::Select::new();
@@ -452,29 +460,33 @@ impl Fired<'_, '_> {
         token.index == self.index
     }
 
-    /// What came of the arm, whose token this must be.
+    /// Returns the output of the arm that has fired, given its token.
+    ///
+    /// # Panics
+    /// If the token belongs to another arm or another `Select`.
     ///
     /// ```should_panic
     /// let mut select = indent::select::Select::new();
     /// let never = select.after(std::time::Duration::MAX);
     /// let now = select.at(std::time::Instant::now());
-    /// select.select().complete(never); // panics: it was the other
+    /// select.select().complete(never); // panics: the other arm has fired
     /// ```
     #[track_caller]
     pub fn complete<O>(self, token: Token<O>) -> O {
         assert!(
             self.is(token),
-            "arm {} has fired, and {token:?} is another: compare with `is` or `index` first",
+            "cannot complete {token:?}: arm {} has fired; compare with `is` or `index` first",
             self.index
         );
         let mut output = MaybeUninit::<O>::uninit();
-        let mut this = ManuallyDrop::new(self); // the user's code may unwind: it is finished once
+        // The arm's code may unwind: without a drop of `self` the arm is finished only once.
+        let mut this = ManuallyDrop::new(self);
         let index = this.index;
         let arm = this.select.arms[index].as_mut();
-        let arm = arm.expect("an arm that has fired is there");
-        // SAFETY: the token was made with this arm, so `O` is what it gives.
+        let arm = arm.expect("an arm that has fired was not removed");
+        // SAFETY: the token was created with this arm, so `O` is the type of its output.
         unsafe { arm.finish(output.as_mut_ptr().cast()) };
-        // SAFETY: just written.
+        // SAFETY: `finish` has just written it.
         unsafe { output.assume_init() }
     }
 }

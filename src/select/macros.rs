@@ -1,8 +1,10 @@
-//! The macro. Arms are taken one by one: each becomes a variable of a `match` around the rest, so that what it
-//! borrows lives for as long, and a line in the list of what to do. At the end all are given to the engine,
-//! which says by number which one has fired.
+//! The macro. It takes the arms one by one. Each arm becomes a variable of a `match` around the
+//! rest, so that its borrows live long enough, and an entry in the list of bodies. At the end all
+//! arms go to the engine, which returns the number of the arm that has fired.
 
-/// Waits for the first of several things, and does what belongs to it. See [the module](mod@crate::select).
+/// Waits until the first of several arms can fire, and runs its body.
+///
+/// See [the module](mod@crate::select) for the kinds of arms.
 ///
 /// ```
 /// use indent::{chan, select, spawn};
@@ -17,25 +19,25 @@
 /// assert_eq!(heard, "news");
 /// sender.join().unwrap().unwrap();
 ///
-/// // Without a wait, and with arms that may be absent:
+/// // Without blocking, and with arms that may be absent:
 /// let closed = select! {
 ///     recv(Some(&rx)) -> value => value.is_err(),
 ///     default => false,
 /// };
 /// assert!(closed);
 ///
-/// // A fiber and a channel; what is not sent stays.
+/// // A fiber and a channel; a value that is not sent stays in its `Option`.
 /// let (full, _rx) = chan::bounded(0);
 /// let mut value = Some(1);
 /// let fiber = spawn(|| 42);
 /// select! {
 ///     join(fiber) -> result => assert_eq!(result.unwrap(), 42),
-///     send_from(&full, &mut value) => unreachable!("nobody receives"),
+///     send_from(&full, &mut value) => unreachable!("there is no receiver"),
 /// }
 /// assert_eq!(value, Some(1));
 /// ```
 ///
-/// A handle that is joined is a variable, or a field: it stays where it is if another arm fires.
+/// The handle in `join` is a variable or a field, and stays there if another arm fires.
 ///
 /// ```compile_fail
 /// use std::time::Duration;
@@ -48,16 +50,23 @@
 /// ```
 #[macro_export]
 macro_rules! select {
-    () => { compile_error!("a select without arms would wait for ever") };
-    (@$($broken:tt)*) => { compile_error!("not an arm of a select; see the documentation of indent::select") };
-    ($($arms:tt)+) => { $crate::__select!(@next [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31] [] [] $($arms)+) };
+    () => { compile_error!("a select without arms would block forever; add an arm") };
+    (@$($broken:tt)*) => {
+        compile_error!("not an arm of a select; see the documentation of indent::select")
+    };
+    ($($arms:tt)+) => {
+        $crate::__select!(@next
+            [0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
+             16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31]
+            [] [] $($arms)+)
+    };
 }
 
-/// The steps of `select!`: `@next [numbers left] [arms so far] [default] what is left to read`.
+/// The steps of `select!`: `@next [unused numbers] [arms so far] [default] remaining input`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __select {
-    // Nothing is left to read.
+    // The input is used up.
     (@next [$($left:tt)*] [$(($n:tt $arm:ident [$($bind:tt)*] $body:expr))+] []) => {
         match $crate::select::wait(&[$($crate::select::Fires::arm(&$arm)),+]) {
             $($n => { $($bind)* $body })+
@@ -70,7 +79,7 @@ macro_rules! __select {
             _ => $default,
         }
     };
-    // The default.
+    // The default arm.
     (@next $left:tt $arms:tt [] default => $body:block $(,)? $($rest:tt)*) => {
         $crate::__select!(@next $left $arms [$body] $($rest)*)
     };
@@ -80,22 +89,27 @@ macro_rules! __select {
     (@next $left:tt $arms:tt [$first:expr] default => $($rest:tt)*) => {
         compile_error!("a select has one `default`")
     };
-    // Something is left to read, and no number for it.
-    (@next [] $($rest:tt)*) => { compile_error!("a select! has 32 arms at most: use indent::select::Select for more") };
-    // An arm: its name and what is in the brackets, the pattern, what to do, the rest.
-    (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt -> $p:pat => $body:block $(,)? $($rest:tt)*) => {
+    // There is another arm, and no number left for it.
+    (@next [] $($rest:tt)*) => {
+        compile_error!("a select! has at most 32 arms; use indent::select::Select for more")
+    };
+    // An arm: its kind and what is in the brackets, the pattern, the body, the remaining input.
+    (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt -> $p:pat => $body:block $(,)?
+        $($rest:tt)*) => {
         $crate::__select!(@arm $kind $what [$p] [$body] $left $arms $default $($rest)*)
     };
-    (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt -> $p:pat => $body:expr $(, $($rest:tt)*)?) => {
+    (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt -> $p:pat => $body:expr
+        $(, $($rest:tt)*)?) => {
         $crate::__select!(@arm $kind $what [$p] [$body] $left $arms $default $($($rest)*)?)
     };
-    (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt => $body:block $(,)? $($rest:tt)*) => {
+    (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt => $body:block $(,)?
+        $($rest:tt)*) => {
         $crate::__select!(@arm $kind $what [_] [$body] $left $arms $default $($rest)*)
     };
     (@next $left:tt $arms:tt $default:tt $kind:ident $what:tt => $body:expr $(, $($rest:tt)*)?) => {
         $crate::__select!(@arm $kind $what [_] [$body] $left $arms $default $($($rest)*)?)
     };
-    // What each arm is.
+    // The kinds of arms.
     (@arm recv ($from:expr) $($rest:tt)*) => {
         $crate::__select!(@one [$crate::select::recv($from)] $($rest)*)
     };
@@ -107,16 +121,19 @@ macro_rules! __select {
     (@arm send_from ($to:expr, $slot:expr $(,)?) $($rest:tt)*) => {
         $crate::__select!(@one [$crate::select::send($to, $slot)] $($rest)*)
     };
-    // A place is named twice: it is borrowed, and the handle moved out if the arm fires. An expression would be
-    // evaluated twice.
-    (@arm join ($handle:ident $(. $field:tt)* $(,)?) [$p:pat] [$body:expr] [$n:tt $($left:tt)*] [$($arms:tt)*] $default:tt $($rest:tt)*) => {
+    // The handle is named twice: it is borrowed, and moved out if the arm fires. An expression
+    // would be evaluated twice, so only a variable or a field is accepted.
+    (@arm join ($handle:ident $(. $field:tt)* $(,)?) [$p:pat] [$body:expr] [$n:tt $($left:tt)*]
+        [$($arms:tt)*] $default:tt $($rest:tt)*) => {
         match $crate::select::join_arm(&$handle $(. $field)*) {
-            arm => $crate::__select!(@next [$($left)*] [$($arms)* ($n arm [let $p = $handle $(. $field)* .join();] $body)] $default $($rest)*),
+            arm => $crate::__select!(@next [$($left)*]
+                [$($arms)* ($n arm [let $p = $handle $(. $field)* .join();] $body)]
+                $default $($rest)*),
         }
     };
     (@arm join ($($what:tt)*) $($rest:tt)*) => {
-        compile_error!("`join` in a select takes a variable or a field of one: bind the handle with `let` first, so that \
-            it is still there if another arm fires")
+        compile_error!("`join` in a select takes a variable or a field of one: bind the handle \
+            with `let` first, so that it is still there if another arm fires")
     };
     (@arm finished ($handle:expr) $($rest:tt)*) => {
         $crate::__select!(@one [$crate::select::finished($handle)] $($rest)*)
@@ -134,17 +151,21 @@ macro_rules! __select {
         $crate::__select!(@one [$crate::select::at($time)] $($rest)*)
     };
     (@arm $kind:ident $($rest:tt)*) => {
-        compile_error!(concat!("a select has no arm `", stringify!($kind), "`: it is one of recv, send, send_from, join, \
-            finished, readable, writable, after, at, default"))
+        compile_error!(concat!("a select has no arm `", stringify!($kind), "`; use recv, send, \
+            send_from, join, finished, readable, writable, after, at or default"))
     };
-    // One more arm.
-    (@one [$make:expr] [$p:pat] [$body:expr] [$n:tt $($left:tt)*] [$($arms:tt)*] $default:tt $($rest:tt)*) => {
+    // Adds an arm.
+    (@one [$make:expr] [$p:pat] [$body:expr] [$n:tt $($left:tt)*] [$($arms:tt)*] $default:tt
+        $($rest:tt)*) => {
         match $make {
-            mut arm => $crate::__select!(@next [$($left)*] [$($arms)* ($n arm [let $p = $crate::select::Fires::finish(&mut arm);] $body)] $default $($rest)*),
+            mut arm => $crate::__select!(@next [$($left)*]
+                [$($arms)*
+                    ($n arm [let $p = $crate::select::Fires::finish(&mut arm);] $body)]
+                $default $($rest)*),
         }
     };
     (@$($broken:tt)*) => {
-        compile_error!("not an arm of a select, which is `kind(what) -> pattern => expression,`; see the documentation of \
-            indent::select")
+        compile_error!("not an arm of a select, which is `kind(what) -> pattern => expression,`; \
+            see the documentation of indent::select")
     };
 }

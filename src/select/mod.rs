@@ -1,5 +1,7 @@
-//! Waiting for the first of several things: [`select!`](crate::select!) for arms known when the program is written,
-//! [`Select`] for arms known when it runs.
+//! Waiting for the first of several operations.
+//!
+//! [`select!`](crate::select!) takes arms that are known at compile time, as Go's `select` does;
+//! [`Select`] takes a list of arms built at run time.
 //!
 //! ```
 //! use indent::{chan, select};
@@ -8,7 +10,7 @@
 //! let (tx, numbers) = chan::bounded(1);
 //! let (out, sink) = chan::bounded(1);
 //! tx.send(7).unwrap();
-//! sink.close(); // nobody will receive
+//! sink.close(); // sends fail from now on
 //!
 //! for _ in 0..10 {
 //!     select! {
@@ -21,35 +23,42 @@
 //!
 //! # Arms
 //!
-//! | arm | fires when | gives |
+//! | arm | fires when | output |
 //! |---|---|---|
-//! | `recv(&receiver) -> value` | a value was received, or the channel is closed and drained | `Result<T, RecvError>`, or what the receiver's own `recv` gives |
-//! | `send(&sender, value) -> sent` | the value was sent, or the channel is closed | `Result<(), SendError<T>>` |
-//! | `send_from(&sender, &mut option) -> sent` | the same, for what is in the `Option` | the same |
-//! | `join(handle) -> result` | the fiber is over | `Result<T, JoinError>`; the handle, a variable or a field, is moved |
-//! | `finished(&handle)` | the fiber is over | `()`; a join will not block |
-//! | `readable(&source) -> ready`, `writable(&source) -> ready` | the kernel says so | `io::Result<()>` |
+//! | `recv(&receiver) -> value` | a value was received, or the channel is closed | as of `recv` |
+//! | `send(&sender, value) -> sent` | the value was sent, or the channel is closed | as of `send` |
+//! | `send_from(&sender, &mut option) -> sent` | as `send`, if there is a value | as `send` |
+//! | `join(handle) -> result` | the fiber has ended | `Result<T, JoinError>` |
+//! | `finished(&handle)` | the fiber has ended, so a join will not block | `()` |
+//! | `readable(&source) -> ready` | a read would not block | `io::Result<()>` |
+//! | `writable(&source) -> ready` | a write would not block | `io::Result<()>` |
 //! | `after(duration)`, `at(instant)` | the time has come | `()` |
-//! | `default` | nothing else can be done at once | |
+//! | `default` | no other arm can fire at once | |
 //!
-//! The part from the arrow on may be left out. After `=>` comes an expression and a comma, or a block. The value of
-//! the expression of the arm that fires is the value of the `select!`.
+//! The handle in `join` is a variable or a field; it is moved if that arm fires.
 //!
-//! *One arm fires.* What the others would have done is not done: nothing was received from their channels, nothing
-//! sent. A value in `send` is made before and dropped if another arm wins; with `send_from` it stays in its
-//! `Option`, for the next time.
+//! The part `-> name` may be left out. After `=>` comes an expression and a comma, or a block. The
+//! value of the expression of the arm that fires is the value of the `select!`.
 //!
-//! *Fair.* Of several arms that could fire one is chosen at random. Arms that wait stand in the queues of their
-//! channels like anybody else.
+//! *One arm fires.* The operations of the other arms have no effect: nothing was received from
+//! their channels, and nothing was sent. The value in `send` is evaluated first, and dropped if
+//! another arm fires. With `send_from` the value stays in its `Option`, for the next select.
 //!
-//! *Absent arms never fire*: `recv(None)` of an `Option<&Receiver<T>>`, so with `option.as_ref()`, or
-//! `option.as_mut()` for receivers of the other kinds; likewise `send`, `finished`, `readable` and `writable`, and `send_from` of an empty `Option`. If all arms are absent it
-//! waits for ever, or until the fiber is asked to end.
+//! *Fair.* If several arms can fire, one is chosen at random. Waiting arms stand in the queues of
+//! their channels like other waiters, first come, first served.
 //!
-//! *A select is one operation that could block*: it is charged to the budget; a fiber that was asked to end, or is
-//! past a time limit, unwinds where it would have to wait. With a `default` it never yields, and never unwinds.
-//! On a plain thread the thread waits; for descriptors it looks again every some milliseconds, as nobody tells a
-//! plain thread, and so does whoever is not the first to wait for a fiber's end.
+//! *Absent arms never fire.* `recv` of a `None` is absent: it takes an `Option<&Receiver<T>>`, for
+//! example `option.as_ref()`, or `option.as_mut()` for the other kinds of receivers. The same holds
+//! for `send`, `finished`, `readable` and `writable`, and for `send_from` of an empty `Option`. If
+//! all arms are absent, the select blocks forever, or until the fiber is cancelled.
+//!
+//! *A select is one operation that could block.* It is charged to the fiber's budget. A cancelled
+//! fiber, or a fiber past its time limit, unwinds where it would have to block. With a `default`
+//! arm a select never yields and never unwinds.
+//!
+//! *On a plain thread* a select blocks the thread. For file descriptors, which do not notify plain
+//! threads, it then polls every few milliseconds. Any select also polls for the end of a fiber that
+//! has a waiter already.
 
 mod arms;
 mod builder;
@@ -59,8 +68,8 @@ mod macros;
 pub use crate::park::select::{ArmRef, Fires};
 #[doc(hidden)]
 pub use arms::{
-    Descriptor, Finishing, Then, at, finished, in_time, join_arm, now_or_never, readable, recv,
-    send, wait, writable,
+    FinishedArm, ReadinessArm, TimerArm, at, finished, in_time, join_arm, now_or_never, readable,
+    recv, send, wait, writable,
 };
-pub use arms::{Offer, Receive};
+pub use arms::{RecvFrom, SendTo};
 pub use builder::{Fired, Select, Token};

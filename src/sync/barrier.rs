@@ -1,9 +1,10 @@
-//! A place where so many wait for each other.
+//! A rendezvous of a fixed number of callers.
 //!
-//! The last one of a round tells the others and is its leader. One who leaves before that, by its deadline or because
-//! it was asked to end, was never there: the round waits for another in its place. A round that is complete
-//! owes its members a call (`tickets.rs`); those of the next one may have come by then, and whoever completes that one
-//! calls what is left of both.
+//! The last caller of a round notifies the others and is the round's leader. A caller that leaves
+//! earlier, because of its deadline or a cancellation, does not count: the round waits for another
+//! in its place. A complete round owes its members a notification (`tickets.rs`). Callers of the
+//! next round may arrive before that has happened; the caller that completes the next round
+//! notifies the remaining members of both.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -15,7 +16,9 @@ use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::sync::tickets::{self, Ticketed, Tickets};
 use crate::util::loom::const_fn;
 
-/// So many wait for each other, round after round.
+/// A rendezvous point for a fixed number of callers, round after round.
+///
+/// Corresponds to [`std::sync::Barrier`].
 ///
 /// ```
 /// use indent::sync::Barrier;
@@ -28,7 +31,8 @@ use crate::util::loom::const_fn;
 ///         indent::spawn(move || barrier.wait().is_leader())
 ///     })
 ///     .collect();
-/// let leaders = fibers.into_iter().map(|fiber| fiber.join().unwrap()).filter(|leads| *leads).count();
+/// let joined = fibers.into_iter().map(|fiber| fiber.join().unwrap());
+/// let leaders = joined.filter(|leads| *leads).count();
 /// assert_eq!(leaders, 1);
 /// ```
 pub struct Barrier {
@@ -42,7 +46,7 @@ struct Raw<W = Waiter> {
 
 /// The state of a barrier.
 struct Round {
-    /// So many of the present round.
+    /// Number of callers that wait in the present round.
     waiting: usize,
     tickets: Tickets,
 }
@@ -53,7 +57,7 @@ impl Ticketed for Round {
     }
 }
 
-/// What a wait at a [`Barrier`] says: one of each round is its leader.
+/// The result of a wait at a [`Barrier`], which names one leader per round.
 ///
 /// ```
 /// assert!(indent::sync::Barrier::new(1).wait().is_leader());
@@ -62,7 +66,7 @@ impl Ticketed for Round {
 pub struct BarrierWaitResult(bool);
 
 impl BarrierWaitResult {
-    /// True for one of each round: the one who came last.
+    /// Whether the caller is the leader of its round, which is the one that arrived last.
     ///
     /// ```
     /// assert!(indent::sync::Barrier::new(0).wait().is_leader());
@@ -74,7 +78,7 @@ impl BarrierWaitResult {
 
 impl Barrier {
     const_fn! {
-        /// For so many; none means one.
+        /// Creates a barrier for this many callers; zero means one.
         ///
         /// ```
         /// static ALL: indent::sync::Barrier = indent::sync::Barrier::new(2);
@@ -84,7 +88,7 @@ impl Barrier {
         }
     }
 
-    /// Waits for the others of the round.
+    /// Blocks until all callers of the round have arrived.
     ///
     /// ```
     /// let barrier = indent::sync::Barrier::new(2);
@@ -95,25 +99,26 @@ impl Barrier {
     /// ```
     pub fn wait(&self) -> BarrierWaitResult {
         let result = self.wait_until(None);
-        result.expect("there was no deadline")
+        result.expect("a wait without a deadline does not time out")
     }
 
-    /// Waits for the others of the round, for at most this long; `None` if they have not all come. Then the caller does
-    /// not count among them.
+    /// Blocks until all callers of the round have arrived, for at most `timeout`.
+    ///
+    /// Returns `None` if they have not. The caller then does not count as arrived.
     ///
     /// ```
     /// # use std::time::Duration;
     /// let barrier = indent::sync::Barrier::new(2);
     /// assert!(barrier.wait_timeout(Duration::from_millis(1)).is_none());
     /// ```
-    #[must_use = "the others may not have come"]
+    #[must_use = "the others may not have arrived"]
     pub fn wait_timeout(&self, timeout: Duration) -> Option<BarrierWaitResult> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<BarrierWaitResult> {
         park::charge_ahead();
-        let until = Until::open(deadline, ParkReason::Barrier);
+        let until = Until::cancellable(deadline, ParkReason::Barrier);
         match self.raw.wait(&until) {
             Ended::Leads => Some(BarrierWaitResult(true)),
             Ended::Complete => Some(BarrierWaitResult(false)),
@@ -123,13 +128,13 @@ impl Barrier {
     }
 }
 
-/// How a wait ended.
+/// The result of a wait.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
-    /// The round is complete by the caller.
+    /// The caller has completed the round.
     Leads,
-    /// By another.
+    /// Another caller has completed the round.
     Complete,
     TimedOut,
     Cancelled,
@@ -145,17 +150,18 @@ impl<W> Raw<W> {
 
 impl<W: Waits> Raw<W> {
     fn wait(&self, until: &Until) -> Ended {
-        let mut come = Come {
+        let mut come = BarrierPlan {
             size: self.size,
             ticket: 0,
             complete: false,
         };
         match self.queue.wait(0, until, &mut come) {
             Waited::Done(()) => {
-                tickets::call_owed(&self.queue, self.queue.lock()); // if they were many
+                // The members that did not fit in the first batch.
+                tickets::notify_owed(&self.queue, self.queue.lock());
                 Ended::Leads
             }
-            Waited::Called(_) => Ended::Complete,
+            Waited::Notified(_) => Ended::Complete,
             _ if come.complete => Ended::Complete, // L9
             Waited::TimedOut => Ended::TimedOut,
             Waited::Cancelled => Ended::Cancelled,
@@ -163,16 +169,16 @@ impl<W: Waits> Raw<W> {
     }
 }
 
-/// Coming to a barrier.
-struct Come {
+/// The plan of a wait at a barrier.
+struct BarrierPlan {
     size: usize,
     ticket: u64,
-    /// The round was complete when the wait ended.
+    /// Whether the round was complete when the caller withdrew.
     complete: bool,
 }
 
-impl<W: Waits> Plan<Round, u64, W> for Come {
-    /// The round is complete.
+impl<W: Waits> Plan<Round, u64, W> for BarrierPlan {
+    /// Returned if the caller has completed the round.
     type Answer = ();
 
     fn look(&mut self, queue: &mut Locked<'_, Round, u64, W>, ticket: &mut u64) -> Look<()> {
@@ -184,7 +190,7 @@ impl<W: Waits> Plan<Round, u64, W> for Come {
             return Look::Behind;
         }
         round.waiting = 0;
-        round.tickets.tell_all();
+        round.tickets.owe_all();
         tickets::take_owed(queue);
         Look::Done(())
     }

@@ -1,8 +1,9 @@
-//! Waiting for something that another one does under the same lock.
+//! Waiting, with a mutex, for a change that another fiber or thread makes.
 //!
-//! The order: on the list, then the mutex is let go, then sleep. So who changes what the mutex protects after that
-//! finds the waiter. Woken, out of time or asked to end, it takes the mutex again first, and nothing keeps it from that:
-//! the caller, and its destructors, have the guard whatever happened.
+//! The order is: enter the queue, unlock the mutex, sleep. So a caller that changes the protected
+//! value after the unlock finds the waiter. When notified, timed out or cancelled, the waiter first
+//! locks the mutex again, ignoring cancellation: the caller and its destructors have the guard in
+//! every case.
 
 use std::fmt;
 use std::ops::DerefMut;
@@ -18,10 +19,11 @@ use crate::sync::raw_mutex::RawMutex;
 use crate::sync::tickets::{self, One, Tickets};
 use crate::util::loom::const_fn;
 
-/// Lets who holds a [`Mutex`](crate::sync::Mutex) wait, without it, until somebody says that something has changed.
+/// A condition variable, used with a [`Mutex`](crate::sync::Mutex).
 ///
-/// As [`std::sync::Condvar`]. A wait may end for no reason: use [`wait_while`](Self::wait_while), or look again. A fiber
-/// that was asked to end gets the mutex back before it unwinds. Those who wait are woken in their order.
+/// Corresponds to [`std::sync::Condvar`]. A wait may end without a notification: use
+/// [`wait_while`](Self::wait_while), or check the condition again. A cancelled fiber gets the mutex
+/// back before it unwinds. Waiters are notified first come, first served.
 ///
 /// ```
 /// use indent::sync::{Condvar, Mutex};
@@ -38,11 +40,11 @@ use crate::util::loom::const_fn;
 /// assert_eq!(taker.join().unwrap(), Some(7));
 /// ```
 pub struct Condvar {
-    /// Who comes after [`notify_all`](Self::notify_all) is not meant.
+    /// The tickets exclude waiters that come after [`notify_all`](Self::notify_all).
     queue: Queue<Tickets, u64>,
 }
 
-/// Whether the time was over.
+/// Whether a wait has timed out.
 ///
 /// ```
 /// use indent::sync::{Condvar, Mutex};
@@ -57,7 +59,7 @@ pub struct Condvar {
 pub struct WaitTimeoutResult(bool);
 
 impl WaitTimeoutResult {
-    /// True if the time was over before a notification came.
+    /// True if the time passed before a notification came.
     ///
     /// ```
     /// # use indent::sync::{Condvar, Mutex};
@@ -73,12 +75,12 @@ impl WaitTimeoutResult {
     }
 }
 
-/// Waiting: with a ticket, and without the mutex.
+/// The plan of a wait: with a ticket, and without the mutex.
 struct Wait<'a> {
     mutex: &'a RawMutex,
     owner: usize,
     ticket: u64,
-    /// It was notified, though its wait ended otherwise (L9).
+    /// Whether the waiter was owed a notification when it withdrew (L9).
     owed: bool,
 }
 
@@ -102,7 +104,7 @@ impl Plan<Tickets, u64, Waiter> for Wait<'_> {
 
 impl Condvar {
     const_fn! {
-        /// Nobody waits.
+        /// Creates a condition variable.
         ///
         /// ```
         /// static CHANGED: indent::sync::Condvar = indent::sync::Condvar::new();
@@ -112,10 +114,10 @@ impl Condvar {
         }
     }
 
-    /// Lets the mutex go, waits, and takes it again.
+    /// Unlocks the mutex, blocks until notified, and locks the mutex again.
     ///
     /// # Errors
-    /// If the mutex is poisoned then; the error has the guard.
+    /// If the mutex is poisoned then; the error contains the guard.
     ///
     /// ```
     /// # use indent::sync::{Condvar, Mutex};
@@ -135,10 +137,10 @@ impl Condvar {
         self.wait_until(guard, None).0
     }
 
-    /// Waits for as long as the condition is true.
+    /// Waits while the condition is true.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// As of [`wait`](Self::wait).
     ///
     /// ```
     /// # use indent::sync::{Condvar, Mutex};
@@ -158,10 +160,11 @@ impl Condvar {
         Ok(guard)
     }
 
-    /// As [`wait`](Self::wait), for at most this long, not counting the time until the mutex is free again.
+    /// Waits as [`wait`](Self::wait) for at most `timeout`, not counting the time to lock the mutex
+    /// again.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// As of [`wait`](Self::wait).
     ///
     /// ```
     /// # use indent::sync::{Condvar, Mutex};
@@ -181,10 +184,10 @@ impl Condvar {
         with(guard, result)
     }
 
-    /// Waits for as long as the condition is true, for at most this long altogether.
+    /// Waits while the condition is true, for at most `timeout` in total.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait).
+    /// As of [`wait`](Self::wait).
     ///
     /// ```
     /// # use indent::sync::{Condvar, Mutex};
@@ -218,30 +221,30 @@ impl Condvar {
         }
     }
 
-    /// Wakes the one who has waited for longest, if somebody waits.
+    /// Notifies the waiter that has waited longest, if there is one.
     ///
     /// ```
-    /// indent::sync::Condvar::new().notify_one(); // nobody: it is not kept
+    /// indent::sync::Condvar::new().notify_one(); // no waiter: the notification is not kept
     /// ```
     pub fn notify_one(&self) {
         loop {
             let mut queue = self.queue.lock();
             match tickets::take_one(&mut queue) {
-                One::Taken | One::Nobody => return,
+                One::Taken | One::NoWaiter => return,
                 One::Again => {}
             }
         }
     }
 
-    /// Wakes all who wait now.
+    /// Notifies all present waiters.
     ///
     /// ```
     /// indent::sync::Condvar::new().notify_all();
     /// ```
     pub fn notify_all(&self) {
         let mut queue = self.queue.lock();
-        queue.state().tell_all();
-        tickets::call_owed(&self.queue, queue);
+        queue.state().owe_all();
+        tickets::notify_owed(&self.queue, queue);
     }
 
     fn wait_until<'a, T: ?Sized>(
@@ -249,9 +252,9 @@ impl Condvar {
         guard: MutexGuard<'a, T>,
         deadline: Option<Instant>,
     ) -> (LockResult<MutexGuard<'a, T>>, WaitTimeoutResult) {
-        park::charge_ahead(); // with the guard: it may give way, or unwind
+        park::charge_ahead(); // with the guard held, since this may yield or unwind
         let (mutex, owner) = guard.leave();
-        let until = Until::open(deadline, ParkReason::Condvar);
+        let until = Until::cancellable(deadline, ParkReason::Condvar);
         let mut wait = Wait {
             mutex: mutex.raw(),
             owner,
@@ -259,13 +262,13 @@ impl Condvar {
             owed: false,
         };
         let waited = self.queue.wait(0, &until, &mut wait);
-        let guard = mutex.lock_again();
+        let guard = mutex.relock();
         match waited {
-            Waited::Called(_) | Waited::Done(()) => (guard, WaitTimeoutResult(false)),
+            Waited::Notified(_) | Waited::Done(()) => (guard, WaitTimeoutResult(false)),
             _ if wait.owed => (guard, WaitTimeoutResult(false)),
             Waited::TimedOut => (guard, WaitTimeoutResult(true)),
             Waited::Cancelled => {
-                let _guard = guard; // dropped on the way out
+                let _guard = guard; // dropped by the unwinding
                 park::unwind_cancelled()
             }
         }

@@ -1,8 +1,9 @@
-//! Something that has happened, or not; and a word for one who waits.
+//! `Event`, a flag to wait for, and `Notify`, a notification for one waiter.
 //!
-//! Both are a state under the lock of a queue, with tickets for those who wait (`tickets.rs`). An [`Event`] has its flag
-//! beside, too, so that a wait for what has happened is one load: the flag changes under the lock only, and who
-//! finds it clear looks again under the lock.
+//! Both are a state under the lock of a queue, with tickets for the waiters (`tickets.rs`). An
+//! [`Event`] also has its flag outside the lock, so that a wait for a set event is one load. The
+//! flag changes under the lock only, and a waiter that finds it clear checks it again under the
+//! lock.
 
 use std::fmt;
 use std::sync::atomic::{
@@ -18,7 +19,7 @@ use crate::sync::queue::{Queue, Until, Waited, Waits};
 use crate::sync::tickets::{self, One, Ticketed, Tickets, WithTicket};
 use crate::util::loom::const_fn;
 
-/// Something that has happened, or not: everybody waits until it has.
+/// A flag that fibers and threads can wait for.
 ///
 /// ```
 /// use indent::sync::Event;
@@ -37,7 +38,7 @@ pub struct Event {
 
 impl Event {
     const_fn! {
-        /// It has not happened.
+        /// Creates an event that is not set.
         ///
         /// ```
         /// assert!(!indent::sync::Event::new().is_set());
@@ -47,7 +48,7 @@ impl Event {
         }
     }
 
-    /// It has happened: whoever waits goes on, and whoever comes does not wait. Never blocks.
+    /// Sets the event: all waiters proceed, and later waits return at once. Never blocks.
     ///
     /// ```
     /// let event = indent::sync::Event::new();
@@ -56,12 +57,12 @@ impl Event {
     /// ```
     pub fn set(&self) {
         let mut queue = self.queue.lock();
-        queue.state().tell_all();
+        queue.state().owe_all();
         self.is_set.store(true, Release);
-        tickets::call_owed(&self.queue, queue);
+        tickets::notify_owed(&self.queue, queue);
     }
 
-    /// It has not happened any more: whoever comes waits again.
+    /// Clears the event: later waits block again.
     ///
     /// ```
     /// let event = indent::sync::Event::new();
@@ -74,7 +75,7 @@ impl Event {
         self.is_set.store(false, Release);
     }
 
-    /// Whether it has happened.
+    /// Whether the event is set.
     ///
     /// ```
     /// assert!(!indent::sync::Event::new().is_set());
@@ -83,7 +84,8 @@ impl Event {
         self.is_set.load(Acquire)
     }
 
-    /// Waits until it has happened. Who waits when it is set goes on, though it may be reset before he runs.
+    /// Blocks until the event is set. A waiter that `set` has released returns even after a
+    /// `reset`.
     ///
     /// ```
     /// let event = indent::sync::Event::new();
@@ -96,13 +98,13 @@ impl Event {
         self.wait_until(|| None);
     }
 
-    /// Waits until it has happened, for at most this long; false if it has not.
+    /// Blocks until the event is set, for at most `timeout`. Returns whether it was.
     ///
     /// ```
     /// # use std::time::Duration;
     /// assert!(!indent::sync::Event::new().wait_timeout(Duration::from_millis(1)));
     /// ```
-    #[must_use = "it may not have happened"]
+    #[must_use = "the event may not be set"]
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
         self.wait_until(|| Instant::now().checked_add(timeout))
     }
@@ -112,10 +114,10 @@ impl Event {
         if self.is_set() {
             return true;
         }
-        let until = Until::open(deadline(), ParkReason::Event);
+        let until = Until::cancellable(deadline(), ParkReason::Event);
         let mut wait = WithTicket::unless(|_: &mut Tickets| self.is_set().then_some(()));
         let waited = self.queue.wait(0, &until, &mut wait);
-        tickets::happened(waited, wait.owed)
+        tickets::finish_wait(waited, wait.owed)
     }
 }
 
@@ -133,7 +135,9 @@ impl fmt::Debug for Event {
     }
 }
 
-/// A word for one who waits: it is kept if nobody does.
+/// Notifies one waiter; without a waiter the notification is kept for the next one.
+///
+/// Corresponds to `tokio::sync::Notify`.
 ///
 /// ```
 /// use indent::sync::Notify;
@@ -149,17 +153,17 @@ pub struct Notify {
 }
 
 pub(crate) struct RawNotify<W = Waiter> {
-    queue: Queue<Word, u64, W>,
+    queue: Queue<State, u64, W>,
 }
 
 /// The state of a [`Notify`].
-struct Word {
-    /// Somebody was notified, and nobody was there.
+struct State {
+    /// A notification came while there were no waiters.
     kept: bool,
     tickets: Tickets,
 }
 
-impl Ticketed for Word {
+impl Ticketed for State {
     fn tickets(&mut self) -> &mut Tickets {
         &mut self.tickets
     }
@@ -168,19 +172,19 @@ impl Ticketed for Word {
 impl<W> RawNotify<W> {
     const_fn! {
         pub(crate) const fn new() -> Self {
-            RawNotify { queue: Queue::new(Word { kept: false, tickets: Tickets::new() }) }
+            RawNotify { queue: Queue::new(State { kept: false, tickets: Tickets::new() }) }
         }
     }
 }
 
 impl<W: Waits> RawNotify<W> {
-    /// Those who are owed a call are called, and are not the one (L9).
+    /// Notifies one waiter. The waiters that are owed a notification are notified in addition (L9).
     pub(crate) fn notify_one(&self) {
         loop {
             let mut queue = self.queue.lock();
             match tickets::take_one(&mut queue) {
                 One::Taken => return,
-                One::Nobody => {
+                One::NoWaiter => {
                     queue.state().kept = true;
                     return;
                 }
@@ -191,13 +195,13 @@ impl<W: Waits> RawNotify<W> {
 
     pub(crate) fn notify_waiters(&self) {
         let mut queue = self.queue.lock();
-        queue.state().tickets.tell_all();
-        tickets::call_owed(&self.queue, queue);
+        queue.state().tickets.owe_all();
+        tickets::notify_owed(&self.queue, queue);
     }
 
-    /// How a wait ended, and whether a word for all had come.
+    /// Waits, and returns the result and whether the waiter was owed a notification for all.
     pub(crate) fn wait(&self, until: &Until) -> (Waited<(), u64>, bool) {
-        let used_up = |word: &mut Word| std::mem::take(&mut word.kept).then_some(());
+        let used_up = |word: &mut State| std::mem::take(&mut word.kept).then_some(());
         let mut wait = WithTicket::unless(used_up);
         let waited = self.queue.wait(0, until, &mut wait);
         (waited, wait.owed)
@@ -206,7 +210,7 @@ impl<W: Waits> RawNotify<W> {
 
 impl Notify {
     const_fn! {
-        /// Nobody was notified.
+        /// Creates a `Notify` without a kept notification.
         ///
         /// ```
         /// static WORK: indent::sync::Notify = indent::sync::Notify::new();
@@ -216,8 +220,10 @@ impl Notify {
         }
     }
 
-    /// The one who has waited for longest goes on; if nobody waits, the next one who comes does not. Two words kept are
-    /// one. Never blocks.
+    /// Notifies the waiter that has waited longest. Never blocks.
+    ///
+    /// Without a waiter the notification is kept, and the next wait returns at once. At most one
+    /// notification is kept.
     ///
     /// ```
     /// let notify = indent::sync::Notify::new();
@@ -228,16 +234,16 @@ impl Notify {
         self.raw.notify_one();
     }
 
-    /// All who wait now go on. Nothing is kept.
+    /// Notifies all present waiters. Nothing is kept for later ones.
     ///
     /// ```
-    /// indent::sync::Notify::new().notify_waiters(); // nobody
+    /// indent::sync::Notify::new().notify_waiters(); // there are no waiters
     /// ```
     pub fn notify_waiters(&self) {
         self.raw.notify_waiters();
     }
 
-    /// Waits for a word, or uses up the one that was kept.
+    /// Blocks until notified, or uses up the kept notification.
     ///
     /// ```
     /// let notify = indent::sync::Notify::new();
@@ -250,22 +256,22 @@ impl Notify {
         self.wait_until(None);
     }
 
-    /// Waits for a word, for at most this long; false if none came.
+    /// Blocks until notified, for at most `timeout`. Returns whether it was.
     ///
     /// ```
     /// # use std::time::Duration;
     /// assert!(!indent::sync::Notify::new().notified_timeout(Duration::from_millis(1)));
     /// ```
-    #[must_use = "no word may have come"]
+    #[must_use = "there may have been no notification"]
     pub fn notified_timeout(&self, timeout: Duration) -> bool {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
         park::charge_ahead();
-        let until = Until::open(deadline, ParkReason::Event);
+        let until = Until::cancellable(deadline, ParkReason::Event);
         let (waited, owed) = self.raw.wait(&until);
-        tickets::happened(waited, owed)
+        tickets::finish_wait(waited, owed)
     }
 }
 

@@ -1,38 +1,43 @@
-//! Locks and other ways to wait for each other, for fibers and plain threads alike.
+//! Locks and other synchronization, for fibers and plain threads alike.
 //!
-//! A fiber that waits lets others run; a plain thread blocks. Fibers and threads may wait for each other. Who waits is
-//! served in the order in which they came ([`Mutex`] says when not), and everything that could wait
+//! A waiting fiber is suspended and lets others run; a waiting plain thread is blocked. Fibers and
+//! threads may wait for each other. Waiters are served first come, first served, except where
+//! [`Mutex`] says otherwise. Every operation that could block
 //!
-//! - has a sibling with `_timeout` in its name ([`LazyLock`], as `std`'s, has none), and heeds
+//! - has a sibling with `_timeout` in its name (not [`LazyLock`], as in `std`), and obeys
 //!   [`time::timeout`](crate::time::timeout);
-//! - unwinds if the fiber was asked to end. What was handed to it that very moment is not lost: it gets it, and is told
-//!   to end by the next call that blocks;
-//! - is charged to the fiber's budget, also when it does not have to wait. (What was made or done once is free.)
+//! - unwinds if the fiber is cancelled. What a waiter was handed at that moment is not lost: the
+//!   call returns it, and the next call that blocks unwinds;
+//! - is charged to the fiber's budget, even if it does not have to wait. (A completed
+//!   [`Once`] and an initialized cell are free.)
 //!
-//! What lets others go on (guards that are dropped, `notify_one`, `set`, `add_permits`) never waits and never yields, and
-//! may be called from anywhere. Guards and permits may be dropped on another thread than the one they were taken on.
+//! Operations that let others proceed (dropping a guard, `notify_one`, `set`, `add_permits`) never
+//! block and never yield, and may be called from anywhere. Guards and permits may be dropped on
+//! another thread than the one they were taken on.
 //!
 //! # Which one, and why not `std`'s
 //!
-//! [`std::sync::Mutex`] works in a fiber. A section of some instructions, with nothing inside that blocks, is as well
-//! served by it: if it is contended the *thread* sleeps in the kernel, and the runtime takes its worker
-//! away after a millisecond or less. Whoever holds a `std` guard keeps his thread, too: it is not [`Send`], a fiber
-//! with one on its stack when it waits may not change threads, and if it is stopped in the middle of its section every
-//! thread that wants the lock sleeps until it goes on.
+//! [`std::sync::Mutex`] works in a fiber. It serves a critical section of some instructions,
+//! without blocking calls inside, just as well. If it is contended, the *thread* sleeps in the
+//! kernel, and the runtime takes the worker away from that thread after a millisecond or less. A
+//! fiber that holds a `std` guard also keeps its thread: the guard is not [`Send`], so the fiber
+//! cannot move to another thread while it waits with the guard on its stack. And if the fiber is
+//! preempted inside its section, every thread that wants the lock sleeps until the fiber continues.
 //!
-//! A lock of this module costs about the same when it is free. While it is held, others wait as fibers: a switch instead of
-//! a sleeping thread, and their worker goes on. So use these when the section may block (I/O, a channel, another
-//! lock), is long, or is much wanted; when waiting needs a deadline or must be able to end; and wherever
-//! fibers wait for events rather than for a moment. For a handful of instructions on a hot path there is [`SpinLock`].
+//! A lock of this module costs about the same when it is free. While it is held, others wait as
+//! fibers: a switch of fibers instead of a sleeping thread, and their worker continues. So use
+//! these locks when the section may block (I/O, a channel, another lock), is long, or is contended;
+//! when waiting needs a deadline or cancellation; and wherever fibers wait for events rather than
+//! for a moment. For a few instructions on a hot path there is [`SpinLock`].
 //!
-//! | for | |
+//! | to | use |
 //! |---|---|
-//! | one at a time | [`Mutex`], with [`Condvar`] to wait for a change |
-//! | many who read | [`RwLock`] |
-//! | so many at a time, weights | [`Semaphore`] |
-//! | it has happened | [`Event`]; for one of those who wait: [`Notify`] |
-//! | all are done | [`WaitGroup`]; all have come: [`Barrier`] |
-//! | only once | [`Once`], [`OnceLock`], [`LazyLock`] |
+//! | exclude others | [`Mutex`], with [`Condvar`] to wait for a change |
+//! | allow many readers or one writer | [`RwLock`] |
+//! | limit how many run at a time | [`Semaphore`] |
+//! | wait until something has happened | [`Event`]; to notify one waiter: [`Notify`] |
+//! | wait until all are done | [`WaitGroup`]; until all have arrived: [`Barrier`] |
+//! | run or initialize once | [`Once`], [`OnceLock`], [`LazyLock`] |
 
 mod barrier;
 mod condvar;
@@ -50,7 +55,7 @@ mod spin;
 mod tickets;
 mod wait_group;
 
-/// What locks return, as `std`'s do: its own types.
+/// The types that locks return, which are those of `std`.
 pub use std::sync::{LockResult, PoisonError, TryLockError, TryLockResult};
 
 pub use barrier::{Barrier, BarrierWaitResult};

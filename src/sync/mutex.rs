@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "the lock gives the right to what it protects")]
-//! A lock for one at a time. How it is got and let go: `raw_mutex.rs`.
+//! A mutual exclusion lock. How it is taken and released: `raw_mutex.rs`.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -12,26 +12,30 @@ use std::time::{Duration, Instant};
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sync::queue::Until;
-use crate::sync::raw_mutex::{self, Failed, RawMutex, name_of};
+use crate::sync::raw_mutex::{self, Failed, RawMutex, owner_id};
 use crate::util::loom::const_fn;
 
-/// One at a time: a fiber that finds it locked waits and lets others run; a plain thread blocks.
+/// A mutual exclusion lock that suspends the waiting fiber, not its thread.
 ///
-/// As [`std::sync::Mutex`], with the same poisoning: a panic while the lock is held makes every later
-/// [`lock`](Self::lock) return an error that still gives the guard. A fiber that was asked to end, or whose
-/// [time limit](crate::time::timeout) passed, is no panic: it left at a call that blocks, and poisons nothing.
+/// A plain thread that waits is blocked. The lock corresponds to [`std::sync::Mutex`], with the
+/// same poisoning: a panic while it is held makes every later [`lock`](Self::lock) return an error,
+/// which contains the guard. A fiber that unwinds because it was cancelled, or because its [time
+/// limit](crate::time::timeout) has passed, does not poison: it left at a call that blocks.
 ///
-/// Whoever comes while it is free takes it, also before those who wait; but nobody waits for long more than a
-/// millisecond behind others who came later. Whoever locks it twice, a fiber or a plain thread, panics instead of waiting for
-/// itself. The guard may be dropped on another thread than the one it was taken on, or by another fiber; to lock again
-/// the one it was taken by then has to know that it was.
+/// The lock is not FIFO: a caller that finds it free takes it, even if others wait. But a waiter
+/// that has waited for over 1 ms is handed the lock next. A fiber or plain thread that locks it
+/// twice panics instead of deadlocking. The guard may be dropped on another thread than the one it
+/// was taken on, or by another fiber. If the taker locks again, it has to know that the guard was
+/// dropped.
 ///
 /// ```
 /// use indent::sync::Mutex;
 ///
 /// static TOTAL: Mutex<u32> = Mutex::new(0);
 ///
-/// let adders: Vec<_> = (1..=4).map(|n| indent::spawn(move || *TOTAL.lock().unwrap() += n)).collect();
+/// let adders: Vec<_> = (1..=4)
+///     .map(|n| indent::spawn(move || *TOTAL.lock().unwrap() += n))
+///     .collect();
 /// adders.into_iter().for_each(|adder| adder.join().unwrap());
 /// assert_eq!(*TOTAL.lock().unwrap(), 10);
 /// ```
@@ -40,17 +44,17 @@ pub struct Mutex<T: ?Sized> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock gives the value to one at a time, wherever that one runs.
+// SAFETY: the lock gives the value to one holder at a time, on any thread.
 unsafe impl<T: ?Sized + Send> Send for Mutex<T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Send> Sync for Mutex<T> {}
-// A panic is told by poisoning.
+// Poisoning reports a panic.
 impl<T: ?Sized> UnwindSafe for Mutex<T> {}
 impl<T: ?Sized> RefUnwindSafe for Mutex<T> {}
 
 impl<T> Mutex<T> {
     const_fn! {
-        /// A free lock.
+        /// Creates a free lock.
         ///
         /// ```
         /// static NAMES: indent::sync::Mutex<Vec<String>> = indent::sync::Mutex::new(Vec::new());
@@ -61,10 +65,10 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// What it protects.
+    /// Consumes the lock and returns the value.
     ///
     /// # Errors
-    /// If it is poisoned; the error has the value.
+    /// If the lock is poisoned; the error contains the value.
     ///
     /// ```
     /// assert_eq!(indent::sync::Mutex::new(5).into_inner().unwrap(), 5);
@@ -76,14 +80,14 @@ impl<T> Mutex<T> {
 }
 
 impl<T: ?Sized> Mutex<T> {
-    /// Waits until it is free and takes it.
+    /// Takes the lock, blocking until it is free.
     ///
     /// # Errors
-    /// If it is poisoned; the error has the guard.
+    /// If the lock is poisoned; the error contains the guard.
     ///
     /// # Panics
-    /// If the calling fiber or thread has it already: it would wait for itself. (Also if it gave the guard to somebody who
-    /// still has it.)
+    /// If the calling fiber or thread has locked it already and the guard still exists, even with
+    /// another owner: it would wait for itself.
     ///
     /// ```
     /// let mutex = indent::sync::Mutex::new(1);
@@ -92,17 +96,17 @@ impl<T: ?Sized> Mutex<T> {
     /// ```
     #[inline]
     pub fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
-        let me = raw_mutex::pay();
-        match self.raw.lock(me, || raw_mutex::open(None)) {
+        let me = raw_mutex::charge_and_identify();
+        match self.raw.lock(me, || raw_mutex::lock_until(None)) {
             Ok(poisoned) => self.guard(me, poisoned),
-            Err(why) => give_up(why),
+            Err(why) => fail(why),
         }
     }
 
-    /// Takes it if it is free.
+    /// Takes the lock if it is free. Never blocks.
     ///
     /// # Errors
-    /// If it is locked or poisoned.
+    /// If the lock is held or poisoned.
     ///
     /// ```
     /// let mutex = indent::sync::Mutex::new(1);
@@ -111,7 +115,7 @@ impl<T: ?Sized> Mutex<T> {
     /// # drop(guard);
     /// ```
     pub fn try_lock(&self) -> TryLockResult<MutexGuard<'_, T>> {
-        let me = name_of(park::current_fiber());
+        let me = owner_id(park::current_fiber());
         if self.raw.try_lock(me) {
             Ok(self.guard(me, self.is_poisoned())?)
         } else {
@@ -119,10 +123,11 @@ impl<T: ?Sized> Mutex<T> {
         }
     }
 
-    /// Waits until it is free, for at most this long, and takes it.
+    /// Takes the lock, blocking for at most `timeout`.
     ///
     /// # Errors
-    /// [`WouldBlock`](TryLockError::WouldBlock) if the time is over, or that it is poisoned.
+    /// [`WouldBlock`](TryLockError::WouldBlock) if the time has passed; `Poisoned` if the lock is
+    /// poisoned.
     ///
     /// # Panics
     /// As [`lock`](Self::lock).
@@ -138,16 +143,16 @@ impl<T: ?Sized> Mutex<T> {
     /// # drop(guard);
     /// ```
     pub fn lock_timeout(&self, timeout: Duration) -> TryLockResult<MutexGuard<'_, T>> {
-        let until = || raw_mutex::open(Instant::now().checked_add(timeout));
-        let me = raw_mutex::pay();
+        let until = || raw_mutex::lock_until(Instant::now().checked_add(timeout));
+        let me = raw_mutex::charge_and_identify();
         match self.raw.lock(me, until) {
             Ok(poisoned) => Ok(self.guard(me, poisoned)?),
             Err(Failed::TimedOut) => Err(TryLockError::WouldBlock),
-            Err(why) => give_up(why),
+            Err(why) => fail(why),
         }
     }
 
-    /// Whether somebody panicked while it was locked.
+    /// Whether a panic happened while the lock was held.
     ///
     /// ```
     /// let mutex = indent::sync::Mutex::new(1);
@@ -164,7 +169,7 @@ impl<T: ?Sized> Mutex<T> {
         self.raw.is_poisoned()
     }
 
-    /// What it protects is in order again.
+    /// Clears the poisoning, when the value is consistent again.
     ///
     /// ```
     /// let mutex = indent::sync::Mutex::new(1);
@@ -175,10 +180,10 @@ impl<T: ?Sized> Mutex<T> {
         self.raw.clear_poison();
     }
 
-    /// What it protects, by who has it to himself.
+    /// Returns a mutable reference to the value, without locking.
     ///
     /// # Errors
-    /// If it is poisoned; the error has the reference.
+    /// If the lock is poisoned; the error contains the reference.
     ///
     /// ```
     /// let mut mutex = indent::sync::Mutex::new(1);
@@ -189,7 +194,7 @@ impl<T: ?Sized> Mutex<T> {
         result(self.value.get_mut(), poisoned)
     }
 
-    /// The guard of who has just got the lock.
+    /// The guard of the caller, which has just taken the lock.
     #[inline]
     fn guard(&self, owner: usize, poisoned: bool) -> LockResult<MutexGuard<'_, T>> {
         let guard = MutexGuard {
@@ -204,11 +209,15 @@ impl<T: ?Sized> Mutex<T> {
         &self.raw
     }
 
-    /// The lock again, for who gave it up for a while: nothing keeps him from it.
-    pub(crate) fn lock_again(&self) -> LockResult<MutexGuard<'_, T>> {
-        let me = name_of(park::current_fiber());
+    /// Takes the lock again, ignoring cancellation, for an owner that has released it during a
+    /// wait.
+    pub(crate) fn relock(&self) -> LockResult<MutexGuard<'_, T>> {
+        let me = owner_id(park::current_fiber());
         let got = self.raw.lock(me, || Until::uncancelled(ParkReason::Lock));
-        self.guard(me, got.expect("nothing but the lock ends such a wait"))
+        self.guard(
+            me,
+            got.expect("a wait without deadline and cancellation ends with the lock"),
+        )
     }
 }
 
@@ -222,19 +231,20 @@ fn result<G>(guard: G, poisoned: bool) -> LockResult<G> {
 }
 
 #[cold]
-fn give_up(why: Failed) -> ! {
+fn fail(why: Failed) -> ! {
     match why {
         Failed::Cancelled => park::unwind_cancelled(),
-        Failed::Twice => panic!(
-            "this fiber or thread has locked this Mutex already and would wait for itself: drop the first guard before locking again"
+        Failed::AlreadyOwner => panic!(
+            "cannot lock this Mutex: the calling fiber or thread holds it already and would \
+             wait for itself; drop the first guard before locking again"
         ),
         Failed::TimedOut => unreachable!("there was no deadline"),
     }
 }
 
-/// The right to what a [`Mutex`] protects, until it is dropped. Dropping it never blocks.
+/// The right to access the value of a [`Mutex`], until it is dropped. Dropping it never blocks.
 ///
-/// It may go to another thread, unlike that of [`std::sync::Mutex`].
+/// Unlike the guard of [`std::sync::Mutex`] it may be sent to another thread.
 ///
 /// ```
 /// let mutex = indent::sync::Mutex::new(1);
@@ -244,23 +254,24 @@ fn give_up(why: Failed) -> ! {
 /// });
 /// assert!(mutex.lock().is_ok());
 /// ```
-#[must_use = "the lock is let go at once"]
+#[must_use = "the lock is released at once if the guard is not kept"]
 pub struct MutexGuard<'a, T: ?Sized> {
     mutex: &'a Mutex<T>,
-    /// The name of who took it.
+    /// The id of the fiber or thread that took the lock.
     owner: usize,
-    /// When it was taken.
+    /// Whether the thread was panicking when the lock was taken.
     panicking: bool,
 }
 
-// SAFETY: who has the guard has the value; the lock does not care who lets it go. (`&T` for many needs `T: Sync`.)
+// SAFETY: the holder of the guard has the value, and any thread may release the lock. (`&T` for
+// many threads needs `T: Sync`.)
 unsafe impl<T: ?Sized + Send> Send for MutexGuard<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Sync> Sync for MutexGuard<'_, T> {}
 
 impl<'a, T: ?Sized> MutexGuard<'a, T> {
-    /// Leaves the lock locked, by this owner, to be let go by [`raw`](Mutex::raw); [`Mutex::lock_again`] brings a guard
-    /// back.
+    /// Gives up the guard without releasing the lock, which its owner releases by
+    /// [`raw`](Mutex::raw). [`Mutex::relock`] returns a guard again.
     pub(crate) fn leave(self) -> (&'a Mutex<T>, usize) {
         let this = ManuallyDrop::new(self);
         (this.mutex, this.owner)
@@ -271,14 +282,14 @@ impl<T: ?Sized> Deref for MutexGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: we have the lock.
+        // SAFETY: we hold the lock.
         unsafe { &*self.mutex.value.get() }
     }
 }
 
 impl<T: ?Sized> DerefMut for MutexGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: we have the lock.
+        // SAFETY: we hold the lock.
         unsafe { &mut *self.mutex.value.get() }
     }
 }

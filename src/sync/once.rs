@@ -1,9 +1,11 @@
-//! Something that is done once, by the first who comes; the others wait for it.
+//! `Once`: a closure that runs once, while other callers wait for it.
 //!
-//! *New* → *running* → *complete*, or back to new if who ran it was told to end, or on to *poisoned* if it panicked. The
-//! phase is one byte that changes under the lock of the queue, but for reading: who finds *complete* needs no lock, and
-//! sees what the closure has done. Who waits has a ticket (`tickets.rs`), is called when it is no longer running, and looks
-//! again: one of them may have to run it then.
+//! The phases are *new* → *running* → *complete*. *Running* goes back to *new* if the closure
+//! unwinds because of a cancellation, and on to *poisoned* if it panics. The phase is one byte that
+//! changes under the lock of the queue. It is read without the lock: a caller that finds *complete*
+//! also sees the effects of the closure. A waiter has a ticket (`tickets.rs`), is notified when the
+//! closure no longer runs, and then checks the phase again: one of the waiters may have to run the
+//! closure then.
 
 use std::fmt;
 use std::sync::atomic::{
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sync::queue::{Queue, Until, Waited};
-use crate::sync::raw_mutex::name_of;
+use crate::sync::raw_mutex::owner_id;
 use crate::sync::tickets::{self, Ticketed, Tickets, WithTicket};
 use crate::util::loom::const_fn;
 
@@ -24,10 +26,10 @@ const RUNNING: u8 = 1;
 const COMPLETE: u8 = 2;
 const POISONED: u8 = 3;
 
-/// Something that is done once.
+/// Runs a closure once: that of the first caller.
 ///
-/// As [`std::sync::Once`]: if the closure panics every later call panics. A fiber that was told to end in it leaves it to
-/// the next one.
+/// Corresponds to [`std::sync::Once`]: if the closure panics, every later call panics. If the
+/// closure unwinds because its fiber is cancelled, the next caller runs its own closure.
 ///
 /// ```
 /// use indent::sync::Once;
@@ -43,9 +45,9 @@ pub struct Once {
     queue: Queue<Runner, u64>,
 }
 
-/// Under the lock.
+/// The state under the lock.
 struct Runner {
-    /// Who runs it, by name, while somebody does.
+    /// The id of the fiber or thread that runs the closure, while it runs.
     name: usize,
     tickets: Tickets,
 }
@@ -56,7 +58,7 @@ impl Ticketed for Runner {
     }
 }
 
-/// What the closure of [`Once::call_once_force`] is told.
+/// The argument of the closure of [`Once::call_once_force`].
 ///
 /// ```
 /// indent::sync::Once::new().call_once_force(|state| assert!(!state.is_poisoned()));
@@ -67,7 +69,7 @@ pub struct OnceState {
 }
 
 impl OnceState {
-    /// Whether it panicked before.
+    /// Whether an earlier closure panicked.
     ///
     /// ```
     /// indent::sync::Once::new().call_once_force(|state| assert!(!state.is_poisoned()));
@@ -79,7 +81,7 @@ impl OnceState {
 
 impl Once {
     const_fn! {
-        /// It is not done.
+        /// Creates a `Once` whose closure has not run.
         ///
         /// ```
         /// static START: indent::sync::Once = indent::sync::Once::new();
@@ -90,7 +92,7 @@ impl Once {
         }
     }
 
-    /// Whether it is done.
+    /// Whether the closure has completed.
     ///
     /// ```
     /// assert!(!indent::sync::Once::new().is_completed());
@@ -100,10 +102,10 @@ impl Once {
         self.phase.load(Acquire) == COMPLETE
     }
 
-    /// Calls `f` unless somebody did before, or waits until he has.
+    /// Runs `f` unless a closure has completed, or blocks until a running one has.
     ///
     /// # Panics
-    /// If a call has panicked, or if `f` calls this again, or waits for it.
+    /// If an earlier closure panicked, or if `f` uses this `Once` itself.
     ///
     /// ```
     /// let once = indent::sync::Once::new();
@@ -122,8 +124,10 @@ impl Once {
         }
     }
 
-    /// As [`call_once`](Self::call_once), but waits for another's call for at most this long; false if that is not over.
-    /// What `f` itself takes does not count.
+    /// As [`call_once`](Self::call_once), but waits for a running closure for at most `timeout`.
+    ///
+    /// Returns false if that closure is still running. The time that `f` itself takes is not
+    /// limited.
     ///
     /// # Panics
     /// As [`call_once`](Self::call_once).
@@ -139,7 +143,7 @@ impl Once {
     /// });
     /// assert!(once.call_once_timeout(Duration::ZERO, || unreachable!()));
     /// ```
-    #[must_use = "it may not be done"]
+    #[must_use = "the closure may not have completed"]
     pub fn call_once_timeout(&self, timeout: Duration, f: impl FnOnce()) -> bool {
         if self.is_completed() {
             return true;
@@ -155,10 +159,10 @@ impl Once {
         }
     }
 
-    /// As [`call_once`](Self::call_once), also after a panic.
+    /// As [`call_once`](Self::call_once), but also runs `f` if an earlier closure panicked.
     ///
     /// # Panics
-    /// If `f` calls this again.
+    /// If `f` uses this `Once` itself.
     ///
     /// ```
     /// use std::panic::{catch_unwind, resume_unwind};
@@ -182,10 +186,10 @@ impl Once {
         }
     }
 
-    /// Waits until somebody has done it.
+    /// Blocks until a closure has completed.
     ///
     /// # Panics
-    /// If a call has panicked.
+    /// If an earlier closure panicked.
     ///
     /// ```
     /// let once = indent::sync::Once::new();
@@ -198,7 +202,7 @@ impl Once {
         self.wait_until(false, None);
     }
 
-    /// Waits until somebody has done it, for at most this long; false if nobody has.
+    /// Blocks until a closure has completed, for at most `timeout`. Returns whether one has.
     ///
     /// # Panics
     /// As [`wait`](Self::wait).
@@ -207,12 +211,12 @@ impl Once {
     /// # use std::time::Duration;
     /// assert!(!indent::sync::Once::new().wait_timeout(Duration::from_millis(1)));
     /// ```
-    #[must_use = "it may not be done"]
+    #[must_use = "the closure may not have completed"]
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
         self.wait_until(false, Instant::now().checked_add(timeout))
     }
 
-    /// As [`wait`](Self::wait), and after a panic for another call.
+    /// As [`wait`](Self::wait), but after a panic waits for another closure.
     ///
     /// # Panics
     /// If the closure waits for itself.
@@ -230,34 +234,34 @@ impl Once {
         self.wait_until(true, None);
     }
 
-    /// Waits until it is done; false if the time is over first.
+    /// Waits until a closure has completed. Returns false if the deadline passes first.
     pub(crate) fn wait_until(&self, force: bool, deadline: Option<Instant>) -> bool {
-        let me = name_of(park::charge_caller());
-        let wish = Wish {
+        let me = owner_id(park::charge_caller());
+        let request = Request {
             me,
             runs: false,
             force,
         };
         while !self.is_completed() {
-            if let Found::TimedOut = self.look(wish, deadline) {
+            if let Found::TimedOut = self.look(request, deadline) {
                 return self.is_completed();
             }
         }
         true
     }
 
-    /// The right to run it, also after a panic if that is wished.
+    /// Acquires the right to run a closure; with `force` also after a panic.
     #[cold]
     #[inline(never)]
     pub(crate) fn begin(&self, force: bool, deadline: Option<Instant>) -> Begun<'_> {
-        let me = name_of(park::charge_caller());
-        let wish = Wish {
+        let me = owner_id(park::charge_caller());
+        let request = Request {
             me,
             runs: true,
             force,
         };
         loop {
-            match self.look(wish, deadline) {
+            match self.look(request, deadline) {
                 Found::Free { poisoned } => {
                     return Begun::Run(Run {
                         once: self,
@@ -272,28 +276,28 @@ impl Once {
         }
     }
 
-    /// What there is, perhaps after a wait.
-    fn look(&self, wish: Wish, deadline: Option<Instant>) -> Found {
-        let until = Until::open(deadline, ParkReason::Once);
-        let mut wait = WithTicket::unless(|runner: &mut Runner| self.see(wish, runner));
+    /// Returns the state of this `Once`, after a wait if it is running.
+    fn look(&self, request: Request, deadline: Option<Instant>) -> Found {
+        let until = Until::cancellable(deadline, ParkReason::Once);
+        let mut wait = WithTicket::unless(|runner: &mut Runner| self.see(request, runner));
         match self.queue.wait(0, &until, &mut wait) {
             Waited::Done(Ok(found)) => found,
             Waited::Done(Err(why)) => panic!("{why}"),
-            Waited::Called(_) => Found::Left,
+            Waited::Notified(_) => Found::Left,
             Waited::TimedOut => Found::TimedOut,
             Waited::Cancelled => park::unwind_cancelled(),
         }
     }
 
-    /// Under the lock: what there is, or `None` if the caller has to wait.
-    fn see(&self, wish: Wish, runner: &mut Runner) -> Option<Result<Found, &'static str>> {
+    /// Under the lock: returns the state, or `None` if the caller has to wait.
+    fn see(&self, request: Request, runner: &mut Runner) -> Option<Result<Found, &'static str>> {
         match self.phase.load(Relaxed) {
             COMPLETE => Some(Ok(Found::Complete)),
-            RUNNING if runner.name == wish.me => Some(Err(OWN)),
-            POISONED if !wish.force => Some(Err(POISON)),
-            phase @ (NEW | POISONED) if wish.runs => {
+            RUNNING if runner.name == request.me => Some(Err(OWN)),
+            POISONED if !request.force => Some(Err(POISON)),
+            phase @ (NEW | POISONED) if request.runs => {
                 self.phase.store(RUNNING, Relaxed);
-                runner.name = wish.me;
+                runner.name = request.me;
                 let poisoned = phase == POISONED;
                 Some(Ok(Found::Free { poisoned }))
             }
@@ -301,51 +305,52 @@ impl Once {
         }
     }
 
-    /// Nobody runs it any more: those who wait look again.
+    /// Ends the run with this phase and notifies the waiters, which check the phase again.
     fn end(&self, phase: u8) {
         let mut queue = self.queue.lock();
         self.phase.store(phase, Release);
-        queue.state().tickets.tell_all();
-        tickets::call_owed(&self.queue, queue);
+        queue.state().tickets.owe_all();
+        tickets::notify_owed(&self.queue, queue);
     }
 }
 
 const POISON: &str =
-    "this Once is poisoned: a closure it ran has panicked; call_once_force would run another";
-const OWN: &str = "the closure of this Once calls it again, or waits for it, and would wait for itself: do not use what it makes inside";
+    "this Once is poisoned: an earlier closure panicked; use call_once_force to run another";
+const OWN: &str = "cannot use this Once inside its own closure: the closure would wait for itself; \
+    do not call or wait for it there";
 
-/// What somebody wants of it.
+/// What a caller requests.
 #[derive(Clone, Copy)]
-struct Wish {
-    /// His name.
+struct Request {
+    /// The id of the caller.
     me: usize,
-    /// He would run it himself.
+    /// The caller has a closure to run.
     runs: bool,
     /// Also after a panic.
     force: bool,
 }
 
 enum Found {
-    /// It is the caller's to run.
+    /// The caller has the right to run its closure.
     Free {
         poisoned: bool,
     },
     Complete,
-    /// Who ran it has left it, one way or other.
+    /// The closure no longer runs.
     Left,
     TimedOut,
 }
 
-/// What became of the wish to run it.
+/// The result of a request to run a closure.
 #[must_use]
 pub(crate) enum Begun<'a> {
     Run(Run<'a>),
     Complete,
-    /// Somebody else runs it still.
+    /// Another caller's closure is still running.
     TimedOut,
 }
 
-/// The right to run it: done, or left by unwinding.
+/// The right to run a closure. Ends by `complete`, or by unwinding.
 #[must_use]
 pub(crate) struct Run<'a> {
     once: &'a Once,
@@ -361,9 +366,9 @@ impl Run<'_> {
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        let told = !std::thread::panicking() || park::unwinds_as_told();
+        let cancelled = !std::thread::panicking() || park::unwinds_as_told();
         let before = if self.poisoned { POISONED } else { NEW };
-        self.once.end(if told { before } else { POISONED });
+        self.once.end(if cancelled { before } else { POISONED });
     }
 }
 

@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "a value that is there once its Once is complete"
 )]
-//! A value that is made once, when it is first wanted.
+//! Values that are initialized once, on first use.
 
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
@@ -15,9 +15,9 @@ use crate::sched::limit::Undisturbed;
 use crate::sync::once::{Begun, Once};
 use crate::util::loom::const_fn;
 
-/// A place for a value that is put there once; who wants it meanwhile waits.
+/// A cell that is initialized once; callers that need the value meanwhile wait.
 ///
-/// As [`std::sync::OnceLock`]: a closure that panics leaves it empty.
+/// Corresponds to [`std::sync::OnceLock`]: a closure that panics leaves it empty.
 ///
 /// ```
 /// use indent::sync::OnceLock;
@@ -33,17 +33,17 @@ pub struct OnceLock<T> {
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
-// SAFETY: the value goes along.
+// SAFETY: the value moves with its cell.
 unsafe impl<T: Send> Send for OnceLock<T> {}
-// SAFETY: one puts it there, from anywhere; then all read it.
+// SAFETY: one caller, on any thread, initializes the value; then all threads read it.
 unsafe impl<T: Send + Sync> Sync for OnceLock<T> {}
-// A panic leaves it as it was.
+// A panic leaves the cell as it was.
 impl<T: UnwindSafe> UnwindSafe for OnceLock<T> {}
 impl<T: UnwindSafe + RefUnwindSafe> RefUnwindSafe for OnceLock<T> {}
 
 impl<T> OnceLock<T> {
     const_fn! {
-        /// Without a value.
+        /// Creates an empty cell.
         ///
         /// ```
         /// static CONFIG: indent::sync::OnceLock<String> = indent::sync::OnceLock::new();
@@ -53,7 +53,7 @@ impl<T> OnceLock<T> {
         }
     }
 
-    /// The value, if it is there.
+    /// Returns the value if it is initialized. Never blocks.
     ///
     /// ```
     /// assert!(indent::sync::OnceLock::<u8>::new().get().is_none());
@@ -63,13 +63,14 @@ impl<T> OnceLock<T> {
         if !self.once.is_completed() {
             return None;
         }
-        // SAFETY: complete: nobody changes it any more, and whoever put it there was seen to have.
+        // SAFETY: the `Once` is complete: the value does not change any more, and the acquire load
+        // in `is_completed` has seen the write.
         let value = unsafe { &*self.value.get() };
-        // SAFETY: complete: it was put there.
+        // SAFETY: complete, so initialized.
         Some(unsafe { value.assume_init_ref() })
     }
 
-    /// The value, by who has it to himself.
+    /// Returns a mutable reference to the value, if it is initialized.
     ///
     /// ```
     /// let mut cell = indent::sync::OnceLock::from(1);
@@ -78,14 +79,14 @@ impl<T> OnceLock<T> {
     /// ```
     pub fn get_mut(&mut self) -> Option<&mut T> {
         let complete = self.once.is_completed();
-        // SAFETY: complete: it was put there.
+        // SAFETY: complete, so initialized.
         complete.then(|| unsafe { self.value.get_mut().assume_init_mut() })
     }
 
-    /// Puts a value there.
+    /// Initializes the cell.
     ///
     /// # Errors
-    /// If there is one; the new one comes back.
+    /// If the cell is initialized already; the error contains the new value.
     ///
     /// ```
     /// let cell = indent::sync::OnceLock::new();
@@ -94,14 +95,16 @@ impl<T> OnceLock<T> {
     /// ```
     pub fn set(&self, value: T) -> Result<(), T> {
         let mut value = Some(value);
-        self.get_or_init(|| value.take().expect("called once"));
+        self.get_or_init(|| value.take().expect("get_or_init calls its closure once"));
         value.map_or(Ok(()), Err)
     }
 
-    /// The value; if there is none, what `f` returns, unless another makes one meanwhile: then that.
+    /// Returns the value, initializing the cell with `f` if it is empty.
+    ///
+    /// If another caller is initializing the cell, blocks for its value.
     ///
     /// # Panics
-    /// If `f` asks for the value, or waits for it.
+    /// If `f` uses this cell itself.
     ///
     /// ```
     /// let cell = indent::sync::OnceLock::new();
@@ -116,13 +119,13 @@ impl<T> OnceLock<T> {
         }
     }
 
-    /// As [`get_or_init`](Self::get_or_init); a failure leaves it empty.
+    /// As [`get_or_init`](Self::get_or_init); a failure of `f` leaves the cell empty.
     ///
     /// # Errors
-    /// That of `f`.
+    /// The error of `f`.
     ///
     /// # Panics
-    /// If `f` asks for the value, or waits for it.
+    /// If `f` uses this cell itself.
     ///
     /// ```
     /// let cell = indent::sync::OnceLock::new();
@@ -131,11 +134,14 @@ impl<T> OnceLock<T> {
     /// ```
     pub fn get_or_try_init<E>(&self, f: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let value = self.get_or_try_init_until(|| None, f)?;
-        Ok(value.expect("there was no deadline"))
+        Ok(value.expect("a wait without a deadline does not time out"))
     }
 
-    /// As [`get_or_init`](Self::get_or_init), but waits for another's call for at most this long; `None` if that is not
-    /// over. What `f` itself takes does not count.
+    /// As [`get_or_init`](Self::get_or_init), but waits for another caller's `f` for at most
+    /// `timeout`.
+    ///
+    /// Returns `None` if that `f` is still running. The time that the caller's own `f` takes is not
+    /// limited.
     ///
     /// # Panics
     /// As [`get_or_init`](Self::get_or_init).
@@ -161,7 +167,7 @@ impl<T> OnceLock<T> {
         }
     }
 
-    /// `None` if another makes it and the time is over.
+    /// Returns `None` if another caller's `f` is still running at the deadline.
     fn get_or_try_init_until<E>(
         &self,
         deadline: impl FnOnce() -> Option<Instant>,
@@ -171,18 +177,18 @@ impl<T> OnceLock<T> {
             return Ok(Some(value));
         }
         if let Begun::Run(run) = self.once.begin(true, deadline()) {
-            let value = f()?; // or the run ends without a value
-            // SAFETY: ours alone until the run is complete.
+            let value = f()?; // an error or a panic ends the run without a value
+            // SAFETY: the value is ours alone until the run is complete.
             unsafe { &mut *self.value.get() }.write(value);
             run.complete();
         }
         Ok(self.get())
     }
 
-    /// Waits until somebody has put a value there.
+    /// Blocks until the cell is initialized.
     ///
     /// # Panics
-    /// If the caller is the one who makes it.
+    /// If called by the closure that initializes the cell.
     ///
     /// ```
     /// let cell = indent::sync::OnceLock::new();
@@ -193,10 +199,11 @@ impl<T> OnceLock<T> {
     /// ```
     pub fn wait(&self) -> &T {
         self.once.wait_until(true, None);
-        self.get().expect("complete")
+        self.get()
+            .expect("a wait without a deadline ends when the cell is initialized")
     }
 
-    /// Waits until somebody has put a value there, for at most this long.
+    /// Blocks until the cell is initialized, for at most `timeout`.
     ///
     /// # Panics
     /// As [`wait`](Self::wait).
@@ -212,7 +219,7 @@ impl<T> OnceLock<T> {
         self.get()
     }
 
-    /// The value.
+    /// Consumes the cell and returns the value.
     ///
     /// ```
     /// assert_eq!(indent::sync::OnceLock::from(1).into_inner(), Some(1));
@@ -221,7 +228,7 @@ impl<T> OnceLock<T> {
         self.take()
     }
 
-    /// Takes the value out; there is none then.
+    /// Takes the value out, which leaves the cell empty.
     ///
     /// ```
     /// let mut cell = indent::sync::OnceLock::from(1);
@@ -232,7 +239,7 @@ impl<T> OnceLock<T> {
             return None;
         }
         self.once = Once::new();
-        // SAFETY: it was put there, and is out from now on.
+        // SAFETY: complete, so initialized; the new `Once` says that the value is gone.
         Some(unsafe { self.value.get_mut().assume_init_read() })
     }
 }
@@ -283,12 +290,13 @@ impl<T: fmt::Debug> fmt::Debug for OnceLock<T> {
     }
 }
 
-/// A value that is made when it is first wanted.
+/// A value that is initialized on first use.
 ///
-/// As [`std::sync::LazyLock`]: if the closure panics, every later use panics. Since it can be called but once, and for all
-/// who want the value, it is not told to end: a request, or a [time limit](crate::time::timeout) of whoever happens to be
-/// the first, is heard when the value is made. (Limits that it sets itself are heard in it.) Whoever waits for it
-/// can be told as ever.
+/// Corresponds to [`std::sync::LazyLock`]: if the closure panics, every later use panics. The
+/// closure can run only once, and all users need its value, so cancelling the fiber that happens to
+/// run it, or its [time limit](crate::time::timeout), takes effect only after the value is made.
+/// (Time limits set inside the closure take effect in it.) Waiting for the value can be cancelled
+/// as usual.
 ///
 /// ```
 /// use indent::sync::LazyLock;
@@ -299,17 +307,18 @@ impl<T: fmt::Debug> fmt::Debug for OnceLock<T> {
 /// ```
 pub struct LazyLock<T, F = fn() -> T> {
     cell: OnceLock<T>,
-    /// Taken by who runs it.
+    /// Taken by the caller that runs it.
     f: Cell<Option<F>>,
 }
 
-// SAFETY: the closure is taken by one, who has the right to run the cell's `Once`; it may be from anywhere.
+// SAFETY: the closure is taken by the one caller that has the right to run the cell's `Once`, on
+// any thread.
 unsafe impl<T: Send + Sync, F: Send> Sync for LazyLock<T, F> {}
 impl<T: UnwindSafe + RefUnwindSafe, F: UnwindSafe> RefUnwindSafe for LazyLock<T, F> {}
 
 impl<T, F: FnOnce() -> T> LazyLock<T, F> {
     const_fn! {
-        /// To be made by `f`.
+        /// Creates a value that `f` will make.
         ///
         /// ```
         /// let lazy = indent::sync::LazyLock::new(|| 1 + 1);
@@ -320,10 +329,10 @@ impl<T, F: FnOnce() -> T> LazyLock<T, F> {
         }
     }
 
-    /// The value, made if it is not.
+    /// Returns the value, making it if necessary.
     ///
     /// # Panics
-    /// If the closure has panicked, or if it asks for the value.
+    /// If the closure has panicked, or if it uses the value.
     ///
     /// ```
     /// let lazy = indent::sync::LazyLock::new(|| 1);
@@ -332,14 +341,14 @@ impl<T, F: FnOnce() -> T> LazyLock<T, F> {
     pub fn force(this: &Self) -> &T {
         this.cell.get_or_init(|| {
             let Some(f) = this.f.take() else {
-                panic!("this LazyLock has no value: the closure that was to make it has panicked")
+                panic!("cannot use this LazyLock: the closure that makes its value has panicked")
             };
             let _alone = Undisturbed::begin();
             f()
         })
     }
 
-    /// The value, made if it is not, by who has it to himself.
+    /// Returns a mutable reference to the value, making it if necessary.
     ///
     /// # Panics
     /// If the closure has panicked.
@@ -353,12 +362,12 @@ impl<T, F: FnOnce() -> T> LazyLock<T, F> {
     /// ```
     pub fn force_mut(this: &mut Self) -> &mut T {
         LazyLock::force(this);
-        LazyLock::get_mut(this).expect("complete")
+        LazyLock::get_mut(this).expect("`force` returns when the value is made")
     }
 }
 
 impl<T, F> LazyLock<T, F> {
-    /// The value, if it is made.
+    /// Returns the value if it is made. Never blocks.
     ///
     /// ```
     /// use indent::sync::LazyLock;
@@ -371,7 +380,7 @@ impl<T, F> LazyLock<T, F> {
         this.cell.get()
     }
 
-    /// The value, if it is made, by who has it to himself.
+    /// Returns a mutable reference to the value, if it is made.
     ///
     /// ```
     /// use indent::sync::LazyLock;
@@ -393,7 +402,7 @@ impl<T, F: FnOnce() -> T> Deref for LazyLock<T, F> {
 }
 
 impl<T: Default> Default for LazyLock<T> {
-    /// To be made by `T::default`.
+    /// Creates a value that `T::default` will make.
     fn default() -> Self {
         LazyLock::new(T::default)
     }

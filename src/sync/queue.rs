@@ -2,29 +2,39 @@
     unsafe_code,
     reason = "links waiters that lie on their owners' stacks, and calls them by address"
 )]
-//! Who waits for a lock: a first-in first-out list through the stacks of those who wait.
+//! The wait queue of locks: a first-in, first-out list of waiters, linked through the waiters'
+//! stacks.
 //!
-//! A *node* lies in the frame of [`Queue::wait`]. It holds the waiter (`sched/wake.rs`), what the waiter wants
-//! (`N`), and its links. The list, the nodes in it and a state of the primitive's own (`S`) belong to whoever holds
-//! the queue's lock ([`Locked`]). Waiting allocates nothing, and a node in the middle leaves at once.
+//! A *node* lies in the stack frame of [`Queue::wait`]. It contains the waiter (`sched/wake.rs`),
+//! its request (`N`), and its links. The list, the nodes in it and the state of the primitive (`S`)
+//! belong to the holder of the queue's lock ([`Locked`]). Waiting allocates nothing, and a node in
+//! the middle is removed in O(1).
 //!
-//! To *take* a node is to take it off the list in order to call it. Those taken are called when the lock has been let go.
+//! To *take* a node is to remove it from the list in order to notify its waiter. Taken waiters are
+//! notified after the lock is released.
 //!
-//! **L1** *A waiter is called once, or withdraws.* Both take its node off the list under the lock; who finds it
-//! gone knows that the call is on its way and waits for it, deaf to everything. So whatever was handed to a waiter by
-//! name (a lock, permits) has arrived, even if its deadline passed or it was asked to end that very moment.
-//! **L2** *From a take to the call preemption is disabled*, and while the lock is held: nobody is stopped with something in
-//! his hands that others wait for (S6). **L3** *A node is alive while it is in the list or taken*: its frame leaves
-//! only by L1, and the call is the taker's last look at it.
-//! **L4** *The state fits the list whenever the lock is free*: who withdraws sets right, under the same lock, what
-//! depends on it ([`Plan::leave`]).
+//! **L1** *A waiter is notified once, or withdraws.* Both remove its node from the list under the
+//! lock. A waiter that finds its node gone knows that its notification is under way, and waits for
+//! it, ignoring deadline and cancellation. So what was handed to a waiter (a lock, permits) has
+//! arrived, even if its deadline passed or it was cancelled at that moment.
 //!
-//! No more than `BREATH` are taken at a time, since what the calls relied on is kept until preemption is enabled (`DeferredDrop`),
-//! and a crowd is not called in one breath: who wants more looks whether there are more ([`Locked::finish`]).
+//! **L2** *From a take to the notification preemption is disabled*, and while the lock is held: a
+//! fiber is not preempted while it holds what others wait for (S6).
 //!
-//! Rejected: a list of addresses in a vector, which allocates under the lock and makes withdrawing a search; one
-//! table of queues for the whole process, keyed by address as parking lots have it: a lock of eight bytes less, for
-//! strangers who wait for each other's buckets.
+//! **L3** *A node is alive while it is in the list or taken.* Its frame is left only by L1, and the
+//! notification is the taker's last access to it.
+//!
+//! **L4** *The state fits the list whenever the lock is free.* A waiter that withdraws corrects,
+//! under the same lock, the state that depends on it ([`Plan::leave`]).
+//!
+//! Waiters are notified in batches of at most `Waits::BATCH`, for two reasons: what a notification
+//! relied on is kept until preemption is enabled (`DeferredDrop`), and preemption must not stay
+//! disabled for long. A caller that wants to take more repeats while [`Locked::finish`] returns
+//! true.
+//!
+//! Rejected: a vector of addresses, because it allocates under the lock and a withdrawal has to
+//! search; one table of queues for the whole process, keyed by address as in parking lots, because
+//! it saves eight bytes per lock, and unrelated waiters contend for the same buckets.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -39,43 +49,46 @@ use crate::sched::context::{self, PreemptGuard};
 use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::util::loom::{Mutex, MutexGuard, const_fn, lock};
 
-/// How many can be called in one breath.
-const BATCH: usize = 8;
+/// The largest number of waiters that can be taken under one lock hold.
+const MAX_BATCH: usize = 8;
 
-/// How long one waits before he is served by name where others may overtake.
+/// How long a waiter waits, where later ones may overtake it, before the lock is handed to it.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// Somebody who waits for one call: [`Waiter`], or what stands for it in a model.
+/// Something that waits for one notification: [`Waiter`], or its stand-in in a model.
 ///
 /// # Safety
-/// `park` returns at some time after `call`, and `was_notified` is true from the call on, which it has seen all of.
+/// `park` returns some time after `notify`. `was_notified` is true from `notify` on, and a caller
+/// that sees this also sees everything before `notify`.
 pub(crate) unsafe trait Waits {
-    /// What a call relied on, to be dropped when preemption is enabled.
+    /// What a notification relied on, to be dropped when preemption is enabled.
     type DeferredDrop;
-    /// How often to look at a lock that is held before the wait begins, each time after twice as many pauses as the
-    /// time before: for one that is held for some instructions by a thread beside us.
+    /// How often to check a held lock before waiting, each time after twice as many pauses as
+    /// before. This pays if a thread on another core holds the lock for some instructions.
     const SPINS: u32 = 3;
-    /// How many are called in one breath, at most `BATCH`: fewer in models, where a crowd is small.
-    const BREATH: usize = BATCH;
-    /// How often a lock is let go while one who was woken is on his way, before another is looked at; fifteen at most.
+    /// How many waiters are notified at a time, at most `MAX_BATCH`. Models use less, as they have
+    /// few waiters.
+    const BATCH: usize = MAX_BATCH;
+    /// How often a lock may be released while a woken waiter has not taken it, before another
+    /// waiter is considered. At most fifteen.
     const PASSES: usize = 15;
     fn caller() -> Self;
-    /// Whoever waits has paid for it before.
+    /// Blocks until notified or `until`. The caller was charged for the operation before.
     fn park(&self, until: &Until) -> Woken;
     fn was_notified(&self) -> bool;
-    /// Names what it waits for, by its address.
-    fn name(&self, _address: usize) {}
+    /// Records the address of the primitive waited for, for diagnostics.
+    fn set_awaited(&self, _address: usize) {}
     /// # Safety
-    /// The waiter is alive until this call, and this is the one call it waits for.
+    /// The waiter is alive until this call, and is notified only once.
     unsafe fn notify(guard: &PreemptGuard, waiter: *const Self) -> Self::DeferredDrop;
-    /// Whether somebody has waited for long enough to be served by name.
+    /// Whether a waiter has waited for long enough that the lock is handed to it.
     fn starves(since: Instant) -> bool {
         since.elapsed() >= PATIENCE
     }
 }
 
-/// Waits until something looks free, for a moment: true as soon as `free` says so. Each of the looks waits twice as long
-/// as the one before.
+/// Spins until `free` returns true, for at most `looks` checks. Returns whether it did. Each check
+/// comes after twice as many pauses as the one before.
 pub(crate) fn spin(looks: u32, mut free: impl FnMut() -> bool) -> bool {
     (0..looks).any(|round| {
         (0..1 << round).for_each(|_| spin_loop());
@@ -83,7 +96,7 @@ pub(crate) fn spin(looks: u32, mut free: impl FnMut() -> bool) -> bool {
     })
 }
 
-// SAFETY: a waiter that was called is woken; the flag is set with release and read with acquire.
+// SAFETY: a notified waiter is woken; the flag is set with release and read with acquire.
 unsafe impl Waits for Waiter {
     type DeferredDrop = DeferredDrop;
 
@@ -99,7 +112,7 @@ unsafe impl Waits for Waiter {
         Waiter::was_notified(self)
     }
 
-    fn name(&self, address: usize) {
+    fn set_awaited(&self, address: usize) {
         self.set_awaited(address);
     }
 
@@ -109,7 +122,7 @@ unsafe impl Waits for Waiter {
     }
 }
 
-/// How long to wait, what for, and what else to listen to.
+/// How long to wait, for what, and whether cancellation ends the wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Until {
     pub(crate) deadline: Option<Instant>,
@@ -118,8 +131,8 @@ pub(crate) struct Until {
 }
 
 impl Until {
-    /// As operations of users wait: a request to end is heard.
-    pub(crate) fn open(deadline: Option<Instant>, reason: ParkReason) -> Self {
+    /// A wait of a user's operation: cancellation ends it.
+    pub(crate) fn cancellable(deadline: Option<Instant>, reason: ParkReason) -> Self {
         Until {
             deadline,
             reason,
@@ -127,7 +140,7 @@ impl Until {
         }
     }
 
-    /// For what must be had: nothing else ends the wait.
+    /// A wait that only a notification ends.
     pub(crate) fn uncancelled(reason: ParkReason) -> Self {
         Until {
             deadline: None,
@@ -137,28 +150,29 @@ impl Until {
     }
 }
 
-/// A waiter in its frame.
+/// A waiter in its stack frame.
 struct Node<N, W> {
     waiter: W,
-    /// Its owner's before it is put on the list and after the call; in between of who has the lock, or took it.
+    /// Belongs to the owner before it is in the list and after the notification; in between to the
+    /// holder of the lock or to the taker.
     place: UnsafeCell<Place<N, W>>,
 }
 
 struct Place<N, W> {
     next: *const Node<N, W>,
-    /// The first one's is the last one.
+    /// The `previous` of the first node is the last node.
     previous: *const Node<N, W>,
     is_in: bool,
-    wants: N,
+    request: N,
 }
 
 impl<N, W> Node<N, W> {
-    fn new(waiter: W, wants: N) -> Self {
+    fn new(waiter: W, request: N) -> Self {
         let place = Place {
             next: ptr::null(),
             previous: ptr::null(),
             is_in: false,
-            wants,
+            request,
         };
         Node {
             waiter,
@@ -167,34 +181,35 @@ impl<N, W> Node<N, W> {
     }
 }
 
-/// What the place of a node says.
+/// Returns the `place` of a node.
 ///
 /// # Safety
-/// The node is alive and its place the caller's (see [`Node::place`]); no other such reference is in use.
+/// The node is alive and its place belongs to the caller (see [`Node::place`]); no other such
+/// reference is in use.
 unsafe fn place<'a, N, W>(node: *const Node<N, W>) -> &'a mut Place<N, W> {
-    // SAFETY: alive by the caller's promise.
+    // SAFETY: the node is alive by the caller's promise.
     let cell = unsafe { &(*node).place };
-    // SAFETY: the caller's alone.
+    // SAFETY: the place is the caller's alone.
     unsafe { &mut *cell.get() }
 }
 
 struct Inner<S, N, W> {
-    /// Null if nobody waits; else the first of a ring.
+    /// The first node of a circular list, or null if there are no waiters.
     first: *const Node<N, W>,
     state: S,
 }
 
-// SAFETY: the pointers are to nodes that belong to whoever has the lock (L3), and their waiters are made to be called
-// from anywhere.
+// SAFETY: the pointers are to nodes that belong to the holder of the lock (L3), and their waiters
+// can be notified from any thread.
 unsafe impl<S: Send, N: Send, W> Send for Inner<S, N, W> {}
 
 impl<S, N, W> Inner<S, N, W> {
-    /// Puts a node on the list, in front of all or behind all.
+    /// Puts a node at the front or the back of the list.
     ///
     /// # Safety
-    /// It is in no list, alive until it was taken and called or withdrawn (L3).
+    /// The node is in no list, and alive until it is taken and notified, or withdrawn (L3).
     unsafe fn push(&mut self, node: *const Node<N, W>, in_front: bool) {
-        // SAFETY: ours until it is on the list.
+        // SAFETY: the node's place is ours until it is in the list.
         let new = unsafe { place(node) };
         new.is_in = true;
         if self.first.is_null() {
@@ -202,7 +217,7 @@ impl<S, N, W> Inner<S, N, W> {
             self.first = node;
             return;
         }
-        // SAFETY: in the list, so alive, and we have the lock.
+        // SAFETY: in the list, so alive, and we hold the lock.
         let last = unsafe { place(self.first) }.previous;
         (new.next, new.previous) = (self.first, last);
         // SAFETY: as above.
@@ -215,9 +230,9 @@ impl<S, N, W> Inner<S, N, W> {
     }
 
     /// # Safety
-    /// It is in this list.
+    /// The node is in this list.
     unsafe fn remove(&mut self, node: *const Node<N, W>) {
-        // SAFETY: in the list, so alive, and we have the lock.
+        // SAFETY: in the list, so alive, and we hold the lock.
         let old = unsafe { place(node) };
         old.is_in = false;
         let (next, previous) = (old.next, old.previous);
@@ -235,39 +250,40 @@ impl<S, N, W> Inner<S, N, W> {
     }
 }
 
-/// A list of waiters, and what they wait for.
+/// A list of waiters, and the state that its lock protects.
 pub(crate) struct Queue<S, N, W = Waiter> {
     inner: Mutex<Inner<S, N, W>>,
 }
 
-/// Where to wait, if at all.
+/// Whether to wait, and at which end of the queue.
 pub(crate) enum Look<R> {
-    /// No need to.
+    /// There is no need to wait.
     Done(R),
     Behind,
     InFront,
 }
 
-/// How a wait ended.
+/// The result of a wait.
 #[must_use]
 pub(crate) enum Waited<R, N> {
-    /// There was no need to.
+    /// There was no need to wait.
     Done(R),
-    /// Called; this is what it wanted, as the caller left it.
-    Called(N),
+    /// The waiter was notified. Contains its request, as the notifier left it.
+    Notified(N),
     TimedOut,
-    /// The fiber is to end.
+    /// The fiber is cancelled.
     Cancelled,
 }
 
-/// What one wait does under the lock.
+/// What one wait does under the queue's lock.
 pub(crate) trait Plan<S, N, W: Waits> {
     type Answer;
-    /// Before it is put on the list.
-    fn look(&mut self, locked: &mut Locked<'_, S, N, W>, wants: &mut N) -> Look<Self::Answer>;
-    /// On the list, the lock is free.
+    /// Decides whether to wait, before the node is put in the list.
+    fn look(&mut self, locked: &mut Locked<'_, S, N, W>, request: &mut N) -> Look<Self::Answer>;
+    /// Called once the node is in the list and the lock is free.
     fn queued(&mut self) {}
-    /// Withdrawn: it is off the list. Asked again if it wanted to take more than fit.
+    /// Corrects the state after a withdrawal (L4). Called again if it had to take more waiters than
+    /// fit in a batch.
     fn leave(&mut self, _locked: &mut Locked<'_, S, N, W>) {}
 }
 
@@ -285,7 +301,7 @@ impl<S, N, W: Waits> Queue<S, N, W> {
         let guard = context::disable_preempt();
         Locked {
             inner: Some(lock(&self.inner)),
-            taken: [ptr::null(); BATCH],
+            taken: [ptr::null(); MAX_BATCH],
             count: 0,
             more: false,
             guard: Some(guard),
@@ -293,47 +309,52 @@ impl<S, N, W: Waits> Queue<S, N, W> {
         }
     }
 
-    /// Waits as planned.
+    /// Waits as `plan` decides.
     pub(crate) fn wait<P: Plan<S, N, W>>(
         &self,
-        wants: N,
+        request: N,
         until: &Until,
         plan: &mut P,
     ) -> Waited<P::Answer, N> {
-        let node = Node::new(W::caller(), wants);
+        let node = Node::new(W::caller(), request);
         let mut locked = self.lock();
-        // SAFETY: on no list so far.
-        let wants = unsafe { &mut place(&raw const node).wants };
-        let in_front = match plan.look(&mut locked, wants) {
+        // SAFETY: the node is in no list yet.
+        let request = unsafe { &mut place(&raw const node).request };
+        let in_front = match plan.look(&mut locked, request) {
             Look::Done(answer) => return Waited::Done(answer),
             Look::Behind => false,
             Look::InFront => true,
         };
-        let bomb = AbortOnDrop("a waiter left its frame while others know of it");
-        // SAFETY: it stays in this frame, which is left by L1 only.
+        let bomb = AbortOnDrop("a waiter left its stack frame while it was in a wait queue");
+        // SAFETY: the node stays in this frame, which is left by L1 only.
         unsafe { locked.inner().push(&raw const node, in_front) };
         drop(locked);
         plan.queued();
-        let woken = self.stay(&node, until, plan);
+        let woken = self.park_until_notified(&node, until, plan);
         std::mem::forget(bomb);
         match woken {
-            Woken::ByWake => Waited::Called(node.place.into_inner().wants),
+            Woken::ByWake => Waited::Notified(node.place.into_inner().request),
             Woken::ByDeadline => Waited::TimedOut,
             Woken::ByCancel => Waited::Cancelled,
         }
     }
 
-    /// Until it was called (`ByWake`) or has withdrawn (L1).
-    fn stay<P: Plan<S, N, W>>(&self, node: &Node<N, W>, until: &Until, plan: &mut P) -> Woken {
+    /// Parks until the waiter was notified (`ByWake`) or has withdrawn (L1).
+    fn park_until_notified<P: Plan<S, N, W>>(
+        &self,
+        node: &Node<N, W>,
+        until: &Until,
+        plan: &mut P,
+    ) -> Woken {
         let mut until = *until;
-        node.waiter.name(ptr::from_ref(self).addr());
+        node.waiter.set_awaited(ptr::from_ref(self).addr());
         loop {
             let woken = node.waiter.park(&until);
             if node.waiter.was_notified() {
                 return Woken::ByWake;
             }
             if woken == Woken::ByWake {
-                continue; // meant for an earlier wait
+                continue; // this wake-up was for an earlier wait
             }
             let mut locked = self.lock();
             if locked.withdraw(node) {
@@ -345,19 +366,20 @@ impl<S, N, W: Waits> Queue<S, N, W> {
                 return woken;
             }
             drop(locked);
-            (until.deadline, until.cancel) = (None, Cancel::Disabled); // the call is on its way
+            // The notification is under way.
+            (until.deadline, until.cancel) = (None, Cancel::Disabled);
         }
     }
 }
 
-/// The right to the list and the state. When it goes, the lock is let go, those taken are called, and the
-/// mark goes down.
+/// The locked queue. When dropped it releases the lock, notifies the taken waiters, and enables
+/// preemption.
 pub(crate) struct Locked<'a, S, N, W: Waits> {
-    /// There until it is dropped.
+    /// `Some` until it is dropped.
     inner: Option<MutexGuard<'a, Inner<S, N, W>>>,
-    taken: [*const Node<N, W>; BATCH],
+    taken: [*const Node<N, W>; MAX_BATCH],
     count: usize,
-    /// One more was to be taken.
+    /// Set by a `take` that found the batch full.
     more: bool,
     guard: Option<PreemptGuard>,
     _node: PhantomData<Node<N, W>>,
@@ -365,7 +387,9 @@ pub(crate) struct Locked<'a, S, N, W: Waits> {
 
 impl<S, N, W: Waits> Locked<'_, S, N, W> {
     fn inner(&mut self) -> &mut Inner<S, N, W> {
-        self.inner.as_mut().expect("locked until it is dropped")
+        self.inner
+            .as_mut()
+            .expect("the queue is locked until `Locked` is dropped")
     }
 
     pub(crate) fn state(&mut self) -> &mut S {
@@ -373,52 +397,58 @@ impl<S, N, W: Waits> Locked<'_, S, N, W> {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        let inner = self.inner.as_ref().expect("locked until it is dropped");
+        let inner = self
+            .inner
+            .as_ref()
+            .expect("the queue is locked until `Locked` is dropped");
         inner.first.is_null()
     }
 
-    /// What the first one wants.
+    /// The request of the first waiter.
     pub(crate) fn first(&mut self) -> Option<&mut N> {
         let first = self.inner().first;
         if first.is_null() {
             return None;
         }
-        // SAFETY: in the list, so alive, and we have the lock; `self` is borrowed for as long.
-        Some(unsafe { &mut place(first).wants })
+        // SAFETY: in the list, so alive, and we hold the lock; `self` is borrowed for as long.
+        Some(unsafe { &mut place(first).request })
     }
 
-    /// Takes the first one, if there is one and not too many have been taken: then [`finish`](Self::finish) says that
-    /// there are more.
+    /// Takes the first waiter and returns its request. Returns `None` if there is none or the batch
+    /// is full; in the latter case [`finish`](Self::finish) returns true.
     pub(crate) fn take(&mut self) -> Option<&mut N> {
         let first = self.inner().first;
         if first.is_null() {
             return None;
         }
-        if self.count == W::BREATH {
+        if self.count == W::BATCH {
             self.more = true;
             return None;
         }
-        // SAFETY: it is the first of this list.
+        // SAFETY: the node is the first of this list.
         unsafe { self.inner().remove(first) };
         self.taken[self.count] = first;
         self.count += 1;
-        // SAFETY: taken by us, so alive until we call it; `self` is borrowed for as long.
-        Some(unsafe { &mut place(first).wants })
+        // SAFETY: we took the node, so it is alive until we notify it; `self` is borrowed for as
+        // long.
+        Some(unsafe { &mut place(first).request })
     }
 
-    /// Lets the lock go and calls those taken; true if one more was to be taken.
+    /// Releases the lock and notifies the taken waiters. Returns true if there are more to be
+    /// taken.
     #[must_use]
     pub(crate) fn finish(self) -> bool {
         self.more
     }
 
-    /// False if it is not in the list: somebody took it.
+    /// Removes the node. Returns false if it is not in the list, because it was taken.
     fn withdraw(&mut self, node: &Node<N, W>) -> bool {
         let inner = self.inner();
-        // SAFETY: alive, and we have the lock; if somebody took it he looks at it no more but to call it.
+        // SAFETY: the node is alive, and we hold the lock; a taker accesses it only to notify its
+        // waiter, and not its place.
         let is_in = unsafe { place(node) }.is_in;
         if is_in {
-            // SAFETY: it says so.
+            // SAFETY: `is_in` says that the node is in this list.
             unsafe { inner.remove(node) };
         }
         is_in
@@ -428,12 +458,12 @@ impl<S, N, W: Waits> Locked<'_, S, N, W> {
 impl<S, N, W: Waits> Drop for Locked<'_, S, N, W> {
     fn drop(&mut self) {
         drop(self.inner.take());
-        let mut kept: [Option<W::DeferredDrop>; BATCH] = [const { None }; BATCH];
+        let mut kept: [Option<W::DeferredDrop>; MAX_BATCH] = [const { None }; MAX_BATCH];
         if let Some(guard) = &self.guard {
             for (at, node) in self.taken[..self.count].iter().enumerate() {
-                // SAFETY: L3: taken, and not called yet.
+                // SAFETY: L3: the node was taken, and not notified yet.
                 let waiter = unsafe { &raw const (**node).waiter };
-                // SAFETY: L1: this is the one call.
+                // SAFETY: L1: this is the only notification.
                 kept[at] = Some(unsafe { W::notify(guard, waiter) });
             }
         }

@@ -1,32 +1,40 @@
-//! The word of a mutex, and who gets it next.
+//! The state word of a mutex, and which waiter gets the lock next.
 //!
 //! ```text
-//!   word = name of the owner | PASSED | POISON | WOKEN | PARKED | LOCKED
+//!   word = owner's id | PASSED | POISON | WOKEN | PARKED | LOCKED
 //! ```
 //!
-//! Locking a free word and letting go of one that nobody waits for are one exchange each. That the word names the
-//! owner makes a fiber or a thread that locks twice known, on the slow way only. (By its number, not its record: that is
-//! another's when the fiber is over, and the guard may have outlived it.)
+//! Locking a free mutex, and unlocking one without waiters, are one exchange each. The word
+//! contains the owner, so that a fiber or a thread that locks twice is detected, on the slow path
+//! only. The owner is identified by number, not by its record: the guard may outlive the fiber,
+//! whose record is then reused.
 //!
-//! *Barging.* Whoever comes while the word is free takes it, though others wait: a lock that goes to a sleeper by name
-//! stands still until he is awake, and everybody else with it. So who lets go wakes the first and lets him compete.
-//! WOKEN says that one is on his way; until he has taken the lock, or lies down again, nobody else is woken. Unless he
-//! does not come, since his thread is another's for a while: PASSED counts how often in a row the lock was let go
-//! meanwhile, and when it is full whoever lets go looks whether the next one has waited for too long, and wakes him as well.
-//! *Starving.* Who has waited for longer than his patience lasts (`queue.rs`) and loses again says so, in front of the queue. The next one to let
-//! go hands the lock over by name: LOCKED stays, with nobody as its owner until the new one wakes up and signs. Nobody
-//! looks at a clock before he has slept.
+//! *Barging.* A caller that finds the word free takes the lock, even if others wait. A lock that is
+//! always handed to a sleeping waiter stays idle until that waiter runs, and all others wait for
+//! that. So an unlock wakes the first waiter and lets it compete. WOKEN says that a woken waiter is
+//! on its way; until it has taken the lock or is queued again, no other waiter is woken. The
+//! exception is a woken waiter that does not run, because its thread is busy: PASSED counts the
+//! unlocks in a row since then. When it is full, the next unlock checks whether the first waiter
+//! has waited too long, and wakes it as well.
 //!
-//! **L5** PARKED is set if somebody is in the queue, whenever the queue's lock is free; both change under that lock only, and
-//! it is set only while LOCKED is. So whoever lets go with PARKED clear has nobody to wake: a waiter that comes later
-//! finds LOCKED clear and does not wait. **L6** WOKEN is set from the call of a waiter without the lock until that waiter
-//! has taken it or lain down again, both by an exchange that finds the word free or sees to it that
-//! the next one to let go looks at the queue. So a free lock is never slept on: somebody is awake who looks at it. (If two
-//! are on their way the first of them clears it, and a third may be woken: one too many, never one too few.)
+//! *Starvation.* A waiter that has waited for longer than its patience (`queue.rs`) and fails to
+//! get the lock again is queued at the front, marked as starving. The next unlock hands the lock to
+//! it: LOCKED stays set, without an owner until the waiter runs and enters its id. A caller reads
+//! the clock only when it is about to sleep for the first time.
 //!
-//! Rejected: always handing over (every lock beyond the first costs a switch: a convoy); waking one at each letting
-//! go (all of them awake, fighting); a bit that says that the queue starves (PARKED without WOKEN makes whoever
-//! lets go look anyway).
+//! **L5** PARKED is set if the queue has waiters, whenever the queue's lock is free. Both change
+//! under that lock only, and PARKED is set only while LOCKED is. So an unlock that finds PARKED
+//! clear has no waiter to wake: a waiter that comes later finds LOCKED clear and does not wait.
+//!
+//! **L6** WOKEN is set from the notification of a waiter without the lock until that waiter has
+//! taken the lock or is queued again. Both clear it by an exchange that either finds the word free,
+//! or makes the next unlock look at the queue. So a free lock never has only sleeping waiters: one
+//! waiter is awake and looks at it. (If two are awake, the first of them clears WOKEN, and a third
+//! may be woken: one too many, never one too few.)
+//!
+//! Rejected: always handing over (every lock beyond the first costs a switch: a convoy); waking a
+//! waiter at every unlock (all are awake and compete); a bit for a starving queue (with PARKED and
+//! without WOKEN every unlock looks at the queue anyway).
 
 use std::time::Instant;
 
@@ -46,39 +54,39 @@ const LOCKED: usize = 1;
 const PARKED: usize = 2;
 const WOKEN: usize = 4;
 const POISON: usize = 8;
-/// How often the lock was let go while one was on his way.
+/// Counts unlocks while a woken waiter is on its way.
 const PASSED: usize = 15 * PASS;
 const PASS: usize = 16;
-/// What he takes away who was on his way.
-const ON_HIS_WAY: usize = WOKEN | PASSED;
-/// Of whoever has it.
+/// The bits that a woken waiter clears.
+const WAKE_PENDING: usize = WOKEN | PASSED;
+/// The id of the owner.
 const OWNER: usize = !255;
-/// In a name: that of a plain thread.
+/// Set in the id of a plain thread.
 const THREAD: usize = 256;
-/// So many times as often as others is it looked at before the wait begins: who lets go hands it to nobody, so it is free
-/// in between, for whoever is there.
+/// How many times as often as other locks a mutex is checked before the wait begins. An unlock
+/// hands it to no waiter, so it is free in between.
 const LOOKS: u32 = 2;
 
-/// The deadline passed, or the fiber is to end.
+/// Why a lock was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failed {
     TimedOut,
     Cancelled,
-    /// The caller has it already.
-    Twice,
+    /// The caller is the owner already.
+    AlreadyOwner,
 }
 
-/// One who waits.
-pub(crate) struct Turn {
-    /// Since when; not before the first sleep.
+/// The request of a waiter.
+pub(crate) struct Request {
+    /// When the wait began; set before the first sleep.
     since: Option<Instant>,
-    /// It is to be handed over.
+    /// The lock is to be handed over.
     starves: bool,
-    /// It was.
-    has_it: bool,
+    /// The lock was handed over.
+    handed_over: bool,
 }
 
-impl Turn {
+impl Request {
     fn waits_too_long<W: Waits>(&self) -> bool {
         self.since.is_some_and(W::starves)
     }
@@ -86,12 +94,12 @@ impl Turn {
 
 pub(crate) struct RawMutex<W = Waiter> {
     word: AtomicUsize,
-    queue: Queue<(), Turn, W>,
+    queue: Queue<(), Request, W>,
 }
 
-/// How the word names the caller, a fiber or a plain thread. Never zero.
+/// The id of the caller, a fiber or a plain thread, in the word. Never zero.
 #[inline]
-pub(crate) fn name_of(fiber: Option<FiberRef>) -> usize {
+pub(crate) fn owner_id(fiber: Option<FiberRef>) -> usize {
     match fiber {
         Some(fiber) => fiber.id() as usize * 2 * THREAD,
         None => context::thread_number() as usize * 2 * THREAD + THREAD,
@@ -117,14 +125,14 @@ impl<W> RawMutex<W> {
         self.word.fetch_and(!POISON, Relaxed);
     }
 
-    /// The lock, if it is free. `me` is the caller's name.
+    /// Takes the lock if it is free. `me` is the caller's id.
     #[inline]
     pub(crate) fn try_lock(&self, me: usize) -> bool {
         let free = self.word.compare_exchange(0, me | LOCKED, Acquire, Relaxed);
         free.is_ok() || self.try_lock_among_others(me, 0)
     }
 
-    /// The same when somebody waits, or the lock is poisoned; takes `less` away.
+    /// Takes the lock if it is free, with waiters or poison in the word; clears the bits `less`.
     fn try_lock_among_others(&self, me: usize, less: usize) -> bool {
         let mut word = self.word.load(Relaxed);
         while word & LOCKED == 0 {
@@ -142,8 +150,9 @@ impl<W> RawMutex<W> {
 }
 
 impl<W: Waits> RawMutex<W> {
-    /// The lock, and whether it is poisoned; or why not. Looking at the word again right after the exchange would be as
-    /// dear as the exchange.
+    /// Takes the lock; returns whether it is poisoned, or why it was not taken. On the fast path
+    /// the exchange itself has shown that it is not: another load of the word right after the
+    /// exchange would cost as much as the exchange.
     #[inline]
     pub(crate) fn lock(&self, me: usize, until: impl FnOnce() -> Until) -> Result<bool, Failed> {
         let free = self.word.compare_exchange(0, me | LOCKED, Acquire, Relaxed);
@@ -161,43 +170,43 @@ impl<W: Waits> RawMutex<W> {
             return Ok(());
         }
         if me != 0 && self.word.load(Relaxed) & OWNER == me {
-            return Err(Failed::Twice);
+            return Err(Failed::AlreadyOwner);
         }
         if self.spin(me, 0) {
             return Ok(());
         }
-        let mut turn = Turn {
+        let mut request = Request {
             since: None,
             starves: false,
-            has_it: false,
+            handed_over: false,
         };
         let mut less = 0;
         loop {
-            let since = *turn.since.get_or_insert_with(Instant::now);
-            let mut plan = LieDown {
+            let since = *request.since.get_or_insert_with(Instant::now);
+            let mut plan = LockPlan {
                 mutex: self,
                 me,
                 less,
             };
-            turn = match self.queue.wait(turn, until, &mut plan) {
+            request = match self.queue.wait(request, until, &mut plan) {
                 Waited::Done(()) => return Ok(()),
-                Waited::Called(turn) => turn,
+                Waited::Notified(request) => request,
                 Waited::TimedOut => return Err(Failed::TimedOut),
                 Waited::Cancelled => return Err(Failed::Cancelled),
             };
-            if turn.has_it {
-                self.word.fetch_or(me, Relaxed); // it was nobody's
+            if request.handed_over {
+                self.word.fetch_or(me, Relaxed); // it had no owner
                 return Ok(());
             }
-            less = ON_HIS_WAY; // that was us
+            less = WAKE_PENDING; // our own wake-up
             if self.try_lock_among_others(me, less) || self.spin(me, less) {
                 return Ok(());
             }
-            turn.starves = W::starves(since);
+            request.starves = W::starves(since);
         }
     }
 
-    /// Looks again for a moment.
+    /// Checks the word again for a moment.
     fn spin(&self, me: usize, less: usize) -> bool {
         let is_free = || self.word.load(Relaxed) & LOCKED == 0;
         queue::spin(LOOKS * W::SPINS, || {
@@ -205,7 +214,7 @@ impl<W: Waits> RawMutex<W> {
         })
     }
 
-    /// By whoever has it; `owner` is who took it.
+    /// Releases the lock, which the caller holds; `owner` is the id that took it.
     #[inline]
     pub(crate) fn unlock(&self, owner: usize) {
         let alone = self
@@ -220,7 +229,7 @@ impl<W: Waits> RawMutex<W> {
     #[inline(never)]
     fn unlock_slowly(&self) {
         let mut word = self.word.load(Relaxed);
-        // Nobody to wake, or one is awake and was not passed too often.
+        // There is no waiter to wake, or one is awake and was not passed too often.
         while word & PARKED == 0 || (word & WOKEN != 0 && word & PASSED < W::PASSES * PASS) {
             let passed = if word & PARKED == 0 {
                 0
@@ -237,16 +246,17 @@ impl<W: Waits> RawMutex<W> {
             }
         }
         let mut queue = self.queue.lock();
-        // Who is on his way clears it under the queue's lock, or when he gets what we have: it stays as it is.
-        let one_is_awake = self.word.load(Relaxed) & WOKEN != 0;
-        let wake = !one_is_awake
+        // A woken waiter clears WOKEN under the queue's lock, or when it gets the lock, which we
+        // hold: it does not change here.
+        let woken_pending = self.word.load(Relaxed) & WOKEN != 0;
+        let wake = !woken_pending
             || queue
                 .first()
                 .is_some_and(|first| first.waits_too_long::<W>());
         let (mut set, mut clear) = (0, LOCKED | OWNER | PASSED);
         if wake && let Some(first) = queue.take() {
             if first.starves {
-                first.has_it = true;
+                first.handed_over = true;
                 clear = OWNER | PASSED;
             } else {
                 set = WOKEN;
@@ -269,18 +279,19 @@ impl<W: Waits> RawMutex<W> {
     }
 }
 
-/// Waiting for the lock.
-struct LieDown<'a, W> {
+/// The plan of a wait for the lock.
+struct LockPlan<'a, W> {
     mutex: &'a RawMutex<W>,
     me: usize,
     less: usize,
 }
 
-impl<W: Waits> Plan<(), Turn, W> for LieDown<'_, W> {
+impl<W: Waits> Plan<(), Request, W> for LockPlan<'_, W> {
     type Answer = ();
 
-    /// Takes the lock, if it is free by now; else says in the word that somebody waits (L5, L6).
-    fn look(&mut self, _: &mut Locked<'_, (), Turn, W>, turn: &mut Turn) -> Look<()> {
+    /// Takes the lock if it is free by now; otherwise notes in the word that there is a waiter (L5,
+    /// L6).
+    fn look(&mut self, _: &mut Locked<'_, (), Request, W>, request: &mut Request) -> Look<()> {
         let word = &self.mutex.word;
         let mut now = word.load(Relaxed);
         loop {
@@ -290,29 +301,29 @@ impl<W: Waits> Plan<(), Turn, W> for LieDown<'_, W> {
             };
             match word.compare_exchange_weak(now, next, order, Relaxed) {
                 Ok(_) if now & LOCKED == 0 => return Look::Done(()),
-                Ok(_) if turn.starves || self.less != 0 => return Look::InFront,
+                Ok(_) if request.starves || self.less != 0 => return Look::InFront,
                 Ok(_) => return Look::Behind,
                 Err(other) => now = other,
             }
         }
     }
 
-    fn leave(&mut self, queue: &mut Locked<'_, (), Turn, W>) {
+    fn leave(&mut self, queue: &mut Locked<'_, (), Request, W>) {
         if queue.is_empty() {
             self.mutex.change(0, PARKED | PASSED);
         }
     }
 }
 
-/// For messages and budgets: the caller pays, and is named.
+/// Charges the caller for a lock operation and returns its id, for messages and deadlock detection.
 #[inline]
-pub(crate) fn pay() -> usize {
-    name_of(park::charge_caller())
+pub(crate) fn charge_and_identify() -> usize {
+    owner_id(park::charge_caller())
 }
 
-/// As a lock of users waits.
-pub(crate) fn open(deadline: Option<Instant>) -> Until {
-    Until::open(deadline, ParkReason::Lock)
+/// A user's wait for a lock.
+pub(crate) fn lock_until(deadline: Option<Instant>) -> Until {
+    Until::cancellable(deadline, ParkReason::Lock)
 }
 
 #[cfg(test)]

@@ -1,19 +1,21 @@
-//! The word of a lock for many readers or one writer, and who gets it next.
+//! The state word of a read-write lock, and which waiters get it next.
 //!
 //! ```text
 //!   word = readers | PARKED | WRITER
 //! ```
 //!
-//! While nobody waits, each operation is one exchange. As soon as somebody waits everybody lines up: the first in the
-//! queue gets it by name when it is free for him, and with a reader all readers right behind him. So neither kind
-//! starves the other, and nobody overtakes.
+//! While there are no waiters, each operation is one exchange. As soon as there is a waiter, every
+//! caller queues: the first in the queue is handed the lock when it is free for it, and with a
+//! reader all readers right behind it. So neither kind starves the other, and no caller overtakes.
 //!
-//! **L8** PARKED is set if somebody is in the queue, whenever the queue's lock is free; both change under that lock
-//! only. While it is set the lock is taken under that lock only; readers let go without it, but with preemption disabled, and the
-//! last of them, like a writer, sees to the queue. So if the first waits somebody has the lock, or is about to see to the queue.
+//! **L8** PARKED is set if the queue has waiters, whenever the queue's lock is free; both change
+//! under that lock only. While PARKED is set the lock is taken under that lock only. Readers
+//! release without it, but with preemption disabled, and the last reader, like a writer, serves the
+//! queue. So if the first waits, the lock is held, or its last holder is about to serve the queue.
 //!
-//! Rejected: letting readers in beside a waiting writer while others read (with enough readers he waits for ever), and
-//! letting whoever comes take it, as a mutex does: here a reader who overtakes makes the next one overtake as well.
+//! Rejected: admitting readers while a writer waits and others read (with enough readers the writer
+//! waits forever); and admitting any caller that finds the lock free, as a mutex does: a reader
+//! that overtakes lets the next one overtake, too.
 
 use crate::sched::context;
 use crate::sched::wake::Waiter;
@@ -29,24 +31,24 @@ const WRITER: usize = 1;
 const PARKED: usize = 2;
 const READER: usize = 4;
 
-/// What somebody wants of it.
+/// The kind of access that a caller requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Access {
     Read,
     Write,
 }
 
 pub(crate) struct RawRwLock<W = Waiter> {
     word: AtomicUsize,
-    queue: Queue<(), Way, W>,
+    queue: Queue<(), Access, W>,
 }
 
-/// The word once it is taken this way; `None` if that cannot be now. Whether others wait is not asked.
+/// The word after this access is granted; `None` if it cannot be granted now. Ignores waiters.
 #[inline]
-fn taken(word: usize, way: Way) -> Option<usize> {
-    match way {
-        Way::Read => (word & WRITER == 0).then(|| word + READER),
-        Way::Write => (word & !PARKED == 0).then_some(word | WRITER),
+fn taken(word: usize, access: Access) -> Option<usize> {
+    match access {
+        Access::Read => (word & WRITER == 0).then(|| word + READER),
+        Access::Write => (word & !PARKED == 0).then_some(word | WRITER),
     }
 }
 
@@ -57,12 +59,12 @@ impl<W> RawRwLock<W> {
         }
     }
 
-    /// Takes it if it is free and nobody waits.
+    /// Takes the lock if it is free for this access and there are no waiters.
     #[inline]
-    pub(crate) fn try_lock(&self, way: Way) -> bool {
+    pub(crate) fn try_lock(&self, access: Access) -> bool {
         let mut word = self.word.load(Relaxed);
         loop {
-            let next = taken(word, way).filter(|_| word & PARKED == 0);
+            let next = taken(word, access).filter(|_| word & PARKED == 0);
             let Some(next) = next else { return false };
             match self
                 .word
@@ -76,29 +78,29 @@ impl<W> RawRwLock<W> {
 }
 
 impl<W: Waits> RawRwLock<W> {
-    /// The lock, or why not.
+    /// Takes the lock, or returns why not.
     #[inline]
-    pub(crate) fn lock(&self, way: Way, until: impl FnOnce() -> Until) -> Result<(), Failed> {
-        if self.try_lock(way) {
+    pub(crate) fn lock(&self, access: Access, until: impl FnOnce() -> Until) -> Result<(), Failed> {
+        if self.try_lock(access) {
             return Ok(());
         }
-        self.lock_slowly(way, &until())
+        self.lock_slowly(access, &until())
     }
 
     #[cold]
     #[inline(never)]
-    fn lock_slowly(&self, way: Way, until: &Until) -> Result<(), Failed> {
-        if queue::spin(W::SPINS, || self.try_lock(way)) {
+    fn lock_slowly(&self, access: Access, until: &Until) -> Result<(), Failed> {
+        if queue::spin(W::SPINS, || self.try_lock(access)) {
             return Ok(());
         }
-        match self.queue.wait(way, until, &mut LineUp(self)) {
-            Waited::Done(()) | Waited::Called(_) => Ok(()),
+        match self.queue.wait(access, until, &mut RwLockPlan(self)) {
+            Waited::Done(()) | Waited::Notified(_) => Ok(()),
             Waited::TimedOut => Err(Failed::TimedOut),
             Waited::Cancelled => Err(Failed::Cancelled),
         }
     }
 
-    /// By a reader who has it.
+    /// Releases the lock of a reader.
     #[inline]
     pub(crate) fn unlock_read(&self) {
         let mut word = self.word.load(Relaxed);
@@ -114,7 +116,8 @@ impl<W: Waits> RawRwLock<W> {
         self.unlock_read_slowly();
     }
 
-    /// The last one is not stopped between letting go and seeing to the queue (S6).
+    /// Releases the lock of a reader when there are waiters. The last reader is not preempted
+    /// between the release and serving the queue (S6).
     #[cold]
     #[inline(never)]
     fn unlock_read_slowly(&self) {
@@ -127,34 +130,34 @@ impl<W: Waits> RawRwLock<W> {
         }
     }
 
-    /// By the writer who has it.
+    /// Releases the lock of the writer.
     #[inline]
     pub(crate) fn unlock_write(&self) {
         let free = self.word.compare_exchange(WRITER, 0, Release, Relaxed);
         if free.is_err() {
-            self.see_to_the_queue(WRITER, 0);
+            self.release_and_serve(WRITER, 0);
         }
     }
 
-    /// The writer who has it reads on, beside others.
+    /// Turns the writer's lock into a reader's, beside other readers.
     pub(crate) fn downgrade(&self) {
         let alone = self.word.compare_exchange(WRITER, READER, Release, Relaxed);
         if alone.is_err() {
-            self.see_to_the_queue(WRITER, READER);
+            self.release_and_serve(WRITER, READER);
         }
     }
 
-    /// Takes away and adds what the caller has, and gives the lock to whoever may have it now.
+    /// Subtracts `less` and adds `more`, and hands the lock to the waiters that can have it now.
     #[cold]
     #[inline(never)]
-    fn see_to_the_queue(&self, less: usize, more: usize) {
+    fn release_and_serve(&self, less: usize, more: usize) {
         let queue = self.queue.lock();
         self.word.fetch_add(more.wrapping_sub(less), AcqRel);
         self.serve_all(queue);
     }
 
-    /// Gives the lock to whoever may have it; the queue's lock was taken before.
-    fn serve_all<'a>(&'a self, mut queue: Locked<'a, (), Way, W>) {
+    /// Hands the lock to the waiters that can have it now. The caller has locked the queue.
+    fn serve_all<'a>(&'a self, mut queue: Locked<'a, (), Access, W>) {
         loop {
             self.serve(&mut queue);
             if !queue.finish() {
@@ -164,14 +167,19 @@ impl<W: Waits> RawRwLock<W> {
         }
     }
 
-    /// Under the queue's lock: the first gets it if he can, with a reader all readers right behind.
-    fn serve(&self, queue: &mut Locked<'_, (), Way, W>) {
-        while let Some(way) = queue.first().copied() {
-            // Meanwhile it gets freer only (L8).
-            if taken(self.word.load(Acquire), way).is_none() || queue.take().is_none() {
+    /// Under the queue's lock: hands the lock to the first waiter if it is free for it, and with a
+    /// reader to all readers right behind it.
+    fn serve(&self, queue: &mut Locked<'_, (), Access, W>) {
+        while let Some(access) = queue.first().copied() {
+            // Meanwhile the lock can only become freer (L8).
+            if taken(self.word.load(Acquire), access).is_none() || queue.take().is_none() {
                 break;
             }
-            let more = if way == Way::Read { READER } else { WRITER };
+            let more = if access == Access::Read {
+                READER
+            } else {
+                WRITER
+            };
             self.word.fetch_add(more, AcqRel);
         }
         if queue.is_empty() {
@@ -180,18 +188,19 @@ impl<W: Waits> RawRwLock<W> {
     }
 }
 
-/// Waiting for the lock.
-struct LineUp<'a, W>(&'a RawRwLock<W>);
+/// The plan of a wait for the lock.
+struct RwLockPlan<'a, W>(&'a RawRwLock<W>);
 
-impl<W: Waits> Plan<(), Way, W> for LineUp<'_, W> {
+impl<W: Waits> Plan<(), Access, W> for RwLockPlan<'_, W> {
     type Answer = ();
 
-    /// Takes it if it is free by now and nobody waits; else says in the word that somebody waits (L8).
-    fn look(&mut self, queue: &mut Locked<'_, (), Way, W>, way: &mut Way) -> Look<()> {
+    /// Takes the lock if it is free by now and there are no waiters; otherwise notes in the word
+    /// that there is a waiter (L8).
+    fn look(&mut self, queue: &mut Locked<'_, (), Access, W>, access: &mut Access) -> Look<()> {
         let word = &self.0.word;
         let mut now = word.load(Relaxed);
         loop {
-            let next = taken(now, *way).filter(|_| queue.is_empty());
+            let next = taken(now, *access).filter(|_| queue.is_empty());
             match word.compare_exchange_weak(now, next.unwrap_or(now | PARKED), AcqRel, Relaxed) {
                 Ok(_) if next.is_some() => return Look::Done(()),
                 Ok(_) => return Look::Behind,
@@ -200,8 +209,8 @@ impl<W: Waits> Plan<(), Way, W> for LineUp<'_, W> {
         }
     }
 
-    /// Those behind may have had to wait only for this one.
-    fn leave(&mut self, queue: &mut Locked<'_, (), Way, W>) {
+    /// The waiters behind may have waited only because of this one.
+    fn leave(&mut self, queue: &mut Locked<'_, (), Access, W>) {
         self.0.serve(queue);
     }
 }

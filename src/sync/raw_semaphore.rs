@@ -1,16 +1,17 @@
-//! The word of a semaphore, and who gets permits next.
+//! The state word of a semaphore, and which waiter gets permits next.
 //!
 //! ```text
 //!   word = permits | CLOSED | PARKED
 //! ```
 //!
-//! While nobody waits, taking and giving back are one exchange each. While somebody does, permits that come back go
-//! to the first in the queue, by name, as soon as there are enough for him: a heavy one is not starved by light ones,
-//! and who comes later waits behind.
+//! While there are no waiters, taking and returning permits are one exchange each. With waiters,
+//! returned permits are handed to the first in the queue as soon as there are enough for it. So a
+//! request for many permits is not starved by small ones, and later callers wait behind it.
 //!
-//! **L7** PARKED is set if somebody is in the queue, whenever the queue's lock is free; both change under that lock
-//! only. While it is set permits are taken under that lock only, and whoever gives some back looks, under
-//! that lock, whether the first has enough now. So if the first waits there are too few for him.
+//! **L7** PARKED is set if the queue has waiters, whenever the queue's lock is free; both change
+//! under that lock only. While PARKED is set, permits are taken under that lock only, and a caller
+//! that returns permits checks, under that lock, whether the first waiter has enough now. So if the
+//! first waits, there are too few permits for it.
 
 use std::time::Instant;
 
@@ -26,10 +27,10 @@ use crate::util::loom::const_fn;
 const PARKED: usize = 1;
 const CLOSED: usize = 2;
 const ONE: usize = 4;
-/// So many permits there can be.
-pub(crate) const MOST: usize = usize::MAX / ONE / 2;
+/// The largest number of permits.
+pub(crate) const PERMIT_LIMIT: usize = usize::MAX / ONE / 2;
 
-/// Why there are no permits.
+/// Why no permits were taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     TooFew,
@@ -38,22 +39,25 @@ pub(crate) enum Refused {
     Cancelled,
 }
 
-/// One who waits.
-pub(crate) struct Wish {
+/// The request of a waiter.
+pub(crate) struct Request {
     permits: usize,
-    /// Granted, or refused since the semaphore is closed.
+    /// Whether the permits were granted. If not, the semaphore was closed.
     granted: bool,
 }
 
 pub(crate) struct RawSemaphore<W = Waiter> {
     word: AtomicUsize,
-    queue: Queue<(), Wish, W>,
+    queue: Queue<(), Request, W>,
 }
 
 impl<W> RawSemaphore<W> {
     const_fn! {
         pub(crate) const fn new(permits: usize) -> Self {
-            assert!(permits <= MOST, "a semaphore has at most Semaphore::MAX_PERMITS permits");
+            assert!(
+                permits <= PERMIT_LIMIT,
+                "cannot create a semaphore with more than Semaphore::MAX_PERMITS permits"
+            );
             RawSemaphore { word: AtomicUsize::new(permits * ONE), queue: Queue::new(()) }
         }
     }
@@ -66,10 +70,10 @@ impl<W> RawSemaphore<W> {
         self.word.load(Relaxed) & CLOSED != 0
     }
 
-    /// Takes permits if nobody waits and there are enough.
+    /// Takes permits if there are enough and no waiters.
     #[inline]
     pub(crate) fn try_take(&self, permits: usize) -> Result<(), Refused> {
-        let wanted = permits.min(MOST + 1) * ONE;
+        let wanted = permits.min(PERMIT_LIMIT + 1) * ONE;
         let mut word = self.word.load(Relaxed);
         loop {
             if word & CLOSED != 0 {
@@ -90,7 +94,7 @@ impl<W> RawSemaphore<W> {
 }
 
 impl<W: Waits> RawSemaphore<W> {
-    /// Takes permits, waiting for them.
+    /// Takes permits, waiting for them if necessary.
     #[inline]
     pub(crate) fn take(
         &self,
@@ -106,39 +110,42 @@ impl<W: Waits> RawSemaphore<W> {
     #[cold]
     #[inline(never)]
     fn wait(&self, permits: usize, deadline: Option<Instant>) -> Result<(), Refused> {
-        let wish = Wish {
+        let request = Request {
             permits,
             granted: false,
         };
-        let until = Until::open(deadline, ParkReason::Semaphore);
-        let waited = self.queue.wait(wish, &until, &mut Get(self));
+        let until = Until::cancellable(deadline, ParkReason::Semaphore);
+        let waited = self.queue.wait(request, &until, &mut AcquirePlan(self));
         match waited {
             Waited::Done(decided) => decided,
-            Waited::Called(wish) if wish.granted => Ok(()),
-            Waited::Called(_) => Err(Refused::Closed),
+            Waited::Notified(request) if request.granted => Ok(()),
+            Waited::Notified(_) => Err(Refused::Closed),
             Waited::TimedOut => Err(Refused::TimedOut),
             Waited::Cancelled => Err(Refused::Cancelled),
         }
     }
 
-    /// Adds permits; never blocks. False, and nothing is changed, if there were too many then.
+    /// Adds permits without blocking. Returns false, and changes nothing, if there would be too
+    /// many.
     #[must_use]
     #[inline]
     pub(crate) fn add(&self, permits: usize) -> bool {
         self.change(|word| {
             let sum = (word / ONE).checked_add(permits)?;
-            (sum <= MOST).then(|| word + permits * ONE)
+            (sum <= PERMIT_LIMIT).then(|| word + permits * ONE)
         })
     }
 
-    /// Gives permits back; never blocks. As many as there can be: some may have been added while these were out.
+    /// Returns permits without blocking. Their number is capped at the maximum: others may have
+    /// been added meanwhile.
     #[inline]
     pub(crate) fn give(&self, permits: usize) {
-        let changed = self.change(|word| Some(word + permits.min(MOST - word / ONE) * ONE));
+        let changed = self.change(|word| Some(word + permits.min(PERMIT_LIMIT - word / ONE) * ONE));
         debug_assert!(changed);
     }
 
-    /// More permits, by `more`, if it does not refuse: for whoever comes, or for those who wait.
+    /// Changes the word by `more`, unless that refuses, and grants permits to waiters if there are
+    /// any.
     #[inline]
     fn change(&self, more: impl Fn(usize) -> Option<usize>) -> bool {
         let mut word = self.word.load(Relaxed);
@@ -170,8 +177,9 @@ impl<W: Waits> RawSemaphore<W> {
         }
     }
 
-    /// Grants what the first ones want, as long as there is enough; how many permits that took.
-    fn serve(&self, queue: &mut Locked<'_, (), Wish, W>, word: usize) -> usize {
+    /// Grants the requests of the first waiters while there are enough permits; returns how many
+    /// permits that took.
+    fn serve(&self, queue: &mut Locked<'_, (), Request, W>, word: usize) -> usize {
         let mut left = word / ONE;
         while let Some(first) = queue.first() {
             let wanted = first.permits;
@@ -185,13 +193,13 @@ impl<W: Waits> RawSemaphore<W> {
         word / ONE - left
     }
 
-    /// Under the queue's lock: so many permits were granted, and somebody waits or not.
-    fn settle(&self, queue: &Locked<'_, (), Wish, W>, granted: usize) {
+    /// Under the queue's lock: subtracts the granted permits, and sets PARKED if there are waiters.
+    fn settle(&self, queue: &Locked<'_, (), Request, W>, granted: usize) {
         let waits = if queue.is_empty() { 0 } else { PARKED };
         self.update(|word| Some(((word - granted * ONE) & !PARKED) | waits));
     }
 
-    /// Changes the word, unless `next` refuses; what it is now.
+    /// Changes the word, unless `next` refuses, and returns the new word.
     fn update(&self, next: impl Fn(usize) -> Option<usize>) -> Option<usize> {
         let mut word = self.word.load(Relaxed);
         loop {
@@ -203,8 +211,8 @@ impl<W: Waits> RawSemaphore<W> {
         }
     }
 
-    /// Takes permits away, at most so many, though others wait for them; how many. Under the lock, as all who take
-    /// while somebody waits.
+    /// Removes up to this many permits, even if others wait for them; returns how many. Holds the
+    /// queue's lock, as every taker does while there are waiters.
     pub(crate) fn forget(&self, permits: usize) -> usize {
         let _queue = self.queue.lock();
         let mut word = self.word.load(Relaxed);
@@ -220,7 +228,7 @@ impl<W: Waits> RawSemaphore<W> {
         }
     }
 
-    /// Nobody gets permits any more; whoever waits is told.
+    /// Closes the semaphore: no permits are granted any more, and all waiters are notified.
     pub(crate) fn close(&self) {
         loop {
             let mut queue = self.queue.lock();
@@ -234,23 +242,28 @@ impl<W: Waits> RawSemaphore<W> {
     }
 }
 
-/// Waiting for permits.
-struct Get<'a, W>(&'a RawSemaphore<W>);
+/// The plan of a wait for permits.
+struct AcquirePlan<'a, W>(&'a RawSemaphore<W>);
 
-impl<W: Waits> Plan<(), Wish, W> for Get<'_, W> {
+impl<W: Waits> Plan<(), Request, W> for AcquirePlan<'_, W> {
     type Answer = Result<(), Refused>;
 
-    /// Takes them if nobody waits and there are enough by now; else says in the word that somebody waits (L7).
-    fn look(&mut self, queue: &mut Locked<'_, (), Wish, W>, wish: &mut Wish) -> Look<Self::Answer> {
+    /// Takes the permits if there are enough by now and no waiters; otherwise notes in the word
+    /// that there is a waiter (L7).
+    fn look(
+        &mut self,
+        queue: &mut Locked<'_, (), Request, W>,
+        request: &mut Request,
+    ) -> Look<Self::Answer> {
         let word = &self.0.word;
         let mut now = word.load(Relaxed);
         loop {
             if now & CLOSED != 0 {
                 return Look::Done(Err(Refused::Closed));
             }
-            let enough = queue.is_empty() && now / ONE >= wish.permits;
+            let enough = queue.is_empty() && now / ONE >= request.permits;
             let next = if enough {
-                now - wish.permits * ONE
+                now - request.permits * ONE
             } else {
                 now | PARKED
             };
@@ -262,8 +275,8 @@ impl<W: Waits> Plan<(), Wish, W> for Get<'_, W> {
         }
     }
 
-    /// Those behind may have had to wait only for this one.
-    fn leave(&mut self, queue: &mut Locked<'_, (), Wish, W>) {
+    /// The waiters behind may have waited only because of this one.
+    fn leave(&mut self, queue: &mut Locked<'_, (), Request, W>) {
         let word = self.0.word.load(Acquire);
         let granted = self.0.serve(queue, word);
         self.0.settle(queue, granted);

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "the lock gives the right to what it protects")]
-//! A lock for many who read or one who writes. How it is got and let go: `raw_rwlock.rs`.
+//! A lock for many readers or one writer. How it is taken and released: `raw_rwlock.rs`.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -14,14 +14,15 @@ use crate::fiber::reason::ParkReason;
 use crate::park;
 use crate::sync::queue::Until;
 use crate::sync::raw_mutex::Failed;
-use crate::sync::raw_rwlock::{RawRwLock, Way};
+use crate::sync::raw_rwlock::{Access, RawRwLock};
 use crate::util::loom::const_fn;
 
-/// Many who read, or one who writes.
+/// A lock for many readers or one writer.
 ///
-/// As [`std::sync::RwLock`]; a panic of who writes poisons it (see [`Mutex`](crate::sync::Mutex) for what is no panic).
-/// Neither kind starves the other: once somebody waits, whoever comes lines up behind. So a fiber that reads and
-/// wants to read once more may wait for a writer who waits for it: read once.
+/// Corresponds to [`std::sync::RwLock`]. A panic of a writer poisons it (see
+/// [`Mutex`](crate::sync::Mutex) for what does not count as a panic). Readers and writers do not
+/// starve each other: once there is a waiter, later callers queue behind it. So a fiber that holds
+/// a read guard and reads again can deadlock with a waiting writer: read once.
 ///
 /// ```
 /// use indent::sync::RwLock;
@@ -38,17 +39,17 @@ pub struct RwLock<T: ?Sized> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock gives the value to one writer at a time, wherever he runs.
+// SAFETY: the lock gives the value to one writer at a time, on any thread.
 unsafe impl<T: ?Sized + Send> Send for RwLock<T> {}
-// SAFETY: as above; many read it at once.
+// SAFETY: as above; many readers have a `&T` at once.
 unsafe impl<T: ?Sized + Send + Sync> Sync for RwLock<T> {}
-// A panic is told by poisoning.
+// Poisoning reports a panic.
 impl<T: ?Sized> UnwindSafe for RwLock<T> {}
 impl<T: ?Sized> RefUnwindSafe for RwLock<T> {}
 
 impl<T> RwLock<T> {
     const_fn! {
-        /// A free lock.
+        /// Creates a free lock.
         ///
         /// ```
         /// static LIMIT: indent::sync::RwLock<u32> = indent::sync::RwLock::new(3);
@@ -62,10 +63,10 @@ impl<T> RwLock<T> {
         }
     }
 
-    /// What it protects.
+    /// Consumes the lock and returns the value.
     ///
     /// # Errors
-    /// If it is poisoned; the error has the value.
+    /// If the lock is poisoned; the error contains the value.
     ///
     /// ```
     /// assert_eq!(indent::sync::RwLock::new(5).into_inner().unwrap(), 5);
@@ -77,10 +78,10 @@ impl<T> RwLock<T> {
 }
 
 impl<T: ?Sized> RwLock<T> {
-    /// Waits until it may be read, and takes it for that.
+    /// Takes the lock for reading, blocking until that is possible.
     ///
     /// # Errors
-    /// If it is poisoned; the error has the guard.
+    /// If the lock is poisoned; the error contains the guard.
     ///
     /// ```
     /// let lock = indent::sync::RwLock::new(1);
@@ -88,14 +89,15 @@ impl<T: ?Sized> RwLock<T> {
     /// assert_eq!(*one, *other);
     /// ```
     pub fn read(&self) -> LockResult<RwLockReadGuard<'_, T>> {
-        self.lock(Way::Read, || None);
+        self.lock(Access::Read, || None);
         self.reader()
     }
 
-    /// Takes it for reading if that can be at once and nobody waits.
+    /// Takes the lock for reading if that is possible at once and there are no waiters.
     ///
     /// # Errors
-    /// If not, or if it is poisoned.
+    /// [`WouldBlock`](TryLockError::WouldBlock) if it is not possible; `Poisoned` if the lock is
+    /// poisoned.
     ///
     /// ```
     /// let lock = indent::sync::RwLock::new(1);
@@ -104,14 +106,15 @@ impl<T: ?Sized> RwLock<T> {
     /// # drop(guard);
     /// ```
     pub fn try_read(&self) -> TryLockResult<RwLockReadGuard<'_, T>> {
-        self.now(Way::Read)?;
+        self.now(Access::Read)?;
         Ok(self.reader()?)
     }
 
-    /// Waits until it may be read, for at most this long.
+    /// Takes the lock for reading, blocking for at most `timeout`.
     ///
     /// # Errors
-    /// [`WouldBlock`](TryLockError::WouldBlock) if the time is over, or that it is poisoned.
+    /// [`WouldBlock`](TryLockError::WouldBlock) if the time has passed; `Poisoned` if the lock is
+    /// poisoned.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -119,14 +122,14 @@ impl<T: ?Sized> RwLock<T> {
     /// assert_eq!(*lock.read_timeout(Duration::from_secs(1)).unwrap(), 1);
     /// ```
     pub fn read_timeout(&self, timeout: Duration) -> TryLockResult<RwLockReadGuard<'_, T>> {
-        self.in_time(Way::Read, timeout)?;
+        self.in_time(Access::Read, timeout)?;
         Ok(self.reader()?)
     }
 
-    /// Waits until nobody else has it, and takes it.
+    /// Takes the lock for writing, blocking until it is free.
     ///
     /// # Errors
-    /// If it is poisoned; the error has the guard.
+    /// If the lock is poisoned; the error contains the guard.
     ///
     /// ```
     /// let lock = indent::sync::RwLock::new(1);
@@ -134,14 +137,15 @@ impl<T: ?Sized> RwLock<T> {
     /// assert_eq!(*lock.read().unwrap(), 2);
     /// ```
     pub fn write(&self) -> LockResult<RwLockWriteGuard<'_, T>> {
-        self.lock(Way::Write, || None);
+        self.lock(Access::Write, || None);
         self.writer()
     }
 
-    /// Takes it if nobody else has it.
+    /// Takes the lock for writing if it is free and there are no waiters.
     ///
     /// # Errors
-    /// If not, or if it is poisoned.
+    /// [`WouldBlock`](TryLockError::WouldBlock) if it is not free; `Poisoned` if the lock is
+    /// poisoned.
     ///
     /// ```
     /// let lock = indent::sync::RwLock::new(1);
@@ -150,14 +154,15 @@ impl<T: ?Sized> RwLock<T> {
     /// # drop(guard);
     /// ```
     pub fn try_write(&self) -> TryLockResult<RwLockWriteGuard<'_, T>> {
-        self.now(Way::Write)?;
+        self.now(Access::Write)?;
         Ok(self.writer()?)
     }
 
-    /// Waits until nobody else has it, for at most this long.
+    /// Takes the lock for writing, blocking for at most `timeout`.
     ///
     /// # Errors
-    /// [`WouldBlock`](TryLockError::WouldBlock) if the time is over, or that it is poisoned.
+    /// [`WouldBlock`](TryLockError::WouldBlock) if the time has passed; `Poisoned` if the lock is
+    /// poisoned.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -167,11 +172,11 @@ impl<T: ?Sized> RwLock<T> {
     /// # drop(guard);
     /// ```
     pub fn write_timeout(&self, timeout: Duration) -> TryLockResult<RwLockWriteGuard<'_, T>> {
-        self.in_time(Way::Write, timeout)?;
+        self.in_time(Access::Write, timeout)?;
         Ok(self.writer()?)
     }
 
-    /// Whether somebody panicked while he wrote.
+    /// Whether a panic happened while the lock was held for writing.
     ///
     /// ```
     /// assert!(!indent::sync::RwLock::new(1).is_poisoned());
@@ -180,7 +185,7 @@ impl<T: ?Sized> RwLock<T> {
         self.poisoned.load(Relaxed)
     }
 
-    /// What it protects is in order again.
+    /// Clears the poisoning, when the value is consistent again.
     ///
     /// ```
     /// indent::sync::RwLock::new(1).clear_poison();
@@ -189,10 +194,10 @@ impl<T: ?Sized> RwLock<T> {
         self.poisoned.store(false, Relaxed);
     }
 
-    /// What it protects, by who has it to himself.
+    /// Returns a mutable reference to the value, without locking.
     ///
     /// # Errors
-    /// If it is poisoned; the error has the reference.
+    /// If the lock is poisoned; the error contains the reference.
     ///
     /// ```
     /// let mut lock = indent::sync::RwLock::new(1);
@@ -203,22 +208,22 @@ impl<T: ?Sized> RwLock<T> {
         result(self.value.get_mut(), poisoned)
     }
 
-    fn lock(&self, way: Way, deadline: impl FnOnce() -> Option<Instant>) -> bool {
+    fn lock(&self, access: Access, deadline: impl FnOnce() -> Option<Instant>) -> bool {
         park::charge_ahead();
-        let until = || Until::open(deadline(), ParkReason::Lock);
-        match self.raw.lock(way, until) {
+        let until = || Until::cancellable(deadline(), ParkReason::Lock);
+        match self.raw.lock(access, until) {
             Err(Failed::Cancelled) => park::unwind_cancelled(),
             got => got.is_ok(),
         }
     }
 
-    fn now<G>(&self, way: Way) -> Result<(), TryLockError<G>> {
-        let got = self.raw.try_lock(way);
+    fn now<G>(&self, access: Access) -> Result<(), TryLockError<G>> {
+        let got = self.raw.try_lock(access);
         got.then_some(()).ok_or(TryLockError::WouldBlock)
     }
 
-    fn in_time<G>(&self, way: Way, timeout: Duration) -> Result<(), TryLockError<G>> {
-        let got = self.lock(way, || Instant::now().checked_add(timeout));
+    fn in_time<G>(&self, access: Access, timeout: Duration) -> Result<(), TryLockError<G>> {
+        let got = self.lock(access, || Instant::now().checked_add(timeout));
         got.then_some(()).ok_or(TryLockError::WouldBlock)
     }
 
@@ -243,43 +248,44 @@ fn result<G>(guard: G, poisoned: bool) -> LockResult<G> {
     }
 }
 
-/// The right to read what an [`RwLock`] protects.
+/// The right to read the value of an [`RwLock`], until it is dropped.
 ///
 /// ```
 /// let lock = indent::sync::RwLock::new(1);
 /// let guard: indent::sync::RwLockReadGuard<'_, i32> = lock.read().unwrap();
 /// assert_eq!(*guard, 1);
 /// ```
-#[must_use = "the lock is let go at once"]
+#[must_use = "the lock is released at once if the guard is not kept"]
 pub struct RwLockReadGuard<'a, T: ?Sized> {
     lock: &'a RwLock<T>,
 }
 
-/// The right to what an [`RwLock`] protects.
+/// The right to read and change the value of an [`RwLock`], until it is dropped.
 ///
 /// ```
 /// let lock = indent::sync::RwLock::new(1);
 /// let mut guard: indent::sync::RwLockWriteGuard<'_, i32> = lock.write().unwrap();
 /// *guard = 2;
 /// ```
-#[must_use = "the lock is let go at once"]
+#[must_use = "the lock is released at once if the guard is not kept"]
 pub struct RwLockWriteGuard<'a, T: ?Sized> {
     lock: &'a RwLock<T>,
-    /// When it was taken.
+    /// Whether the thread was panicking when the lock was taken.
     panicking: bool,
 }
 
-// SAFETY: a `&T`, in effect; the lock does not care who lets it go.
+// SAFETY: the guard gives access to a `&T` only; any thread may release the lock.
 unsafe impl<T: ?Sized + Sync> Send for RwLockReadGuard<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Sync> Sync for RwLockReadGuard<'_, T> {}
-// SAFETY: a `&mut T`, in effect, that leaves a `&RwLock<T>` behind when it goes.
+// SAFETY: the guard gives access to a `&mut T`, and its release gives `&T` to others by a
+// `&RwLock<T>`.
 unsafe impl<T: ?Sized + Send + Sync> Send for RwLockWriteGuard<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Sync> Sync for RwLockWriteGuard<'_, T> {}
 
 impl<'a, T: ?Sized> RwLockWriteGuard<'a, T> {
-    /// Goes on reading; nobody writes in between.
+    /// Turns the guard into a read guard, without letting a writer in between.
     ///
     /// ```
     /// use indent::sync::{RwLock, RwLockWriteGuard};
@@ -301,7 +307,7 @@ impl<T: ?Sized> Deref for RwLockReadGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: we have the lock; others only read.
+        // SAFETY: we hold the lock, and other holders only read.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -310,14 +316,14 @@ impl<T: ?Sized> Deref for RwLockWriteGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: we alone have the lock.
+        // SAFETY: we hold the lock for writing.
         unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T: ?Sized> DerefMut for RwLockWriteGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: we alone have the lock.
+        // SAFETY: we hold the lock for writing.
         unsafe { &mut *self.lock.value.get() }
     }
 }

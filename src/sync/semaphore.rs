@@ -1,4 +1,4 @@
-//! Permits for so many at a time. How they are got and given back: `raw_semaphore.rs`.
+//! Semaphores. How permits are taken and returned: `raw_semaphore.rs`.
 
 use std::error::Error;
 use std::fmt;
@@ -7,19 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::park;
-use crate::sync::raw_semaphore::{MOST, RawSemaphore, Refused};
-use crate::util::loom::const_fn;
+use crate::sync::raw_semaphore::{PERMIT_LIMIT, RawSemaphore, Refused};
 
-/// A number of permits: who wants some waits until there are enough.
+/// A counting semaphore, as `tokio::sync::Semaphore`.
 ///
-/// In the order in which they came: one who wants many is not overtaken by those who want few. A permit is given back
-/// when it is dropped, wherever that is.
+/// Waiters are served first come, first served: a request for many permits is not overtaken by
+/// smaller ones. A permit is returned when it is dropped, on any thread.
 ///
 /// ```
 /// use indent::sync::Semaphore;
 /// use std::sync::Arc;
 ///
-/// // At most three at a time, however many there are.
+/// // At most three guests at a time, of any number.
 /// let places = Arc::new(Semaphore::new(3));
 /// let guests: Vec<_> = (0..10)
 ///     .map(|_| {
@@ -37,12 +36,12 @@ pub struct Semaphore {
     raw: RawSemaphore,
 }
 
-/// The semaphore is closed: nobody gets permits any more.
+/// The semaphore is closed, so no permits can be acquired.
 ///
 /// ```
 /// let semaphore = indent::sync::Semaphore::new(1);
 /// semaphore.close();
-/// assert_eq!(semaphore.acquire().unwrap_err().to_string(), "the semaphore is closed");
+/// assert!(semaphore.acquire().is_err());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -50,13 +49,13 @@ pub struct AcquireError;
 
 impl fmt::Display for AcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the semaphore is closed")
+        f.write_str("cannot acquire permits: the semaphore is closed")
     }
 }
 
 impl Error for AcquireError {}
 
-/// Why there are no permits at once, or in time.
+/// Why no permits were acquired at once, or in time.
 ///
 /// ```
 /// use indent::sync::{Semaphore, TryAcquireError};
@@ -66,25 +65,26 @@ impl Error for AcquireError {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TryAcquireError {
-    /// There are too few, or others wait for them.
+    /// There are too few permits, or others wait for them.
     NoPermits,
-    /// Nobody gets permits any more.
+    /// The semaphore is closed.
     Closed,
 }
 
 impl fmt::Display for TryAcquireError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            TryAcquireError::NoPermits => "the semaphore has too few permits now",
-            TryAcquireError::Closed => "the semaphore is closed",
+            TryAcquireError::NoPermits => "cannot acquire permits: the semaphore has too few now",
+            TryAcquireError::Closed => "cannot acquire permits: the semaphore is closed",
         })
     }
 }
 
 impl Error for TryAcquireError {}
 
-/// Permits of a [`Semaphore`], which is borrowed ([`SemaphorePermit`]) or counted ([`OwnedSemaphorePermit`]); given back
-/// when this is dropped.
+/// Permits of a [`Semaphore`], which are returned when this is dropped.
+///
+/// The semaphore is borrowed ([`SemaphorePermit`]) or counted ([`OwnedSemaphorePermit`]).
 ///
 /// ```
 /// let semaphore = indent::sync::Semaphore::new(3);
@@ -93,7 +93,7 @@ impl Error for TryAcquireError {}
 /// drop(permit);
 /// assert_eq!(semaphore.available_permits(), 3);
 /// ```
-#[must_use = "the permits are given back at once"]
+#[must_use = "the permits are returned at once if this is not kept"]
 pub struct Permit<S: Deref<Target = Semaphore>> {
     semaphore: S,
     permits: usize,
@@ -109,7 +109,7 @@ pub struct Permit<S: Deref<Target = Semaphore>> {
 /// ```
 pub type SemaphorePermit<'a> = Permit<&'a Semaphore>;
 
-/// Permits of a counted [`Semaphore`]: they may go anywhere.
+/// Permits of a reference-counted [`Semaphore`], with the lifetime `'static`.
 ///
 /// ```
 /// use indent::sync::{OwnedSemaphorePermit, Semaphore};
@@ -121,18 +121,18 @@ pub type SemaphorePermit<'a> = Permit<&'a Semaphore>;
 pub type OwnedSemaphorePermit = Permit<Arc<Semaphore>>;
 
 impl Semaphore {
-    /// So many permits a semaphore can have.
+    /// The largest number of permits of a semaphore.
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(indent::sync::Semaphore::MAX_PERMITS);
     /// ```
-    pub const MAX_PERMITS: usize = MOST;
+    pub const MAX_PERMITS: usize = PERMIT_LIMIT;
 
     const_fn! {
-        /// A semaphore with so many permits.
+        /// Creates a semaphore with this many permits.
         ///
         /// # Panics
-        /// If these are more than [`MAX_PERMITS`](Self::MAX_PERMITS).
+        /// If `permits` exceeds [`MAX_PERMITS`](Self::MAX_PERMITS).
         ///
         /// ```
         /// static PLACES: indent::sync::Semaphore = indent::sync::Semaphore::new(10);
@@ -142,7 +142,7 @@ impl Semaphore {
         }
     }
 
-    /// How many permits there are now.
+    /// Number of permits available now.
     ///
     /// ```
     /// assert_eq!(indent::sync::Semaphore::new(2).available_permits(), 2);
@@ -151,10 +151,10 @@ impl Semaphore {
         self.raw.available()
     }
 
-    /// Waits for a permit.
+    /// Acquires a permit, blocking until there is one.
     ///
     /// # Errors
-    /// If the semaphore is closed, before or meanwhile.
+    /// If the semaphore is closed, before or during the wait.
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(1);
@@ -166,11 +166,13 @@ impl Semaphore {
         self.acquire_many(1)
     }
 
-    /// Waits for so many permits at once. For more than there ever are it waits until some are
+    /// Acquires this many permits at once, blocking until there are enough.
+    ///
+    /// A request for more than the semaphore has waits until permits are
     /// [added](Self::add_permits).
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire).
+    /// As of [`acquire`](Self::acquire).
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(5);
@@ -181,7 +183,7 @@ impl Semaphore {
         Ok(Permit::new(self, permits))
     }
 
-    /// Takes a permit if there is one and nobody waits.
+    /// Acquires a permit if there is one and there are no waiters.
     ///
     /// # Errors
     /// If there is none, or the semaphore is closed.
@@ -196,10 +198,10 @@ impl Semaphore {
         self.try_acquire_many(1)
     }
 
-    /// Takes so many permits if there are enough and nobody waits.
+    /// Acquires this many permits if there are enough and there are no waiters.
     ///
     /// # Errors
-    /// As [`try_acquire`](Self::try_acquire).
+    /// As of [`try_acquire`](Self::try_acquire).
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(2);
@@ -211,10 +213,10 @@ impl Semaphore {
         Ok(Permit::new(self, permits))
     }
 
-    /// Waits for a permit, for at most this long.
+    /// Acquires a permit, blocking for at most `timeout`.
     ///
     /// # Errors
-    /// If the time is over, or the semaphore is closed.
+    /// If the time has passed, or the semaphore is closed.
     ///
     /// ```
     /// use indent::sync::{Semaphore, TryAcquireError};
@@ -230,10 +232,10 @@ impl Semaphore {
         self.acquire_many_timeout(1, timeout)
     }
 
-    /// Waits for so many permits, for at most this long.
+    /// Acquires this many permits, blocking for at most `timeout`.
     ///
     /// # Errors
-    /// As [`acquire_timeout`](Self::acquire_timeout).
+    /// As of [`acquire_timeout`](Self::acquire_timeout).
     ///
     /// ```
     /// use std::time::Duration;
@@ -251,10 +253,10 @@ impl Semaphore {
         Ok(Permit::new(self, permits))
     }
 
-    /// Waits for a permit that may outlive the caller's reference.
+    /// Acquires an owned permit, blocking until there is one.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire).
+    /// As of [`acquire`](Self::acquire).
     ///
     /// ```
     /// use indent::sync::Semaphore;
@@ -269,10 +271,10 @@ impl Semaphore {
         self.acquire_many_owned(1)
     }
 
-    /// Waits for so many permits that may outlive the caller's reference.
+    /// Acquires this many owned permits, blocking until there are enough.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire).
+    /// As of [`acquire`](Self::acquire).
     ///
     /// ```
     /// # use indent::sync::Semaphore;
@@ -287,10 +289,10 @@ impl Semaphore {
         Ok(Permit::new(self, permits))
     }
 
-    /// Takes a permit that may outlive the caller's reference, if there is one and nobody waits.
+    /// Acquires an owned permit if there is one and there are no waiters.
     ///
     /// # Errors
-    /// As [`try_acquire`](Self::try_acquire).
+    /// As of [`try_acquire`](Self::try_acquire).
     ///
     /// ```
     /// # use indent::sync::Semaphore;
@@ -301,10 +303,10 @@ impl Semaphore {
         self.try_acquire_many_owned(1)
     }
 
-    /// Takes so many permits that may outlive the caller's reference, if there are enough and nobody waits.
+    /// Acquires this many owned permits if there are enough and there are no waiters.
     ///
     /// # Errors
-    /// As [`try_acquire`](Self::try_acquire).
+    /// As of [`try_acquire`](Self::try_acquire).
     ///
     /// ```
     /// # use indent::sync::Semaphore;
@@ -319,10 +321,10 @@ impl Semaphore {
         Ok(Permit::new(self, permits))
     }
 
-    /// Waits for a permit that may outlive the caller's reference, for at most this long.
+    /// Acquires an owned permit, blocking for at most `timeout`.
     ///
     /// # Errors
-    /// As [`acquire_timeout`](Self::acquire_timeout).
+    /// As of [`acquire_timeout`](Self::acquire_timeout).
     ///
     /// ```
     /// # use indent::sync::Semaphore;
@@ -337,10 +339,10 @@ impl Semaphore {
         self.acquire_many_owned_timeout(1, timeout)
     }
 
-    /// Waits for so many permits that may outlive the caller's reference, for at most this long.
+    /// Acquires this many owned permits, blocking for at most `timeout`.
     ///
     /// # Errors
-    /// As [`acquire_timeout`](Self::acquire_timeout).
+    /// As of [`acquire_timeout`](Self::acquire_timeout).
     ///
     /// ```
     /// # use indent::sync::Semaphore;
@@ -357,10 +359,10 @@ impl Semaphore {
         Ok(Permit::new(self, permits))
     }
 
-    /// So many more from now on. Never blocks.
+    /// Adds permits to the semaphore. Never blocks.
     ///
     /// # Panics
-    /// If there were more than [`MAX_PERMITS`](Self::MAX_PERMITS) then; nothing is added.
+    /// If there would be more than [`MAX_PERMITS`](Self::MAX_PERMITS); no permits are added then.
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(0);
@@ -370,11 +372,11 @@ impl Semaphore {
     pub fn add_permits(&self, permits: usize) {
         assert!(
             self.raw.add(permits),
-            "{permits} permits more are too many: a semaphore has at most {MOST}"
+            "cannot add {permits} permits: a semaphore has at most {PERMIT_LIMIT}"
         );
     }
 
-    /// So many fewer from now on, as far as there are some now; how many these were.
+    /// Removes up to this many available permits; returns how many it removed.
     ///
     /// ```
     /// assert_eq!(indent::sync::Semaphore::new(2).forget_permits(3), 2);
@@ -383,7 +385,9 @@ impl Semaphore {
         self.raw.forget(permits)
     }
 
-    /// Nobody gets permits any more; whoever waits is told. Permits may still be given back.
+    /// Closes the semaphore: waiters get an error, and so do later calls.
+    ///
+    /// Permits may still be returned.
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(1);
@@ -394,7 +398,7 @@ impl Semaphore {
         self.raw.close();
     }
 
-    /// Whether it was closed.
+    /// Whether the semaphore is closed.
     ///
     /// ```
     /// assert!(!indent::sync::Semaphore::new(1).is_closed());
@@ -441,7 +445,7 @@ impl<S: Deref<Target = Semaphore>> Permit<S> {
         Permit { semaphore, permits }
     }
 
-    /// How many these are.
+    /// Number of permits.
     ///
     /// ```
     /// assert_eq!(indent::sync::Semaphore::new(1).acquire().unwrap().permits(), 1);
@@ -450,7 +454,7 @@ impl<S: Deref<Target = Semaphore>> Permit<S> {
         self.permits
     }
 
-    /// Does not give them back: the semaphore has fewer from now on.
+    /// Drops the permits without returning them, so the semaphore has fewer.
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(2);
@@ -461,7 +465,7 @@ impl<S: Deref<Target = Semaphore>> Permit<S> {
         self.permits = 0;
     }
 
-    /// Takes so many of them out; `None` if these are fewer.
+    /// Splits off this many permits. Returns `None` if there are fewer.
     ///
     /// ```
     /// let semaphore = indent::sync::Semaphore::new(3);

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "the lock gives the right to what it protects")]
-//! A lock for a few instructions: who waits spins, who holds it is not stopped.
+//! A lock for a few instructions: waiters spin, and the holder is not preempted.
 
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -13,14 +13,17 @@ use std::sync::atomic::{
 
 use crate::sched::block::NoPreemptSection;
 
-/// Looks at a lock that is held before the thread lets others of the system run: who holds it may be one of them.
+/// Number of checks of a held lock before the thread yields to others of the system, as the holder
+/// may be one of them.
 const LOOKS: u32 = 64;
 
-/// A lock for a few instructions, of which one is not to call anything that blocks, allocates or takes long.
+/// A spin lock for critical sections of a few instructions.
 ///
-/// While the guard lives the fiber is not interrupted ([`no_preempt`](crate::runtime::no_preempt)), so that nobody spins
-/// for one that was stopped; others wait by spinning. For anything longer a [`Mutex`](crate::sync::Mutex) is better, and
-/// it is hardly dearer when it is free. It knows no poison, no deadline, and nobody is asked to end in it.
+/// The section must not call code that blocks, allocates or takes long. While the guard exists the
+/// fiber is not preempted ([`no_preempt`](crate::runtime::no_preempt)), so that waiters do not spin
+/// for a holder that does not run. For longer sections prefer a [`Mutex`](crate::sync::Mutex),
+/// which costs hardly more when it is free. A spin lock has no poisoning and no deadlines, and is
+/// not a point of cancellation.
 ///
 /// ```
 /// use indent::sync::SpinLock;
@@ -35,13 +38,13 @@ pub struct SpinLock<T: ?Sized> {
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock gives the value to one at a time, wherever that one runs.
+// SAFETY: the lock gives the value to one holder at a time, on any thread.
 unsafe impl<T: ?Sized + Send> Send for SpinLock<T> {}
 // SAFETY: as above.
 unsafe impl<T: ?Sized + Send> Sync for SpinLock<T> {}
 
 impl<T> SpinLock<T> {
-    /// A free lock.
+    /// Creates a free lock.
     ///
     /// ```
     /// static LAST: indent::sync::SpinLock<u64> = indent::sync::SpinLock::new(0);
@@ -53,7 +56,7 @@ impl<T> SpinLock<T> {
         }
     }
 
-    /// What it protects.
+    /// Consumes the lock and returns the value.
     ///
     /// ```
     /// assert_eq!(indent::sync::SpinLock::new(5).into_inner(), 5);
@@ -64,7 +67,7 @@ impl<T> SpinLock<T> {
 }
 
 impl<T: ?Sized> SpinLock<T> {
-    /// Spins until it is free and takes it. Never yields.
+    /// Takes the lock, spinning until it is free. Never yields the fiber.
     ///
     /// ```
     /// let lock = indent::sync::SpinLock::new(1);
@@ -80,7 +83,7 @@ impl<T: ?Sized> SpinLock<T> {
         }
     }
 
-    /// Takes it if it is free.
+    /// Takes the lock if it is free.
     ///
     /// ```
     /// let lock = indent::sync::SpinLock::new(1);
@@ -89,7 +92,7 @@ impl<T: ?Sized> SpinLock<T> {
     /// # drop(guard);
     /// ```
     pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
-        let section = NoPreemptSection::new(); // first: who has it is not stopped for an instruction
+        let section = Unstoppable::new(); // first, so that the holder is never preempted
         let got = !self.locked.swap(true, Acquire);
         got.then(|| SpinLockGuard {
             lock: self,
@@ -98,7 +101,7 @@ impl<T: ?Sized> SpinLock<T> {
         })
     }
 
-    /// What it protects, by who has it to himself.
+    /// Returns a mutable reference to the value, without locking.
     ///
     /// ```
     /// let mut lock = indent::sync::SpinLock::new(1);
@@ -108,7 +111,7 @@ impl<T: ?Sized> SpinLock<T> {
         self.value.get_mut()
     }
 
-    /// Until it looks free; who waits may be stopped.
+    /// Spins until the lock looks free. The caller may be preempted here.
     #[cold]
     fn spin(&self) {
         let mut looks = 0;
@@ -123,7 +126,7 @@ impl<T: ?Sized> SpinLock<T> {
     }
 }
 
-/// The right to what a [`SpinLock`] protects. It stays with the fiber, and on the thread, that took it.
+/// The right to access the value of a [`SpinLock`]. It cannot be sent to another thread or fiber.
 ///
 /// ```compile_fail
 /// let lock = indent::sync::SpinLock::new(1);
@@ -133,26 +136,26 @@ impl<T: ?Sized> SpinLock<T> {
 #[must_use = "the lock is let go at once"]
 pub struct SpinLockGuard<'a, T: ?Sized> {
     lock: &'a SpinLock<T>,
-    /// Goes when the lock is free again.
+    /// Dropped after the lock is released.
     _section: NoPreemptSection,
     _not_send: PhantomData<*mut ()>,
 }
 
-// SAFETY: a `&T`, in effect.
+// SAFETY: a shared guard gives access to a `&T` only.
 unsafe impl<T: ?Sized + Sync> Sync for SpinLockGuard<'_, T> {}
 
 impl<T: ?Sized> Deref for SpinLockGuard<'_, T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: we have the lock.
+        // SAFETY: we hold the lock.
         unsafe { &*self.lock.value.get() }
     }
 }
 
 impl<T: ?Sized> DerefMut for SpinLockGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: we have the lock.
+        // SAFETY: we hold the lock.
         unsafe { &mut *self.lock.value.get() }
     }
 }

@@ -1,55 +1,61 @@
-//! Who had come when all were told to go on.
+//! Tickets: which waiters were in the queue when all were notified.
 //!
-//! Whoever waits has a *ticket*, a number that grows. To tell all who wait now is to note how many have come: who
-//! has a lower ticket than that is *owed* a call, though no more than a batch of them is called in one breath (`queue.rs`) and the
-//! lock is let go in between. Tickets grow along the list, so those who are owed are at its head.
+//! Each waiter has a *ticket*, an increasing number. To notify all waiters is to record how many
+//! tickets were issued: a waiter with a lower ticket is *owed* a notification. Only a batch of
+//! waiters is notified per lock hold (`queue.rs`), and the lock is released in between. Tickets
+//! increase along the list, so the waiters that are owed a notification are at its head.
 //!
-//! **L9** *Nobody who is owed counts as waiting.* Whoever finds him takes him, beside what it came for, and never
-//! instead of another: a word for one is not spent on somebody who goes on anyway. He who is owed and leaves
-//! by his deadline, or is asked to end that very moment, has got what he waited for.
+//! **L9** *A waiter that is owed a notification does not count as waiting.* A notifier that finds
+//! it takes it in addition to the waiters it came for, and never instead of one: `notify_one` is
+//! not spent on a waiter that will be notified anyway. A waiter that is owed a notification and
+//! leaves because of its deadline or a cancellation at that moment has got what it waited for.
 //!
-//! Rejected: calling all of them with preemption disabled throughout, which keeps the caller from being stopped for as long as the
-//! crowd is large; and a list of its own for those who are owed, which a node would have to know to leave it.
+//! Rejected: notifying all waiters with preemption disabled throughout, since that takes as long as
+//! there are waiters; and a second list for the waiters that are owed, which a node would have to
+//! know in order to leave it.
 
 use crate::park;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Waited, Waits};
 
-/// How many have come, and how many of them were told.
+/// How many tickets were issued, and how many of them are owed or were given a notification.
 #[derive(Debug)]
 pub(crate) struct Tickets {
-    came: u64,
-    told: u64,
+    issued: u64,
+    owed_below: u64,
 }
 
 impl Tickets {
     pub(crate) const fn new() -> Self {
-        Tickets { came: 0, told: 0 }
+        Tickets {
+            issued: 0,
+            owed_below: 0,
+        }
     }
 
-    /// For one who has come.
+    /// Issues a ticket.
     pub(crate) fn next(&mut self) -> u64 {
-        self.came += 1;
-        self.came - 1
+        self.issued += 1;
+        self.issued - 1
     }
 
-    /// Everybody who has come by now is told.
-    pub(crate) fn tell_all(&mut self) {
-        self.told = self.came;
+    /// Owes all waiters that have a ticket a notification.
+    pub(crate) fn owe_all(&mut self) {
+        self.owed_below = self.issued;
     }
 
-    /// How many have come.
+    /// How many tickets were issued.
     #[cfg(all(test, not(indent_loom)))]
-    pub(crate) fn came(&self) -> u64 {
-        self.came
+    pub(crate) fn issued(&self) -> u64 {
+        self.issued
     }
 
-    /// Whether whoever has this ticket was told.
+    /// Whether the waiter with this ticket is owed a notification.
     pub(crate) fn owes(&self, ticket: u64) -> bool {
-        ticket < self.told
+        ticket < self.owed_below
     }
 }
 
-/// What has tickets: the state under the lock of a queue.
+/// State that contains tickets, under the lock of a queue.
 pub(crate) trait Ticketed {
     fn tickets(&mut self) -> &mut Tickets;
 }
@@ -60,7 +66,7 @@ impl Ticketed for Tickets {
     }
 }
 
-/// Takes those who are owed a call, as many as fit.
+/// Takes the waiters that are owed a notification, as many as fit in the batch.
 pub(crate) fn take_owed<S: Ticketed, W: Waits>(queue: &mut Locked<'_, S, u64, W>) {
     while let Some(first) = queue.first().copied() {
         if !queue.state().tickets().owes(first) || queue.take().is_none() {
@@ -69,30 +75,30 @@ pub(crate) fn take_owed<S: Ticketed, W: Waits>(queue: &mut Locked<'_, S, u64, W>
     }
 }
 
-/// How it went to take one who is owed nothing.
+/// The result of an attempt to take a waiter that is not owed a notification.
 #[must_use]
 pub(crate) enum One {
     Taken,
-    /// Nobody else waits.
-    Nobody,
-    /// There was no room: again, with the lock taken anew.
+    /// There is no such waiter.
+    NoWaiter,
+    /// The batch was full: repeat with the lock taken anew.
     Again,
 }
 
-/// Takes those who are owed a call, and one who is not.
+/// Takes the waiters that are owed a notification, and one that is not.
 pub(crate) fn take_one<S: Ticketed, W: Waits>(queue: &mut Locked<'_, S, u64, W>) -> One {
     take_owed(queue);
     if queue.take().is_some() {
         One::Taken
     } else if queue.is_empty() {
-        One::Nobody
+        One::NoWaiter
     } else {
         One::Again
     }
 }
 
-/// Calls all who are owed a call; the lock was taken before.
-pub(crate) fn call_owed<'a, S: Ticketed, W: Waits>(
+/// Notifies all waiters that are owed it. The caller has locked the queue.
+pub(crate) fn notify_owed<'a, S: Ticketed, W: Waits>(
     of: &'a Queue<S, u64, W>,
     mut queue: Locked<'a, S, u64, W>,
 ) {
@@ -105,11 +111,11 @@ pub(crate) fn call_owed<'a, S: Ticketed, W: Waits>(
     }
 }
 
-/// Waiting with a ticket, unless there is no need: that is what `ready` says, under the lock.
+/// The plan of a wait with a ticket. There is no wait if `ready` returns an answer, under the lock.
 pub(crate) struct WithTicket<F> {
     ready: F,
     ticket: u64,
-    /// It was told, though it left before it was called (L9).
+    /// Whether the waiter was owed a notification when it withdrew (L9).
     pub(crate) owed: bool,
 }
 
@@ -145,10 +151,10 @@ where
     }
 }
 
-/// Whether the wait ended well; unwinds if the caller is to end.
-pub(crate) fn happened<R, N>(waited: Waited<R, N>, owed: bool) -> bool {
+/// Whether the wait ended with a notification. Unwinds if the fiber is cancelled.
+pub(crate) fn finish_wait<R, N>(waited: Waited<R, N>, owed: bool) -> bool {
     match waited {
-        Waited::Done(_) | Waited::Called(_) => true,
+        Waited::Done(_) | Waited::Notified(_) => true,
         Waited::TimedOut | Waited::Cancelled if owed => true,
         Waited::TimedOut => false,
         Waited::Cancelled => park::unwind_cancelled(),

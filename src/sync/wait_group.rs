@@ -1,4 +1,4 @@
-//! Waiting until a number of things are done.
+//! A counter of pending tasks, and waiting until it is zero.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::park;
 use crate::sync::queue::{Queue, Until};
 use crate::sync::tickets::{self, Ticketed, Tickets, WithTicket};
 
-/// Counts what is not done yet, and lets others wait until all of it is. All clones are one group.
+/// A counter of pending tasks that others can wait for, as Go's `sync.WaitGroup`.
 ///
-/// As Go's, and with [`member`](Self::member) nobody forgets to say that he is done, whether he returns, panics or is
-/// asked to end.
+/// All clones are the same group. A [`member`](Self::member) reports the end of its task when it is
+/// dropped, so also when the task panics or is cancelled.
 ///
 /// ```
 /// use indent::sync::WaitGroup;
@@ -48,18 +48,18 @@ impl Ticketed for Counts {
     }
 }
 
-/// One thing of a [`WaitGroup`] that is not done before this is dropped.
+/// One pending task of a [`WaitGroup`], which is done when this is dropped.
 ///
 /// ```
 /// let group = indent::sync::WaitGroup::new();
 /// drop(group.member());
 /// group.wait();
 /// ```
-#[must_use = "it is done at once"]
+#[must_use = "the task counts as done at once if the member is not kept"]
 pub struct Member(WaitGroup);
 
 impl WaitGroup {
-    /// Nothing is to be done.
+    /// Creates a group without pending tasks.
     ///
     /// ```
     /// indent::sync::WaitGroup::new().wait(); // returns at once
@@ -76,28 +76,34 @@ impl WaitGroup {
         }
     }
 
-    /// So many things more are to be done.
+    /// Adds pending tasks. Never blocks.
+    ///
+    /// # Panics
+    /// If the count would exceed `usize::MAX`; nothing is added then.
     ///
     /// ```
     /// let group = indent::sync::WaitGroup::new();
     /// group.add(2);
     /// assert_eq!(group.pending(), 2);
     /// ```
-    pub fn add(&self, things: usize) {
+    pub fn add(&self, tasks: usize) {
         let mut queue = self.shared.queue.lock();
         let pending = &mut queue.state().pending;
-        let sum = pending.checked_add(things);
+        let sum = pending.checked_add(tasks);
         if let Some(sum) = sum {
             *pending = sum;
         }
         drop(queue);
-        assert!(sum.is_some(), "a WaitGroup counts to usize::MAX");
+        assert!(
+            sum.is_some(),
+            "cannot add {tasks} tasks to a WaitGroup: its count would exceed usize::MAX"
+        );
     }
 
-    /// One of them is done. Never blocks.
+    /// Reports that one task is done. Never blocks.
     ///
     /// # Panics
-    /// If nothing is to be done.
+    /// If no task is pending.
     ///
     /// ```
     /// let group = indent::sync::WaitGroup::new();
@@ -111,17 +117,17 @@ impl WaitGroup {
         let left = counts.pending.checked_sub(1);
         counts.pending = left.unwrap_or(0);
         if left == Some(0) {
-            counts.tickets.tell_all();
-            return tickets::call_owed(&self.shared.queue, queue);
+            counts.tickets.owe_all();
+            return tickets::notify_owed(&self.shared.queue, queue);
         }
         drop(queue);
         assert!(
             left.is_some(),
-            "WaitGroup::done was called more often than things were added: call add before the work begins"
+            "cannot call WaitGroup::done: no task is pending; call add before the task begins"
         );
     }
 
-    /// One thing more is to be done, until what this returns is dropped.
+    /// Adds a pending task, which is done when the returned member is dropped.
     ///
     /// ```
     /// let group = indent::sync::WaitGroup::new();
@@ -135,7 +141,7 @@ impl WaitGroup {
         Member(self.clone())
     }
 
-    /// How many things are not done.
+    /// Number of pending tasks.
     ///
     /// ```
     /// assert_eq!(indent::sync::WaitGroup::new().pending(), 0);
@@ -144,7 +150,7 @@ impl WaitGroup {
         self.shared.queue.lock().state().pending
     }
 
-    /// Waits until everything is done.
+    /// Blocks until no task is pending.
     ///
     /// ```
     /// let group = indent::sync::WaitGroup::new();
@@ -156,7 +162,7 @@ impl WaitGroup {
         self.wait_until(None);
     }
 
-    /// Waits until everything is done, for at most this long; false if it is not.
+    /// Blocks until no task is pending, for at most `timeout`. Returns whether that is so.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -164,18 +170,18 @@ impl WaitGroup {
     /// group.add(1);
     /// assert!(!group.wait_timeout(Duration::from_millis(1)));
     /// ```
-    #[must_use = "something may not be done"]
+    #[must_use = "tasks may still be pending"]
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> bool {
         park::charge_ahead();
-        let until = Until::open(deadline, ParkReason::WaitGroup);
+        let until = Until::cancellable(deadline, ParkReason::WaitGroup);
         let mut wait =
             WithTicket::unless(|counts: &mut Counts| (counts.pending == 0).then_some(()));
         let waited = self.shared.queue.wait(0, &until, &mut wait);
-        tickets::happened(waited, wait.owed)
+        tickets::finish_wait(waited, wait.owed)
     }
 }
 

@@ -1,4 +1,5 @@
-//! Models of a channel: one value sent, to tries and to who waits, with the ends of both sides.
+//! Models of a channel that carries one value: a sender, and a receiver that tries, waits or gives
+//! up.
 
 use super::*;
 use crate::park::queue::Operation;
@@ -36,7 +37,7 @@ fn loom_a_oneshot_value_is_received_or_dropped_once() {
 }
 
 #[test]
-fn loom_a_value_sent_while_the_receiver_goes_is_dropped_once() {
+fn loom_a_value_sent_while_the_receiver_is_dropped_is_dropped_once() {
     loom::model(|| {
         let drops = loom::sync::Arc::new(loom::sync::atomic::AtomicUsize::new(0));
         let channel = Arc::new(Channel::new(Some(1)));
@@ -51,7 +52,7 @@ fn loom_a_value_sent_while_the_receiver_goes_is_dropped_once() {
     });
 }
 
-/// As `receive`, but for the park: whoever waits looks again and again, or withdraws.
+/// `Channel::receive` without the park: a patient receiver spins, an impatient one withdraws.
 fn receive(channel: &Channel<Counted>, patient: bool) -> Result<Counted, RecvTimeoutError> {
     let mut value = MaybeUninit::<Counted>::uninit();
     let operation = Operation::of_model();
@@ -67,10 +68,10 @@ fn receive(channel: &Channel<Counted>, patient: bool) -> Result<Counted, RecvTim
         Attempt::Closed => return Err(RecvTimeoutError::Closed),
         Attempt::Wait => {}
     }
-    // SAFETY: it stays here until it is called, or taken out.
+    // SAFETY: the entry stays here until it is notified or withdrawn.
     unsafe { state.receiving.push(&entry) };
     drop(state);
-    // SAFETY: it was put into this queue.
+    // SAFETY: the entry was put into this queue.
     if !patient && unsafe { channel.state.lock().receiving.remove(&entry) } {
         return Err(RecvTimeoutError::Timeout);
     }
@@ -78,13 +79,15 @@ fn receive(channel: &Channel<Counted>, patient: bool) -> Result<Counted, RecvTim
         thread::yield_now();
     }
     match operation.won().how {
-        // SAFETY: moved there by whoever has called.
+        // SAFETY: the sender that notified this operation moved a value there.
         How::Done => Ok(unsafe { value.assume_init() }),
         How::Over => Err(RecvTimeoutError::Closed),
     }
 }
 
-/// A oneshot of which one side is this, and the other sends or goes; how many values were dropped in the end.
+/// Runs a one-shot channel in the model and checks that its value is dropped once.
+///
+/// `receiver` is one side. The other side sends the value or drops its handle.
 fn oneshot(sends: bool, receiver: impl Fn(&Channel<Counted>) -> usize + Send + Sync + 'static) {
     let receiver = Arc::new(receiver);
     loom::model(move || {
@@ -105,7 +108,7 @@ fn oneshot(sends: bool, receiver: impl Fn(&Channel<Counted>) -> usize + Send + S
 }
 
 #[test]
-fn loom_who_waits_for_a_oneshot_gets_its_value() {
+fn loom_a_waiting_receiver_of_a_oneshot_gets_its_value() {
     oneshot(true, |channel| {
         assert!(receive(channel, true).is_ok());
         1
@@ -113,7 +116,7 @@ fn loom_who_waits_for_a_oneshot_gets_its_value() {
 }
 
 #[test]
-fn loom_who_waits_for_a_oneshot_learns_that_its_sender_went() {
+fn loom_a_waiting_receiver_of_a_oneshot_gets_an_error_if_the_sender_is_dropped() {
     oneshot(false, |channel| {
         let received = receive(channel, true);
         assert_eq!(received.err(), Some(RecvTimeoutError::Closed));
@@ -122,7 +125,7 @@ fn loom_who_waits_for_a_oneshot_learns_that_its_sender_went() {
 }
 
 #[test]
-fn loom_who_gives_up_a_oneshot_gets_its_value_or_leaves_it() {
+fn loom_a_oneshot_receiver_that_gives_up_gets_the_value_or_leaves_it() {
     oneshot(true, |channel| match receive(channel, false) {
         Ok(value) => {
             drop(value);

@@ -1,4 +1,4 @@
-//! The rounds modelled.
+//! Loom models of the rounds.
 
 #[cfg(indent_loom)]
 mod models {
@@ -21,7 +21,7 @@ mod models {
     }
 
     #[test]
-    fn loom_a_round_of_more_than_one_breath_is_complete_with_one_leader() {
+    fn loom_a_round_of_more_than_one_batch_is_complete_with_one_leader() {
         loom::model(|| {
             let barrier = Arc::new(Barrier::new(3));
             let others = [(); 2].map(|()| {
@@ -48,7 +48,7 @@ mod models {
     }
 
     #[test]
-    fn loom_one_who_leaves_a_barrier_was_never_there() {
+    fn loom_a_caller_that_leaves_a_barrier_does_not_count() {
         loom::model(|| {
             let barrier = Arc::new(Barrier::new(2));
             let other = thread::spawn({

@@ -1,4 +1,4 @@
-//! One who sets or notifies and is stopped between two breaths; and the words modelled.
+//! A notifier that is interrupted between two batches, and loom models of notifications.
 
 #[cfg(not(indent_loom))]
 mod stopped {
@@ -6,91 +6,92 @@ mod stopped {
 
     use super::super::*;
 
-    /// One more than are called in one breath.
-    const CROWD: usize = 9;
+    /// One more than fit in a batch.
+    const WAITERS: usize = 9;
 
-    /// A crowd of threads waits, in the given time; then `stop`, by one who leaves off after the first breath: true if
-    /// somebody is left. On a busy machine they are not all there at once in so short a time: then once more.
-    fn crowd(
-        came: impl Fn() -> u64,
+    /// Lets many threads wait for the given time, and calls `stop`, which stops after the first
+    /// batch and returns whether waiters are left. On a busy machine the threads may not all wait
+    /// at once in so short a time; then it repeats with more time.
+    fn wait_in_many_threads(
+        issued: impl Fn() -> u64,
         wait: impl Fn(Duration) -> bool + Sync,
         stop: impl Fn() -> bool,
-    ) -> [bool; CROWD] {
+    ) -> [bool; WAITERS] {
         let mut time = Duration::from_millis(20);
         loop {
-            let (all, told) = std::thread::scope(|scope| {
-                let (before, wait) = (came(), &wait);
-                let crowd = [(); CROWD].map(|()| scope.spawn(move || wait(time)));
-                while came() < before + CROWD as u64 {
+            let (all, results) = std::thread::scope(|scope| {
+                let (before, wait) = (issued(), &wait);
+                let threads = [(); WAITERS].map(|()| scope.spawn(move || wait(time)));
+                while issued() < before + WAITERS as u64 {
                     std::thread::yield_now();
                 }
-                (stop(), crowd.map(|one| one.join().unwrap()))
+                (stop(), threads.map(|one| one.join().unwrap()))
             });
             if all {
-                return told;
+                return results;
             }
             time *= 2;
         }
     }
 
     #[test]
-    fn a_word_for_one_is_not_spent_on_somebody_who_was_told_already() {
+    fn a_notification_for_one_is_not_spent_on_a_waiter_that_is_owed_one() {
         let notify = Notify::new();
-        let told = crowd(
-            || notify.raw.queue.lock().state().tickets.came(),
+        let results = wait_in_many_threads(
+            || notify.raw.queue.lock().state().tickets.issued(),
             |_| {
                 notify.notified();
                 true
             },
             || {
                 let mut queue = notify.raw.queue.lock();
-                queue.state().tickets.tell_all();
+                queue.state().tickets.owe_all();
                 tickets::take_owed(&mut queue);
                 drop(queue); // eight of nine
                 notify.notify_one();
                 true
             },
         );
-        assert_eq!(told, [true; CROWD], "the ninth was called, too");
+        assert_eq!(results, [true; WAITERS], "the ninth was notified, too");
         let kept = notify.notified_timeout(Duration::ZERO);
-        assert!(kept, "and the word was kept");
+        assert!(kept, "and the notification was kept");
         assert!(!notify.notified_timeout(Duration::ZERO));
     }
 
     #[test]
-    fn whoever_is_owed_a_word_has_got_it_though_its_time_is_over() {
+    fn a_waiter_that_is_owed_a_notification_has_got_it_after_its_deadline() {
         let notify = Notify::new();
-        let told = crowd(
-            || notify.raw.queue.lock().state().tickets.came(),
+        let results = wait_in_many_threads(
+            || notify.raw.queue.lock().state().tickets.issued(),
             |time| notify.notified_timeout(time),
             || {
                 let mut queue = notify.raw.queue.lock();
-                queue.state().tickets.tell_all();
+                queue.state().tickets.owe_all();
                 tickets::take_owed(&mut queue);
                 !queue.is_empty()
             },
         );
-        assert_eq!(told, [true; CROWD]);
+        assert_eq!(results, [true; WAITERS]);
     }
 
     #[test]
-    fn a_wait_for_what_has_happened_says_so_though_its_time_is_over() {
+    fn a_wait_for_an_event_that_was_set_succeeds_after_its_deadline() {
         let event = Event::new();
-        let told = crowd(
-            || event.queue.lock().state().came(),
+        let results = wait_in_many_threads(
+            || event.queue.lock().state().issued(),
             |time| event.wait_timeout(time),
             || {
                 let mut queue = event.queue.lock();
-                queue.state().tell_all();
+                queue.state().owe_all();
                 event.is_set.store(true, Release);
                 tickets::take_owed(&mut queue);
                 let is_left = !queue.is_empty();
                 drop(queue);
-                event.reset(); // it has happened all the same
+                event.reset(); // the waiters are owed a notification all the same
                 is_left
             },
         );
-        assert_eq!(told, [true; CROWD]);
+        assert_eq!(results, [true; WAITERS]);
     }
 }
 
@@ -104,7 +105,7 @@ mod models {
     use crate::sync::queue::tests::model::{Model, hasty, patient};
 
     #[test]
-    fn loom_a_word_arrives_or_is_kept_beside_one_for_all() {
+    fn loom_a_notification_arrives_or_is_kept_beside_one_for_all() {
         loom::model(|| {
             let notify = Arc::new(RawNotify::<Model<false>>::new());
             let waits = thread::spawn({
@@ -129,7 +130,7 @@ mod models {
     }
 
     #[test]
-    fn loom_two_who_wait_get_a_word_each() {
+    fn loom_two_waiters_get_a_notification_each() {
         loom::model(|| {
             let notify = Arc::new(RawNotify::<Model<false>>::new());
             let first = thread::spawn({

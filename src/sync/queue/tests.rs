@@ -1,26 +1,26 @@
-//! The list in order, and its protocol modelled.
+//! The order of the list, and loom models of its protocol.
 
 use super::*;
 
-/// Waits for a turn, with a name.
+/// A waiter with a number.
 #[cfg(not(indent_loom))]
-struct Turn {
+struct Request {
     in_front: bool,
 }
 
-/// So many have come, and so many have left.
+/// How many waiters have come, and how many have withdrawn.
 #[cfg(not(indent_loom))]
 #[derive(Default)]
-struct Crowd {
+struct Counts {
     came: usize,
     left: usize,
 }
 
 #[cfg(not(indent_loom))]
-impl Plan<Crowd, usize, Waiter> for Turn {
+impl Plan<Counts, usize, Waiter> for Request {
     type Answer = ();
 
-    fn look(&mut self, locked: &mut Locked<'_, Crowd, usize, Waiter>, _: &mut usize) -> Look<()> {
+    fn look(&mut self, locked: &mut Locked<'_, Counts, usize, Waiter>, _: &mut usize) -> Look<()> {
         locked.state().came += 1;
         if self.in_front {
             Look::InFront
@@ -29,7 +29,7 @@ impl Plan<Crowd, usize, Waiter> for Turn {
         }
     }
 
-    fn leave(&mut self, locked: &mut Locked<'_, Crowd, usize, Waiter>) {
+    fn leave(&mut self, locked: &mut Locked<'_, Counts, usize, Waiter>) {
         locked.state().left += 1;
     }
 }
@@ -37,22 +37,22 @@ impl Plan<Crowd, usize, Waiter> for Turn {
 #[cfg(not(indent_loom))]
 fn until(soon: bool) -> Until {
     let deadline = soon.then(|| Instant::now() + Duration::from_millis(20));
-    Until::open(deadline, ParkReason::Park)
+    Until::cancellable(deadline, ParkReason::Park)
 }
 
 #[cfg(not(indent_loom))]
 #[test]
 fn waiters_are_taken_in_order_those_in_front_first_and_no_more_than_fit() {
-    let queue = Queue::<Crowd, usize>::new(Crowd::default());
+    let queue = Queue::<Counts, usize>::new(Counts::default());
     std::thread::scope(|scope| {
-        for name in 0..2 * BATCH {
+        for number in 0..2 * MAX_BATCH {
             let queue = &queue;
             scope.spawn(move || {
-                let in_front = name + 1 == 2 * BATCH;
-                let waited = queue.wait(name, &until(false), &mut Turn { in_front });
-                assert!(matches!(waited, Waited::Called(n) if n == name + 100));
+                let in_front = number + 1 == 2 * MAX_BATCH;
+                let waited = queue.wait(number, &until(false), &mut Request { in_front });
+                assert!(matches!(waited, Waited::Notified(n) if n == number + 100));
             });
-            while queue.lock().state().came <= name {
+            while queue.lock().state().came <= number {
                 std::thread::yield_now();
             }
         }
@@ -60,16 +60,16 @@ fn waiters_are_taken_in_order_those_in_front_first_and_no_more_than_fit() {
         let mut rounds = 0;
         loop {
             let mut locked = queue.lock();
-            while let Some(name) = locked.take() {
-                taken.push(*name);
-                *name += 100;
+            while let Some(number) = locked.take() {
+                taken.push(*number);
+                *number += 100;
             }
             rounds += 1;
             if !locked.finish() {
                 break;
             }
         }
-        let last = 2 * BATCH - 1;
+        let last = 2 * MAX_BATCH - 1;
         let expected: Vec<_> = std::iter::once(last).chain(0..last).collect();
         assert_eq!((taken, rounds), (expected, 2));
     });
@@ -77,17 +77,17 @@ fn waiters_are_taken_in_order_those_in_front_first_and_no_more_than_fit() {
 
 #[cfg(not(indent_loom))]
 #[test]
-fn whoever_leaves_from_the_middle_leaves_the_others_in_order() {
-    let queue = Queue::<Crowd, usize>::new(Crowd::default());
+fn a_waiter_that_withdraws_from_the_middle_leaves_the_others_in_order() {
+    let queue = Queue::<Counts, usize>::new(Counts::default());
     std::thread::scope(|scope| {
-        for name in 0..5 {
+        for number in 0..5 {
             let queue = &queue;
             scope.spawn(move || {
-                let leaves = name % 2 == 0;
-                let waited = queue.wait(name, &until(leaves), &mut Turn { in_front: false });
+                let leaves = number % 2 == 0;
+                let waited = queue.wait(number, &until(leaves), &mut Request { in_front: false });
                 assert_eq!(matches!(waited, Waited::TimedOut), leaves);
             });
-            while queue.lock().state().came <= name {
+            while queue.lock().state().came <= number {
                 std::thread::yield_now();
             }
         }
@@ -107,14 +107,15 @@ pub(crate) mod model {
     use super::*;
     use loom::sync::{Arc, Condvar, Mutex};
 
-    /// A waiter of a model. Its deadline passes as soon as it waits. `STARVES`: after its first sleep.
+    /// A waiter of a model. Its deadline passes as soon as it waits. With `STARVES` it starves
+    /// after its first sleep.
     pub(crate) struct Model<const STARVES: bool>(Arc<(Mutex<bool>, Condvar)>);
 
     // SAFETY: the flag is set under a lock, and read under it.
     unsafe impl<const STARVES: bool> Waits for Model<STARVES> {
         type DeferredDrop = ();
         const SPINS: u32 = 0;
-        const BREATH: usize = 1;
+        const BATCH: usize = 1;
         const PASSES: usize = 1;
 
         fn caller() -> Self {
@@ -122,16 +123,16 @@ pub(crate) mod model {
         }
 
         fn park(&self, until: &Until) -> Woken {
-            let mut called = self.0.0.lock().unwrap();
+            let mut notified = self.0.0.lock().unwrap();
             if until.deadline.is_some() {
-                return if *called {
+                return if *notified {
                     Woken::ByWake
                 } else {
                     Woken::ByDeadline
                 };
             }
-            while !*called {
-                called = self.0.1.wait(called).unwrap();
+            while !*notified {
+                notified = self.0.1.wait(notified).unwrap();
             }
             Woken::ByWake
         }
@@ -141,7 +142,7 @@ pub(crate) mod model {
         }
 
         unsafe fn notify(_: &PreemptGuard, waiter: *const Self) {
-            // SAFETY: by the caller's promise it is there until it is called.
+            // SAFETY: by the caller's promise the waiter is alive until this call.
             let shared = unsafe { (*waiter).0.clone() };
             *shared.0.lock().unwrap() = true;
             shared.1.notify_one();
@@ -157,10 +158,10 @@ pub(crate) mod model {
     }
 
     pub(crate) fn hasty() -> Until {
-        Until::open(Some(Instant::now()), ParkReason::Park)
+        Until::cancellable(Some(Instant::now()), ParkReason::Park)
     }
 
-    /// Waits for the one thing there is.
+    /// Waits for the single value there is.
     struct Want;
 
     impl Plan<bool, (), Model<false>> for Want {
@@ -186,7 +187,7 @@ pub(crate) mod model {
                 let queue = queue.clone();
                 loom::thread::spawn(move || {
                     let waited = queue.wait((), &until, &mut Want);
-                    usize::from(matches!(waited, Waited::Done(()) | Waited::Called(())))
+                    usize::from(matches!(waited, Waited::Done(()) | Waited::Notified(())))
                 })
             });
             let mut locked = queue.lock();
@@ -196,20 +197,20 @@ pub(crate) mod model {
             drop(locked);
             let got: usize = takers.into_iter().map(|t| t.join().unwrap()).sum();
             let mut locked = queue.lock();
-            assert!(locked.is_empty(), "nobody is left");
+            assert!(locked.is_empty(), "no waiter is left");
             assert_eq!(got + usize::from(*locked.state()), 1, "L1");
         });
     }
 
     #[test]
-    fn loom_nobody_who_waits_is_forgotten() {
+    fn loom_no_waiter_is_forgotten() {
         loom::model(|| {
             let queue = Arc::new(Queue::<bool, (), Model<false>>::new(false));
             let taker = loom::thread::spawn({
                 let queue = queue.clone();
                 move || {
                     let waited = queue.wait((), &patient(), &mut Want);
-                    assert!(matches!(waited, Waited::Done(()) | Waited::Called(())));
+                    assert!(matches!(waited, Waited::Done(()) | Waited::Notified(())));
                 }
             });
             let mut locked = queue.lock();

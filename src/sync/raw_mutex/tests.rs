@@ -1,13 +1,13 @@
-//! One who is woken and does not come; and the lock modelled.
+//! A woken waiter that does not run, and loom models of the lock.
 
 #[cfg(not(indent_loom))]
 #[test]
-fn one_who_is_woken_and_does_not_come_keeps_nobody_from_a_free_lock() {
+fn a_woken_waiter_that_does_not_run_keeps_no_other_from_a_free_lock() {
     use super::*;
     use std::time::Duration;
 
     let mutex = RawMutex::<Waiter>::new();
-    let until = || open(Some(Instant::now() + Duration::from_secs(20)));
+    let until = || lock_until(Some(Instant::now() + Duration::from_secs(20)));
     let (one, other) = (THREAD, 3 * THREAD);
     assert!(mutex.try_lock(one));
     std::thread::scope(|scope| {
@@ -19,7 +19,8 @@ fn one_who_is_woken_and_does_not_come_keeps_nobody_from_a_free_lock() {
         while mutex.word.load(Relaxed) & PARKED == 0 {
             std::thread::yield_now();
         }
-        mutex.word.fetch_or(WOKEN, Relaxed); // as if another was, whose thread does not run
+        // As if another waiter was woken whose thread does not run.
+        mutex.word.fetch_or(WOKEN, Relaxed);
         while !waits.is_finished() {
             mutex.unlock(one);
             std::thread::yield_now();
@@ -28,7 +29,7 @@ fn one_who_is_woken_and_does_not_come_keeps_nobody_from_a_free_lock() {
         assert_eq!(waits.join().unwrap(), Ok(false));
     });
     mutex.unlock(one);
-    assert_eq!(mutex.word.load(Relaxed) & !ON_HIS_WAY, 0);
+    assert_eq!(mutex.word.load(Relaxed) & !WAKE_PENDING, 0);
 }
 
 #[cfg(indent_loom)]
@@ -66,7 +67,9 @@ mod models {
         }
 
         fn add(&self) {
-            self.mutex.lock(0, patient).expect("nothing else ends it");
+            self.mutex
+                .lock(0, patient)
+                .expect("only the lock ends this wait");
             self.add_with_lock();
         }
 
@@ -90,17 +93,17 @@ mod models {
     }
 
     #[test]
-    fn loom_a_mutex_lets_one_in_and_forgets_nobody() {
+    fn loom_a_mutex_excludes_others_and_forgets_no_waiter() {
         loom::model(two_add_twice::<false>);
     }
 
     #[test]
-    fn loom_a_mutex_that_is_handed_over_lets_one_in_and_forgets_nobody() {
+    fn loom_a_mutex_that_is_handed_over_excludes_others_and_forgets_no_waiter() {
         loom::model(two_add_twice::<true>);
     }
 
     #[test]
-    fn loom_three_who_want_a_mutex_all_get_it() {
+    fn loom_three_callers_all_get_a_mutex() {
         loom::model(|| {
             let counter = Counter::<false>::new();
             let others = [(); 2].map(|()| {
@@ -114,7 +117,7 @@ mod models {
     }
 
     #[test]
-    fn loom_a_mutex_that_wakes_two_lets_one_in_and_forgets_nobody() {
+    fn loom_a_mutex_that_wakes_two_excludes_others_and_forgets_no_waiter() {
         loom::model(|| {
             let counter = Counter::<true>::new();
             let others = [(); 2].map(|()| {
@@ -128,7 +131,7 @@ mod models {
     }
 
     #[test]
-    fn loom_one_who_gives_up_takes_nobody_with_him() {
+    fn loom_a_waiter_that_gives_up_leaves_the_others_waiting_correctly() {
         loom::model(|| {
             let counter = Counter::<true>::new();
             let hasty = thread::spawn({

@@ -1,22 +1,22 @@
-//! Readers and writers against a sequential model, and the protocol modelled.
+//! Readers and writers against a sequential model, and loom models of the protocol.
 
 #[cfg(not(indent_loom))]
 mod properties {
     use proptest::prelude::*;
 
-    use crate::sync::raw_rwlock::{RawRwLock, Way};
+    use crate::sync::raw_rwlock::{Access, RawRwLock};
 
     #[derive(Clone, Debug)]
     enum Step {
-        Lock(Way),
+        Lock(Access),
         Unlock,
         Downgrade,
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
-            3 => Just(Step::Lock(Way::Read)),
-            2 => Just(Step::Lock(Way::Write)),
+            3 => Just(Step::Lock(Access::Read)),
+            2 => Just(Step::Lock(Access::Write)),
             3 => Just(Step::Unlock),
             1 => Just(Step::Downgrade),
         ];
@@ -30,10 +30,10 @@ mod properties {
             let (mut readers, mut writers) = (0, 0);
             for step in steps {
                 match step {
-                    Step::Lock(way) => {
-                        let free = writers == 0 && (way == Way::Read || readers == 0);
-                        prop_assert_eq!(lock.try_lock(way), free);
-                        let count = if way == Way::Read { &mut readers } else { &mut writers };
+                    Step::Lock(access) => {
+                        let free = writers == 0 && (access == Access::Read || readers == 0);
+                        prop_assert_eq!(lock.try_lock(access), free);
+                        let count = if access == Access::Read { &mut readers } else { &mut writers };
                         *count += usize::from(free);
                     }
                     Step::Unlock if writers > 0 => {
@@ -63,7 +63,7 @@ mod models {
     use loom::thread;
 
     use crate::sync::queue::tests::model::{Model, hasty, patient};
-    use crate::sync::raw_rwlock::{RawRwLock, Way};
+    use crate::sync::raw_rwlock::{Access, RawRwLock};
 
     struct Shared {
         lock: RawRwLock<Model<false>>,
@@ -85,8 +85,8 @@ mod models {
 
         fn write(&self) {
             self.lock
-                .lock(Way::Write, patient)
-                .expect("nothing else ends it");
+                .lock(Access::Write, patient)
+                .expect("only the lock ends this wait");
             // SAFETY: checked by loom's cell.
             self.value.with_mut(|n| unsafe { *n += 1 });
             self.lock.unlock_write();
@@ -94,8 +94,8 @@ mod models {
 
         fn read(&self) -> usize {
             self.lock
-                .lock(Way::Read, patient)
-                .expect("nothing else ends it");
+                .lock(Access::Read, patient)
+                .expect("only the lock ends this wait");
             // SAFETY: checked by loom's cell.
             let value = self.value.with(|n| unsafe { *n });
             self.lock.unlock_read();
@@ -104,7 +104,7 @@ mod models {
     }
 
     #[test]
-    fn loom_readers_and_writers_exclude_each_other_and_nobody_is_forgotten() {
+    fn loom_readers_and_writers_exclude_each_other_and_no_waiter_is_forgotten() {
         loom::model(|| {
             let shared = Shared::new();
             let reader = thread::spawn({
@@ -123,15 +123,15 @@ mod models {
     }
 
     #[test]
-    fn loom_a_writer_who_gives_up_lets_the_readers_behind_him_in() {
+    fn loom_a_writer_that_gives_up_lets_the_readers_behind_it_in() {
         loom::model(|| {
             let shared = Shared::new();
-            shared.lock.lock(Way::Read, patient).expect("it is free");
+            shared.lock.lock(Access::Read, patient).expect("it is free");
             let writer = thread::spawn({
                 let shared = shared.clone();
-                move || assert!(shared.lock.lock(Way::Write, hasty).is_err())
+                move || assert!(shared.lock.lock(Access::Write, hasty).is_err())
             });
-            assert_eq!(shared.read(), 0); // though one reads, and one perhaps waits to write
+            assert_eq!(shared.read(), 0); // although another reads, and a writer may be waiting
             writer.join().unwrap();
             shared.lock.unlock_read();
         });

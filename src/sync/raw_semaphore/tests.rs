@@ -1,4 +1,4 @@
-//! Permits against a sequential model, and the protocol modelled.
+//! Permits against a sequential model, and loom models of the protocol.
 
 #[cfg(not(indent_loom))]
 mod properties {
@@ -75,13 +75,13 @@ mod models {
         thread::spawn(move || {
             semaphore
                 .take(permits, || None)
-                .expect("nothing else ends it");
+                .expect("only permits end this wait");
             semaphore.give(permits);
         })
     }
 
     #[test]
-    fn loom_permits_reach_those_who_wait_and_none_is_lost() {
+    fn loom_permits_reach_the_waiters_and_none_is_lost() {
         loom::model(|| {
             let semaphore = Arc::new(Semaphore::new(1));
             let others = [spawn(&semaphore, 1), spawn(&semaphore, 2)];
@@ -92,7 +92,7 @@ mod models {
     }
 
     #[test]
-    fn loom_a_heavy_one_who_gives_up_lets_the_next_go_on() {
+    fn loom_a_large_request_that_gives_up_lets_the_next_proceed() {
         loom::model(|| {
             let semaphore = Arc::new(Semaphore::new(1));
             let heavy = thread::spawn({
@@ -100,7 +100,9 @@ mod models {
                 move || semaphore.take(2, || hasty().deadline).is_ok()
             });
             let light = spawn(&semaphore, 1);
-            semaphore.take(1, || None).expect("nothing else ends it");
+            semaphore
+                .take(1, || None)
+                .expect("only permits end this wait");
             semaphore.give(1);
             light.join().unwrap();
             assert!(!heavy.join().unwrap());
@@ -109,7 +111,7 @@ mod models {
     }
 
     #[test]
-    fn loom_closing_tells_who_waits() {
+    fn loom_closing_notifies_the_waiters() {
         loom::model(|| {
             let semaphore = Arc::new(Semaphore::new(0));
             let waits = thread::spawn({

@@ -1,9 +1,10 @@
 #![expect(unsafe_code, reason = "entries in queues, by the protocol of queue.rs")]
-//! Waiting until something that everybody can see has changed: what `broadcast` and `watch` have in common.
+//! Waiting for a change of shared state, as receivers of `broadcast` and `watch` channels do.
 //!
-//! Something with a lock, inside of which is a queue of those who wait for news ([`Tells`]). Whoever has news
-//! calls all. Nothing is handed over: who was called looks, and as it looks by a position of its own nobody can
-//! take away what it was called for.
+//! The state is behind a lock and contains a queue of waiters ([`Versioned`]). Each waiter has a
+//! *position*, the version of the state that it has seen. A change of the state notifies all
+//! waiters. Nothing is handed over: a notified waiter reads the state itself. Because it reads from
+//! its own position, no other waiter can take away the change it was notified of.
 
 use std::time::Instant;
 
@@ -14,26 +15,26 @@ use crate::park::{self, ParkReason, Woken};
 use crate::sched::wake::Waiter;
 use crate::util::loom::RawLock;
 
-/// What is inside the lock.
-pub(crate) trait Tells {
-    fn waiting(&mut self) -> &mut Queue;
+/// State whose changes have increasing numbers. It is used under its lock.
+pub(crate) trait Versioned {
+    fn waiters(&mut self) -> &mut Queue;
 
-    /// Whether somebody at this position has something to look at: news, or that there will be none.
-    fn has_news(&self, position: u64) -> bool;
+    /// Whether a waiter at this position has a change to read, or the channel is closed.
+    fn has_changed_since(&self, position: u64) -> bool;
 }
 
-/// The time is over.
+/// The deadline passed before a change.
 pub(crate) struct TimedOut;
 
-/// Waits until there are news for this position.
-pub(crate) fn wait<S: Tells>(
+/// Blocks until the state has changed since this position.
+pub(crate) fn wait_for_change<S: Versioned>(
     state: &Guarded<S>,
     position: u64,
     deadline: impl FnOnce() -> Option<Instant>,
 ) -> Result<(), TimedOut> {
     let (mut inside, mut thread) = (state.lock_charged(), None);
     let operation = loop {
-        if inside.has_news(position) {
+        if inside.has_changed_since(position) {
             return Ok(());
         }
         if let Some(operation) = inside.operation(&mut thread) {
@@ -44,11 +45,12 @@ pub(crate) fn wait<S: Tells>(
         inside = state.lock();
     };
     let entry = Entry::only(&operation, std::ptr::null_mut());
-    // SAFETY: it stays here until the operation is over: see below.
-    unsafe { inside.waiting().push(&entry) };
+    // SAFETY: the entry stays on this stack until the operation is over: `wait` below returns only
+    // then.
+    unsafe { inside.waiters().push(&entry) };
     drop(inside);
-    // SAFETY: it was put into this queue.
-    let withdraw = || unsafe { state.lock().waiting().remove(&entry) };
+    // SAFETY: the entry was put into this queue.
+    let withdraw = || unsafe { state.lock().waiters().remove(&entry) };
     match operation.wait(deadline(), ParkReason::Receive, &withdraw) {
         Ok(_) => Ok(()),
         Err(Woken::ByCancel) => park::unwind_cancelled(),
@@ -56,40 +58,44 @@ pub(crate) fn wait<S: Tells>(
     }
 }
 
-/// Changes what is inside and calls all who wait. What `change` returns is dropped without the lock.
-pub(crate) fn tell<S: Tells, R>(state: &Guarded<S>, change: impl FnOnce(&mut S) -> R) -> R {
+/// Changes the state and notifies all waiters. The result of `change` is returned without the lock.
+pub(crate) fn change_and_notify<S: Versioned, R>(
+    state: &Guarded<S>,
+    change: impl FnOnce(&mut S) -> R,
+) -> R {
     let mut inside = state.lock();
     let changed = change(&mut inside);
-    state.notify_all(inside, How::Done, S::waiting);
+    state.notify_all(inside, How::Done, S::waiters);
     changed
 }
 
-/// News as an arm of a select.
-pub(crate) struct News<'a, S> {
+/// A change of the state as an arm of a select.
+pub(crate) struct ChangeArm<'a, S> {
     state: &'a Guarded<S>,
     position: u64,
 }
 
-impl<'a, S: Tells> News<'a, S> {
+impl<'a, S: Versioned> ChangeArm<'a, S> {
     pub(crate) fn new(state: &'a Guarded<S>, position: u64) -> Self {
-        News { state, position }
+        ChangeArm { state, position }
     }
 
-    /// For whoever has looked and goes on.
+    /// Sets the position from which the arm waits next, after its owner has read the state.
     pub(crate) fn set_position(&mut self, position: u64) {
         self.position = position;
     }
 
-    /// If there is somebody to be told.
+    /// The arm to select on, absent if there is no receiver.
     pub(crate) fn arm(this: Option<&Self>) -> ArmRef<'_> {
         ArmRef(this.map_or(Arm::Absent, |this| Arm::Queued(this)))
     }
 }
 
-// SAFETY: all of one state: its lock and its queue. There is no slot, and nobody uses one.
-unsafe impl<S: Tells> Queued for News<'_, S> {
+// SAFETY: lock, `attempt`, `enlist` and `remove` belong to one state and its queue. There is no
+// slot, and no notification writes to one.
+unsafe impl<S: Versioned> Queued for ChangeArm<'_, S> {
     fn try_now(&self) -> bool {
-        self.state.lock().has_news(self.position)
+        self.state.lock().has_changed_since(self.position)
     }
 
     fn lock(&self) -> &RawLock {
@@ -99,7 +105,7 @@ unsafe impl<S: Tells> Queued for News<'_, S> {
     unsafe fn attempt(&self) -> Option<Option<Taken>> {
         // SAFETY: the lock is held, by the caller's promise.
         let inside = unsafe { self.state.inside() };
-        inside.has_news(self.position).then_some(None)
+        inside.has_changed_since(self.position).then_some(None)
     }
 
     fn slot(&self) -> *mut () {
@@ -110,17 +116,17 @@ unsafe impl<S: Tells> Queued for News<'_, S> {
         // SAFETY: the lock is held, by the caller's promise.
         let inside = unsafe { self.state.inside() };
         // SAFETY: by the caller's promise.
-        unsafe { inside.waiting().push(entry) };
+        unsafe { inside.waiters().push(entry) };
     }
 
     unsafe fn remove(&self, entry: &Entry) {
         // SAFETY: the lock is held, by the caller's promise.
         let inside = unsafe { self.state.inside() };
         // SAFETY: by the caller's promise.
-        let _or_taken = unsafe { inside.waiting().remove(entry) };
+        let _or_taken = unsafe { inside.waiters().remove(entry) };
     }
 
     fn won(&self, _: How) {
-        // Whoever was told looks.
+        // The arm reads the state in `finish`.
     }
 }
