@@ -2,11 +2,11 @@
 //! Requests that the kernel completes: io_uring, one ring for each worker.
 //!
 //! A request is written into the *submission queue* as an entry, and told by a number when it is complete, in
-//! the *completion queue*. Here the numbers are addresses of operations (`sched/io/ring.rs`), which know who
+//! the *completion queue*. Here the numbers are addresses of operations (`sched/io/operation.rs`), which know who
 //! waits; nothing here follows them. Entries are pushed one by one and *submitted* many at a time.
 //!
 //! *Who may do what.* Anybody may push, and take completions, on any thread, with preemption disabled (S6): each end has a
-//! lock of its own, held for a few words. The holder of the worker submits, and the watch (`sched/io/watch.rs`), which
+//! lock of its own, held for a few words. The holder of the worker submits, and the watch (`sched/io/poller.rs`), which
 //! runs nobody's code; others ask it to. `pending` counts entries that are in the queue and that
 //! nobody has begun to submit. Who submits takes the count and tells the kernel that number, without a lock: the
 //! kernel takes entries in order, and one system call after the other. What it did not take is counted again.

@@ -25,10 +25,10 @@
 
 pub(crate) mod backoff;
 mod pipe;
+pub(crate) mod registered;
 pub(crate) mod registration;
 mod source;
-pub(crate) mod watched;
 
 pub use pipe::{PipeReader, PipeWriter, pipe};
 pub use source::Source;
-pub(crate) use source::{Enlisted, Watch};
+pub(crate) use source::{Enlisted, ReadinessWait};

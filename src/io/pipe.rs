@@ -10,8 +10,8 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::process::Stdio;
 
+use super::registered::{Patience, Registered};
 use super::registration::Interest;
-use super::watched::{Patience, Watched};
 use crate::base::descriptor;
 
 /// A new pipe: what is written to the one end comes out of the other.
@@ -33,8 +33,8 @@ use crate::base::descriptor;
 pub fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
     let (reader, writer) = descriptor::pipe()?;
     Ok((
-        PipeReader(Watched::new(reader.into())),
-        PipeWriter(Watched::new(writer.into())),
+        PipeReader(Registered::new(reader.into())),
+        PipeWriter(Registered::new(writer.into())),
     ))
 }
 
@@ -53,7 +53,7 @@ pub fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
 /// assert_eq!(reader.read(&mut [0; 8])?, 0);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct PipeReader(Watched<io::PipeReader>);
+pub struct PipeReader(Registered<io::PipeReader>);
 
 /// The end of a [`pipe`] that is written to. Without a reader, writing is an error
 /// ([`BrokenPipe`](io::ErrorKind::BrokenPipe)).
@@ -67,7 +67,7 @@ pub struct PipeReader(Watched<io::PipeReader>);
 /// assert_eq!(writer.write(b"nor this").unwrap_err().kind(), ErrorKind::BrokenPipe);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct PipeWriter(Watched<io::PipeWriter>);
+pub struct PipeWriter(Registered<io::PipeWriter>);
 
 impl Read for &PipeReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -139,7 +139,7 @@ macro_rules! pipe_end {
             /// # Ok::<(), std::io::Error>(())
             /// ```
             pub fn try_clone(&self) -> io::Result<Self> {
-                Ok($ours(Watched::new(self.0.get().try_clone()?)))
+                Ok($ours(Registered::new(self.0.get().try_clone()?)))
             }
 
             /// The end as std knows it: whoever waits there blocks the thread.
@@ -168,7 +168,7 @@ macro_rules! pipe_end {
             /// Puts the end, with all clones of it, into non-blocking mode.
             fn from(end: $std) -> Self {
                 let _valid = descriptor::set_nonblocking(end.as_fd(), true);
-                $ours(Watched::new(end))
+                $ours(Registered::new(end))
             }
         }
 

@@ -6,7 +6,7 @@
 //!
 //! Plain threads wait in the kernel, for this one descriptor. Fibers park, and somebody who looks at all
 //! descriptors wakes them (`sched/io.rs`); or they give what they want to do to a ring, and park until it is
-//! done (`sched/io/ring.rs`).
+//! done (`sched/io/operation.rs`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use super::backoff::Backoff;
-use super::watched::pause;
+use super::registered::pause;
 use crate::base::descriptor;
 pub(crate) use crate::base::descriptor::Interest;
 use crate::base::request::Request;
 use crate::park;
 use crate::sched::io as sched;
-use crate::sched::io::ring;
-pub(crate) use crate::sched::io::{Ended, Seen};
+use crate::sched::io::operation;
+pub(crate) use crate::sched::io::{Ended, ReadinessToken};
 use crate::sched::wake::Waiter;
 
 /// What the reactor knows of one descriptor. It belongs to whoever owns the descriptor.
@@ -53,8 +53,8 @@ impl Registration {
 
     /// To be asked before a try.
     #[inline]
-    pub(crate) fn seen(&self, interest: Interest) -> Seen {
-        self.known.seen(interest)
+    pub(crate) fn readiness(&self, interest: Interest) -> ReadinessToken {
+        self.known.readiness(interest)
     }
 
     /// After a try that would have had to wait.
@@ -62,11 +62,11 @@ impl Registration {
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
-        seen: Seen,
+        seen: ReadinessToken,
         deadline: Option<Instant>,
     ) -> io::Result<Ended> {
         match park::current_fiber() {
-            Some(_) if ring::is_used() => wait_by_ring(fd, interest, deadline),
+            Some(_) if operation::is_used() => wait_by_ring(fd, interest, deadline),
             // Then whoever waits looks again and again.
             Some(_) => match self.known.wait(fd, interest, seen, deadline) {
                 Err(error) if descriptor::is_one_too_many(&error) => pause_a_bit(deadline),
@@ -81,25 +81,25 @@ impl Registration {
         &self,
         fd: BorrowedFd<'_>,
         request: &mut Request<'_, '_>,
-        seen: Seen,
+        seen: ReadinessToken,
         deadline: Option<Instant>,
     ) -> io::Result<Outcome<usize>> {
         let interest = request.interest();
-        if park::current_fiber().is_some() && ring::is_used() {
-            return match ring::perform(fd, request, deadline) {
-                ring::Outcome::Done(answer) => answer.map(Outcome::Done),
-                ring::Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
-                ring::Outcome::NotByRing => {
+        if park::current_fiber().is_some() && operation::is_used() {
+            return match operation::perform(fd, request, deadline) {
+                operation::Outcome::Done(answer) => answer.map(Outcome::Done),
+                operation::Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
+                operation::Outcome::NotByRing => {
                     wait_by_ring(fd, interest, deadline).map(Outcome::Ended)
                 }
-                ring::Outcome::NotNow => pause_a_bit(deadline).map(Outcome::Ended),
+                operation::Outcome::NotNow => pause_a_bit(deadline).map(Outcome::Ended),
             };
         }
         self.wait(fd, interest, seen, deadline).map(Outcome::Ended)
     }
 
     /// Whether somebody calls who waits here: a fiber.
-    pub(crate) fn calls(&self) -> bool {
+    pub(crate) fn can_be_notified(&self) -> bool {
         park::current_fiber().is_some()
     }
 
@@ -108,11 +108,11 @@ impl Registration {
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
-        seen: Seen,
+        seen: ReadinessToken,
         waiter: &Waiter,
     ) -> io::Result<bool> {
-        if ring::is_used() {
-            self.known.enlist_by_ring(fd, interest, waiter); // which looks for itself
+        if operation::is_used() {
+            self.known.enlist_poll(fd, interest, waiter); // which looks for itself
             return Ok(true);
         }
         self.known.enlist(fd, interest, seen, waiter)
@@ -120,8 +120,8 @@ impl Registration {
 
     /// Takes a waiter back, by the same fiber; false if it was called, or is about to be.
     pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
-        if ring::is_used() {
-            return self.known.withdraw_by_ring(interest, waiter);
+        if operation::is_used() {
+            return self.known.withdraw_poll(interest, waiter);
         }
         self.known.withdraw(interest, waiter)
     }
@@ -133,15 +133,15 @@ impl Registration {
     }
 
     /// Whoever has just read from a stream has got all there was, after this had been told; or perhaps not.
-    pub(crate) fn note_drained(&self, before: Option<Seen>) {
-        let told = before.map_or(0, |seen| u64::from(seen.told) + 1);
-        self.drained.store(told, Relaxed);
+    pub(crate) fn note_drained(&self, before: Option<ReadinessToken>) {
+        let events = before.map_or(0, |seen| u64::from(seen.events) + 1);
+        self.drained.store(events, Relaxed);
     }
 
     /// Whether a stream has nothing to read until something is told of it: then to try would be in vain.
-    pub(crate) fn drained(&self) -> Option<Seen> {
-        let told = self.drained.load(Relaxed).checked_sub(1)?;
-        self.known.is_quiet_since(told as u32)
+    pub(crate) fn drained(&self) -> Option<ReadinessToken> {
+        let events = self.drained.load(Relaxed).checked_sub(1)?;
+        self.known.is_quiet_since(events as u32)
     }
 }
 
@@ -177,10 +177,10 @@ fn wait_by_ring(
     interest: Interest,
     deadline: Option<Instant>,
 ) -> io::Result<Ended> {
-    match ring::perform(fd, &mut Request::Ready(interest), deadline) {
-        ring::Outcome::Done(answer) => answer.map(|_| Ended::Ready),
-        ring::Outcome::Ended(ended) => Ok(ended),
-        ring::Outcome::NotByRing => Ok(Ended::Ready), // it never says so of a poll
-        ring::Outcome::NotNow => pause_a_bit(deadline),
+    match operation::perform(fd, &mut Request::Ready(interest), deadline) {
+        operation::Outcome::Done(answer) => answer.map(|_| Ended::Ready),
+        operation::Outcome::Ended(ended) => Ok(ended),
+        operation::Outcome::NotByRing => Ok(Ended::Ready), // it never says so of a poll
+        operation::Outcome::NotNow => pause_a_bit(deadline),
     }
 }

@@ -8,8 +8,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use super::registered::{Patience, Registered};
 use super::registration::{Interest, Registration};
-use super::watched::{Patience, Watched};
 use crate::base::descriptor;
 use crate::sched::wake::Waiter;
 
@@ -41,7 +41,7 @@ use crate::sched::wake::Waiter;
 /// assert_eq!(Source::new(file).unwrap_err().kind(), ErrorKind::Unsupported);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct Source<T: AsFd>(Watched<T>);
+pub struct Source<T: AsFd>(Registered<T>);
 
 impl<T: AsFd> Source<T> {
     /// Takes what has the descriptor. An error ([`Unsupported`](io::ErrorKind::Unsupported)) if the kernel
@@ -65,7 +65,7 @@ impl<T: AsFd> Source<T> {
                  read and write it inside runtime::blocking",
             ));
         }
-        Ok(Source(Watched::new(inner)))
+        Ok(Source(Registered::new(inner)))
     }
 
     /// Blocks until there is something to read, or an end or an error to be told.
@@ -215,8 +215,8 @@ impl<T: AsFd> Source<T> {
     }
 
     /// For a select: the descriptor is asked for here, once, and nothing of the user's is called after that.
-    pub(crate) fn watch(&self, to_write: bool) -> Watch<'_> {
-        Watch {
+    pub(crate) fn watch(&self, to_write: bool) -> ReadinessWait<'_> {
+        ReadinessWait {
             fd: self.as_fd(),
             registration: self.0.registration(),
             way: match to_write {
@@ -243,13 +243,13 @@ impl<T: AsFd> Source<T> {
 
 /// A source and one way to be ready, for whoever must not call [`AsFd::as_fd`]: that is the user's, and may unwind.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watch<'a> {
+pub(crate) struct ReadinessWait<'a> {
     fd: BorrowedFd<'a>,
     registration: &'a Registration,
     way: Interest,
 }
 
-impl Watch<'_> {
+impl ReadinessWait<'_> {
     /// What the kernel says now.
     pub(crate) fn is_ready(&self) -> io::Result<bool> {
         descriptor::poll(self.fd, self.way, Some(Duration::ZERO))
@@ -260,18 +260,18 @@ impl Watch<'_> {
     pub(crate) fn enlist(&self, waiter: &Waiter) -> io::Result<Enlisted> {
         let registration = self.registration;
         loop {
-            let seen = registration.seen(self.way);
+            let seen = registration.readiness(self.way);
             if self.is_ready()? {
                 return Ok(Enlisted::Ready);
             }
-            if !registration.calls() {
-                return Ok(Enlisted::NobodyCalls);
+            if !registration.can_be_notified() {
+                return Ok(Enlisted::NotListed);
             }
             match registration.enlist(self.fd, self.way, seen, waiter) {
-                Ok(true) => return Ok(Enlisted::Calls),
+                Ok(true) => return Ok(Enlisted::Listed),
                 Ok(false) => {} // something was told meanwhile
                 Err(error) if descriptor::is_one_too_many(&error) => {
-                    return Ok(Enlisted::NobodyCalls);
+                    return Ok(Enlisted::NotListed);
                 }
                 Err(error) => return Err(error),
             }
@@ -288,9 +288,9 @@ impl Watch<'_> {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Enlisted {
-    Calls,
+    Listed,
     /// On a plain thread, with a ring, or because there is no room.
-    NobodyCalls,
+    NotListed,
     /// It is ready now.
     Ready,
 }

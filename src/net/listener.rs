@@ -20,12 +20,12 @@ use crate::base::address::Address;
 use crate::base::descriptor;
 use crate::base::socket;
 use crate::io::backoff::Backoff;
+use crate::io::registered::{Patience, Registered};
 use crate::io::registration::Interest;
-use crate::io::watched::{Patience, Watched};
 
 /// One of our handles of a listener.
 pub(super) struct Listening<T: AsFd> {
-    socket: Watched<T>,
+    socket: Registered<T>,
     mode: Arc<Mode>,
 }
 
@@ -45,16 +45,16 @@ struct Mode {
 impl<T: AsFd> Listening<T> {
     /// Of a socket that others may have a handle of.
     pub(super) fn new(socket: T) -> Self {
-        Self::of(Watched::new(socket))
+        Self::of(Registered::new(socket))
     }
 
     /// Of a socket that nobody else has had so far.
-    pub(super) fn sole(socket: T) -> Self {
-        Self::of(Watched::sole(socket))
+    pub(super) fn unshared(socket: T) -> Self {
+        Self::of(Registered::unshared(socket))
     }
 
-    fn of(watched: Watched<T>) -> Self {
-        let socket = watched.get();
+    fn of(registered: Registered<T>) -> Self {
+        let socket = registered.get();
         let mode = Mode {
             is_tcp: socket::is_tcp(socket.as_fd()),
             ..Mode::default()
@@ -64,7 +64,7 @@ impl<T: AsFd> Listening<T> {
         mode.is_nonblocking.store(before, Relaxed);
         let _valid = descriptor::set_nonblocking(socket.as_fd(), true);
         Listening {
-            socket: watched,
+            socket: registered,
             mode: Arc::new(mode),
         }
     }
@@ -74,8 +74,8 @@ impl<T: AsFd> Listening<T> {
     }
 
     /// For whoever may do with it what we do not see.
-    pub(super) fn lend(&self) -> &T {
-        self.socket.lend()
+    pub(super) fn share(&self) -> &T {
+        self.socket.share()
     }
 
     /// Whether what it accepts are TCP streams.
@@ -86,7 +86,7 @@ impl<T: AsFd> Listening<T> {
     /// Another handle, for a duplicate of the descriptor.
     pub(super) fn clone_as(&self, duplicate: T) -> Self {
         Listening {
-            socket: Watched::new(duplicate),
+            socket: Registered::new(duplicate),
             mode: self.mode.clone(),
         }
     }

@@ -13,8 +13,8 @@ use crate::base::address::Address;
 use crate::base::descriptor;
 use crate::base::request::Request;
 use crate::base::socket::{self, Take};
+use crate::io::registered::{Patience, Registered};
 use crate::io::registration::Interest;
-use crate::io::watched::{Patience, Watched};
 
 /// How long std would wait with this socket.
 pub(super) fn patience(fd: BorrowedFd<'_>, interest: Interest) -> Patience {
@@ -37,7 +37,7 @@ pub(super) fn to_write(fd: BorrowedFd<'_>) -> Patience {
 }
 
 pub(super) fn receive<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     buffer: &mut [u8],
     take: Take,
 ) -> io::Result<usize> {
@@ -45,24 +45,24 @@ pub(super) fn receive<T: AsFd>(
 }
 
 /// From a stream.
-pub(super) fn read<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
+pub(super) fn read<T: AsFd>(socket: &Registered<T>, buffer: &mut [u8]) -> io::Result<usize> {
     receive(socket, buffer, Take::Take)
 }
 
 /// From a TCP stream (R3).
-pub(super) fn read_told<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
+pub(super) fn read_tcp<T: AsFd>(socket: &Registered<T>, buffer: &mut [u8]) -> io::Result<usize> {
     socket.read_stream(to_read, buffer)
 }
 
 pub(super) fn receive_vectored<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     buffers: &mut [IoSliceMut<'_>],
 ) -> io::Result<usize> {
     socket.perform(to_read, Request::ReceiveParts(buffers))
 }
 
 pub(super) fn receive_from<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     buffer: &mut [u8],
     take: Take,
 ) -> io::Result<(usize, Address)> {
@@ -71,17 +71,17 @@ pub(super) fn receive_from<T: AsFd>(
     Ok((length, from))
 }
 
-pub(super) fn send<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
+pub(super) fn send<T: AsFd>(socket: &Registered<T>, bytes: &[u8]) -> io::Result<usize> {
     socket.perform(to_write, Request::Send(bytes))
 }
 
 /// As one datagram.
-pub(super) fn send_whole<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
+pub(super) fn send_whole<T: AsFd>(socket: &Registered<T>, bytes: &[u8]) -> io::Result<usize> {
     socket.perform(to_write, Request::SendWhole(bytes))
 }
 
 pub(super) fn send_to<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     bytes: &[u8],
     to: &Address,
 ) -> io::Result<usize> {
@@ -89,19 +89,19 @@ pub(super) fn send_to<T: AsFd>(
 }
 
 pub(super) fn send_vectored<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     buffers: &[IoSlice<'_>],
 ) -> io::Result<usize> {
     socket.perform(to_write, Request::SendParts(buffers))
 }
 
 /// A stream that is being connected, which does not wait so far.
-pub(super) fn unconnected(to: &Address) -> io::Result<Watched<OwnedFd>> {
-    socket::stream_for(to).map(Watched::sole)
+pub(super) fn unconnected(to: &Address) -> io::Result<Registered<OwnedFd>> {
+    socket::stream_for(to).map(Registered::unshared)
 }
 
 /// Conversions from and to std's type, and to descriptors.
-macro_rules! in_company {
+macro_rules! std_conversions {
     ($ours:ident, $std:ty) => {
         impl From<$ours> for $std {
             fn from(socket: $ours) -> Self {
@@ -131,13 +131,13 @@ macro_rules! in_company {
 
         impl AsFd for $ours {
             fn as_fd(&self) -> BorrowedFd<'_> {
-                self.lent().as_fd()
+                self.shared_handle().as_fd()
             }
         }
 
         impl AsRawFd for $ours {
             fn as_raw_fd(&self) -> RawFd {
-                self.lent().as_raw_fd()
+                self.shared_handle().as_raw_fd()
             }
         }
 
@@ -164,13 +164,13 @@ macro_rules! transfers {
                 self.0.get()
             }
 
-            fn lent(&self) -> &$std {
-                self.0.lend()
+            fn shared_handle(&self) -> &$std {
+                self.0.share()
             }
 
             /// Of a socket that nobody else has had so far.
-            fn sole(socket: $std) -> Self {
-                $ours(Watched::sole(socket))
+            fn unshared(socket: $std) -> Self {
+                $ours(Registered::unshared(socket))
             }
 
             /// The socket as std knows it: whoever waits there blocks the thread.
@@ -195,7 +195,7 @@ macro_rules! transfers {
             /// # Ok::<(), std::io::Error>(())
             /// ```
             pub fn try_clone(&self) -> io::Result<Self> {
-                self.0.lend().try_clone().map(Self::from)
+                self.0.share().try_clone().map(Self::from)
             }
 
             /// How long those may wait who read from here on; then they get
@@ -278,11 +278,11 @@ macro_rules! transfers {
 
         impl From<$std> for $ours {
             fn from(socket: $std) -> Self {
-                $ours(Watched::new(socket))
+                $ours(Registered::new(socket))
             }
         }
 
-        in_company!($ours, $std);
+        std_conversions!($ours, $std);
     };
 }
 

@@ -14,8 +14,8 @@ use super::lookup;
 use super::shared;
 use crate::base::address::Address;
 use crate::base::socket::{self, Take};
+use crate::io::registered::{Patience, Registered};
 use crate::io::registration::Interest;
-use crate::io::watched::{Patience, Watched};
 
 /// A TCP connection. [`std::net::TcpStream`] in all but what its waits block.
 ///
@@ -44,7 +44,7 @@ use crate::io::watched::{Patience, Watched};
 /// assert_eq!((answer.as_str(), server.join().unwrap()?.as_str()), ("42", "6 times 7?"));
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct TcpStream(Watched<net::TcpStream>);
+pub struct TcpStream(Registered<net::TcpStream>);
 
 impl TcpStream {
     /// Connects to the first address that answers. A name is looked up on a thread that may block.
@@ -221,7 +221,7 @@ let listener = TcpListener::bind("127.0.0.1:0")?;
 let socket = TcpStream::connect(listener.local_addr()?)?;"#,
     "(&socket).read(&mut [0])"
 );
-streams!(TcpStream, shared::read_told);
+streams!(TcpStream, shared::read_tcp);
 
 /// The socket does not wait while it connects, and is as std's from then on.
 fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
@@ -262,7 +262,7 @@ impl TcpListener {
     /// ```
     pub fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<TcpListener> {
         let listener = lookup::first_of(addr, net::TcpListener::bind)?;
-        Ok(TcpListener(Listening::sole(listener)))
+        Ok(TcpListener(Listening::unshared(listener)))
     }
 
     /// Waits for the next connection.
@@ -284,7 +284,7 @@ impl TcpListener {
         let make = |fd, from: Address| Ok((net::TcpStream::from(fd), from.to_inet()?));
         let (stream, from) = self.0.accept(net::TcpListener::accept, make)?;
         let stream = match self.0.is_tcp() {
-            true => TcpStream::sole(stream),
+            true => TcpStream::unshared(stream),
             false => TcpStream::from(stream), // of a socket that came as a descriptor
         };
         Ok((stream, from))
@@ -322,7 +322,9 @@ impl TcpListener {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn try_clone(&self) -> io::Result<TcpListener> {
-        Ok(TcpListener(self.0.clone_as(self.lent().try_clone()?)))
+        Ok(TcpListener(
+            self.0.clone_as(self.shared_handle().try_clone()?),
+        ))
     }
 
     /// The listener as std knows it: whoever waits there blocks the thread, as long as
@@ -400,8 +402,8 @@ impl TcpListener {
         self.0.get()
     }
 
-    fn lent(&self) -> &net::TcpListener {
-        self.0.lend()
+    fn shared_handle(&self) -> &net::TcpListener {
+        self.0.share()
     }
 }
 
@@ -411,7 +413,7 @@ impl From<net::TcpListener> for TcpListener {
     }
 }
 
-in_company!(TcpListener, net::TcpListener);
+std_conversions!(TcpListener, net::TcpListener);
 
 /// The connections of a [`TcpListener`]; see [`incoming`](TcpListener::incoming).
 ///

@@ -10,7 +10,7 @@ use super::ToSocketAddrs;
 use super::lookup;
 use super::shared;
 use crate::base::socket::Take;
-use crate::io::watched::Watched;
+use crate::io::registered::Registered;
 
 /// A UDP socket. [`std::net::UdpSocket`] in all but what its waits block.
 ///
@@ -32,7 +32,7 @@ use crate::io::watched::Watched;
 /// assert_eq!(echo.join().unwrap()?, 4);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct UdpSocket(Watched<net::UdpSocket>);
+pub struct UdpSocket(Registered<net::UdpSocket>);
 
 impl UdpSocket {
     /// A socket with the first address that is to be had. A name is looked up on a thread that may block.
@@ -45,7 +45,7 @@ impl UdpSocket {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<UdpSocket> {
-        lookup::first_of(addr, net::UdpSocket::bind).map(UdpSocket::sole)
+        lookup::first_of(addr, net::UdpSocket::bind).map(UdpSocket::unshared)
     }
 
     /// From now on `send` sends to this address, and only what comes from there is received. A name is

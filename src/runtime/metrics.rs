@@ -313,15 +313,15 @@ impl Metrics {
             eintr: os::interrupted_calls(),
             tasks_threadless: shared.global.threadless.len(),
             unwind_pauses: shared.unwind_pauses.load(Relaxed),
-            io_sockets: match shared.settings.ring {
+            io_sockets: match shared.settings.uring_asked_by {
                 Some(_) => IoDriver::Uring,
                 None => IoDriver::Epoll,
             },
-            io_files: match shared.may_ring() {
+            io_files: match shared.files_by_uring() {
                 true => IoDriver::Uring,
                 false => IoDriver::BlockingPool,
             },
-            io_operations: shared.operations(),
+            io_operations: shared.io_operations(),
             process_carriers: crate::sched::start::process_carriers(),
             wake_to_run: Histogram::wake_to_run(shared),
         }

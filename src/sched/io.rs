@@ -5,8 +5,8 @@
 //! there until it is closed. Events are taken
 //!
 //! - by workers: now and then while they have other work, and when they run out of it; a worker
-//!   that sleeps may do so in the set (`seat.rs`);
-//! - by the poller thread (`watch.rs`) while all workers are in dispatches that are known to be
+//!   that sleeps may do so in the set (`polling_right.rs`);
+//! - by the poller thread (`poller.rs`) while all workers are in dispatches that are known to be
 //!   long.
 //!
 //! The thread that takes an event wakes the fibers that wait for it, like any other waker: a fiber
@@ -23,8 +23,8 @@
 //! once, or withdraws.* Both take it off the list under the lock; a notifier that took it off keeps
 //! the preemption disabled until it has notified it (S6).
 //!
-//! All this is about the set; a runtime with `INDENT_IO=uring` uses rings instead (`ring.rs` here
-//! below, and `polled.rs` for selects), and has no set.
+//! All this is about the set; a runtime with `INDENT_IO=uring` uses rings instead (`operation.rs` here
+//! below, and `polls.rs` for selects), and has no set.
 //!
 //! Sources are never freed, and used again under another *generation*: events of a descriptor that
 //! was closed meanwhile are ignored.
@@ -43,20 +43,20 @@ use crate::driver::epoll::{Epoll, Events, Ready};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
 use crate::sched::context;
-use crate::sched::io::polled::Polls;
+use crate::sched::io::polls::Polls;
 use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, block};
 
-mod parting;
-mod polled;
-pub(crate) mod ring;
-pub(crate) mod seat;
-pub(crate) mod watch;
-mod way;
+mod direction;
+pub(crate) mod operation;
+pub(crate) mod poller;
+pub(crate) mod polling_right;
+mod polls;
+mod runtime_drops;
 
-pub(crate) use parting::{Parting, drop_left};
-use way::{FEW, Way};
+use direction::{Direction, NOTIFY_BATCH};
+pub(crate) use runtime_drops::{RuntimeDrops, drop_deferred_runtimes};
 
 /// How a wait ended.
 #[must_use]
@@ -71,21 +71,21 @@ pub(crate) enum Ended {
 
 /// What had been told of one way of a descriptor at some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct ReadinessToken {
     /// As in [`Registration`].
     key: u64,
-    pub(crate) told: u32,
+    pub(crate) events: u32,
 }
 
 /// What is known of one descriptor.
 #[derive(Default)]
-struct Source {
+struct FdRecord {
     generation: AtomicU32,
     /// In whose set it is, while it is in one.
-    place: Mutex<Option<Place>>,
-    ways: [Mutex<Way>; 2],
+    membership: Mutex<Option<Membership>>,
+    directions: [Mutex<Direction>; 2],
     /// How often something was told of each way. Counted under its lock.
-    told: [AtomicU32; 2],
+    event_counts: [AtomicU32; 2],
     /// It has an end, an error or an urgent byte to tell, or had.
     odd: AtomicBool,
     /// Who waits by a ring.
@@ -93,41 +93,45 @@ struct Source {
 }
 
 /// The set that a descriptor is in.
-struct Place {
+struct Membership {
     runtime: Weak<Shared>,
     /// Another number for the same open file, if the descriptor itself is there under another key: somebody
     /// else waits for it, too, with a registration of its own.
-    twin: Option<OwnedFd>,
+    duplicate: Option<OwnedFd>,
 }
 
-impl Place {
+impl Membership {
     fn new(shared: &Shared, fd: BorrowedFd<'_>, key: u64) -> io::Result<Self> {
         let set = shared.set()?;
-        let twin = match set.add(fd, key) {
+        let duplicate = match set.add(fd, key) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let twin = fd.try_clone_to_owned()?;
-                set.add(twin.as_fd(), key)?;
-                Some(twin)
+                let duplicate = fd.try_clone_to_owned()?;
+                set.add(duplicate.as_fd(), key)?;
+                Some(duplicate)
             }
             added => added.map(|()| None)?,
         };
-        Ok(Place {
+        Ok(Membership {
             runtime: Arc::downgrade(&shared.arc()),
-            twin,
+            duplicate,
         })
     }
 
     /// Whether it is the set of this runtime. Another runtime may end, or be busy.
-    fn is_of(&self, shared: &Shared) -> bool {
+    fn belongs_to(&self, shared: &Shared) -> bool {
         ptr::eq(self.runtime.as_ptr(), shared)
     }
 
     /// Takes it out of the set. What is left may be the last of a runtime: to be dropped with preemption enabled.
     #[must_use = "dropped with preemption enabled"]
-    fn remove(self, fd: BorrowedFd<'_>) -> (Place, Option<Arc<Shared>>) {
+    fn remove(self, fd: BorrowedFd<'_>) -> (Membership, Option<Arc<Shared>>) {
         let runtime = self.runtime.upgrade();
         if let Some(set) = runtime.as_ref().and_then(|at| at.io_set.get()) {
-            set.remove(self.twin.as_ref().map_or(fd, |twin| twin.as_fd()));
+            set.remove(
+                self.duplicate
+                    .as_ref()
+                    .map_or(fd, |duplicate| duplicate.as_fd()),
+            );
         }
         (self, runtime)
     }
@@ -135,7 +139,7 @@ impl Place {
 
 const CHUNKS: usize = 4096;
 const CHUNK: usize = 1024;
-static SOURCES: [OnceLock<Box<[Source]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
+static RECORDS: [OnceLock<Box<[FdRecord]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
 /// Made when it is first used: a model's mutex has no constant constructor.
 static FREE: LazyLock<Mutex<Free>> = LazyLock::new(|| {
     Mutex::new(Free {
@@ -149,24 +153,24 @@ struct Free {
     used: u32,
 }
 
-fn source(index: u32) -> &'static Source {
+fn record(index: u32) -> &'static FdRecord {
     let index = index as usize;
     let make = || {
-        std::iter::repeat_with(Source::default)
+        std::iter::repeat_with(FdRecord::default)
             .take(CHUNK)
             .collect()
     };
-    &SOURCES[index / CHUNK].get_or_init(make)[index % CHUNK]
+    &RECORDS[index / CHUNK].get_or_init(make)[index % CHUNK]
 }
 
 /// The key of a source nobody used yet, or not any more. With the preemption disabled.
-fn take_source() -> u64 {
+fn take_record() -> u64 {
     let mut free = lock(&FREE);
     let index = free.list.pop().unwrap_or_else(|| {
         free.used += 1;
         free.used - 1
     });
-    let generation = source(index).generation.load(SeqCst);
+    let generation = record(index).generation.load(SeqCst);
     u64::from(generation) << 32 | u64::from(index)
 }
 
@@ -186,13 +190,13 @@ impl Registration {
 
     /// What has been told so far. To be asked before a try whose failure leads to a wait.
     #[inline]
-    pub(crate) fn seen(&self, interest: Interest) -> Seen {
+    pub(crate) fn readiness(&self, interest: Interest) -> ReadinessToken {
         let key = self.key.load(SeqCst);
-        let told = match key {
+        let events = match key {
             0 => 0,
-            key => source((key - 1) as u32).told[interest as usize].load(SeqCst),
+            key => record((key - 1) as u32).event_counts[interest as usize].load(SeqCst),
         };
-        Seen { key, told }
+        ReadinessToken { key, events }
     }
 
     /// Parks the calling fiber until something is told that it had not seen before its try. It may return for
@@ -201,7 +205,7 @@ impl Registration {
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
-        seen: Seen,
+        seen: ReadinessToken,
         deadline: Option<Instant>,
     ) -> io::Result<Ended> {
         let waiter = Waiter::caller();
@@ -234,50 +238,57 @@ impl Registration {
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
-        seen: Seen,
+        seen: ReadinessToken,
         waiter: &Waiter,
     ) -> io::Result<bool> {
         let seen = self.register(fd, interest)?.unwrap_or(seen);
         if seen.key == 0 || self.key.load(SeqCst) != seen.key {
             return Ok(false); // somebody else registered it after the try
         }
-        let source = source((seen.key - 1) as u32);
+        let record = record((seen.key - 1) as u32);
         let _guard = context::disable_preempt();
-        let mut way = lock(&source.ways[interest as usize]);
-        if source.told[interest as usize].load(SeqCst) != seen.told {
+        let mut direction = lock(&record.directions[interest as usize]);
+        if record.event_counts[interest as usize].load(SeqCst) != seen.events {
             return Ok(false);
         }
-        way.push(waiter.address());
+        direction.push(waiter.address());
         Ok(true)
     }
 
     /// Takes a waiter back that was enlisted. False if it was called, or is about to be.
     pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
-        let source = source((self.key.load(SeqCst) - 1) as u32);
+        let record = record((self.key.load(SeqCst) - 1) as u32);
         let _guard = context::disable_preempt();
-        lock(&source.ways[interest as usize]).withdraw(waiter.address())
+        lock(&record.directions[interest as usize]).withdraw(waiter.address())
     }
 
     /// Puts it into the set of the caller's runtime, unless it is there. Then the kernel reports
     /// first what it is ready for, and this is what had been reported before that.
     #[inline(never)] // not part of a frame that waits: what system calls touch would bind it
-    fn register(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Seen>> {
+    fn register(
+        &self,
+        fd: BorrowedFd<'_>,
+        interest: Interest,
+    ) -> io::Result<Option<ReadinessToken>> {
         // With a worker: it is awake, and looks into the set from here on (I31).
         let token = context::here().expect("on a fiber").enter_with_worker();
         let shared = token.carrier().shared();
         let key = self.key();
-        let source = source((key - 1) as u32);
-        let mut place = lock(&source.place);
-        if place.as_ref().is_some_and(|place| place.is_of(shared)) {
+        let record = record((key - 1) as u32);
+        let mut membership = lock(&record.membership);
+        if membership
+            .as_ref()
+            .is_some_and(|membership| membership.belongs_to(shared))
+        {
             return Ok(None);
         }
-        let told = source.told[interest as usize].load(SeqCst);
+        let events = record.event_counts[interest as usize].load(SeqCst);
         // The new place first: until it exists, other waiters are notified by the old one.
-        let made = Place::new(shared, fd, key - 1).map(|new| place.replace(new));
+        let made = Membership::new(shared, fd, key - 1).map(|new| membership.replace(new));
         let left = made.map(|old| old.map(|old| old.remove(fd)));
-        drop(place);
+        drop(membership);
         drop(token);
-        left.map(|_without_the_mark| Some(Seen { key, told }))
+        left.map(|_with_preemption_enabled| Some(ReadinessToken { key, events }))
     }
 
     /// The key, of a new source if there was none. With the preemption disabled.
@@ -286,7 +297,7 @@ impl Registration {
         if key != 0 {
             return key;
         }
-        let new = take_source() + 1;
+        let new = take_record() + 1;
         match self.key.compare_exchange(0, new, SeqCst, SeqCst) {
             Ok(_) => new,
             Err(other) => {
@@ -299,10 +310,11 @@ impl Registration {
     /// Whether nothing was told since then, and all that was told before is explained by data: then whoever has
     /// read all there was can wait without another try. What ends a stream may have been told before, and is
     /// not told again.
-    pub(crate) fn is_quiet_since(&self, told: u32) -> Option<Seen> {
-        let seen = self.seen(Interest::Read);
-        let is_quiet =
-            seen.key != 0 && seen.told == told && !source((seen.key - 1) as u32).odd.load(SeqCst);
+    pub(crate) fn is_quiet_since(&self, events: u32) -> Option<ReadinessToken> {
+        let seen = self.readiness(Interest::Read);
+        let is_quiet = seen.key != 0
+            && seen.events == events
+            && !record((seen.key - 1) as u32).odd.load(SeqCst);
         is_quiet.then_some(seen)
     }
 
@@ -313,8 +325,11 @@ impl Registration {
             return; // F1: the set is the parent's, too
         }
         let guard = context::disable_preempt();
-        let place = lock(&source((key - 1) as u32).place).take();
-        let left = (place.map(|place| place.remove(fd)), give_back(key - 1));
+        let membership = lock(&record((key - 1) as u32).membership).take();
+        let left = (
+            membership.map(|membership| membership.remove(fd)),
+            give_back(key - 1),
+        );
         drop(guard);
         drop(left);
     }
@@ -322,23 +337,23 @@ impl Registration {
 
 /// Events for it mean nobody from here on. With the preemption disabled; what is left is dropped without.
 #[must_use = "dropped with preemption enabled"]
-fn give_back(key: u64) -> [Way; 2] {
-    let source = source(key as u32);
-    source.generation.fetch_add(1, SeqCst);
-    let left = [0, 1].map(|way| std::mem::take(&mut *lock(&source.ways[way])));
-    source.odd.store(false, SeqCst);
+fn give_back(key: u64) -> [Direction; 2] {
+    let record = record(key as u32);
+    record.generation.fetch_add(1, SeqCst);
+    let left = [0, 1].map(|direction| std::mem::take(&mut *lock(&record.directions[direction])));
+    record.odd.store(false, SeqCst);
     lock(&FREE).list.push(key as u32);
     left
 }
 
-impl Source {
-    fn be_odd(&self, generation: u32) {
+impl FdRecord {
+    fn set_exceptional(&self, generation: u32) {
         let guard = context::disable_preempt();
-        let way = lock(&self.ways[Interest::Read as usize]); // as `tell` does: the generation stays
+        let direction = lock(&self.directions[Interest::Read as usize]); // as `tell` does: the generation stays
         if self.generation.load(SeqCst) == generation {
             self.odd.store(true, SeqCst);
         }
-        drop(way);
+        drop(direction);
         drop(guard);
     }
 
@@ -347,18 +362,18 @@ impl Source {
     fn tell(&self, interest: Interest, generation: u32, mut part: impl FnMut(DeferredDrop)) {
         let mut left = None;
         loop {
-            let mut kept = [const { None::<DeferredDrop> }; FEW];
+            let mut kept = [const { None::<DeferredDrop> }; NOTIFY_BATCH];
             let guard = context::disable_preempt();
-            let mut way = lock(&self.ways[interest as usize]);
+            let mut direction = lock(&self.directions[interest as usize]);
             if self.generation.load(SeqCst) != generation {
                 return; // of a descriptor that is closed
             }
             let most = left.unwrap_or_else(|| {
-                self.told[interest as usize].fetch_add(1, SeqCst);
-                way.len()
+                self.event_counts[interest as usize].fetch_add(1, SeqCst);
+                direction.len()
             });
-            let batch = way.take(most);
-            drop(way);
+            let batch = direction.take(most);
+            drop(direction);
             for (address, kept) in batch.iter().zip(&mut kept) {
                 #[expect(unsafe_code, reason = "calls a waiter by its address")]
                 // SAFETY: I24: it was on the list, so it is there until it is called, by us alone.
@@ -368,7 +383,7 @@ impl Source {
             drop(guard);
             kept.into_iter().flatten().for_each(&mut part);
             match most - batch.len() {
-                more @ 1.. if batch.len() == FEW => left = Some(more),
+                more @ 1.. if batch.len() == NOTIFY_BATCH => left = Some(more),
                 _ => return,
             }
         }
@@ -378,10 +393,10 @@ impl Source {
 impl Shared {
     /// The epoll instance of this runtime, made if there is none yet.
     fn set(&self) -> io::Result<&Epoll> {
-        debug_assert!(self.settings.ring.is_none(), "a set beside rings");
+        debug_assert!(self.settings.uring_asked_by.is_none(), "a set beside rings");
         if self.io_set.get().is_none() {
             let set = Epoll::new()?;
-            self.io_watch.include(self, set.raw(), watch::SET)?;
+            self.io_poller.add_instance(self, set.raw(), poller::SET)?;
             let _ = self.io_set.set(set); // or another fiber was faster, and this one is closed
         }
         Ok(self.io_set.get().expect("just set"))
@@ -396,29 +411,29 @@ impl Shared {
             "by the holder: completions depend on the thread that submits"
         );
         if self.io_set.get().is_some() {
-            self.poll_set();
+            self.poll_epoll();
         }
-        self.look_into_ring(worker);
-        worker.note_look();
+        self.poll_ring(worker);
+        worker.note_poll();
     }
 
     /// Takes the events there are, and wakes the fibers that wait for them. By any thread without
     /// the seat.
-    fn poll_set(&self) {
+    fn poll_epoll(&self) {
         let Some(set) = self.io_set.get() else {
             return;
         };
         let events = set.wait(Some(Duration::ZERO));
         if events.has_rung() {
-            self.pass_bell_on(set);
+            self.pass_wakeup_on(set);
         }
         self.deliver_events(&events);
     }
 
     /// Submits to the worker's ring, and takes what is complete.
-    fn look_into_ring(&self, worker: &Worker) {
+    fn poll_ring(&self, worker: &Worker) {
         if let Some(ring) = worker.uring.get() {
-            self.sleep_ring(worker, ring, Some(Duration::ZERO));
+            self.wait_in_ring(worker, ring, Some(Duration::ZERO));
             self.reap(ring);
         }
     }
@@ -429,36 +444,39 @@ impl Shared {
     }
 
     /// At the end, when the set goes: fibers of other runtimes that wait there register elsewhere.
-    pub(crate) fn leave_io(&self) {
+    pub(crate) fn leave_epoll(&self) {
         let guard = context::disable_preempt();
         let used = lock(&FREE).used;
         let mut left = Vec::new();
         for index in 0..used {
-            let source = source(index);
-            let mut place = lock(&source.place);
-            if place.as_ref().is_some_and(|place| place.is_of(self)) {
-                left.push((source, source.generation.load(SeqCst)));
-                *place = None;
+            let record = record(index);
+            let mut membership = lock(&record.membership);
+            if membership
+                .as_ref()
+                .is_some_and(|membership| membership.belongs_to(self))
+            {
+                left.push((record, record.generation.load(SeqCst)));
+                *membership = None;
             }
         }
         drop(guard);
-        for (source, generation) in left {
-            source.tell(Interest::Read, generation, drop);
-            source.tell(Interest::Write, generation, drop);
+        for (record, generation) in left {
+            record.tell(Interest::Read, generation, drop);
+            record.tell(Interest::Write, generation, drop);
         }
     }
 
     fn tell(&self, ready: Ready) {
-        let (source, generation) = (source(ready.key as u32), (ready.key >> 32) as u32);
+        let (record, generation) = (record(ready.key as u32), (ready.key >> 32) as u32);
         if ready.odd {
-            source.be_odd(generation); // before anybody hears of it
+            record.set_exceptional(generation); // before anybody hears of it
         }
-        let part = |kept| self.part_with(kept);
+        let part = |kept| self.defer_drop(kept);
         if ready.read {
-            source.tell(Interest::Read, generation, part);
+            record.tell(Interest::Read, generation, part);
         }
         if ready.write {
-            source.tell(Interest::Write, generation, part);
+            record.tell(Interest::Write, generation, part);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One worker's way into sleep and back.
 //!
 //! Search a little; announce sleep; look at everything once more; sleep at most until the next
-//! deadline: in the runtime's epoll instance if this worker takes the seat there (`io/seat.rs`), in
+//! deadline: in the runtime's epoll instance if this worker takes the seat there (`io/polling_right.rs`), in
 //! its own ring if operations are in flight there, else on the doorbell of its carrier. The thread
 //! that claims the sleeping bit says why ([`Roused`]) and rings the bell. A worker that wakes by
 //! itself, or by an old ring, takes its bit back; if it finds the bit claimed it waits for the
@@ -131,11 +131,11 @@ impl Search {
             Found::Nothing => {}
             Found::Events(events) => {
                 shared.deliver_events(&events);
-                worker.note_look();
+                worker.note_poll();
             }
             Found::Completions(ring) => {
                 shared.reap(ring);
-                worker.note_look();
+                worker.note_poll();
             }
         }
         if overslept {
@@ -164,17 +164,17 @@ fn doze<'a>(token: &'a Entered, time: Option<Duration>, found: &mut Found<'a>) -
     let shared = carrier.shared();
     worker.counters.sleeps.add(1);
     worker.published.set_phase(Phase::Idle);
-    let roused = if let Some(set) = shared.take_seat(worker) {
+    let roused = if let Some(set) = shared.take_polling_right(worker) {
         let mut events = None;
         let sleep = || events = Some(set.wait(time));
         let roused = carrier.parker.wait_elsewhere(set.waker(), sleep);
-        shared.leave_seat(set, events.as_ref());
+        shared.release_polling_right(set, events.as_ref());
         *found = events.map_or(Found::Nothing, Found::Events);
         roused
     } else if let Some(ring) = worker.busy_ring() {
         shared.disarm_io(worker);
         *found = Found::Completions(ring);
-        let sleep = || shared.sleep_ring(worker, ring, time);
+        let sleep = || shared.wait_in_ring(worker, ring, time);
         carrier.parker.wait_elsewhere(ring.waker(), sleep)
     } else {
         carrier.parker.wait(time)

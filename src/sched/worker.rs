@@ -43,13 +43,13 @@ pub(crate) struct Worker {
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
     /// The dispatch in which the monitor found it away: the poller thread looks into its ring.
-    pub(crate) io_away: AtomicU64,
+    pub(crate) io_overrun: AtomicU64,
     /// How often a thread has looked for events in its name, and what the monitor knows of that.
-    pub(crate) io_looks: AtomicU64,
-    pub(crate) io_looks_known: AtomicU64,
+    pub(crate) io_polls: AtomicU64,
+    pub(crate) io_polls_known: AtomicU64,
     /// Its holder should look for events when it next looks for work: no thread has looked for a
     /// tick. Set by the monitor.
-    pub(crate) io_due: AtomicBool,
+    pub(crate) io_poll_due: AtomicBool,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
     pub(crate) overran_for: AtomicU32,
     /// The carrier that holds or last held this worker.
@@ -196,10 +196,10 @@ impl Worker {
             timers: Timers::new(),
             stacks_cached: AtomicUsize::new(0),
             overran: AtomicU64::new(0),
-            io_away: AtomicU64::new(0),
-            io_looks: AtomicU64::new(0),
-            io_looks_known: AtomicU64::new(0),
-            io_due: AtomicBool::new(false),
+            io_overrun: AtomicU64::new(0),
+            io_polls: AtomicU64::new(0),
+            io_polls_known: AtomicU64::new(0),
+            io_poll_due: AtomicBool::new(false),
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             has_own: AtomicBool::new(false),

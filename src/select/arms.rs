@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::chan::arms::{BroadcastReceiving, Receiving, Sending, Watching};
 use crate::chan::{BroadcastReceiver, OneshotReceiver, Receiver, Sender, WatchReceiver};
 use crate::fiber::job;
-use crate::io::{Enlisted, Source, Watch};
+use crate::io::{Enlisted, ReadinessWait, Source};
 use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience, Registered};
 use crate::sched::wake::Waiter;
 use crate::task::JoinHandle;
@@ -253,7 +253,7 @@ impl Fires for Then {
 /// A descriptor that is to become ready, if there is one.
 #[doc(hidden)]
 pub struct Descriptor<'a> {
-    watch: Option<Watch<'a>>,
+    watch: Option<ReadinessWait<'a>>,
     failed: Cell<Option<io::Error>>,
 }
 
@@ -276,14 +276,14 @@ pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> D
 }
 
 impl<'a> Descriptor<'a> {
-    fn new(watch: Option<Watch<'a>>) -> Self {
+    fn new(watch: Option<ReadinessWait<'a>>) -> Self {
         Descriptor {
             watch,
             failed: Cell::new(None),
         }
     }
 
-    fn watch(&self) -> &Watch<'a> {
+    fn watch(&self) -> &ReadinessWait<'a> {
         self.watch.as_ref().expect("an arm that is not absent")
     }
 
@@ -319,8 +319,8 @@ impl Event for Descriptor<'_> {
 
     fn register(&self, waiter: &Waiter) -> Registered {
         match self.watch().enlist(waiter) {
-            Ok(Enlisted::Calls) => Registered::Calls,
-            Ok(Enlisted::NobodyCalls) => Registered::AskAgain,
+            Ok(Enlisted::Listed) => Registered::Calls,
+            Ok(Enlisted::NotListed) => Registered::AskAgain,
             Ok(Enlisted::Ready) => Registered::Ready,
             Err(error) => {
                 self.failed.set(Some(error));

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::base::socket::{self, Take};
-use crate::io::watched::Watched;
+use crate::io::registered::Registered;
 use crate::net::shared;
 
 /// A socket for datagrams on this machine. [`std::os::unix::net::UnixDatagram`] in all but what its waits block.
@@ -26,7 +26,7 @@ use crate::net::shared;
 /// assert_eq!(receiver.join().unwrap()?, b"news");
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct UnixDatagram(Watched<net::UnixDatagram>);
+pub struct UnixDatagram(Registered<net::UnixDatagram>);
 
 impl UnixDatagram {
     /// A socket with this path, where nothing may be so far.
@@ -40,7 +40,7 @@ impl UnixDatagram {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<UnixDatagram> {
-        net::UnixDatagram::bind(path).map(UnixDatagram::sole)
+        net::UnixDatagram::bind(path).map(UnixDatagram::unshared)
     }
 
     /// A socket with this address.
@@ -57,7 +57,7 @@ impl UnixDatagram {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn bind_addr(socket_addr: &SocketAddr) -> io::Result<UnixDatagram> {
-        net::UnixDatagram::bind_addr(socket_addr).map(UnixDatagram::sole)
+        net::UnixDatagram::bind_addr(socket_addr).map(UnixDatagram::unshared)
     }
 
     /// A socket without a name: it can send, and receive if it is connected.
@@ -68,7 +68,7 @@ impl UnixDatagram {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn unbound() -> io::Result<UnixDatagram> {
-        net::UnixDatagram::unbound().map(UnixDatagram::sole)
+        net::UnixDatagram::unbound().map(UnixDatagram::unshared)
     }
 
     /// Two sockets that are connected to each other.
@@ -82,7 +82,7 @@ impl UnixDatagram {
     /// ```
     pub fn pair() -> io::Result<(UnixDatagram, UnixDatagram)> {
         let (one, other) = net::UnixDatagram::pair()?;
-        Ok((Self::sole(one), Self::sole(other)))
+        Ok((Self::unshared(one), Self::unshared(other)))
     }
 
     /// From now on `send` sends to this path.
@@ -156,7 +156,7 @@ impl UnixDatagram {
     pub fn send_to_addr(&self, buf: &[u8], socket_addr: &SocketAddr) -> io::Result<usize> {
         let address = socket_addr.into();
         let attempt = |socket: &net::UnixDatagram| socket::send_to(socket.as_fd(), buf, &address);
-        self.0.run_guessing(shared::to_write, attempt)
+        self.0.run_with_backoff(shared::to_write, attempt)
     }
 
     /// Sends a datagram to the [connected](Self::connect) socket.

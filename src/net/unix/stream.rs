@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::base::address::Address;
 use crate::base::socket;
-use crate::io::watched::{Patience, Watched};
+use crate::io::registered::{Patience, Registered};
 use crate::net::listener::Listening;
 use crate::net::shared;
 
@@ -34,7 +34,7 @@ use crate::net::shared;
 /// answer.join().unwrap()?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct UnixStream(Watched<net::UnixStream>);
+pub struct UnixStream(Registered<net::UnixStream>);
 
 impl UnixStream {
     /// Connects to the listener with this path.
@@ -67,7 +67,7 @@ impl UnixStream {
         let address = socket_addr.into();
         let socket = shared::unconnected(&address)?;
         let attempt = |socket: &OwnedFd| socket::connect(socket.as_fd(), &address);
-        socket.run_guessing(|_| Patience::Forever, attempt)?;
+        socket.run_with_backoff(|_| Patience::Forever, attempt)?;
         let stream = UnixStream(socket.map(net::UnixStream::from));
         stream.std().set_nonblocking(false)?;
         Ok(stream)
@@ -86,7 +86,7 @@ impl UnixStream {
     /// ```
     pub fn pair() -> io::Result<(UnixStream, UnixStream)> {
         let (one, other) = net::UnixStream::pair()?;
-        Ok((Self::sole(one), Self::sole(other)))
+        Ok((Self::unshared(one), Self::unshared(other)))
     }
 
     as_in_std! {
@@ -165,7 +165,7 @@ impl UnixListener {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<UnixListener> {
-        Ok(UnixListener(Listening::sole(net::UnixListener::bind(
+        Ok(UnixListener(Listening::unshared(net::UnixListener::bind(
             path,
         )?)))
     }
@@ -184,7 +184,7 @@ impl UnixListener {
     /// ```
     pub fn bind_addr(socket_addr: &SocketAddr) -> io::Result<UnixListener> {
         let listener = net::UnixListener::bind_addr(socket_addr)?;
-        Ok(UnixListener(Listening::sole(listener)))
+        Ok(UnixListener(Listening::unshared(listener)))
     }
 
     /// Waits for the next connection. What happens if there is no descriptor for it is said at
@@ -204,7 +204,7 @@ impl UnixListener {
     pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
         let make = |fd, from: Address| Ok((net::UnixStream::from(fd), from.to_unix()?));
         let (stream, from) = self.0.accept(net::UnixListener::accept, make)?;
-        Ok((UnixStream::sole(stream), from))
+        Ok((UnixStream::unshared(stream), from))
     }
 
     /// One connection after the other, for ever; errors are handed out and do not end it.
@@ -239,7 +239,9 @@ impl UnixListener {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn try_clone(&self) -> io::Result<UnixListener> {
-        Ok(UnixListener(self.0.clone_as(self.lent().try_clone()?)))
+        Ok(UnixListener(
+            self.0.clone_as(self.shared_handle().try_clone()?),
+        ))
     }
 
     /// The listener as std knows it: whoever waits there blocks the thread, as long as
@@ -308,8 +310,8 @@ impl UnixListener {
         self.0.get()
     }
 
-    fn lent(&self) -> &net::UnixListener {
-        self.0.lend()
+    fn shared_handle(&self) -> &net::UnixListener {
+        self.0.share()
     }
 }
 
@@ -319,7 +321,7 @@ impl From<net::UnixListener> for UnixListener {
     }
 }
 
-in_company!(UnixListener, net::UnixListener);
+std_conversions!(UnixListener, net::UnixListener);
 
 impl<'a> IntoIterator for &'a UnixListener {
     type Item = io::Result<UnixStream>;

@@ -10,7 +10,7 @@
 //!
 //! **I25** *An operation stays until its completion was taken.* There is exactly one completion for each entry,
 //! whatever becomes of it. From the push on the fiber is in `Operation::wait`, which returns when the waiter
-//! was called, and for no other reason; nothing in there unwinds (if it did, the process would end: [`Flight`]).
+//! was called, and for no other reason; nothing in there unwinds (if it did, the process would end: [`InFlight`]).
 //! The waiter is called by whoever took the completion, in the same stretch with preemption disabled, and that is the last
 //! thing it does with the operation. So the kernel writes to a buffer, and we to a result, only while their owner
 //! waits. Between the push and the park the fiber may be stopped at any instruction, with all that is on its
@@ -25,7 +25,7 @@
 //!
 //! *Who submits.* Entries are pushed to the ring of the fiber's worker, which waits for one if it has none: its
 //! holder is awake, and submits and looks when it looks for other work, or sleeps in it. In a dispatch that is
-//! known to be long the watch does both in its place (`watch.rs`), and so it does for a retired worker. A cancel
+//! known to be long the watch does both in its place (`poller.rs`), and so it does for a retired worker. A cancel
 //! is submitted at once, by the worker's holder or the watch: nobody else submits, since completions, and
 //! the bell, depend on whoever did.
 //!
@@ -68,7 +68,7 @@ pub(crate) fn is_used() -> bool {
     let guard = context::disable_preempt();
     guard
         .shared()
-        .is_some_and(|shared| shared.settings.ring.is_some())
+        .is_some_and(|shared| shared.settings.uring_asked_by.is_some())
 }
 
 /// Aligned so that its address leaves room for the ring's own bits.
@@ -80,9 +80,9 @@ struct Operation {
 }
 
 /// An operation is in flight.
-struct Flight;
+struct InFlight;
 
-impl Drop for Flight {
+impl Drop for InFlight {
     fn drop(&mut self) {
         std::process::abort(); // I25: the kernel would write to a stack that is used for something else
     }
@@ -135,7 +135,7 @@ pub(crate) fn perform(
     let Some(worker) = begin(&entry, &operation) else {
         return Outcome::NotNow;
     };
-    let flight = Flight;
+    let flight = InFlight;
     let asked = operation.wait(worker, deadline);
     std::mem::forget(flight);
     let result = operation.result.load(Relaxed); // ordered by the call
@@ -151,7 +151,7 @@ fn begin(entry: &Entry, operation: &Operation) -> Option<usize> {
     let token = context::here().expect("on a fiber").enter_with_worker();
     let (shared, worker) = (token.carrier().shared(), token.worker());
     // SAFETY: I25; the caller borrows what the entry names, until then.
-    let pushed = unsafe { shared.push_to(worker, entry, operation.number()) };
+    let pushed = unsafe { shared.push_to_ring(worker, entry, operation.number()) };
     pushed.then_some(worker.index)
 }
 
@@ -167,7 +167,7 @@ fn cancel(worker: usize, number: u64) {
         ring.submit(); // if the kernel takes less, so will whoever looks next
     } else {
         // We hold another worker, or none: what we submit would depend on what we do next.
-        shared.urge_watch(ring);
+        shared.urge_poller(ring);
     }
 }
 
@@ -197,7 +197,7 @@ impl Shared {
     ///
     /// # Safety
     /// As for [`Uring::push`].
-    pub(super) unsafe fn push_to(&self, worker: &Worker, entry: &Entry, number: u64) -> bool {
+    pub(super) unsafe fn push_to_ring(&self, worker: &Worker, entry: &Entry, number: u64) -> bool {
         const TRIES: usize = 8;
         let Ok(ring) = self.ring_of(worker) else {
             return false;
@@ -213,7 +213,7 @@ impl Shared {
 
     /// Those of the workers there are at first: if the system refuses them that is known at once.
     pub(crate) fn make_rings(&self) -> Result<(), StartError> {
-        let Some(setting) = self.settings.ring else {
+        let Some(setting) = self.settings.uring_asked_by else {
             return Ok(());
         };
         let mut workers = self.workers[..self.settings.workers].iter();
@@ -227,15 +227,15 @@ impl Shared {
         debug_assert!(self.io_set.get().is_none(), "a ring beside a set");
         if worker.uring.get().is_none() {
             let ring = Uring::new()?;
-            self.io_watch
-                .include(self, ring.raw(), worker.index as u64)?;
+            self.io_poller
+                .add_instance(self, ring.raw(), worker.index as u64)?;
             let _ = worker.uring.set(ring); // nobody else does
         }
         Ok(worker.uring.get().expect("just set"))
     }
 
     /// Submits what was pushed, and waits until an operation is complete, for so long at most.
-    pub(crate) fn sleep_ring(&self, worker: &Worker, ring: &Uring, time: Option<Duration>) {
+    pub(crate) fn wait_in_ring(&self, worker: &Worker, ring: &Uring, time: Option<Duration>) {
         match (time, worker.carrier()) {
             (None, Some(carrier)) => ring.sleep(carrier.index, None),
             (Some(time), Some(carrier)) if !time.is_zero() => ring.sleep(carrier.index, Some(time)),
@@ -254,11 +254,11 @@ impl Shared {
                 *kept = match completion.operation & POLL {
                     // SAFETY: I25: it was pushed with this address, and this is its completion.
                     0 => Some(unsafe { complete(&guard, completion) }),
-                    _ => self.poll_over(&guard, completion),
+                    _ => self.poll_completed(&guard, completion),
                 };
             }
             drop(guard);
-            (kept.into_iter().flatten()).for_each(|kept| self.part_with(kept));
+            (kept.into_iter().flatten()).for_each(|kept| self.defer_drop(kept));
             if taken < BATCH {
                 return;
             }
@@ -266,14 +266,17 @@ impl Shared {
     }
 
     /// Whether files may be read and written by a ring. Asked once, when somebody wants to know.
-    pub(crate) fn may_ring(&self) -> bool {
+    pub(crate) fn files_by_uring(&self) -> bool {
         let settings = &self.settings;
-        let asks = || settings.ring.is_some() || settings.may_ring && uring::refusal().is_none();
-        *self.may_ring.get_or_init(asks)
+        let asks = || {
+            settings.uring_asked_by.is_some()
+                || settings.uring_allowed && uring::refusal().is_none()
+        };
+        *self.files_by_uring.get_or_init(asks)
     }
 
     /// Operations that are in flight.
-    pub(crate) fn operations(&self) -> usize {
+    pub(crate) fn io_operations(&self) -> usize {
         let rings = self.workers.iter().filter_map(|worker| worker.uring.get());
         rings.map(Uring::in_flight).sum()
     }

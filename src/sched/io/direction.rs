@@ -7,10 +7,10 @@
 //! all of them, and perhaps somebody who came later, and looks in vain.
 
 /// So many are taken at once.
-pub(super) const FEW: usize = 8;
+pub(super) const NOTIFY_BATCH: usize = 8;
 
 #[derive(Default)]
-pub(super) struct Way {
+pub(super) struct Direction {
     /// Mostly there is one. If there is none, there are no others.
     first: Option<usize>,
     others: Vec<usize>,
@@ -18,7 +18,7 @@ pub(super) struct Way {
 
 /// Those that were taken.
 pub(super) struct Batch {
-    taken: [usize; FEW],
+    taken: [usize; NOTIFY_BATCH],
     len: usize,
 }
 
@@ -30,7 +30,7 @@ impl std::ops::Deref for Batch {
     }
 }
 
-impl Way {
+impl Direction {
     pub(super) fn len(&self) -> usize {
         usize::from(self.first.is_some()) + self.others.len()
     }
@@ -48,13 +48,13 @@ impl Way {
             self.first = self.others.pop();
             return true;
         }
-        let place = self.others.iter().position(|other| *other == waiter);
-        place.map(|at| self.others.swap_remove(at)).is_some()
+        let at = self.others.iter().position(|other| *other == waiter);
+        at.map(|at| self.others.swap_remove(at)).is_some()
     }
 
     /// Takes the first ones off, so many at most. Frees nothing.
     pub(super) fn take(&mut self, most: usize) -> Batch {
-        let (mut taken, len) = ([0; FEW], most.min(FEW).min(self.len()));
+        let (mut taken, len) = ([0; NOTIFY_BATCH], most.min(NOTIFY_BATCH).min(self.len()));
         if let (1.., Some(first)) = (len, self.first) {
             taken[0] = first;
             taken[1..len].copy_from_slice(&self.others[..len - 1]);
@@ -69,56 +69,58 @@ impl Way {
 mod tests {
     use super::*;
 
-    fn of(waiters: impl IntoIterator<Item = usize>) -> Way {
-        let mut way = Way::default();
-        waiters.into_iter().for_each(|waiter| way.push(waiter));
-        way
+    fn of(waiters: impl IntoIterator<Item = usize>) -> Direction {
+        let mut direction = Direction::default();
+        waiters
+            .into_iter()
+            .for_each(|waiter| direction.push(waiter));
+        direction
     }
 
     #[test]
     fn all_are_taken_once_and_in_order_a_few_at_a_time() {
-        for n in 0..3 * FEW {
-            let (mut way, mut taken) = (of(0..n), Vec::new());
+        for n in 0..3 * NOTIFY_BATCH {
+            let (mut direction, mut taken) = (of(0..n), Vec::new());
             loop {
-                let before = way.others.capacity();
-                let batch = way.take(n - taken.len());
-                assert_eq!(way.others.capacity(), before, "nothing was freed");
+                let before = direction.others.capacity();
+                let batch = direction.take(n - taken.len());
+                assert_eq!(direction.others.capacity(), before, "nothing was freed");
                 taken.extend_from_slice(&batch);
-                if batch.len() < FEW {
+                if batch.len() < NOTIFY_BATCH {
                     break;
                 }
             }
             assert!(taken.into_iter().eq(0..n), "{n}");
-            assert_eq!(way.len(), 0);
+            assert_eq!(direction.len(), 0);
         }
     }
 
     #[test]
     fn no_more_are_taken_than_were_asked_for() {
-        let mut way = of(0..FEW);
-        assert_eq!(*way.take(0), []);
-        assert_eq!(*way.take(2), [0, 1]);
-        assert_eq!(*way.take(1), [2]);
-        assert_eq!(way.len(), FEW - 3);
+        let mut direction = of(0..NOTIFY_BATCH);
+        assert_eq!(*direction.take(0), []);
+        assert_eq!(*direction.take(2), [0, 1]);
+        assert_eq!(*direction.take(1), [2]);
+        assert_eq!(direction.len(), NOTIFY_BATCH - 3);
     }
 
     #[test]
     fn whoever_was_there_is_taken_though_others_come_and_some_withdraw() {
-        const THERE: usize = 3 * FEW;
-        for (seed, leaves) in (0..THERE).flat_map(|a| [(a, 0), (a, 1), (a, FEW)]) {
-            let (mut way, mut left, mut called) = (of(0..THERE), THERE, Vec::new());
+        const THERE: usize = 3 * NOTIFY_BATCH;
+        for (seed, leaves) in (0..THERE).flat_map(|a| [(a, 0), (a, 1), (a, NOTIFY_BATCH)]) {
+            let (mut direction, mut left, mut called) = (of(0..THERE), THERE, Vec::new());
             let mut newcomer = THERE;
             while left > 0 {
-                let batch = way.take(left);
+                let batch = direction.take(left);
                 called.extend_from_slice(&batch);
                 left -= batch.len();
                 for _ in 0..3 {
-                    way.push(newcomer);
+                    direction.push(newcomer);
                     newcomer += 1;
                 }
-                way.withdraw(newcomer - 2);
-                way.withdraw((seed + leaves) % THERE);
-                way.withdraw(seed);
+                direction.withdraw(newcomer - 2);
+                direction.withdraw((seed + leaves) % THERE);
+                direction.withdraw(seed);
             }
             let gone = [seed, (seed + leaves) % THERE];
             let forgotten = (0..THERE).find(|who| !gone.contains(who) && !called.contains(who));

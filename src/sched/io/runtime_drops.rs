@@ -18,7 +18,7 @@ use crate::sched::wake::DeferredDrop;
 
 /// A runtime's place on the list.
 #[derive(Default)]
-pub(crate) struct Parting {
+pub(crate) struct RuntimeDrops {
     owed: AtomicUsize,
     next: AtomicPtr<Shared>,
 }
@@ -26,13 +26,13 @@ pub(crate) struct Parting {
 static LIST: AtomicPtr<Shared> = AtomicPtr::new(ptr::null_mut());
 
 /// Puts a reference on the list.
-fn leave(runtime: Arc<Shared>) {
-    let parting = &runtime.parting;
-    if parting.owed.fetch_add(1, SeqCst) == 0 {
+fn release(runtime: Arc<Shared>) {
+    let runtime_drops = &runtime.runtime_drops;
+    if runtime_drops.owed.fetch_add(1, SeqCst) == 0 {
         let this = Arc::as_ptr(&runtime).cast_mut();
         let mut first = LIST.load(SeqCst);
         loop {
-            parting.next.store(first, SeqCst);
+            runtime_drops.next.store(first, SeqCst);
             match LIST.compare_exchange(first, this, SeqCst, SeqCst) {
                 Ok(_) => break,
                 Err(now) => first = now,
@@ -43,12 +43,12 @@ fn leave(runtime: Arc<Shared>) {
 }
 
 /// Drops what was left. By whoever may drop a runtime.
-pub(crate) fn drop_left() {
+pub(crate) fn drop_deferred_runtimes() {
     let mut at = LIST.swap(ptr::null_mut(), SeqCst);
     // SAFETY: a runtime on the list is owed a reference, which is ours since we took the list.
     while let Some(runtime) = unsafe { at.as_ref() } {
-        let next = runtime.parting.next.load(SeqCst);
-        for _ in 0..runtime.parting.owed.swap(0, SeqCst) {
+        let next = runtime.runtime_drops.next.load(SeqCst);
+        for _ in 0..runtime.runtime_drops.owed.swap(0, SeqCst) {
             // SAFETY: so many were forgotten, of an `Arc` each.
             drop(unsafe { Arc::from_raw(at) });
         }
@@ -58,12 +58,12 @@ pub(crate) fn drop_left() {
 
 impl Shared {
     /// After a wake, wherever the caller is; of this runtime he has a reference of his own.
-    pub(super) fn part_with(&self, kept: DeferredDrop) {
+    pub(super) fn defer_drop(&self, kept: DeferredDrop) {
         if let Some(runtime) = kept.into_runtime()
             && !ptr::eq(&*runtime, self)
         {
-            leave(runtime);
-            self.part_soon();
+            release(runtime);
+            self.drop_runtimes_soon();
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::base::request::Request;
 use crate::driver::uring::{self, Answer, Completion, POLL, Room};
-use crate::sched::io::{Registration, Source, source};
+use crate::sched::io::{FdRecord, Registration, record};
 use crate::sched::wake::{DeferredDrop, Waiter};
 use crate::sched::{Shared, context};
 
@@ -48,7 +48,7 @@ struct Poll {
 /// What a poll is told by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Number {
-    source: u32,
+    record: u32,
     interest: Interest,
     serial: u32,
 }
@@ -59,17 +59,20 @@ impl Number {
     const SERIAL: u32 = 32;
 
     fn pack(self) -> u64 {
-        debug_assert!(self.source >> (Self::SERIAL - Self::SOURCE) == 0);
-        let way = match self.interest {
+        debug_assert!(self.record >> (Self::SERIAL - Self::SOURCE) == 0);
+        let direction = match self.interest {
             Interest::Read => 0,
             Interest::Write => Self::TO_WRITE,
         };
-        u64::from(self.serial) << Self::SERIAL | u64::from(self.source) << Self::SOURCE | way | POLL
+        u64::from(self.serial) << Self::SERIAL
+            | u64::from(self.record) << Self::SOURCE
+            | direction
+            | POLL
     }
 
     fn unpack(number: u64) -> Self {
         Number {
-            source: number as u32 >> Self::SOURCE,
+            record: number as u32 >> Self::SOURCE,
             interest: match number & Self::TO_WRITE {
                 0 => Interest::Read,
                 _ => Interest::Write,
@@ -79,8 +82,8 @@ impl Number {
     }
 
     fn polls(self) -> &'static Mutex<Polls> {
-        let source: &'static Source = source(self.source);
-        &source.polls[self.interest as usize]
+        let record: &'static FdRecord = record(self.record);
+        &record.polls[self.interest as usize]
     }
 }
 
@@ -88,11 +91,11 @@ impl Registration {
     /// Has the waiter, one of the calling fiber, called when the descriptor may be ready, by a ring. There is
     /// always somebody who calls.
     #[inline(never)] // not part of a frame that waits: what system calls touch would bind it
-    pub(crate) fn enlist_by_ring(&self, fd: BorrowedFd<'_>, interest: Interest, waiter: &Waiter) {
+    pub(crate) fn enlist_poll(&self, fd: BorrowedFd<'_>, interest: Interest, waiter: &Waiter) {
         let token = context::here().expect("on a fiber").enter_with_worker();
         let (shared, worker) = (token.carrier().shared(), token.worker());
         let mut number = Number {
-            source: (self.key() - 1) as u32,
+            record: (self.key() - 1) as u32,
             interest,
             serial: 0,
         };
@@ -108,19 +111,19 @@ impl Registration {
         let entry = uring::entry(fd, &mut Request::Ready(interest), &mut Room::new());
         let entry = entry.expect("a ring polls");
         // SAFETY: it names a descriptor only, and the number is no address.
-        if !unsafe { shared.push_to(worker, &entry, number.pack()) } {
-            shared.call_later(number.pack());
+        if !unsafe { shared.push_to_ring(worker, &entry, number.pack()) } {
+            shared.notify_later(number.pack());
         } else if worker.io_armed.load(SeqCst) {
-            shared.urge_watch(worker.uring.get().expect("it is in there"));
+            shared.urge_poller(worker.uring.get().expect("it is in there"));
         }
     }
 
     /// Takes a waiter back that was enlisted. False if it was called, or is about to be.
     #[inline(never)]
-    pub(crate) fn withdraw_by_ring(&self, interest: Interest, waiter: &Waiter) -> bool {
+    pub(crate) fn withdraw_poll(&self, interest: Interest, waiter: &Waiter) -> bool {
         let guard = context::disable_preempt();
         let mut number = Number {
-            source: (self.key.load(SeqCst) - 1) as u32,
+            record: (self.key.load(SeqCst) - 1) as u32,
             interest,
             serial: 0,
         };
@@ -140,7 +143,7 @@ impl Registration {
             .enter()
             .is_some_and(|t| t.worker().index == poll.worker);
         if !holds || worker.io_armed.load(SeqCst) {
-            shared.urge_watch(ring);
+            shared.urge_poller(ring);
         }
         true
     }
@@ -174,33 +177,33 @@ const LATE: Duration = Duration::from_millis(8);
 
 impl Shared {
     /// The poll is over.
-    pub(super) fn poll_over(
+    pub(super) fn poll_completed(
         &self,
         guard: &context::PreemptGuard,
         completion: &Completion,
     ) -> Option<DeferredDrop> {
         match Answer::of(completion.result) {
             // At once it would be refused again.
-            Answer::Failed(_) | Answer::WouldBlock => self.call_later(completion.operation),
+            Answer::Failed(_) | Answer::WouldBlock => self.notify_later(completion.operation),
             Answer::Count(_) | Answer::Cancelled => return call(guard, completion.operation),
         }
         None
     }
 
     /// Whoever waits for this poll is called after a pause. With the preemption disabled.
-    fn call_later(&self, number: u64) {
-        let mut late = lock(&self.io_watch.late);
+    fn notify_later(&self, number: u64) {
+        let mut late = lock(&self.io_poller.late);
         late.numbers.push(number);
         late.due.get_or_insert_with(|| Instant::now() + LATE);
         drop(late);
-        if let Some(sets) = self.io_watch.sets.get() {
-            os::notify_eventfd(sets.waker());
+        if let Some(epoll) = self.io_poller.epoll.get() {
+            os::notify_eventfd(epoll.waker());
         }
     }
 
     /// The watch: calls them if it is time to, and says how long that takes otherwise.
-    pub(super) fn call_late(&self) -> Option<Duration> {
-        let mut late = lock(&self.io_watch.late);
+    pub(super) fn notify_refused(&self) -> Option<Duration> {
+        let mut late = lock(&self.io_poller.late);
         let left = late.due?.saturating_duration_since(Instant::now());
         if !left.is_zero() {
             return Some(left);
@@ -224,9 +227,9 @@ mod tests {
     #[test]
     fn a_number_says_who_waits_for_what() {
         for interest in [Interest::Read, Interest::Write] {
-            for (source, serial) in [(0, 0), (1, u32::MAX), ((1 << 22) - 1, 7)] {
+            for (record, serial) in [(0, 0), (1, u32::MAX), ((1 << 22) - 1, 7)] {
                 let number = Number {
-                    source,
+                    record,
                     interest,
                     serial,
                 };

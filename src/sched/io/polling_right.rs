@@ -16,17 +16,17 @@
 //! tick.
 //!
 //! **I31** *Descriptors are watched.* While the instance holds descriptors, a worker holds the
-//! seat, or a worker looks soon, or the poller thread (`watch.rs`) is armed. Where a worker stops
+//! seat, or a worker looks soon, or the poller thread (`poller.rs`) is armed. Where a worker stops
 //! to look soon there is a step that restores this:
 //!
 //! - A worker that falls asleep (1) announces its sleep, (2) issues a fence, (3) takes the seat if
 //!   no other worker looks soon. Of two that fall asleep together the later one sees the other
 //!   asleep.
 //! - A worker that begins a long dispatch (1) publishes it, (2) issues a fence, (3) calls
-//!   [`Shared::hand_on_io`], which wakes a sleeping worker, or arms the poller thread. If it finds
+//!   [`Shared::hand_events_on`], which wakes a sleeping worker, or arms the poller thread. If it finds
 //!   a worker that looks soon and that one falls asleep, the sleeper sees the long dispatch and
 //!   takes the seat.
-//! - The monitor finds a worker away for a tick, and calls [`Shared::hand_on_io`] if no other
+//! - The monitor finds a worker away for a tick, and calls [`Shared::hand_events_on`] if no other
 //!   worker looked.
 //!
 //! **I32** *The bell wakes the holder of the seat.* The bell stays readable until it is silenced.
@@ -47,14 +47,14 @@ use crate::sched::Shared;
 use crate::sched::worker::{Roused, Worker};
 
 /// The right to sleep in `epoll_wait`.
-pub(crate) struct Seat {
+pub(crate) struct PollingRight {
     /// The index of the worker that holds it, plus one; or zero.
     holder: AtomicUsize,
 }
 
-impl Seat {
+impl PollingRight {
     pub(crate) fn new() -> Self {
-        Seat {
+        PollingRight {
             holder: AtomicUsize::new(0),
         }
     }
@@ -71,80 +71,81 @@ impl Seat {
     }
 
     /// By its holder.
-    fn leave(&self) {
+    fn release(&self) {
         self.holder.store(0, SeqCst);
     }
 
-    fn is_taken(&self) -> bool {
+    fn is_held(&self) -> bool {
         self.holder.load(SeqCst) != 0
     }
 }
 
 impl Shared {
     /// Takes the seat for a worker that has announced its sleep, if it should wait there.
-    pub(crate) fn take_seat(&self, worker: &Worker) -> Option<&Epoll> {
+    pub(crate) fn take_polling_right(&self, worker: &Worker) -> Option<&Epoll> {
         let set = self.io_set.get().filter(|set| !set.is_empty())?;
         let left_to_others =
-            self.is_brisk() && self.others_look_soon(worker.index) && !self.is_stopping();
-        if left_to_others || !self.io_seat.take(worker.index) {
+            self.is_brisk() && self.others_poll_soon(worker.index) && !self.is_stopping();
+        if left_to_others || !self.polling_right.take(worker.index) {
             return None;
         }
-        self.disarm_set();
+        self.disarm_epoll();
         Some(set)
     }
 
     /// Leaves the seat after a sleep that found these events.
-    pub(crate) fn leave_seat(&self, set: &Epoll, found: Option<&Events>) {
+    pub(crate) fn release_polling_right(&self, set: &Epoll, found: Option<&Events>) {
         if found.is_some_and(Events::has_rung) {
             set.silence(); // I32: before another worker can take the seat
         }
-        self.io_seat.leave();
+        self.polling_right.release();
     }
 
     /// A thread without the seat found the bell ringing.
-    pub(super) fn pass_bell_on(&self, set: &Epoll) {
-        if self.io_seat.is_taken() {
+    pub(super) fn pass_wakeup_on(&self, set: &Epoll) {
+        if self.polling_right.is_held() {
             return; // it rings until the holder wakes
         }
         set.silence();
         fence(SeqCst);
-        if self.io_seat.is_taken() {
+        if self.polling_right.is_held() {
             os::notify_eventfd(set.waker()); // I32
         }
     }
 
     /// Whether this worker looks into the epoll instance within a tick.
-    fn looks_soon(&self, worker: &Worker) -> bool {
+    fn polls_soon(&self, worker: &Worker) -> bool {
         !self.idle.is_asleep(worker.index)
             && worker.published.phase() != Phase::Idle
             && !worker.is_in_long_dispatch()
-            && !worker.io_due.load(Relaxed)
+            && !worker.io_poll_due.load(Relaxed)
             && !self.count.is_retired(worker.index)
     }
 
-    fn others_look_soon(&self, me: usize) -> bool {
+    fn others_poll_soon(&self, me: usize) -> bool {
         let mut others = self.present().iter().filter(|worker| worker.index != me);
-        others.any(|worker| self.looks_soon(worker))
+        others.any(|worker| self.polls_soon(worker))
     }
 
     /// A worker may have stopped to look soon: if no other thread waits for events, one is made to
     /// (I31). May be called in a signal handler.
-    pub(crate) fn hand_on_io(&self) {
+    pub(crate) fn hand_events_on(&self) {
         if self.io_set.get().is_none_or(Epoll::is_empty) {
             return;
         }
         fence(SeqCst);
-        if self.lacks_poller() {
+        if self.no_worker_polls() {
             match self.idle.claim_any() {
                 Some(index) => self.rouse(&self.workers[index], Roused::TO_WORK),
-                None => self.arm_set(),
+                None => self.arm_epoll(),
             }
         }
     }
 
     /// Whether no worker waits for events or will look soon.
-    pub(super) fn lacks_poller(&self) -> bool {
-        !self.io_seat.is_taken() && !self.present().iter().any(|worker| self.looks_soon(worker))
+    pub(super) fn no_worker_polls(&self) -> bool {
+        !self.polling_right.is_held()
+            && !self.present().iter().any(|worker| self.polls_soon(worker))
     }
 }
 
@@ -158,7 +159,7 @@ mod models {
 
     struct Model {
         idle: Idle,
-        seat: Seat,
+        polling_right: PollingRight,
         long: AtomicBool,
         armed: AtomicBool,
     }
@@ -167,13 +168,13 @@ mod models {
         fn new() -> Arc<Self> {
             Arc::new(Model {
                 idle: Idle::new(2),
-                seat: Seat::new(),
+                polling_right: PollingRight::new(),
                 long: AtomicBool::new(false),
                 armed: AtomicBool::new(false),
             })
         }
 
-        fn looks_soon(&self, worker: usize) -> bool {
+        fn polls_soon(&self, worker: usize) -> bool {
             let is_long = worker == 0 && self.long.load(SeqCst);
             !self.idle.is_asleep(worker) && !is_long
         }
@@ -181,8 +182,8 @@ mod models {
         /// Worker `me` falls asleep, in brisk times.
         fn sleep(&self, me: usize) {
             self.idle.announce_sleep(me, false);
-            if !self.looks_soon(1 - me) {
-                let _held = self.seat.take(me);
+            if !self.polls_soon(1 - me) {
+                let _held = self.polling_right.take(me);
             }
         }
 
@@ -190,7 +191,7 @@ mod models {
         fn compute(&self) {
             self.long.store(true, SeqCst);
             fence(SeqCst);
-            if self.seat.is_taken() || self.looks_soon(1) {
+            if self.polling_right.is_held() || self.polls_soon(1) {
                 return;
             }
             match self.idle.claim_any() {
@@ -203,7 +204,7 @@ mod models {
         }
 
         fn is_watched(&self) -> bool {
-            self.seat.is_taken() || self.armed.load(SeqCst)
+            self.polling_right.is_held() || self.armed.load(SeqCst)
         }
     }
 
@@ -231,20 +232,20 @@ mod models {
         });
     }
 
-    /// The bell is a flag here, and `take_seat`, a ring and `pass_bell_on` are what they are above.
+    /// The bell is a flag here, and `take_polling_right`, a ring and `pass_wakeup_on` are what they are above.
     #[test]
     fn loom_a_ring_for_the_holder_of_the_seat_is_not_silenced() {
         loom::model(|| {
             let (model, waker) = (Model::new(), Arc::new(AtomicBool::new(true)));
             let (other, rung) = (model.clone(), waker.clone());
             let ringer = thread::spawn(move || {
-                assert!(other.seat.take(1));
+                assert!(other.polling_right.take(1));
                 rung.store(true, SeqCst); // meant for the holder
             });
-            if !model.seat.is_taken() {
+            if !model.polling_right.is_held() {
                 waker.store(false, SeqCst);
                 fence(SeqCst);
-                if model.seat.is_taken() {
+                if model.polling_right.is_held() {
                     waker.store(true, SeqCst);
                 }
             }

@@ -1,7 +1,7 @@
 //! The poller thread: takes events while workers compute.
 //!
 //! A worker in a long dispatch does not look for events. When no worker does, the epoll instance is
-//! *armed*: it becomes part of another one in which the poller thread sleeps (`seat.rs` says when).
+//! *armed*: it becomes part of another one in which the poller thread sleeps (`polling_right.rs` says when).
 //! The poller thread is woken once, takes the events in the workers' place, and arms the instance
 //! again if that is still needed. A worker that comes to its scheduler disarms it. A ring is armed
 //! in the same way when its own worker begins a long dispatch or retires, and what waits there to
@@ -28,7 +28,7 @@ use crate::base::loom::{Mutex, lock};
 use crate::base::os;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
-use crate::sched::io::polled::Late;
+use crate::sched::io::polls::Late;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context, retire};
 
@@ -38,8 +38,8 @@ const REFUSED_PAUSE: Duration = Duration::from_millis(1);
 pub(super) const SET: u64 = u64::MAX - 1;
 
 #[derive(Default)]
-pub(crate) struct Watch {
-    pub(super) sets: OnceLock<Epoll>,
+pub(crate) struct Poller {
+    pub(super) epoll: OnceLock<Epoll>,
     thread: Mutex<Option<JoinHandle<()>>>,
     stops: AtomicBool,
     /// The helper is to start the thread.
@@ -48,15 +48,15 @@ pub(crate) struct Watch {
     pub(super) late: Mutex<Late>,
 }
 
-impl Watch {
+impl Poller {
     /// Makes a set or a ring known, so that it can be armed. Starts the thread if this is the
     /// first.
-    pub(super) fn include(&self, shared: &Shared, set: RawFd, key: u64) -> io::Result<()> {
+    pub(super) fn add_instance(&self, shared: &Shared, set: RawFd, key: u64) -> io::Result<()> {
         let mut thread = lock(&self.thread);
-        if self.sets.get().is_none() {
-            let _ = self.sets.set(Epoll::new()?);
+        if self.epoll.get().is_none() {
+            let _ = self.epoll.set(Epoll::new()?);
         }
-        let sets = self.sets.get().expect("just set");
+        let epoll = self.epoll.get().expect("just set");
         // S16: from a thread that a fiber changed, by the helper, whose thread is as it should be;
         // and by the helper, again and again, if the system refuses it now.
         let is_left = thread.is_none() && retire::is_here();
@@ -64,7 +64,7 @@ impl Watch {
             self.wanted.store(true, SeqCst);
             shared.start_poller_soon();
         }
-        sets.add_once(set, key)
+        epoll.add_once(set, key)
     }
 
     /// On the helper's thread: starts the thread if another must not start it. True if it is
@@ -92,8 +92,8 @@ impl Watch {
 
     pub(crate) fn stop(&self) {
         self.stops.store(true, SeqCst);
-        if let Some(sets) = self.sets.get() {
-            os::notify_eventfd(sets.waker());
+        if let Some(epoll) = self.epoll.get() {
+            os::notify_eventfd(epoll.waker());
         }
         let guard = context::disable_preempt();
         let thread = lock(&self.thread).take();
@@ -111,14 +111,14 @@ fn watch(runtime: &Weak<Shared>) {
     let Some(shared) = runtime.upgrade() else {
         return;
     };
-    let Some(sets) = shared.io_watch.sets.get() else {
+    let Some(epoll) = shared.io_poller.epoll.get() else {
         return;
     };
     let mut pause = None;
-    while !shared.io_watch.stops.load(SeqCst) {
-        let events = sets.wait(pause);
+    while !shared.io_poller.stops.load(SeqCst) {
+        let events = epoll.wait(pause);
         if events.has_rung() {
-            sets.silence();
+            epoll.silence();
         }
         events.tell(|ready| {
             if ready.key == SET {
@@ -126,12 +126,12 @@ fn watch(runtime: &Weak<Shared>) {
             }
             let worker = &shared.workers[ready.key as usize];
             worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
-            shared.look_in_place_of(worker);
-            if shared.needs_watch(worker) {
+            shared.poll_ring_for(worker);
+            if shared.needs_poller(worker) {
                 shared.arm_ring(worker);
             }
         });
-        let pauses = [shared.submit_for_others(), shared.call_late()];
+        let pauses = [shared.submit_for_others(), shared.notify_refused()];
         pause = pauses.into_iter().flatten().min();
     }
 }
@@ -140,32 +140,32 @@ impl Shared {
     /// The poller thread: the set has something, and no worker has looked.
     fn poll_for_workers(&self) {
         self.io_set_armed.swap(false, SeqCst); // and what was done before it was armed is seen
-        self.poll_set();
-        if self.lacks_poller() {
-            self.arm_set();
+        self.poll_epoll();
+        if self.no_worker_polls() {
+            self.arm_epoll();
         }
     }
 
     /// Whether its holder does not look into its ring before long.
-    fn needs_watch(&self, worker: &Worker) -> bool {
-        let overran = || worker.io_away.load(SeqCst) == worker.published.dispatches();
+    fn needs_poller(&self, worker: &Worker) -> bool {
+        let overran = || worker.io_overrun.load(SeqCst) == worker.published.dispatches();
         let is_away =
             worker.published.phase() == Phase::Fiber && (worker.is_in_long_dispatch() || overran());
         is_away || self.count.is_retired(worker.index)
     }
 
     /// The monitor has found that this worker makes no progress.
-    pub(crate) fn watch_io(&self, worker: &Worker, dispatch: u64) {
-        worker.io_away.store(dispatch, SeqCst);
+    pub(crate) fn hand_io_to_poller(&self, worker: &Worker, dispatch: u64) {
+        worker.io_overrun.store(dispatch, SeqCst);
         self.arm_io(worker);
     }
 
     /// The one way to look into a ring without holding its worker. The bell of a sleeper there may
     /// have been taken meanwhile: the sleeper is woken by other means. A ring of the bell comes
     /// after the sleeper announced its sleep.
-    fn look_in_place_of(&self, worker: &Worker) {
-        self.look_into_ring(worker);
-        worker.note_look();
+    fn poll_ring_for(&self, worker: &Worker) {
+        self.poll_ring(worker);
+        worker.note_poll();
         fence(SeqCst);
         if worker.published.phase() != Phase::Idle || self.count.is_retired(worker.index) {
             return;
@@ -179,19 +179,19 @@ impl Shared {
     /// At each look of the monitor: a worker that always finds short fibers to run looks for events
     /// rarely. It is asked to; if no worker has looked by the next look of the monitor, another
     /// thread does.
-    pub(crate) fn mind_events(&self) {
+    pub(crate) fn check_events_polled(&self) {
         let mut set_is_left = self.io_set.get().is_some();
-        for worker in (self.present().iter()).filter(|worker| self.has_sources(worker)) {
-            let looks = worker.io_looks.load(Relaxed);
-            let looked = worker.io_looks_known.swap(looks, Relaxed) != looks;
+        for worker in (self.present().iter()).filter(|worker| self.has_io(worker)) {
+            let looks = worker.io_polls.load(Relaxed);
+            let looked = worker.io_polls_known.swap(looks, Relaxed) != looks;
             set_is_left &= !looked;
             let stays_away = !looked && worker.published.phase() != Phase::Idle;
-            if stays_away && worker.io_due.swap(true, Relaxed) {
+            if stays_away && worker.io_poll_due.swap(true, Relaxed) {
                 self.arm_ring(worker);
             }
         }
         if set_is_left {
-            self.hand_on_io();
+            self.hand_events_on();
         }
     }
 
@@ -199,7 +199,7 @@ impl Shared {
     #[inline]
     pub(crate) fn arm_io(&self, worker: &Worker) {
         self.arm_ring(worker);
-        self.hand_on_io();
+        self.hand_events_on();
     }
 
     fn arm_ring(&self, worker: &Worker) {
@@ -208,15 +208,15 @@ impl Shared {
         };
         self.set_armed(&worker.io_armed, ring.raw(), worker.index as u64, true);
         if ring.is_pending()
-            && let Some(sets) = self.io_watch.sets.get()
+            && let Some(epoll) = self.io_poller.epoll.get()
         {
-            os::notify_eventfd(sets.waker()); // no request waits behind a computation
+            os::notify_eventfd(epoll.waker()); // no request waits behind a computation
         }
     }
 
     /// The poller thread waits for events of the set from here on. May be called in a signal
     /// handler.
-    pub(super) fn arm_set(&self) {
+    pub(super) fn arm_epoll(&self) {
         if let Some(set) = self.io_set.get() {
             self.set_armed(&self.io_set_armed, set.raw(), SET, true);
         }
@@ -224,7 +224,7 @@ impl Shared {
 
     /// A worker waits for events, or looks soon.
     #[inline]
-    pub(super) fn disarm_set(&self) {
+    pub(super) fn disarm_epoll(&self) {
         if self.io_set_armed.load(SeqCst)
             && let Some(set) = self.io_set.get()
         {
@@ -233,10 +233,10 @@ impl Shared {
     }
 
     /// What was pushed there is to be submitted now, and not by us.
-    pub(crate) fn urge_watch(&self, ring: &Uring) {
+    pub(crate) fn urge_poller(&self, ring: &Uring) {
         ring.urge();
-        if let Some(sets) = self.io_watch.sets.get() {
-            os::notify_eventfd(sets.waker());
+        if let Some(epoll) = self.io_poller.epoll.get() {
+            os::notify_eventfd(epoll.waker());
         }
     }
 
@@ -249,7 +249,7 @@ impl Shared {
                 && (ring.was_urged() || worker.io_armed.load(SeqCst))
                 && ring.is_pending()
             {
-                self.look_in_place_of(worker);
+                self.poll_ring_for(worker);
                 if ring.is_pending() {
                     ring.urge(); // what we have begun is not left to others: they may sleep
                     pause = Some(REFUSED_PAUSE);
@@ -262,7 +262,7 @@ impl Shared {
     /// This worker looks itself from here on.
     #[inline]
     pub(crate) fn disarm_io(&self, worker: &Worker) {
-        self.disarm_set();
+        self.disarm_epoll();
         if worker.io_armed.load(SeqCst)
             && let Some(ring) = worker.uring.get()
         {
@@ -277,12 +277,12 @@ impl Shared {
         if word.swap(on, SeqCst) == on {
             return;
         }
-        let Some(sets) = self.io_watch.sets.get() else {
+        let Some(epoll) = self.io_poller.epoll.get() else {
             return;
         };
         let mut state = on;
         loop {
-            sets.arm(descriptor, key, state);
+            epoll.arm(descriptor, key, state);
             match word.load(SeqCst) {
                 now if now == state => return,
                 now => state = now,
@@ -292,7 +292,7 @@ impl Shared {
 
     /// Whether a fiber may wait for a descriptor, or for an operation in the worker's ring.
     #[inline]
-    pub(crate) fn has_sources(&self, worker: &Worker) -> bool {
+    pub(crate) fn has_io(&self, worker: &Worker) -> bool {
         match self.io_set.get() {
             Some(set) => !set.is_empty(),
             None => worker.busy_ring().is_some(),
@@ -302,10 +302,10 @@ impl Shared {
 
 impl Worker {
     /// A thread has looked for events in the name of this worker.
-    pub(crate) fn note_look(&self) {
-        let looks = self.io_looks.load(Relaxed).wrapping_add(1);
-        self.io_looks.store(looks, Relaxed);
-        self.io_due.store(false, Relaxed);
+    pub(crate) fn note_poll(&self) {
+        let looks = self.io_polls.load(Relaxed).wrapping_add(1);
+        self.io_polls.store(looks, Relaxed);
+        self.io_poll_due.store(false, Relaxed);
     }
 
     /// Its ring, if operations are in flight there.

@@ -27,13 +27,13 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::registration::{Ended, Interest, Outcome, Registration, Seen};
+use super::registration::{Ended, Interest, Outcome, ReadinessToken, Registration};
 use crate::base::address::Address;
 use crate::base::descriptor;
 use crate::base::request::Request;
 use crate::base::socket::Take;
 use crate::park;
-use crate::sched::io::ring;
+use crate::sched::io::operation;
 
 /// How long an operation may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,31 +54,31 @@ impl Patience {
 
 /// A descriptor with its registration. It is there until it is taken out, by value.
 #[derive(Debug)]
-pub(crate) struct Watched<T: AsFd> {
+pub(crate) struct Registered<T: AsFd> {
     inner: Option<T>,
     registration: Registration,
     /// What is known of how long it may wait: a bit for each way that does so for as long as it takes, or
-    /// [`LENT`], or [`LIMITED`].
+    /// [`SHARED`], or [`LIMITED`].
     patience: AtomicU8,
 }
 
 /// Others may have a handle of the same open file, and change its mode or its limits: nothing is known for good.
-const LENT: u8 = 1 << 7;
+const SHARED: u8 = 1 << 7;
 /// Its mode or its limits have been set, by us: they are asked for.
 const LIMITED: u8 = 1 << 6;
 
-impl<T: AsFd> Watched<T> {
+impl<T: AsFd> Registered<T> {
     pub(crate) const fn new(inner: T) -> Self {
-        Watched {
+        Registered {
             inner: Some(inner),
             registration: Registration::new(),
-            patience: AtomicU8::new(LENT),
+            patience: AtomicU8::new(SHARED),
         }
     }
 
     /// Of a descriptor that nobody else has had so far.
-    pub(crate) const fn sole(inner: T) -> Self {
-        Watched {
+    pub(crate) const fn unshared(inner: T) -> Self {
+        Registered {
             inner: Some(inner),
             registration: Registration::new(),
             patience: AtomicU8::new(0),
@@ -86,8 +86,8 @@ impl<T: AsFd> Watched<T> {
     }
 
     /// For whoever may do with it what we do not see.
-    pub(crate) fn lend(&self) -> &T {
-        self.patience.store(LENT, Relaxed);
+    pub(crate) fn share(&self) -> &T {
+        self.patience.store(SHARED, Relaxed);
         self.get()
     }
 
@@ -97,8 +97,8 @@ impl<T: AsFd> Watched<T> {
         self.get()
     }
 
-    fn is_lent(&self) -> bool {
-        self.patience.load(Relaxed) & LENT != 0
+    fn is_shared(&self) -> bool {
+        self.patience.load(Relaxed) & SHARED != 0
     }
 
     /// How long it may wait, if that need not be asked each time.
@@ -110,7 +110,7 @@ impl<T: AsFd> Watched<T> {
     ) -> Patience {
         let bit = 1 << interest as u8;
         let known = self.patience.load(Relaxed);
-        let never = LENT | LIMITED;
+        let never = SHARED | LIMITED;
         if known & (bit | never) == bit {
             return Patience::Forever;
         }
@@ -134,7 +134,7 @@ impl<T: AsFd> Watched<T> {
 
     /// Whoever gets this may put another descriptor there, so the old one is forgotten.
     pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.registration.forget(self.lend().as_fd());
+        self.registration.forget(self.share().as_fd());
         self.inner.as_mut().expect("it is taken out by value only")
     }
 
@@ -144,9 +144,9 @@ impl<T: AsFd> Watched<T> {
     }
 
     /// The same descriptor, under another type; its registration stays.
-    pub(crate) fn map<U: AsFd>(mut self, f: impl FnOnce(T) -> U) -> Watched<U> {
+    pub(crate) fn map<U: AsFd>(mut self, f: impl FnOnce(T) -> U) -> Registered<U> {
         let inner = self.inner.take().expect("it is taken out by value only");
-        Watched {
+        Registered {
             inner: Some(f(inner)),
             registration: std::mem::replace(&mut self.registration, Registration::new()),
             patience: AtomicU8::new(*self.patience.get_mut()),
@@ -185,12 +185,12 @@ impl<T: AsFd> Watched<T> {
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         buffer: &mut [u8],
     ) -> io::Result<usize> {
-        if self.is_lent() {
+        if self.is_shared() {
             return self.perform(patience, Request::Receive(buffer, Take::Take));
         }
         let (room, mut before) = (buffer.len(), None);
         let attempt = |request: &mut Request<'_, '_>, inner: &T| {
-            before = Some(self.registration.seen(Interest::Read));
+            before = Some(self.registration.readiness(Interest::Read));
             request.attempt(inner.as_fd())
         };
         let way = match self.registration.drained() {
@@ -242,7 +242,7 @@ impl<T: AsFd> Watched<T> {
     }
 
     /// The same for what the kernel does not tell us about: looks again and again.
-    pub(crate) fn run_guessing<R>(
+    pub(crate) fn run_with_backoff<R>(
         &self,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         attempt: impl FnMut(&T) -> io::Result<R>,
@@ -263,14 +263,19 @@ impl<T: AsFd> Watched<T> {
         state: &mut S,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         mut attempt: impl FnMut(&mut S, &T) -> io::Result<R>,
-        mut wait: impl FnMut(&mut S, BorrowedFd<'_>, Seen, Option<Instant>) -> io::Result<Outcome<R>>,
+        mut wait: impl FnMut(
+            &mut S,
+            BorrowedFd<'_>,
+            ReadinessToken,
+            Option<Instant>,
+        ) -> io::Result<Outcome<R>>,
     ) -> io::Result<R> {
         park::charge_ahead();
         let inner = self.get();
         let (interest, mut seen) = match way {
             Way::Drained(seen) => (Interest::Read, seen),
             Way::Tried(interest) => {
-                let seen = self.registration.seen(interest);
+                let seen = self.registration.readiness(interest);
                 match attempt(state, inner) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => (interest, seen),
                     done => return done,
@@ -283,13 +288,13 @@ impl<T: AsFd> Watched<T> {
             Patience::Until(at) => Some(at),
             Patience::Forever => None,
         };
-        let mut vain = Vain::new();
+        let mut vain = SpuriousWakes::new();
         loop {
             let ended = match wait(state, fd, seen, deadline)? {
                 Outcome::Done(answer) => return Ok(answer),
                 Outcome::Ended(ended) => ended,
             };
-            seen = self.registration.seen(interest);
+            seen = self.registration.readiness(interest);
             match (attempt(state, inner), ended) {
                 (Err(error), _) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
                 (Err(error), Ended::Ready) if vain.again(deadline)? == Ended::TimedOut => {
@@ -310,7 +315,7 @@ enum Way {
     /// A try.
     Tried(Interest),
     /// Nothing: nothing has been told since a read that got all there was.
-    Drained(Seen),
+    Drained(ReadinessToken),
 }
 
 pub(super) fn pause(backoff: &mut Backoff, deadline: Option<Instant>) -> io::Result<Ended> {
@@ -323,21 +328,21 @@ pub(super) fn pause(backoff: &mut Backoff, deadline: Option<Instant>) -> io::Res
 /// Waits that ended at once and for nothing: the kernel has something to tell that this operation does not take,
 /// say, an error queue. Whoever tries again at once would do so for ever. That is so where each wait asks anew, on
 /// plain threads and by rings; a set tells a change once.
-struct Vain {
+struct SpuriousWakes {
     times: u32,
     backoff: Backoff,
     /// When the last one ended, or the pause after it.
     last: Option<Instant>,
 }
 
-impl Vain {
+impl SpuriousWakes {
     /// So many may be chance: others were faster.
     const FEW: u32 = 16;
     /// What took longer has waited.
     const AT_ONCE: Duration = Duration::from_millis(1);
 
     fn new() -> Self {
-        Vain {
+        SpuriousWakes {
             times: 0,
             backoff: Backoff::new(),
             last: None,
@@ -345,7 +350,7 @@ impl Vain {
     }
 
     fn again(&mut self, deadline: Option<Instant>) -> io::Result<Ended> {
-        if park::current_fiber().is_some() && !ring::is_used() {
+        if park::current_fiber().is_some() && !operation::is_used() {
             return Ok(Ended::Ready);
         }
         if self.last.is_some_and(|last| last.elapsed() > Self::AT_ONCE) {
@@ -362,7 +367,7 @@ impl Vain {
     }
 }
 
-impl<T: AsFd> Drop for Watched<T> {
+impl<T: AsFd> Drop for Registered<T> {
     fn drop(&mut self) {
         if let Some(inner) = &self.inner {
             self.registration.forget(inner.as_fd());
