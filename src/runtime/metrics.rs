@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::base::os;
 use crate::blocking;
+use crate::driver::Driver;
 use crate::fiber::stack::{self, Guard};
 use crate::runtime::histogram::Histogram;
 use crate::sched::Shared;
@@ -313,15 +314,15 @@ impl Metrics {
             eintr: os::interrupted_calls(),
             tasks_threadless: shared.global.threadless.len(),
             unwind_pauses: shared.unwind_pauses.load(Relaxed),
-            io_sockets: match shared.settings.uring_asked_by {
-                Some(_) => IoDriver::Uring,
-                None => IoDriver::Epoll,
+            io_sockets: match shared.driver {
+                Driver::Uring(_) => IoDriver::Uring,
+                Driver::Epoll(_) => IoDriver::Epoll,
             },
             io_files: match shared.files_by_uring() {
                 true => IoDriver::Uring,
                 false => IoDriver::BlockingPool,
             },
-            io_operations: shared.io_operations(),
+            io_operations: shared.driver.in_flight(),
             process_carriers: crate::sched::start::process_carriers(),
             wake_to_run: Histogram::wake_to_run(shared),
         }

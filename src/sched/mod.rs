@@ -53,6 +53,7 @@ use crate::base::affinity::Allowed;
 use crate::base::bitmap::{Bitmap, SparseBitmap};
 use crate::base::loom::{Mutex, lock};
 use crate::base::preempt_check;
+use crate::driver::Driver;
 use crate::error::StartError;
 use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
@@ -161,9 +162,9 @@ pub(crate) struct Settings {
     /// Makes the line about a spawn site whose fibers keep threads, if those are reported.
     pub(crate) log_bound: Option<fn(&bound::BoundSite) -> String>,
     pub(crate) warn_stripped: bool,
-    /// Fibers wait for descriptors by rings; by which name that was asked for.
+    /// The name of the setting that asked for io_uring, if it is used for sockets.
     pub(crate) uring_asked_by: Option<&'static str>,
-    /// Rings may be used for files.
+    /// io_uring may be used for files.
     pub(crate) uring_allowed: bool,
     pub(crate) on_overrun: Vec<overrun::desk::Listener>,
     pub(crate) on_start: Option<Hook>,
@@ -252,13 +253,12 @@ pub(crate) struct Shared {
     observers: AtomicUsize,
     ended: AtomicU32,
     clock: timers::Clock,
-    /// The poller thread: takes events while workers compute.
+    /// The I/O backend: epoll, or io_uring.
+    pub(crate) driver: Driver,
+    /// The thread that takes events while workers compute.
     io_poller: io::poller::Poller,
-    /// The epoll instance, once a fiber has waited for a descriptor; and who sleeps in it.
-    io_set: OnceLock<crate::driver::epoll::Epoll>,
+    /// The right of one worker to sleep in the epoll instance.
     polling_right: io::polling_right::PollingRight,
-    /// The poller thread waits for events of the set.
-    io_set_armed: AtomicBool,
     pace: pace::Pace,
     runtime_drops: io::RuntimeDrops,
     files_by_uring: OnceLock<bool>,
@@ -299,6 +299,10 @@ impl Shared {
         };
         let most = settings.most_workers.max(n);
         let workers = (0..most).map(worker).collect();
+        let driver = match settings.uring_asked_by {
+            Some(_) => Driver::uring(most),
+            None => Driver::epoll(),
+        };
         let listeners = std::mem::take(&mut settings.on_overrun);
         let desk = overrun::desk::Desk::new(listeners, settings.log_overruns);
         let shared = Arc::new_cyclic(|this| Shared {
@@ -344,10 +348,9 @@ impl Shared {
             observers: AtomicUsize::new(0),
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
+            driver,
             io_poller: io::poller::Poller::default(),
-            io_set: OnceLock::new(),
             polling_right: io::polling_right::PollingRight::new(),
-            io_set_armed: AtomicBool::new(false),
             pace: pace::Pace::new(),
             runtime_drops: io::RuntimeDrops::default(),
             files_by_uring: OnceLock::new(),

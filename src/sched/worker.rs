@@ -2,7 +2,6 @@
 
 use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
     Ordering::SeqCst,
@@ -14,7 +13,6 @@ use indent_sysmon::{Phase, Slot as Published};
 use crate::base::inbox::Inbox;
 use crate::base::list::List;
 use crate::base::rng::Rng;
-use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
 use crate::fiber::{FiberRef, Record, stack::Guard};
@@ -42,12 +40,13 @@ pub(crate) struct Worker {
     pub(crate) stacks_cached: AtomicUsize,
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
-    /// The dispatch in which the monitor found it away: the poller thread looks into its ring.
+    /// The dispatch in which the monitor found it away: the I/O poller polls in its place.
     pub(crate) io_overrun: AtomicU64,
-    /// How often a thread has looked for events in its name, and what the monitor knows of that.
+    /// How often a thread has polled for events on its behalf, and that number at the monitor's
+    /// last look.
     pub(crate) io_polls: AtomicU64,
     pub(crate) io_polls_known: AtomicU64,
-    /// Its holder should look for events when it next looks for work: no thread has looked for a
+    /// Its holder should poll for events when it next looks for work: no thread has polled for a
     /// tick. Set by the monitor.
     pub(crate) io_poll_due: AtomicBool,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
@@ -58,10 +57,6 @@ pub(crate) struct Worker {
     pub(crate) has_own: AtomicBool,
     /// Why this worker was roused, by whoever claimed its sleep.
     pub(crate) roused: AtomicU8,
-    /// Operations that fibers wait for, if the runtime uses rings; and the poller thread looks
-    /// there in our place.
-    pub(crate) uring: OnceLock<Uring>,
-    pub(crate) io_armed: AtomicBool,
     pub(crate) counters: Counters,
     pub(crate) rate: Rate,
     /// How long fibers it ran had waited for that.
@@ -204,8 +199,6 @@ impl Worker {
             carrier: AtomicPtr::new(ptr::null_mut()),
             has_own: AtomicBool::new(false),
             roused: AtomicU8::new(Roused::NO),
-            uring: OnceLock::new(),
-            io_armed: AtomicBool::new(false),
             counters: Counters::default(),
             rate: Rate::new(),
             wake_to_run: Recorder::new(),

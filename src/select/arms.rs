@@ -266,13 +266,13 @@ impl fmt::Debug for Descriptor<'_> {
 /// For the macro.
 #[doc(hidden)]
 pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
-    Descriptor::new(source.into().map(|source| source.watch(false)))
+    Descriptor::new(source.into().map(|source| source.readiness_wait(false)))
 }
 
 /// For the macro.
 #[doc(hidden)]
 pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> Descriptor<'a> {
-    Descriptor::new(source.into().map(|source| source.watch(true)))
+    Descriptor::new(source.into().map(|source| source.readiness_wait(true)))
 }
 
 impl<'a> Descriptor<'a> {

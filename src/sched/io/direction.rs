@@ -1,22 +1,30 @@
-//! Who waits for one way of a descriptor, reading or writing.
+//! The waiters of one direction of a descriptor, reading or writing.
 //!
-//! Whoever has something to tell takes all who wait then, a few at a time: between two takes others may come, and
-//! some withdraw. So there is an order. Who comes goes to the end; a take takes from the beginning; the place of who
-//! withdraws is filled from the end. Hence of `n` who waited at some moment, and of which `k` have been taken from
-//! the beginning since, those that are left are among the first `n - k`: whoever takes so many has taken
-//! all of them, and perhaps somebody who came later, and looks in vain.
+//! A notifier takes all waiters that are listed when it begins, a batch at a time: between two
+//! batches others may be added, and some may withdraw. Three rules keep the notifier from missing
+//! one of its waiters:
+//!
+//! 1. A new waiter goes to the end.
+//! 2. A batch is taken from the beginning.
+//! 3. The place of a waiter that withdraws is filled from the end.
+//!
+//! Hence, of `n` waiters that were listed at some moment, and of which `k` have been taken from the
+//! beginning since, those that are left are among the first `n - k`. A notifier that takes that
+//! many has taken all of them. It may also have taken a waiter that came later, which then tries
+//! again for nothing.
 
-/// So many are taken at once.
+/// Waiters that are taken under one lock hold.
 pub(super) const NOTIFY_BATCH: usize = 8;
 
+/// Addresses of the waiters of one direction.
 #[derive(Default)]
 pub(super) struct Direction {
-    /// Mostly there is one. If there is none, there are no others.
+    /// The only one, mostly. If there is none, there are no others.
     first: Option<usize>,
     others: Vec<usize>,
 }
 
-/// Those that were taken.
+/// Addresses of the waiters that were taken.
 pub(super) struct Batch {
     taken: [usize; NOTIFY_BATCH],
     len: usize,
@@ -42,7 +50,7 @@ impl Direction {
         }
     }
 
-    /// False if it is not there: somebody has taken it off to call it.
+    /// Removes a waiter. False if a notifier has taken it.
     pub(super) fn withdraw(&mut self, waiter: usize) -> bool {
         if self.first == Some(waiter) {
             self.first = self.others.pop();
@@ -52,7 +60,7 @@ impl Direction {
         at.map(|at| self.others.swap_remove(at)).is_some()
     }
 
-    /// Takes the first ones off, so many at most. Frees nothing.
+    /// Takes the first waiters, `most` and [`NOTIFY_BATCH`] at most. Frees nothing.
     pub(super) fn take(&mut self, most: usize) -> Batch {
         let (mut taken, len) = ([0; NOTIFY_BATCH], most.min(NOTIFY_BATCH).min(self.len()));
         if let (1.., Some(first)) = (len, self.first) {
@@ -78,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_taken_once_and_in_order_a_few_at_a_time() {
+    fn all_waiters_are_taken_once_and_in_order_a_batch_at_a_time() {
         for n in 0..3 * NOTIFY_BATCH {
             let (mut direction, mut taken) = (of(0..n), Vec::new());
             loop {
@@ -96,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_taken_than_were_asked_for() {
+    fn no_more_waiters_are_taken_than_asked_for() {
         let mut direction = of(0..NOTIFY_BATCH);
         assert_eq!(*direction.take(0), []);
         assert_eq!(*direction.take(2), [0, 1]);
@@ -105,14 +113,14 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_there_is_taken_though_others_come_and_some_withdraw() {
+    fn waiters_listed_at_the_start_are_taken_though_others_come_and_some_withdraw() {
         const THERE: usize = 3 * NOTIFY_BATCH;
         for (seed, leaves) in (0..THERE).flat_map(|a| [(a, 0), (a, 1), (a, NOTIFY_BATCH)]) {
-            let (mut direction, mut left, mut called) = (of(0..THERE), THERE, Vec::new());
+            let (mut direction, mut left, mut taken) = (of(0..THERE), THERE, Vec::new());
             let mut newcomer = THERE;
             while left > 0 {
                 let batch = direction.take(left);
-                called.extend_from_slice(&batch);
+                taken.extend_from_slice(&batch);
                 left -= batch.len();
                 for _ in 0..3 {
                     direction.push(newcomer);
@@ -123,8 +131,9 @@ mod tests {
                 direction.withdraw(seed);
             }
             let gone = [seed, (seed + leaves) % THERE];
-            let forgotten = (0..THERE).find(|who| !gone.contains(who) && !called.contains(who));
-            assert_eq!(forgotten, None, "seed {seed}, {leaves}");
+            let missed =
+                (0..THERE).find(|waiter| !gone.contains(waiter) && !taken.contains(waiter));
+            assert_eq!(missed, None, "seed {seed}, {leaves}");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! The poller thread: takes events while workers compute.
+//! The I/O poller: a thread that takes events while workers compute.
 //!
-//! A worker in a long dispatch does not look for events. When no worker does, the epoll instance is
-//! *armed*: it becomes part of another one in which the poller thread sleeps (`polling_right.rs` says when).
-//! The poller thread is woken once, takes the events in the workers' place, and arms the instance
-//! again if that is still needed. A worker that comes to its scheduler disarms it. A ring is armed
-//! in the same way when its own worker begins a long dispatch or retires, and what waits there to
-//! be submitted is submitted.
+//! A worker in a long dispatch does not poll. When no worker polls, the runtime's epoll instance is
+//! *armed*: it becomes part of another epoll instance, in which the I/O poller sleeps
+//! (`polling_right.rs` says when). The I/O poller is woken once, takes the events in the workers'
+//! place, and arms the instance again if that is still needed. A worker that comes to its scheduler
+//! disarms it. A ring is armed in the same way when its own worker begins a long dispatch or
+//! retires; then the I/O poller also submits what waits there to be submitted.
 //!
-//! A thread of its own and not the monitor: the monitor sleeps on a word, and looks at everything
-//! when it wakes. It asks the kernel to be prompt, as the monitor does.
+//! It is a thread of its own and not the monitor: the monitor sleeps on a word, and looks at
+//! everything when it wakes. It asks the kernel to be prompt, as the monitor does.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -26,37 +26,39 @@ use indent_sysmon::Phase;
 
 use crate::base::loom::{Mutex, lock};
 use crate::base::os;
+use crate::driver::Driver;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
-use crate::sched::io::polls::Late;
+use crate::sched::io::polls::RefusedPolls;
 use crate::sched::worker::Worker;
 use crate::sched::{Shared, context, retire};
 
-/// Before the kernel is asked again to take what it has refused.
+/// Before the kernel is asked again to take entries that it has refused.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
-/// The key of the runtime's epoll instance; rings have the number of their worker.
-pub(super) const SET: u64 = u64::MAX - 1;
+/// The key of the runtime's epoll instance. The key of a ring is the index of its worker.
+pub(super) const EPOLL_KEY: u64 = u64::MAX - 1;
 
 #[derive(Default)]
 pub(crate) struct Poller {
-    pub(super) epoll: OnceLock<Epoll>,
+    /// Where it sleeps: an epoll instance that contains the runtime's instances.
+    epoll: OnceLock<Epoll>,
     thread: Mutex<Option<JoinHandle<()>>>,
     stops: AtomicBool,
     /// The helper is to start the thread.
     wanted: AtomicBool,
-    /// Who is to be called after a pause.
-    pub(super) late: Mutex<Late>,
+    /// Waiters to be notified after a pause.
+    pub(super) refused: Mutex<RefusedPolls>,
 }
 
 impl Poller {
-    /// Makes a set or a ring known, so that it can be armed. Starts the thread if this is the
+    /// Adds an epoll instance or a ring, so that it can be armed. Starts the thread if it is the
     /// first.
-    pub(super) fn add_instance(&self, shared: &Shared, set: RawFd, key: u64) -> io::Result<()> {
+    pub(super) fn add_instance(&self, shared: &Shared, fd: RawFd, key: u64) -> io::Result<()> {
         let mut thread = lock(&self.thread);
         if self.epoll.get().is_none() {
             let _ = self.epoll.set(Epoll::new()?);
         }
-        let epoll = self.epoll.get().expect("just set");
+        let epoll = self.epoll.get().expect("it has just been set");
         // S16: from a thread that a fiber changed, by the helper, whose thread is as it should be;
         // and by the helper, again and again, if the system refuses it now.
         let is_left = thread.is_none() && retire::is_here();
@@ -64,11 +66,11 @@ impl Poller {
             self.wanted.store(true, SeqCst);
             shared.start_poller_soon();
         }
-        epoll.add_once(set, key)
+        epoll.add_once(fd, key)
     }
 
-    /// On the helper's thread: starts the thread if another must not start it. True if it is
-    /// refused.
+    /// Starts the thread if another thread could not. Called on the helper's thread. True if the
+    /// system refuses it.
     pub(crate) fn start_if_wanted(&self, shared: &Shared) -> bool {
         if !self.wanted.swap(false, SeqCst) {
             return false;
@@ -85,16 +87,14 @@ impl Poller {
             let runtime = std::sync::Arc::downgrade(&shared.arc());
             let name = format!("{}-io", shared.settings.thread_name);
             let builder = std::thread::Builder::new().name(name);
-            *thread = Some(builder.spawn(move || watch(&runtime))?);
+            *thread = Some(builder.spawn(move || run(&runtime))?);
         }
         Ok(())
     }
 
     pub(crate) fn stop(&self) {
         self.stops.store(true, SeqCst);
-        if let Some(epoll) = self.epoll.get() {
-            os::notify_eventfd(epoll.waker());
-        }
+        self.notify();
         let guard = context::disable_preempt();
         let thread = lock(&self.thread).take();
         drop(guard);
@@ -102,10 +102,37 @@ impl Poller {
             drop(thread.join());
         }
     }
+
+    /// Wakes the thread. May be called in a signal handler.
+    pub(super) fn notify(&self) {
+        if let Some(epoll) = self.epoll.get() {
+            os::notify_eventfd(epoll.waker());
+        }
+    }
+
+    /// Sets `armed`, then the kernel's view; and again if `armed` was changed meanwhile: the last
+    /// call to the kernel says what `armed` says last.
+    #[cold]
+    fn set_armed(&self, armed: &AtomicBool, fd: RawFd, key: u64, on: bool) {
+        if armed.swap(on, SeqCst) == on {
+            return;
+        }
+        let Some(epoll) = self.epoll.get() else {
+            return;
+        };
+        let mut state = on;
+        loop {
+            epoll.arm(fd, key, state);
+            match armed.load(SeqCst) {
+                now if now == state => return,
+                now => state = now,
+            }
+        }
+    }
 }
 
-/// What the thread does.
-fn watch(runtime: &Weak<Shared>) {
+/// The body of the thread.
+fn run(runtime: &Weak<Shared>) {
     indent_sysmon::be_prompt();
     // It is joined before the runtime goes.
     let Some(shared) = runtime.upgrade() else {
@@ -117,36 +144,40 @@ fn watch(runtime: &Weak<Shared>) {
     let mut pause = None;
     while !shared.io_poller.stops.load(SeqCst) {
         let events = epoll.wait(pause);
-        if events.has_rung() {
-            epoll.silence();
+        if events.has_wakeup() {
+            epoll.drain_waker();
         }
-        events.tell(|ready| {
-            if ready.key == SET {
-                return shared.poll_for_workers();
-            }
-            let worker = &shared.workers[ready.key as usize];
-            worker.io_armed.swap(false, SeqCst); // and what its worker did before it armed it is seen
-            shared.poll_ring_for(worker);
-            if shared.needs_poller(worker) {
-                shared.arm_ring(worker);
-            }
-        });
-        let pauses = [shared.submit_for_others(), shared.notify_refused()];
+        events.for_each(|ready| shared.poll_for_workers(ready.key));
+        let pauses = [shared.submit_for_workers(), shared.notify_refused()];
         pause = pauses.into_iter().flatten().min();
     }
 }
 
 impl Shared {
-    /// The poller thread: the set has something, and no worker has looked.
-    fn poll_for_workers(&self) {
-        self.io_set_armed.swap(false, SeqCst); // and what was done before it was armed is seen
-        self.poll_epoll();
-        if self.no_worker_polls() {
-            self.arm_epoll();
+    /// The I/O poller: takes the events of an instance that no worker has polled.
+    fn poll_for_workers(&self, key: u64) {
+        match &self.driver {
+            Driver::Epoll(instance) => {
+                // What was done before it was armed is seen from here on.
+                instance.is_armed.swap(false, SeqCst);
+                self.poll_epoll();
+                if self.no_worker_polls() {
+                    self.arm_epoll();
+                }
+            }
+            Driver::Uring(rings) => {
+                let worker = &self.workers[key as usize];
+                // What its worker did before it armed it is seen from here on.
+                rings[worker.index].is_armed.swap(false, SeqCst);
+                self.poll_ring_for(worker);
+                if self.needs_poller(worker) {
+                    self.arm_ring(worker);
+                }
+            }
         }
     }
 
-    /// Whether its holder does not look into its ring before long.
+    /// Whether its holder does not poll its ring before long.
     fn needs_poller(&self, worker: &Worker) -> bool {
         let overran = || worker.io_overrun.load(SeqCst) == worker.published.dispatches();
         let is_away =
@@ -160,9 +191,9 @@ impl Shared {
         self.arm_io(worker);
     }
 
-    /// The one way to look into a ring without holding its worker. The bell of a sleeper there may
-    /// have been taken meanwhile: the sleeper is woken by other means. A ring of the bell comes
-    /// after the sleeper announced its sleep.
+    /// Polls a ring without holding its worker; nothing else does. The wake-up of a sleeper there
+    /// may have been taken meanwhile: the sleeper is woken by other means. A notification of the
+    /// waker comes after the sleeper announced its sleep.
     fn poll_ring_for(&self, worker: &Worker) {
         self.poll_ring(worker);
         worker.note_poll();
@@ -170,27 +201,28 @@ impl Shared {
         if worker.published.phase() != Phase::Idle || self.count.is_retired(worker.index) {
             return;
         }
-        if let Some(ring) = worker.uring.get() {
+        if let Some(ring) = self.driver.ring(worker.index) {
             ring.nudge();
             ring.submit();
         }
     }
 
-    /// At each look of the monitor: a worker that always finds short fibers to run looks for events
-    /// rarely. It is asked to; if no worker has looked by the next look of the monitor, another
-    /// thread does.
+    /// Has a worker or the I/O poller poll where none has since the monitor's last look.
+    ///
+    /// Called at each look of the monitor. A worker that always finds short fibers to run polls
+    /// rarely: it is asked to. If it has not polled by the next look, another thread does.
     pub(crate) fn check_events_polled(&self) {
-        let mut set_is_left = self.io_set.get().is_some();
+        let mut is_epoll_left = self.driver.epoll_instance().is_some();
         for worker in (self.present().iter()).filter(|worker| self.has_io(worker)) {
-            let looks = worker.io_polls.load(Relaxed);
-            let looked = worker.io_polls_known.swap(looks, Relaxed) != looks;
-            set_is_left &= !looked;
-            let stays_away = !looked && worker.published.phase() != Phase::Idle;
+            let polls = worker.io_polls.load(Relaxed);
+            let polled = worker.io_polls_known.swap(polls, Relaxed) != polls;
+            is_epoll_left &= !polled;
+            let stays_away = !polled && worker.published.phase() != Phase::Idle;
             if stays_away && worker.io_poll_due.swap(true, Relaxed) {
                 self.arm_ring(worker);
             }
         }
-        if set_is_left {
+        if is_epoll_left {
             self.hand_events_on();
         }
     }
@@ -202,115 +234,99 @@ impl Shared {
         self.hand_events_on();
     }
 
+    /// This worker polls from here on.
+    #[inline]
+    pub(crate) fn disarm_io(&self, worker: &Worker) {
+        match &self.driver {
+            Driver::Epoll(_) => self.disarm_epoll(),
+            Driver::Uring(rings) => {
+                let instance = &rings[worker.index];
+                if instance.is_armed.load(SeqCst)
+                    && let Some(ring) = instance.get()
+                {
+                    let (armed, key) = (&instance.is_armed, worker.index as u64);
+                    self.io_poller.set_armed(armed, ring.raw(), key, false);
+                }
+            }
+        }
+    }
+
+    /// Has the I/O poller wait for completions in this worker's ring. May be called in a signal
+    /// handler.
     fn arm_ring(&self, worker: &Worker) {
-        let Some(ring) = worker.busy_ring() else {
+        let Driver::Uring(rings) = &self.driver else {
             return;
         };
-        self.set_armed(&worker.io_armed, ring.raw(), worker.index as u64, true);
-        if ring.is_pending()
-            && let Some(epoll) = self.io_poller.epoll.get()
-        {
-            os::notify_eventfd(epoll.waker()); // no request waits behind a computation
+        let instance = &rings[worker.index];
+        let Some(ring) = instance.get().filter(|ring| ring.is_busy()) else {
+            return;
+        };
+        let (armed, key) = (&instance.is_armed, worker.index as u64);
+        self.io_poller.set_armed(armed, ring.raw(), key, true);
+        if ring.is_pending() {
+            self.io_poller.notify(); // no request waits behind a computation
         }
     }
 
-    /// The poller thread waits for events of the set from here on. May be called in a signal
-    /// handler.
+    /// Has the I/O poller wait for events of the epoll instance. May be called in a signal handler.
     pub(super) fn arm_epoll(&self) {
-        if let Some(set) = self.io_set.get() {
-            self.set_armed(&self.io_set_armed, set.raw(), SET, true);
+        if let Driver::Epoll(instance) = &self.driver
+            && let Some(epoll) = instance.get()
+        {
+            let armed = &instance.is_armed;
+            self.io_poller
+                .set_armed(armed, epoll.raw(), EPOLL_KEY, true);
         }
     }
 
-    /// A worker waits for events, or looks soon.
+    /// A worker waits for events, or polls soon.
     #[inline]
     pub(super) fn disarm_epoll(&self) {
-        if self.io_set_armed.load(SeqCst)
-            && let Some(set) = self.io_set.get()
+        if let Driver::Epoll(instance) = &self.driver
+            && instance.is_armed.load(SeqCst)
+            && let Some(epoll) = instance.get()
         {
-            self.set_armed(&self.io_set_armed, set.raw(), SET, false);
+            let armed = &instance.is_armed;
+            self.io_poller
+                .set_armed(armed, epoll.raw(), EPOLL_KEY, false);
         }
     }
 
-    /// What was pushed there is to be submitted now, and not by us.
-    pub(crate) fn urge_poller(&self, ring: &Uring) {
-        ring.urge();
-        if let Some(epoll) = self.io_poller.epoll.get() {
-            os::notify_eventfd(epoll.waker());
+    /// Whether the I/O poller waits for completions in this worker's ring.
+    pub(super) fn is_ring_armed(&self, worker: &Worker) -> bool {
+        match &self.driver {
+            Driver::Epoll(_) => false,
+            Driver::Uring(rings) => rings[worker.index].is_armed.load(SeqCst),
         }
     }
 
-    /// The watch: what workers that compute have not come to, and what is urgent. If the kernel has not taken all of
-    /// it, how long to wait before it is asked again.
-    fn submit_for_others(&self) -> Option<Duration> {
+    /// Asks the I/O poller to submit at once what was pushed to this ring.
+    pub(super) fn ask_poller_to_submit(&self, ring: &Uring) {
+        ring.request_submit();
+        self.io_poller.notify();
+    }
+
+    /// The I/O poller: submits what computing workers have not come to, and what is urgent.
+    ///
+    /// If the kernel has not taken all of it, how long to wait before it is asked again.
+    fn submit_for_workers(&self) -> Option<Duration> {
         let mut pause = None;
-        for worker in &self.workers {
-            if let Some(ring) = worker.uring.get()
-                && (ring.was_urged() || worker.io_armed.load(SeqCst))
+        let Driver::Uring(rings) = &self.driver else {
+            return pause;
+        };
+        for (worker, instance) in self.workers.iter().zip(rings) {
+            if let Some(ring) = instance.get()
+                && (ring.take_submit_request() || instance.is_armed.load(SeqCst))
                 && ring.is_pending()
             {
                 self.poll_ring_for(worker);
                 if ring.is_pending() {
-                    ring.urge(); // what we have begun is not left to others: they may sleep
+                    // What was begun here is not left to others: they may sleep.
+                    ring.request_submit();
                     pause = Some(REFUSED_PAUSE);
                 }
             }
         }
         pause
-    }
-
-    /// This worker looks itself from here on.
-    #[inline]
-    pub(crate) fn disarm_io(&self, worker: &Worker) {
-        self.disarm_epoll();
-        if worker.io_armed.load(SeqCst)
-            && let Some(ring) = worker.uring.get()
-        {
-            self.set_armed(&worker.io_armed, ring.raw(), worker.index as u64, false);
-        }
-    }
-
-    /// Changes the word, then the kernel's view; and again if the word was changed meanwhile: the
-    /// last call to the kernel says what the word says last.
-    #[cold]
-    fn set_armed(&self, word: &AtomicBool, descriptor: RawFd, key: u64, on: bool) {
-        if word.swap(on, SeqCst) == on {
-            return;
-        }
-        let Some(epoll) = self.io_poller.epoll.get() else {
-            return;
-        };
-        let mut state = on;
-        loop {
-            epoll.arm(descriptor, key, state);
-            match word.load(SeqCst) {
-                now if now == state => return,
-                now => state = now,
-            }
-        }
-    }
-
-    /// Whether a fiber may wait for a descriptor, or for an operation in the worker's ring.
-    #[inline]
-    pub(crate) fn has_io(&self, worker: &Worker) -> bool {
-        match self.io_set.get() {
-            Some(set) => !set.is_empty(),
-            None => worker.busy_ring().is_some(),
-        }
-    }
-}
-
-impl Worker {
-    /// A thread has looked for events in the name of this worker.
-    pub(crate) fn note_poll(&self) {
-        let looks = self.io_polls.load(Relaxed).wrapping_add(1);
-        self.io_polls.store(looks, Relaxed);
-        self.io_poll_due.store(false, Relaxed);
-    }
-
-    /// Its ring, if operations are in flight there.
-    #[inline]
-    pub(crate) fn busy_ring(&self) -> Option<&Uring> {
-        self.uring.get().filter(|ring| ring.in_flight() > 0)
     }
 }

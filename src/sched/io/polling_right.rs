@@ -1,37 +1,38 @@
-//! Which thread waits for events of the runtime's epoll instance.
+//! Which worker sleeps in the runtime's epoll instance.
 //!
-//! All descriptors of a runtime are in one epoll instance. Every worker looks into it when it runs
-//! out of fibers, and at least once a tick. A worker that sleeps does so in one of two places: in
-//! `epoll_wait`, which takes the *seat*, or on the futex of its thread. At most one worker holds
-//! the seat.
+//! All descriptors of a runtime are in one epoll instance. Every worker polls it when it runs out
+//! of fibers, and at least once a tick. A worker that sleeps does so in one of two places: in
+//! `epoll_wait`, for which it holds the *polling right*, or on the futex of its thread. At most one
+//! worker holds the polling right.
 //!
 //! While workers dispatch many short fibers ([`Shared::is_brisk`]), a worker that runs out of work
-//! leaves the seat to the others that are awake and sleeps on its futex: a worker in `epoll_wait`
-//! would be woken for each event that an awake worker reaches sooner, and both would compete for a
-//! CPU. Otherwise it takes the seat. A worker that leaves the seat for an event does not wake
-//! another one to take it: if the fiber computes, the monitor hands the events on after a tick or
-//! two.
+//! leaves the polling right to the others that are awake and sleeps on its futex: a worker in
+//! `epoll_wait` would be woken for each event that an awake worker reaches sooner, and both would
+//! compete for a CPU. Otherwise it takes the polling right. A worker that releases it for an event
+//! does not wake another one to take it: if the fiber computes, the monitor hands the events on
+//! after a tick or two.
 //!
-//! A worker *looks soon* if it is awake, not in a long dispatch, and has looked within the last
+//! A worker *polls soon* if it is awake, not in a long dispatch, and has polled within the last
 //! tick.
 //!
 //! **I31** *Descriptors are watched.* While the instance holds descriptors, a worker holds the
-//! seat, or a worker looks soon, or the poller thread (`poller.rs`) is armed. Where a worker stops
-//! to look soon there is a step that restores this:
+//! polling right, or a worker polls soon, or the I/O poller (`poller.rs`) is armed. Where a worker
+//! stops to poll soon there is a step that restores this:
 //!
-//! - A worker that falls asleep (1) announces its sleep, (2) issues a fence, (3) takes the seat if
-//!   no other worker looks soon. Of two that fall asleep together the later one sees the other
-//!   asleep.
+//! - A worker that falls asleep (1) announces its sleep, (2) issues a fence, (3) takes the polling
+//!   right if no other worker polls soon. Of two that fall asleep together the later one sees the
+//!   other asleep.
 //! - A worker that begins a long dispatch (1) publishes it, (2) issues a fence, (3) calls
-//!   [`Shared::hand_events_on`], which wakes a sleeping worker, or arms the poller thread. If it finds
-//!   a worker that looks soon and that one falls asleep, the sleeper sees the long dispatch and
-//!   takes the seat.
+//!   [`Shared::hand_events_on`], which wakes a sleeping worker, or arms the I/O poller. If it finds
+//!   a worker that polls soon and that one falls asleep, the sleeper sees the long dispatch and
+//!   takes the polling right.
 //! - The monitor finds a worker away for a tick, and calls [`Shared::hand_events_on`] if no other
-//!   worker looked.
+//!   worker polled.
 //!
-//! **I32** *The bell wakes the holder of the seat.* The bell stays readable until it is silenced.
-//! The holder silences it before it leaves the seat. Another thread that finds it ringing silences
-//! it only if the seat is free, and rings again if the seat has been taken since.
+//! **I32** *The waker wakes the holder of the polling right.* The waker, an eventfd, stays readable
+//! until it is drained. The holder drains it before it releases the polling right. Another thread
+//! that finds it readable drains it only if the polling right is free, and notifies it again if the
+//! polling right has been taken since.
 //!
 //! Rejected: an epoll instance for each worker. Half of the connections then wait for a worker
 //! whose thread waits for a CPU, and descriptors have to follow their fibers from worker to worker.
@@ -59,18 +60,18 @@ impl PollingRight {
         }
     }
 
-    /// Takes the seat; false if another worker holds it.
+    /// Takes the right; false if another worker holds it.
     #[must_use]
     fn take(&self, worker: usize) -> bool {
         let taken = self
             .holder
             .compare_exchange(0, worker + 1, SeqCst, SeqCst)
             .is_ok();
-        fence(SeqCst); // I32: a thread that silences the bell later sees the seat taken
+        fence(SeqCst); // I32: a thread that drains the waker later sees the right taken
         taken
     }
 
-    /// By its holder.
+    /// Releases the right. Called by its holder.
     fn release(&self) {
         self.holder.store(0, SeqCst);
     }
@@ -81,39 +82,39 @@ impl PollingRight {
 }
 
 impl Shared {
-    /// Takes the seat for a worker that has announced its sleep, if it should wait there.
-    pub(crate) fn take_polling_right(&self, worker: &Worker) -> Option<&Epoll> {
-        let set = self.io_set.get().filter(|set| !set.is_empty())?;
+    /// Takes the polling right for a worker that has announced its sleep, if it should wait there.
+    pub(super) fn take_polling_right(&self, worker: &Worker) -> Option<&Epoll> {
+        let epoll = (self.driver.epoll_instance()).filter(|epoll| !epoll.is_empty())?;
         let left_to_others =
             self.is_brisk() && self.others_poll_soon(worker.index) && !self.is_stopping();
         if left_to_others || !self.polling_right.take(worker.index) {
             return None;
         }
         self.disarm_epoll();
-        Some(set)
+        Some(epoll)
     }
 
-    /// Leaves the seat after a sleep that found these events.
-    pub(crate) fn release_polling_right(&self, set: &Epoll, found: Option<&Events>) {
-        if found.is_some_and(Events::has_rung) {
-            set.silence(); // I32: before another worker can take the seat
+    /// Releases the polling right after a sleep that found these events.
+    pub(super) fn release_polling_right(&self, epoll: &Epoll, found: Option<&Events>) {
+        if found.is_some_and(Events::has_wakeup) {
+            epoll.drain_waker(); // I32: before another worker can take the right
         }
         self.polling_right.release();
     }
 
-    /// A thread without the seat found the bell ringing.
-    pub(super) fn pass_wakeup_on(&self, set: &Epoll) {
+    /// Keeps a wake-up for the holder of the polling right, found by a thread without it.
+    pub(super) fn pass_wakeup_on(&self, epoll: &Epoll) {
         if self.polling_right.is_held() {
-            return; // it rings until the holder wakes
+            return; // the waker stays readable until the holder wakes
         }
-        set.silence();
+        epoll.drain_waker();
         fence(SeqCst);
         if self.polling_right.is_held() {
-            os::notify_eventfd(set.waker()); // I32
+            os::notify_eventfd(epoll.waker()); // I32
         }
     }
 
-    /// Whether this worker looks into the epoll instance within a tick.
+    /// Whether this worker polls the epoll instance within a tick.
     fn polls_soon(&self, worker: &Worker) -> bool {
         !self.idle.is_asleep(worker.index)
             && worker.published.phase() != Phase::Idle
@@ -127,10 +128,11 @@ impl Shared {
         others.any(|worker| self.polls_soon(worker))
     }
 
-    /// A worker may have stopped to look soon: if no other thread waits for events, one is made to
-    /// (I31). May be called in a signal handler.
+    /// Makes a thread wait for events if no worker does or will poll soon (I31).
+    ///
+    /// Called where a worker may have stopped to poll soon. May be called in a signal handler.
     pub(crate) fn hand_events_on(&self) {
-        if self.io_set.get().is_none_or(Epoll::is_empty) {
+        if self.driver.epoll_instance().is_none_or(Epoll::is_empty) {
             return;
         }
         fence(SeqCst);
@@ -142,7 +144,7 @@ impl Shared {
         }
     }
 
-    /// Whether no worker waits for events or will look soon.
+    /// Whether no worker waits for events or will poll soon.
     pub(super) fn no_worker_polls(&self) -> bool {
         !self.polling_right.is_held()
             && !self.present().iter().any(|worker| self.polls_soon(worker))
@@ -232,15 +234,16 @@ mod models {
         });
     }
 
-    /// The bell is a flag here, and `take_polling_right`, a ring and `pass_wakeup_on` are what they are above.
+    /// The waker is a flag here; `take_polling_right`, a notification and `pass_wakeup_on` are as
+    /// above.
     #[test]
-    fn loom_a_ring_for_the_holder_of_the_seat_is_not_silenced() {
+    fn loom_a_notification_for_the_holder_of_the_polling_right_is_not_lost() {
         loom::model(|| {
             let (model, waker) = (Model::new(), Arc::new(AtomicBool::new(true)));
-            let (other, rung) = (model.clone(), waker.clone());
-            let ringer = thread::spawn(move || {
+            let (other, notified) = (model.clone(), waker.clone());
+            let notifier = thread::spawn(move || {
                 assert!(other.polling_right.take(1));
-                rung.store(true, SeqCst); // meant for the holder
+                notified.store(true, SeqCst); // meant for the holder
             });
             if !model.polling_right.is_held() {
                 waker.store(false, SeqCst);
@@ -249,7 +252,7 @@ mod models {
                     waker.store(true, SeqCst);
                 }
             }
-            ringer.join().unwrap();
+            notifier.join().unwrap();
             assert!(waker.load(SeqCst), "I32");
         });
     }
