@@ -66,7 +66,7 @@ impl<T: AsFd> Source<T> {
         if !descriptor::is_pollable(inner.as_fd())? {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "a regular file, or a device like one, is always ready: there is nothing to wait for; \
+                "cannot wait for a regular file, or a device like one: it is always ready; \
                  read and write it inside runtime::blocking",
             ));
         }
@@ -254,8 +254,8 @@ impl<T: AsFd> Source<T> {
     }
 }
 
-/// A source and a direction, for code that must not call [`AsFd::as_fd`]: that is user code, and may
-/// unwind.
+/// A source and a direction, for code that must not call [`AsFd::as_fd`]: that is user code, and
+/// may unwind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadinessWait<'a> {
     fd: BorrowedFd<'a>,

@@ -1,10 +1,10 @@
-//! What all sockets have in common.
+//! What all sockets have in common: transfers, time limits, conversions.
 //!
-//! Time limits and the non-blocking mode of a socket are kept by the kernel, where std keeps them, and
-//! asked for when somebody would have to wait, and only then. That takes two short system calls (0.13 and
-//! 0.25 µs, measured); the answer is remembered for sockets that we made and of which nobody else has
-//! had a handle: no clone, no descriptor, no setting of a limit. Clones and sockets that std has had are asked
-//! about each time, since others may set what they like.
+//! Time limits and the non-blocking mode of a socket are kept by the kernel, where std keeps them.
+//! They are asked for only when an operation would have to wait. That takes two short system calls.
+//! The answer is remembered for sockets that this crate made and of which no other code has had a
+//! handle: no clone, no descriptor, no setting of a limit. For clones and sockets that std has had
+//! the kernel is asked each time, since other code may change them.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,9 +16,9 @@ use crate::base::socket::{self, Take};
 use crate::io::registered::{Patience, Registered};
 use crate::io::registration::Interest;
 
-/// How long std would wait with this socket.
+/// How long std would wait on this socket.
 pub(super) fn patience(fd: BorrowedFd<'_>, interest: Interest) -> Patience {
-    // Either fails for what is no socket; then the transfer says so.
+    // Either fails for what is not a socket; then the transfer returns the error.
     if descriptor::is_nonblocking(fd).unwrap_or(false) {
         return Patience::Never;
     }
@@ -44,12 +44,12 @@ pub(super) fn receive<T: AsFd>(
     socket.perform(to_read, Request::Receive(buffer, take))
 }
 
-/// From a stream.
+/// Reads from a stream.
 pub(super) fn read<T: AsFd>(socket: &Registered<T>, buffer: &mut [u8]) -> io::Result<usize> {
     receive(socket, buffer, Take::Take)
 }
 
-/// From a TCP stream (R3).
+/// Reads from a TCP stream, without a try if it is known to be empty (R3).
 pub(super) fn read_tcp<T: AsFd>(socket: &Registered<T>, buffer: &mut [u8]) -> io::Result<usize> {
     socket.read_stream(to_read, buffer)
 }
@@ -75,7 +75,7 @@ pub(super) fn send<T: AsFd>(socket: &Registered<T>, bytes: &[u8]) -> io::Result<
     socket.perform(to_write, Request::Send(bytes))
 }
 
-/// As one datagram.
+/// Sends one datagram.
 pub(super) fn send_whole<T: AsFd>(socket: &Registered<T>, bytes: &[u8]) -> io::Result<usize> {
     socket.perform(to_write, Request::SendWhole(bytes))
 }
@@ -95,7 +95,7 @@ pub(super) fn send_vectored<T: AsFd>(
     socket.perform(to_write, Request::SendParts(buffers))
 }
 
-/// A stream that is being connected, which does not wait so far.
+/// A stream socket that is not connected, in non-blocking mode.
 pub(super) fn unconnected(to: &Address) -> io::Result<Registered<OwnedFd>> {
     socket::stream_for(to).map(Registered::unshared)
 }
@@ -118,7 +118,7 @@ macro_rules! std_conversions {
         #[expect(unsafe_code, reason = "a descriptor by its number, as std does it")]
         impl FromRawFd for $ours {
             unsafe fn from_raw_fd(fd: RawFd) -> Self {
-                // SAFETY: the caller has promised the same: it is open, and nobody else's.
+                // SAFETY: the caller has promised the same: it is open, and has no other owner.
                 unsafe { <$std>::from_raw_fd(fd) }.into()
             }
         }
@@ -155,8 +155,9 @@ macro_rules! std_conversions {
     };
 }
 
-/// What sockets have that transfer data: not listeners. Examples begin with `$make`, which makes a `socket`, and
-/// receive by `$receive`.
+/// Methods of sockets that transfer data: all but listeners.
+///
+/// Examples begin with `$make`, which makes a `socket`, and receive by `$receive`.
 macro_rules! transfers {
     ($ours:ident, $std:ty, $make:literal, $receive:literal) => {
         impl $ours {
@@ -168,12 +169,12 @@ macro_rules! transfers {
                 self.0.share()
             }
 
-            /// Of a socket that nobody else has had so far.
+            /// Of a socket that no other code has had so far.
             fn unshared(socket: $std) -> Self {
                 $ours(Registered::unshared(socket))
             }
 
-            /// The socket as std knows it: whoever waits there blocks the thread.
+            /// Converts the socket into std's type, on which waits block the thread.
             ///
             /// ```
             #[doc = $make]
@@ -185,7 +186,7 @@ macro_rules! transfers {
                 self.0.into_inner()
             }
 
-            /// Another handle of the same socket: all that one does or sets is done and set for both.
+            /// Creates another handle of the same socket; both share its options and its data.
             ///
             /// ```
             #[doc = $make]
@@ -198,9 +199,10 @@ macro_rules! transfers {
                 self.0.share().try_clone().map(Self::from)
             }
 
-            /// How long those may wait who read from here on; then they get
-            /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
-            /// an error.
+            /// Sets the time limit of reads; `None`: no limit.
+            ///
+            /// A read that exceeds it fails with [`WouldBlock`](io::ErrorKind::WouldBlock), as with
+            /// std. A limit of zero is an error.
             ///
             /// ```
             #[doc = $make]
@@ -213,9 +215,10 @@ macro_rules! transfers {
                 self.0.limit().set_read_timeout(timeout)
             }
 
-            /// How long those may wait who write from here on; then they get
-            /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
-            /// an error.
+            /// Sets the time limit of writes; `None`: no limit.
+            ///
+            /// A write that exceeds it fails with [`WouldBlock`](io::ErrorKind::WouldBlock), as
+            /// with std. A limit of zero is an error.
             ///
             /// ```
             #[doc = $make]
@@ -228,7 +231,7 @@ macro_rules! transfers {
                 self.0.limit().set_write_timeout(timeout)
             }
 
-            /// What was set by [`set_read_timeout`](Self::set_read_timeout), rounded up by the kernel.
+            /// Returns the time limit of reads, rounded up by the kernel.
             ///
             /// ```
             #[doc = $make]
@@ -239,7 +242,7 @@ macro_rules! transfers {
                 self.std().read_timeout()
             }
 
-            /// What was set by [`set_write_timeout`](Self::set_write_timeout), rounded up by the kernel.
+            /// Returns the time limit of writes, rounded up by the kernel.
             ///
             /// ```
             #[doc = $make]
@@ -250,8 +253,10 @@ macro_rules! transfers {
                 self.std().write_timeout()
             }
 
-            /// Whether operations return [`WouldBlock`](io::ErrorKind::WouldBlock) where they would have
-            /// to wait. They are charged to the fiber's budget all the same.
+            /// Makes operations return [`WouldBlock`](io::ErrorKind::WouldBlock) instead of
+            /// waiting.
+            ///
+            /// They are charged to the fiber's budget all the same.
             ///
             /// ```
             #[doc = $make]
@@ -264,7 +269,7 @@ macro_rules! transfers {
                 self.0.limit().set_nonblocking(nonblocking)
             }
 
-            /// The error that is waiting to be told, which is then told.
+            /// Returns and clears the socket's pending error (`SO_ERROR`).
             ///
             /// ```
             #[doc = $make]
@@ -286,7 +291,7 @@ macro_rules! transfers {
     };
 }
 
-/// Streams are read and written, by reference too.
+/// `Read` and `Write` of streams, by value and by reference.
 macro_rules! streams {
     ($ours:ident, $read:path) => {
         impl Read for &$ours {
@@ -339,7 +344,7 @@ macro_rules! streams {
     };
 }
 
-/// What is asked of std's type in the same words.
+/// Methods that only call the method of the same name of std's type.
 macro_rules! as_in_std {
     ($($(#[$about:meta])* fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => { $(
         $(#[$about])*

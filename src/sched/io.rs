@@ -1,7 +1,7 @@
 //! Waiting for I/O: what a runtime does with its [`Driver`].
 //!
-//! A fiber whose call would have to wait parks until a thread that takes events wakes it. Who takes
-//! them:
+//! A fiber whose call would have to wait parks until a thread that takes events wakes it. Two
+//! kinds of threads take them:
 //!
 //! - Workers poll now and then while they have other work, and when they run out of it. A worker
 //!   that sleeps may do so in the epoll instance (`polling_right.rs`), or in its own ring.

@@ -1,4 +1,4 @@
-//! Unix streams and their listeners.
+//! Unix streams and their listeners, with waits that suspend the fiber.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -15,7 +15,9 @@ use crate::io::registered::{Patience, Registered};
 use crate::net::listener::Listening;
 use crate::net::shared;
 
-/// A connection on this machine. [`std::os::unix::net::UnixStream`] in all but what its waits block.
+/// A connection on this machine.
+///
+/// Corresponds to [`std::os::unix::net::UnixStream`]; its waits suspend the fiber, not the thread.
 ///
 /// ```
 /// use indent::net::UnixStream;
@@ -41,12 +43,12 @@ impl UnixStream {
     ///
     /// ```
     /// # use indent::net::UnixStream;
-    /// let error = UnixStream::connect("/there/is/nobody").unwrap_err();
+    /// let error = UnixStream::connect("/no/such/socket").unwrap_err();
     /// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn connect<P: AsRef<Path>>(path: P) -> io::Result<UnixStream> {
-        // By reference: what is at the path may go with whoever holds the path.
+        // By reference: a path that owns what it names may remove it when it is dropped.
         Self::connect_addr(&SocketAddr::from_pathname(path.as_ref())?)
     }
 
@@ -73,7 +75,7 @@ impl UnixStream {
         Ok(stream)
     }
 
-    /// Two streams that are connected to each other.
+    /// Creates two streams that are connected to each other.
     ///
     /// ```
     /// # use indent::net::UnixStream;
@@ -90,7 +92,7 @@ impl UnixStream {
     }
 
     as_in_std! {
-        /// Whom it is connected to.
+        /// Returns the address of the other side.
         ///
         /// ```
         /// # use indent::net::UnixStream;
@@ -99,7 +101,7 @@ impl UnixStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn peer_addr(&self) -> io::Result<SocketAddr>;
-        /// The address on this side.
+        /// Returns the local address.
         ///
         /// ```
         /// # use indent::net::UnixStream;
@@ -108,8 +110,10 @@ impl UnixStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// Ends one direction of the connection or both, for all clones. Whoever waits to read is told that this
-        /// is the end.
+        /// Closes one direction of the connection or both, for all clones.
+        ///
+        /// Reads of this side return 0 once the read direction is closed, reads of the other side
+        /// once the write direction is.
         ///
         /// ```
         /// # use indent::net::{Shutdown, UnixStream};
@@ -134,8 +138,11 @@ let (socket, _other) = UnixStream::pair()?;"#,
 );
 streams!(UnixStream, shared::read);
 
-/// Waits for connections on this machine. [`std::os::unix::net::UnixListener`] in all but what its waits block;
-/// and while it is ours, a clone of std's [does not wait](crate::net#in-company-with-std).
+/// Accepts connections on this machine.
+///
+/// Corresponds to [`std::os::unix::net::UnixListener`]; its waits suspend the fiber, not the
+/// thread. As long as it exists, clones of std's type [do not
+/// wait](crate::net#conversion-from-and-to-std).
 ///
 /// ```
 /// use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -153,7 +160,7 @@ streams!(UnixStream, shared::read);
 pub struct UnixListener(Listening<net::UnixListener>);
 
 impl UnixListener {
-    /// Listens at this path, where nothing may be so far.
+    /// Listens on a path, which must not exist.
     ///
     /// ```
     /// # use indent::net::{UnixListener, UnixStream};
@@ -170,7 +177,7 @@ impl UnixListener {
         )?)))
     }
 
-    /// Listens at this address.
+    /// Listens on an address.
     ///
     /// ```
     /// use indent::net::unix::{SocketAddr, UnixListener};
@@ -187,8 +194,10 @@ impl UnixListener {
         Ok(UnixListener(Listening::unshared(listener)))
     }
 
-    /// Waits for the next connection. What happens if there is no descriptor for it is said at
-    /// [`TcpListener::accept`](crate::net::TcpListener::accept).
+    /// Waits for the next connection.
+    ///
+    /// [`TcpListener::accept`](crate::net::TcpListener::accept) says what happens if there is no
+    /// descriptor for it.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -207,7 +216,7 @@ impl UnixListener {
         Ok((UnixStream::unshared(stream), from))
     }
 
-    /// One connection after the other, for ever; errors are handed out and do not end it.
+    /// Returns an endless iterator over connections; errors are items and do not end it.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -225,7 +234,7 @@ impl UnixListener {
         Incoming { listener: self }
     }
 
-    /// Another handle of the same listener; each connection goes to one of them.
+    /// Creates another handle of the same listener; each connection goes to one of them.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -244,8 +253,9 @@ impl UnixListener {
         ))
     }
 
-    /// The listener as std knows it: whoever waits there blocks the thread, as long as
-    /// [`set_nonblocking`](Self::set_nonblocking) has not said otherwise.
+    /// Converts the listener into std's type, on which waits block the thread.
+    ///
+    /// It is in non-blocking mode if [`set_nonblocking`](Self::set_nonblocking) has set it so.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -262,8 +272,10 @@ impl UnixListener {
         self.0.into_std()
     }
 
-    /// Whether [`accept`](Self::accept), of this and of clones of ours, returns
-    /// [`WouldBlock`](io::ErrorKind::WouldBlock) instead of waiting.
+    /// Makes [`accept`](Self::accept) return [`WouldBlock`](io::ErrorKind::WouldBlock) instead of
+    /// waiting.
+    ///
+    /// That holds for all clones of this crate's type.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener};
@@ -280,7 +292,7 @@ impl UnixListener {
     }
 
     as_in_std! {
-        /// Where it listens.
+        /// Returns the address it listens on.
         ///
         /// ```
         /// # use indent::net::unix::{SocketAddr, UnixListener};
@@ -292,7 +304,7 @@ impl UnixListener {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// The error that is waiting to be told, which is then told.
+        /// Returns and clears the pending error (`SO_ERROR`).
         ///
         /// ```
         /// # use indent::net::unix::{SocketAddr, UnixListener};
@@ -332,7 +344,8 @@ impl<'a> IntoIterator for &'a UnixListener {
     }
 }
 
-/// The connections of a [`UnixListener`]; see [`incoming`](UnixListener::incoming).
+/// An iterator over the connections of a [`UnixListener`]; see
+/// [`incoming`](UnixListener::incoming).
 ///
 /// ```
 /// use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -345,7 +358,7 @@ impl<'a> IntoIterator for &'a UnixListener {
 /// assert!(listener.incoming().take(3).all(|stream| stream.is_ok()));
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[must_use = "an iterator does nothing until somebody asks it"]
+#[must_use = "iterators are lazy and do nothing unless consumed"]
 #[derive(Debug)]
 pub struct Incoming<'a> {
     listener: &'a UnixListener,

@@ -198,7 +198,7 @@ fn conclude(request: &Request<'_, '_>, answer: Answer, asked: Option<Ended>) -> 
         Answer::WouldBlock => None,
         Answer::Failed(error) => Some(error),
     };
-    // The kernel takes a descriptor before it looks for a connection: a try tells whether there is
+    // The kernel takes a descriptor before it looks for a connection: a try shows whether there is
     // one.
     let may_lack_connection =
         |error: &io::Error| matches!(request, Request::Accept(_)) && descriptor::is_shortage(error);

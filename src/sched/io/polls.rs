@@ -162,7 +162,7 @@ impl Polls {
 fn notify(guard: &context::PreemptGuard, number: u64) -> Option<DeferredDrop> {
     let number = Number::unpack(number);
     let poll = lock(number.polls()).take(|poll| poll.serial == number.serial)?;
-    // SAFETY: I24: it was on the list, so it is there until it is notified, by us alone.
+    // SAFETY: I24: it was on the list, so it is there until it is notified, here and nowhere else.
     Some(unsafe { Waiter::notify(guard, poll.waiter) })
 }
 

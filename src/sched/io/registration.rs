@@ -367,7 +367,8 @@ impl FdRecord {
             drop(direction);
             for (address, kept) in batch.iter().zip(&mut kept) {
                 #[expect(unsafe_code, reason = "notifies a waiter by its address")]
-                // SAFETY: I24: it was on the list, so it is there until it is notified, by us alone.
+                // SAFETY: I24: it was on the list, so it is there until it is notified, here and
+                // nowhere else.
                 let notified = unsafe { Waiter::notify(&guard, *address) };
                 *kept = Some(notified);
             }
