@@ -41,6 +41,9 @@ pub(crate) enum Driver {
 }
 
 /// An epoll instance or a ring, once it has been made.
+///
+/// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
+#[repr(align(128))]
 pub(crate) struct Instance<T> {
     made: OnceLock<T>,
     /// The I/O poller waits for its events (`sched/io/poller.rs`).

@@ -253,8 +253,8 @@ macro_rules! transfers {
                 self.std().write_timeout()
             }
 
-            /// Makes operations return [`WouldBlock`](io::ErrorKind::WouldBlock) instead of
-            /// waiting.
+            /// Sets whether operations fail with [`WouldBlock`](io::ErrorKind::WouldBlock) instead
+            /// of waiting.
             ///
             /// They are charged to the fiber's budget all the same.
             ///

@@ -151,7 +151,7 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn shutdown(&self, how: Shutdown) -> io::Result<()>;
-        /// Sends small writes at once, instead of gathering them (`TCP_NODELAY`).
+        /// Sets whether small writes are sent at once, instead of gathered (`TCP_NODELAY`).
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -193,9 +193,10 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn ttl(&self) -> io::Result<u32>;
-        /// Acknowledges received data at once, and not with the next data sent (`TCP_QUICKACK`).
+        /// Sets whether received data is acknowledged at once (`TCP_QUICKACK`).
         ///
-        /// The kernel resets this now and then.
+        /// Otherwise the acknowledgement is sent with the next data. The kernel resets this now and
+        /// then.
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -358,8 +359,8 @@ impl TcpListener {
         self.0.into_std()
     }
 
-    /// Makes [`accept`](Self::accept) return [`WouldBlock`](io::ErrorKind::WouldBlock) instead of
-    /// waiting.
+    /// Sets whether [`accept`](Self::accept) fails with
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) instead of waiting.
     ///
     /// That holds for all clones of this crate's type.
     ///

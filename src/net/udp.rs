@@ -198,7 +198,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// Allows it to send to broadcast addresses.
+        /// Sets whether it may send to broadcast addresses.
         ///
         /// ```
         /// # use indent::net::UdpSocket;

@@ -272,8 +272,8 @@ impl UnixListener {
         self.0.into_std()
     }
 
-    /// Makes [`accept`](Self::accept) return [`WouldBlock`](io::ErrorKind::WouldBlock) instead of
-    /// waiting.
+    /// Sets whether [`accept`](Self::accept) fails with
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) instead of waiting.
     ///
     /// That holds for all clones of this crate's type.
     ///
