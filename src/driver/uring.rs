@@ -25,8 +25,8 @@
 //! *Nothing is lost.* When the completion queue is full the kernel keeps what does not fit, and
 //! sets a flag, which a thread that takes completions looks at when the queue is empty.
 //!
-//! *When the kernel refuses.* A call that was interrupted or has timed out has done its work. A
-//! call that is refused for want of memory, or because completions have to be taken first, succeeds
+//! *When the kernel refuses.* A call that was interrupted or has timed out was not refused. A call
+//! that is refused for want of memory, or because completions have to be taken first, succeeds
 //! later: a sleeper pauses, and looks again; entries wait. Any other error is reported once, and
 //! treated alike.
 //!
