@@ -1,4 +1,4 @@
-//! Pipes and sources: the same tests with each driver (`tests/io/suite.rs`).
+//! Pipes and sources: the same tests with each I/O driver (`tests/io/suite.rs`).
 
 mod common;
 mod sockets;

@@ -2,11 +2,13 @@
     unsafe_code,
     reason = "raises the limit on descriptors by a system call"
 )]
-//! A million messages: many connections at once, a fiber for each on both sides, server and client in two
-//! processes; all are answered, byte by byte, and nothing is left of them.
+//! A million messages: many connections at once, a fiber for each on both sides.
 //!
-//! By default a thousand connections with twenty messages each; with `INDENT_MANY=1` ten thousand with a
-//! hundred, or as many as there are descriptors for. The same for each driver.
+//! Server and client are two processes. All messages are answered, byte by byte, and no descriptor
+//! is left open.
+//!
+//! By default a thousand connections with twenty messages each; with `INDENT_MANY=1` ten thousand
+//! with a hundred, or as many as there are descriptors for. The same for each I/O driver.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -25,12 +27,12 @@ mod common;
 
 const MESSAGE: usize = 64;
 const WORKERS: usize = 2;
-/// Connections whose first message has not come back yet, while more are made: what waits for the server
-/// to be accepted must fit its queue.
+/// Connections whose first message has not come back, while more are made: those that the server
+/// has not accepted must fit into its queue.
 const UNGREETED: usize = 64;
-/// Descriptors that are none of the connections'.
+/// Descriptors beside those of the connections.
 const SPARE: u64 = 200;
-/// What the driver is named by.
+/// The variable that names the I/O driver.
 const DRIVER: &str = "INDENT_IO";
 const CONNECTIONS: &str = "INDENT_MANY_CONNECTIONS";
 const MESSAGES: &str = "INDENT_MANY_MESSAGES";
@@ -65,7 +67,7 @@ fn size() -> (usize, usize) {
     (wanted.min(room), messages)
 }
 
-/// What the `number`th message of a connection is.
+/// The `number`th message of a connection.
 fn message(connection: usize, number: usize) -> [u8; MESSAGE] {
     let seed = connection
         .wrapping_mul(1_000_003)
@@ -81,7 +83,7 @@ fn descriptors() -> usize {
         - 1
 }
 
-/// What they are open for, for messages.
+/// The files they refer to, for error messages.
 fn open_files() -> Vec<std::path::PathBuf> {
     let list = std::fs::read_dir("/proc/self/fd").expect("a list of descriptors");
     let links = list.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
@@ -104,7 +106,7 @@ fn child(test: &str, driver: &str) -> Command {
     command
 }
 
-/// Whether a runtime can be had that waits for descriptors in this way; says so if not.
+/// Whether a runtime can use this I/O driver here; reports it if not.
 fn has(driver: &str) -> bool {
     let starts = |driver| {
         let output = child("a_runtime_starts", driver).output();
@@ -122,25 +124,25 @@ fn has(driver: &str) -> bool {
     works
 }
 
-/// The next line of a child that begins like this, without that.
+/// The next line of a child that has this prefix, without the prefix.
 fn said(from: &mut impl BufRead, begin: &str) -> String {
     let mut lines = from.lines().map(|line| line.expect("text"));
     let found = lines.find_map(|line| line.split_once(begin).map(|(_, rest)| rest.to_owned()));
     found.unwrap_or_else(|| panic!("the server ended without saying {begin}"))
 }
 
-fn finish(who: &str, mut process: Child, rest: &mut impl Read) {
+fn finish(role: &str, mut process: Child, rest: &mut impl Read) {
     let mut text = String::new();
     rest.read_to_string(&mut text).expect("text");
     let status = process.wait().expect("a child");
-    println!("{who}: {text}");
+    println!("{role}: {text}");
     assert!(
         status.success() && text.contains("1 passed"),
-        "the {who} failed: {text}"
+        "the {role} failed: {text}"
     );
 }
 
-/// The whole: both processes, and what they say.
+/// Runs both processes and checks their output.
 fn all_are_answered(driver: &str) {
     let (connections, messages) = size();
     let with_size = |mut command: Command| {
@@ -197,7 +199,7 @@ fn echo(mut stream: TcpStream) -> usize {
     }
 }
 
-/// Has so many connections, each on a fiber, and returns when all are closed.
+/// Makes this many connections, each on a fiber, and returns when all are closed.
 fn serve(rt: &Runtime, listener: &Arc<TcpListener>, connections: usize) -> usize {
     let listener = listener.clone();
     let accepted = move || {
@@ -214,12 +216,12 @@ fn serve(rt: &Runtime, listener: &Arc<TcpListener>, connections: usize) -> usize
     bytes
 }
 
-/// What the client's fibers tell each other.
+/// What the client's fibers share.
 #[derive(Default)]
 struct Stage {
     /// Connections whose first message has come back.
     greeted: AtomicUsize,
-    /// All are there.
+    /// All connections have been made.
     complete: AtomicBool,
 }
 
@@ -239,7 +241,7 @@ fn talk(mut stream: TcpStream, index: usize, messages: usize, stage: &Stage) {
     }
 }
 
-/// Makes all connections, and when all are there lets them talk.
+/// Makes all connections, and then lets them exchange messages.
 fn ask(rt: &Runtime, port: u16, connections: usize, messages: usize) {
     let whole = move || {
         let stage = Arc::new(Stage::default());
@@ -270,7 +272,7 @@ mod child {
     const FIRST: (usize, usize) = (32, 2);
 
     fn number(variable: &str) -> usize {
-        let text = std::env::var(variable).expect("set by whoever starts this");
+        let text = std::env::var(variable).expect("set by the test that starts this process");
         text.parse().expect("a number")
     }
 
@@ -283,8 +285,8 @@ mod child {
         println!("descriptors before {before}, after {after}");
     }
 
-    /// A runtime for a first round. What wakes those that sleep among descriptors is made for good, for each worker
-    /// when it first waits: here each of them does.
+    /// A runtime for a first round. The eventfds that wake sleeping workers are never closed; one
+    /// is made when a worker first waits: here each worker does.
     fn first() -> Runtime {
         common::wait_for_the_survey(); // which reads files
         let rt = start();

@@ -1,4 +1,5 @@
-//! Sockets of ours where std has nothing to compare: the same tests with each driver (`tests/net/suite.rs`).
+//! Sockets where std has nothing to compare with: the same tests with each I/O driver
+//! (`tests/net/suite.rs`).
 
 mod common;
 mod sockets;

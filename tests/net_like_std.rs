@@ -1,6 +1,9 @@
 #![expect(unsafe_code, reason = "raw descriptors and an option std does not set")]
-//! Sockets behave as std's do: one body of tests, for std's types on threads, for ours on threads, and for
-//! ours on fibers, with each driver. That it compiles for all says that names and signatures agree.
+//! Sockets behave as std's do.
+//!
+//! There is one body of tests, for std's types on threads, for this crate's types on threads, and
+//! for this crate's types on fibers, with each I/O driver. That it compiles for all shows that
+//! names and signatures agree.
 
 use std::io;
 use std::net;
@@ -17,10 +20,10 @@ mod sockets;
 use sockets::{fresh_path, pattern};
 
 const MS: Duration = Duration::from_millis(1);
-/// More than the kernel keeps for a connection on its way.
+/// More than the kernel buffers for a connection.
 const MUCH: usize = 12 << 20;
 
-/// `SO_RCVTIMEO`, also of sockets for which std has no name for it.
+/// Sets `SO_RCVTIMEO`, also of sockets for which std has no method.
 fn set_read_limit(fd: BorrowedFd<'_>, limit: Duration) {
     let value = libc::timeval {
         tv_sec: limit.as_secs() as i64,
@@ -29,7 +32,7 @@ fn set_read_limit(fd: BorrowedFd<'_>, limit: Duration) {
     let size = std::mem::size_of_val(&value) as libc::socklen_t;
     let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
     let value = std::ptr::from_ref(&value).cast();
-    // SAFETY: reads from `value`, as far as `size` says.
+    // SAFETY: reads `size` bytes of `value`.
     let set = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value, size) };
     assert_eq!(set, 0);
 }
@@ -52,7 +55,7 @@ mod $place {
     use super::sockets;
     use crate::common::within;
 
-    /// Runs the body where this module's sockets are to be used.
+    /// Runs the body on the kind of thread or fiber that this module tests.
     fn run(body: fn()) {
         let run: fn(fn()) = $run;
         within(120, || run(body));
@@ -198,7 +201,7 @@ mod $place {
     }
 
     #[test]
-    fn a_write_timeout_ends_a_write_that_nobody_reads() {
+    fn a_write_timeout_ends_a_write_that_is_not_read() {
         run(|| {
             let (mut client, _server) = tcp_pair();
             let zero = client.set_write_timeout(Some(MS * 0)).unwrap_err();
@@ -216,7 +219,7 @@ mod $place {
         fn transfer(mut from: impl Write, mut to: impl Read) {
             let parts: Vec<_> = (0..1500).map(|i| pattern(1 + i % 3, i as u8)).collect();
             let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
-            // More than the kernel takes at once: some are left over.
+            // More than the kernel takes in one call: some are left.
             let written = from.write_vectored(&slices).unwrap();
             assert!(written > 0 && written <= 3000);
             let (mut first, mut second) = ([0; 5], vec![0; written - 5]);
@@ -236,7 +239,7 @@ mod $place {
     }
 
     #[test]
-    fn a_socket_that_does_not_block_says_so() {
+    fn a_nonblocking_socket_returns_would_block() {
         run(|| {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             listener.set_nonblocking(true).unwrap();
@@ -290,7 +293,7 @@ mod $place {
             let error = TcpListener::bind(alive).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::AddrInUse);
             for name in ["localhost:1", "127.0.0.1:1", "[::1]:1"] {
-                assert!(TcpStream::connect(name).is_err(), "nobody listens at {name}");
+                assert!(TcpStream::connect(name).is_err(), "{name} has no listener");
             }
             let error = TcpStream::connect("no port").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
@@ -310,7 +313,7 @@ mod $place {
             assert_eq!(zero.kind(), ErrorKind::InvalidInput);
             let refused = TcpStream::connect_timeout(&unused_address(), 60_000 * MS).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-            // Fill the queue of those who wait to be accepted: further ones are not answered.
+            // Fill the queue of connections to be accepted: further ones are not answered.
             let mut waiting = Vec::new();
             let error = loop {
                 match TcpStream::connect_timeout(&alive, 30 * MS) {
@@ -387,7 +390,7 @@ mod $place {
                 assert!(!socket.multicast_loop_v6().unwrap());
                 let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x123);
                 assert!(socket.leave_multicast_v6(&group, 0).is_err());
-                drop(socket.join_multicast_v6(&group, 0)); // not everywhere
+                drop(socket.join_multicast_v6(&group, 0)); // not available everywhere
             }
             socket.set_write_timeout(Some(20 * MS)).unwrap();
             assert!(socket.write_timeout().unwrap().unwrap() >= 20 * MS);
@@ -549,7 +552,7 @@ mod $place {
             assert_eq!(fd.as_raw_fd(), number);
             let raw = T::from(fd).into_raw_fd();
             assert_eq!(raw, number);
-            // SAFETY: just given to us.
+            // SAFETY: it was just taken out of its owner.
             unsafe { T::from_raw_fd(raw) }
         }
         run(|| {
@@ -601,8 +604,9 @@ promises!(
     |body| sockets::builder("uring").build().unwrap().block_on(body)
 );
 
-/// A receiver goes from a fiber to a thread to std, and back to a fiber: it waits wherever it is. `send` sends
-/// three bytes to it.
+/// Moves a receiver from a fiber to a thread to std, and back to a fiber: it waits in all places.
+///
+/// `send` sends three bytes to it.
 fn waits_everywhere<O: Send + Sync + 'static, S: Send + From<O> + Into<O> + 'static>(
     ours: O,
     receive: fn(&O, &mut [u8]) -> io::Result<usize>,
@@ -618,7 +622,7 @@ fn waits_everywhere<O: Send + Sync + 'static, S: Send + From<O> + Into<O> + 'sta
     };
     for driver in ["epoll", "uring"] {
         let rt = sockets::builder(driver).workers(1).build().unwrap();
-        // On a fiber, where it registers what there is to register.
+        // On a fiber, where the descriptor is registered.
         rt.block_on(|| {
             let late = indent::time::timeout(2 * MS, || receive(&ours, &mut [0; 8]).map(drop));
             assert!(late.is_err(), "it waits");
@@ -637,7 +641,7 @@ fn waits_everywhere<O: Send + Sync + 'static, S: Send + From<O> + Into<O> + 'sta
     let ours: O = theirs.into();
     let sender = send_late();
     let received = indent::spawn(move || receive(&ours, &mut [0; 8]).unwrap());
-    assert_eq!(received.join().unwrap(), 3, "ours again");
+    assert_eq!(received.join().unwrap(), 3, "on a fiber again");
     sender.join().unwrap();
 }
 

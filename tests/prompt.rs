@@ -1,9 +1,10 @@
-//! Whoever waits for a descriptor is told at once, whatever the thread does that last looked after it.
+//! A fiber that waits for a descriptor is notified at once, whatever the thread does that polled
+//! last.
 //!
-//! With each driver, but for what differs: a request in a ring is completed by the thread that submitted it. While
-//! that one computes or is frozen the kernel interrupts it for that; while it sleeps in a call of its own that
-//! call may end early (`EINTR`); while nothing can wake it (`vfork`) the request waits for it. With epoll
-//! nothing depends on that thread.
+//! With each I/O driver, but for one difference: a request in a ring is completed by the thread
+//! that submitted it. While that thread computes or is frozen the kernel interrupts it for that.
+//! While it sleeps in a system call of its own that call may end early (`EINTR`). While nothing can
+//! wake it (`vfork`) the request waits for it. With epoll nothing depends on that thread.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -29,7 +30,7 @@ const STUCK: Duration = Duration::from_secs(1);
 const EPOLL: &str = "epoll";
 const URING: &str = "uring";
 
-/// A fiber for each connection, which sends back what it gets.
+/// An echo server with a fiber for each connection.
 fn echo(rt: &Runtime, connections: usize) -> Vec<TcpStream> {
     let address = sockets::serve_echoes(rt);
     let clients = (0..connections).map(|_| TcpStream::connect(address).unwrap());
@@ -38,8 +39,9 @@ fn echo(rt: &Runtime, connections: usize) -> Vec<TcpStream> {
     clients
 }
 
-/// Sends to all and gets all answers, again and again until told to stop: how long the longest round took,
-/// and how many there were.
+/// Sends to all connections and reads all answers, in rounds, until `stop` is set.
+///
+/// Returns how long the longest round took, and the number of rounds.
 fn rounds(mut clients: Vec<TcpStream>, stop: &AtomicBool) -> (Duration, usize) {
     let (mut longest, mut rounds) = (Duration::ZERO, 0);
     while !stop.load(SeqCst) {
@@ -58,15 +60,17 @@ fn rounds(mut clients: Vec<TcpStream>, stop: &AtomicBool) -> (Duration, usize) {
     (longest, rounds)
 }
 
-/// Echoes while a fiber on each worker is stuck: no round takes longer than this. One after the other: what counts
-/// is who waits for whom, not how many share a CPU.
+/// Echoes while a fiber on each worker is stuck: no round takes longer than `most`.
+///
+/// Such tests run one after the other: what counts is which thread waits for which, not how many
+/// share a CPU.
 fn echoes_go_on_beside(stuck: fn(), driver: &str, most: Duration) {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     within(60, || {
         for workers in [1, 2] {
             let rt = start(driver, workers);
-            common::wait_for_the_survey(); // before, nobody leaves the carrier that is stuck
+            common::wait_for_the_survey(); // before, no fiber leaves the carrier that is stuck
             let clients = echo(&rt, CONNECTIONS);
             let stop = Arc::new(AtomicBool::new(false));
             let stops = stop.clone();
@@ -82,8 +86,8 @@ fn echoes_go_on_beside(stuck: fn(), driver: &str, most: Duration) {
     });
 }
 
-/// What nobody who is stuck delays. Whoever waited for one would take all of its time; where many share a CPU, half of
-/// it says nothing.
+/// The longest round if no stuck fiber delays it. A round that waited for one would take all of its
+/// time; where many threads share a CPU, half of it proves nothing.
 const PROMPT: Duration = Duration::from_millis(900);
 
 #[test]
@@ -92,7 +96,7 @@ fn echoes_go_on_beside_a_fiber_that_waits_for_a_vfork() {
 }
 
 #[test]
-fn with_a_ring_echoes_wait_for_a_fiber_in_vfork_at_most() {
+fn with_a_ring_echoes_wait_at_most_for_a_fiber_in_vfork() {
     echoes_go_on_beside(|| stuck::in_vfork(STUCK), URING, 5 * STUCK);
 }
 
@@ -148,7 +152,7 @@ fn reads_beside_a_hog(driver: &str) {
                 std::hint::spin_loop();
             }
         });
-        std::thread::sleep(Duration::from_millis(50)); // until nobody takes it for a short one
+        std::thread::sleep(Duration::from_millis(50)); // until its dispatch counts as a long one
         (&writer).write_all(&[1]).unwrap();
         read.join().unwrap();
         hog.join().unwrap();
@@ -156,7 +160,7 @@ fn reads_beside_a_hog(driver: &str) {
 }
 
 #[test]
-fn a_reader_is_told_although_its_worker_has_retired() {
+fn a_reader_is_notified_although_its_worker_has_retired() {
     reads_after_its_worker_retired(EPOLL);
     reads_after_its_worker_retired(URING);
 }

@@ -1,4 +1,4 @@
-//! Sleeps, limits and intervals: nothing comes early, nothing is forgotten, nobody else is delayed.
+//! Sleeps, limits and intervals: none ends early, none is lost, and other fibers are not delayed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -22,7 +22,7 @@ fn start(workers: usize) -> Runtime {
 }
 
 #[test]
-fn nobody_wakes_early_and_everybody_wakes() {
+fn no_sleeper_wakes_early_and_all_wake() {
     let rt = start(2);
     let fibers: Vec<_> = (0..5_000)
         .map(|i| {
@@ -40,8 +40,10 @@ fn nobody_wakes_early_and_everybody_wakes() {
     assert!(metrics.timers_fired_total > 4_000, "{metrics:?}");
 }
 
-/// In which order fibers of one worker wake that sleep until so many milliseconds after a common
-/// time. If `held`, the worker is kept from all of them until the last deadline has passed.
+/// In which order fibers of one worker wake that sleep until given times (in ms after a common
+/// start).
+///
+/// If `held`, the worker is kept busy until the last deadline has passed.
 fn order_of_waking(ends: [u32; 5], held: bool) -> Vec<u32> {
     let rt = start(1);
     let mut lead = 50 * MS;
@@ -71,7 +73,7 @@ fn order_of_waking(ends: [u32; 5], held: bool) -> Vec<u32> {
         if in_time {
             return Arc::into_inner(order).unwrap().into_inner().unwrap();
         }
-        lead *= 2; // some went to bed when it was time to rise, and in any order
+        lead *= 2; // some began to sleep after their deadline, in any order
     }
 }
 
@@ -98,7 +100,7 @@ fn an_unpark_does_not_end_a_sleep_and_is_kept() {
 }
 
 #[test]
-fn a_deadline_given_up_leaves_nothing_behind() {
+fn an_abandoned_deadline_leaves_nothing_behind() {
     let rt = start(2);
     let fibers: Vec<_> = (0..1_000)
         .map(|_| rt.spawn(|| park::park_until(Some(Instant::now() + HOUR), ParkReason::Park)))
@@ -114,8 +116,8 @@ fn a_deadline_given_up_leaves_nothing_behind() {
 
 #[test]
 fn deadlines_of_a_busy_worker_pass_in_time_for_fibers_elsewhere() {
-    // The sleeper's carrier loses its worker to another carrier, which then computes: somebody else
-    // must fire the deadline that lies in that worker's wheel.
+    // The sleeper's carrier loses its worker to another carrier, which then computes: another
+    // thread must fire the deadline in that worker's wheel.
     let rt = start(2);
     let stop = Arc::new(AtomicBool::new(false));
     let sleeper = rt.block_on(|| {
@@ -141,7 +143,7 @@ fn deadlines_of_a_busy_worker_pass_in_time_for_fibers_elsewhere() {
     sleeper.join().unwrap();
 }
 
-/// Waits until all of these sleep, or until one has slept enough: this thread was slow then.
+/// Waits until all of these sleep, or until one has woken, if this thread was slow.
 fn wait_for_sleepers(rt: &Runtime, fibers: &[JoinHandle<()>]) {
     wait_for("sleepers", || {
         rt.metrics().timers_active == fibers.len() || fibers.iter().any(JoinHandle::is_finished)
@@ -165,7 +167,7 @@ fn deadlines_of_a_retired_worker_pass() {
 }
 
 #[test]
-fn a_far_deadline_of_a_retired_worker_passes_while_everybody_sleeps() {
+fn a_far_deadline_of_a_retired_worker_passes_while_all_workers_sleep() {
     let rt = start(2);
     let body = || time::sleep(700 * MS);
     let fibers = [rt.block_on(|| task::Builder::new().worker(1).spawn(body))];
@@ -176,7 +178,7 @@ fn a_far_deadline_of_a_retired_worker_passes_while_everybody_sleeps() {
 }
 
 #[test]
-fn deadlines_of_a_retired_worker_pass_while_the_others_have_no_rest() {
+fn deadlines_of_a_retired_worker_pass_while_the_others_are_busy() {
     let rt = start(2);
     let sleep = || time::sleep(50 * MS);
     let sleepers: Vec<_> = (0..50)
@@ -201,12 +203,12 @@ fn deadlines_of_a_retired_worker_pass_while_the_others_have_no_rest() {
 }
 
 #[test]
-fn who_is_told_of_a_limit_and_returns_is_in_nobodys_way() {
+fn a_fiber_that_returns_after_its_limit_does_not_delay_other_unwinds() {
     // With so few threads one fiber at a time may unwind.
     let rt = Builder::new().workers(1).max_carriers(4).build().unwrap();
     let returns = rt.spawn(|| {
-        let told = time::timeout(MS, || park::park_until(None, ParkReason::Park));
-        assert_eq!(told, Ok(Woken::ByCancel));
+        let woken = time::timeout(MS, || park::park_until(None, ParkReason::Park));
+        assert_eq!(woken, Ok(Woken::ByCancel));
         park::park();
     });
     let panics = rt.spawn(|| {
@@ -240,7 +242,7 @@ fn a_limit_ends_what_blocks_and_runs_destructors() {
             self.0.fetch_add(1, SeqCst);
         }
     }
-    /// Ends the fiber when nobody waits for it any longer.
+    /// Unparks the fiber when this is dropped, so that it ends.
     struct Release(park::Unparker);
     impl Drop for Release {
         fn drop(&mut self) {
@@ -279,7 +281,7 @@ fn a_limit_ends_what_blocks_and_runs_destructors() {
 }
 
 #[test]
-fn who_returns_in_time_keeps_the_result() {
+fn a_call_that_returns_in_time_keeps_its_result() {
     start(1).block_on(|| {
         assert_eq!(time::timeout(HOUR, || "done"), Ok("done"));
         let late = time::timeout(MS, || {
@@ -325,7 +327,7 @@ fn a_panic_passes_through_a_limit() {
 }
 
 #[test]
-fn a_fiber_asked_to_end_unwinds_through_its_limits() {
+fn a_cancelled_fiber_unwinds_through_its_limits() {
     let rt = start(1);
     let fiber = rt.spawn(|| {
         let _ = time::timeout(HOUR, || time::sleep(HOUR));
@@ -361,7 +363,7 @@ fn thousands_of_limits_that_pass_together_all_report() {
 }
 
 #[test]
-fn a_timed_join_gives_the_handle_back() {
+fn a_timed_join_returns_the_handle() {
     let rt = start(1);
     let fiber = rt.spawn(park::park);
     let start = Instant::now();

@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "forbids system calls by a filter, sets options of sockets"
 )]
-//! The choice between the drivers, and what only a ring has to promise: nothing is left in flight.
+//! The choice of the I/O driver, and what only io_uring has to promise: nothing is left in flight.
 //!
 //! What sockets and pipes promise is in `tests/net` and `tests/io`, for both drivers.
 
@@ -29,7 +29,7 @@ use sockets::pattern;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// With rings, unless there are none here: then the tests say so, and mean less.
+/// A runtime with io_uring, or with epoll where that cannot be used: then the tests report it.
 fn ring(workers: usize) -> Builder {
     sockets::builder("uring").workers(workers)
 }
@@ -39,7 +39,7 @@ fn is_waiting(fiber: &task::Fiber) -> bool {
 }
 
 #[test]
-fn the_choice_is_what_is_reported() {
+fn metrics_report_the_chosen_driver() {
     let reported = |builder: Builder| {
         let metrics = builder.workers(1).build().unwrap().metrics();
         (metrics.io_sockets, metrics.io_files)
@@ -59,14 +59,14 @@ fn the_choice_is_what_is_reported() {
 }
 
 #[test]
-fn where_io_uring_is_forbidden_auto_does_without_and_uring_says_so() {
+fn where_io_uring_is_forbidden_auto_uses_epoll_and_uring_is_an_error() {
     common::alone("forbidden");
 }
 
 mod child {
     use super::*;
 
-    /// From here on `io_uring_setup` fails in this process, and whatever it starts.
+    /// Makes `io_uring_setup` fail in this process and its children.
     fn forbid_io_uring(errno: libc::c_int) {
         let whose = filter::Whose::CallersOnly;
         filter::refuse(libc::SYS_io_uring_setup, None, errno, whose).unwrap();
@@ -101,7 +101,7 @@ mod child {
         }
         let error = Builder::new().io(Io::Uring).build().unwrap_err();
         assert!(matches!(error, StartError::NoUring { setting: "io", .. }));
-        // SAFETY: no other thread of this process is there to read variables.
+        // SAFETY: this process has no other thread that could read variables.
         unsafe { std::env::set_var("INDENT_IO", "uring") };
         let text = Builder::new().build().unwrap_err().to_string();
         for part in [
@@ -117,7 +117,7 @@ mod child {
         unsafe { std::env::set_var("INDENT_IO", "kqueue") };
         let text = Builder::new().build().unwrap_err().to_string();
         assert!(text.contains("auto or uring or epoll"), "{text}");
-        // The last filter's word counts where it is stricter; here all are errors, and the newest is told.
+        // The strictest filter counts; here all return errors, and the newest one's is returned.
         forbid_io_uring(libc::ENOSYS);
         let text = Builder::new()
             .io(Io::Uring)
@@ -130,7 +130,7 @@ mod child {
         );
     }
 
-    /// How often the threads of this process, but the caller, were switched to.
+    /// How often the threads of this process, without the caller, were switched to.
     fn switches() -> BTreeMap<String, u64> {
         let me = std::fs::read_link("/proc/thread-self").unwrap();
         let mut all = BTreeMap::new();
@@ -175,10 +175,10 @@ mod child {
             wait_for("a fiber that selects", || fiber.phase() == Phase::Parked);
         }
         common::wait_for_the_survey();
-        std::thread::sleep(4 * SETTLE); // threads that were made for unjudged fibers have ended
+        std::thread::sleep(4 * SETTLE); // threads that were started for unjudged fibers have ended
         let before = switches();
         std::thread::sleep(2 * SETTLE);
-        assert_eq!(before, switches(), "somebody woke up");
+        assert_eq!(before, switches(), "a thread woke up");
         assert!(before.len() > 3, "{before:?}");
         ours.write_all(b"!").unwrap();
         assert!(waiting.into_iter().all(|fiber| fiber.join().unwrap()));
@@ -186,7 +186,7 @@ mod child {
         wait_for("no operation", || rt.metrics().io_operations_active == 0);
     }
 
-    /// So many descriptors may be open; how many before.
+    /// Limits the number of open descriptors; returns the limit before.
     fn limit_descriptors(to: u64) -> u64 {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
@@ -202,7 +202,7 @@ mod child {
         before
     }
 
-    /// The calling thread may run on these CPUs; on which before.
+    /// Sets the CPUs that the calling thread may run on; returns those before.
     fn run_on(cpus: &libc::cpu_set_t) -> libc::cpu_set_t {
         let size = size_of::<libc::cpu_set_t>();
         // SAFETY: of this type all bits may be zero.
@@ -237,7 +237,7 @@ mod child {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
         let (mut to_source, from) = std::os::unix::net::UnixStream::pair().unwrap();
         let source = Source::new(from).unwrap();
-        let before = limit_descriptors(3); // there are more
+        let before = limit_descriptors(3); // more are open
         let error = std::fs::File::open("/").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
         let on_second = |body: Box<dyn FnOnce() + Send>| {
@@ -286,7 +286,8 @@ mod child {
                 wait_for("a waiting fiber", || is_waiting(&fiber));
             }
             let report = rt.shutdown_timeout(Duration::ZERO);
-            // Whoever was not told in time stays parked, and what comes is written to nobody else's memory.
+            // A fiber that was not notified in time stays parked, and data that arrives is written
+            // to no other memory.
             theirs.iter_mut().for_each(|to| drop(to.write(b"late")));
             std::hint::black_box(vec![0_u8; 1 << 20]);
             println!(
@@ -307,7 +308,7 @@ fn a_process_in_which_fibers_select_among_descriptors_does_nothing_meanwhile() {
 }
 
 #[test]
-fn who_selects_is_told_promptly_of_a_descriptor_however_long_it_has_waited() {
+fn a_select_is_notified_promptly_of_a_descriptor_however_long_it_has_waited() {
     within(60, || {
         let rt = ring(2).build().unwrap();
         let mut delays: Vec<_> = (0..15)
@@ -322,7 +323,7 @@ fn who_selects_is_told_promptly_of_a_descriptor_however_long_it_has_waited() {
                     }
                     Instant::now()
                 });
-                std::thread::sleep(50 * MS); // whoever asks again and again would do so rarely by now
+                std::thread::sleep(50 * MS); // a loop with growing pauses would poll rarely by now
                 let written = Instant::now();
                 ours.write_all(b"!").unwrap();
                 fiber.join().unwrap().duration_since(written)
@@ -336,7 +337,7 @@ fn who_selects_is_told_promptly_of_a_descriptor_however_long_it_has_waited() {
 }
 
 #[test]
-fn who_has_withdrawn_from_a_descriptor_leaves_nothing_and_it_is_closed() {
+fn a_select_that_withdraws_leaves_no_poll_and_the_descriptor_is_closed() {
     within(60, || {
         let rt = ring(1).build().unwrap();
         for _ in 0..50 {
@@ -357,9 +358,10 @@ fn who_has_withdrawn_from_a_descriptor_leaves_nothing_and_it_is_closed() {
     });
 }
 
-/// Withdrawing races with completions, while fibers are stopped at any instruction; descriptors come and go.
+/// Withdrawing races with completions, while fibers are preempted at any instruction and
+/// descriptors are opened and closed.
 #[test]
-fn stress_who_selects_among_descriptors_misses_nothing_and_is_called_once() {
+fn stress_a_select_among_descriptors_misses_nothing_and_is_notified_once() {
     const PAIRS: u64 = 12;
     const ROUNDS: u64 = 12;
     const MESSAGES: u64 = 40;
@@ -428,12 +430,12 @@ fn stress_who_selects_among_descriptors_misses_nothing_and_is_called_once() {
 }
 
 #[test]
-fn who_waits_where_no_ring_can_be_had_waits_until_one_can_and_is_told_no_error() {
+fn a_fiber_whose_worker_can_make_no_ring_waits_until_it_can_and_gets_no_error() {
     common::alone("short_of_descriptors");
 }
 
 #[test]
-fn who_is_abandoned_in_an_operation_keeps_its_stack_and_the_next_runtime_works() {
+fn a_fiber_abandoned_in_an_operation_keeps_its_stack_and_the_next_runtime_works() {
     common::alone("abandoned");
 }
 
@@ -444,11 +446,11 @@ fn an_operation_is_submitted_and_completed_while_its_worker_computes() {
             let rt = ring(1).build().unwrap();
             let (mut one, mut other) = UnixStream::pair().unwrap();
             let seen = Arc::new(AtomicBool::new(false));
-            let (told, looks) = (seen.clone(), seen.clone());
+            let (notified, looks) = (seen.clone(), seen.clone());
             let (reader, hog) = rt.block_on(move || {
                 let reader = indent::spawn(move || {
                     other.read_exact(&mut [0]).unwrap();
-                    told.store(true, SeqCst);
+                    notified.store(true, SeqCst);
                 });
                 let hog = indent::spawn(move || {
                     while !looks.load(SeqCst) {
@@ -467,7 +469,7 @@ fn an_operation_is_submitted_and_completed_while_its_worker_computes() {
 }
 
 #[test]
-fn who_waits_with_a_worker_that_is_retired_is_told() {
+fn a_fiber_that_waits_with_a_retired_worker_is_notified() {
     within(60, || {
         for builder in [ring(4), Builder::new().io(Io::Epoll).workers(4)] {
             let rt = builder.build().unwrap();
@@ -500,11 +502,11 @@ fn who_waits_with_a_worker_that_is_retired_is_told() {
 
 #[test]
 fn idle_connections_are_operations_in_flight_and_end_with_their_fibers() {
-    const MANY: usize = 300; // more than a ring takes in one go
+    const MANY: usize = 300; // more than a submission queue has room for
     within(60, || {
         let rt = ring(2).build().unwrap();
         if rt.metrics().io_sockets != IoDriver::Uring {
-            return; // said already
+            return; // reported already
         }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -537,7 +539,8 @@ fn idle_connections_are_operations_in_flight_and_end_with_their_fibers() {
     });
 }
 
-/// A socket with something in its error queue: it is ready, says `poll` again and again, and has nothing to read.
+/// A socket with an entry in its error queue: `poll` always reports it ready, and it has nothing to
+/// read.
 fn with_an_error_in_its_queue() -> std::net::UdpSocket {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let on: libc::c_int = 1;
@@ -548,21 +551,21 @@ fn with_an_error_in_its_queue() -> std::net::UdpSocket {
         libc::setsockopt(fd, libc::IPPROTO_IP, libc::IP_RECVERR, at, size)
     };
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
-    let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.connect(nobody.local_addr().unwrap()).unwrap();
-    drop(nobody);
+    let closed = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(closed.local_addr().unwrap()).unwrap();
+    drop(closed);
     socket.set_nonblocking(true).unwrap();
     socket.send(b"x").unwrap();
     let mut error = socket.recv(&mut [0; 8]).unwrap_err();
     while error.kind() == std::io::ErrorKind::ConnectionRefused {
-        error = socket.recv(&mut [0; 8]).unwrap_err(); // told once, and left in the queue
+        error = socket.recv(&mut [0; 8]).unwrap_err(); // reported once, and left in the queue
     }
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
     socket
 }
 
 #[test]
-fn what_is_always_ready_and_has_nothing_to_give_keeps_no_worker_busy_and_no_fiber_from_its_end() {
+fn a_socket_always_ready_with_nothing_to_read_keeps_no_worker_busy_and_its_fiber_can_end() {
     within(60, || {
         let rt = ring(1).build().unwrap();
         let source = Arc::new(Source::new(with_an_error_in_its_queue()).unwrap());
@@ -578,7 +581,7 @@ fn what_is_always_ready_and_has_nothing_to_give_keeps_no_worker_busy_and_no_fibe
         rt.block_on(move || time::timeout(100 * MS, || first(&late)).unwrap_err());
         let tried = tries.swap(0, SeqCst);
         assert!(tried < 100, "tried {tried} times in a tenth of a second");
-        // And by the operation of a socket.
+        // The same by the operation of a socket.
         let socket = indent::net::UdpSocket::from(with_an_error_in_its_queue());
         socket.set_nonblocking(false).unwrap();
         socket.set_read_timeout(Some(50 * MS)).unwrap();
@@ -593,7 +596,7 @@ fn what_is_always_ready_and_has_nothing_to_give_keeps_no_worker_busy_and_no_fibe
     });
 }
 
-/// Writes `all` in pieces, under limits that often pass.
+/// Writes `all` in pieces, under time limits that often pass.
 fn write_hastily(mut stream: UnixStream, all: &[u8], random: &mut Random) {
     let mut left = all;
     while !left.is_empty() {
@@ -630,7 +633,8 @@ fn read_hastily(mut stream: UnixStream, random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// Deadlines and requests to end race with data, while fibers compute and are stopped at any instruction.
+/// Deadlines and cancellations race with data, while fibers compute and are preempted at any
+/// instruction.
 #[test]
 fn stress_no_byte_is_lost_or_sent_twice_and_nothing_stays_in_flight() {
     const PAIRS: usize = 24;
@@ -655,7 +659,7 @@ fn stress_no_byte_is_lost_or_sent_twice_and_nothing_stays_in_flight() {
                 })
             })
             .collect();
-        // They are asked to end in the midst of it, and what they have not read is left for others.
+        // They are cancelled in between, and what they have not read is left for others.
         let doomed = ring(2)
             .preempt_quantum(Duration::from_micros(200))
             .build()

@@ -1,18 +1,19 @@
 #![expect(unsafe_code, reason = "system calls")]
-//! A set of descriptors, and which of them may have become ready: epoll, edge-triggered.
+//! Readiness: which descriptors may have become readable or writable (epoll, edge-triggered).
 //!
-//! A descriptor is added once and stays until it is closed; the kernel says each time it may have
-//! become readable or writable, whether or not a fiber waits. So a wait costs no system call of its
-//! own beside the sleep. Any thread may ask, several at once: each event goes to one of them.
+//! A descriptor is added once and stays until it is closed. The kernel reports each time that it
+//! may have become readable or writable, whether or not a fiber waits. So a wait costs no system
+//! call of its own beside the sleep. Any number of threads may wait; each event goes to one of
+//! them.
 //!
-//! A thread that sleeps in [`Epoll::wait`] can be woken through a *bell*, an eventfd that is in the
-//! set. The bell is level-triggered: every wait returns it until [`Epoll::silence`] is called, so a
-//! second thread that looks into the set does not take the wake-up away from the sleeper. Bells are
-//! never closed but used again: a late ring, when the sleeper and its runtime are gone, wakes
-//! another thread for no reason and writes to no foreign file.
+//! A thread that sleeps in [`Epoll::wait`] is woken through the *waker*, an eventfd in the
+//! instance. The waker is level-triggered: every wait returns it until [`Epoll::drain_waker`] is
+//! called, so a second thread that polls the instance does not take the wake-up away from the
+//! sleeper. Wakers are never closed but used again: a late notification, when the sleeper and its
+//! runtime are gone, wakes another thread for no reason and writes to no foreign file.
 //!
 //! Rejected: the `polling` crate. It takes a lock and needs a vector for each wait, which the
-//! thread that watches for busy workers may not; and its bell is closed with it.
+//! thread that polls for busy workers must not; and its waker is closed with it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -25,36 +26,38 @@ use std::time::Duration;
 
 use crate::sys::{descriptor, errno, eventfd};
 
-/// Events that are taken at once.
+/// Events that one wait returns at most.
 const EVENTS: usize = 64;
-/// In place of a key: the bell.
+/// The key of the waker.
 const WAKER: u64 = u64::MAX;
 
-/// The kernel knows `epoll_pwait2`, as far as we have seen.
+/// The kernel has `epoll_pwait2`, as far as is known.
 static IS_EXACT: AtomicBool = AtomicBool::new(true);
 
-/// What may be ready.
+/// A descriptor that may be ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ready {
     pub(crate) key: u64,
     pub(crate) read: bool,
     pub(crate) write: bool,
-    /// Something that data alone does not explain: an end, an error, an urgent byte.
-    pub(crate) odd: bool,
+    /// There is something that data alone does not explain: an end, an error, an urgent byte.
+    pub(crate) exceptional: bool,
 }
 
+/// An epoll instance with a waker.
 pub(crate) struct Epoll {
-    set: OwnedFd,
+    instance: OwnedFd,
     waker: RawFd,
-    /// Descriptors in it, the bell not counted.
+    /// Descriptors in it, without the waker.
     len: AtomicUsize,
 }
 
-/// Bells that nobody uses, and places for some. Without a lock: a set may go where nobody may wait.
+/// Wakers that are not in use. Without a lock: an instance may be dropped where waiting is
+/// forbidden.
 static WAKERS: [AtomicI32; 256] = [const { AtomicI32::new(NO_WAKER) }; 256];
 const NO_WAKER: RawFd = -1;
 
-/// An eventfd nobody uses.
+/// Takes an eventfd that is not in use, or makes one.
 pub(super) fn take_waker() -> io::Result<RawFd> {
     let used = WAKERS.iter().map(|place| place.swap(NO_WAKER, SeqCst));
     if let Some(waker) = used.into_iter().find(|waker| *waker != NO_WAKER) {
@@ -64,7 +67,8 @@ pub(super) fn take_waker() -> io::Result<RawFd> {
     checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Nobody waits for it any more. If there is no place left it stays open for nothing.
+/// Gives back an eventfd that no thread waits for any more. It stays open and unused if there is no
+/// place left.
 pub(super) fn give_waker_back(waker: RawFd) {
     let put = |place: &AtomicI32| {
         place
@@ -77,10 +81,10 @@ pub(super) fn give_waker_back(waker: RawFd) {
 impl Epoll {
     pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: takes a number only.
-        let set = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
+        let instance = checked(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })?;
         let epoll = Epoll {
-            // SAFETY: just made, and nobody else's.
-            set: unsafe { OwnedFd::from_raw_fd(set) },
+            // SAFETY: it has just been made, and has no other owner.
+            instance: unsafe { OwnedFd::from_raw_fd(instance) },
             waker: take_waker()?,
             len: AtomicUsize::new(0),
         };
@@ -88,27 +92,26 @@ impl Epoll {
         Ok(epoll)
     }
 
-    /// The descriptor that ends a sleep in it, through `eventfd::notify`.
+    /// The eventfd that ends a wait, through `eventfd::notify`.
     pub(crate) fn waker(&self) -> RawFd {
         self.waker
     }
 
-    /// Ends the ringing of the bell, until it is rung again.
-    pub(crate) fn silence(&self) {
+    /// Makes waits return the waker no more, until it is notified again.
+    pub(crate) fn drain_waker(&self) {
         eventfd::drain(self.waker);
     }
 
-    /// The set itself, which is readable when something in it is ready.
+    /// The instance's own descriptor, which is readable when there are events.
     pub(crate) fn raw(&self) -> RawFd {
-        self.set.as_raw_fd()
+        self.instance.as_raw_fd()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Relaxed) == 0
     }
 
-    /// From here on everything that happens to it is told under this key, beginning with what it is ready
-    /// for now.
+    /// Adds a descriptor. Its events bear this key; the first is what it is ready for now.
     pub(crate) fn add(&self, fd: BorrowedFd<'_>, key: u64) -> io::Result<()> {
         let all =
             libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLET;
@@ -126,11 +129,14 @@ impl Epoll {
         }
     }
 
-    /// A descriptor that is told once, when it is readable, and then has to be [armed](Self::arm).
+    /// Adds a descriptor that is reported once, when it is readable, each time it was
+    /// [armed](Self::arm).
     pub(crate) fn add_once(&self, fd: RawFd, key: u64) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLONESHOT, key)
     }
 
+    /// Arms or disarms a descriptor that was added by [`add_once`](Self::add_once).
+    ///
     /// May be called in a signal handler.
     pub(crate) fn arm(&self, fd: RawFd, key: u64, on: bool) {
         let readable = if on { libc::EPOLLIN } else { 0 };
@@ -146,8 +152,9 @@ impl Epoll {
         checked(unsafe { libc::epoll_ctl(self.raw(), what, fd, &mut event) }).map(drop)
     }
 
-    /// Waits until something may be ready, for so long at most; `None`: for ever. Also returns early when the
-    /// bell was rung, and for no reason.
+    /// Waits for events, at most for `time`; `None`: without a limit.
+    ///
+    /// Also returns when the waker was notified, and for no reason.
     pub(crate) fn wait(&self, time: Option<Duration>) -> Events {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         let exact = time.filter(|time| !time.is_zero() && IS_EXACT.load(Relaxed));
@@ -157,7 +164,7 @@ impl Epoll {
         Events { events, number }
     }
 
-    /// By nanoseconds; `None` if the kernel cannot (it came with Linux 5.11).
+    /// Waits to the nanosecond; `None` if the kernel cannot (it came with Linux 5.11).
     fn wait_exactly(
         &self,
         events: &mut [libc::epoll_event; EVENTS],
@@ -167,13 +174,13 @@ impl Epoll {
             tv_sec: time.as_secs().min(i64::MAX as u64) as i64,
             tv_nsec: i64::from(time.subsec_nanos()),
         };
-        let (set, first, room) = (self.raw(), events.as_mut_ptr(), EVENTS);
+        let (instance, first, most) = (self.raw(), events.as_mut_ptr(), EVENTS);
         let (time, no_mask) = (ptr::from_ref(&time), ptr::null::<libc::sigset_t>());
         let call = libc::SYS_epoll_pwait2;
-        // SAFETY: the kernel writes at most `EVENTS` of them, and reads the time; there is no mask, so its size
-        // means nothing.
-        let found = unsafe { libc::syscall(call, set, first, room, time, no_mask, 0_usize) };
-        // Some sandboxes say EPERM of what they do not know.
+        // SAFETY: the kernel writes at most `EVENTS` events, and reads the time; there is no mask,
+        // so its size means nothing.
+        let found = unsafe { libc::syscall(call, instance, first, most, time, no_mask, 0_usize) };
+        // Some sandboxes return EPERM for calls they do not know.
         if found < 0 && matches!(errno::get(), libc::ENOSYS | libc::EPERM) {
             IS_EXACT.store(false, Relaxed);
             return None;
@@ -181,7 +188,7 @@ impl Epoll {
         Some(found as i32)
     }
 
-    /// By milliseconds, of which one that has begun is waited for.
+    /// Waits to the millisecond, rounded up.
     fn wait_roughly(
         &self,
         events: &mut [libc::epoll_event; EVENTS],
@@ -190,40 +197,41 @@ impl Epoll {
         let limit = time.map_or(-1, |time| {
             i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
         });
-        let (set, first, room) = (self.raw(), events.as_mut_ptr(), EVENTS as i32);
-        // SAFETY: the kernel writes at most `EVENTS` of them.
-        unsafe { libc::epoll_wait(set, first, room, limit) }
+        let (instance, first, most) = (self.raw(), events.as_mut_ptr(), EVENTS as i32);
+        // SAFETY: the kernel writes at most `EVENTS` events.
+        unsafe { libc::epoll_wait(instance, first, most, limit) }
     }
 }
 
-/// What was found ready.
+/// The events that a wait returned.
 pub(crate) struct Events {
     events: [libc::epoll_event; EVENTS],
     number: usize,
 }
 
 impl Events {
-    /// Whether the bell was ringing.
-    pub(crate) fn has_rung(&self) -> bool {
+    /// Whether the waker was notified.
+    pub(crate) fn has_wakeup(&self) -> bool {
         self.events[..self.number].iter().any(|event| {
             let key = event.u64;
             key == WAKER
         })
     }
 
-    pub(crate) fn tell(&self, mut tell: impl FnMut(Ready)) {
+    /// Calls `f` for each event, without the waker.
+    pub(crate) fn for_each(&self, mut f: impl FnMut(Ready)) {
         for event in &self.events[..self.number] {
             let (key, flags) = (event.u64, event.events as i32);
             if key == WAKER {
                 continue;
             }
             let over = flags & (libc::EPOLLERR | libc::EPOLLHUP) != 0;
-            let odd = over || flags & (libc::EPOLLRDHUP | libc::EPOLLPRI) != 0;
-            tell(Ready {
+            let exceptional = over || flags & (libc::EPOLLRDHUP | libc::EPOLLPRI) != 0;
+            f(Ready {
                 key,
-                read: odd || flags & libc::EPOLLIN != 0,
+                read: exceptional || flags & libc::EPOLLIN != 0,
                 write: over || flags & libc::EPOLLOUT != 0,
-                odd,
+                exceptional,
             });
         }
     }
@@ -256,12 +264,12 @@ mod tests {
         let mut all = Vec::new();
         epoll
             .wait(Some(Duration::ZERO))
-            .tell(|ready| all.push(ready));
+            .for_each(|ready| all.push(ready));
         all
     }
 
     #[test]
-    fn what_happens_is_told_once_each_time() {
+    fn each_change_is_reported_once() {
         let (mut one, mut other) = UnixStream::pair().unwrap();
         let epoll = Epoll::new().unwrap();
         assert!(epoll.is_empty());
@@ -270,7 +278,7 @@ mod tests {
             key: 7,
             read: false,
             write: true,
-            odd: false,
+            exceptional: false,
         };
         assert_eq!(all(&epoll), [writable], "what it is ready for at first");
         assert_eq!(all(&epoll), []);
@@ -287,27 +295,30 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_ends_a_wait_and_the_next_one_it_comes_before() {
+    fn a_notification_ends_a_wait_and_the_next_one_if_it_comes_early() {
         let epoll = Epoll::new().unwrap();
         for _ in 0..3 {
             eventfd::notify(epoll.waker());
-            epoll.wait(None).tell(|ready| panic!("{ready:?}"));
-            assert!(epoll.wait(None).has_rung(), "until it is silenced");
-            epoll.silence();
+            epoll.wait(None).for_each(|ready| panic!("{ready:?}"));
+            assert!(epoll.wait(None).has_wakeup(), "until it is drained");
+            epoll.drain_waker();
         }
         std::thread::scope(|scope| {
-            scope.spawn(|| epoll.wait(None).tell(|_| ()));
+            scope.spawn(|| epoll.wait(None).for_each(|_| ()));
             std::thread::sleep(Duration::from_millis(5));
             eventfd::notify(epoll.waker());
         });
-        epoll.silence();
+        epoll.drain_waker();
         let before = Instant::now();
-        epoll.wait(Some(Duration::from_millis(2))).tell(|_| ());
-        assert!(before.elapsed() >= Duration::from_millis(2), "nobody rang");
+        epoll.wait(Some(Duration::from_millis(2))).for_each(|_| ());
+        assert!(
+            before.elapsed() >= Duration::from_millis(2),
+            "the waker was not notified"
+        );
     }
 
     #[test]
-    fn a_wait_lasts_for_as_long_as_was_said_to_a_part_of_a_millisecond() {
+    fn a_wait_lasts_as_long_as_asked_to_a_part_of_a_millisecond() {
         let epoll = Epoll::new().unwrap();
         let time = Duration::from_micros(150);
         let waits = |exact: bool| {
@@ -338,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_in_a_set_is_told_once_after_it_was_armed() {
+    fn an_instance_in_an_instance_is_reported_once_after_it_was_armed() {
         let (outer, inner) = (Epoll::new().unwrap(), Epoll::new().unwrap());
         let (one, mut other) = UnixStream::pair().unwrap();
         inner.add(one.as_fd(), 1).unwrap();

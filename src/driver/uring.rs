@@ -1,46 +1,52 @@
 #![expect(unsafe_code, reason = "shares memory with the kernel")]
-//! Requests that the kernel completes: io_uring, one ring for each worker.
+//! Completion: io_uring, one ring for each worker.
 //!
-//! A request is written into the *submission queue* as an entry, and told by a number when it is complete, in
-//! the *completion queue*. Here the numbers are addresses of operations (`sched/io/ring.rs`), which know who
-//! waits; nothing here follows them. Entries are pushed one by one and *submitted* many at a time.
+//! A request is written into the *submission queue* as an *entry* with a number. When the kernel
+//! has carried it out, a *completion* with that number is in the *completion queue*. Here the
+//! numbers are addresses of operations (`sched/io/operation.rs`), which know their waiters; nothing
+//! in this module follows them. Entries are pushed one by one and *submitted* many at a time.
 //!
-//! *Who may do what.* Anybody may push, and take completions, on any thread, with preemption disabled (S6): each end has a
-//! lock of its own, held for a few words. The holder of the worker submits, and the watch (`sched/io/watch.rs`), which
-//! runs nobody's code; others ask it to. `pending` counts entries that are in the queue and that
-//! nobody has begun to submit. Who submits takes the count and tells the kernel that number, without a lock: the
-//! kernel takes entries in order, and one system call after the other. What it did not take is counted again.
-//! So an entry is never forgotten, and a number never too large. What must not fail for want of room, a cancel say, is
-//! put aside and goes into the queue when there is some.
+//! *Which thread may do what.* Any thread may push, and take completions, with preemption disabled
+//! (S6): each end has a lock of its own, held for a few words. The holder of the worker submits,
+//! and the I/O poller (`sched/io/poller.rs`), which runs no user code; other threads ask it to.
 //!
-//! *Sleep.* The holder of the worker sleeps in the system call that submits, and is woken by a bell that the ring
-//! polls (`uring/waker.rs`). Who has taken a completion that a sleeper was meant to see nudges it: by a completion for
-//! nobody, for which nothing has to be polled.
+//! *Submission.* `pending` counts entries that are in the queue and that no thread has begun to
+//! submit. A thread that submits takes the count and passes it to the kernel as the number of
+//! entries, without a lock: the kernel takes entries in order, and one system call after the other.
+//! What it did not take is counted again. So an entry is never forgotten, and a number never too
+//! large. Entries that must not fail for want of room, cancels for instance, are put aside in
+//! `deferred` and go into the queue when there is some.
 //!
-//! *Nothing is lost.* When the completion queue is full the kernel keeps what does not fit, and says so by a
-//! flag, which whoever takes completions looks at when the queue is empty.
+//! *Sleep.* The holder of the worker sleeps in the system call that submits, and is woken through
+//! an eventfd that the ring polls (`uring/waker.rs`). A thread that has taken a completion that a
+//! sleeper was meant to see *nudges* the sleeper: by a completion of a NOP, for which nothing has
+//! to be polled.
 //!
-//! *When the kernel refuses.* A call that was interrupted, or out of time, is none the worse for it. One that is
-//! refused for want of memory, or because completions have to be taken first, passes: whoever slept pauses, and looks
-//! again; entries wait. Anything else is said once, and treated alike.
+//! *Nothing is lost.* When the completion queue is full the kernel keeps what does not fit, and
+//! sets a flag, which a thread that takes completions looks at when the queue is empty.
+//!
+//! *When the kernel refuses.* A call that was interrupted or has timed out was not refused. A call
+//! that is refused for want of memory, or because completions have to be taken first, succeeds
+//! later: a sleeper pauses, and looks again; entries wait. Any other error is reported once, and
+//! treated alike.
 //!
 //! Where a wait cannot be given a limit by an argument it gets one by a request of its own.
 //!
-//! A transfer that has just been tried in vain is told to poll before it tries again, where the kernel knows how:
-//! 13 % less CPU for an echo (median of four alternating runs, 64 and 1,000 connections; 5.5 µs a request, epoll 5.1;
-//! single runs differ by more).
-//! Rejected: a stream that was just emptied goes to the ring without a try, as it waits without one by epoll; no gain
-//! was seen: 0.9 times the CPU for an echo with 64 connections, 1.2 with 1,000 (medians of three noisy runs, against a
-//! somewhat older build).
-//! Rejected, with figures (DESIGN §10, `cargo bench --bench ring`): registered files, provided buffers, multishot RECV and
-//! ACCEPT, wake-ups by messages between rings. A registered ring belongs to one thread, which a worker does not.
-//! Promising there, and not tried in a runtime: a SEND without a call before it (0.71 to 0.76 of the CPU of an echo; but the
-//! fiber parks for each, and what it sends leaves when the worker submits), and an ACCEPT that polls first, as transfers
-//! do, after a call in vain (0.82 of an accept, Linux 6.10).
+//! A transfer that has just failed with `WouldBlock` is to poll before it tries again, where the
+//! kernel knows how: that saves CPU time.
 //!
-//! Rejected, from what completions depend on: rings of one issuer and deferred task work (a worker changes
-//! threads), a kernel thread that submits (it competes with computing fibers: p99 4.5 ms), cooperative task work
-//! (2 ms beside a thread that computes).
+//! Rejected (DESIGN §10, `cargo bench --bench ring`):
+//! - To give the read of a stream that was just emptied to the ring without a try, as it waits
+//!   without one by epoll: no gain.
+//! - Registered files, provided buffers, multishot RECV and ACCEPT, wake-ups by messages between
+//!   rings. A registered ring belongs to one thread, which a worker does not.
+//! - For what completions then depend on: rings of one issuer and deferred task work (a worker
+//!   changes threads), a kernel thread that submits (it competes with computing fibers),
+//!   cooperative task work (completions are late beside a thread that computes).
+//!
+//! Promising, and not tried in a runtime: a SEND without a call before it (but the fiber parks for
+//! each, and what it sends leaves when the worker submits), and an ACCEPT that polls first, as
+//! transfers do, after a call that would have blocked.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -61,7 +67,7 @@ mod entry;
 mod probe;
 mod waker;
 
-pub(crate) use entry::{Room, entry, finish};
+pub(crate) use entry::{Message, entry, write_back};
 pub(crate) use probe::refusal;
 use waker::Waker;
 
@@ -69,38 +75,41 @@ use waker::Waker;
 const ENTRIES: u32 = 256;
 /// Completions there is room for; more are kept by the kernel.
 const COMPLETIONS: u32 = 4096;
-/// Completions that are taken at once.
-pub(crate) const BATCH: usize = 32;
+/// Completions that are taken under one lock hold.
+pub(crate) const COMPLETION_BATCH: usize = 32;
 
-/// After a refusal.
+/// Before the kernel is asked again after a refusal.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Numbers of requests of our own: others have none of these bits.
+/// Bits in the numbers of the ring's own requests. Numbers of operations have none of them.
+const OWN_BITS: u64 = 3;
+/// A poll of the waker.
 const WAKER: u64 = 1;
-const NOBODY: u64 = 2;
+/// A request whose completion means nothing.
+const IGNORED: u64 = 2;
 const NUDGE: u64 = 3;
-const OWN: u64 = 3;
-/// In the number of a poll that nobody's memory depends on: if the ring goes, it goes with it.
+/// A bit in the number of a poll that no memory depends on: it may be in flight when the ring is
+/// dropped.
 pub(crate) const POLL: u64 = 4;
 
 const GETEVENTS: u32 = 1;
 const EXT_ARG: u32 = 8;
 
-/// An operation that is over.
+/// A completed operation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Completion {
     pub(crate) operation: u64,
-    /// What a system call would have returned, with the error as a negative number.
+    /// What a system call would have returned, with an error as a negative number.
     pub(crate) result: i32,
 }
 
-/// What a result says.
+/// The meaning of a completion's result.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Count(usize),
-    /// Nothing was done, because somebody wanted it so.
+    /// Nothing was done, because it was cancelled.
     Cancelled,
-    /// Nothing was done: the ring does not wait for this.
+    /// Nothing was done: the ring does not wait on this descriptor.
     WouldBlock,
     Failed(io::Error),
 }
@@ -116,39 +125,42 @@ impl Answer {
     }
 }
 
+/// A ring: a submission queue and a completion queue shared with the kernel.
 pub(crate) struct Uring {
     ring: IoUring,
-    /// For whoever pushes, and for whoever takes.
+    /// Held to push.
     submissions: Mutex<()>,
+    /// Held to take completions.
     completions: Mutex<Waker>,
+    /// Entries in the queue that no thread has begun to submit.
     pending: AtomicUsize,
-    /// Somebody who may not submit wants it to be done.
-    is_urgent: AtomicBool,
-    /// Operations that have been pushed, and not been taken.
+    /// A thread that may not submit has asked for it.
+    submit_requested: AtomicBool,
+    /// Operations that have been pushed, and whose completions have not been taken.
     in_flight: AtomicUsize,
     /// How many of them are a [`POLL`].
     polls: AtomicUsize,
-    /// What did not fit into the queue, and names numbers only.
-    aside: Mutex<Vec<Entry>>,
-    has_aside: AtomicBool,
-    /// There is a nudge on its way, or in the queue for whoever sleeps next.
+    /// Entries that did not fit into the queue. They name numbers only.
+    deferred: Mutex<Vec<Entry>>,
+    has_deferred: AtomicBool,
+    /// There is a nudge on its way, or in the queue for the next sleeper.
     is_nudged: AtomicBool,
     waker: RawFd,
-    /// The kernel takes a limit with a wait.
+    /// The kernel takes a time limit with a wait.
     has_limits: bool,
     has_complained: AtomicBool,
 }
 
-/// How a call of the kernel went.
-struct Call {
+/// What a call of `io_uring_enter` did.
+struct EnterResult {
     taken: usize,
     /// Entries it should have taken, and did not.
     left: usize,
-    /// It did not wait, and would not if it were called again at once.
+    /// It did not wait, and would not if it were made again at once.
     refused: bool,
 }
 
-/// The argument of a wait.
+/// The argument of a wait with a time limit.
 #[repr(C)]
 struct Limit {
     signals: u64,
@@ -170,11 +182,11 @@ impl Uring {
             submissions: Mutex::new(()),
             completions: Mutex::new(Waker::new()),
             pending: AtomicUsize::new(0),
-            is_urgent: AtomicBool::new(false),
+            submit_requested: AtomicBool::new(false),
             in_flight: AtomicUsize::new(0),
             polls: AtomicUsize::new(0),
-            aside: Mutex::new(Vec::new()),
-            has_aside: AtomicBool::new(false),
+            deferred: Mutex::new(Vec::new()),
+            has_deferred: AtomicBool::new(false),
             is_nudged: AtomicBool::new(false),
             waker: take_waker()?,
             has_limits,
@@ -182,36 +194,44 @@ impl Uring {
         })
     }
 
-    /// The descriptor that ends a sleep in it, through `eventfd::notify`.
+    /// The eventfd that ends a sleep in it, through `eventfd::notify`.
     pub(crate) fn waker(&self) -> RawFd {
         self.waker
     }
 
-    /// The ring itself, which is readable when there are completions.
+    /// The ring's own descriptor, which is readable when there are completions.
     pub(crate) fn raw(&self) -> RawFd {
         self.ring.as_raw_fd()
     }
 
-    /// Operations whose completion nobody has taken so far.
+    /// Operations whose completions have not been taken.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.load(Relaxed)
     }
 
-    /// Whether something waits to be submitted. May be called in a signal handler.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.pending.load(SeqCst) > 0 || self.has_aside.load(SeqCst)
+    /// Whether there is an operation whose completion has not been taken.
+    #[inline]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.in_flight() > 0
     }
 
-    /// By the holder of the worker: writes an operation down; the kernel knows of it when it is submitted. It is told
-    /// by this number, an address or a [`POLL`]. False if there is no room, since the kernel does not take any: take
-    /// completions first.
+    /// Whether entries wait to be submitted. May be called in a signal handler.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending.load(SeqCst) > 0 || self.has_deferred.load(SeqCst)
+    }
+
+    /// Writes an operation into the submission queue; the kernel sees it when it is submitted.
+    ///
+    /// Its completion bears `number`, an address or a [`POLL`]. False if there is no room, since
+    /// the kernel does not take entries: take completions first. Called by the holder of the
+    /// worker.
     ///
     /// # Safety
-    /// Whatever the entry names stays there until the completion was taken, and so does whoever is at the
-    /// address.
+    /// Whatever the entry names stays there until the completion was taken, and so does what is at
+    /// the address.
     #[must_use]
     pub(crate) unsafe fn push(&self, entry: Entry, number: u64) -> bool {
-        debug_assert_eq!(number & OWN, 0, "a number with room for our bits");
+        debug_assert_eq!(number & OWN_BITS, 0, "the number has bits of the ring");
         self.count(number, 1);
         // SAFETY: by the caller's promise.
         let pushed = unsafe { self.write(&entry.user_data(number)) };
@@ -229,32 +249,35 @@ impl Uring {
         self.in_flight.fetch_add(more, SeqCst);
     }
 
-    /// Asks for the operation of this number to be over, if it is not; its completion comes all the same.
-    /// By anybody; to be submitted.
+    /// Asks the kernel to cancel the operation with this number; its completion comes all the same.
+    ///
+    /// Called by any thread; to be submitted.
     pub(crate) fn cancel(&self, number: u64) {
         let entry = opcode::AsyncCancel::new(number).build();
-        self.write_surely(entry.user_data(NOBODY));
+        self.write_or_defer(entry.user_data(IGNORED));
     }
 
-    /// Ends the sleep of whoever sleeps here, or is about to. By whoever has just taken completions; to be submitted.
+    /// Ends the sleep of a thread that sleeps here, or is about to.
+    ///
+    /// Called by a thread that has just taken completions; to be submitted.
     pub(crate) fn nudge(&self) {
-        // One is enough, until it is taken: then by the sleeper, or by somebody who comes here after that.
+        // One is enough until it is taken: by the sleeper, or by a thread that comes here later.
         if !self.is_nudged.swap(true, SeqCst) {
-            self.write_surely(opcode::Nop::new().build().user_data(NUDGE));
+            self.write_or_defer(opcode::Nop::new().build().user_data(NUDGE));
         }
     }
 
-    /// Somebody else than the holder of the worker wants what was pushed to be submitted.
-    pub(crate) fn urge(&self) {
-        self.is_urgent.store(true, SeqCst);
+    /// Notes that what was pushed is to be submitted, for a thread that may submit.
+    pub(crate) fn request_submit(&self) {
+        self.submit_requested.store(true, SeqCst);
     }
 
-    /// Whether that was so.
-    pub(crate) fn was_urged(&self) -> bool {
-        self.is_urgent.load(SeqCst) && self.is_urgent.swap(false, SeqCst)
+    /// Whether [`request_submit`](Self::request_submit) was called since the last call.
+    pub(crate) fn take_submit_request(&self) -> bool {
+        self.submit_requested.load(SeqCst) && self.submit_requested.swap(false, SeqCst)
     }
 
-    /// By the holder of the worker.
+    /// Pushes an entry, and submits to make room for it. Called by the holder of the worker.
     ///
     /// # Safety
     /// As for [`push`](Self::push).
@@ -273,63 +296,65 @@ impl Uring {
     /// # Safety
     /// As for [`push`](Self::push).
     unsafe fn try_write(&self, entry: &Entry) -> bool {
-        let turn = lock(&self.submissions);
-        // SAFETY: it is our turn, so there is no other.
+        let held = lock(&self.submissions);
+        // SAFETY: the lock of the submissions is held, so there is no other handle of the queue.
         let mut queue = unsafe { self.ring.submission_shared() };
         // SAFETY: by the caller's promise.
         let pushed = unsafe { queue.push(entry) }.is_ok();
-        drop(queue); // tells the kernel
-        drop(turn);
+        drop(queue); // publishes the entry
+        drop(held);
         if pushed {
             self.pending.fetch_add(1, SeqCst);
         }
         pushed
     }
 
-    /// An entry that names numbers only.
-    fn write_surely(&self, entry: Entry) {
+    /// Pushes an entry that names numbers only, or puts it aside.
+    fn write_or_defer(&self, entry: Entry) {
         // SAFETY: names numbers only.
         if !unsafe { self.try_write(&entry) } {
-            let mut aside = lock(&self.aside);
-            aside.push(entry);
-            self.has_aside.store(true, SeqCst);
+            let mut deferred = lock(&self.deferred);
+            deferred.push(entry);
+            self.has_deferred.store(true, SeqCst);
         }
     }
 
-    /// What was put aside goes into the queue, as far as there is room.
-    fn write_aside(&self) {
-        if !self.has_aside.load(SeqCst) {
+    /// Pushes the entries that were put aside, as far as there is room.
+    fn write_deferred(&self) {
+        if !self.has_deferred.load(SeqCst) {
             return;
         }
-        let mut aside = lock(&self.aside);
-        while let Some(entry) = aside.pop() {
+        let mut deferred = lock(&self.deferred);
+        while let Some(entry) = deferred.pop() {
             // SAFETY: it names numbers only.
             if !unsafe { self.try_write(&entry) } {
-                aside.push(entry);
+                deferred.push(entry);
                 break;
             }
         }
-        self.has_aside.store(!aside.is_empty(), SeqCst);
+        self.has_deferred.store(!deferred.is_empty(), SeqCst);
     }
 
-    /// Tells the kernel what was pushed; how much of it it took. By the holder of the worker, or the watch.
+    /// Submits what was pushed; returns how many entries the kernel took.
+    ///
+    /// Called by the holder of the worker, or the I/O poller.
     pub(crate) fn submit(&self) -> usize {
         let mut all = 0;
         loop {
-            self.write_aside();
+            self.write_deferred();
             let taken = match self.pending.load(SeqCst) {
                 0 => 0,
                 _ => self.enter(0, 0, None).taken,
             };
             all += taken;
-            if taken == 0 || !self.has_aside.load(SeqCst) {
+            if taken == 0 || !self.has_deferred.load(SeqCst) {
                 return all;
             }
         }
     }
 
-    /// Submits, and waits for so many completions. Returns early for no reason.
-    fn enter(&self, wanted: u32, flags: u32, limit: Option<&Limit>) -> Call {
+    /// Submits, and waits for `wanted` completions. May return early for no reason.
+    fn enter(&self, wanted: u32, flags: u32, limit: Option<&Limit>) -> EnterResult {
         let ours = self.pending.swap(0, SeqCst);
         let number = u32::try_from(ours).expect("no more than there is room for");
         let caller = self.ring.submitter();
@@ -343,7 +368,7 @@ impl Uring {
         if left > 0 {
             self.pending.fetch_add(left, SeqCst);
         }
-        Call {
+        EnterResult {
             taken,
             left,
             refused,
@@ -363,22 +388,24 @@ impl Uring {
         true
     }
 
-    /// Submits, and sleeps until there is a completion, the bell rings, or so much time has passed; `None`: for
-    /// ever. Returns early for no reason, too. The caller holds the worker, and is known by this number.
-    pub(crate) fn sleep(&self, who: usize, time: Option<Duration>) {
-        self.write_aside();
-        let polled = self.has_bell_polled(who);
-        let call = polled.then(|| self.enter_for(time)).flatten();
-        if call.as_ref().is_none_or(|call| call.left > 0) {
-            lock(&self.completions).unname(); // who knows who submits it
+    /// Submits, and sleeps until there is a completion, the waker is notified, or `time` has
+    /// passed; `None`: without a limit. May return early for no reason.
+    ///
+    /// The caller holds the worker; `carrier` is its index.
+    pub(crate) fn sleep(&self, carrier: usize, time: Option<Duration>) {
+        self.write_deferred();
+        let is_polled = self.poll_waker(carrier);
+        let entered = is_polled.then(|| self.enter_for(time)).flatten();
+        if entered.as_ref().is_none_or(|entered| entered.left > 0) {
+            lock(&self.completions).forget_owner(); // any thread may submit the poll
         }
-        if call.is_none_or(|call| call.refused) {
-            std::thread::sleep(PAUSE); // short enough not to hear a bell
+        if entered.is_none_or(|entered| entered.refused) {
+            std::thread::sleep(PAUSE); // so short that a notification may come during it
         }
     }
 
-    /// The sleep itself; none if there is no room for what it needs.
-    fn enter_for(&self, time: Option<Duration>) -> Option<Call> {
+    /// The sleep itself; `None` if there is no room for the entry it needs.
+    fn enter_for(&self, time: Option<Duration>) -> Option<EnterResult> {
         let Some(time) = time.map(timespec) else {
             return Some(self.enter(1, GETEVENTS, None));
         };
@@ -391,21 +418,24 @@ impl Uring {
             };
             return Some(self.enter(1, GETEVENTS | EXT_ARG, Some(&limit)));
         }
-        // It is over with the first completion, so it does not wake a later sleeper.
+        // It ends with the first completion, so it does not wake a later sleeper.
         let entry = opcode::Timeout::new(&time).count(1).build();
-        // SAFETY: the kernel only reads the time, when the entry is submitted: now, or, if it refuses, later; then
-        // what it finds on this stack is some other time, or none, for a request that is nobody's.
-        let pushed = unsafe { self.write(&entry.user_data(NOBODY)) };
+        // SAFETY: the kernel only reads the time, when the entry is submitted: now, or, if it
+        // refuses, later; then what it finds on this stack is some other time, or none, for a
+        // request whose completion is ignored.
+        let pushed = unsafe { self.write(&entry.user_data(IGNORED)) };
         pushed.then(|| self.enter(1, GETEVENTS, None))
     }
 
-    /// Takes what is complete, as far as there is room. By the same. If that is full there may be more. Whom it belongs to
-    /// waits for it: preemption is disabled until he is told.
-    pub(crate) fn take(&self, batch: &mut [Completion; BATCH]) -> usize {
+    /// Takes completions into `batch`, and returns their number. If `batch` is full there may be
+    /// more.
+    ///
+    /// Fibers wait for them: the caller keeps preemption disabled until it has notified them.
+    pub(crate) fn take(&self, batch: &mut [Completion; COMPLETION_BATCH]) -> usize {
         let mut waker = lock(&self.completions);
         let mut taken = self.take_queued(&mut waker, batch);
-        if taken < BATCH && self.has_overflown() {
-            self.enter(0, GETEVENTS, None); // what did not fit
+        if taken < COMPLETION_BATCH && self.has_overflown() {
+            self.enter(0, GETEVENTS, None); // moves what did not fit into the queue
             taken += self.take_queued(&mut waker, &mut batch[taken..]);
         }
         drop(waker);
@@ -416,15 +446,16 @@ impl Uring {
     }
 
     fn take_queued(&self, waker: &mut Waker, batch: &mut [Completion]) -> usize {
-        // SAFETY: the bell is behind the lock of the completions, so there is no other.
+        // SAFETY: `waker` is behind the lock of the completions, so there is no other handle of
+        // the queue.
         let mut queue = unsafe { self.ring.completion_shared() };
         let mut taken = 0;
         while taken < batch.len() {
             let Some(entry) = queue.next() else { break };
-            match entry.user_data() & OWN {
-                WAKER => waker.heard(self.waker, &entry),
+            match entry.user_data() & OWN_BITS {
+                WAKER => waker.on_completion(self.waker, &entry),
                 NUDGE => self.is_nudged.store(false, SeqCst),
-                NOBODY => {}
+                IGNORED => {}
                 _ => {
                     batch[taken] = Completion {
                         operation: entry.user_data(),
@@ -438,8 +469,8 @@ impl Uring {
     }
 
     fn has_overflown(&self) -> bool {
-        let _turn = lock(&self.submissions);
-        // SAFETY: it is our turn, so there is no other.
+        let _held = lock(&self.submissions);
+        // SAFETY: the lock of the submissions is held, so there is no other handle of the queue.
         unsafe { self.ring.submission_shared() }.cq_overflow()
     }
 }
@@ -447,7 +478,11 @@ impl Uring {
 impl Drop for Uring {
     fn drop(&mut self) {
         let polls = self.polls.load(SeqCst);
-        debug_assert_eq!(self.in_flight(), polls, "a ring that goes under somebody");
+        debug_assert_eq!(
+            self.in_flight(),
+            polls,
+            "a ring is dropped with operations in flight"
+        );
         give_waker_back(self.waker);
     }
 }

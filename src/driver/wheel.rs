@@ -20,10 +20,11 @@
 //!
 //! Invariants:
 //! - **W1** From `insert` until it is unlinked (it fires, or `remove`), an entry stays alive and in
-//!   place, and its links are touched by its wheel alone. Whoever may call the wheel (the holder of
-//!   the lock around it) therefore owns the links of all entries in it.
-//! - **W2** An entry's tick is its deadline, or the hand if that was later when it was inserted. Its
-//!   place is the one above, except while its slot is being spread: then it may still be in there.
+//!   place, and its links are touched by its wheel alone. The holder of the lock around
+//!   the wheel therefore owns the links of all entries in it.
+//! - **W2** An entry's tick is its deadline, or the hand if that was later when it was inserted.
+//!   Its place is the one above, except while its slot is being spread: then it may still be in
+//!   there.
 //! - **W3** A slot has a bit in its level's word if and only if it has entries.
 //!
 //! What follows from W2:
@@ -41,18 +42,18 @@
 //! of the level it came in at, however far time jumps: five times for the usual deadline, since
 //! with ticks of a millisecond level 6 begins two years ahead. Timeouts that are removed long
 //! before they are due hardly move at all. A slot may hold any number of entries, so spreading one
-//! in one go could keep the lock for milliseconds: [`step`] fires one entry or moves one, and the
-//! lock may be let go after each. What is due waits meanwhile, as it must for the order to hold;
+//! at once could keep the lock for milliseconds: [`step`] fires one entry or moves one, and the
+//! lock may be released after each. What is due waits meanwhile, as it must for the order to hold;
 //! new entries that belong into the slot being spread queue up in it.
 //!
 //! Rejected:
 //! - A binary heap or a search tree: O(log n) cache misses for each of insertion and removal, and
 //!   memory that grows under a lock.
-//! - One level of hashed slots: each entry is looked at once per turn of the wheel, and the earliest
-//!   can only be found by looking at all.
+//! - One level of hashed slots: each entry is looked at once per turn of the wheel, and the
+//!   earliest can only be found by looking at all.
 //! - Fewer levels and a horizon beyond which entries are parked at the edge: a case of its own in
 //!   every operation, entries that come round again and again, for a few kilobytes per worker. With
-//!   `LEVELS` as it is every tick has a place, and rows nobody uses are not touched.
+//!   `LEVELS` as it is every tick has a place, and unused rows are not touched.
 //! - Never spreading, and firing a whole slot of a high level at once: deadlines off by up to a
 //!   64th of their distance.
 //!
@@ -66,10 +67,10 @@ use std::ptr::NonNull;
 /// Bits of a digit: the slots of a level are the bits of one word.
 const DIGIT: u32 = u64::BITS.ilog2();
 const SLOTS: usize = 1 << DIGIT;
-/// As many digits as the largest tick has.
+/// The number of digits of the largest tick.
 const LEVELS: usize = u64::BITS.div_ceil(DIGIT) as usize;
 
-/// A deadline and what to do about it, in the memory of whoever waits.
+/// A deadline and its payload, in memory that the wheel does not own.
 pub(crate) struct Entry<T> {
     when: u64,
     payload: T,
@@ -120,9 +121,9 @@ impl<T> Deref for Link<T> {
     type Target = Entry<T>;
 
     fn deref(&self) -> &Entry<T> {
-        // SAFETY: W1: alive and in place while it is linked, and to the end of the call that unlinks
-        // it, since its owner learns of that only afterwards. Nobody has a `&mut` to it in that
-        // time, and what changes is in cells.
+        // SAFETY: W1: alive and in place while linked, and to the end of the call that unlinks it,
+        // since its owner learns of that only afterwards. There is no `&mut` to it in that time,
+        // and what changes is in cells.
         unsafe { self.0.as_ref() }
     }
 }
@@ -144,7 +145,7 @@ impl Place {
     }
 }
 
-/// First in, first out.
+/// The entries of a slot, first in, first out.
 struct Slot<T> {
     head: Option<Link<T>>,
     tail: Option<Link<T>>,
@@ -169,6 +170,7 @@ pub(crate) enum Step<T> {
     Nothing,
 }
 
+/// Deadlines in order; see the module.
 pub(crate) struct Wheel<T> {
     /// No entry's tick is before it. It never goes back.
     hand: u64,
@@ -205,12 +207,12 @@ impl<T: Copy> Wheel<T> {
         self.len == 0
     }
 
-    /// Takes in an entry. One that is late already is due at the next [`step`](Wheel::step).
+    /// Inserts an entry. An entry that is late already is due at the next [`step`](Wheel::step).
     ///
     /// # Safety
-    /// W1: until `entry` has fired or has been removed, it neither moves nor dies, nobody has a
+    /// W1: until `entry` has fired or has been removed, it neither moves nor dies, there is no
     /// `&mut` to it, and it is in no other wheel. Its owner learns that it fired from `remove`, or
-    /// from something that happens after the `step` that said so, such as the wake it led to.
+    /// from something that happens after the `step` that returned it, such as the wake it led to.
     #[cfg(test)]
     pub(crate) unsafe fn insert(&mut self, entry: &Entry<T>) {
         self.link(Link(NonNull::from(entry)));
@@ -230,7 +232,7 @@ impl<T: Copy> Wheel<T> {
         self.len += 1;
     }
 
-    /// Takes an entry out; false if it had fired, or was never in.
+    /// Removes an entry; false if it had fired, or was never in.
     ///
     /// # Safety
     /// `entry` is in this wheel or in none.
@@ -243,10 +245,11 @@ impl<T: Copy> Wheel<T> {
         true
     }
 
-    /// Does one thing that is due at `now`, in the order the header gives. A `now` before the hand
-    /// counts as the hand: time does not go back.
+    /// Fires or moves one entry that is due at `now`, in the order that the header gives.
     ///
-    /// Everything due has fired when it says [`Step::Nothing`]. Between calls the wheel may be
+    /// A `now` before the hand counts as the hand: time does not go back.
+    ///
+    /// Everything due has fired when it returns [`Step::Nothing`]. Between calls the wheel may be
     /// unlocked, and used in any way.
     #[cfg(test)]
     pub(crate) fn step(&mut self, now: u64) -> Step<T> {
@@ -287,13 +290,14 @@ impl<T: Copy> Wheel<T> {
         Step::Moved
     }
 
-    /// A tick at which there is something to do and before which there is nothing: not after the
-    /// earliest entry's. `None` if the wheel is empty.
+    /// The next tick at which there is something to do; `None` if the wheel is empty.
+    ///
+    /// It is not after the tick of the earliest entry.
     ///
     /// If all that is due has fired, it is the earliest entry's own tick, provided that this entry
     /// is at level 0 or has fewer than `look` others in its slot. Else it is where its slot begins:
-    /// whoever sleeps until then wakes up to spread, and asks again. Looks at no more than `look`
-    /// entries.
+    /// a thread that sleeps until then spreads the slot, and calls this again. Looks at no more
+    /// than `look` entries.
     pub(crate) fn next(&self, look: usize) -> Option<u64> {
         if self.spreading != 0 {
             return Some(self.hand);
@@ -325,12 +329,12 @@ impl<T: Copy> Wheel<T> {
         Some((place, (above | u64::from(slot)) << shift))
     }
 
-    /// W2.
+    /// The tick at which an entry fires (W2).
     fn tick(&self, entry: &Entry<T>) -> u64 {
         entry.when.max(self.hand)
     }
 
-    /// That of the highest digit in which `tick` differs from the hand, or 0.
+    /// The level of the highest digit in which `tick` differs from the hand, or 0.
     fn level(&self, tick: u64) -> u8 {
         let differing = (tick ^ self.hand) | 1;
         (differing.ilog2() / DIGIT) as u8 // below LEVELS

@@ -1,13 +1,14 @@
-//! Pauses that grow, for what nobody tells us about: descriptors that run out, queues of others.
+//! Growing pauses, for what the kernel does not report: a lack of descriptors, full queues of other
+//! sockets.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use crate::park::{self, ParkReason, Woken};
 
-/// The first pause: the resolution of timers. Shorter ones would not be.
+/// The first pause: the resolution of timers. A shorter one would last as long.
 const FIRST: Duration = Duration::from_millis(1);
-/// The longest: somebody waits for us, and does not know for what.
+/// The longest pause: a peer waits for the caller meanwhile, and cannot know why.
 const LONGEST: Duration = Duration::from_millis(100);
 
 /// How long to pause next.
@@ -19,14 +20,15 @@ impl Backoff {
         Backoff::after(0)
     }
 
-    /// After so many failures in a row.
+    /// The pause after this many failures in a row.
     pub(crate) fn after(failures: u32) -> Self {
         let doubled = 1u32.checked_shl(failures.min(16)).unwrap_or(u32::MAX);
         Backoff((FIRST * doubled).min(LONGEST))
     }
 
-    /// Pauses, for longer than the last time; `TimedOut` if the deadline comes first. A fiber that was asked
-    /// to end unwinds.
+    /// Pauses, twice as long as the last time.
+    ///
+    /// Fails with `TimedOut` if the deadline passes first. A fiber that is asked to end unwinds.
     pub(crate) fn wait(&mut self, deadline: Option<Instant>) -> io::Result<()> {
         let end = Instant::now() + self.0;
         self.0 = (self.0 * 2).min(LONGEST);
@@ -54,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_ends_at_the_deadline_and_says_so() {
+    fn a_pause_that_ends_at_the_deadline_times_out() {
         let soon = Instant::now() + Duration::from_millis(1);
         let error = Backoff::after(9).wait(Some(soon)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);

@@ -1,13 +1,18 @@
-//! Waiting for descriptors: pipes, and [`Source`] for whatever else the kernel can watch.
+//! Blocking I/O for fibers: pipes, and [`Source`] for any other descriptor the kernel can poll.
 //!
-//! Everything here, and in [`net`](crate::net), first tries the call without waiting and waits only if it
-//! must; then it blocks the calling fiber and nobody else, and on a plain thread the thread. Calls that
-//! succeed at once are charged to the fiber's budget.
+//! Every operation here, and in [`net`](crate::net), first tries the call without waiting. If it
+//! would have to wait, it suspends the calling fiber, not its thread; on a plain thread it blocks
+//! the thread. Calls that succeed at once are charged to the fiber's
+//! [budget](crate::runtime::Builder::coop_budget).
 //!
-//! A fiber that was asked to end, or is past a [time limit](crate::time::timeout), unwinds where it would
-//! have to wait, or when its budget is used up, before it has transferred anything: what was transferred
-//! is always returned, and what came meanwhile is read by whoever reads next. No byte is lost, and none is sent
-//! twice.
+//! # Cancellation
+//!
+//! A fiber that is asked to end, or is past a [time limit](crate::time::timeout), unwinds where it
+//! would have to wait, or when its budget is used up. That is always before it has transferred
+//! anything: what was transferred is returned, and data that arrives meanwhile stays for the next
+//! read. No byte is lost, and none is sent twice.
+//!
+//! # Example
 //!
 //! ```
 //! use std::io::{Read, Write};
@@ -25,10 +30,10 @@
 
 pub(crate) mod backoff;
 mod pipe;
+pub(crate) mod registered;
 pub(crate) mod registration;
 mod source;
-pub(crate) mod watched;
 
 pub use pipe::{PipeReader, PipeWriter, pipe};
 pub use source::Source;
-pub(crate) use source::{Enlisted, Watch};
+pub(crate) use source::{Enlisted, ReadinessWait};

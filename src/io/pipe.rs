@@ -1,22 +1,24 @@
-//! Pipes whose ends do not hold up others.
+//! Pipes.
 //!
-//! A pipe has no call that says "do not wait this once", so our ends are in non-blocking mode, and get
-//! back to the usual one when they leave us: to std, to a child process, as a bare descriptor. The mode
-//! belongs to the open end, not to the descriptor. So a clone of an end of which another clone has left
-//! us works on, but keeps its thread while it waits (the runtime then goes on with another one).
+//! The kernel has no call on a pipe that does not wait just once. So the ends here are in
+//! non-blocking mode, and return to blocking mode when they are converted: to std's type, for a
+//! child process, to a bare descriptor. The mode belongs to the open end, not to the descriptor. So
+//! if one of two clones of an end is converted, the other one still works, but blocks its thread
+//! while it waits (the runtime then goes on with another one).
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::process::Stdio;
 
+use super::registered::{Patience, Registered};
 use super::registration::Interest;
-use super::watched::{Patience, Watched};
 use crate::sys::descriptor;
 
-/// A new pipe: what is written to the one end comes out of the other.
+/// Creates a pipe: what is written to one end is read from the other.
 ///
-/// As [`std::io::pipe`], but whoever waits, for data or for room, blocks its fiber and nobody else.
+/// Corresponds to [`std::io::pipe`]. Reads that wait for data and writes that wait for room suspend
+/// the fiber, not the thread.
 ///
 /// ```
 /// use std::io::{BufRead, BufReader, Write};
@@ -33,12 +35,14 @@ use crate::sys::descriptor;
 pub fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
     let (reader, writer) = descriptor::pipe()?;
     Ok((
-        PipeReader(Watched::new(reader.into())),
-        PipeWriter(Watched::new(writer.into())),
+        PipeReader(Registered::new(reader.into())),
+        PipeWriter(Registered::new(writer.into())),
     ))
 }
 
-/// The end of a [`pipe`] that is read from. When all writers are gone, it says so by a read of nothing.
+/// The read end of a [`pipe`].
+///
+/// A read returns 0 when all write ends are closed. Corresponds to [`std::io::PipeReader`].
 ///
 /// ```
 /// use std::io::{Read, Write};
@@ -53,21 +57,23 @@ pub fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
 /// assert_eq!(reader.read(&mut [0; 8])?, 0);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct PipeReader(Watched<io::PipeReader>);
+pub struct PipeReader(Registered<io::PipeReader>);
 
-/// The end of a [`pipe`] that is written to. Without a reader, writing is an error
-/// ([`BrokenPipe`](io::ErrorKind::BrokenPipe)).
+/// The write end of a [`pipe`].
+///
+/// A write fails with [`BrokenPipe`](io::ErrorKind::BrokenPipe) when all read ends are closed.
+/// Corresponds to [`std::io::PipeWriter`].
 ///
 /// ```
 /// use std::io::{ErrorKind, Write};
 ///
 /// let (reader, mut writer) = indent::io::pipe()?;
-/// writer.write_all(b"nobody reads this")?; // there is room for it
+/// writer.write_all(b"never read")?; // there is room for it
 /// drop(reader);
 /// assert_eq!(writer.write(b"nor this").unwrap_err().kind(), ErrorKind::BrokenPipe);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct PipeWriter(Watched<io::PipeWriter>);
+pub struct PipeWriter(Registered<io::PipeWriter>);
 
 impl Read for &PipeReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -121,11 +127,11 @@ impl Write for PipeWriter {
     }
 }
 
-/// What both ends have.
+/// The methods and conversions of both ends.
 macro_rules! pipe_end {
     ($ours:ident, $std:ty, $name:literal) => {
         impl $ours {
-            /// Another handle of the same end.
+            /// Creates another handle of the same end.
             ///
             /// ```
             /// use indent::io::pipe;
@@ -135,17 +141,17 @@ macro_rules! pipe_end {
             #[doc = concat!("let clone = ", $name, ".try_clone()?;")]
             /// writer.write_all(b"x")?;
             /// assert_eq!(reader.read(&mut [0; 8])?, 1);
-            /// drop(clone); // now the end is gone when the other handle is
+            /// drop(clone); // now the end is closed when the other handle is
             /// # Ok::<(), std::io::Error>(())
             /// ```
             pub fn try_clone(&self) -> io::Result<Self> {
-                Ok($ours(Watched::new(self.0.get().try_clone()?)))
+                Ok($ours(Registered::new(self.0.get().try_clone()?)))
             }
 
-            /// The end as std knows it: whoever waits there blocks the thread.
+            /// Converts the end into std's type, on which waits block the thread.
             ///
-            /// It gets back to blocking mode; clones of it that stay here keep their thread when they
-            /// wait from now on.
+            /// The end returns to blocking mode. Clones of this crate's type then block their
+            /// thread, too, when they wait.
             ///
             /// ```
             /// use indent::io::pipe;
@@ -165,10 +171,10 @@ macro_rules! pipe_end {
         }
 
         impl From<$std> for $ours {
-            /// Puts the end, with all clones of it, into non-blocking mode.
+            /// Converts std's type. Puts the end, with all its clones, into non-blocking mode.
             fn from(end: $std) -> Self {
                 let _valid = descriptor::set_nonblocking(end.as_fd(), true);
-                $ours(Watched::new(end))
+                $ours(Registered::new(end))
             }
         }
 
@@ -181,7 +187,7 @@ macro_rules! pipe_end {
         #[expect(unsafe_code, reason = "a descriptor by its number, as std does it")]
         impl FromRawFd for $ours {
             unsafe fn from_raw_fd(fd: RawFd) -> Self {
-                // SAFETY: the caller has promised the same: it is open, and nobody else's.
+                // SAFETY: the caller has promised the same: it is open, and has no other owner.
                 unsafe { <$std>::from_raw_fd(fd) }.into()
             }
         }

@@ -1,12 +1,12 @@
-//! What the reactor knows of one descriptor, and the one way to wait for it.
+//! The one way to wait for a descriptor, on a fiber or a plain thread.
 //!
-//! A wait ends when the descriptor *may* be ready: whoever waits tries again and comes back if it was
-//! not. It also ends at its deadline, and if the fiber was asked to end or its time limit has passed. Then, too,
-//! there is one more try: what came in time is not lost (**R1**).
+//! A wait ends when the descriptor *may* be ready: the caller tries again, and waits again if it
+//! was not. It also ends at its deadline, and when the fiber is asked to end or its time limit has
+//! passed. **R1** *After every wait there is one more try:* what came in time is not lost.
 //!
-//! Plain threads wait in the kernel, for this one descriptor. Fibers park, and somebody who looks at all
-//! descriptors wakes them (`sched/io.rs`); or they give what they want to do to a ring, and park until it is
-//! done (`sched/io/ring.rs`).
+//! Plain threads wait in the kernel, for this one descriptor. Fibers park until a thread that takes
+//! events wakes them; or, with io_uring, until the kernel has carried out their request
+//! (`sched/io.rs`).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,141 +14,129 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use super::backoff::Backoff;
-use super::watched::pause;
+use super::registered::pause;
 use crate::park;
 use crate::sched::io as sched;
-use crate::sched::io::ring;
-pub(crate) use crate::sched::io::{Ended, Seen};
+pub(crate) use crate::sched::io::{Ended, ReadinessToken};
 use crate::sched::wake::Waiter;
 use crate::sys::descriptor;
 pub(crate) use crate::sys::descriptor::Interest;
 use crate::sys::request::Request;
 
-/// What the reactor knows of one descriptor. It belongs to whoever owns the descriptor.
+/// What is known of one descriptor, kept by the owner of the descriptor.
 #[derive(Debug)]
 pub(crate) struct Registration {
-    known: sched::Registration,
-    /// What had been told before the last read, and one, if that has got all there was; or zero.
+    inner: sched::Registration,
+    /// The number of read events before the last read, plus one, if that read has got all there
+    /// was; or zero.
     drained: AtomicU64,
 }
 
-/// How a wait for a request came to an end.
+/// How a wait for a request ended.
 #[must_use]
 #[derive(Debug)]
 pub(crate) enum Outcome<R> {
-    /// It was done; its answer.
+    /// The request was carried out, with this result.
     Done(R),
-    /// It is to be tried, perhaps for the last time.
+    /// The request is to be tried, perhaps for the last time.
     Ended(Ended),
 }
 
 impl Registration {
-    /// Registers nothing; that is done by the first wait.
+    /// Makes an empty registration. The first wait registers the descriptor.
     pub(crate) const fn new() -> Self {
         Registration {
-            known: sched::Registration::new(),
+            inner: sched::Registration::new(),
             drained: AtomicU64::new(0),
         }
     }
 
-    /// To be asked before a try.
+    /// The events so far. Read before a try.
     #[inline]
-    pub(crate) fn seen(&self, interest: Interest) -> Seen {
-        self.known.seen(interest)
+    pub(crate) fn readiness(&self, interest: Interest) -> ReadinessToken {
+        self.inner.readiness(interest)
     }
 
-    /// After a try that would have had to wait.
+    /// Waits until the descriptor may be ready, after a try that would have had to wait.
     pub(crate) fn wait(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
-        seen: Seen,
+        seen: ReadinessToken,
         deadline: Option<Instant>,
     ) -> io::Result<Ended> {
-        match park::current_fiber() {
-            Some(_) if ring::is_used() => wait_by_ring(fd, interest, deadline),
-            // Then whoever waits looks again and again.
-            Some(_) => match self.known.wait(fd, interest, seen, deadline) {
-                Err(error) if descriptor::is_one_too_many(&error) => pause_a_bit(deadline),
-                ended => ended,
-            },
-            None => wait_on_thread(fd, interest, deadline),
+        match self.perform(fd, &mut Request::Ready(interest), seen, deadline)? {
+            Outcome::Done(_) => Ok(Ended::Ready),
+            Outcome::Ended(ended) => Ok(ended),
         }
     }
 
-    /// The same for a request, which may be done instead of only waited for.
+    /// Waits until the request may be tried again, or has been carried out by the kernel.
     pub(crate) fn perform(
         &self,
         fd: BorrowedFd<'_>,
         request: &mut Request<'_, '_>,
-        seen: Seen,
+        seen: ReadinessToken,
         deadline: Option<Instant>,
     ) -> io::Result<Outcome<usize>> {
-        let interest = request.interest();
-        if park::current_fiber().is_some() && ring::is_used() {
-            return match ring::perform(fd, request, deadline) {
-                ring::Outcome::Done(answer) => answer.map(Outcome::Done),
-                ring::Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
-                ring::Outcome::NotByRing => {
-                    wait_by_ring(fd, interest, deadline).map(Outcome::Ended)
-                }
-                ring::Outcome::NotNow => pause_a_bit(deadline).map(Outcome::Ended),
-            };
+        if park::current_fiber().is_none() {
+            return wait_on_thread(fd, request.interest(), deadline).map(Outcome::Ended);
         }
-        self.wait(fd, interest, seen, deadline).map(Outcome::Ended)
+        match self.inner.perform(fd, request, seen, deadline) {
+            sched::Outcome::Done(result) => result.map(Outcome::Done),
+            sched::Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
+            sched::Outcome::Refused => pause_a_bit(deadline).map(Outcome::Ended),
+        }
     }
 
-    /// Whether somebody calls who waits here: a fiber.
-    pub(crate) fn calls(&self) -> bool {
+    /// Whether a waiter of the caller can be notified: on fibers only.
+    pub(crate) fn can_notify(&self) -> bool {
         park::current_fiber().is_some()
     }
 
-    /// Has the waiter of the calling fiber called; false if something was told that it had not seen.
+    /// Lists a waiter of the calling fiber, to be notified of events after `seen`. False if there
+    /// has been one already.
     pub(crate) fn enlist(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
-        seen: Seen,
+        seen: ReadinessToken,
         waiter: &Waiter,
     ) -> io::Result<bool> {
-        if ring::is_used() {
-            self.known.enlist_by_ring(fd, interest, waiter); // which looks for itself
-            return Ok(true);
-        }
-        self.known.enlist(fd, interest, seen, waiter)
+        self.inner.enlist(fd, interest, seen, waiter)
     }
 
-    /// Takes a waiter back, by the same fiber; false if it was called, or is about to be.
+    /// Takes back a waiter that the same fiber enlisted; false if it was notified, or is about to
+    /// be.
     pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
-        if ring::is_used() {
-            return self.known.withdraw_by_ring(interest, waiter);
-        }
-        self.known.withdraw(interest, waiter)
+        self.inner.withdraw(interest, waiter)
     }
 
-    /// To be called before the descriptor is closed, or leaves whoever owns this.
+    /// Ends the registration. Called before the descriptor is closed or given away.
     pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
         self.note_drained(None);
-        self.known.forget(fd);
+        self.inner.forget(fd);
     }
 
-    /// Whoever has just read from a stream has got all there was, after this had been told; or perhaps not.
-    pub(crate) fn note_drained(&self, before: Option<Seen>) {
-        let told = before.map_or(0, |seen| u64::from(seen.told) + 1);
-        self.drained.store(told, Relaxed);
+    /// Notes that a read has got all there was in a stream, and the events before it; `None`: that
+    /// it may have left something.
+    pub(crate) fn note_drained(&self, before: Option<ReadinessToken>) {
+        let events = before.map_or(0, |seen| u64::from(seen.events) + 1);
+        self.drained.store(events, Relaxed);
     }
 
-    /// Whether a stream has nothing to read until something is told of it: then to try would be in vain.
-    pub(crate) fn drained(&self) -> Option<Seen> {
-        let told = self.drained.load(Relaxed).checked_sub(1)?;
-        self.known.is_quiet_since(told as u32)
+    /// A token to wait with if a stream has nothing to read until there is another event: a try
+    /// would fail.
+    pub(crate) fn drained(&self) -> Option<ReadinessToken> {
+        let events = self.drained.load(Relaxed).checked_sub(1)?;
+        self.inner.is_quiet_since(events as u32)
     }
 }
 
-/// Failures in a row that a pause is as long as after (`backoff.rs`).
+/// A pause is as long as after this many failures in a row (`backoff.rs`).
 const SOME: u32 = 3;
 
-/// The system refuses what a wait needs, which is none of the caller's business: it tries again.
+/// Pauses because the system refuses what a wait needs. The caller need not know: it tries again.
 fn pause_a_bit(deadline: Option<Instant>) -> io::Result<Ended> {
     pause(&mut Backoff::after(SOME), deadline)
 }
@@ -169,18 +157,5 @@ fn wait_on_thread(
             let late = limit.map_or(Ended::TimedOut, |_| Ended::Cancelled);
             return Ok(late);
         }
-    }
-}
-
-fn wait_by_ring(
-    fd: BorrowedFd<'_>,
-    interest: Interest,
-    deadline: Option<Instant>,
-) -> io::Result<Ended> {
-    match ring::perform(fd, &mut Request::Ready(interest), deadline) {
-        ring::Outcome::Done(answer) => answer.map(|_| Ended::Ready),
-        ring::Outcome::Ended(ended) => Ok(ended),
-        ring::Outcome::NotByRing => Ok(Ended::Ready), // it never says so of a poll
-        ring::Outcome::NotNow => pause_a_bit(deadline),
     }
 }

@@ -1,30 +1,32 @@
-//! Any descriptor the kernel can watch: eventfd, timerfd, inotify, a terminal, a library's socket.
+//! Any descriptor the kernel can poll: eventfd, timerfd, inotify, a terminal, a library's socket.
 //!
-//! Whoever waits here is told what the kernel says at that moment: a wait looks first, and again after it
-//! was woken. What is read or written is the caller's affair, and so is the descriptor's mode.
+//! A wait returns what the kernel reports at that moment: it polls first, and again after it was
+//! woken. What is read or written is up to the caller, and so is the descriptor's mode.
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use super::registered::{Patience, Registered};
 use super::registration::{Interest, Registration};
-use super::watched::{Patience, Watched};
 use crate::sched::wake::Waiter;
 use crate::sys::descriptor;
 
-/// Anything with a descriptor that can be waited for.
+/// A descriptor that fibers can wait for, whatever its type.
 ///
-/// A wait blocks the calling fiber and nobody else; on a plain thread, the thread. Regular files, and what else
-/// is always ready, are refused: waiting for them tells nothing. Read them inside
-/// [`runtime::blocking`](crate::runtime::blocking).
+/// A wait suspends the calling fiber, not its thread; on a plain thread it blocks the thread.
+/// Regular files, and other descriptors that are always ready, are refused: there is nothing to
+/// wait for. Read them inside [`runtime::blocking`](crate::runtime::blocking).
+///
+/// It corresponds to Tokio's `AsyncFd`.
 ///
 /// ```
 /// use indent::io::Source;
 /// use std::io::{ErrorKind, Read, Write};
 /// use std::os::unix::net::UnixStream;
 ///
-/// // Somebody else's type, in non-blocking mode:
+/// // A type of another crate, in non-blocking mode:
 /// let (ours, mut theirs) = UnixStream::pair()?;
 /// ours.set_nonblocking(true)?;
 ///
@@ -41,11 +43,14 @@ use crate::sys::descriptor;
 /// assert_eq!(Source::new(file).unwrap_err().kind(), ErrorKind::Unsupported);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct Source<T: AsFd>(Watched<T>);
+pub struct Source<T: AsFd>(Registered<T>);
 
 impl<T: AsFd> Source<T> {
-    /// Takes what has the descriptor. An error ([`Unsupported`](io::ErrorKind::Unsupported)) if the kernel
-    /// cannot tell when it becomes ready.
+    /// Wraps a value that has a descriptor.
+    ///
+    /// # Errors
+    /// [`Unsupported`](io::ErrorKind::Unsupported) if the kernel cannot report when the descriptor
+    /// becomes ready.
     ///
     /// ```
     /// use indent::io::Source;
@@ -61,14 +66,14 @@ impl<T: AsFd> Source<T> {
         if !descriptor::is_pollable(inner.as_fd())? {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "a regular file, or a device like one, is always ready: there is nothing to wait for; \
+                "cannot wait for a regular file, or a device like one: it is always ready; \
                  read and write it inside runtime::blocking",
             ));
         }
-        Ok(Source(Watched::new(inner)))
+        Ok(Source(Registered::new(inner)))
     }
 
-    /// Blocks until there is something to read, or an end or an error to be told.
+    /// Blocks until there is something to read, the stream has ended, or there is an error.
     ///
     /// ```
     /// use indent::io::{self, Source};
@@ -84,7 +89,10 @@ impl<T: AsFd> Source<T> {
         self.wait(Interest::Read, Patience::Forever)
     }
 
-    /// The same until this time at most; then the error is [`TimedOut`](io::ErrorKind::TimedOut).
+    /// As [`wait_readable`](Source::wait_readable), until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if the deadline passes.
     ///
     /// ```
     /// use indent::io::{self, Source};
@@ -101,7 +109,7 @@ impl<T: AsFd> Source<T> {
         self.wait(Interest::Read, Patience::Until(deadline))
     }
 
-    /// Blocks until there is room to write, or an error to be told.
+    /// Blocks until there is room to write, or there is an error.
     ///
     /// ```
     /// use indent::io::{self, Source};
@@ -114,7 +122,10 @@ impl<T: AsFd> Source<T> {
         self.wait(Interest::Write, Patience::Forever)
     }
 
-    /// The same until this time at most; then the error is [`TimedOut`](io::ErrorKind::TimedOut).
+    /// As [`wait_writable`](Source::wait_writable), until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if the deadline passes.
     ///
     /// ```
     /// use indent::io::{self, Source};
@@ -128,9 +139,11 @@ impl<T: AsFd> Source<T> {
         self.wait(Interest::Write, Patience::Until(deadline))
     }
 
-    /// Calls `f`, again and again for as long as it says [`WouldBlock`](io::ErrorKind::WouldBlock), with
-    /// waits for something to read in between. `f` should not wait itself: the descriptor is in
-    /// non-blocking mode, or the call is one that does not wait.
+    /// Calls `f` until it succeeds, and waits for something to read in between.
+    ///
+    /// `f` is called again as long as it returns [`WouldBlock`](io::ErrorKind::WouldBlock). It
+    /// should not wait itself: the descriptor is in non-blocking mode, or the call is one that does
+    /// not wait.
     ///
     /// ```
     /// use indent::io::Source;
@@ -149,7 +162,7 @@ impl<T: AsFd> Source<T> {
         self.0.run(Interest::Read, |_| Patience::Forever, f)
     }
 
-    /// As [`read_with`](Source::read_with), with waits for room to write.
+    /// As [`read_with`](Source::read_with), but waits for room to write.
     ///
     /// ```
     /// use indent::io::Source;
@@ -166,7 +179,7 @@ impl<T: AsFd> Source<T> {
         self.0.run(Interest::Write, |_| Patience::Forever, f)
     }
 
-    /// What has the descriptor.
+    /// The wrapped value.
     ///
     /// ```
     /// use indent::io::Source;
@@ -183,7 +196,7 @@ impl<T: AsFd> Source<T> {
         self.0.get()
     }
 
-    /// The same, to be changed. Another descriptor may be put there, which is not checked again.
+    /// The wrapped value, mutably. Another descriptor may be put there; it is not checked again.
     ///
     /// ```
     /// use indent::io::Source;
@@ -200,7 +213,7 @@ impl<T: AsFd> Source<T> {
         self.0.get_mut()
     }
 
-    /// Gives it back.
+    /// Returns the wrapped value.
     ///
     /// ```
     /// use indent::io::{self, Source};
@@ -214,12 +227,12 @@ impl<T: AsFd> Source<T> {
         self.0.into_inner()
     }
 
-    /// For a select: the descriptor is asked for here, once, and nothing of the user's is called after that.
-    pub(crate) fn watch(&self, to_write: bool) -> Watch<'_> {
-        Watch {
+    /// For a select: the descriptor is asked for here, once; no user code is called after that.
+    pub(crate) fn readiness_wait(&self, to_write: bool) -> ReadinessWait<'_> {
+        ReadinessWait {
             fd: self.as_fd(),
             registration: self.0.registration(),
-            way: match to_write {
+            interest: match to_write {
                 true => Interest::Write,
                 false => Interest::Read,
             },
@@ -241,56 +254,59 @@ impl<T: AsFd> Source<T> {
     }
 }
 
-/// A source and one way to be ready, for whoever must not call [`AsFd::as_fd`]: that is the user's, and may unwind.
+/// A source and a direction, for code that must not call [`AsFd::as_fd`]: that is user code, and
+/// may unwind.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watch<'a> {
+pub(crate) struct ReadinessWait<'a> {
     fd: BorrowedFd<'a>,
     registration: &'a Registration,
-    way: Interest,
+    interest: Interest,
 }
 
-impl Watch<'_> {
-    /// What the kernel says now.
+impl ReadinessWait<'_> {
+    /// Whether the kernel reports it as ready now.
     pub(crate) fn is_ready(&self) -> io::Result<bool> {
-        descriptor::poll(self.fd, self.way, Some(Duration::ZERO))
+        descriptor::poll(self.fd, self.interest, Some(Duration::ZERO))
     }
 
-    /// Has the waiter called when it may be ready. If there is no room for another registration nobody calls, as
-    /// in other waits.
+    /// Lists a waiter, to be notified when the descriptor may be ready.
+    ///
+    /// It is not listed if there is no room for another registration; other waits pause then.
     pub(crate) fn enlist(&self, waiter: &Waiter) -> io::Result<Enlisted> {
         let registration = self.registration;
         loop {
-            let seen = registration.seen(self.way);
+            let seen = registration.readiness(self.interest);
             if self.is_ready()? {
                 return Ok(Enlisted::Ready);
             }
-            if !registration.calls() {
-                return Ok(Enlisted::NobodyCalls);
+            if !registration.can_notify() {
+                return Ok(Enlisted::NotListed);
             }
-            match registration.enlist(self.fd, self.way, seen, waiter) {
-                Ok(true) => return Ok(Enlisted::Calls),
-                Ok(false) => {} // something was told meanwhile
+            match registration.enlist(self.fd, self.interest, seen, waiter) {
+                Ok(true) => return Ok(Enlisted::Listed),
+                Ok(false) => {} // there was an event meanwhile
                 Err(error) if descriptor::is_one_too_many(&error) => {
-                    return Ok(Enlisted::NobodyCalls);
+                    return Ok(Enlisted::NotListed);
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Takes a waiter back that was to be called; false if it was, or is about to be.
+    /// Takes back a waiter that was listed; false if it was notified, or is about to be.
     pub(crate) fn withdraw(&self, waiter: &Waiter) -> bool {
-        self.registration.withdraw(self.way, waiter)
+        self.registration.withdraw(self.interest, waiter)
     }
 }
 
-/// What came of the wish to be called when a descriptor is ready.
+/// Whether a waiter will be notified when a descriptor is ready.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Enlisted {
-    Calls,
-    /// On a plain thread, with a ring, or because there is no room.
-    NobodyCalls,
+    /// It will be notified.
+    Listed,
+    /// It will not: on a plain thread, or because there is no room for another registration.
+    NotListed,
     /// It is ready now.
     Ready,
 }

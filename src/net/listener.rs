@@ -1,14 +1,18 @@
-//! What listeners have in common: their mode, and what they do when there are no descriptors.
+//! What listeners have in common: their mode, and what they do without free descriptors.
 //!
-//! A listener of ours is in non-blocking mode, whatever its user wants; what the user wants is kept by all
-//! our clones of it together. When one of several leaves us, the mode is the user's again; the others then
-//! look whether there is a connection before they accept it.
+//! A listener of this crate is in non-blocking mode, whatever the user has set; the user's mode is
+//! shared by all its clones of this crate's type. When one of them is converted to std's type, the
+//! kernel's mode is the user's again; the other clones then poll for a connection before they
+//! accept it.
 //!
 //! *Shortage.* A connection that cannot be accepted for want of a descriptor or memory stays in the
-//! kernel's queue, and the next call fails again at once: a loop that goes on after errors, as `incoming`
-//! invites to, would spin. So a call that fails like this pauses, for longer with each failure in a row, and
-//! tries once more; if that fails as well, it says so. While there is no connection it simply waits. Rejected: to retry for ever, which hides from the user what
-//! only he can mend; to return at once, as std, Go and Tokio do, where each user has to find out.
+//! kernel's queue, and the next call fails again at once: a loop that goes on after errors, as
+//! users of `incoming` write it, would spin. So a call that fails like this pauses, for longer with
+//! each failure in a row, and tries once more; if that fails as well, it returns the error. While
+//! there is no connection it simply waits.
+//!
+//! Rejected: to retry forever, which hides from the user what only the user can repair; to return
+//! at once, as std, Go and Tokio do, where each user has to find out.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,54 +21,53 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::io::backoff::Backoff;
+use crate::io::registered::{Patience, Registered};
 use crate::io::registration::Interest;
-use crate::io::watched::{Patience, Watched};
 use crate::sys::address::Address;
-use crate::sys::descriptor;
-use crate::sys::socket;
+use crate::sys::{descriptor, socket};
 
-/// One of our handles of a listener.
+/// A handle of a listener.
 pub(super) struct Listening<T: AsFd> {
-    socket: Watched<T>,
+    socket: Registered<T>,
     mode: Arc<Mode>,
 }
 
-/// What all our handles of a listener have in common.
+/// What all handles of a listener, of this crate's types, have in common.
 #[derive(Default)]
 struct Mode {
-    /// What the user wants to be told instead of waiting.
+    /// The user's mode: `WouldBlock` instead of waits.
     is_nonblocking: AtomicBool,
-    /// A clone has left us with the kernel's mode as the user wants it.
+    /// A clone was converted to std's type: the kernel's mode is the user's.
     is_given_away: AtomicBool,
-    /// It is a TCP socket, so that this is what it accepts.
+    /// It is a TCP socket, and accepts TCP streams.
     is_tcp: bool,
-    /// Failures in a row for want of something.
+    /// Failures in a row for want of a descriptor or memory.
     shortages: AtomicU32,
 }
 
 impl<T: AsFd> Listening<T> {
-    /// Of a socket that others may have a handle of.
+    /// Of a socket that other code may have a handle of.
     pub(super) fn new(socket: T) -> Self {
-        Self::of(Watched::new(socket))
+        Self::of(Registered::new(socket))
     }
 
-    /// Of a socket that nobody else has had so far.
-    pub(super) fn sole(socket: T) -> Self {
-        Self::of(Watched::sole(socket))
+    /// Of a socket that no other code has had so far.
+    pub(super) fn unshared(socket: T) -> Self {
+        Self::of(Registered::unshared(socket))
     }
 
-    fn of(watched: Watched<T>) -> Self {
-        let socket = watched.get();
+    fn of(registered: Registered<T>) -> Self {
+        let socket = registered.get();
         let mode = Mode {
             is_tcp: socket::is_tcp(socket.as_fd()),
             ..Mode::default()
         };
-        // Neither fails for an open descriptor.
+        // Neither call fails for an open descriptor.
         let before = descriptor::is_nonblocking(socket.as_fd()).unwrap_or(false);
         mode.is_nonblocking.store(before, Relaxed);
         let _valid = descriptor::set_nonblocking(socket.as_fd(), true);
         Listening {
-            socket: watched,
+            socket: registered,
             mode: Arc::new(mode),
         }
     }
@@ -73,12 +76,12 @@ impl<T: AsFd> Listening<T> {
         self.socket.get()
     }
 
-    /// For whoever may do with it what we do not see.
-    pub(super) fn lend(&self) -> &T {
-        self.socket.lend()
+    /// The socket, for code that may change it unseen.
+    pub(super) fn share(&self) -> &T {
+        self.socket.share()
     }
 
-    /// Whether what it accepts are TCP streams.
+    /// Whether it accepts TCP streams.
     pub(super) fn is_tcp(&self) -> bool {
         self.mode.is_tcp
     }
@@ -86,7 +89,7 @@ impl<T: AsFd> Listening<T> {
     /// Another handle, for a duplicate of the descriptor.
     pub(super) fn clone_as(&self, duplicate: T) -> Self {
         Listening {
-            socket: Watched::new(duplicate),
+            socket: Registered::new(duplicate),
             mode: self.mode.clone(),
         }
     }
@@ -94,8 +97,8 @@ impl<T: AsFd> Listening<T> {
     pub(super) fn into_std(self) -> T {
         let socket = self.socket.into_inner();
         let wanted = self.mode.is_nonblocking.load(Relaxed);
-        // First the others are told, then the mode changes. One that is about to accept may miss it, and then
-        // waits on its thread.
+        // First the flag for the other clones, then the mode. A clone that is about to accept may
+        // miss it, and then blocks its thread.
         self.mode.is_given_away.store(true, Relaxed);
         let _valid = descriptor::set_nonblocking(socket.as_fd(), wanted);
         socket
@@ -109,7 +112,7 @@ impl<T: AsFd> Listening<T> {
         Ok(())
     }
 
-    /// Accepts by this call, or makes what it returns of a descriptor that was accepted.
+    /// Accepts by `accept`, or by the kernel, and then by `make` from the descriptor.
     pub(super) fn accept<R>(
         &self,
         accept: impl Fn(&T) -> io::Result<R>,
@@ -126,7 +129,7 @@ impl<T: AsFd> Listening<T> {
         result
     }
 
-    /// Whether something was lacking; if not, the next pause is a short one again.
+    /// Whether a descriptor or memory was lacking; if not, the next pause is a short one again.
     fn note_shortage<R>(&self, result: &io::Result<R>) -> bool {
         let is_short = result.as_ref().err().is_some_and(descriptor::is_shortage);
         if !is_short && self.mode.shortages.load(Relaxed) != 0 {
@@ -141,25 +144,26 @@ impl<T: AsFd> Listening<T> {
         make: &impl Fn(OwnedFd, Address) -> io::Result<R>,
     ) -> io::Result<R> {
         let mode = &*self.mode;
-        let has_guest = |socket: &T| {
+        let has_connection = |socket: &T| {
             let now = Some(Duration::ZERO);
             descriptor::poll(socket.as_fd(), Interest::Read, now)
         };
         let attempt = |socket: &T| {
             let would_block = || Err(io::ErrorKind::WouldBlock.into());
-            if mode.is_given_away.load(Relaxed) && !has_guest(socket)? {
+            if mode.is_given_away.load(Relaxed) && !has_connection(socket)? {
                 return would_block();
             }
             match accept(socket) {
-                // The kernel takes a descriptor before it looks whether there is a connection.
-                Err(error) if descriptor::is_shortage(&error) && !has_guest(socket)? => {
+                // The kernel allocates a descriptor before it looks for a connection.
+                Err(error) if descriptor::is_shortage(&error) && !has_connection(socket)? => {
                     would_block()
                 }
                 result => result,
             }
         };
         let limit = |fd: BorrowedFd<'_>| match socket::time_limit(fd, Interest::Read) {
-            Ok(Some(limit)) => Patience::of(limit), // only by the descriptor: std cannot set it
+            // Set through the descriptor: std has no call for it.
+            Ok(Some(limit)) => Patience::of(limit),
             _ => Patience::Forever,
         };
         let patience = |fd: BorrowedFd<'_>| match mode.is_nonblocking.load(Relaxed) {

@@ -1,8 +1,8 @@
-//! From names to addresses.
+//! Host names to addresses.
 //!
-//! A look-up blocks its thread in the C library, for seconds if need be, so it is lent to the pool of
-//! blocking calls. Addresses need no look-up and do not leave the fiber. Std's trait does not tell the
-//! two apart, nor may what implements it go to another thread; hence a trait of our own.
+//! Name resolution blocks its thread in the C library, possibly for seconds, so it runs on the pool
+//! for blocking calls. Addresses need no resolution and stay on the fiber. Std's trait does not
+//! distinguish the two, and its implementors need not be `Send`; hence a trait of this crate.
 
 use std::io;
 use std::net::{self, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -10,24 +10,26 @@ use std::{iter, option, slice, vec};
 
 use crate::blocking::blocking;
 
-/// What names one address or several: as [`std::net::ToSocketAddrs`], for the same types.
+/// Values that name one or several addresses.
+///
+/// Corresponds to [`std::net::ToSocketAddrs`], and is implemented for the same types.
 ///
 /// ```
 /// use indent::net::ToSocketAddrs;
 ///
-/// let local: Vec<_> = "localhost:80".to_socket_addrs()?.collect(); // asks the system
+/// let local: Vec<_> = "localhost:80".to_socket_addrs()?.collect(); // resolved by the system
 /// assert!(local.iter().all(|address| address.ip().is_loopback()));
-/// let literal: Vec<_> = ("::1", 80).to_socket_addrs()?.collect(); // asks nobody
+/// let literal: Vec<_> = ("::1", 80).to_socket_addrs()?.collect(); // no resolution
 /// assert_eq!(literal, ["[::1]:80".parse().unwrap()]);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
-/// What implements std's trait only is given as a list: `&addresses.collect::<Vec<_>>()[..]`.
+/// Pass a type that implements std's trait only as a slice: `&addresses.collect::<Vec<_>>()[..]`.
 pub trait ToSocketAddrs {
-    /// The addresses, one after the other.
+    /// The iterator over the addresses.
     type Iter: Iterator<Item = SocketAddr>;
 
-    /// The addresses. If a name has to be looked up, this blocks, and cannot be cancelled meanwhile.
+    /// Returns the addresses. Blocks, and cannot be cancelled, while a host name is resolved.
     ///
     /// ```
     /// use indent::net::ToSocketAddrs;
@@ -39,7 +41,7 @@ pub trait ToSocketAddrs {
     fn to_socket_addrs(&self) -> io::Result<Self::Iter>;
 }
 
-/// Types that are one address.
+/// Implements the trait for types that are one address.
 macro_rules! one_address {
     ($($type:ty),*) => { $(
         impl ToSocketAddrs for $type {
@@ -116,7 +118,7 @@ impl<T: ToSocketAddrs + ?Sized> ToSocketAddrs for &T {
     }
 }
 
-/// Tries one address after the other: the first success, or the last error.
+/// Tries one address after the other; returns the first success, or the last error.
 pub(super) fn first_of<A: ToSocketAddrs, R>(
     addresses: A,
     mut attempt: impl FnMut(SocketAddr) -> io::Result<R>,

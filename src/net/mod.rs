@@ -1,7 +1,8 @@
-//! TCP, UDP and Unix sockets, with the names and signatures of [`std::net`] and [`std::os::unix::net`].
+//! TCP, UDP and Unix sockets with the names and signatures of [`std::net`] and
+//! [`std::os::unix::net`].
 //!
-//! Where std's calls block the thread, these block the calling fiber and nobody else; on a plain thread
-//! they block the thread, as std's do. A program moves over by changing its imports:
+//! Where std's calls block the thread, these suspend the calling fiber, not its thread; on a plain
+//! thread they block the thread, as std's do. A program switches by changing its imports:
 //!
 //! ```
 //! use indent::net::{TcpListener, TcpStream};
@@ -25,26 +26,28 @@
 //!
 //! # What differs from std
 //!
-//! - A fiber that was asked to end, or is past its [time limit](crate::time::timeout), unwinds where it would
-//!   have to wait. A read that finds its data there returns it.
-//! - `write` may take a part of the bytes where std's would have waited until all were taken;
-//!   `write_all` does the same as ever.
-//! - Names are looked up on a thread of [`runtime::blocking`](crate::runtime::blocking); that cannot be cancelled. What is
-//!   an address already is not looked up. For this, there is a trait of our own, [`ToSocketAddrs`], for the same
-//!   types as std's.
-//! - A listener that lacks descriptors or memory pauses before it says so: see [`TcpListener::accept`].
+//! - A fiber that is asked to end, or is past its [time limit](crate::time::timeout), unwinds where
+//!   it would have to wait. A read whose data has arrived returns it.
+//! - `write` may write a part of the bytes where std's would have waited until all were written;
+//!   `write_all` is the same as std's.
+//! - Host names are resolved on a thread of [`runtime::blocking`](crate::runtime::blocking), which
+//!   cannot be cancelled; addresses need no such thread. The trait is [`ToSocketAddrs`], for the
+//!   same types as std's.
+//! - A listener that lacks descriptors or memory pauses before it returns the error: see
+//!   [`TcpListener::accept`].
 //!
-//! # In company with std
+//! # Conversion from and to std
 //!
-//! Each type is made from std's (`From`), and gives it back (`into_std`, `From`, `OwnedFd`); it then blocks
-//! as std's does. Time limits of sockets, `set_nonblocking` of streams and datagrams and all options are
-//! the socket's own: clones, ours and std's, in whichever order they were made, have them in common.
+//! Each type converts from std's type (`From`) and back (`into_std`, `From`, `OwnedFd`); std's type
+//! then blocks the thread. Time limits, options, and `set_nonblocking` of streams and datagrams
+//! belong to the socket: all its clones, of this crate and of std, share them.
 //!
-//! *Listeners* are the exception, as no call tells the kernel not to wait for this one connection: while
-//! ours, they are in non-blocking mode. A clone of std's says
-//! [`WouldBlock`](std::io::ErrorKind::WouldBlock) meanwhile, also after ours is closed; `into_std` ends that for all of
-//! them. A clone of ours that is left after another went to std works, but if a connection it was told of is
-//! taken by somebody else, it waits on its thread.
+//! *Listeners* are an exception, as no call accepts a connection without waiting just once: a
+//! listener of this crate is in non-blocking mode. Clones of std's type return
+//! [`WouldBlock`](std::io::ErrorKind::WouldBlock) meanwhile, also after this crate's listener is
+//! closed; `into_std` ends that for all of them. A clone of this crate's type that is left after
+//! another was converted still works, but it blocks its thread if another handle accepts a
+//! connection that the kernel had reported to both.
 
 #[macro_use]
 mod shared;

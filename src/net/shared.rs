@@ -1,24 +1,24 @@
-//! What all sockets have in common.
+//! What all sockets have in common: transfers, time limits, conversions.
 //!
-//! Time limits and the non-blocking mode of a socket are kept by the kernel, where std keeps them, and
-//! asked for when somebody would have to wait, and only then. That takes two short system calls (0.13 and
-//! 0.25 µs, measured); the answer is remembered for sockets that we made and of which nobody else has
-//! had a handle: no clone, no descriptor, no setting of a limit. Clones and sockets that std has had are asked
-//! about each time, since others may set what they like.
+//! Time limits and the non-blocking mode of a socket are kept by the kernel, where std keeps them.
+//! They are asked for only when an operation would have to wait. That takes two short system calls.
+//! The answer is remembered for sockets that this crate made and of which no other code has had a
+//! handle: no clone, no descriptor, no setting of a limit. For clones and sockets that std has had
+//! the kernel is asked each time, since other code may change them.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use crate::io::registered::{Patience, Registered};
 use crate::io::registration::Interest;
-use crate::io::watched::{Patience, Watched};
 use crate::sys::address::Address;
 use crate::sys::descriptor;
 use crate::sys::request::Request;
 use crate::sys::socket::{self, Take};
 
-/// How long std would wait with this socket.
+/// How long std would wait on this socket.
 pub(super) fn patience(fd: BorrowedFd<'_>, interest: Interest) -> Patience {
-    // Either fails for what is no socket; then the transfer says so.
+    // Either fails for what is not a socket; then the transfer returns the error.
     if descriptor::is_nonblocking(fd).unwrap_or(false) {
         return Patience::Never;
     }
@@ -37,32 +37,32 @@ pub(super) fn to_write(fd: BorrowedFd<'_>) -> Patience {
 }
 
 pub(super) fn receive<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     buffer: &mut [u8],
     take: Take,
 ) -> io::Result<usize> {
     socket.perform(to_read, Request::Receive(buffer, take))
 }
 
-/// From a stream.
-pub(super) fn read<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
+/// Reads from a stream.
+pub(super) fn read<T: AsFd>(socket: &Registered<T>, buffer: &mut [u8]) -> io::Result<usize> {
     receive(socket, buffer, Take::Take)
 }
 
-/// From a TCP stream (R3).
-pub(super) fn read_told<T: AsFd>(socket: &Watched<T>, buffer: &mut [u8]) -> io::Result<usize> {
+/// Reads from a TCP stream, without a try if it is known to be empty (R3).
+pub(super) fn read_tcp<T: AsFd>(socket: &Registered<T>, buffer: &mut [u8]) -> io::Result<usize> {
     socket.read_stream(to_read, buffer)
 }
 
 pub(super) fn receive_vectored<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     buffers: &mut [IoSliceMut<'_>],
 ) -> io::Result<usize> {
     socket.perform(to_read, Request::ReceiveParts(buffers))
 }
 
 pub(super) fn receive_from<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     buffer: &mut [u8],
     take: Take,
 ) -> io::Result<(usize, Address)> {
@@ -71,17 +71,17 @@ pub(super) fn receive_from<T: AsFd>(
     Ok((length, from))
 }
 
-pub(super) fn send<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
+pub(super) fn send<T: AsFd>(socket: &Registered<T>, bytes: &[u8]) -> io::Result<usize> {
     socket.perform(to_write, Request::Send(bytes))
 }
 
-/// As one datagram.
-pub(super) fn send_whole<T: AsFd>(socket: &Watched<T>, bytes: &[u8]) -> io::Result<usize> {
+/// Sends one datagram.
+pub(super) fn send_whole<T: AsFd>(socket: &Registered<T>, bytes: &[u8]) -> io::Result<usize> {
     socket.perform(to_write, Request::SendWhole(bytes))
 }
 
 pub(super) fn send_to<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     bytes: &[u8],
     to: &Address,
 ) -> io::Result<usize> {
@@ -89,19 +89,19 @@ pub(super) fn send_to<T: AsFd>(
 }
 
 pub(super) fn send_vectored<T: AsFd>(
-    socket: &Watched<T>,
+    socket: &Registered<T>,
     buffers: &[IoSlice<'_>],
 ) -> io::Result<usize> {
     socket.perform(to_write, Request::SendParts(buffers))
 }
 
-/// A stream that is being connected, which does not wait so far.
-pub(super) fn unconnected(to: &Address) -> io::Result<Watched<OwnedFd>> {
-    socket::stream_for(to).map(Watched::sole)
+/// A stream socket that is not connected, in non-blocking mode.
+pub(super) fn unconnected(to: &Address) -> io::Result<Registered<OwnedFd>> {
+    socket::stream_for(to).map(Registered::unshared)
 }
 
 /// Conversions from and to std's type, and to descriptors.
-macro_rules! in_company {
+macro_rules! std_conversions {
     ($ours:ident, $std:ty) => {
         impl From<$ours> for $std {
             fn from(socket: $ours) -> Self {
@@ -118,7 +118,7 @@ macro_rules! in_company {
         #[expect(unsafe_code, reason = "a descriptor by its number, as std does it")]
         impl FromRawFd for $ours {
             unsafe fn from_raw_fd(fd: RawFd) -> Self {
-                // SAFETY: the caller has promised the same: it is open, and nobody else's.
+                // SAFETY: the caller has promised the same: it is open, and has no other owner.
                 unsafe { <$std>::from_raw_fd(fd) }.into()
             }
         }
@@ -131,13 +131,13 @@ macro_rules! in_company {
 
         impl AsFd for $ours {
             fn as_fd(&self) -> BorrowedFd<'_> {
-                self.lent().as_fd()
+                self.shared_handle().as_fd()
             }
         }
 
         impl AsRawFd for $ours {
             fn as_raw_fd(&self) -> RawFd {
-                self.lent().as_raw_fd()
+                self.shared_handle().as_raw_fd()
             }
         }
 
@@ -155,8 +155,9 @@ macro_rules! in_company {
     };
 }
 
-/// What sockets have that transfer data: not listeners. Examples begin with `$make`, which makes a `socket`, and
-/// receive by `$receive`.
+/// Methods of sockets that transfer data: all but listeners.
+///
+/// Examples begin with `$make`, which makes a `socket`, and receive by `$receive`.
 macro_rules! transfers {
     ($ours:ident, $std:ty, $make:literal, $receive:literal) => {
         impl $ours {
@@ -164,16 +165,16 @@ macro_rules! transfers {
                 self.0.get()
             }
 
-            fn lent(&self) -> &$std {
-                self.0.lend()
+            fn shared_handle(&self) -> &$std {
+                self.0.share()
             }
 
-            /// Of a socket that nobody else has had so far.
-            fn sole(socket: $std) -> Self {
-                $ours(Watched::sole(socket))
+            /// Of a socket that no other code has had so far.
+            fn unshared(socket: $std) -> Self {
+                $ours(Registered::unshared(socket))
             }
 
-            /// The socket as std knows it: whoever waits there blocks the thread.
+            /// Converts the socket into std's type, on which waits block the thread.
             ///
             /// ```
             #[doc = $make]
@@ -185,7 +186,7 @@ macro_rules! transfers {
                 self.0.into_inner()
             }
 
-            /// Another handle of the same socket: all that one does or sets is done and set for both.
+            /// Creates another handle of the same socket; both share its options and its data.
             ///
             /// ```
             #[doc = $make]
@@ -195,12 +196,13 @@ macro_rules! transfers {
             /// # Ok::<(), std::io::Error>(())
             /// ```
             pub fn try_clone(&self) -> io::Result<Self> {
-                self.0.lend().try_clone().map(Self::from)
+                self.0.share().try_clone().map(Self::from)
             }
 
-            /// How long those may wait who read from here on; then they get
-            /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
-            /// an error.
+            /// Sets the time limit of reads; `None`: no limit.
+            ///
+            /// A read that exceeds it fails with [`WouldBlock`](io::ErrorKind::WouldBlock), as with
+            /// std. A limit of zero is an error.
             ///
             /// ```
             #[doc = $make]
@@ -213,9 +215,10 @@ macro_rules! transfers {
                 self.0.limit().set_read_timeout(timeout)
             }
 
-            /// How long those may wait who write from here on; then they get
-            /// [`WouldBlock`](io::ErrorKind::WouldBlock), as from std. `None`: for as long as it takes. Zero is
-            /// an error.
+            /// Sets the time limit of writes; `None`: no limit.
+            ///
+            /// A write that exceeds it fails with [`WouldBlock`](io::ErrorKind::WouldBlock), as
+            /// with std. A limit of zero is an error.
             ///
             /// ```
             #[doc = $make]
@@ -228,7 +231,7 @@ macro_rules! transfers {
                 self.0.limit().set_write_timeout(timeout)
             }
 
-            /// What was set by [`set_read_timeout`](Self::set_read_timeout), rounded up by the kernel.
+            /// Returns the time limit of reads, rounded up by the kernel.
             ///
             /// ```
             #[doc = $make]
@@ -239,7 +242,7 @@ macro_rules! transfers {
                 self.std().read_timeout()
             }
 
-            /// What was set by [`set_write_timeout`](Self::set_write_timeout), rounded up by the kernel.
+            /// Returns the time limit of writes, rounded up by the kernel.
             ///
             /// ```
             #[doc = $make]
@@ -250,8 +253,10 @@ macro_rules! transfers {
                 self.std().write_timeout()
             }
 
-            /// Whether operations return [`WouldBlock`](io::ErrorKind::WouldBlock) where they would have
-            /// to wait. They are charged to the fiber's budget all the same.
+            /// Sets whether operations fail with [`WouldBlock`](io::ErrorKind::WouldBlock) instead
+            /// of waiting.
+            ///
+            /// They are charged to the fiber's budget all the same.
             ///
             /// ```
             #[doc = $make]
@@ -264,7 +269,7 @@ macro_rules! transfers {
                 self.0.limit().set_nonblocking(nonblocking)
             }
 
-            /// The error that is waiting to be told, which is then told.
+            /// Returns and clears the socket's pending error (`SO_ERROR`).
             ///
             /// ```
             #[doc = $make]
@@ -278,15 +283,15 @@ macro_rules! transfers {
 
         impl From<$std> for $ours {
             fn from(socket: $std) -> Self {
-                $ours(Watched::new(socket))
+                $ours(Registered::new(socket))
             }
         }
 
-        in_company!($ours, $std);
+        std_conversions!($ours, $std);
     };
 }
 
-/// Streams are read and written, by reference too.
+/// `Read` and `Write` of streams, by value and by reference.
 macro_rules! streams {
     ($ours:ident, $read:path) => {
         impl Read for &$ours {
@@ -339,7 +344,7 @@ macro_rules! streams {
     };
 }
 
-/// What is asked of std's type in the same words.
+/// Methods that only call the method of the same name of std's type.
 macro_rules! as_in_std {
     ($($(#[$about:meta])* fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => { $(
         $(#[$about])*

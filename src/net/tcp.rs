@@ -1,4 +1,4 @@
-//! TCP: std's sockets, with waits of our own.
+//! TCP: std's sockets, with waits that suspend the fiber.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -12,14 +12,15 @@ use super::ToSocketAddrs;
 use super::listener::Listening;
 use super::lookup;
 use super::shared;
+use crate::io::registered::{Patience, Registered};
 use crate::io::registration::Interest;
-use crate::io::watched::{Patience, Watched};
 use crate::sys::address::Address;
 use crate::sys::socket::{self, Take};
 
-/// A TCP connection. [`std::net::TcpStream`] in all but what its waits block.
+/// A TCP connection.
 ///
-/// Several fibers may use one at once, by reference or through clones: say, one that reads and one
+/// Corresponds to [`std::net::TcpStream`]; its waits suspend the fiber, not the thread. Several
+/// fibers may use one at once, by reference or through clones: for instance, one that reads and one
 /// that writes.
 ///
 /// ```
@@ -44,10 +45,12 @@ use crate::sys::socket::{self, Take};
 /// assert_eq!((answer.as_str(), server.join().unwrap()?.as_str()), ("42", "6 times 7?"));
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct TcpStream(Watched<net::TcpStream>);
+pub struct TcpStream(Registered<net::TcpStream>);
 
 impl TcpStream {
-    /// Connects to the first address that answers. A name is looked up on a thread that may block.
+    /// Connects to the first address that answers.
+    ///
+    /// A host name is resolved on a thread that may block.
     ///
     /// ```
     /// use indent::net::{TcpListener, TcpStream};
@@ -61,8 +64,11 @@ impl TcpStream {
         lookup::first_of(addr, |address| connect(address, Patience::Forever))
     }
 
-    /// Connects to one address; after this time the error is [`TimedOut`](io::ErrorKind::TimedOut). A time of
-    /// zero is an error.
+    /// Connects to one address, within a time limit.
+    ///
+    /// # Errors
+    /// [`TimedOut`](io::ErrorKind::TimedOut) if there is no connection after `timeout`;
+    /// [`InvalidInput`](io::ErrorKind::InvalidInput) if `timeout` is zero.
     ///
     /// ```
     /// use indent::net::{TcpListener, TcpStream};
@@ -76,20 +82,19 @@ impl TcpStream {
         if timeout.is_zero() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "a timeout of zero: nothing connects in no time",
+                "cannot connect within a timeout of zero; use a longer one",
             ));
         }
         let late = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock => io::Error::new(
-                io::ErrorKind::TimedOut,
-                "there was no connection in the given time",
-            ),
+            io::ErrorKind::WouldBlock => {
+                io::Error::new(io::ErrorKind::TimedOut, "connecting timed out")
+            }
             _ => error,
         };
         connect(*addr, Patience::of(timeout)).map_err(late)
     }
 
-    /// Reads without taking: the next read finds the same bytes.
+    /// Reads without consuming: the next read returns the same bytes.
     ///
     /// ```
     /// use indent::net::{TcpListener, TcpStream};
@@ -109,7 +114,7 @@ impl TcpStream {
     }
 
     as_in_std! {
-        /// Whom it is connected to.
+        /// Returns the address of the other side.
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -119,7 +124,7 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn peer_addr(&self) -> io::Result<SocketAddr>;
-        /// The address on this side.
+        /// Returns the local address.
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -130,8 +135,10 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// Ends one direction of the connection or both, for all clones. Whoever waits to read is told that this
-        /// is the end.
+        /// Closes one direction of the connection or both, for all clones.
+        ///
+        /// Reads of this side return 0 once the read direction is closed, reads of the other side
+        /// once the write direction is.
         ///
         /// ```
         /// # use indent::net::{Shutdown, TcpListener, TcpStream};
@@ -144,7 +151,7 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn shutdown(&self, how: Shutdown) -> io::Result<()>;
-        /// Whether small writes are sent at once, instead of being gathered for a while.
+        /// Sets whether small writes are sent at once, instead of gathered (`TCP_NODELAY`).
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -155,7 +162,7 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_nodelay(&self, nodelay: bool) -> io::Result<()>;
-        /// What was set by [`set_nodelay`](Self::set_nodelay).
+        /// Returns what [`set_nodelay`](Self::set_nodelay) has set.
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -165,7 +172,7 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn nodelay(&self) -> io::Result<bool>;
-        /// Over how many hops a packet may go.
+        /// Sets how many hops a packet may take (`IP_TTL`).
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -176,7 +183,7 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_ttl(&self, ttl: u32) -> io::Result<()>;
-        /// What was set by [`set_ttl`](Self::set_ttl).
+        /// Returns what [`set_ttl`](Self::set_ttl) has set.
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -186,8 +193,10 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn ttl(&self) -> io::Result<u32>;
-        /// Whether what was received is acknowledged at once, and not with the next data. The kernel goes back to
-        /// its own ways now and then.
+        /// Sets whether received data is acknowledged at once (`TCP_QUICKACK`).
+        ///
+        /// Otherwise the acknowledgement is sent with the next data. The kernel resets this now and
+        /// then.
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -197,7 +206,7 @@ impl TcpStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_quickack(&self, quickack: bool) -> io::Result<()>;
-        /// Whether it is so now; see [`set_quickack`](Self::set_quickack).
+        /// Returns the current state of [`set_quickack`](Self::set_quickack).
         ///
         /// ```
         /// # use indent::net::{TcpListener, TcpStream};
@@ -221,9 +230,9 @@ let listener = TcpListener::bind("127.0.0.1:0")?;
 let socket = TcpStream::connect(listener.local_addr()?)?;"#,
     "(&socket).read(&mut [0])"
 );
-streams!(TcpStream, shared::read_told);
+streams!(TcpStream, shared::read_tcp);
 
-/// The socket does not wait while it connects, and is as std's from then on.
+/// Connects in non-blocking mode, and returns the socket in blocking mode, like std's.
 fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
     let address = address.into();
     let socket = shared::unconnected(&address)?;
@@ -234,8 +243,10 @@ fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Waits for TCP connections. [`std::net::TcpListener`] in all but what its waits block; and while it is ours,
-/// a clone of std's [does not wait](crate::net#in-company-with-std).
+/// Accepts TCP connections.
+///
+/// Corresponds to [`std::net::TcpListener`]; its waits suspend the fiber, not the thread. As long
+/// as it exists, clones of std's type [do not wait](crate::net#conversion-from-and-to-std).
 ///
 /// ```
 /// use indent::net::{TcpListener, TcpStream};
@@ -250,7 +261,9 @@ fn connect(address: SocketAddr, patience: Patience) -> io::Result<TcpStream> {
 pub struct TcpListener(Listening<net::TcpListener>);
 
 impl TcpListener {
-    /// Listens at the first address that is to be had. A name is looked up on a thread that may block.
+    /// Listens on the first address that is available.
+    ///
+    /// A host name is resolved on a thread that may block.
     ///
     /// ```
     /// use indent::net::{SocketAddr, TcpListener};
@@ -262,14 +275,15 @@ impl TcpListener {
     /// ```
     pub fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<TcpListener> {
         let listener = lookup::first_of(addr, net::TcpListener::bind)?;
-        Ok(TcpListener(Listening::sole(listener)))
+        Ok(TcpListener(Listening::unshared(listener)))
     }
 
     /// Waits for the next connection.
     ///
-    /// If there is one, but no descriptor or memory for it (`EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM`), this pauses
-    /// for 1 ms, and twice as long after each such failure in a row, up to 100 ms, and tries once more before it
-    /// returns the error: a loop that simply goes on does not spin. Not so in non-blocking mode.
+    /// If there is a connection, but no descriptor or memory for it (`EMFILE`, `ENFILE`, `ENOBUFS`,
+    /// `ENOMEM`), this pauses for 1 ms, and twice as long after each such failure in a row, up to
+    /// 100 ms, and tries once more before it returns the error: a loop that goes on after errors
+    /// does not spin. In non-blocking mode it returns the error at once.
     ///
     /// ```
     /// use indent::net::{TcpListener, TcpStream};
@@ -284,15 +298,16 @@ impl TcpListener {
         let make = |fd, from: Address| Ok((net::TcpStream::from(fd), from.to_inet()?));
         let (stream, from) = self.0.accept(net::TcpListener::accept, make)?;
         let stream = match self.0.is_tcp() {
-            true => TcpStream::sole(stream),
-            false => TcpStream::from(stream), // of a socket that came as a descriptor
+            true => TcpStream::unshared(stream),
+            // The listener was made from a descriptor.
+            false => TcpStream::from(stream),
         };
         Ok((stream, from))
     }
 
-    /// One connection after the other, for ever; errors are handed out and do not end it.
+    /// Returns an endless iterator over connections; errors are items and do not end it.
     ///
-    /// There is an example at [`net`](crate::net).
+    /// The example of [`net`](crate::net) is a server that uses it.
     ///
     /// ```
     /// use indent::net::{TcpListener, TcpStream};
@@ -310,7 +325,7 @@ impl TcpListener {
         Incoming { listener: self }
     }
 
-    /// Another handle of the same listener; each connection goes to one of them.
+    /// Creates another handle of the same listener; each connection goes to one of them.
     ///
     /// ```
     /// use indent::net::{TcpListener, TcpStream};
@@ -322,11 +337,14 @@ impl TcpListener {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn try_clone(&self) -> io::Result<TcpListener> {
-        Ok(TcpListener(self.0.clone_as(self.lent().try_clone()?)))
+        Ok(TcpListener(
+            self.0.clone_as(self.shared_handle().try_clone()?),
+        ))
     }
 
-    /// The listener as std knows it: whoever waits there blocks the thread, as long as
-    /// [`set_nonblocking`](Self::set_nonblocking) has not said otherwise.
+    /// Converts the listener into std's type, on which waits block the thread.
+    ///
+    /// It is in non-blocking mode if [`set_nonblocking`](Self::set_nonblocking) has set it so.
     ///
     /// ```
     /// use indent::net::{TcpListener, TcpStream};
@@ -341,8 +359,10 @@ impl TcpListener {
         self.0.into_std()
     }
 
-    /// Whether [`accept`](Self::accept), of this and of clones of ours, returns
+    /// Sets whether [`accept`](Self::accept) fails with
     /// [`WouldBlock`](io::ErrorKind::WouldBlock) instead of waiting.
+    ///
+    /// That holds for all clones of this crate's type.
     ///
     /// ```
     /// use indent::net::TcpListener;
@@ -357,7 +377,7 @@ impl TcpListener {
     }
 
     as_in_std! {
-        /// Where it listens.
+        /// Returns the address it listens on.
         ///
         /// ```
         /// # use indent::net::TcpListener;
@@ -366,7 +386,7 @@ impl TcpListener {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// Over how many hops a packet may go.
+        /// Sets how many hops a packet may take (`IP_TTL`).
         ///
         /// ```
         /// # use indent::net::TcpListener;
@@ -376,7 +396,7 @@ impl TcpListener {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_ttl(&self, ttl: u32) -> io::Result<()>;
-        /// What was set by [`set_ttl`](Self::set_ttl).
+        /// Returns what [`set_ttl`](Self::set_ttl) has set.
         ///
         /// ```
         /// # use indent::net::TcpListener;
@@ -385,7 +405,7 @@ impl TcpListener {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn ttl(&self) -> io::Result<u32>;
-        /// The error that is waiting to be told, which is then told.
+        /// Returns and clears the pending error (`SO_ERROR`).
         ///
         /// ```
         /// # use indent::net::TcpListener;
@@ -400,8 +420,8 @@ impl TcpListener {
         self.0.get()
     }
 
-    fn lent(&self) -> &net::TcpListener {
-        self.0.lend()
+    fn shared_handle(&self) -> &net::TcpListener {
+        self.0.share()
     }
 }
 
@@ -411,9 +431,9 @@ impl From<net::TcpListener> for TcpListener {
     }
 }
 
-in_company!(TcpListener, net::TcpListener);
+std_conversions!(TcpListener, net::TcpListener);
 
-/// The connections of a [`TcpListener`]; see [`incoming`](TcpListener::incoming).
+/// An iterator over the connections of a [`TcpListener`]; see [`incoming`](TcpListener::incoming).
 ///
 /// ```
 /// use indent::net::{TcpListener, TcpStream};
@@ -423,7 +443,7 @@ in_company!(TcpListener, net::TcpListener);
 /// assert!(listener.incoming().take(3).all(|stream| stream.is_ok()));
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[must_use = "an iterator does nothing until somebody asks it"]
+#[must_use = "iterators are lazy and do nothing unless consumed"]
 #[derive(Debug)]
 pub struct Incoming<'a> {
     listener: &'a TcpListener,

@@ -1,4 +1,4 @@
-//! UDP: std's sockets, with waits of our own.
+//! UDP: std's sockets, with waits that suspend the fiber.
 
 use std::fmt;
 use std::io;
@@ -9,10 +9,12 @@ use std::time::Duration;
 use super::ToSocketAddrs;
 use super::lookup;
 use super::shared;
-use crate::io::watched::Watched;
+use crate::io::registered::Registered;
 use crate::sys::socket::Take;
 
-/// A UDP socket. [`std::net::UdpSocket`] in all but what its waits block.
+/// A UDP socket.
+///
+/// Corresponds to [`std::net::UdpSocket`]; its waits suspend the fiber, not the thread.
 ///
 /// ```
 /// use indent::net::UdpSocket;
@@ -32,10 +34,12 @@ use crate::sys::socket::Take;
 /// assert_eq!(echo.join().unwrap()?, 4);
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct UdpSocket(Watched<net::UdpSocket>);
+pub struct UdpSocket(Registered<net::UdpSocket>);
 
 impl UdpSocket {
-    /// A socket with the first address that is to be had. A name is looked up on a thread that may block.
+    /// Binds a socket to the first address that is available.
+    ///
+    /// A host name is resolved on a thread that may block.
     ///
     /// ```
     /// use indent::net::UdpSocket;
@@ -45,11 +49,12 @@ impl UdpSocket {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn bind<A: ToSocketAddrs>(addr: A) -> io::Result<UdpSocket> {
-        lookup::first_of(addr, net::UdpSocket::bind).map(UdpSocket::sole)
+        lookup::first_of(addr, net::UdpSocket::bind).map(UdpSocket::unshared)
     }
 
-    /// From now on `send` sends to this address, and only what comes from there is received. A name is
-    /// looked up on a thread that may block.
+    /// Sets the address that `send` sends to, and receives only what comes from there.
+    ///
+    /// A host name is resolved on a thread that may block.
     ///
     /// ```
     /// use indent::net::UdpSocket;
@@ -64,7 +69,9 @@ impl UdpSocket {
         lookup::first_of(addr, |address| self.std().connect(address))
     }
 
-    /// Waits for a datagram, and says from whom it came. What does not fit into the buffer is lost.
+    /// Receives a datagram, and returns the address of its sender.
+    ///
+    /// Blocks until there is one. What does not fit into the buffer is discarded.
     ///
     /// ```
     /// # use indent::net::UdpSocket;
@@ -82,7 +89,7 @@ impl UdpSocket {
         Ok((length, from.to_inet()?))
     }
 
-    /// The same, without taking it: the next call gets the same datagram.
+    /// As [`recv_from`](Self::recv_from), but the next call returns the same datagram.
     ///
     /// ```
     /// # use indent::net::UdpSocket;
@@ -99,8 +106,9 @@ impl UdpSocket {
         Ok((length, from.to_inet()?))
     }
 
-    /// Sends a datagram to this address, the first if there are several. A name is looked up on a thread that
-    /// may block.
+    /// Sends a datagram to this address, the first if there are several.
+    ///
+    /// A host name is resolved on a thread that may block.
     ///
     /// ```
     /// # use indent::net::UdpSocket;
@@ -118,8 +126,9 @@ impl UdpSocket {
         shared::send_to(&self.0, buf, &address)
     }
 
-    /// Waits for a datagram from the [connected](Self::connect) address. What does not fit into the buffer is
-    /// lost.
+    /// Receives a datagram from the [connected](Self::connect) address.
+    ///
+    /// Blocks until there is one. What does not fit into the buffer is discarded.
     ///
     /// ```
     /// # use indent::net::UdpSocket;
@@ -128,14 +137,14 @@ impl UdpSocket {
     /// # other.connect(one.local_addr()?)?;
     /// one.send(b"hello")?;
     /// let mut buffer = [0; 2];
-    /// assert_eq!((other.recv(&mut buffer)?, &buffer), (2, b"he")); // and that is all one gets
+    /// assert_eq!((other.recv(&mut buffer)?, &buffer), (2, b"he")); // the rest is discarded
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         shared::receive(&self.0, buf, Take::Take)
     }
 
-    /// The same, without taking it: the next call gets the same datagram.
+    /// As [`recv`](Self::recv), but the next call returns the same datagram.
     ///
     /// ```
     /// # use indent::net::UdpSocket;
@@ -169,7 +178,7 @@ impl UdpSocket {
     }
 
     as_in_std! {
-        /// Whom it is connected to.
+        /// Returns the address of the other side.
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -180,7 +189,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn peer_addr(&self) -> io::Result<SocketAddr>;
-        /// Its address.
+        /// Returns the local address.
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -189,7 +198,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// Whether it may send to broadcast addresses.
+        /// Sets whether it may send to broadcast addresses.
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -199,7 +208,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_broadcast(&self, broadcast: bool) -> io::Result<()>;
-        /// What was set by [`set_broadcast`](Self::set_broadcast).
+        /// Returns what [`set_broadcast`](Self::set_broadcast) has set.
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -208,7 +217,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn broadcast(&self) -> io::Result<bool>;
-        /// Whether its own multicast packets come back to it (IPv4).
+        /// Sets whether its own multicast packets come back to it (IPv4).
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -218,7 +227,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_multicast_loop_v4(&self, multicast_loop_v4: bool) -> io::Result<()>;
-        /// What was set by [`set_multicast_loop_v4`](Self::set_multicast_loop_v4).
+        /// Returns what [`set_multicast_loop_v4`](Self::set_multicast_loop_v4) has set.
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -227,7 +236,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn multicast_loop_v4(&self) -> io::Result<bool>;
-        /// Over how many hops a multicast packet may go (IPv4).
+        /// Sets how many hops a multicast packet may take (IPv4).
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -237,7 +246,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_multicast_ttl_v4(&self, multicast_ttl_v4: u32) -> io::Result<()>;
-        /// What was set by [`set_multicast_ttl_v4`](Self::set_multicast_ttl_v4).
+        /// Returns what [`set_multicast_ttl_v4`](Self::set_multicast_ttl_v4) has set.
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -246,7 +255,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn multicast_ttl_v4(&self) -> io::Result<u32>;
-        /// Whether its own multicast packets come back to it (IPv6).
+        /// Sets whether its own multicast packets come back to it (IPv6).
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -258,7 +267,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_multicast_loop_v6(&self, multicast_loop_v6: bool) -> io::Result<()>;
-        /// What was set by [`set_multicast_loop_v6`](Self::set_multicast_loop_v6).
+        /// Returns what [`set_multicast_loop_v6`](Self::set_multicast_loop_v6) has set.
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -269,7 +278,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn multicast_loop_v6(&self) -> io::Result<bool>;
-        /// Over how many hops a packet may go.
+        /// Sets how many hops a packet may take (`IP_TTL`).
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -279,7 +288,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn set_ttl(&self, ttl: u32) -> io::Result<()>;
-        /// What was set by [`set_ttl`](Self::set_ttl).
+        /// Returns what [`set_ttl`](Self::set_ttl) has set.
         ///
         /// ```
         /// # use indent::net::UdpSocket;
@@ -300,7 +309,7 @@ impl UdpSocket {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn join_multicast_v4(&self, multiaddr: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()>;
-        /// Joins a multicast group, on the interface with this number.
+        /// Joins a multicast group, on the interface with this index.
         ///
         /// ```
         /// # use indent::net::{Ipv6Addr, UdpSocket};

@@ -518,8 +518,8 @@ impl Builder {
                 .then_some(reports::bound_line),
             warn_stripped: config::WARN_STRIPPED.value(self.warn_stripped, env)?,
             on_overrun: self.on_overrun,
-            ring: uses_ring(asked_io.as_ref())?,
-            may_ring: asked_io.is_none_or(|asked| asked.value != Io::Epoll),
+            uring_asked_by: uring_asked_by(asked_io.as_ref())?,
+            uring_allowed: asked_io.is_none_or(|asked| asked.value != Io::Epoll),
             idle_spin: config::IDLE_SPIN.value(self.idle_spin, env)?,
             start_timeout: config::START_TIMEOUT.value(self.start_timeout, env)?,
             shutdown_timeout: config::SHUTDOWN_TIMEOUT.value(self.shutdown_timeout, env)?,
@@ -534,7 +534,7 @@ impl Builder {
 }
 
 /// The name of the setting that selected io_uring, if any; an error if it cannot be used.
-fn uses_ring(asked: Option<&Asked<Io>>) -> Result<Option<&'static str>, StartError> {
+fn uring_asked_by(asked: Option<&Asked<Io>>) -> Result<Option<&'static str>, StartError> {
     let Some(asked) = asked.filter(|asked| asked.value == Io::Uring) else {
         return Ok(None);
     };

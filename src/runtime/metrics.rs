@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::blocking;
+use crate::driver::Driver;
 use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::histogram::Histogram;
 use crate::sched::Shared;
@@ -321,15 +322,15 @@ impl Metrics {
             interrupted_calls_total: futex::interrupted_waits(),
             fibers_waiting_for_thread: shared.global.threadless.len(),
             unwind_delays_total: shared.unwind_pauses.load(Relaxed),
-            io_sockets: match shared.settings.ring {
-                Some(_) => IoDriver::Uring,
-                None => IoDriver::Epoll,
+            io_sockets: match shared.driver {
+                Driver::Uring(_) => IoDriver::Uring,
+                Driver::Epoll(_) => IoDriver::Epoll,
             },
-            io_files: match shared.may_ring() {
+            io_files: match shared.files_by_uring() {
                 true => IoDriver::Uring,
                 false => IoDriver::BlockingPool,
             },
-            io_operations_active: shared.operations(),
+            io_operations_active: shared.driver.in_flight(),
             process_carriers: crate::sched::start::process_carriers(),
             wake_to_run: Histogram::wake_to_run(shared),
         }

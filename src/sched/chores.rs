@@ -33,7 +33,7 @@ pub(super) const TEND: u32 = 4;
 pub(super) const TRIM: u32 = 8;
 pub(super) const STUDY: u32 = 16;
 pub(super) const REPORTS: u32 = 32;
-pub(super) const PARTING: u32 = 64;
+pub(super) const RUNTIME_DROPS: u32 = 64;
 pub(super) const FEED: u32 = 128;
 pub(super) const POLLER: u32 = 256;
 pub(super) const BARRIER: u32 = 512;
@@ -41,7 +41,8 @@ pub(super) const NO_THREAD: u32 = 1024;
 pub(super) const BOUND: u32 = 2048;
 
 /// What the collector is asked for; everything else, and news of the CPUs, is for the helper.
-pub(super) const COLLECTORS: u32 = CPUS | STUDY | REPORTS | PARTING | BARRIER | NO_THREAD | BOUND;
+pub(super) const COLLECTORS: u32 =
+    CPUS | STUDY | REPORTS | RUNTIME_DROPS | BARRIER | NO_THREAD | BOUND;
 pub(super) const HELPERS: u32 = CPUS | SPARES | TEND | TRIM | FEED | POLLER;
 
 /// How long the helper waits after the system refused it a thread.
@@ -91,8 +92,8 @@ impl Chores for Collector {
         if asked & BOUND != 0 {
             shared.log_bound();
         }
-        if asked & PARTING != 0 {
-            crate::sched::io::drop_left();
+        if asked & RUNTIME_DROPS != 0 {
+            crate::sched::io::drop_deferred_runtimes();
         }
         again
     }
@@ -154,8 +155,8 @@ impl Shared {
     }
 
     /// Another runtime was let go of where it may not be dropped.
-    pub(crate) fn part_soon(&self) {
-        self.watchers.ask(PARTING);
+    pub(crate) fn drop_runtimes_soon(&self) {
+        self.watchers.ask(RUNTIME_DROPS);
     }
 
     /// Asks the helper to give fibers that wait for a stack another chance, in case that a fiber
@@ -255,7 +256,9 @@ impl Shared {
             self.resize_again(asked),
             refused.or_else(|| self.make_spares()),
             self.trim_stacks(asked),
-            self.io_watch.start_if_wanted(self).then_some(REFUSED_PAUSE),
+            self.io_poller
+                .start_if_wanted(self)
+                .then_some(REFUSED_PAUSE),
             self.feed_unsure(asked & FEED != 0),
         ];
         again.into_iter().flatten().min()

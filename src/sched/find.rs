@@ -58,7 +58,7 @@ fn only_local(token: &mut Entered) -> bool {
     let worker = token.worker();
     worker.assigned.is_empty()
         && !worker.timers.is_due()
-        && !worker.io_due.load(Relaxed)
+        && !worker.io_poll_due.load(Relaxed)
         && token.local().own.is_empty()
         && !token.carrier().has_delivery()
         && !token.carrier().shared().is_urgent()
@@ -74,7 +74,7 @@ pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
         && worker.queue.is_empty()
         && worker.assigned.is_empty()
         && !worker.timers.is_due()
-        && !worker.io_due.load(Relaxed)
+        && !worker.io_poll_due.load(Relaxed)
         && shared.global.started.len() + shared.global.unstarted.len() == 0
         && shared.wanted.is_empty()
         && !shared.is_batch_owed()
@@ -117,7 +117,7 @@ fn in_order(token: &mut Entered) -> Next {
     if token.worker().timers.is_due() {
         shared.fire(token.worker());
     }
-    if token.worker().io_due.load(Relaxed) {
+    if token.worker().io_poll_due.load(Relaxed) {
         looks_at_io(token);
     }
     token.carrier().shared().fire_missed();
@@ -182,8 +182,8 @@ fn in_order(token: &mut Entered) -> Next {
 /// Wakes the fibers that wait for what has become ready. False if no fiber can wait there.
 fn looks_at_io(token: &mut Entered) -> bool {
     let (shared, worker) = (token.carrier().shared(), token.worker());
-    if !shared.has_sources(worker) {
-        worker.io_due.store(false, Relaxed);
+    if !shared.has_io(worker) {
+        worker.io_poll_due.store(false, Relaxed);
         return false;
     }
     shared.disarm_io(worker);

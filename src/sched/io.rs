@@ -1,464 +1,225 @@
-//! Waiting for descriptors: who waits, who is told, and by whom.
+//! Waiting for I/O: what a runtime does with its [`Driver`].
 //!
-//! A runtime has one epoll instance ([`Epoll`], the *set*), made when a fiber first waits for a
-//! descriptor. A descriptor joins the set of the runtime that its first waiter belongs to and stays
-//! there until it is closed. Events are taken
+//! A fiber whose call would have to wait parks until a thread that takes events wakes it. Two
+//! kinds of threads take them:
 //!
-//! - by workers: now and then while they have other work, and when they run out of it; a worker
-//!   that sleeps may do so in the set (`seat.rs`);
-//! - by the poller thread (`watch.rs`) while all workers are in dispatches that are known to be
-//!   long.
+//! - Workers poll now and then while they have other work, and when they run out of it. A worker
+//!   that sleeps may do so in the epoll instance (`polling_right.rs`), or in its own ring.
+//! - The I/O poller (`poller.rs`) takes them while all workers are in dispatches that are known to
+//!   be long.
 //!
-//! The thread that takes an event wakes the fibers that wait for it, like any other waker: a fiber
-//! that should not have to wait presses (`press.rs`).
+//! A thread that takes an event wakes the fibers that wait for it, like any other waker; a fiber
+//! that should not have to wait makes room for itself (`press.rs`).
 //!
-//! A *source* is what is known of one descriptor: for each way, reading and writing, how often
-//! something was told of it, and who waits.
+//! | file | holds |
+//! |---|---|
+//! | `registration.rs` | epoll: what is known of a descriptor, and the fibers that wait for it |
+//! | `direction.rs` | the waiters of one direction of a descriptor |
+//! | `polling_right.rs` | epoll: which worker sleeps in the epoll instance |
+//! | `operation.rs` | io_uring: requests that the kernel carries out for parked fibers |
+//! | `polls.rs` | io_uring: waiters of a select, which wait for several things |
+//! | `poller.rs` | the I/O poller, for both backends |
+//! | `runtime_drops.rs` | references to other runtimes, dropped later |
 //!
-//! **I23** *No event is lost.* The kernel reports each change once. A fiber that waits has read the
-//! event count, then made a call that would have blocked, then read the count again under the lock
-//! of the direction. If the count is the same the fiber joins the list, else it tries again. An
-//! event after the first read has changed the count, or finds the fiber on the list. This holds for
-//! each of several waiters: an event is not used up by the first. **I24** *A waiter is notified
-//! once, or withdraws.* Both take it off the list under the lock; a notifier that took it off keeps
-//! the preemption disabled until it has notified it (S6).
-//!
-//! All this is about the set; a runtime with `INDENT_IO=uring` uses rings instead (`ring.rs` here
-//! below, and `polled.rs` for selects), and has no set.
-//!
-//! Sources are never freed, and used again under another *generation*: events of a descriptor that
-//! was closed meanwhile are ignored.
+//! This file is the one border between the two backends: every operation that both have is
+//! dispatched here, or in the poller. Code outside of `sched/io` does not know which one is used.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use crate::driver::epoll::{Epoll, Events, Ready};
-use crate::fiber::reason::ParkReason;
-use crate::fiber::state::{Cancel, Woken};
-use crate::sched::context;
-use crate::sched::io::polled::Polls;
-use crate::sched::wake::{DeferredDrop, Waiter};
+use crate::driver::epoll::Events;
+use crate::driver::{Driver, Found, Port};
+use crate::sched::wake::Waiter;
 use crate::sched::worker::Worker;
-use crate::sched::{Shared, block};
-use crate::sys::descriptor::Interest;
-use crate::sys::fork;
-use crate::util::loom::{Mutex, lock};
+use crate::sched::{Shared, context};
+use crate::sys::descriptor::{self, Interest};
+use crate::sys::request::Request;
 
-mod parting;
-mod polled;
-pub(crate) mod ring;
-pub(crate) mod seat;
-pub(crate) mod watch;
-mod way;
+mod direction;
+mod operation;
+pub(crate) mod poller;
+pub(crate) mod polling_right;
+mod polls;
+mod registration;
+mod runtime_drops;
 
-pub(crate) use parting::{Parting, drop_left};
-use way::{FEW, Way};
+pub(crate) use registration::{ReadinessToken, Registration};
+pub(crate) use runtime_drops::{RuntimeDrops, drop_deferred_runtimes};
 
 /// How a wait ended.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// It may be ready.
+    /// The descriptor may be ready.
     Ready,
     TimedOut,
-    /// The fiber is to end.
+    /// The fiber is asked to end.
     Cancelled,
 }
 
-/// What had been told of one way of a descriptor at some moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
-    /// As in [`Registration`].
-    key: u64,
-    pub(crate) told: u32,
-}
-
-/// What is known of one descriptor.
-#[derive(Default)]
-struct Source {
-    generation: AtomicU32,
-    /// In whose set it is, while it is in one.
-    place: Mutex<Option<Place>>,
-    ways: [Mutex<Way>; 2],
-    /// How often something was told of each way. Counted under its lock.
-    told: [AtomicU32; 2],
-    /// It has an end, an error or an urgent byte to tell, or had.
-    odd: AtomicBool,
-    /// Who waits by a ring.
-    polls: [Mutex<Polls>; 2],
-}
-
-/// The set that a descriptor is in.
-struct Place {
-    runtime: Weak<Shared>,
-    /// Another number for the same open file, if the descriptor itself is there under another key: somebody
-    /// else waits for it, too, with a registration of its own.
-    twin: Option<OwnedFd>,
-}
-
-impl Place {
-    fn new(shared: &Shared, fd: BorrowedFd<'_>, key: u64) -> io::Result<Self> {
-        let set = shared.set()?;
-        let twin = match set.add(fd, key) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let twin = fd.try_clone_to_owned()?;
-                set.add(twin.as_fd(), key)?;
-                Some(twin)
-            }
-            added => added.map(|()| None)?,
-        };
-        Ok(Place {
-            runtime: Arc::downgrade(&shared.arc()),
-            twin,
-        })
-    }
-
-    /// Whether it is the set of this runtime. Another runtime may end, or be busy.
-    fn is_of(&self, shared: &Shared) -> bool {
-        ptr::eq(self.runtime.as_ptr(), shared)
-    }
-
-    /// Takes it out of the set. What is left may be the last of a runtime: to be dropped with preemption enabled.
-    #[must_use = "dropped with preemption enabled"]
-    fn remove(self, fd: BorrowedFd<'_>) -> (Place, Option<Arc<Shared>>) {
-        let runtime = self.runtime.upgrade();
-        if let Some(set) = runtime.as_ref().and_then(|at| at.io_set.get()) {
-            set.remove(self.twin.as_ref().map_or(fd, |twin| twin.as_fd()));
-        }
-        (self, runtime)
-    }
-}
-
-const CHUNKS: usize = 4096;
-const CHUNK: usize = 1024;
-static SOURCES: [OnceLock<Box<[Source]>>; CHUNKS] = [const { OnceLock::new() }; CHUNKS];
-/// Made when it is first used: a model's mutex has no constant constructor.
-static FREE: LazyLock<Mutex<Free>> = LazyLock::new(|| {
-    Mutex::new(Free {
-        list: Vec::new(),
-        used: 0,
-    })
-});
-
-struct Free {
-    list: Vec<u32>,
-    used: u32,
-}
-
-fn source(index: u32) -> &'static Source {
-    let index = index as usize;
-    let make = || {
-        std::iter::repeat_with(Source::default)
-            .take(CHUNK)
-            .collect()
-    };
-    &SOURCES[index / CHUNK].get_or_init(make)[index % CHUNK]
-}
-
-/// The key of a source nobody used yet, or not any more. With the preemption disabled.
-fn take_source() -> u64 {
-    let mut free = lock(&FREE);
-    let index = free.list.pop().unwrap_or_else(|| {
-        free.used += 1;
-        free.used - 1
-    });
-    let generation = source(index).generation.load(SeqCst);
-    u64::from(generation) << 32 | u64::from(index)
-}
-
-/// What a descriptor has of us, inside whatever owns it: nothing until somebody waits.
+/// What became of a request whose call would have had to wait.
+#[must_use]
 #[derive(Debug)]
-pub(crate) struct Registration {
-    /// The key of its source, and one; or zero.
-    key: AtomicU64,
+pub(crate) enum Outcome {
+    /// The kernel has carried it out, with this result.
+    Done(io::Result<usize>),
+    /// Nothing was done; the caller tries again.
+    Ended(Ended),
+    /// The system lacks what a wait needs. That passes: the caller pauses and tries again.
+    Refused,
+}
+
+/// Whether the calling fiber's runtime uses io_uring.
+fn uses_uring() -> bool {
+    let guard = context::disable_preempt();
+    let shared = guard.shared();
+    shared.is_some_and(|shared| shared.driver.is_uring())
+}
+
+/// Whether waits of the calling fiber end once for each change of a descriptor, and not at once and
+/// again as long as its state is the same.
+pub(crate) fn reports_changes_only() -> bool {
+    !uses_uring()
 }
 
 impl Registration {
-    pub(crate) const fn new() -> Self {
-        Registration {
-            key: AtomicU64::new(0),
-        }
-    }
-
-    /// What has been told so far. To be asked before a try whose failure leads to a wait.
-    #[inline]
-    pub(crate) fn seen(&self, interest: Interest) -> Seen {
-        let key = self.key.load(SeqCst);
-        let told = match key {
-            0 => 0,
-            key => source((key - 1) as u32).told[interest as usize].load(SeqCst),
-        };
-        Seen { key, told }
-    }
-
-    /// Parks the calling fiber until something is told that it had not seen before its try. It may return for
-    /// no reason.
-    pub(crate) fn wait(
+    /// Parks the calling fiber until the request has been carried out, or is worth another try.
+    ///
+    /// `seen` is the token from before the try that would have had to wait.
+    pub(crate) fn perform(
         &self,
         fd: BorrowedFd<'_>,
-        interest: Interest,
-        seen: Seen,
+        request: &mut Request<'_, '_>,
+        seen: ReadinessToken,
         deadline: Option<Instant>,
-    ) -> io::Result<Ended> {
-        let waiter = Waiter::caller();
-        if !self.enlist(fd, interest, seen, &waiter)? {
-            block::charge();
-            return Ok(Ended::Ready);
+    ) -> Outcome {
+        if uses_uring() {
+            return operation::perform(fd, request, deadline);
         }
-        // From here on the waiter's address is known: it stays until it was called or withdrawn.
-        let (mut deadline, mut cancel) = (deadline, Cancel::Enabled);
-        loop {
-            let woken = waiter.park(deadline, ParkReason::Io, cancel);
-            if waiter.was_notified() {
-                return Ok(Ended::Ready);
-            }
-            if woken != Woken::ByWake {
-                match woken {
-                    _ if !self.withdraw(interest, &waiter) => {
-                        (deadline, cancel) = (None, Cancel::Disabled); // the call is on its way
-                    }
-                    Woken::ByCancel => return Ok(Ended::Cancelled),
-                    _ => return Ok(Ended::TimedOut),
-                }
-            }
+        match self.wait(fd, request.interest(), seen, deadline) {
+            Ok(ended) => Outcome::Ended(ended),
+            Err(error) if descriptor::is_one_too_many(&error) => Outcome::Refused,
+            Err(error) => Outcome::Done(Err(error)),
         }
     }
 
-    /// Has the waiter, one of a fiber, called when something is told that it had not seen. False if that is so
-    /// already: then nobody will call.
+    /// Lists a waiter of the calling fiber, to be notified when the descriptor may be ready.
+    ///
+    /// False if there was an event after `seen`: then the waiter is not notified.
     pub(crate) fn enlist(
         &self,
         fd: BorrowedFd<'_>,
         interest: Interest,
-        seen: Seen,
+        seen: ReadinessToken,
         waiter: &Waiter,
     ) -> io::Result<bool> {
-        let seen = self.register(fd, interest)?.unwrap_or(seen);
-        if seen.key == 0 || self.key.load(SeqCst) != seen.key {
-            return Ok(false); // somebody else registered it after the try
+        if uses_uring() {
+            self.enlist_poll(fd, interest, waiter); // a poll looks before it waits
+            return Ok(true);
         }
-        let source = source((seen.key - 1) as u32);
-        let _guard = context::disable_preempt();
-        let mut way = lock(&source.ways[interest as usize]);
-        if source.told[interest as usize].load(SeqCst) != seen.told {
-            return Ok(false);
-        }
-        way.push(waiter.address());
-        Ok(true)
+        self.enlist_waiter(fd, interest, seen, waiter)
     }
 
-    /// Takes a waiter back that was enlisted. False if it was called, or is about to be.
+    /// Takes back a waiter that the same fiber enlisted. False if it was notified, or is about to
+    /// be.
     pub(crate) fn withdraw(&self, interest: Interest, waiter: &Waiter) -> bool {
-        let source = source((self.key.load(SeqCst) - 1) as u32);
-        let _guard = context::disable_preempt();
-        lock(&source.ways[interest as usize]).withdraw(waiter.address())
-    }
-
-    /// Puts it into the set of the caller's runtime, unless it is there. Then the kernel reports
-    /// first what it is ready for, and this is what had been reported before that.
-    #[inline(never)] // not part of a frame that waits: what system calls touch would bind it
-    fn register(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<Option<Seen>> {
-        // With a worker: it is awake, and looks into the set from here on (I31).
-        let token = context::here().expect("on a fiber").enter_with_worker();
-        let shared = token.carrier().shared();
-        let key = self.key();
-        let source = source((key - 1) as u32);
-        let mut place = lock(&source.place);
-        if place.as_ref().is_some_and(|place| place.is_of(shared)) {
-            return Ok(None);
+        if uses_uring() {
+            return self.withdraw_poll(interest, waiter);
         }
-        let told = source.told[interest as usize].load(SeqCst);
-        // The new place first: until it exists, other waiters are notified by the old one.
-        let made = Place::new(shared, fd, key - 1).map(|new| place.replace(new));
-        let left = made.map(|old| old.map(|old| old.remove(fd)));
-        drop(place);
-        drop(token);
-        left.map(|_without_the_mark| Some(Seen { key, told }))
-    }
-
-    /// The key, of a new source if there was none. With the preemption disabled.
-    fn key(&self) -> u64 {
-        let key = self.key.load(SeqCst);
-        if key != 0 {
-            return key;
-        }
-        let new = take_source() + 1;
-        match self.key.compare_exchange(0, new, SeqCst, SeqCst) {
-            Ok(_) => new,
-            Err(other) => {
-                drop(give_back(new - 1)); // nothing was there
-                other
-            }
-        }
-    }
-
-    /// Whether nothing was told since then, and all that was told before is explained by data: then whoever has
-    /// read all there was can wait without another try. What ends a stream may have been told before, and is
-    /// not told again.
-    pub(crate) fn is_quiet_since(&self, told: u32) -> Option<Seen> {
-        let seen = self.seen(Interest::Read);
-        let is_quiet =
-            seen.key != 0 && seen.told == told && !source((seen.key - 1) as u32).odd.load(SeqCst);
-        is_quiet.then_some(seen)
-    }
-
-    /// The descriptor is about to be closed, or to be somebody else's. Nobody waits for it.
-    pub(crate) fn forget(&self, fd: BorrowedFd<'_>) {
-        let key = self.key.swap(0, SeqCst);
-        if key == 0 || fork::in_child() {
-            return; // F1: the set is the parent's, too
-        }
-        let guard = context::disable_preempt();
-        let place = lock(&source((key - 1) as u32).place).take();
-        let left = (place.map(|place| place.remove(fd)), give_back(key - 1));
-        drop(guard);
-        drop(left);
-    }
-}
-
-/// Events for it mean nobody from here on. With the preemption disabled; what is left is dropped without.
-#[must_use = "dropped with preemption enabled"]
-fn give_back(key: u64) -> [Way; 2] {
-    let source = source(key as u32);
-    source.generation.fetch_add(1, SeqCst);
-    let left = [0, 1].map(|way| std::mem::take(&mut *lock(&source.ways[way])));
-    source.odd.store(false, SeqCst);
-    lock(&FREE).list.push(key as u32);
-    left
-}
-
-impl Source {
-    fn be_odd(&self, generation: u32) {
-        let guard = context::disable_preempt();
-        let way = lock(&self.ways[Interest::Read as usize]); // as `tell` does: the generation stays
-        if self.generation.load(SeqCst) == generation {
-            self.odd.store(true, SeqCst);
-        }
-        drop(way);
-        drop(guard);
-    }
-
-    /// Something has happened: whoever waits is called, a few at a time, and nothing is allocated or freed
-    /// meanwhile (S9). Whoever comes while that goes on has seen it. What was kept for that is given to `part`.
-    fn tell(&self, interest: Interest, generation: u32, mut part: impl FnMut(DeferredDrop)) {
-        let mut left = None;
-        loop {
-            let mut kept = [const { None::<DeferredDrop> }; FEW];
-            let guard = context::disable_preempt();
-            let mut way = lock(&self.ways[interest as usize]);
-            if self.generation.load(SeqCst) != generation {
-                return; // of a descriptor that is closed
-            }
-            let most = left.unwrap_or_else(|| {
-                self.told[interest as usize].fetch_add(1, SeqCst);
-                way.len()
-            });
-            let batch = way.take(most);
-            drop(way);
-            for (address, kept) in batch.iter().zip(&mut kept) {
-                #[expect(unsafe_code, reason = "calls a waiter by its address")]
-                // SAFETY: I24: it was on the list, so it is there until it is called, by us alone.
-                let called = unsafe { Waiter::notify(&guard, *address) };
-                *kept = Some(called);
-            }
-            drop(guard);
-            kept.into_iter().flatten().for_each(&mut part);
-            match most - batch.len() {
-                more @ 1.. if batch.len() == FEW => left = Some(more),
-                _ => return,
-            }
-        }
+        self.withdraw_waiter(interest, waiter)
     }
 }
 
 impl Shared {
-    /// The epoll instance of this runtime, made if there is none yet.
-    fn set(&self) -> io::Result<&Epoll> {
-        debug_assert!(self.settings.ring.is_none(), "a set beside rings");
-        if self.io_set.get().is_none() {
-            let set = Epoll::new()?;
-            self.io_watch.include(self, set.raw(), watch::SET)?;
-            let _ = self.io_set.set(set); // or another fiber was faster, and this one is closed
-        }
-        Ok(self.io_set.get().expect("just set"))
+    /// Whether a fiber may wait for an event that this worker can take.
+    #[inline]
+    pub(crate) fn has_io(&self, worker: &Worker) -> bool {
+        self.driver.has_io(worker.index)
     }
 
-    /// Wakes the fibers that wait for what has become ready. By the worker's holder.
+    /// Wakes the fibers whose events or completions have arrived. Called by the worker's holder.
     pub(crate) fn poll_io(&self, worker: &Worker) {
         debug_assert!(
             worker
                 .carrier()
                 .is_some_and(|carrier| ptr::eq(carrier, context::carrier())),
-            "by the holder: completions depend on the thread that submits"
+            "only the holder polls: completions depend on the thread that submits"
         );
-        if self.io_set.get().is_some() {
-            self.poll_set();
+        match &self.driver {
+            Driver::Epoll(_) => self.poll_epoll(),
+            Driver::Uring(_) => self.poll_ring(worker),
         }
-        self.look_into_ring(worker);
-        worker.note_look();
+        worker.note_poll();
     }
 
-    /// Takes the events there are, and wakes the fibers that wait for them. By any thread without
-    /// the seat.
-    fn poll_set(&self) {
-        let Some(set) = self.io_set.get() else {
+    /// Takes the events there are, and wakes the fibers that wait for them. Called by any thread
+    /// without the polling right.
+    fn poll_epoll(&self) {
+        let Some(epoll) = self.driver.epoll_instance() else {
             return;
         };
-        let events = set.wait(Some(Duration::ZERO));
-        if events.has_rung() {
-            self.pass_bell_on(set);
+        let events = epoll.wait(Some(Duration::ZERO));
+        if events.has_wakeup() {
+            self.pass_wakeup_on(epoll);
         }
         self.deliver_events(&events);
     }
 
-    /// Submits to the worker's ring, and takes what is complete.
-    fn look_into_ring(&self, worker: &Worker) {
-        if let Some(ring) = worker.uring.get() {
-            self.sleep_ring(worker, ring, Some(Duration::ZERO));
+    /// Submits to the worker's ring, and wakes the fibers whose requests are complete.
+    fn poll_ring(&self, worker: &Worker) {
+        if let Some(ring) = self.driver.ring(worker.index) {
+            let carrier = worker.carrier().map(|carrier| carrier.index);
+            let _in_the_ring = Port::Uring(ring).wait(carrier, Some(Duration::ZERO));
             self.reap(ring);
         }
     }
 
-    /// Wakes the fibers that wait for these events.
-    pub(crate) fn deliver_events(&self, events: &Events) {
-        events.tell(|ready| self.tell(ready));
-    }
-
-    /// At the end, when the set goes: fibers of other runtimes that wait there register elsewhere.
-    pub(crate) fn leave_io(&self) {
-        let guard = context::disable_preempt();
-        let used = lock(&FREE).used;
-        let mut left = Vec::new();
-        for index in 0..used {
-            let source = source(index);
-            let mut place = lock(&source.place);
-            if place.as_ref().is_some_and(|place| place.is_of(self)) {
-                left.push((source, source.generation.load(SeqCst)));
-                *place = None;
+    /// Chooses the instance that a worker sleeps in, after it has announced its sleep.
+    ///
+    /// `None` if it sleeps on its carrier's parker: there is nothing to wait for, or another worker
+    /// waits for it. Otherwise the caller sleeps in [`Port::wait`] and then calls
+    /// [`end_io_sleep`](Self::end_io_sleep).
+    pub(crate) fn begin_io_sleep(&self, worker: &Worker) -> Option<Port<'_>> {
+        match &self.driver {
+            Driver::Epoll(_) => self.take_polling_right(worker).map(Port::Epoll),
+            Driver::Uring(rings) => {
+                let ring = rings[worker.index].get().filter(|ring| ring.is_busy())?;
+                self.disarm_io(worker);
+                Some(Port::Uring(ring))
             }
         }
-        drop(guard);
-        for (source, generation) in left {
-            source.tell(Interest::Read, generation, drop);
-            source.tell(Interest::Write, generation, drop);
+    }
+
+    /// Ends a sleep in an instance, and returns what it has found.
+    pub(crate) fn end_io_sleep<'a>(&self, port: Port<'a>, events: Option<Events>) -> Found<'a> {
+        match port {
+            Port::Epoll(epoll) => {
+                self.release_polling_right(epoll, events.as_ref());
+                events.map_or(Found::Nothing, Found::Events)
+            }
+            Port::Uring(ring) => Found::Completions(ring),
         }
     }
 
-    fn tell(&self, ready: Ready) {
-        let (source, generation) = (source(ready.key as u32), (ready.key >> 32) as u32);
-        if ready.odd {
-            source.be_odd(generation); // before anybody hears of it
+    /// Wakes the fibers that wait for what a worker's sleep has found.
+    pub(crate) fn deliver(&self, worker: &Worker, found: Found<'_>) {
+        match found {
+            Found::Nothing => return,
+            Found::Events(events) => self.deliver_events(&events),
+            Found::Completions(ring) => self.reap(ring),
         }
-        let part = |kept| self.part_with(kept);
-        if ready.read {
-            source.tell(Interest::Read, generation, part);
-        }
-        if ready.write {
-            source.tell(Interest::Write, generation, part);
-        }
+        worker.note_poll();
+    }
+}
+
+impl Worker {
+    /// A thread has polled for events on behalf of this worker.
+    pub(crate) fn note_poll(&self) {
+        use std::sync::atomic::Ordering::Relaxed;
+        let polls = self.io_polls.load(Relaxed).wrapping_add(1);
+        self.io_polls.store(polls, Relaxed);
+        self.io_poll_due.store(false, Relaxed);
     }
 }

@@ -49,6 +49,7 @@ use std::sync::atomic::{
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use crate::driver::Driver;
 use crate::error::StartError;
 use crate::fiber::overflow;
 use crate::fiber::slab::Slab;
@@ -161,10 +162,10 @@ pub(crate) struct Settings {
     /// Makes the line about a spawn site whose fibers keep threads, if those are reported.
     pub(crate) log_bound: Option<fn(&bound::BoundSite) -> String>,
     pub(crate) warn_stripped: bool,
-    /// Fibers wait for descriptors by rings; by which name that was asked for.
-    pub(crate) ring: Option<&'static str>,
-    /// Rings may be used for files.
-    pub(crate) may_ring: bool,
+    /// The name of the setting that asked for io_uring, if it is used for sockets.
+    pub(crate) uring_asked_by: Option<&'static str>,
+    /// io_uring may be used for files.
+    pub(crate) uring_allowed: bool,
     pub(crate) on_overrun: Vec<overrun::desk::Listener>,
     pub(crate) on_start: Option<Hook>,
     pub(crate) on_stop: Option<Hook>,
@@ -252,16 +253,15 @@ pub(crate) struct Shared {
     observers: AtomicUsize,
     ended: AtomicU32,
     clock: timers::Clock,
-    /// The poller thread: takes events while workers compute.
-    io_watch: io::watch::Watch,
-    /// The epoll instance, once a fiber has waited for a descriptor; and who sleeps in it.
-    io_set: OnceLock<crate::driver::epoll::Epoll>,
-    io_seat: io::seat::Seat,
-    /// The poller thread waits for events of the set.
-    io_set_armed: AtomicBool,
+    /// The I/O backend: epoll, or io_uring.
+    pub(crate) driver: Driver,
+    /// The thread that takes events while workers compute.
+    io_poller: io::poller::Poller,
+    /// The right of one worker to sleep in the epoll instance.
+    polling_right: io::polling_right::PollingRight,
     pace: pace::Pace,
-    parting: io::Parting,
-    may_ring: OnceLock<bool>,
+    runtime_drops: io::RuntimeDrops,
+    files_by_uring: OnceLock<bool>,
     missed_timers: AtomicBool,
     /// How many CPUs there were when somebody last looked.
     pub(crate) cpus: AtomicUsize,
@@ -299,6 +299,10 @@ impl Shared {
         };
         let most = settings.most_workers.max(n);
         let workers = (0..most).map(worker).collect();
+        let driver = match settings.uring_asked_by {
+            Some(_) => Driver::uring(most),
+            None => Driver::epoll(),
+        };
         let listeners = std::mem::take(&mut settings.on_overrun);
         let desk = overrun::desk::Desk::new(listeners, settings.log_overruns);
         let shared = Arc::new_cyclic(|this| Shared {
@@ -344,13 +348,12 @@ impl Shared {
             observers: AtomicUsize::new(0),
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),
-            io_watch: io::watch::Watch::default(),
-            io_set: OnceLock::new(),
-            io_seat: io::seat::Seat::new(),
-            io_set_armed: AtomicBool::new(false),
+            driver,
+            io_poller: io::poller::Poller::default(),
+            polling_right: io::polling_right::PollingRight::new(),
             pace: pace::Pace::new(),
-            parting: io::Parting::default(),
-            may_ring: OnceLock::new(),
+            runtime_drops: io::RuntimeDrops::default(),
+            files_by_uring: OnceLock::new(),
             missed_timers: AtomicBool::new(false),
             cpus: AtomicUsize::new(settings.cpus),
             watchers: watch::Watchers::new(),

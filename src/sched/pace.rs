@@ -7,7 +7,7 @@
 //!
 //! Workers are *brisk* while one of them dispatches many fibers a tick and the monitor has seen no
 //! dispatch that computes for long. Only brisk workers keep a backlog to themselves, or let a
-//! sleeper leave events to them (`io/seat.rs`). A worker that begins a long dispatch all the same
+//! sleeper leave events to them (`io/polling_right.rs`). A worker that begins a long dispatch all the same
 //! wakes another one for its backlog: at once if it is known to be long (`slices.rs`), else after a
 //! tick (`watch.rs`).
 //!

@@ -314,8 +314,8 @@ impl Shared {
         for carrier in self.carriers.iter() {
             carrier.parker.notify();
         }
-        self.io_watch.stop();
-        self.leave_io();
+        self.io_poller.stop();
+        self.leave_epoll();
         let collector = self.watchers.dismiss_collector();
         let stuck = join_until(patience, collector.into_iter());
         self.watchers.stop();
@@ -329,7 +329,7 @@ impl Shared {
         let left = join_until(patience, threads);
         self.forget_listeners();
         self.log_bound(); // what the collector was asked for last
-        io::drop_left(); // what was left there after the collector had ended
+        io::drop_deferred_runtimes(); // what was left there after the collector had ended
         left + stuck
     }
 

@@ -1,19 +1,18 @@
 //! One worker's way into sleep and back.
 //!
 //! Search a little; announce sleep; look at everything once more; sleep at most until the next
-//! deadline: in the runtime's epoll instance if this worker takes the seat there (`io/seat.rs`), in
-//! its own ring if operations are in flight there, else on the doorbell of its carrier. The thread
-//! that claims the sleeping bit says why ([`Roused`]) and rings the bell. A worker that wakes by
-//! itself, or by an old ring, takes its bit back; if it finds the bit claimed it waits for the
-//! reason, because a searcher has been counted in its name.
+//! deadline: in the runtime's epoll instance if this worker takes the polling right
+//! (`io/polling_right.rs`), in its own ring if operations are in flight there, else on the parker of
+//! its carrier. The thread that claims the sleeping bit says why ([`Roused`]) and notifies the
+//! parker. A worker that wakes by itself, or by a late notification, takes its bit back; if it finds
+//! the bit claimed it waits for the reason, because a searcher has been counted on its behalf.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use indent_sysmon::Phase;
 
-use crate::driver::epoll::Events;
-use crate::driver::uring::Uring;
+use crate::driver::Found;
 use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::timers::Sleep;
@@ -127,34 +126,12 @@ impl Search {
                 }
             };
         }
-        match found {
-            Found::Nothing => {}
-            Found::Events(events) => {
-                shared.deliver_events(&events);
-                worker.note_look();
-            }
-            Found::Completions(ring) => {
-                shared.reap(ring);
-                worker.note_look();
-            }
-        }
+        // Only now: its own wakes would have roused it while it counted as asleep.
+        shared.deliver(worker, found);
         if overslept {
             let _fired = shared.time_to_sleep(worker);
         }
     }
-}
-
-/// What a sleep has found. No fiber has been woken yet: the sleeper takes its announcement back
-/// first, or its own wakes would rouse it.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one, on the stack of a worker that sleeps"
-)]
-enum Found<'a> {
-    Nothing,
-    Events(Events),
-    /// Operations may be complete in this ring.
-    Completions(&'a Uring),
 }
 
 /// The sleep itself: in the epoll instance, in the worker's ring, or on the futex of the thread;
@@ -164,20 +141,16 @@ fn doze<'a>(token: &'a Entered, time: Option<Duration>, found: &mut Found<'a>) -
     let shared = carrier.shared();
     worker.counters.sleeps.add(1);
     worker.published.set_phase(Phase::Idle);
-    let roused = if let Some(set) = shared.take_seat(worker) {
-        let mut events = None;
-        let sleep = || events = Some(set.wait(time));
-        let roused = carrier.parker.wait_elsewhere(set.waker(), sleep);
-        shared.leave_seat(set, events.as_ref());
-        *found = events.map_or(Found::Nothing, Found::Events);
-        roused
-    } else if let Some(ring) = worker.busy_ring() {
-        shared.disarm_io(worker);
-        *found = Found::Completions(ring);
-        let sleep = || shared.sleep_ring(worker, ring, time);
-        carrier.parker.wait_elsewhere(ring.waker(), sleep)
-    } else {
-        carrier.parker.wait(time)
+    let roused = match shared.begin_io_sleep(worker) {
+        Some(port) => {
+            let mut events = None;
+            let index = worker.carrier().map(|carrier| carrier.index);
+            let sleep = || events = port.wait(index, time);
+            let roused = carrier.parker.wait_elsewhere(port.waker(), sleep);
+            *found = shared.end_io_sleep(port, events);
+            roused
+        }
+        None => carrier.parker.wait(time),
     };
     shared.awake(worker);
     !roused && time.is_some()

@@ -376,7 +376,7 @@ impl Pool for Shared {
         if !sleeps {
             self.note_long_dispatch(index, dispatch);
         } else if !self.detach(worker) {
-            self.watch_io(worker, dispatch);
+            self.hand_io_to_poller(worker, dispatch);
             self.serve_in_place_of(worker, dispatch);
             self.stuck(index); // perhaps it waits for what a frozen fiber holds
         }
@@ -419,7 +419,7 @@ impl Pool for Shared {
             self.watchers.ask(SPARES);
         }
         self.end_spares();
-        self.mind_events();
+        self.check_events_polled();
         self.study_now_and_then();
         if workers == 0 && stack::has_grown() {
             self.watchers.ask(TRIM); // before everybody sleeps
@@ -446,7 +446,7 @@ impl Shared {
             carrier.note_long(worker.stamp_of(dispatch), began, cpu);
         }
         self.note_long_for_pace(worker, dispatch);
-        self.watch_io(worker, dispatch);
+        self.hand_io_to_poller(worker, dispatch);
         self.serve_in_place_of(worker, dispatch);
     }
 

@@ -2,7 +2,6 @@
 
 use std::cell::UnsafeCell;
 use std::ptr;
-use std::sync::OnceLock;
 use std::sync::atomic::{
     AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed,
     Ordering::SeqCst,
@@ -11,7 +10,6 @@ use std::sync::atomic::{
 use indent_sysmon::frames::TraceCache;
 use indent_sysmon::{Activity as Published, Phase};
 
-use crate::driver::uring::Uring;
 use crate::fiber::slab::Slab;
 use crate::fiber::stack::Cache;
 use crate::fiber::{FiberRef, Record, stack::StackGuard};
@@ -42,14 +40,15 @@ pub(crate) struct Worker {
     pub(crate) stacks_cached: AtomicUsize,
     /// The dispatch the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
-    /// The dispatch in which the monitor found it away: the poller thread looks into its ring.
-    pub(crate) io_away: AtomicU64,
-    /// How often a thread has looked for events in its name, and what the monitor knows of that.
-    pub(crate) io_looks: AtomicU64,
-    pub(crate) io_looks_known: AtomicU64,
-    /// Its holder should look for events when it next looks for work: no thread has looked for a
+    /// The dispatch in which the monitor found it away: the I/O poller polls in its place.
+    pub(crate) io_overrun: AtomicU64,
+    /// How often a thread has polled for events on its behalf, and that number at the monitor's
+    /// last look.
+    pub(crate) io_polls: AtomicU64,
+    pub(crate) io_polls_known: AtomicU64,
+    /// Its holder should poll for events when it next looks for work: no thread has polled for a
     /// tick. Set by the monitor.
-    pub(crate) io_due: AtomicBool,
+    pub(crate) io_poll_due: AtomicBool,
     /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
     pub(crate) overran_for: AtomicU32,
     /// The carrier that holds or last held this worker.
@@ -58,10 +57,6 @@ pub(crate) struct Worker {
     pub(crate) has_own: AtomicBool,
     /// Why this worker was roused, by whoever claimed its sleep.
     pub(crate) roused: AtomicU8,
-    /// Operations that fibers wait for, if the runtime uses rings; and the poller thread looks
-    /// there in our place.
-    pub(crate) uring: OnceLock<Uring>,
-    pub(crate) io_armed: AtomicBool,
     pub(crate) counters: Counters,
     pub(crate) rate: Rate,
     /// How long fibers it ran had waited for that.
@@ -196,16 +191,14 @@ impl Worker {
             timers: Timers::new(),
             stacks_cached: AtomicUsize::new(0),
             overran: AtomicU64::new(0),
-            io_away: AtomicU64::new(0),
-            io_looks: AtomicU64::new(0),
-            io_looks_known: AtomicU64::new(0),
-            io_due: AtomicBool::new(false),
+            io_overrun: AtomicU64::new(0),
+            io_polls: AtomicU64::new(0),
+            io_polls_known: AtomicU64::new(0),
+            io_poll_due: AtomicBool::new(false),
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             has_own: AtomicBool::new(false),
             roused: AtomicU8::new(Roused::NO),
-            uring: OnceLock::new(),
-            io_armed: AtomicBool::new(false),
             counters: Counters::default(),
             rate: Rate::new(),
             wake_to_run: Recorder::new(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::chan::arms::{BroadcastRecvArm, RecvArm, SendArm, WatchRecvArm};
 use crate::chan::{BroadcastReceiver, OneshotReceiver, Receiver, Sender, WatchReceiver};
 use crate::fiber::job;
-use crate::io::{Enlisted, Source, Watch};
+use crate::io::{Enlisted, ReadinessWait, Source};
 use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience, Registered};
 use crate::sched::wake::Waiter;
 use crate::task::JoinHandle;
@@ -257,7 +257,7 @@ impl Fires for TimerArm {
 /// An arm of a select that fires when a descriptor is ready; absent without a source.
 #[doc(hidden)]
 pub struct ReadinessArm<'a> {
-    watch: Option<Watch<'a>>,
+    watch: Option<ReadinessWait<'a>>,
     failed: Cell<Option<io::Error>>,
 }
 
@@ -270,24 +270,24 @@ impl fmt::Debug for ReadinessArm<'_> {
 /// Called by the macro.
 #[doc(hidden)]
 pub fn readable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> ReadinessArm<'a> {
-    ReadinessArm::new(source.into().map(|source| source.watch(false)))
+    ReadinessArm::new(source.into().map(|source| source.readiness_wait(false)))
 }
 
 /// Called by the macro.
 #[doc(hidden)]
 pub fn writable<'a, T: AsFd + 'a>(source: impl Into<Option<&'a Source<T>>>) -> ReadinessArm<'a> {
-    ReadinessArm::new(source.into().map(|source| source.watch(true)))
+    ReadinessArm::new(source.into().map(|source| source.readiness_wait(true)))
 }
 
 impl<'a> ReadinessArm<'a> {
-    fn new(watch: Option<Watch<'a>>) -> Self {
+    fn new(watch: Option<ReadinessWait<'a>>) -> Self {
         ReadinessArm {
             watch,
             failed: Cell::new(None),
         }
     }
 
-    fn watch(&self) -> &Watch<'a> {
+    fn watch(&self) -> &ReadinessWait<'a> {
         self.watch.as_ref().expect("an arm that is not absent")
     }
 
@@ -323,8 +323,8 @@ impl Event for ReadinessArm<'_> {
 
     fn register(&self, waiter: &Waiter) -> Registered {
         match self.watch().enlist(waiter) {
-            Ok(Enlisted::Calls) => Registered::WillNotify,
-            Ok(Enlisted::NobodyCalls) => Registered::CheckAgain,
+            Ok(Enlisted::Listed) => Registered::WillNotify,
+            Ok(Enlisted::NotListed) => Registered::CheckAgain,
             Ok(Enlisted::Ready) => Registered::Ready,
             Err(error) => {
                 self.failed.set(Some(error));

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::park;
 use crate::sync::raw_semaphore::{PERMIT_LIMIT, RawSemaphore, Refused};
+use crate::util::loom::const_fn;
 
 /// A counting semaphore, as `tokio::sync::Semaphore`.
 ///

@@ -92,7 +92,7 @@ impl<T: ?Sized> SpinLock<T> {
     /// # drop(guard);
     /// ```
     pub fn try_lock(&self) -> Option<SpinLockGuard<'_, T>> {
-        let section = Unstoppable::new(); // first, so that the holder is never preempted
+        let section = NoPreemptSection::new(); // first, so that the holder is never preempted
         let got = !self.locked.swap(true, Acquire);
         got.then(|| SpinLockGuard {
             lock: self,

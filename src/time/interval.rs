@@ -1,8 +1,10 @@
-//! Ticks at equal distances.
+//! Periodic ticks.
 
 use crate::time::{Duration, Instant, sleep_until};
 
-/// Ticks now, and then once every `period`.
+/// Creates an interval that ticks now, and then once every `period`.
+///
+/// Corresponds to `tokio::time::interval`.
 ///
 /// ```
 /// use indent::time::{self, Duration, Instant};
@@ -21,7 +23,7 @@ pub fn interval(period: Duration) -> Interval {
     interval_at(Instant::now(), period)
 }
 
-/// Ticks at `start`, and then once every `period`.
+/// Creates an interval that ticks at `start`, and then once every `period`.
 ///
 /// ```
 /// use indent::time::{self, Duration, Instant};
@@ -36,7 +38,7 @@ pub fn interval(period: Duration) -> Interval {
 pub fn interval_at(start: Instant, period: Duration) -> Interval {
     assert!(
         !period.is_zero(),
-        "an interval of zero would tick for ever at once; use a period of at least a nanosecond"
+        "an interval with a period of zero would tick without end; use at least a nanosecond"
     );
     Interval {
         next: Some(start),
@@ -45,9 +47,10 @@ pub fn interval_at(start: Instant, period: Duration) -> Interval {
     }
 }
 
-/// What becomes of ticks that nobody waited for in time.
+/// What an [`Interval`] does with ticks that were not waited for in time.
 ///
-/// With a period of 10 ms and somebody who comes 25 ms late for the tick at 10:
+/// With a period of 10 ms, and a call of [`tick`](Interval::tick) that comes 25 ms late for the
+/// tick at 10:
 ///
 /// | behaviour | ticks |
 /// |---|---|
@@ -63,20 +66,20 @@ pub fn interval_at(start: Instant, period: Duration) -> Interval {
 /// let mut ticks = time::interval_at(late, period);
 /// ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
 /// assert_eq!(ticks.tick(), late);
-/// assert!(ticks.tick() >= late + 3 * period, "two are left out");
+/// assert!(ticks.tick() >= late + 3 * period, "two are skipped");
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MissedTickBehavior {
-    /// They come at once, one after the other, until none is left.
+    /// They are returned at once, one per call, until none is left.
     #[default]
     Burst,
-    /// The next one comes a period after this one was taken; the rhythm shifts.
+    /// The next tick comes a period after the late one was returned; all later ticks shift.
     Delay,
-    /// They are left out; the rhythm stays.
+    /// They are skipped; later ticks keep their times.
     Skip,
 }
 
-/// Ticks at equal distances; see [`interval`].
+/// Periodic ticks; see [`interval`].
 ///
 /// ```
 /// use indent::time::{self, Duration, Instant, MissedTickBehavior};
@@ -86,12 +89,12 @@ pub enum MissedTickBehavior {
 /// let first = ticks.tick();
 /// time::sleep(Duration::from_millis(5));
 /// let late = ticks.tick();
-/// assert_eq!(late - first, Duration::from_millis(2), "it says when it should have been");
-/// assert!(ticks.tick() - first >= Duration::from_millis(6), "the one at 4 is left out");
+/// assert_eq!(late - first, Duration::from_millis(2), "it returns the time it was due at");
+/// assert!(ticks.tick() - first >= Duration::from_millis(6), "the tick at 4 is skipped");
 /// ```
 #[derive(Debug)]
 pub struct Interval {
-    /// `None`: too far away to be named.
+    /// When the next tick is due; `None` if `Instant` cannot express it.
     next: Option<Instant>,
     period: Duration,
     missed: MissedTickBehavior,
@@ -100,7 +103,7 @@ pub struct Interval {
 impl Interval {
     /// Blocks until the next tick, and returns the time it was due at.
     ///
-    /// If the caller is made to end while it waits, the tick is not used up.
+    /// If the caller is cancelled while it waits, the tick is not consumed.
     ///
     /// ```
     /// use indent::time::{self, Duration, Instant};
@@ -125,7 +128,7 @@ impl Interval {
         due
     }
 
-    /// The tick after the one at `due`, which was taken at `now`.
+    /// The tick after the one that was due at `due` and returned at `now`.
     fn after(&self, due: Instant, now: Instant) -> Option<Instant> {
         let next = due.checked_add(self.period)?;
         if now < next {
@@ -144,7 +147,7 @@ impl Interval {
         }
     }
 
-    /// Starts anew: the next tick comes a period from now.
+    /// Restarts the interval: the next tick comes a period from now.
     ///
     /// ```
     /// use indent::time::{self, Duration, Instant};
@@ -158,7 +161,7 @@ impl Interval {
         self.next = Instant::now().checked_add(self.period);
     }
 
-    /// The time between two ticks.
+    /// Returns the time between two ticks.
     ///
     /// ```
     /// use indent::time::{self, Duration};
@@ -170,7 +173,7 @@ impl Interval {
         self.period
     }
 
-    /// What becomes of missed ticks.
+    /// Returns what is done with missed ticks.
     ///
     /// ```
     /// use indent::time::{self, Duration, MissedTickBehavior};
@@ -182,7 +185,7 @@ impl Interval {
         self.missed
     }
 
-    /// Says what is to become of missed ticks.
+    /// Sets what is done with missed ticks.
     ///
     /// ```
     /// use indent::time::{self, Duration, MissedTickBehavior};
@@ -202,7 +205,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// When the ticks are due, if each is taken at the time given (in ms after the start).
+    /// When the ticks are due, if each is returned at the time given (in ms after the start).
     fn due(missed: MissedTickBehavior, taken: &[u32]) -> Vec<u128> {
         let start = Instant::now();
         let mut ticks = interval_at(start, 10 * MS);
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_ticks_come_at_once_are_put_off_or_left_out() {
+    fn missed_ticks_come_at_once_are_delayed_or_skipped() {
         let late = [0, 35, 35, 35, 40, 50];
         assert_eq!(
             due(MissedTickBehavior::Burst, &late),
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_time_sees_no_difference() {
+    fn a_caller_that_is_in_time_sees_no_difference() {
         use MissedTickBehavior::*;
         for missed in [Burst, Delay, Skip] {
             assert_eq!(due(missed, &[0, 11, 29, 30]), [0, 10, 20, 30], "{missed:?}");

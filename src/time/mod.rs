@@ -1,9 +1,9 @@
-//! Waiting for time to pass.
+//! Sleeps, intervals and time limits.
 //!
-//! Everything here blocks the calling fiber and nobody else; on a plain thread it blocks the thread.
-//! Nothing returns early. A fiber is late by one or two ticks of the runtime's clock at most
-//! ([`timer_resolution`](crate::runtime::Builder::timer_resolution)), plus what it takes until it is
-//! its turn to run.
+//! Waits suspend the calling fiber, not its thread; on a plain thread they block the thread. No
+//! wait ends early. A fiber becomes runnable at most one or two ticks of the runtime's clock late
+//! ([`timer_resolution`](crate::runtime::Builder::timer_resolution)), and then waits for its turn
+//! to run.
 //!
 //! ```
 //! use indent::time::{self, Duration, Instant};
@@ -27,10 +27,11 @@ pub use interval::{Interval, MissedTickBehavior, interval, interval_at};
 
 use crate::park::{self, ParkReason, Woken};
 
-/// Blocks for this long. A time too far away to be named never comes.
+/// Blocks for `duration`.
 ///
-/// A fiber that was asked to end unwinds instead. An unpark does not end the sleep; it is kept for
-/// the next park, as with [`std::thread::sleep`].
+/// Never returns if [`Instant`] cannot express when the sleep ends. A fiber that is asked to end
+/// unwinds instead. An unpark does not end the sleep; it is kept for the next park. Corresponds to
+/// [`std::thread::sleep`].
 ///
 /// ```
 /// use indent::time::{self, Duration, Instant};
@@ -43,7 +44,7 @@ pub fn sleep(duration: Duration) {
     sleep_to(Instant::now().checked_add(duration));
 }
 
-/// Blocks until this time; not at all if it has passed.
+/// Blocks until `deadline`; returns at once if it has passed.
 ///
 /// ```
 /// use indent::time::{self, Duration, Instant};
@@ -67,33 +68,38 @@ fn sleep_to(deadline: Option<Instant>) {
     }
 }
 
-/// Calls `f`; when the time is over, the call it blocks in, or the next one it makes, unwinds, and
-/// the result is [`Elapsed`].
+/// Calls `f` with a time limit.
 ///
-/// Destructors run on the way out, as for a fiber that is asked to end, and no panic message is
-/// printed. Limits nest; an outer one that passes first ends the inner calls, too. Code that does not
-/// block is not interrupted: a computation checks its limit with
-/// [`task::checkpoint`](crate::task::checkpoint). What `f` has spawned goes on; what it started with
-/// [`runtime::blocking`](crate::runtime::blocking) is waited for. Inside
-/// [`runtime::compute`](crate::runtime::compute) a limit is not heard. If `f` returns, its result counts,
-/// however late. With `panic = "abort"` nothing is interrupted.
+/// When the limit passes, the blocking call that `f` is in, or the next one it makes, unwinds, and
+/// the result is [`Elapsed`]. Destructors run during the unwinding, as for a fiber that is asked to
+/// end, and no panic message is printed. If `f` returns, its result is returned, however late.
+///
+/// - Limits nest. An outer limit that passes first ends the inner calls, too.
+/// - Code that does not block is not interrupted. A computation checks its limit with
+///   [`task::checkpoint`](crate::task::checkpoint).
+/// - Fibers that `f` has spawned continue. A call of
+///   [`runtime::blocking`](crate::runtime::blocking) is waited for.
+/// - Inside [`runtime::compute`](crate::runtime::compute) the limit has no effect.
+/// - With `panic = "abort"` nothing is interrupted.
+///
+/// Corresponds to `tokio::time::timeout`.
 ///
 /// # Code that catches every panic
 ///
 /// The limit unwinds with a payload of the runtime's own. Code that catches it (`catch_unwind`) and
 /// blocks again unwinds again, at once. The third such unwinding and all after it are delayed, by 1
 /// ms and then by twice as long each time, up to 100 ms; after some of them a line on standard
-/// error names the fiber or thread. `timeout` returns only when `f` does: such code should pass the
-/// payload on with [`resume_unwind`](std::panic::resume_unwind), or return. The same holds for a
-/// fiber that is asked to end ([`unwind_delays_total`](crate::runtime::Metrics::unwind_delays_total)).
+/// error names the fiber or thread. `timeout` returns only when `f` does: such code should rethrow
+/// the payload with [`resume_unwind`](std::panic::resume_unwind), or return. The same holds for a
+/// fiber that is asked to end ([`unwind_pauses`](crate::runtime::Metrics::unwind_pauses)).
 ///
 /// # Coroutines of other libraries
 ///
 /// A stackful coroutine may be suspended inside `f`, and `f` may end inside other limits than it
 /// began in, or never. The limit belongs to the fiber or thread that called `timeout`. It does not
 /// apply to the code that resumes the coroutine, but to all coroutines that the same fiber or
-/// thread runs, until `f` ends. If the coroutine goes on in another fiber or thread, the limit does
-/// not apply there, and is not removed where it began.
+/// thread runs, until `f` ends. If the coroutine continues in another fiber or thread, the limit
+/// does not apply there, and is not removed where it began.
 ///
 /// ```
 /// use indent::time::{self, Duration};
@@ -114,7 +120,7 @@ where
     }
 }
 
-/// As [`timeout`], until a point in time.
+/// Calls `f` with a deadline; see [`timeout`].
 ///
 /// ```
 /// use indent::time::{self, Duration, Instant};
@@ -131,18 +137,18 @@ where
     park::within(deadline, f).map_err(|_| Elapsed(None))
 }
 
-/// A time limit passed before the work was done.
+/// The error of a [`timeout`] that passed before the call returned.
 ///
 /// ```
 /// use indent::time::{self, Duration, Elapsed};
 /// use std::io;
 ///
-/// fn wait_for_news() -> io::Result<()> {
+/// fn wait_for_unpark() -> io::Result<()> {
 ///     time::timeout(Duration::from_millis(1), indent::park::park)?;
 ///     Ok(())
 /// }
 ///
-/// let error = wait_for_news().unwrap_err();
+/// let error = wait_for_unpark().unwrap_err();
 /// assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 /// assert!(error.downcast::<Elapsed>().is_ok());
 /// ```

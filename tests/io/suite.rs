@@ -1,4 +1,4 @@
-//! Pipes and sources: nothing is lost, whoever waits is told, and a request to end finds whoever waits.
+//! Pipes and sources: nothing is lost, waits end in time, and cancellation ends waits.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -106,10 +106,10 @@ fn a_clone_keeps_its_end_open() {
 }
 
 #[test]
-fn an_end_that_leaves_blocks_as_stds_and_one_that_comes_does_not() {
+fn an_end_converted_to_std_blocks_and_one_converted_from_std_does_not() {
     everywhere(|| {
         let (reader, writer) = pipe().unwrap();
-        let mut reader = io::PipeReader::from(reader); // would say WouldBlock if it did not wait
+        let mut reader = io::PipeReader::from(reader); // would return WouldBlock if it did not wait
         let late = indent::spawn(move || {
             time::sleep(5 * MS);
             (&writer).write_all(b"late").unwrap();
@@ -122,14 +122,14 @@ fn an_end_that_leaves_blocks_as_stds_and_one_that_comes_does_not() {
         let (reader, writer) = io::pipe().unwrap();
         let (mut reader, writer) = (PipeReader::from(reader), PipeWriter::from(writer));
         let limit = time::timeout(5 * MS, || reader.read(&mut [0]).map(drop));
-        assert!(limit.is_err(), "it waits where limits are heard");
+        assert!(limit.is_err(), "it waits where limits have effect");
         drop(OwnedFd::from(writer));
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     });
 }
 
 #[test]
-fn a_child_process_writes_into_a_pipe_of_ours() {
+fn a_child_process_writes_into_a_pipe() {
     everywhere(|| {
         let (mut reader, writer) = pipe().unwrap();
         let mut child = Command::new("echo")
@@ -145,7 +145,7 @@ fn a_child_process_writes_into_a_pipe_of_ours() {
 }
 
 #[test]
-fn a_fiber_that_waits_for_a_pipe_is_parked_and_ends_when_asked() {
+fn a_fiber_that_waits_for_a_pipe_is_parked_and_ends_when_cancelled() {
     within(60, || {
         let rt = start(1);
         let (mut reader, writer) = pipe().unwrap();
@@ -167,7 +167,7 @@ fn a_fiber_that_waits_for_a_pipe_is_parked_and_ends_when_asked() {
 }
 
 #[test]
-fn what_is_always_ready_is_refused_in_words() {
+fn a_descriptor_that_is_always_ready_is_refused_with_a_remedy() {
     everywhere(|| {
         let file = File::open(std::env::current_exe().unwrap()).unwrap();
         let error = Source::new(file).unwrap_err();
@@ -181,7 +181,7 @@ fn what_is_always_ready_is_refused_in_words() {
 }
 
 #[test]
-fn a_source_tells_when_it_can_be_read_and_written() {
+fn a_source_reports_when_it_can_be_read_and_written() {
     everywhere(|| {
         let (reader, writer) = io::pipe().unwrap();
         let reader = Source::new(reader).unwrap();
@@ -197,17 +197,17 @@ fn a_source_tells_when_it_can_be_read_and_written() {
             writer
         });
         reader.wait_readable().unwrap();
-        reader.wait_readable_until(Instant::now()).unwrap(); // it still can
+        reader.wait_readable_until(Instant::now()).unwrap(); // it is still readable
         assert_eq!(reader.get_ref().read(&mut [0; 8]).unwrap(), 1);
         let writer = late.join().unwrap();
         drop(writer.into_inner());
-        reader.wait_readable().unwrap(); // the end is something to be read
+        reader.wait_readable().unwrap(); // the end counts as readable
         assert!(format!("{reader:?}").starts_with("Source(PipeReader"));
     });
 }
 
 #[test]
-fn a_source_whose_descriptor_was_exchanged_waits_for_the_new_one() {
+fn a_source_whose_descriptor_was_replaced_waits_for_the_new_one() {
     everywhere(|| {
         let (reader, _writer) = io::pipe().unwrap();
         let mut source = Source::new(reader).unwrap();
@@ -222,7 +222,7 @@ fn a_source_whose_descriptor_was_exchanged_waits_for_the_new_one() {
 }
 
 #[test]
-fn a_closure_is_called_again_until_it_need_not_wait() {
+fn a_closure_is_called_until_it_does_not_return_would_block() {
     everywhere(|| {
         let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
         other.set_nonblocking(true).unwrap();
@@ -265,12 +265,12 @@ fn a_time_limit_ends_a_wait_for_a_source() {
 }
 
 #[test]
-fn a_fiber_whose_reads_all_succeed_gives_way_and_hears_that_it_is_to_end() {
+fn a_fiber_whose_reads_all_succeed_yields_and_notices_cancellation() {
     within(60, || {
         let rt = start(1);
         let reads = Arc::new(AtomicUsize::new(0));
         let seen = reads.clone();
-        // The devil's own pipe: its fiber writes what it reads, and never has to wait.
+        // The fiber writes what it reads, and never has to wait.
         let busy = rt.spawn(move || {
             let (reader, writer) = pipe().unwrap();
             loop {
@@ -297,7 +297,7 @@ fn a_fiber_whose_reads_all_succeed_gives_way_and_hears_that_it_is_to_end() {
 }
 
 #[test]
-fn a_fiber_that_computes_by_reads_that_succeed_hears_limits_and_that_it_is_to_end() {
+fn a_fiber_that_computes_by_reads_that_succeed_notices_limits_and_cancellation() {
     fn reads_for_ever(reads: &AtomicUsize) {
         let (reader, writer) = pipe().unwrap();
         loop {
@@ -311,7 +311,7 @@ fn a_fiber_that_computes_by_reads_that_succeed_hears_limits_and_that_it_is_to_en
         let reads = Arc::new(AtomicUsize::new(0));
         let seen = reads.clone();
         let busy = rt.spawn(move || {
-            // From here on it is known to compute, and there is nobody for whose sake it would give way.
+            // From here on it is known to compute, and no other fiber waits that it would yield to.
             let begun = Instant::now();
             indent::runtime::no_preempt(|| while begun.elapsed() < 200 * MS {});
             assert!(time::timeout(5 * MS, || reads_for_ever(&AtomicUsize::new(0))).is_err());
@@ -325,7 +325,7 @@ fn a_fiber_that_computes_by_reads_that_succeed_hears_limits_and_that_it_is_to_en
 }
 
 #[test]
-fn two_sources_of_one_descriptor_are_both_told() {
+fn two_sources_of_one_descriptor_are_both_notified() {
     within(60, || {
         let (mine, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let mine = Arc::new(mine);
@@ -346,14 +346,14 @@ fn two_sources_of_one_descriptor_are_both_told() {
 }
 
 #[test]
-fn whoever_waits_is_told_although_another_runtime_cannot_wait_there() {
+fn a_fiber_is_notified_although_another_runtime_cannot_register_the_descriptor() {
     let text = common::alone_in(module_path!(), "one_waits_without_descriptors");
-    assert!(text.contains("was told"), "{text}");
+    assert!(text.contains("was notified"), "{text}");
 }
 
 #[test]
 fn the_last_of_a_runtime_is_not_dropped_by_the_scheduler_of_another() {
-    /// What belongs to a runtime, and notes who drops it.
+    /// A value that belongs to a runtime, and records the thread that drops it.
     struct Gone(Arc<Mutex<Vec<String>>>);
     impl Drop for Gone {
         fn drop(&mut self) {
@@ -379,7 +379,7 @@ fn the_last_of_a_runtime_is_not_dropped_by_the_scheduler_of_another() {
                 wait_for_waiters(rt, 1);
                 fiber
             });
-            (&theirs).write_all(b"x").unwrap(); // the elder tells both
+            (&theirs).write_all(b"x").unwrap(); // the first runtime notifies both
             drop(short);
             waiting.into_iter().for_each(|fiber| drop(fiber.join()));
         }
@@ -404,17 +404,17 @@ mod child {
                 let source = source.clone();
                 rt.spawn(move || source.wait_readable())
             };
-            let told = wait(&one);
+            let notified = wait(&one);
             wait_for_waiters(&one, 1);
             limit_descriptors(3); // all of which are taken
-            let poor = wait(&other); // looks again and again, or says what it lacks
+            let poor = wait(&other); // tries again and again, or reports what it lacks
             let asked = poor.fiber();
             wait_for("a fiber that cannot wait", || {
                 poor.is_finished() || asked.park_reason() == ParkReason::Io
             });
             (&theirs).write_all(b"x").unwrap();
-            told.join().unwrap().unwrap();
-            println!("was told");
+            notified.join().unwrap().unwrap();
+            println!("was notified");
             drop(poor.join().unwrap());
         });
     }

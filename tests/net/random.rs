@@ -1,5 +1,7 @@
-//! Sockets and pipes at random, while fibers are stopped at any instruction: no byte and no datagram is lost or
-//! comes twice, whatever interleaves, whichever limit passes, and whenever a runtime ends. With each driver.
+//! Random operations on sockets and pipes, while fibers are preempted at any instruction.
+//!
+//! No byte and no datagram is lost or comes twice, however the operations interleave, whichever
+//! time limits pass, and whenever a runtime ends. With each I/O driver.
 
 use std::collections::VecDeque;
 use std::hint;
@@ -17,10 +19,10 @@ use crate::common::{Random, within};
 use crate::sockets::{self, fresh_path, pattern};
 
 const DRIVERS: [&str; 2] = ["epoll", "uring"];
-/// So soon fibers that compute have to give way.
+/// The quantum: after this time fibers that compute are preempted.
 const QUANTUM: Duration = Duration::from_micros(200);
 
-/// A fiber that computes for as long as this is there.
+/// A fiber that computes until this is dropped.
 struct Hog(Arc<AtomicBool>);
 
 impl Drop for Hog {
@@ -49,7 +51,7 @@ fn tcp_pair() -> (TcpStream, TcpStream) {
     (client, listener.accept().unwrap().0)
 }
 
-/// One step of a test that a model knows the outcome of.
+/// One step of a test, whose outcome the model predicts.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Write(bool, usize),
@@ -69,7 +71,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// What is on its way to one side.
+/// The bytes on their way to one side.
 #[derive(Default)]
 struct Way {
     bytes: VecDeque<u8>,
@@ -99,7 +101,7 @@ impl Stream for UnixStream {
     }
 }
 
-/// A connection that has ended both ways is none any more.
+/// A stream that was closed in both directions is not connected any more.
 fn again_is_fine(end: io::Result<()>) -> io::Result<()> {
     end.or_else(|error| match error.kind() {
         ErrorKind::NotConnected => Ok(()),
@@ -107,7 +109,7 @@ fn again_is_fine(end: io::Result<()>) -> io::Result<()> {
     })
 }
 
-/// Follows the steps; a read finds what the model has, its end, or nothing until its limit passes.
+/// Takes the steps; a read returns what the model has, the end, or nothing until its limit passes.
 fn follow<S: Stream>(mut streams: [S; 2], steps: &[Step]) {
     const MOST: usize = 60_000; // fits into the buffers of any socket
     let mut ways = [Way::default(), Way::default()];
@@ -166,7 +168,7 @@ fn follow<S: Stream>(mut streams: [S; 2], steps: &[Step]) {
     }
 }
 
-/// Two fibers with a side each follow their own steps at once: what one reads is what the other wrote.
+/// Two fibers with a side each take their own steps at once: one reads what the other wrote.
 fn follow_at_once<S: Stream>(streams: [S; 2], steps: &[Step], rt: &Runtime) {
     let fibers = [0, 1].into_iter().zip(streams).map(|(side, mut stream)| {
         let of_side = |step: &&Step| {
@@ -182,7 +184,8 @@ fn follow_at_once<S: Stream>(streams: [S; 2], steps: &[Step], rt: &Runtime) {
                 match step {
                     Step::Write(_, n) => {
                         let bytes = pattern(n, side as u8);
-                        // A limit may end this between two parts, so each is its own.
+                        // A limit may end this between two parts, so each part is written by its
+                        // own call.
                         if let Ok(n) = time::timeout(limit, || stream.write(&bytes)) {
                             written.extend_from_slice(&bytes[..n.unwrap_or(0)]);
                         }
@@ -205,7 +208,7 @@ fn follow_at_once<S: Stream>(streams: [S; 2], steps: &[Step], rt: &Runtime) {
             stream.end().unwrap();
             stream.read_to_end(&mut read).unwrap();
             for (at, bytes) in peeked {
-                assert!(read[at..].starts_with(&bytes), "peeked at something else");
+                assert!(read[at..].starts_with(&bytes), "peek returned other bytes");
             }
             (written, read)
         })
@@ -247,14 +250,15 @@ proptest! {
     }
 }
 
-/// What is done again and again until it says that all is done.
+/// Work that is called until it returns that all is done.
 type Deed = Box<dyn Fn(&mut Random) -> bool + Send + Sync>;
 
-/// Runtimes that end in the middle of all, before the one that may finish.
+/// Runtimes that are shut down in the middle, before the one that may finish.
 const CUT_SHORT: usize = 5;
 
-/// Does two deeds at once, on one runtime after the other: each but the last is shut down at some moment,
-/// which asks its fibers to end.
+/// Runs two pieces of work at once, on one runtime after the other.
+///
+/// Each runtime but the last is shut down at some moment, which cancels its fibers.
 fn over_several_lives(driver: &str, seed: u64, deeds: [Deed; 2]) {
     let mut random = Random::new(seed);
     let deeds = deeds.map(Arc::new);
@@ -285,7 +289,7 @@ fn some_time(random: &mut Random) -> Duration {
 }
 
 #[test]
-fn no_byte_of_a_pipe_is_lost_or_comes_twice_whoever_is_asked_to_end() {
+fn no_byte_of_a_pipe_is_lost_or_comes_twice_whichever_fiber_is_cancelled() {
     within(120, || {
         for (seed, driver) in (0..8).flat_map(|seed| DRIVERS.map(|driver| (seed, driver))) {
             let text: Arc<[u8]> = pattern(6 << 20, seed as u8).into();
@@ -317,7 +321,7 @@ fn no_byte_of_a_pipe_is_lost_or_comes_twice_whoever_is_asked_to_end() {
     });
 }
 
-/// Datagrams of a test, and how many of them may be on their way: there is room for these.
+/// Datagrams of a test, and how many of them may be on their way: there is room for that many.
 const DATAGRAMS: usize = 600;
 const ON_THEIR_WAY: usize = 16;
 
@@ -369,7 +373,7 @@ fn datagrams(
 }
 
 #[test]
-fn no_datagram_is_lost_or_comes_twice_whoever_is_asked_to_end() {
+fn no_datagram_is_lost_or_comes_twice_whichever_fiber_is_cancelled() {
     within(120, || {
         for (seed, driver) in (0..4).flat_map(|seed| DRIVERS.map(|driver| (seed, driver))) {
             let [one, other] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
@@ -381,7 +385,7 @@ fn no_datagram_is_lost_or_comes_twice_whoever_is_asked_to_end() {
             let receive = move |buffer: &mut [u8]| other.recv(buffer);
             datagrams(driver, seed, move |bytes| one.send(bytes), receive);
 
-            // Where nobody tells that there is room, and where there is room for few.
+            // Where the kernel does not report that there is room, and where there is room for few.
             let path = fresh_path();
             let (one, other) = (
                 UnixDatagram::unbound().unwrap(),

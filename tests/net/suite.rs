@@ -1,5 +1,5 @@
-//! Sockets of ours where std has nothing to compare: fibers that are asked to end, time limits, the way to
-//! std and back, descriptors that run out.
+//! Sockets where std has nothing to compare with: cancelled fibers, time limits, conversion to
+//! std's types and back, a lack of descriptors.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
@@ -41,7 +41,7 @@ fn is_waiting(fiber: &task::Fiber) -> bool {
 }
 
 #[test]
-fn whoever_waits_in_any_operation_ends_when_asked() {
+fn a_fiber_that_waits_in_any_operation_ends_when_cancelled() {
     within(60, || {
         let rt = start(2);
         let (stream, _peer) = tcp_pair();
@@ -89,12 +89,12 @@ fn whoever_waits_in_any_operation_ends_when_asked() {
 }
 
 #[test]
-fn a_destructor_can_say_good_bye_while_its_fiber_ends() {
+fn a_destructor_can_use_a_socket_while_its_fiber_ends() {
     struct Farewell(TcpStream);
     impl Drop for Farewell {
         fn drop(&mut self) {
             self.0.write_all(b"bye").unwrap();
-            self.0.read_exact(&mut [0; 3]).unwrap(); // waits, although it was asked to end
+            self.0.read_exact(&mut [0; 3]).unwrap(); // waits, although the fiber is cancelled
         }
     }
     within(60, || {
@@ -118,8 +118,9 @@ fn a_destructor_can_say_good_bye_while_its_fiber_ends() {
     });
 }
 
-/// Reads all there is, in pieces and under time limits that are often too short; gives what it got and how
-/// often it was too late.
+/// Reads to the end, in pieces and under time limits that are often too short.
+///
+/// Returns the bytes and how often a limit passed.
 fn read_under_limits(mut stream: impl Read, seed: u64) -> (Vec<u8>, usize) {
     let mut random = Random::new(seed);
     let (mut all, mut late) = (Vec::new(), 0);
@@ -135,7 +136,7 @@ fn read_under_limits(mut stream: impl Read, seed: u64) -> (Vec<u8>, usize) {
     }
 }
 
-/// Writes all, under such limits.
+/// Writes all bytes, under such limits.
 fn write_under_limits(mut stream: impl Write, all: &[u8], seed: u64) -> usize {
     let mut random = Random::new(seed);
     let (mut left, mut late) = (all, 0);
@@ -195,11 +196,11 @@ fn what_a_cancelled_fiber_has_not_read_is_read_by_the_next() {
             let rest = other.try_clone().unwrap();
             let seen = Arc::new(Mutex::new(Vec::new()));
             let stop = Arc::new(AtomicBool::new(false));
-            let (shared, told) = (seen.clone(), stop.clone());
+            let (shared, stopped) = (seen.clone(), stop.clone());
             let writer = std::thread::spawn(move || {
                 let text = pattern(1 << 20, round);
                 let mut sent = 0;
-                while !told.load(SeqCst) {
+                while !stopped.load(SeqCst) {
                     sent += (&one)
                         .write(&text[sent..(sent + 300).min(text.len())])
                         .unwrap();
@@ -271,7 +272,7 @@ fn two_fibers_share_one_stream_and_every_byte_goes_to_one_of_them() {
 }
 
 #[test]
-fn a_shutdown_tells_whoever_waits_to_read() {
+fn a_shutdown_ends_a_read_that_waits() {
     everywhere(|| {
         let (one, _other) = tcp_pair();
         let clone = one.try_clone().unwrap();
@@ -294,7 +295,7 @@ fn a_stream_goes_from_a_fiber_to_a_thread_to_std_and_back_and_always_waits() {
             peer
         };
         let mut byte = [0];
-        // On a fiber, where it registers what there is to register.
+        // On a fiber, where the descriptor is registered.
         let on_fiber = rt.spawn(move || {
             let mut byte = [0];
             assert!(time::timeout(2 * MS, || ours.read(&mut byte)).is_err());
@@ -303,7 +304,7 @@ fn a_stream_goes_from_a_fiber_to_a_thread_to_std_and_back_and_always_waits() {
         ours = on_fiber.join().unwrap();
         peer = answer_late(1);
         ours.read_exact(&mut byte).unwrap();
-        // As std's: a clone that blocks its thread while ours is still there.
+        // As std's type: a clone that blocks its thread while this crate's handle still exists.
         let clone = ours.try_clone().unwrap();
         let mut std_stream = clone.into_std();
         let mut late = peer.try_clone().unwrap();
@@ -340,7 +341,7 @@ fn a_stream_goes_from_a_fiber_to_a_thread_to_std_and_back_and_always_waits() {
 }
 
 #[test]
-fn messages_that_come_together_are_read_one_after_the_other_from_what_is_no_tcp_stream() {
+fn messages_that_come_together_are_read_one_by_one_from_a_socket_that_is_not_tcp() {
     within(60, || {
         let rt = start(1);
         let (one, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
@@ -366,7 +367,7 @@ fn messages_that_come_together_are_read_one_after_the_other_from_what_is_no_tcp_
 }
 
 #[test]
-fn a_listener_that_leaves_blocks_as_stds_and_its_clones_go_on() {
+fn a_listener_converted_to_std_blocks_and_its_clones_still_work() {
     within(60, || {
         let rt = start(1);
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -399,7 +400,7 @@ fn a_listener_that_leaves_blocks_as_stds_and_its_clones_go_on() {
             std_listener.accept().unwrap_err().kind(),
             ErrorKind::WouldBlock
         );
-        // What its user wanted of std's is what he gets of ours, and the other way round.
+        // The mode that the user has set stays across conversions in both directions.
         let ours = TcpListener::from(std_listener);
         assert_eq!(ours.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
         let std_listener = ours.into_std();
@@ -465,7 +466,7 @@ fn a_unix_stream_waits_until_there_is_room_in_the_queue_of_its_listener() {
         drop(listener.accept().unwrap());
         wait_for("one more", || connected.load(SeqCst) > waiting);
         is_enough.store(true, SeqCst);
-        drop(listener.accept().unwrap()); // for the one that waits again
+        drop(listener.accept().unwrap()); // for the connection that waits for a second time
         crowd.join().unwrap();
     });
 }
@@ -489,7 +490,7 @@ fn copies_go_from_stream_to_stream() {
 }
 
 #[test]
-fn literal_addresses_ask_nobody_and_names_ask_on_another_thread() {
+fn literal_addresses_need_no_resolution_and_names_are_resolved_on_another_thread() {
     within(60, || {
         let rt = start(1);
         let lookups = |rt: &Runtime| {
@@ -538,7 +539,7 @@ fn a_fiber_that_uses_sockets_may_leave_its_thread() {
         });
         let binding = fiber.join().unwrap();
         assert_eq!(binding.mobility(), Mobility::Movable, "{binding:?}");
-        // Where a park that nobody knows so far is judged, for the next fiber that comes there.
+        // A park that has not been judged so far is judged, for the next fiber that comes there.
         wait_for("a movable fiber", || {
             let (stream, peer) = tcp_pair();
             let waiting = rt.spawn(move || (&stream).read(&mut [0; 8]).unwrap());
@@ -553,7 +554,7 @@ fn a_fiber_that_uses_sockets_may_leave_its_thread() {
 }
 
 #[test]
-fn a_listener_without_descriptors_pauses_says_so_and_recovers() {
+fn a_listener_without_descriptors_pauses_reports_it_and_recovers() {
     let text = common::alone_in(module_path!(), "accepts_without_descriptors");
     assert!(text.contains("recovered twice"), "{text}");
 }
@@ -568,8 +569,8 @@ mod child {
         drop(listener.accept().unwrap());
         let quiet = TcpListener::bind("127.0.0.1:0").unwrap();
         limit_descriptors(3); // all of which are taken
-        let nobody = time::timeout(5 * MS, || quiet.accept());
-        assert!(nobody.is_err(), "without a connection nothing is lacking");
+        let nothing = time::timeout(5 * MS, || quiet.accept());
+        assert!(nothing.is_err(), "without a connection nothing is lacking");
         let start = Instant::now();
         for connection in listener.incoming().take(8) {
             let error = connection.unwrap_err();

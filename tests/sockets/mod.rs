@@ -1,4 +1,4 @@
-//! What tests of sockets share.
+//! Helpers for tests of sockets.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -16,13 +16,13 @@ use indent::park::ParkReason;
 use indent::runtime::{Builder, Io, Runtime};
 use indent::task::{self, Phase};
 
-/// For runtimes with the driver that a module is named after, as far as it can be used here.
+/// The I/O driver that a module is named after, if it can be used here.
 pub fn builder(module: &str) -> Builder {
     let name = module.rsplit("::").next();
     let io = match name {
         Some("epoll") => Io::Epoll,
         Some("uring") => Io::Uring,
-        other => panic!("no driver is called {other:?}"),
+        other => panic!("no I/O driver is called {other:?}"),
     };
     let builder = Builder::new().io(io);
     if io == Io::Uring
@@ -34,7 +34,7 @@ pub fn builder(module: &str) -> Builder {
     builder
 }
 
-/// A runtime with that driver.
+/// A runtime with that I/O driver.
 pub fn start(module: &str, workers: usize) -> Runtime {
     builder(module).workers(workers).build().unwrap()
 }
@@ -47,7 +47,7 @@ pub fn everywhere(module: &str, body: fn()) {
     });
 }
 
-/// Where a fiber for each connection sends back what it gets.
+/// An echo server with a fiber for each connection.
 pub fn serve_echoes(rt: &Runtime) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -65,10 +65,10 @@ pub fn serve_echoes(rt: &Runtime) -> SocketAddr {
     address
 }
 
-/// A path where nothing is, in a folder of its own, which is removed with it.
+/// A path that does not exist, in a folder of its own, which is removed with it.
 pub struct FreshPath(PathBuf);
 
-/// A path where nothing is.
+/// Creates a path that does not exist.
 pub fn fresh_path() -> FreshPath {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Relaxed));
@@ -105,7 +105,7 @@ pub fn pattern(length: usize, seed: u8) -> Vec<u8> {
     (0..length).map(byte).collect()
 }
 
-/// Waits until so many fibers wait for descriptors.
+/// Waits until this many fibers wait for descriptors.
 pub fn wait_for_waiters(rt: &Runtime, expected: usize) {
     super::common::wait_for("fibers that wait for descriptors", || {
         let fibers = rt.handle().fibers();
@@ -116,7 +116,7 @@ pub fn wait_for_waiters(rt: &Runtime, expected: usize) {
     });
 }
 
-/// This process gets no descriptor with this number or a higher one.
+/// Makes this process unable to open a descriptor with this number or a higher one.
 #[expect(unsafe_code, reason = "limits descriptors by a system call")]
 pub fn limit_descriptors(most: u64) {
     let mut limit = libc::rlimit {

@@ -1,17 +1,20 @@
-//! How a request is written down for a ring.
+//! Requests as submission queue entries.
 //!
-//! What is named by an entry, buffers, addresses, the header of a message, stays where it is until the completion
-//! was taken. Buffers and addresses are the caller's; for the header there is a [`Room`].
+//! What an entry names, buffers, addresses, the header of a message, stays where it is until the
+//! completion was taken. Buffers and addresses are the caller's; for the header there is a
+//! [`Message`].
 //!
-//! Flags say what a call that waits would say: the kernel tries at once, and again when it is worth it. Only
-//! what is in non-blocking mode by itself (a pipe of ours) is refused instead (`EAGAIN`), and has to be polled.
+//! Flags ask for a call that waits: the kernel tries at once, and again when the descriptor is
+//! ready. Only on a descriptor that is in non-blocking mode (a pipe of this crate) the request
+//! fails instead (`EAGAIN`), and the fiber has to poll.
 //!
-//! Datagrams are not sent by a ring. When there is no room for one the kernel may have copied it out of the
-//! caller's buffer before it noticed, and when it tries again goes on where it stopped: Linux 6.18 then sends empty
-//! datagrams, to Unix sockets nearly always. A stream that has taken something says how much and is not
-//! tried again.
+//! Datagrams are not sent by a ring. When there is no room for one the kernel may have copied it
+//! out of the caller's buffer before it noticed, and when it tries again goes on where it stopped:
+//! Linux 6.18 then sends empty datagrams, to Unix sockets nearly always. A stream that has taken
+//! something reports how much and is not tried again.
 //!
-//! Files are read and written by threads of the kernel (`ASYNC`): they complete whatever the submitter does.
+//! Files are read and written by threads of the kernel (`ASYNC`): they complete whatever the
+//! submitter does.
 
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -25,15 +28,15 @@ use crate::sys::descriptor::Interest;
 use crate::sys::request::Request;
 use crate::sys::socket::{self, PATIENT_SEND};
 
-/// What a request needs beside itself.
-pub(crate) struct Room {
+/// The header of a message, which a request needs while it is in flight.
+pub(crate) struct Message {
     header: libc::msghdr,
     part: libc::iovec,
 }
 
-impl Room {
+impl Message {
     pub(crate) fn new() -> Self {
-        Room {
+        Message {
             header: socket::message(std::ptr::null_mut(), 0),
             part: libc::iovec {
                 iov_base: std::ptr::null_mut(),
@@ -42,8 +45,8 @@ impl Room {
         }
     }
 
-    /// A message of one part, with room for the address of the sender.
-    fn message(&mut self, buffer: &mut [u8], from: &mut Address) {
+    /// Makes it a message of one part, with room for the address of the sender.
+    fn set_part(&mut self, buffer: &mut [u8], from: &mut Address) {
         self.part = libc::iovec {
             iov_base: buffer.as_mut_ptr().cast(),
             iov_len: buffer.len(),
@@ -54,25 +57,27 @@ impl Room {
     }
 }
 
-/// The transfer has just been tried: it is worth it again when the socket says so.
+/// The kernel polls before it tries: the transfer has just been tried.
 const POLL_FIRST: u16 = 1;
 
-/// More in one go is not transferred anyway.
+/// The length of a transfer. The kernel transfers no more in one call anyway.
 fn length(bytes: &[u8]) -> u32 {
     const MOST: usize = i32::MAX as usize & !4095;
     bytes.len().min(MOST) as u32
 }
 
-/// The entry of a request, if there can be one. Its pointers are good for as long as the request is borrowed and the room stays.
+/// Makes the entry of a request; `None` if a ring does not carry out such requests.
+///
+/// Its pointers are valid for as long as the request is borrowed and `message` stays in place.
 pub(crate) fn entry(
     fd: BorrowedFd<'_>,
     request: &mut Request<'_, '_>,
-    room: &mut Room,
+    message: &mut Message,
 ) -> Option<Entry> {
     let fd = types::Fd(fd.as_raw_fd());
     let first = if polls_first() { POLL_FIRST } else { 0 };
     let entry = match request {
-        Request::SendWhole(..) | Request::SendTo(..) => return None, // see above
+        Request::SendWhole(..) | Request::SendTo(..) => return None, // see the header
         Request::Receive(buffer, take) => {
             opcode::Recv::new(fd, buffer.as_mut_ptr(), length(buffer))
                 .flags(take.patient_flags())
@@ -84,21 +89,21 @@ pub(crate) fn entry(
             .ioprio(first)
             .build(),
         Request::ReceiveFrom(buffer, take, from) => {
-            room.message(buffer, from);
-            opcode::RecvMsg::new(fd, &raw mut room.header)
+            message.set_part(buffer, from);
+            opcode::RecvMsg::new(fd, &raw mut message.header)
                 .flags(take.patient_flags() as u32)
                 .ioprio(first)
                 .build()
         }
         Request::ReceiveParts(buffers) => {
-            room.header = socket::message(buffers.as_mut_ptr().cast(), buffers.len());
-            opcode::RecvMsg::new(fd, &raw mut room.header)
+            message.header = socket::message(buffers.as_mut_ptr().cast(), buffers.len());
+            opcode::RecvMsg::new(fd, &raw mut message.header)
                 .ioprio(first)
                 .build()
         }
         Request::SendParts(buffers) => {
-            room.header = socket::message(buffers.as_ptr().cast_mut().cast(), buffers.len());
-            opcode::SendMsg::new(fd, &raw const room.header)
+            message.header = socket::message(buffers.as_ptr().cast_mut().cast(), buffers.len());
+            opcode::SendMsg::new(fd, &raw const message.header)
                 .flags(PATIENT_SEND as u32)
                 .ioprio(first)
                 .build()
@@ -131,9 +136,9 @@ pub(crate) fn entry(
     Some(entry)
 }
 
-/// After its completion: puts what the kernel wrote to where it belongs.
-pub(crate) fn finish(request: &mut Request<'_, '_>, room: &Room) {
+/// Copies what the kernel wrote into `message` to the request, after its completion.
+pub(crate) fn write_back(request: &mut Request<'_, '_>, message: &Message) {
     if let Request::ReceiveFrom(_, _, from) = request {
-        from.set_length(room.header.msg_namelen);
+        from.set_length(message.header.msg_namelen);
     }
 }

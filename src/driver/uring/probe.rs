@@ -1,7 +1,7 @@
-//! Whether rings can be had here, and what they can do.
+//! Whether io_uring can be used here, and what it can do.
 //!
-//! Which operations there are is asked, not guessed from versions; of a ring as large as those that are used, since its
-//! memory may be limited.
+//! The kernel is asked which operations there are; they are not guessed from versions. The ring
+//! that asks is as large as those that are used, since the memory of rings may be limited.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,7 +10,7 @@ use io_uring::{IoUring, Probe, opcode};
 
 use super::{COMPLETIONS, ENTRIES};
 
-/// What a ring is used for, and thus has to know.
+/// The operations that a ring has to support.
 const NEEDED: [(u8, &str); 10] = [
     (opcode::PollAdd::CODE, "POLL_ADD"),
     (opcode::Recv::CODE, "RECV"),
@@ -24,14 +24,14 @@ const NEEDED: [(u8, &str); 10] = [
     (opcode::Timeout::CODE, "TIMEOUT"),
 ];
 
-/// Transfers can be told to poll before they try. Known when somebody has asked for a [`refusal`].
+/// Transfers can poll before they try. Set by the first [`refusal`].
 static POLLS_FIRST: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn polls_first() -> bool {
     POLLS_FIRST.load(Relaxed)
 }
 
-/// Why rings cannot be used here, if so.
+/// Returns why io_uring cannot be used here, if so.
 pub(crate) fn refusal() -> Option<io::Error> {
     let check = || {
         let ring = make(ENTRIES, COMPLETIONS)?;
@@ -41,7 +41,7 @@ pub(crate) fn refusal() -> Option<io::Error> {
             let what = format!("this kernel's io_uring has no {name}");
             return Err(io::Error::new(io::ErrorKind::Unsupported, what));
         }
-        // There is no other sign of it: it came with this operation.
+        // There is no flag for it. It came with this operation.
         POLLS_FIRST.store(probe.is_supported(opcode::Socket::CODE), Relaxed);
         if !ring.params().is_feature_nodrop() {
             let what = "this kernel's io_uring loses completions when there are many";
@@ -52,11 +52,11 @@ pub(crate) fn refusal() -> Option<io::Error> {
     check().err()
 }
 
-/// A ring of these sizes, or of the largest there can be.
+/// Makes a ring of these sizes, or of the largest there can be.
 pub(super) fn make(entries: u32, completions: u32) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_clamp().setup_cqsize(completions).dontfork();
-    // One entry that is wrong does not keep those behind it, where the kernel knows how.
+    // Where the kernel supports it, an invalid entry does not hold up those behind it.
     match builder.clone().setup_submit_all().build(entries) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => builder.build(entries),
         made => made,

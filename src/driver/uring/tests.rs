@@ -15,7 +15,7 @@ use std::time::Instant;
 #[allow(dead_code, reason = "for other tests")]
 mod stuck;
 
-/// A ring, unless there are none here.
+/// A ring, unless io_uring cannot be used here.
 fn ring() -> Option<Uring> {
     ring_with(ENTRIES, COMPLETIONS)
 }
@@ -28,14 +28,14 @@ fn ring_with(entries: u32, completions: u32) -> Option<Uring> {
     Some(Uring::with(entries, completions).unwrap())
 }
 
-/// All that is complete.
+/// Takes all completions.
 fn all(ring: &Uring) -> Vec<(u64, i32)> {
     let mut all = Vec::new();
     loop {
-        let mut batch = [Completion::default(); BATCH];
+        let mut batch = [Completion::default(); COMPLETION_BATCH];
         let taken = ring.take(&mut batch);
         all.extend(batch[..taken].iter().map(|c| (c.operation, c.result)));
-        if taken < BATCH {
+        if taken < COMPLETION_BATCH {
             return all;
         }
     }
@@ -45,36 +45,36 @@ fn push(
     ring: &Uring,
     fd: impl AsFd,
     request: &mut Request<'_, '_>,
-    room: &mut Room,
+    message: &mut Message,
     number: usize,
 ) {
-    let entry = entry(fd.as_fd(), request, room).expect("a request for rings");
+    let entry = entry(fd.as_fd(), request, message).expect("a ring carries out such requests");
     // SAFETY: each test waits for what it pushed.
     assert!(unsafe { ring.push(entry, number as u64) });
 }
 
-/// Pushes one and waits until it is over.
+/// Pushes a request and waits until it is complete.
 fn perform(ring: &Uring, fd: impl AsFd, request: &mut Request<'_, '_>) -> i32 {
-    let mut room = Room::new();
-    push(ring, fd, request, &mut room, 8);
+    let mut message = Message::new();
+    push(ring, fd, request, &mut message, 8);
     loop {
         ring.sleep(1, None);
         if let Some((number, result)) = all(ring).pop() {
             assert_eq!(number, 8);
-            finish(request, &room);
+            write_back(request, &message);
             return result;
         }
     }
 }
 
 #[test]
-fn an_operation_is_told_once_when_it_is_submitted_and_can_be_done() {
+fn an_operation_completes_once_after_it_was_submitted() {
     let Some(ring) = ring() else { return };
     let (one, mut other) = UnixStream::pair().unwrap();
-    let (mut buffer, mut room) = ([0; 8], Room::new());
+    let (mut buffer, mut message) = ([0; 8], Message::new());
     other.write_all(b"abc").unwrap();
     let request = &mut Request::Receive(&mut buffer, Take::Peek);
-    push(&ring, &one, request, &mut room, 16);
+    push(&ring, &one, request, &mut message, 16);
     assert!(ring.is_pending());
     assert_eq!((all(&ring), ring.in_flight()), (vec![], 1), "not submitted");
     assert_eq!(ring.submit(), 1);
@@ -93,7 +93,7 @@ fn messages_have_addresses_and_parts() {
         .map(|socket| socket.local_addr().unwrap());
     let to = Address::from(addresses[1]);
     let mut whole = Request::SendTo(b"hello", &to);
-    assert!(entry(sockets[0].as_fd(), &mut whole, &mut Room::new()).is_none());
+    assert!(entry(sockets[0].as_fd(), &mut whole, &mut Message::new()).is_none());
     assert_eq!(whole.attempt(sockets[0].as_fd()).unwrap(), 5);
     let (mut buffer, mut from) = ([0; 8], Address::room());
     let request = &mut Request::ReceiveFrom(&mut buffer, Take::Take, &mut from);
@@ -117,12 +117,12 @@ fn connections_are_accepted_whatever_the_mode_of_the_listener() {
     for nonblocking in [false, true] {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(nonblocking).unwrap();
-        let (mut from, mut room) = (Address::room(), Room::new());
+        let (mut from, mut message) = (Address::room(), Message::new());
         push(
             &ring,
             &listener,
             &mut Request::Accept(&mut from),
-            &mut room,
+            &mut message,
             8,
         );
         ring.submit();
@@ -162,13 +162,13 @@ fn files_are_written_and_read_at_places() {
 }
 
 #[test]
-fn a_cancelled_operation_says_so_and_one_that_is_over_does_not_mind() {
+fn a_cancelled_operation_reports_it_and_a_completed_one_is_not_changed() {
     let Some(ring) = ring() else { return };
     let (one, mut other) = UnixStream::pair().unwrap();
-    let (mut buffer, mut room) = ([0; 8], Room::new());
+    let (mut buffer, mut message) = ([0; 8], Message::new());
     for is_done in [false, true] {
         let request = &mut Request::Receive(&mut buffer, Take::Take);
-        push(&ring, &one, request, &mut room, 64);
+        push(&ring, &one, request, &mut message, 64);
         if is_done {
             ring.submit();
             other.write_all(b"x").unwrap();
@@ -189,17 +189,17 @@ fn a_cancelled_operation_says_so_and_one_that_is_over_does_not_mind() {
 }
 
 #[test]
-fn neither_a_full_queue_nor_more_completions_than_there_is_room_for_lose_any() {
+fn neither_a_full_queue_nor_an_overflow_of_completions_loses_any() {
     const MANY: usize = 1_000;
     let Some(ring) = ring_with(8, 16) else { return };
     let (one, _other) = UnixStream::pair().unwrap();
-    let mut room = Room::new();
+    let mut message = Message::new();
     for i in 1..=MANY {
         push(
             &ring,
             &one,
             &mut Request::Ready(Interest::Write),
-            &mut room,
+            &mut message,
             i * 8,
         );
     }
@@ -215,25 +215,25 @@ fn neither_a_full_queue_nor_more_completions_than_there_is_room_for_lose_any() {
 }
 
 #[test]
-fn a_bell_ends_a_sleep_and_the_next_one_it_comes_before_in_whatever_name() {
-    for for_good in [true, false] {
+fn a_notification_ends_a_sleep_and_the_next_one_whichever_carrier_sleeps() {
+    for is_multishot in [true, false] {
         let Some(ring) = ring() else { return };
-        lock(&ring.completions).for_good = for_good;
-        for name in [1, 1, 2, 2, 1] {
+        lock(&ring.completions).is_multishot = is_multishot;
+        for carrier in [1, 1, 2, 2, 1] {
             eventfd::notify(ring.waker());
-            ring.sleep(name, None);
+            ring.sleep(carrier, None);
             assert!(all(&ring).is_empty());
         }
-        let rung = std::sync::atomic::AtomicBool::new(false);
+        let notified = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(|| {
-                while !rung.load(SeqCst) {
+                while !notified.load(SeqCst) {
                     ring.sleep(3, None);
                     assert!(all(&ring).is_empty());
                 }
             });
             std::thread::sleep(Duration::from_millis(5));
-            rung.store(true, SeqCst);
+            notified.store(true, SeqCst);
             eventfd::notify(ring.waker());
             sleeper.join().unwrap();
         });
@@ -241,7 +241,7 @@ fn a_bell_ends_a_sleep_and_the_next_one_it_comes_before_in_whatever_name() {
 }
 
 #[test]
-fn a_nudge_ends_a_sleep_and_the_next_one_though_nobody_polls_the_bell() {
+fn a_nudge_ends_a_sleep_and_the_next_one_though_the_waker_is_not_polled() {
     let Some(ring) = ring() else { return };
     ring.pretend_polled(1);
     ring.nudge();
@@ -267,23 +267,23 @@ fn a_nudge_ends_a_sleep_and_the_next_one_though_nobody_polls_the_bell() {
 fn a_cancel_for_which_there_is_no_room_is_not_forgotten() {
     let Some(ring) = ring_with(8, 64) else { return };
     let (one, _other) = UnixStream::pair().unwrap();
-    let mut room = Room::new();
+    let mut message = Message::new();
     for round in 0..3 {
         let numbers = [64, 72, 80];
         for number in numbers {
             let request = &mut Request::Ready(Interest::Read);
-            push(&ring, &one, request, &mut room, number);
+            push(&ring, &one, request, &mut message, number);
         }
         ring.submit();
         while {
-            let entry = opcode::Nop::new().build().user_data(NOBODY);
+            let entry = opcode::Nop::new().build().user_data(IGNORED);
             // SAFETY: names nothing.
             unsafe { ring.try_write(&entry) }
         } {}
         for number in numbers {
             ring.cancel(number as u64);
         }
-        assert_eq!(lock(&ring.aside).len(), 3);
+        assert_eq!(lock(&ring.deferred).len(), 3);
         assert!(ring.is_pending());
         match round {
             0 => drop(ring.submit()),
@@ -304,20 +304,20 @@ fn a_cancel_for_which_there_is_no_room_is_not_forgotten() {
 }
 
 #[test]
-fn a_poll_of_the_bell_that_others_may_submit_has_no_name() {
+fn a_poll_of_the_waker_that_others_may_submit_has_no_owner() {
     let Some(ring) = ring() else { return };
     ring.pretend_polled(1);
-    lock(&ring.completions).unname();
+    lock(&ring.completions).forget_owner();
     eventfd::notify(ring.waker());
     ring.sleep(1, None); // begins another
     assert!(all(&ring).is_empty());
 }
 
 #[test]
-fn a_bell_that_was_polled_in_the_name_of_a_stuck_thread_wakes_another() {
+fn a_waker_whose_poll_a_stuck_thread_owned_wakes_another_thread() {
     const STUCK: Duration = Duration::from_millis(900);
     let Some(ring) = ring() else { return };
-    let rung = std::sync::OnceLock::new();
+    let notified = std::sync::OnceLock::new();
     let (stuck, is_stuck) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         let ring = &ring;
@@ -328,18 +328,18 @@ fn a_bell_that_was_polled_in_the_name_of_a_stuck_thread_wakes_another() {
         });
         is_stuck.recv().unwrap();
         std::thread::sleep(STUCK / 10);
-        let rung = &rung;
+        let notified = &notified;
         scope.spawn(move || {
             std::thread::sleep(STUCK / 10);
-            rung.get_or_init(Instant::now);
+            notified.get_or_init(Instant::now);
             eventfd::notify(ring.waker());
         });
-        // The first wake may be that of the old poll's end.
-        while rung.get().is_none() {
+        // The first wake may come from the end of the old poll.
+        while notified.get().is_none() {
             ring.sleep(2, None);
             all(ring);
         }
-        let late = rung.get().map_or(STUCK, Instant::elapsed);
+        let late = notified.get().map_or(STUCK, Instant::elapsed);
         assert!(late < STUCK / 2, "{late:?}");
     });
 }
@@ -349,7 +349,7 @@ fn a_sleep_ends_after_its_time() {
     for has_limits in [true, false] {
         let Some(mut ring) = ring() else { return };
         ring.has_limits &= has_limits;
-        ring.sleep(1, Some(Duration::from_millis(1))); // the bell may have been rung in another test
+        ring.sleep(1, Some(Duration::from_millis(1))); // another test may have notified the waker
         all(&ring);
         let before = Instant::now();
         ring.sleep(1, Some(Duration::from_millis(3)));
@@ -359,19 +359,19 @@ fn a_sleep_ends_after_its_time() {
 }
 
 #[test]
-fn a_ring_in_a_set_is_told_once_after_it_was_armed() {
+fn a_ring_in_an_epoll_instance_is_reported_once_after_it_was_armed() {
     let Some(ring) = ring() else { return };
     let outer = Epoll::new().unwrap();
     let count = || {
         let mut count = 0;
-        outer.wait(Some(Duration::ZERO)).tell(|_| count += 1);
+        outer.wait(Some(Duration::ZERO)).for_each(|_| count += 1);
         count
     };
     outer.add_once(ring.raw(), 5).unwrap();
     let (one, mut other) = UnixStream::pair().unwrap();
-    let (mut buffer, mut room) = ([0; 8], Room::new());
+    let (mut buffer, mut message) = ([0; 8], Message::new());
     let request = &mut Request::Receive(&mut buffer, Take::Take);
-    push(&ring, &one, request, &mut room, 8);
+    push(&ring, &one, request, &mut message, 8);
     ring.submit();
     outer.arm(ring.raw(), 5, true);
     assert_eq!(count(), 0, "nothing is complete");
@@ -387,12 +387,12 @@ fn how_late_a_completion_is_whose_submitter_is_stuck() {
     for submitted in [true, false] {
         let Some(ring) = ring() else { return };
         let (one, mut other) = UnixStream::pair().unwrap();
-        let (mut buffer, mut room) = ([0; 8], Room::new());
+        let (mut buffer, mut message) = ([0; 8], Message::new());
         push(
             &ring,
             &one,
             &mut Request::Receive(&mut buffer, Take::Take),
-            &mut room,
+            &mut message,
             8,
         );
         let (stuck, is_stuck) = std::sync::mpsc::channel();

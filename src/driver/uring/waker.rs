@@ -2,105 +2,109 @@
     unsafe_code,
     reason = "writes requests to the kernel, and reads an eventfd"
 )]
-//! How whoever sleeps in a ring is woken: by a *bell* (`epoll.rs`) that the ring polls.
+//! How a thread that sleeps in a ring is woken: through an eventfd that the ring polls.
 //!
-//! Completions of polls are brought about by the thread that submitted them, whatever it does meanwhile; if it sleeps
-//! in the kernel, uninterruptibly, they are not. Sockets have to live with that here (hence epoll is what is used unless
-//! somebody says otherwise), but wake-ups must not. So whoever sleeps has the bell polled in its own name, and gives up
-//! the poll of the one before; it is submitted by the sleeper, or by the watch, which is never stuck. If the kernel
-//! took less than the sleeper had to submit, anybody may submit the poll later: it has no name then, and the next
-//! sleeper begins another. That is told and done under the lock of the completions: either the old poll's completion is
-//! still in the queue, and ends the sleep at once, or it was taken, and the poll is known to be over.
+//! Completions of polls are brought about by the thread that submitted them, whatever it does
+//! meanwhile; if it sleeps in the kernel, uninterruptibly, they are not. Sockets have to live with
+//! that here (hence epoll is the default), but wake-ups must not. So each poll of the waker has an
+//! *owner*, the carrier that submits it. A carrier that is about to sleep cancels the poll of
+//! another owner and begins its own. That poll is submitted by the sleeper, or by the I/O poller,
+//! which is never stuck. If the kernel took less than the sleeper had to submit, any thread may
+//! submit the poll later: it has no owner then, and the next sleeper begins another. This is
+//! reported and done under the lock of the completions: either the old poll's completion is still
+//! in the queue, and ends the sleep at once, or it was taken, and the poll is known to be over.
 //!
-//! A poll is given up by ASYNC_CANCEL. POLL_REMOVE does not find one that just tells of something, and leaves it there
-//! in another's name.
+//! A poll is cancelled by ASYNC_CANCEL. POLL_REMOVE does not find a poll that is about to complete,
+//! and leaves it there with another owner.
 //!
-//! The poll is over when it was cancelled, when the thread in whose name it was has ended, when there is no room for
-//! its completions, and each time where the kernel knows no better. Who takes that completion in another's place
-//! nudges the sleeper: to ring again would reach nobody.
+//! The poll is over when it was cancelled, when its owner's thread has ended, when there is no room
+//! for its completions, and after each completion where the kernel has no multishot polls. A thread
+//! that takes that completion in another's place nudges the sleeper: to notify the waker again
+//! would wake no thread.
 
 use std::os::fd::RawFd;
 
 use io_uring::{cqueue, opcode, types};
 
-use super::{NOBODY, OWN, Uring, WAKER};
+use super::{IGNORED, OWN_BITS, Uring, WAKER};
 use crate::util::loom::lock;
 
-/// How the bell is polled.
+/// The poll of the waker.
 pub(super) struct Waker {
-    /// In whose name, by which request.
-    polled: Option<(usize, u64)>,
+    /// Its owner, and its number.
+    poll: Option<(usize, u64)>,
     requests: u64,
-    /// One request for all rings of the bell; not every kernel can.
-    pub(super) for_good: bool,
+    /// One request serves for all notifications; not every kernel can do that.
+    pub(super) is_multishot: bool,
 }
 
-/// Nobody's name.
-const UNNAMED: usize = usize::MAX;
+/// The owner of a poll that any thread may submit.
+const NO_OWNER: usize = usize::MAX;
 
 impl Waker {
     pub(super) fn new() -> Self {
         Waker {
-            polled: None,
+            poll: None,
             requests: 0,
-            for_good: true,
+            is_multishot: true,
         }
     }
 
-    /// It is polled, or will be, in nobody knows whose name.
-    pub(super) fn unname(&mut self) {
-        self.polled = self.polled.map(|(_, number)| (UNNAMED, number));
+    /// Notes that the poll was or will be submitted by a thread that is not known.
+    pub(super) fn forget_owner(&mut self) {
+        self.poll = self.poll.map(|(_, number)| (NO_OWNER, number));
     }
 
-    /// A completion of a poll of the bell.
-    pub(super) fn heard(&mut self, eventfd: RawFd, entry: &cqueue::Entry) {
-        let is_ours = self
-            .polled
+    /// Handles a completion of a poll of the waker.
+    pub(super) fn on_completion(&mut self, eventfd: RawFd, entry: &cqueue::Entry) {
+        let is_current = self
+            .poll
             .is_some_and(|(_, number)| number == entry.user_data());
-        if !is_ours || cqueue::more(entry.flags()) {
+        if !is_current || cqueue::more(entry.flags()) {
             return;
         }
-        self.polled = None;
+        self.poll = None;
         if entry.result() == -libc::EINVAL {
-            self.for_good = false;
+            self.is_multishot = false;
         }
-        if !self.for_good {
+        if !self.is_multishot {
             let mut count = 0_u64;
-            // SAFETY: writes at most eight bytes to `count`. Fails if it has not rung, without waiting.
+            // SAFETY: writes at most eight bytes to `count`. Fails if the waker was not notified,
+            // without waiting.
             unsafe { libc::read(eventfd, (&raw mut count).cast(), size_of::<u64>()) };
         }
     }
 }
 
 impl Uring {
-    /// Sees to it that the bell is polled in this name, from the next submission on. False if there is no room.
-    pub(super) fn has_bell_polled(&self, who: usize) -> bool {
+    /// Has the waker polled by this owner, from the next submission on. False if there is no room.
+    pub(super) fn poll_waker(&self, carrier: usize) -> bool {
         let mut waker = lock(&self.completions);
-        match waker.polled {
-            Some((name, _)) if name == who => return true,
+        match waker.poll {
+            Some((owner, _)) if owner == carrier => return true,
             Some((_, old)) => {
                 let entry = opcode::AsyncCancel::new(old).build();
                 // SAFETY: names a number only.
-                if !unsafe { self.write(&entry.user_data(NOBODY)) } {
+                if !unsafe { self.write(&entry.user_data(IGNORED)) } {
                     return false;
                 }
             }
             None => {}
         }
         waker.requests += 1;
-        let number = (waker.requests * (OWN + 1)) | WAKER;
+        let number = (waker.requests * (OWN_BITS + 1)) | WAKER;
         let entry = opcode::PollAdd::new(types::Fd(self.waker), libc::POLLIN as u32)
-            .multi(waker.for_good)
+            .multi(waker.is_multishot)
             .build();
         // SAFETY: names a number only.
         let pushed = unsafe { self.write(&entry.user_data(number)) };
-        waker.polled = pushed.then_some((who, number));
+        waker.poll = pushed.then_some((carrier, number));
         pushed
     }
 
-    /// As if somebody had polled it in this name, who has not.
+    /// Makes the ring believe that this owner polls the waker.
     #[cfg(all(test, not(indent_loom)))]
-    pub(super) fn pretend_polled(&self, who: usize) {
-        lock(&self.completions).polled = Some((who, WAKER));
+    pub(super) fn pretend_polled(&self, carrier: usize) {
+        lock(&self.completions).poll = Some((carrier, WAKER));
     }
 }

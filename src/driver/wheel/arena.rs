@@ -1,13 +1,12 @@
 //! A wheel that keeps its entries itself, packed.
 //!
-//! Entries on the stacks of those who wait would need no memory of their own, but every stack is a
-//! page far from the next: moving the entries of one slot then misses the caches, and those of the
-//! page tables, once per entry (measured: 600 to 1,300 ns; packed 20 to 40). What is due waits for
-//! that.
+//! Entries on the stacks of the waiting fibers would need no memory of their own. But every stack
+//! is a page far from the next: moving the entries of one slot would then miss the caches, and
+//! those of the page tables, once per entry, and what is due would wait for that.
 //!
 //! **W4** An entry of the arena is in its wheel or in the free list. A [`Key`] names an entry and
-//! stays after it fired; it is told from a later use of the same memory by the payload, so whoever
-//! inserts promises that no two payloads are equal while a key to one of them is kept.
+//! stays after it fired. The payload distinguishes it from a later use of the same memory, so the
+//! caller promises that no two payloads are equal while a key to one of them is kept.
 
 use std::ptr::NonNull;
 
@@ -16,6 +15,7 @@ use super::{Entry, Link, Step, Wheel};
 /// Entries made at a time.
 const CHUNK: usize = 128;
 
+/// A wheel and the memory of its entries.
 pub(crate) struct Arena<T> {
     wheel: Wheel<T>,
     /// Linked by `next`.
@@ -26,7 +26,7 @@ pub(crate) struct Arena<T> {
 // SAFETY: W1 and W4: it owns its entries, and payloads are `Send`.
 unsafe impl<T: Send> Send for Arena<T> {}
 
-/// Room for more entries, made without the lock; in an arena, a list.
+/// Memory for more entries, allocated without the lock. The chunks of an arena form a list.
 pub(crate) struct Chunk<T> {
     entries: NonNull<[Entry<T>]>,
     next: Option<Box<Chunk<T>>>,
@@ -36,7 +36,7 @@ pub(crate) struct Chunk<T> {
 unsafe impl<T: Send> Send for Chunk<T> {}
 
 impl<T: Copy> Chunk<T> {
-    /// `filler` is anything: it is never looked at.
+    /// Allocates a chunk. `filler` is any payload; it is never read.
     pub(crate) fn new(filler: T) -> Box<Self> {
         let entries: Box<[_]> = (0..CHUNK).map(|_| Entry::new(0, filler)).collect();
         Box::new(Chunk {
@@ -53,7 +53,7 @@ impl<T> Drop for Chunk<T> {
     }
 }
 
-/// Where an entry was put.
+/// Names an entry of an arena.
 pub(crate) struct Key<T>(NonNull<Entry<T>>);
 
 impl<T> Clone for Key<T> {
@@ -104,21 +104,21 @@ impl<T: Copy + PartialEq> Arena<T> {
         self.free = Some(link);
     }
 
-    /// Takes in a deadline.
+    /// Inserts a deadline.
     ///
     /// # Panics
     /// If it [is full](Self::is_full).
     pub(crate) fn insert(&mut self, when: u64, payload: T) -> Key<T> {
         let Link(entry) = self.free.expect("the caller adds a chunk first");
         self.free = Link(entry).next.get();
-        // SAFETY: W4: it was free, so nobody else has a reference to it.
+        // SAFETY: W4: it was free, so there is no other reference to it.
         unsafe { entry.write(Entry::new(when, payload)) };
         // It stays in its chunk until it fired or is removed, in this wheel alone (W1).
         self.wheel.link(Link(entry));
         Key(entry)
     }
 
-    /// Gives up the deadline with this payload; false if it has fired.
+    /// Removes the deadline with this payload; false if it has fired.
     pub(crate) fn remove(&mut self, key: Key<T>, payload: T) -> bool {
         // SAFETY: keys are of this arena, whose chunks stay.
         let entry = unsafe { key.0.as_ref() };

@@ -14,7 +14,7 @@ struct World {
     entries: Vec<Rc<Entry<usize>>>,
     /// Tick (W2) and number of those that wait.
     waiting: BTreeSet<(u64, usize)>,
-    /// The latest time the wheel was told.
+    /// The latest time that was passed to the wheel.
     now: u64,
 }
 
@@ -58,11 +58,11 @@ impl World {
     }
 
     /// One step, held against the set.
-    fn step(&mut self, told: u64) -> Step<usize> {
+    fn step(&mut self, time: u64) -> Step<usize> {
         let hand = self.wheel.hand;
-        let now = told.max(hand);
-        self.now = self.now.max(told);
-        let step = self.wheel.step(told);
+        let now = time.max(hand);
+        self.now = self.now.max(time);
+        let step = self.wheel.step(time);
         assert!(self.wheel.hand >= hand, "the hand went back");
         assert!(self.wheel.hand <= now, "the hand is ahead of time");
         match step {

@@ -1,4 +1,4 @@
-//! Unix datagrams.
+//! Unix datagrams, with waits that suspend the fiber.
 
 use std::fmt;
 use std::io;
@@ -8,11 +8,14 @@ use std::os::unix::net::{self, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::io::watched::Watched;
+use crate::io::registered::Registered;
 use crate::net::shared;
 use crate::sys::socket::{self, Take};
 
-/// A socket for datagrams on this machine. [`std::os::unix::net::UnixDatagram`] in all but what its waits block.
+/// A socket for datagrams on this machine.
+///
+/// Corresponds to [`std::os::unix::net::UnixDatagram`]; its waits suspend the fiber, not the
+/// thread.
 ///
 /// ```
 /// use indent::net::UnixDatagram;
@@ -26,10 +29,10 @@ use crate::sys::socket::{self, Take};
 /// assert_eq!(receiver.join().unwrap()?, b"news");
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct UnixDatagram(Watched<net::UnixDatagram>);
+pub struct UnixDatagram(Registered<net::UnixDatagram>);
 
 impl UnixDatagram {
-    /// A socket with this path, where nothing may be so far.
+    /// Binds a socket to a path, which must not exist.
     ///
     /// ```
     /// # use indent::net::UnixDatagram;
@@ -40,10 +43,10 @@ impl UnixDatagram {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<UnixDatagram> {
-        net::UnixDatagram::bind(path).map(UnixDatagram::sole)
+        net::UnixDatagram::bind(path).map(UnixDatagram::unshared)
     }
 
-    /// A socket with this address.
+    /// Binds a socket to an address.
     ///
     /// ```
     /// use indent::net::unix::{SocketAddr, UnixDatagram};
@@ -57,10 +60,10 @@ impl UnixDatagram {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn bind_addr(socket_addr: &SocketAddr) -> io::Result<UnixDatagram> {
-        net::UnixDatagram::bind_addr(socket_addr).map(UnixDatagram::sole)
+        net::UnixDatagram::bind_addr(socket_addr).map(UnixDatagram::unshared)
     }
 
-    /// A socket without a name: it can send, and receive if it is connected.
+    /// Creates a socket without a name: it can send, and receive if it is connected.
     ///
     /// ```
     /// # use indent::net::UnixDatagram;
@@ -68,10 +71,10 @@ impl UnixDatagram {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn unbound() -> io::Result<UnixDatagram> {
-        net::UnixDatagram::unbound().map(UnixDatagram::sole)
+        net::UnixDatagram::unbound().map(UnixDatagram::unshared)
     }
 
-    /// Two sockets that are connected to each other.
+    /// Creates two sockets that are connected to each other.
     ///
     /// ```
     /// # use indent::net::UnixDatagram;
@@ -82,14 +85,14 @@ impl UnixDatagram {
     /// ```
     pub fn pair() -> io::Result<(UnixDatagram, UnixDatagram)> {
         let (one, other) = net::UnixDatagram::pair()?;
-        Ok((Self::sole(one), Self::sole(other)))
+        Ok((Self::unshared(one), Self::unshared(other)))
     }
 
-    /// From now on `send` sends to this path.
+    /// Sets the path that `send` sends to.
     ///
     /// ```
     /// # use indent::net::UnixDatagram;
-    /// let error = UnixDatagram::unbound()?.connect("/there/is/nobody").unwrap_err();
+    /// let error = UnixDatagram::unbound()?.connect("/no/such/socket").unwrap_err();
     /// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     /// # Ok::<(), std::io::Error>(())
     /// ```
@@ -97,7 +100,9 @@ impl UnixDatagram {
         self.std().connect(path)
     }
 
-    /// Waits for a datagram, and says from whom it came. What does not fit into the buffer is lost.
+    /// Receives a datagram, and returns the address of its sender.
+    ///
+    /// Blocks until there is one. What does not fit into the buffer is discarded.
     ///
     /// ```
     /// # use indent::net::UnixDatagram;
@@ -112,36 +117,42 @@ impl UnixDatagram {
         Ok((length, from.to_unix()?))
     }
 
-    /// Waits for a datagram. What does not fit into the buffer is lost.
+    /// Receives a datagram.
+    ///
+    /// Blocks until there is one. What does not fit into the buffer is discarded.
     ///
     /// ```
     /// # use indent::net::UnixDatagram;
     /// let (one, other) = UnixDatagram::pair()?;
     /// one.send(b"hello")?;
-    /// assert_eq!(other.recv(&mut [0; 2])?, 2); // and that is all one gets
+    /// assert_eq!(other.recv(&mut [0; 2])?, 2); // the rest is discarded
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
         shared::receive(&self.0, buf, Take::Take)
     }
 
-    /// Sends a datagram to this path, and [looks again](crate::net::unix) for as long as there is no room.
+    /// Sends a datagram to this path.
+    ///
+    /// Blocks, with [pauses](crate::net::unix), as long as there is no room.
     ///
     /// ```
     /// use indent::net::UnixDatagram;
     /// use std::io::ErrorKind;
     ///
     /// let socket = UnixDatagram::unbound()?;
-    /// let error = socket.send_to(b"?", "/there/is/nobody").unwrap_err();
+    /// let error = socket.send_to(b"?", "/no/such/socket").unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::NotFound);
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn send_to<P: AsRef<Path>>(&self, buf: &[u8], path: P) -> io::Result<usize> {
-        // By reference: what is at the path may go with whoever holds the path.
+        // By reference: a path that owns what it names may remove it when it is dropped.
         self.send_to_addr(buf, &SocketAddr::from_pathname(path.as_ref())?)
     }
 
-    /// Sends a datagram to this address, and [looks again](crate::net::unix) for as long as there is no room.
+    /// Sends a datagram to this address.
+    ///
+    /// Blocks, with [pauses](crate::net::unix), as long as there is no room.
     ///
     /// ```
     /// use indent::net::unix::{SocketAddr, UnixDatagram};
@@ -156,7 +167,7 @@ impl UnixDatagram {
     pub fn send_to_addr(&self, buf: &[u8], socket_addr: &SocketAddr) -> io::Result<usize> {
         let address = socket_addr.into();
         let attempt = |socket: &net::UnixDatagram| socket::send_to(socket.as_fd(), buf, &address);
-        self.0.run_guessing(shared::to_write, attempt)
+        self.0.run_with_backoff(shared::to_write, attempt)
     }
 
     /// Sends a datagram to the [connected](Self::connect) socket.
@@ -173,7 +184,7 @@ impl UnixDatagram {
     }
 
     as_in_std! {
-        /// From now on `send` sends to this address.
+        /// Sets the address that `send` sends to.
         ///
         /// ```
         /// # use indent::net::unix::{SocketAddr, UnixDatagram};
@@ -187,7 +198,7 @@ impl UnixDatagram {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn connect_addr(&self, socket_addr: &SocketAddr) -> io::Result<()>;
-        /// Whom it is connected to.
+        /// Returns the address of the other side.
         ///
         /// ```
         /// # use indent::net::UnixDatagram;
@@ -197,7 +208,7 @@ impl UnixDatagram {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn peer_addr(&self) -> io::Result<SocketAddr>;
-        /// Its address.
+        /// Returns the local address.
         ///
         /// ```
         /// # use indent::net::UnixDatagram;
@@ -205,7 +216,7 @@ impl UnixDatagram {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// Ends one direction or both, for all clones.
+        /// Closes one direction or both, for all clones.
         ///
         /// ```
         /// # use indent::net::{Shutdown, UnixDatagram};

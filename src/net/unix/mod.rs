@@ -1,10 +1,12 @@
-//! Sockets of this machine: [`std::os::unix::net`] in all but what its waits block.
+//! Unix sockets, with the names and signatures of [`std::os::unix::net`].
 //!
-//! Addresses are std's ([`SocketAddr`]): paths, abstract names, none.
+//! Their waits suspend the fiber, not the thread. Addresses are std's ([`SocketAddr`]): paths,
+//! abstract names, or none.
 //!
-//! Two queues of Unix sockets cannot be waited for, as the kernel does not tell when there is room: that of
-//! connections which a listener has not accepted so far, and, for whoever sends without being connected, that of
-//! datagrams which the receiver has not read. There we look again after a pause, from 1 ms up to 100 ms.
+//! Two queues cannot be waited for, as the kernel does not report when there is room in them: the
+//! connections that a listener has not accepted, and, for a sender that is not connected, the
+//! datagrams that the receiver has not read. There an operation tries again after pauses that grow
+//! from 1 ms to 100 ms.
 
 mod datagram;
 mod stream;

@@ -1,4 +1,4 @@
-//! Unix streams and their listeners.
+//! Unix streams and their listeners, with waits that suspend the fiber.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -9,13 +9,15 @@ use std::os::unix::net::{self, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
-use crate::io::watched::{Patience, Watched};
+use crate::io::registered::{Patience, Registered};
 use crate::net::listener::Listening;
 use crate::net::shared;
 use crate::sys::address::Address;
 use crate::sys::socket;
 
-/// A connection on this machine. [`std::os::unix::net::UnixStream`] in all but what its waits block.
+/// A connection on this machine.
+///
+/// Corresponds to [`std::os::unix::net::UnixStream`]; its waits suspend the fiber, not the thread.
 ///
 /// ```
 /// use indent::net::UnixStream;
@@ -34,19 +36,19 @@ use crate::sys::socket;
 /// answer.join().unwrap()?;
 /// # Ok::<(), std::io::Error>(())
 /// ```
-pub struct UnixStream(Watched<net::UnixStream>);
+pub struct UnixStream(Registered<net::UnixStream>);
 
 impl UnixStream {
     /// Connects to the listener with this path.
     ///
     /// ```
     /// # use indent::net::UnixStream;
-    /// let error = UnixStream::connect("/there/is/nobody").unwrap_err();
+    /// let error = UnixStream::connect("/no/such/socket").unwrap_err();
     /// assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn connect<P: AsRef<Path>>(path: P) -> io::Result<UnixStream> {
-        // By reference: what is at the path may go with whoever holds the path.
+        // By reference: a path that owns what it names may remove it when it is dropped.
         Self::connect_addr(&SocketAddr::from_pathname(path.as_ref())?)
     }
 
@@ -67,13 +69,13 @@ impl UnixStream {
         let address = socket_addr.into();
         let socket = shared::unconnected(&address)?;
         let attempt = |socket: &OwnedFd| socket::connect(socket.as_fd(), &address);
-        socket.run_guessing(|_| Patience::Forever, attempt)?;
+        socket.run_with_backoff(|_| Patience::Forever, attempt)?;
         let stream = UnixStream(socket.map(net::UnixStream::from));
         stream.std().set_nonblocking(false)?;
         Ok(stream)
     }
 
-    /// Two streams that are connected to each other.
+    /// Creates two streams that are connected to each other.
     ///
     /// ```
     /// # use indent::net::UnixStream;
@@ -86,11 +88,11 @@ impl UnixStream {
     /// ```
     pub fn pair() -> io::Result<(UnixStream, UnixStream)> {
         let (one, other) = net::UnixStream::pair()?;
-        Ok((Self::sole(one), Self::sole(other)))
+        Ok((Self::unshared(one), Self::unshared(other)))
     }
 
     as_in_std! {
-        /// Whom it is connected to.
+        /// Returns the address of the other side.
         ///
         /// ```
         /// # use indent::net::UnixStream;
@@ -99,7 +101,7 @@ impl UnixStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn peer_addr(&self) -> io::Result<SocketAddr>;
-        /// The address on this side.
+        /// Returns the local address.
         ///
         /// ```
         /// # use indent::net::UnixStream;
@@ -108,8 +110,10 @@ impl UnixStream {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// Ends one direction of the connection or both, for all clones. Whoever waits to read is told that this
-        /// is the end.
+        /// Closes one direction of the connection or both, for all clones.
+        ///
+        /// Reads of this side return 0 once the read direction is closed, reads of the other side
+        /// once the write direction is.
         ///
         /// ```
         /// # use indent::net::{Shutdown, UnixStream};
@@ -134,8 +138,11 @@ let (socket, _other) = UnixStream::pair()?;"#,
 );
 streams!(UnixStream, shared::read);
 
-/// Waits for connections on this machine. [`std::os::unix::net::UnixListener`] in all but what its waits block;
-/// and while it is ours, a clone of std's [does not wait](crate::net#in-company-with-std).
+/// Accepts connections on this machine.
+///
+/// Corresponds to [`std::os::unix::net::UnixListener`]; its waits suspend the fiber, not the
+/// thread. As long as it exists, clones of std's type [do not
+/// wait](crate::net#conversion-from-and-to-std).
 ///
 /// ```
 /// use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -153,7 +160,7 @@ streams!(UnixStream, shared::read);
 pub struct UnixListener(Listening<net::UnixListener>);
 
 impl UnixListener {
-    /// Listens at this path, where nothing may be so far.
+    /// Listens on a path, which must not exist.
     ///
     /// ```
     /// # use indent::net::{UnixListener, UnixStream};
@@ -165,12 +172,12 @@ impl UnixListener {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn bind<P: AsRef<Path>>(path: P) -> io::Result<UnixListener> {
-        Ok(UnixListener(Listening::sole(net::UnixListener::bind(
+        Ok(UnixListener(Listening::unshared(net::UnixListener::bind(
             path,
         )?)))
     }
 
-    /// Listens at this address.
+    /// Listens on an address.
     ///
     /// ```
     /// use indent::net::unix::{SocketAddr, UnixListener};
@@ -184,11 +191,13 @@ impl UnixListener {
     /// ```
     pub fn bind_addr(socket_addr: &SocketAddr) -> io::Result<UnixListener> {
         let listener = net::UnixListener::bind_addr(socket_addr)?;
-        Ok(UnixListener(Listening::sole(listener)))
+        Ok(UnixListener(Listening::unshared(listener)))
     }
 
-    /// Waits for the next connection. What happens if there is no descriptor for it is said at
-    /// [`TcpListener::accept`](crate::net::TcpListener::accept).
+    /// Waits for the next connection.
+    ///
+    /// [`TcpListener::accept`](crate::net::TcpListener::accept) says what happens if there is no
+    /// descriptor for it.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -204,10 +213,10 @@ impl UnixListener {
     pub fn accept(&self) -> io::Result<(UnixStream, SocketAddr)> {
         let make = |fd, from: Address| Ok((net::UnixStream::from(fd), from.to_unix()?));
         let (stream, from) = self.0.accept(net::UnixListener::accept, make)?;
-        Ok((UnixStream::sole(stream), from))
+        Ok((UnixStream::unshared(stream), from))
     }
 
-    /// One connection after the other, for ever; errors are handed out and do not end it.
+    /// Returns an endless iterator over connections; errors are items and do not end it.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -225,7 +234,7 @@ impl UnixListener {
         Incoming { listener: self }
     }
 
-    /// Another handle of the same listener; each connection goes to one of them.
+    /// Creates another handle of the same listener; each connection goes to one of them.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -239,11 +248,14 @@ impl UnixListener {
     /// # Ok::<(), std::io::Error>(())
     /// ```
     pub fn try_clone(&self) -> io::Result<UnixListener> {
-        Ok(UnixListener(self.0.clone_as(self.lent().try_clone()?)))
+        Ok(UnixListener(
+            self.0.clone_as(self.shared_handle().try_clone()?),
+        ))
     }
 
-    /// The listener as std knows it: whoever waits there blocks the thread, as long as
-    /// [`set_nonblocking`](Self::set_nonblocking) has not said otherwise.
+    /// Converts the listener into std's type, on which waits block the thread.
+    ///
+    /// It is in non-blocking mode if [`set_nonblocking`](Self::set_nonblocking) has set it so.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -260,8 +272,10 @@ impl UnixListener {
         self.0.into_std()
     }
 
-    /// Whether [`accept`](Self::accept), of this and of clones of ours, returns
+    /// Sets whether [`accept`](Self::accept) fails with
     /// [`WouldBlock`](io::ErrorKind::WouldBlock) instead of waiting.
+    ///
+    /// That holds for all clones of this crate's type.
     ///
     /// ```
     /// # use indent::net::unix::{SocketAddr, UnixListener};
@@ -278,7 +292,7 @@ impl UnixListener {
     }
 
     as_in_std! {
-        /// Where it listens.
+        /// Returns the address it listens on.
         ///
         /// ```
         /// # use indent::net::unix::{SocketAddr, UnixListener};
@@ -290,7 +304,7 @@ impl UnixListener {
         /// # Ok::<(), std::io::Error>(())
         /// ```
         fn local_addr(&self) -> io::Result<SocketAddr>;
-        /// The error that is waiting to be told, which is then told.
+        /// Returns and clears the pending error (`SO_ERROR`).
         ///
         /// ```
         /// # use indent::net::unix::{SocketAddr, UnixListener};
@@ -308,8 +322,8 @@ impl UnixListener {
         self.0.get()
     }
 
-    fn lent(&self) -> &net::UnixListener {
-        self.0.lend()
+    fn shared_handle(&self) -> &net::UnixListener {
+        self.0.share()
     }
 }
 
@@ -319,7 +333,7 @@ impl From<net::UnixListener> for UnixListener {
     }
 }
 
-in_company!(UnixListener, net::UnixListener);
+std_conversions!(UnixListener, net::UnixListener);
 
 impl<'a> IntoIterator for &'a UnixListener {
     type Item = io::Result<UnixStream>;
@@ -330,7 +344,8 @@ impl<'a> IntoIterator for &'a UnixListener {
     }
 }
 
-/// The connections of a [`UnixListener`]; see [`incoming`](UnixListener::incoming).
+/// An iterator over the connections of a [`UnixListener`]; see
+/// [`incoming`](UnixListener::incoming).
 ///
 /// ```
 /// use indent::net::unix::{SocketAddr, UnixListener, UnixStream};
@@ -343,7 +358,7 @@ impl<'a> IntoIterator for &'a UnixListener {
 /// assert!(listener.incoming().take(3).all(|stream| stream.is_ok()));
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[must_use = "an iterator does nothing until somebody asks it"]
+#[must_use = "iterators are lazy and do nothing unless consumed"]
 #[derive(Debug)]
 pub struct Incoming<'a> {
     listener: &'a UnixListener,

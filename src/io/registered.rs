@@ -1,25 +1,27 @@
-//! A descriptor and its registration: the one way that every operation goes.
+//! A descriptor with its registration: how every I/O operation is done.
 //!
-//! 1. The operation is charged to the budget. A fiber that has used it up gives way, and unwinds if it was
-//!    asked to end: before anything was tried, so nothing is lost.
+//! 1. The operation is charged to the budget. A fiber that has used it up yields, and unwinds if it
+//!    was asked to end: before anything was tried, so nothing is lost.
 //! 2. It is tried, by a call that does not wait.
-//! 3. If that would have had to wait, it is asked how patient the descriptor is; only now, as that may cost
-//!    system calls.
-//! 4. It waits and tries again, until it is done, or the deadline has passed and one more try failed. Where
-//!    there is somebody who does what is asked when the time has come (a ring), the wait brings the answer.
+//! 3. If that would have had to wait, the descriptor's [`Patience`] is found out; only now, as that
+//!    may cost system calls.
+//! 4. The fiber waits and tries again, until the operation is done, or the deadline has passed and
+//!    one more try failed. With io_uring the wait may bring the result.
 //!
-//! **R2** A try, or a wait, that transferred something is the last one: its result is returned, whatever happened
-//! meanwhile. Requests to end and time limits are heard in step 1 and in the wait of step 4 only. So no
-//! byte is lost and none is sent twice.
+//! **R2** *A try, or a wait, that transferred something is the last one:* its result is returned,
+//! whatever happened meanwhile. Cancellations and time limits are noticed in step 1 and in the wait
+//! of step 4 only. So no byte is lost and none is sent twice.
 //!
-//! **R3** Of a TCP stream the kernel tells whatever comes after a read that found less than there was room for.
-//! So the next read can wait without a try that would be in vain, which is most of them where requests and
-//! answers alternate. An end, an error or an urgent byte may have been told before that read: then it is
-//! tried. Not for Unix streams, where a read ends at descriptors that were sent, nor for pipes, where it may
-//! end at a packet. And only for streams that we made and of which nobody else has had the descriptor: what comes
-//! from elsewhere as a TCP stream may be a socket whose reads end at messages, or be made one.
+//! **R3** *A TCP stream that a read has drained is not tried.* The kernel reports whatever comes
+//! after a read that found less than there was room for. So the next read can wait without a try
+//! that would fail, which is most of them where requests and answers alternate. An end, an error or
+//! an urgent byte may have been reported before that read: then it is tried. R3 does not hold for
+//! Unix streams, where a read ends at descriptors that were sent, nor for pipes, where it may end
+//! at a packet. And it is used only for streams that this crate made and of which no other code has
+//! had the descriptor: a TCP stream made from a foreign descriptor may be a socket whose reads end
+//! at messages, or be made one.
 //!
-//! The registration is told before the descriptor is closed or given away.
+//! The registration ends before the descriptor is closed or given away.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,9 +29,9 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::backoff::Backoff;
-use super::registration::{Ended, Interest, Outcome, Registration, Seen};
+use super::registration::{Ended, Interest, Outcome, ReadinessToken, Registration};
 use crate::park;
-use crate::sched::io::ring;
+use crate::sched::io as sched;
 use crate::sys::address::Address;
 use crate::sys::descriptor;
 use crate::sys::request::Request;
@@ -38,70 +40,73 @@ use crate::sys::socket::Take;
 /// How long an operation may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Patience {
-    /// It says `WouldBlock` instead.
+    /// Not at all: it fails with `WouldBlock`.
     Never,
     Until(Instant),
     Forever,
 }
 
 impl Patience {
-    /// From now on for so long. A time too far away to be named never comes.
+    /// Until `limit` has passed from now; forever if no `Instant` can express that.
     pub(crate) fn of(limit: Duration) -> Self {
         let deadline = Instant::now().checked_add(limit);
         deadline.map_or(Patience::Forever, Patience::Until)
     }
 }
 
-/// A descriptor with its registration. It is there until it is taken out, by value.
+/// A descriptor with its registration.
 #[derive(Debug)]
-pub(crate) struct Watched<T: AsFd> {
+pub(crate) struct Registered<T: AsFd> {
+    /// There until it is taken out, by value.
     inner: Option<T>,
     registration: Registration,
-    /// What is known of how long it may wait: a bit for each way that does so for as long as it takes, or
-    /// [`LENT`], or [`LIMITED`].
+    /// What is known of how long it may wait: a bit for each direction without a time limit, or
+    /// [`SHARED`], or [`LIMITED`].
     patience: AtomicU8,
 }
 
-/// Others may have a handle of the same open file, and change its mode or its limits: nothing is known for good.
-const LENT: u8 = 1 << 7;
-/// Its mode or its limits have been set, by us: they are asked for.
+/// Other code may have a handle of the same open file, and change its mode or its limits at any
+/// time.
+const SHARED: u8 = 1 << 7;
+/// Its mode or its limits have been set through this crate: the kernel is asked for them.
 const LIMITED: u8 = 1 << 6;
 
-impl<T: AsFd> Watched<T> {
+impl<T: AsFd> Registered<T> {
+    /// Of a descriptor that other code may have a handle of.
     pub(crate) const fn new(inner: T) -> Self {
-        Watched {
+        Registered {
             inner: Some(inner),
             registration: Registration::new(),
-            patience: AtomicU8::new(LENT),
+            patience: AtomicU8::new(SHARED),
         }
     }
 
-    /// Of a descriptor that nobody else has had so far.
-    pub(crate) const fn sole(inner: T) -> Self {
-        Watched {
+    /// Of a descriptor that no other code has had so far.
+    pub(crate) const fn unshared(inner: T) -> Self {
+        Registered {
             inner: Some(inner),
             registration: Registration::new(),
             patience: AtomicU8::new(0),
         }
     }
 
-    /// For whoever may do with it what we do not see.
-    pub(crate) fn lend(&self) -> &T {
-        self.patience.store(LENT, Relaxed);
+    /// The inner value, for code that may change the descriptor unseen.
+    pub(crate) fn share(&self) -> &T {
+        self.patience.store(SHARED, Relaxed);
         self.get()
     }
 
-    /// For a change of its mode or its limits.
+    /// The inner value, for a change of its mode or its limits.
     pub(crate) fn limit(&self) -> &T {
         self.patience.fetch_or(LIMITED, Relaxed);
         self.get()
     }
 
-    fn is_lent(&self) -> bool {
-        self.patience.load(Relaxed) & LENT != 0
+    fn is_shared(&self) -> bool {
+        self.patience.load(Relaxed) & SHARED != 0
     }
 
-    /// How long it may wait, if that need not be asked each time.
+    /// How long it may wait: remembered if possible, else by `ask`.
     pub(crate) fn known_patience(
         &self,
         interest: Interest,
@@ -110,13 +115,13 @@ impl<T: AsFd> Watched<T> {
     ) -> Patience {
         let bit = 1 << interest as u8;
         let known = self.patience.load(Relaxed);
-        let never = LENT | LIMITED;
+        let never = SHARED | LIMITED;
         if known & (bit | never) == bit {
             return Patience::Forever;
         }
         let answer = ask(fd);
         if answer == Patience::Forever && known & never == 0 {
-            // If it is lent in this moment it stays lent.
+            // If it becomes shared at this moment it stays shared.
             let _ = self
                 .patience
                 .compare_exchange(known, known | bit, Relaxed, Relaxed);
@@ -132,28 +137,29 @@ impl<T: AsFd> Watched<T> {
         &self.registration
     }
 
-    /// Whoever gets this may put another descriptor there, so the old one is forgotten.
+    /// The inner value. The caller may put another descriptor there, so the registration ends.
     pub(crate) fn get_mut(&mut self) -> &mut T {
-        self.registration.forget(self.lend().as_fd());
+        self.registration.forget(self.share().as_fd());
         self.inner.as_mut().expect("it is taken out by value only")
     }
 
+    /// Ends the registration and returns the inner value.
     pub(crate) fn into_inner(mut self) -> T {
         self.registration.forget(self.get().as_fd());
         self.inner.take().expect("it is taken out by value only")
     }
 
-    /// The same descriptor, under another type; its registration stays.
-    pub(crate) fn map<U: AsFd>(mut self, f: impl FnOnce(T) -> U) -> Watched<U> {
+    /// The same descriptor as another type; its registration stays.
+    pub(crate) fn map<U: AsFd>(mut self, f: impl FnOnce(T) -> U) -> Registered<U> {
         let inner = self.inner.take().expect("it is taken out by value only");
-        Watched {
+        Registered {
             inner: Some(f(inner)),
             registration: std::mem::replace(&mut self.registration, Registration::new()),
             patience: AtomicU8::new(*self.patience.get_mut()),
         }
     }
 
-    /// Does what `attempt` does, waiting for as long as it says `WouldBlock`.
+    /// Calls `attempt` until it returns something else than `WouldBlock`, and waits in between.
     pub(crate) fn run<R>(
         &self,
         interest: Interest,
@@ -165,40 +171,45 @@ impl<T: AsFd> Watched<T> {
             let ended = self.registration.wait(fd, interest, seen, deadline)?;
             Ok(Outcome::Ended(ended))
         };
-        let way = Way::Tried(interest);
-        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
+        let first = FirstStep::Try(interest);
+        self.run_with(first, &mut (), patience, |(), inner| attempt(inner), wait)
     }
 
-    /// Does what the request says, or somebody does it for us.
+    /// Carries out a request, or has the kernel do it.
     pub(crate) fn perform(
         &self,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         request: Request<'_, '_>,
     ) -> io::Result<usize> {
         let attempt = |request: &mut Request<'_, '_>, inner: &T| request.attempt(inner.as_fd());
-        self.perform_by(Way::Tried(request.interest()), patience, request, attempt)
+        self.perform_by(
+            FirstStep::Try(request.interest()),
+            patience,
+            request,
+            attempt,
+        )
     }
 
-    /// Reads from a TCP stream, of which all is told (R3).
+    /// Reads from a TCP stream, without a try if it is known to be empty (R3).
     pub(crate) fn read_stream(
         &self,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         buffer: &mut [u8],
     ) -> io::Result<usize> {
-        if self.is_lent() {
+        if self.is_shared() {
             return self.perform(patience, Request::Receive(buffer, Take::Take));
         }
         let (room, mut before) = (buffer.len(), None);
         let attempt = |request: &mut Request<'_, '_>, inner: &T| {
-            before = Some(self.registration.seen(Interest::Read));
+            before = Some(self.registration.readiness(Interest::Read));
             request.attempt(inner.as_fd())
         };
-        let way = match self.registration.drained() {
-            Some(seen) => Way::Drained(seen),
-            None => Way::Tried(Interest::Read),
+        let first = match self.registration.drained() {
+            Some(seen) => FirstStep::Wait(seen),
+            None => FirstStep::Try(Interest::Read),
         };
         let request = Request::Receive(buffer, Take::Take);
-        let answer = self.perform_by(way, patience, request, attempt);
+        let answer = self.perform_by(first, patience, request, attempt);
         let is_drained = matches!(answer, Ok(length) if 0 < length && length < room);
         self.registration
             .note_drained(before.filter(|_| is_drained));
@@ -207,7 +218,7 @@ impl<T: AsFd> Watched<T> {
 
     fn perform_by<'a, 'parts>(
         &self,
-        way: Way,
+        first: FirstStep,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         mut request: Request<'a, 'parts>,
         attempt: impl FnMut(&mut Request<'a, 'parts>, &T) -> io::Result<usize>,
@@ -217,10 +228,11 @@ impl<T: AsFd> Watched<T> {
         let wait = |request: &mut Request<'a, 'parts>, fd: BorrowedFd<'_>, seen, deadline| {
             self.registration.perform(fd, request, seen, deadline)
         };
-        self.run_with(way, &mut request, patience, attempt, wait)
+        self.run_with(first, &mut request, patience, attempt, wait)
     }
 
-    /// Accepts a connection by `attempt`, or somebody does it for us: then it is made of what was accepted.
+    /// Accepts a connection by `attempt`, or has the kernel accept it and calls `make` with what it
+    /// returned.
     pub(crate) fn accept<R>(
         &self,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
@@ -237,12 +249,12 @@ impl<T: AsFd> Watched<T> {
                 Outcome::Ended(ended) => Ok(Outcome::Ended(ended)),
             }
         };
-        let way = Way::Tried(Interest::Read);
-        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
+        let first = FirstStep::Try(Interest::Read);
+        self.run_with(first, &mut (), patience, |(), inner| attempt(inner), wait)
     }
 
-    /// The same for what the kernel does not tell us about: looks again and again.
-    pub(crate) fn run_guessing<R>(
+    /// As [`run`](Self::run), for what the kernel does not report: tries again after pauses.
+    pub(crate) fn run_with_backoff<R>(
         &self,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         attempt: impl FnMut(&T) -> io::Result<R>,
@@ -253,24 +265,29 @@ impl<T: AsFd> Watched<T> {
             let ended = pause(&mut backoff, deadline)?;
             Ok(Outcome::Ended(ended))
         };
-        let way = Way::Tried(Interest::Write);
-        self.run_with(way, &mut (), patience, |(), inner| attempt(inner), wait)
+        let first = FirstStep::Try(Interest::Write);
+        self.run_with(first, &mut (), patience, |(), inner| attempt(inner), wait)
     }
 
     fn run_with<S, R>(
         &self,
-        way: Way,
+        first: FirstStep,
         state: &mut S,
         patience: impl FnOnce(BorrowedFd<'_>) -> Patience,
         mut attempt: impl FnMut(&mut S, &T) -> io::Result<R>,
-        mut wait: impl FnMut(&mut S, BorrowedFd<'_>, Seen, Option<Instant>) -> io::Result<Outcome<R>>,
+        mut wait: impl FnMut(
+            &mut S,
+            BorrowedFd<'_>,
+            ReadinessToken,
+            Option<Instant>,
+        ) -> io::Result<Outcome<R>>,
     ) -> io::Result<R> {
         park::charge_ahead();
         let inner = self.get();
-        let (interest, mut seen) = match way {
-            Way::Drained(seen) => (Interest::Read, seen),
-            Way::Tried(interest) => {
-                let seen = self.registration.seen(interest);
+        let (interest, mut seen) = match first {
+            FirstStep::Wait(seen) => (Interest::Read, seen),
+            FirstStep::Try(interest) => {
+                let seen = self.registration.readiness(interest);
                 match attempt(state, inner) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => (interest, seen),
                     done => return done,
@@ -283,16 +300,16 @@ impl<T: AsFd> Watched<T> {
             Patience::Until(at) => Some(at),
             Patience::Forever => None,
         };
-        let mut vain = Vain::new();
+        let mut spurious = SpuriousWakes::new();
         loop {
             let ended = match wait(state, fd, seen, deadline)? {
                 Outcome::Done(answer) => return Ok(answer),
                 Outcome::Ended(ended) => ended,
             };
-            seen = self.registration.seen(interest);
+            seen = self.registration.readiness(interest);
             match (attempt(state, inner), ended) {
                 (Err(error), _) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
-                (Err(error), Ended::Ready) if vain.again(deadline)? == Ended::TimedOut => {
+                (Err(error), Ended::Ready) if spurious.note(deadline)? == Ended::TimedOut => {
                     return Err(error);
                 }
                 (Err(_), Ended::Ready) => {}
@@ -304,15 +321,15 @@ impl<T: AsFd> Watched<T> {
     }
 }
 
-/// What comes before the first wait.
+/// What an operation begins with.
 #[derive(Clone, Copy)]
-enum Way {
-    /// A try.
-    Tried(Interest),
-    /// Nothing: nothing has been told since a read that got all there was.
-    Drained(Seen),
+enum FirstStep {
+    Try(Interest),
+    /// A read that waits at once: there was no event since a read that got all there was.
+    Wait(ReadinessToken),
 }
 
+/// Pauses, and returns like a wait.
 pub(super) fn pause(backoff: &mut Backoff, deadline: Option<Instant>) -> io::Result<Ended> {
     match backoff.wait(deadline) {
         Err(error) if error.kind() == io::ErrorKind::TimedOut => Ok(Ended::TimedOut),
@@ -320,32 +337,36 @@ pub(super) fn pause(backoff: &mut Backoff, deadline: Option<Instant>) -> io::Res
     }
 }
 
-/// Waits that ended at once and for nothing: the kernel has something to tell that this operation does not take,
-/// say, an error queue. Whoever tries again at once would do so for ever. That is so where each wait asks anew, on
-/// plain threads and by rings; a set tells a change once.
-struct Vain {
+/// Slows down waits that end at once though the operation cannot be done.
+///
+/// The kernel reports something that this operation does not take, an error queue for instance.
+/// Without a pause the caller would try and wait in a busy loop. That happens where each wait asks
+/// the kernel anew, on plain threads and with io_uring; epoll reports a change once.
+struct SpuriousWakes {
+    /// How many there were in a row.
     times: u32,
     backoff: Backoff,
     /// When the last one ended, or the pause after it.
     last: Option<Instant>,
 }
 
-impl Vain {
-    /// So many may be chance: others were faster.
+impl SpuriousWakes {
+    /// This many may be chance: other threads were faster.
     const FEW: u32 = 16;
-    /// What took longer has waited.
+    /// A wait that took longer has waited.
     const AT_ONCE: Duration = Duration::from_millis(1);
 
     fn new() -> Self {
-        Vain {
+        SpuriousWakes {
             times: 0,
             backoff: Backoff::new(),
             last: None,
         }
     }
 
-    fn again(&mut self, deadline: Option<Instant>) -> io::Result<Ended> {
-        if park::current_fiber().is_some() && !ring::is_used() {
+    /// Notes a wait after which the operation could not be done, and pauses after many of them.
+    fn note(&mut self, deadline: Option<Instant>) -> io::Result<Ended> {
+        if park::current_fiber().is_some() && sched::reports_changes_only() {
             return Ok(Ended::Ready);
         }
         if self.last.is_some_and(|last| last.elapsed() > Self::AT_ONCE) {
@@ -362,7 +383,7 @@ impl Vain {
     }
 }
 
-impl<T: AsFd> Drop for Watched<T> {
+impl<T: AsFd> Drop for Registered<T> {
     fn drop(&mut self) {
         if let Some(inner) = &self.inner {
             self.registration.forget(inner.as_fd());
