@@ -18,8 +18,8 @@
 //!
 //! The threads give way to workers: they are nicer (`nice`), so that a worker that wakes runs at once
 //! even if it has used more than an even share of late. Rejected after measuring (`benches/compute.rs`,
-//! DESIGN §9): `SCHED_BATCH` and longer or shorter slices change nothing, `SCHED_IDLE` starves the
-//! computation when workers are busy.
+//! `benches/RESULTS.md`): `SCHED_BATCH` and longer or shorter slices change nothing, `SCHED_IDLE`
+//! starves the computation when workers are busy.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};

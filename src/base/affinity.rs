@@ -2,8 +2,8 @@
 //! On which CPUs a thread may run.
 //!
 //! A thread that is about to take over the work of another is made to run on the CPU the other
-//! leaves: else it queues behind what computes elsewhere (DESIGN §4). That is done while it waits
-//! for the work, and it widens its mask itself before any of the users' code runs, so that neither
+//! leaves: else it queues behind what computes elsewhere (`docs/preemption.md`). That is done while
+//! it waits for the work, and it widens its mask itself before any of the users' code runs, so that neither
 //! threads nor processes started there inherit the narrow mask.
 //!
 //! **The mask of a thread is the user's, unless it is ours.** It is ours if it equals the mask of

@@ -32,8 +32,8 @@
 //! Rejected: a stream that was just emptied goes to the ring without a try, as it waits without one by epoll; no gain
 //! was seen: 0.9 times the CPU for an echo with 64 connections, 1.2 with 1,000 (medians of three noisy runs, against a
 //! somewhat older build).
-//! Rejected, with figures (DESIGN §10, `cargo bench --bench ring`): registered files, provided buffers, multishot RECV and
-//! ACCEPT, wake-ups by messages between rings. A registered ring belongs to one thread, which a worker does not.
+//! Rejected, with figures (`docs/rejected.md`, `cargo bench --bench ring`): registered files, provided
+//! buffers, multishot RECV and ACCEPT, wake-ups by messages between rings. A registered ring belongs to one thread, which a worker does not.
 //! Promising there, and not tried in a runtime: a SEND without a call before it (0.71 to 0.76 of the CPU of an echo; but the
 //! fiber parks for each, and what it sends leaves when the worker submits), and an ACCEPT that polls first, as transfers
 //! do, after a call in vain (0.82 of an accept, Linux 6.10).

@@ -14,7 +14,8 @@
 //! have to sleep through all of them between two instructions.)
 //!
 //! Rejected: crossbeam-deque, whose unbounded buffer brings epoch reclamation (a thread-local, an
-//! allocation inside the scheduler) for a queue that is bounded anyway; no faster (DESIGN §10).
+//! allocation inside the scheduler) for a queue that is bounded anyway; no faster
+//! (`docs/rejected.md`).
 
 use std::ptr::{self, NonNull};
 

@@ -1,4 +1,4 @@
-//! Judges a stack that was interrupted at an instruction, outside of any region (T5).
+//! Judges a stack that was interrupted at an instruction, outside of any region (I35).
 //!
 //! Law of this file: it runs in signal handlers, as `walk` does.
 
