@@ -19,7 +19,7 @@ use crate::sched::{Hook, Settings, Shared};
 /// Makes a [`Runtime`].
 ///
 /// What is not set here comes from the environment, and what is not set there has a default; see
-/// [Settings](crate#settings) for the list.
+/// `docs/settings.md` for the list.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new()

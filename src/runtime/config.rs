@@ -3,8 +3,8 @@
 //! A *setting* is a method of [`Builder`](super::Builder); most have an environment *variable* too.
 //! The method wins over the variable, the variable over the default. [`ALL`] is the only place that
 //! knows a setting's names, limits, default and meaning: both ways in pass the same check, errors
-//! take their words from it, and the README's table is printed from it (a test compares the two, an
-//! ignored one rewrites the README).
+//! take their words from it, and the table in `docs/settings.md` is printed from it (a test compares
+//! the two, an ignored one rewrites the page).
 //!
 //! Rules for variables:
 //! 1. They are read when a runtime is built, every time; nothing is kept for the next one.
@@ -93,7 +93,7 @@ pub(super) struct Setting {
     kind: Kind,
     #[cfg_attr(
         not(test),
-        expect(dead_code, reason = "for the README, which a test prints")
+        expect(dead_code, reason = "for docs/settings.md, which a test prints")
     )]
     meaning: &'static str,
 }
