@@ -1,4 +1,4 @@
-//! The documents and the sources agree: identifiers of invariants, links, and lengths of front pages.
+//! The documents and the sources agree: numbers of invariants, names of files, links, and lengths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -238,6 +238,42 @@ fn every_link_between_documents_leads_somewhere() {
         }
     }
     assert!(followed > 30, "links are not read as they are written");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What stands between backticks in a page, outside blocks of code.
+fn spans(page: &str) -> Vec<String> {
+    let text = prose(page);
+    text.split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn every_source_file_and_model_that_a_document_names_exists() {
+    let folders = ["src", "sysmon", "tests", "benches", "examples"];
+    let sources: Vec<String> = folders.iter().flat_map(|at| files(at, "rs")).collect();
+    let text: String = files("src", "rs").iter().map(|path| read(path)).collect();
+    let mut wrong = Vec::new();
+    for page in pages() {
+        for span in spans(&page) {
+            let is_file = span.ends_with(".rs") && !span.contains([' ', '*', '…']);
+            let below = format!("/{span}");
+            if is_file
+                && !sources
+                    .iter()
+                    .any(|path| *path == span || path.ends_with(&below))
+            {
+                wrong.push(format!("{page}: no file {span}"));
+            }
+            let is_model = span.starts_with("loom_") && !span.contains('…');
+            if is_model && !text.contains(&format!("fn {span}(")) {
+                wrong.push(format!("{page}: no model {span}"));
+            }
+        }
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
