@@ -21,7 +21,7 @@
 //! and parks on, deaf. If the completion says that something was transferred, that is the answer, and the next
 //! call that blocks hears of the request. Only an operation that was cancelled ends by the deadline or the
 //! request. A late cancel that meets another operation at the same address makes that one try again, no more:
-//! the kernel cancels on its own account, too, when a thread that has submitted ends.
+//! the kernel cancels on its own account, too, when a thread that has submitted ends (S17).
 //!
 //! *Who submits.* Entries are pushed to the ring of the fiber's worker, which waits for one if it has none: its
 //! holder is awake, and submits and looks when it looks for other work, or sleeps in it. In a dispatch that is
