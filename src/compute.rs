@@ -24,7 +24,7 @@
 //!
 //! The threads have a higher nice value than workers, so that a worker that wakes runs at once even
 //! if it has used more than an even share recently. Rejected after measuring (`benches/compute.rs`,
-//! DESIGN §9): `SCHED_BATCH` and longer or shorter slices change nothing, `SCHED_IDLE` starves the
+//! `benches/RESULTS.md`): `SCHED_BATCH` and longer or shorter slices change nothing, `SCHED_IDLE` starves the
 //! computation when workers are busy.
 
 use std::ptr::NonNull;

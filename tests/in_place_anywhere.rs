@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "calls C, and keeps what no fiber may keep that leaves its thread"
 )]
-//! Fibers that leave their thread at an instruction of ordinary code, if the setting says so (T5).
+//! Fibers that leave their thread at an instruction of ordinary code, if the setting says so (I35).
 //!
 //! What is promised of regions is in `in_place.rs`; here is no region.
 

@@ -35,7 +35,7 @@
 //! A transfer that has just failed with `WouldBlock` is to poll before it tries again, where the
 //! kernel knows how: that saves CPU time.
 //!
-//! Rejected (DESIGN §10, `cargo bench --bench ring`):
+//! Rejected (`docs/rejected.md`, `cargo bench --bench ring`):
 //! - To give the read of a stream that was just emptied to the ring without a try, as it waits
 //!   without one by epoll: no gain.
 //! - Registered files, provided buffers, multishot RECV and ACCEPT, wake-ups by messages between

@@ -14,8 +14,8 @@
 //! sleeps through all of them between two instructions.)
 //!
 //! Rejected: crossbeam-deque. Its unbounded buffer brings epoch reclamation (a thread-local, an
-//! allocation inside the scheduler) for a queue that is bounded anyway; it is no faster (DESIGN
-//! §10).
+//! allocation inside the scheduler) for a queue that is bounded anyway; it is no faster
+//! (`docs/rejected.md`).
 
 use std::ptr::{self, NonNull};
 

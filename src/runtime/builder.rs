@@ -19,7 +19,7 @@ use crate::sys::fork;
 /// Configures and starts a [`Runtime`].
 ///
 /// A setting that is not made here comes from its environment variable, or else from its default;
-/// see [Settings](crate#settings) for the list. It corresponds to `tokio::runtime::Builder`.
+/// `docs/settings.md` lists them. It corresponds to `tokio::runtime::Builder`.
 ///
 /// ```
 /// let rt = indent::runtime::Builder::new()

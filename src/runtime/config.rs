@@ -3,8 +3,8 @@
 //! A *setting* is a method of [`Builder`](super::Builder); most have an environment *variable* too.
 //! The method takes precedence over the variable, the variable over the default. [`ALL`] is the
 //! only place that knows a setting's names, limits, default and meaning: values from both sources
-//! pass the same check, error messages use its words, and the README's table is generated from it
-//! (one test compares the two, an ignored one rewrites the README).
+//! pass the same check, error messages use its words, and the table in `docs/settings.md` is
+//! generated from it (one test compares the two, an ignored one rewrites the page).
 //!
 //! Rules for variables:
 //! 1. They are read whenever a runtime is built; nothing is kept for the next one.
@@ -98,7 +98,7 @@ pub(super) struct Setting {
     kind: Kind,
     #[cfg_attr(
         not(test),
-        expect(dead_code, reason = "for the README, which a test writes")
+        expect(dead_code, reason = "for docs/settings.md, which a test writes")
     )]
     meaning: &'static str,
 }

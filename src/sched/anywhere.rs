@@ -3,7 +3,7 @@
     reason = "looks at registers and stacks of interrupted fibers"
 )]
 //! Taking a fiber off its thread at an arbitrary instruction of ordinary code, outside of regions
-//! (T5).
+//! (I35).
 //!
 //! `in_place.rs` does this where the author of the code has promised that nothing of the thread is
 //! in use. Here there is no promise, so everything is proved or looked up. If anything is missing,

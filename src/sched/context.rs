@@ -17,7 +17,7 @@
 //! used. **I9** No `Entered`, no reference to a worker, survives a switch: [`switch`] consumes the
 //! token and makes a new one from the thread it finds itself on.
 //!
-//! [S8]: DESIGN.md
+//! [S8]: docs/invariants.md
 
 use std::cell::{Cell, OnceCell};
 use std::hint::black_box;

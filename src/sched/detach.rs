@@ -20,7 +20,7 @@
 //! thread mostly waits for something else, so after each round the pause before the next one
 //! doubles, until another carrier begins to wait.
 //!
-//! [S9]: DESIGN.md
+//! [S9]: docs/invariants.md
 
 use std::sync::atomic::{
     AtomicBool,

@@ -20,8 +20,8 @@
 //! looks for another: a carrier that rests, that is wanted, that is frozen. If there is none it becomes an
 //! *orphan*, which the next carrier that would wait for a worker takes, and the monitor at its next look.
 //!
-//! [S1]: DESIGN.md
-//! [S7]: DESIGN.md
+//! [S1]: docs/invariants.md
+//! [S7]: docs/invariants.md
 
 use std::cell::Cell;
 use std::ptr::{self, NonNull};

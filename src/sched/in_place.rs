@@ -31,7 +31,7 @@
 //! comes back: `errno`, and by the trampoline all registers with MXCSR and the x87 control word.
 //! Others see meanwhile the control words that were there when the region was entered.
 //!
-//! [S2]: DESIGN.md [S5]: DESIGN.md
+//! [S2]: docs/invariants.md [S5]: docs/invariants.md
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};

@@ -20,9 +20,9 @@
 //! nobody else has; beyond that it does not matter which of us sent one, since two that come together are
 //! one for the kernel.
 //!
-//! [S7]: DESIGN.md
-//! [S11]: DESIGN.md
-//! [S13]: DESIGN.md
+//! [S7]: docs/invariants.md
+//! [S11]: docs/invariants.md
+//! [S13]: docs/invariants.md
 
 use std::sync::OnceLock;
 use std::sync::atomic::{

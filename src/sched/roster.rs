@@ -13,7 +13,7 @@
 //! A child of a fork has none of the threads in the table, and the kernel may give their numbers to
 //! threads that the child starts. So the table is emptied there (`sys/fork.rs`).
 //!
-//! [S7]: DESIGN.md
+//! [S7]: docs/invariants.md
 
 use std::ptr;
 use std::sync::atomic::{

@@ -20,7 +20,7 @@ use crate::sched::worker::{Roused, Worker};
 
 /// Looks into all queues before the first sleep, and pauses between two of them: a microsecond or
 /// two, to meet work that is just being made. Longer costs more than it brings: with more threads
-/// than CPUs the searcher stands in the way of whoever it waits for (DESIGN §9).
+/// than CPUs the searcher stands in the way of whoever it waits for (`benches/RESULTS.md`).
 const SEARCH_ROUNDS: u32 = 4;
 const PAUSES: u32 = 4;
 

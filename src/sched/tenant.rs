@@ -1,8 +1,8 @@
 //! A fiber that may run on one thread only, and how a worker and its thread find each other.
 //!
 //! A parked fiber that is *bound* to its thread has that thread to itself: it is the thread's
-//! *tenant*, and no other fiber starts or resumes there. When the tenant becomes runnable it is an
-//! entry in the queues of workers, like any other fiber. The parties:
+//! *tenant*, and no other fiber starts or resumes there (S4, S12). When the tenant becomes runnable
+//! it is an entry in the queues of workers, like any other fiber. The parties:
 //!
 //! - The **waker** made the tenant runnable. If a worker is on the tenant's thread, the waker
 //!   leaves the tenant in the thread's slot and notifies that worker ([`Slot::deliver`]). Otherwise

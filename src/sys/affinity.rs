@@ -2,7 +2,7 @@
 //! Moves threads to CPUs, by their affinity masks.
 //!
 //! A thread that is about to take over the work of another is moved to the CPU that the other
-//! leaves: else it queues behind threads that compute on other CPUs (DESIGN §4). Its mask is
+//! leaves: else it queues behind threads that compute on other CPUs (`docs/preemption.md`). Its mask is
 //! narrowed while it waits for the work. It widens its mask itself before any user code runs, so
 //! that neither threads nor processes started there inherit the narrow mask.
 //!

@@ -3,7 +3,8 @@
 //! Clearing a bit that was set is a *claim*: exactly one thread gets `true` for each time the bit
 //! was set, and with it a right (to wake that worker, to give that carrier a worker, …). Setting
 //! releases what was written before, claiming acquires it. All operations are sequentially
-//! consistent, because every user runs a "store mine, look at yours" protocol over it (DESIGN §3).
+//! consistent, because every user runs a "store mine, look at yours" protocol over it
+//! (`docs/wake-and-sleep.md`).
 //! No allocation after construction and no locks: a signal handler may use it.
 
 use crate::util::loom::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};

@@ -10,7 +10,7 @@
 //! linked to.
 //!
 //! The post is sequentially consistent: what follows it (reading whether the owner sleeps) pairs
-//! with the owner's "announce sleep, then look here" (DESIGN §3).
+//! with the owner's "announce sleep, then look here" (`docs/wake-and-sleep.md`).
 
 use std::ptr::{self, NonNull};
 

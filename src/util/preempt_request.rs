@@ -3,11 +3,11 @@
 //! The word is zero, or names what is requested: the stamp of a dispatch, with or without `LOOK`,
 //! or `WITHOUT_WORKER` (`sched/interrupt.rs`).
 //!
-//! **R1** The carrier clears a request only by exchanging the value that it has looked at. A
+//! **Q1** The carrier clears a request only by exchanging the value that it has looked at. A
 //! request that another thread writes between the look and the exchange stays, and its signal finds
 //! it.
 //!
-//! **R2** [`clear`](PreemptRequest::clear) forgets any request. It is called only where every
+//! **Q2** [`clear`](PreemptRequest::clear) forgets any request. It is called only where every
 //! request that can be there is late: before the carrier's next dispatch has its number, or before
 //! its thread has run a fiber.
 
@@ -45,12 +45,12 @@ impl PreemptRequest {
     }
 
     /// Removes `seen`, to withdraw it or because it was answered. False, and no change, if another
-    /// request has come (R1).
+    /// request has come (Q1).
     pub(crate) fn withdraw(&self, seen: u64) -> bool {
         self.replace_seen(seen, NONE)
     }
 
-    /// Own thread: forgets any request (R2).
+    /// Own thread: forgets any request (Q2).
     pub(crate) fn clear(&self) {
         self.0.store(NONE, Relaxed);
     }

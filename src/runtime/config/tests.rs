@@ -385,7 +385,7 @@ fn a_name_kept_for_later_is_said_to_be_one() {
     }
 }
 
-/// The README's table.
+/// The table in `docs/settings.md`.
 fn table() -> String {
     let mut table = String::from(
         "| variable | method of `Builder` | default | allowed | what it is |\n|---|---|---|---|---|\n",
@@ -409,37 +409,37 @@ fn table() -> String {
     table
 }
 
-/// The README before its table, the table, and what follows.
-fn readme() -> [String; 3] {
+/// The page before its table, the table, and what follows.
+fn page() -> [String; 3] {
     const OPEN: &str = "<!-- settings: printed from src/runtime/config.rs -->\n\n";
     const CLOSE: &str = "\n<!-- end of settings -->";
-    let text = std::fs::read_to_string(readme_path()).unwrap();
+    let text = std::fs::read_to_string(page_path()).unwrap();
     let start = text.find(OPEN).expect("the mark before the table") + OPEN.len();
     let end = text.find(CLOSE).expect("the mark behind the table");
     [&text[..start], &text[start..end], &text[end..]].map(str::to_owned)
 }
 
-fn readme_path() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")
+fn page_path() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/settings.md")
 }
 
 #[test]
-fn the_readme_has_this_table() {
+fn the_page_of_settings_has_this_table() {
     if cfg!(target_env = "musl") {
-        let line = "SKIPPED the_readme_has_this_table: musl leaves one signal less to programs\n";
+        let line = "SKIPPED the_page_of_settings_has_this_table: musl leaves one signal less\n";
         return crate::sys::stderr::print(line);
     }
-    let [_, written, _] = readme();
+    let [_, written, _] = page();
     assert_eq!(
         written,
         table(),
-        "write it anew: cargo test --lib -- --ignored rewrite_the_table_in_the_readme"
+        "write it anew: cargo test --lib -- --ignored rewrite_the_table_of_settings"
     );
 }
 
 #[test]
-#[ignore = "changes README.md"]
-fn rewrite_the_table_in_the_readme() {
-    let [before, _, after] = readme();
-    std::fs::write(readme_path(), before + &table() + &after).unwrap();
+#[ignore = "changes docs/settings.md"]
+fn rewrite_the_table_of_settings() {
+    let [before, _, after] = page();
+    std::fs::write(page_path(), before + &table() + &after).unwrap();
 }

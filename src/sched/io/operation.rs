@@ -25,7 +25,7 @@
 //! that something was transferred, that is the result, and the next call that blocks notices the
 //! cancellation. Only an operation that was cancelled ends by the deadline or the cancellation. A
 //! late cancel that meets another operation at the same address makes that one try again, no more:
-//! the kernel cancels on its own account, too, when a thread that has submitted ends.
+//! the kernel cancels on its own account, too, when a thread that has submitted ends (S17).
 //!
 //! *Which thread submits.* Entries are pushed to the ring of the fiber's worker; a fiber without a
 //! worker waits for one first. The worker's holder is awake, and submits and polls when it looks

@@ -31,7 +31,7 @@ impl Carrier {
     /// While its worker is in the monitor's hand and preemption is enabled: who sleeps here, from now on.
     pub(crate) fn note_sleeper(&self) {
         let occupant = &self.ice.occupant;
-        // I17 says why the cell may be read: its thread is in the middle of this fiber.
+        // I7: its worker is in our hand, so its thread is in the middle of this fiber.
         if let Some(fiber) = self.current.get() {
             occupant.who.set(MaybeGone::of(fiber));
         }

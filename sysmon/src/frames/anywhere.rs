@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "calls the allocator by its raw functions")]
-//! Judges a stack that was interrupted at an instruction, outside of any region (T5), and the
+//! Judges a stack that was interrupted at an instruction, outside of any region (I35), and the
 //! allocator of a program in which stacks are left there.
 //!
 //! Law of `judge_anywhere`: it runs in signal handlers, as `walk` does.

@@ -47,7 +47,7 @@
 //! from its own beginning, is what LLVM makes of a table of addresses. Such a table is recognized by
 //! the instruction that reads it, and ends where a distance leads out of the image.
 //!
-//! [S5]: ../../../DESIGN.md
+//! [S5]: ../../../docs/invariants.md
 
 mod shapes;
 #[cfg(test)]

@@ -30,7 +30,7 @@
 //! (`harmless::kernel`). Registers of the thread that no call preserves or spoils, its rounding mode and
 //! rights, are touched by whoever loads them (`control`).
 //!
-//! [S5]: ../../../DESIGN.md
+//! [S5]: ../../../docs/invariants.md
 
 mod brief;
 mod control;

@@ -27,7 +27,7 @@
 //! Everything that decodes or allocates happens on the helper's thread; looking something up
 //! allocates nothing and takes no lock.
 //!
-//! [S5]: ../../../DESIGN.md
+//! [S5]: ../../../docs/invariants.md
 
 mod ahead;
 mod anywhere;

@@ -13,11 +13,11 @@
 //! There is one writer at a time, under a lock.
 //!
 //! Invariants of a table:
-//! - I1. A slot's key is written once, from 0, after its value (release); a reader that sees the key
+//! - V1. A slot's key is written once, from 0, after its value (release); a reader that sees the key
 //!   (acquire) sees the value that was written for it. Neither ever changes: what lies in the
 //!   executable stays for ever, and code elsewhere is bound whatever is mapped there.
-//! - I2. At most half of the slots are used, so each search meets an empty one and ends.
-//! - I3. A table is complete before it is published (release) and is never freed. Tables double, so
+//! - V2. At most half of the slots are used, so each search meets an empty one and ends.
+//! - V3. A table is complete before it is published (release) and is never freed. Tables double, so
 //!   those before the last sum to less than it.
 //!
 //! Wanting: 1 put the address into a free place of `wanted`, 2 set `asked`; who was the first to set
@@ -186,7 +186,7 @@ impl Table {
         }
     }
 
-    /// The slot with this key, or the empty one where it would be (I2: there is one).
+    /// The slot with this key, or the empty one where it would be (V2: there is one).
     #[inline]
     fn search(&self, key: u64) -> (&Slot, bool) {
         let last = self.slots.len() - 1; // of a power of two
@@ -206,7 +206,7 @@ impl Table {
         let (slot, found) = self.search(key);
         if !found {
             slot.value.store(value, Relaxed);
-            slot.key.store(key, Release); // I1
+            slot.key.store(key, Release); // V1
         }
         !found
     }
@@ -276,7 +276,7 @@ impl Sites {
     #[inline]
     fn current(&self) -> Option<&Table> {
         let table = self.table.load(Acquire);
-        // SAFETY: I3: null, or a table that is complete and never freed.
+        // SAFETY: V3: null, or a table that is complete and never freed.
         unsafe { table.as_ref() }
     }
 
@@ -358,7 +358,7 @@ impl Sites {
                 table.put(key, slot.value.load(Relaxed));
             }
         }
-        self.table.store(Box::into_raw(Box::new(table)), Release); // I3
+        self.table.store(Box::into_raw(Box::new(table)), Release); // V3
         self.current()
     }
 

@@ -13,7 +13,7 @@
 //! the frames: frame i of both walks has the same place in the code, the same position, and an `rbp`
 //! from the same source (the start, or the slot at some position). For i = 0 this is the key. Let it
 //! hold for i.
-//! - T1. The same place has the same site, for ever (`sites`, I1).
+//! - T1. The same place has the same site, for ever (`sites`, V1).
 //! - T2. If its row counts from `rsp`, the CFA has the same position, which the place alone decides.
 //!   If it counts from `rbp`, the source of that `rbp` is recorded with the position it gave, and it
 //!   gives the same now; so the CFA has the same position too.
@@ -306,7 +306,7 @@ impl TraceCache {
                 _ => {}
             }
             match climber.climb(row) {
-                Climb::Up if !outside && climber.sp > region => return None, // W4
+                Climb::Up if !outside && climber.sp > region => return None, // U4
                 Climb::Up => {}
                 Climb::Root if outside => return Some(whole),
                 Climb::Root => return None,

@@ -9,10 +9,10 @@
 //! of that call. Frames above it are the runtime's own.
 //!
 //! What keeps a walk honest:
-//! - W1. Every word is read through [`Stack`], which refuses what is not aligned and inside.
-//! - W2. A frame's CFA is above its stack pointer, so walks end; there are at most [`FRAMES`].
-//! - W3. A saved `rbp` is read from inside its frame only.
-//! - W4. It ends well only if a CFA *is* the root. One beyond it means that a row was wrong or the
+//! - U1. Every word is read through [`Stack`], which refuses what is not aligned and inside.
+//! - U2. A frame's CFA is above its stack pointer, so walks end; there are at most [`FRAMES`].
+//! - U3. A saved `rbp` is read from inside its frame only.
+//! - U4. It ends well only if a CFA *is* the root. One beyond it means that a row was wrong or the
 //!   stack is not what it seems: [`End::Broken`]. Rejected: to stop at the first CFA at or beyond the
 //!   root; one wrong `rbp` would then hide frames.
 //!
@@ -267,7 +267,7 @@ impl<'a> Climber<'a> {
         };
         let cfa = base.checked_add(row.cfa as usize * WORD)?;
         if cfa <= self.sp || cfa > self.root || !self.stack.holds(self.sp, cfa) {
-            return None; // W2, W4
+            return None; // U2, U4
         }
         if cfa == self.root {
             return Some(Climb::Root);
@@ -279,7 +279,7 @@ impl<'a> Climber<'a> {
             CallersBp::Saved(below) => {
                 let slot = cfa.checked_sub(below as usize * WORD)?;
                 if slot < self.sp {
-                    return None; // W3
+                    return None; // U3
                 }
                 self.bp = self.stack.read(slot)?;
                 self.bp_from = BpFrom::Slot(slot);

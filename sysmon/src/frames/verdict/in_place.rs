@@ -1,4 +1,4 @@
-//! In which functions an interrupted stack may be left where it stands, outside of regions (T5).
+//! In which functions an interrupted stack may be left where it stands, outside of regions (I35).
 //!
 //! A verdict on mobility is about a frame that waits for a call. An interrupted frame needs more:
 //! between two instructions it may hold what no frame holds during a call. And other stacks run on
