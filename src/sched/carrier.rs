@@ -33,7 +33,7 @@ use crate::fiber::locals::Block;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::lane::popped;
 use crate::sched::anywhere::Identity;
-use crate::sched::freeze::Ice;
+use crate::sched::freeze::PreemptState;
 use crate::sched::overrun::Stretch;
 use crate::sched::owner::Owner;
 use crate::sched::tenant::{Delivered, Slot};
@@ -75,7 +75,7 @@ pub(crate) struct Carrier {
     own: UnsafeCell<Own>,
     /// Its thread, for the monitor. From here on: any thread.
     pub(crate) thread: Thread,
-    pub(crate) ice: Ice,
+    pub(crate) preempt: PreemptState,
     /// On which CPUs its thread may run.
     placement: Placement,
     /// It rests as a spare in excess, and ends unless it is needed before long. Set by the monitor.
@@ -124,7 +124,7 @@ impl Carrier {
             block: Block::new(),
             own: UnsafeCell::default(),
             thread: Thread::new(),
-            ice: Ice::default(),
+            preempt: PreemptState::default(),
             placement: Placement::new(),
             rests_in_excess: AtomicBool::new(false),
         }
@@ -389,7 +389,7 @@ impl Carrier {
     pub(crate) fn leave(&self) {
         self.owner.leave();
         compiler_fence(SeqCst); // the handler sees preemption enabled, or we see its request
-        if self.ice.request.is_some() && self.owner.depth() == 0 {
+        if self.preempt.request.is_some() && self.owner.depth() == 0 {
             self.look_at_request();
         }
     }

@@ -207,8 +207,8 @@ impl Here {
     /// The fiber calls here again and again: it need not be stopped in between. True if it is to give way.
     #[inline]
     pub(crate) fn passes_checkpoint(&self) -> bool {
-        let ice = &self.carrier().ice;
-        ice.checkpoints.set(ice.checkpoints.get().wrapping_add(1));
+        let preempt = &self.carrier().preempt;
+        preempt.checkpoints.set(preempt.checkpoints.get().wrapping_add(1));
         self.carrier().is_asked() && self.carrier().takes_request()
     }
 

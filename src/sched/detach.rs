@@ -41,8 +41,8 @@ impl Carrier {
     /// On the monitor's thread: how much it has computed so far.
     pub(crate) fn note_cpu(&self) {
         let cpu = self.thread.cpu_time().map_or(0, nanos);
-        self.ice.cpu.store(cpu, Relaxed);
-        self.ice.cpu_began.store(cpu, Relaxed);
+        self.preempt.cpu.store(cpu, Relaxed);
+        self.preempt.cpu_began.store(cpu, Relaxed);
     }
 
     /// What the clock of its thread will have said so long ago, if it has run since.
@@ -61,7 +61,7 @@ impl Carrier {
     /// that wakes for a moment between two sleeps would be hit in the second (S10).
     fn has_computed(&self) -> bool {
         let cpu = self.thread.cpu_time().map_or(u64::MAX, nanos);
-        cpu.saturating_sub(self.ice.cpu.load(Relaxed)) >= GRACE.as_nanos() as u64
+        cpu.saturating_sub(self.preempt.cpu.load(Relaxed)) >= GRACE.as_nanos() as u64
     }
 }
 
@@ -102,20 +102,20 @@ impl Shared {
     pub(crate) fn mind_detached(&self) {
         let (mut locked, mut newly) = (false, false);
         for carrier in self.detached.members().map(|index| self.carrier(index)) {
-            let request = carrier.ice.request.get(); // a later one is for a worker it got since
+            let request = carrier.preempt.request.get(); // a later one is for a worker it got since
             if carrier.owner.peek().is_some() {
                 self.detached.claim(carrier.index); // it has got one by another way
                 continue;
             }
             let state = carrier.thread.state();
             let is_locked = state == ThreadState::Locked;
-            let was_locked = carrier.ice.locked.swap(is_locked, Relaxed);
+            let was_locked = carrier.preempt.locked.swap(is_locked, Relaxed);
             newly |= is_locked && !was_locked;
             match state {
                 ThreadState::Running | ThreadState::Unknown
                     if self.settings.preempt && carrier.has_computed() =>
                 {
-                    if carrier.ice.request.replace_seen(request, WITHOUT_WORKER) {
+                    if carrier.preempt.request.replace_seen(request, WITHOUT_WORKER) {
                         carrier.send();
                     }
                 }

@@ -85,7 +85,7 @@ impl Shared {
     fn stopped(&self) -> HashMap<u64, &'static str> {
         let fiber = |index| {
             let carrier: &Carrier = self.carrier(index);
-            carrier.ice.occupant.fiber().map(|held| held.id())
+            carrier.preempt.occupant.fiber().map(|held| held.id())
         };
         let frozen = self.frozen.members().filter_map(fiber);
         let detached = self.detached.members().filter_map(fiber);

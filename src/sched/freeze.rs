@@ -39,7 +39,7 @@ use crate::util::preempt_request::PreemptRequest;
 
 /// What a carrier knows of being interrupted.
 #[derive(Default)]
-pub(crate) struct Ice {
+pub(crate) struct PreemptState {
     /// For which dispatch somebody wants it to freeze: a [`Worker::stamp`], `WITHOUT_WORKER`, or zero.
     pub(crate) request: PreemptRequest,
     /// How often the monitor has sent it again; its own.
@@ -84,7 +84,7 @@ pub(crate) struct Ice {
     pub(crate) tries: Cell<(u64, u32)>,
 }
 
-impl Ice {
+impl PreemptState {
     /// A new thread begins under an old number.
     pub(crate) fn forget(&self) {
         self.request.clear();
@@ -145,7 +145,7 @@ impl Carrier {
         let shared = self.shared();
         // Who is queued for this worker is of no use to a carrier in the middle of a fiber.
         let to_frozen = !shared.has_queued_for(worker);
-        let pressed_by = self.ice.pressed_by.swap(ptr::null_mut(), Relaxed);
+        let pressed_by = self.preempt.pressed_by.swap(ptr::null_mut(), Relaxed);
         // SAFETY: null, or a carrier of this runtime: those live as long as `Shared`.
         let tenants = unsafe { pressed_by.as_ref() }.filter(|thread| thread.waits_with_tenant());
         let receiver = match tenants {
@@ -165,7 +165,7 @@ impl Carrier {
         held.published.set_phase(Phase::Scheduling);
         self.note_slice();
         let overrun = self.stops(Some(held), suspect, registers);
-        self.ice.suspect.store(suspect, Relaxed);
+        self.preempt.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.rung.store(false, Relaxed); // whoever presses next is heard at once
         shared.frozen.set(self.index); // I19: from here on it can be given a worker
@@ -184,7 +184,7 @@ impl Carrier {
         self.owner.come_back(); // from here on it can be given a worker
         self.note_slice();
         let overrun = self.stops(None, suspect, registers);
-        self.ice.suspect.store(suspect, Relaxed);
+        self.preempt.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.frozen.set(self.index);
         shared.rouse_one(self.index); // an idle worker may have time for it
@@ -192,7 +192,7 @@ impl Carrier {
             self.report(facts, registers);
         }
         self.stay_frozen();
-        self.ice.tries.set((0, 0));
+        self.preempt.tries.set((0, 0));
     }
 
     /// Until there is a worker, or it is released. Preemption is disabled before and after.
@@ -201,7 +201,7 @@ impl Carrier {
         let thawed = self.wait_frozen();
         shared.frozen.claim(self.index); // it may have been helped without a claim
         self.spread_out();
-        self.ice.request.clear(); // what was asked of it while it stood still is late
+        self.preempt.request.clear(); // what was asked of it while it stood still is late
         shared.preempted.thaws.fetch_add(1, Relaxed);
         match thawed {
             // SAFETY: workers live as long as `Shared`.
@@ -235,17 +235,17 @@ impl Carrier {
     }
 
     pub(crate) fn rotated_in(&self) -> u64 {
-        self.ice.rotated.load(Relaxed)
+        self.preempt.rotated.load(Relaxed)
     }
 
     pub(crate) fn note_rotation(&self, round: u64) {
-        self.ice.rotated.store(round, Relaxed);
+        self.preempt.rotated.store(round, Relaxed);
     }
 
     /// Whose release is likely to help: who was stopped in foreign code, then who froze last.
     pub(crate) fn rotation_order(&self) -> (bool, u64) {
-        let ice = &self.ice;
-        (ice.suspect.load(Relaxed), ice.froze_at.load(Relaxed))
+        let preempt = &self.preempt;
+        (preempt.suspect.load(Relaxed), preempt.froze_at.load(Relaxed))
     }
 
     /// On the monitor's thread: a claimed frozen carrier goes on without a worker.

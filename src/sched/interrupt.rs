@@ -108,7 +108,7 @@ unsafe fn is_ours(info: *mut siginfo_t) -> bool {
     }
     // SAFETY: by the caller's promise.
     let lost = unsafe { signal::has_lost_its_value(info) };
-    let asked = |carrier: &Carrier| carrier.ice.request.is_some();
+    let asked = |carrier: &Carrier| carrier.preempt.request.is_some();
     lost && roster::carrier().is_some_and(asked)
 }
 
@@ -121,27 +121,27 @@ impl Carrier {
     /// Any thread: asks for a freeze in this dispatch of the worker it holds. A request that is there
     /// already is not sent again.
     pub(crate) fn ask_to_freeze(&self, stamp: u64) {
-        if self.ice.request.replace(stamp) {
+        if self.preempt.request.replace(stamp) {
             self.send();
         }
     }
 
     /// On the monitor's thread, at each look: the same, and sent again as long as there is no answer.
     pub(crate) fn ask_again(&self, stamp: u64) {
-        let ice = &self.ice;
-        if ice.request.replace(stamp) {
-            ice.asked.store(0, Relaxed);
-        } else if ice.asked.fetch_add(1, Relaxed) + 1 == UNANSWERED {
+        let preempt = &self.preempt;
+        if preempt.request.replace(stamp) {
+            preempt.asked.store(0, Relaxed);
+        } else if preempt.asked.fetch_add(1, Relaxed) + 1 == UNANSWERED {
             self.shared().preempted.unanswered.fetch_add(1, Relaxed);
         }
-        if ice.refused.load(Relaxed) != stamp {
+        if preempt.refused.load(Relaxed) != stamp {
             self.send();
         }
     }
 
     /// Own thread: its fiber may be interrupted again, and whoever asks is to send the signal.
     pub(crate) fn asks_may_come_again(&self) {
-        self.ice.refused.store(0, Relaxed);
+        self.preempt.refused.store(0, Relaxed);
     }
 
     /// Sends the signal.
@@ -154,7 +154,7 @@ impl Carrier {
     /// # Safety
     /// `context` is the third argument of the running handler.
     unsafe fn interrupted(&self, context: *mut c_void) {
-        let request = self.ice.request.get();
+        let request = self.preempt.request.get();
         // SAFETY: by the caller's promise.
         let at = unsafe { arch::interrupted(context) };
         if self.owner.depth() > 0 || self.on_signal_stack(at.stack) {
@@ -162,8 +162,8 @@ impl Carrier {
         }
         if at.in_kernel {
             // It slept. It is not interrupted again before it is seen to run.
-            self.ice.long.store(0, Relaxed);
-            self.ice.request.withdraw(request);
+            self.preempt.long.store(0, Relaxed);
+            self.preempt.request.withdraw(request);
             return;
         }
         self.owner.disable();
@@ -188,7 +188,7 @@ impl Carrier {
             }
             self.owner.leave();
             compiler_fence(SeqCst); // what comes from here on finds preemption enabled
-            if !self.ice.request.is_some() {
+            if !self.preempt.request.is_some() {
                 return;
             }
         }
@@ -202,25 +202,25 @@ impl Carrier {
         registers: [usize; 3],
         in_place: impl FnOnce() -> bool,
     ) -> bool {
-        let request = self.ice.request.get();
+        let request = self.preempt.request.get();
         if self.shared().is_stopping() {
-            self.ice.request.withdraw(request); // no worker would come
+            self.preempt.request.withdraw(request); // no worker would come
             return false;
         }
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
         if request == stamp | LOOK && request != WITHOUT_WORKER {
-            if self.ice.request.withdraw(request) {
+            if self.preempt.request.withdraw(request) {
                 self.note_overrun(Kind::Noticed, registers);
             }
             return false;
         }
         if request != stamp || self.current.get().is_none_or(|fiber| fiber.in_no_preempt()) {
             if request != stamp {
-                self.ice.request.withdraw(request); // late
+                self.preempt.request.withdraw(request); // late
             } else {
-                self.ice.refused.store(stamp, Relaxed); // the section's end looks at it
+                self.preempt.refused.store(stamp, Relaxed); // the section's end looks at it
             }
             return false;
         }
@@ -229,7 +229,7 @@ impl Carrier {
             return false;
         }
         if worker.is_some() && in_place() {
-            self.ice.request.withdraw(request);
+            self.preempt.request.withdraw(request);
             return true;
         }
         let frozen = match worker {
@@ -241,7 +241,7 @@ impl Carrier {
             }
         };
         if !frozen {
-            self.ice.request.withdraw(request); // who wants it asks again
+            self.preempt.request.withdraw(request); // who wants it asks again
         }
         false
     }
@@ -249,19 +249,19 @@ impl Carrier {
     /// Whether the fiber has passed a checkpoint since somebody last wanted it to freeze: then it finds the
     /// request at the next one.
     fn comes_by_itself(&self) -> bool {
-        let (passed, ice) = (self.ice.checkpoints.get(), &self.ice);
+        let (passed, preempt) = (self.preempt.checkpoints.get(), &self.preempt);
         let now = self.shared().clock.nanos();
-        if ice.known_checkpoints.replace(passed) != passed {
-            ice.known_at.set(now);
+        if preempt.known_checkpoints.replace(passed) != passed {
+            preempt.known_at.set(now);
             return true;
         }
-        now.saturating_sub(ice.known_at.get()) < TICK.as_nanos() as u64
+        now.saturating_sub(preempt.known_at.get()) < TICK.as_nanos() as u64
     }
 
     /// Own thread: somebody wants something of this carrier, or wanted it of an earlier dispatch.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
-        self.ice.request.is_some()
+        self.preempt.request.is_some()
     }
 
     /// Own thread, in a fiber that may yield: takes a request that it does so in this dispatch. Others stay.
@@ -270,12 +270,12 @@ impl Carrier {
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
         let stamp = worker.map_or(WITHOUT_WORKER, |worker| unsafe { worker.as_ref() }.stamp());
-        self.ice.request.withdraw(stamp)
+        self.preempt.request.withdraw(stamp)
     }
 
     /// Whether the freeze is put off once more: a lock of the allocator may be held.
     fn puts_off(&self, stamp: u64) -> bool {
-        let (of, tries) = self.ice.tries.get();
+        let (of, tries) = self.preempt.tries.get();
         let tries = if of == stamp { tries } else { 0 };
         if tries >= TRIES {
             return false;
@@ -283,7 +283,7 @@ impl Carrier {
         if !self.set_alarm(TRY_AGAIN) {
             return false; // nothing would remind us
         }
-        self.ice.tries.set((stamp, tries + 1));
+        self.preempt.tries.set((stamp, tries + 1));
         self.shared().preempted.retries.fetch_add(1, Relaxed);
         true
     }

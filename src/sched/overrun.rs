@@ -146,7 +146,7 @@ impl MaybeGone {
     }
 }
 
-/// Of one carrier: what others need to know of its fiber. In [`Ice`](crate::sched::freeze::Ice).
+/// Of one carrier: what others need to know of its fiber. In [`PreemptState`](crate::sched::freeze::Ice).
 #[derive(Default)]
 pub(crate) struct Occupant {
     /// Who was stopped here, or fell asleep; valid while the carrier is frozen or detached.
@@ -222,7 +222,7 @@ impl Carrier {
         suspect: bool,
         registers: [usize; 3],
     ) -> Option<Facts> {
-        let occupant = &self.ice.occupant;
+        let occupant = &self.preempt.occupant;
         let who = self.current.get().map(MaybeGone::of);
         occupant.who.set(who.unwrap_or((ptr::null_mut(), 0)));
         for (place, value) in occupant.registers.iter().zip(registers) {
@@ -239,7 +239,7 @@ impl Carrier {
     /// Own thread, preemption disabled, in the middle of a fiber, at these registers: reports it if it has run for too
     /// long. `InPlace` ends a slice; `Noticed` does not.
     pub(crate) fn note_overrun(&self, kind: Kind, registers: [usize; 3]) {
-        let began = self.ice.cpu_began.load(Relaxed);
+        let began = self.preempt.cpu_began.load(Relaxed);
         let slice = sys::thread::cpu_time().saturating_sub(began);
         let ran = self.stretch.ran.load(Relaxed).saturating_add(slice);
         if kind == Kind::InPlace {
@@ -260,7 +260,7 @@ impl Carrier {
     }
 
     fn facts(&self, kind: Kind, worker: Option<&Worker>, ran: u64) -> Facts {
-        let (shared, occupant) = (self.shared(), &self.ice.occupant);
+        let (shared, occupant) = (self.shared(), &self.preempt.occupant);
         let (interactive, batch) = shared.how_many_wait(worker);
         let in_this = worker.is_some_and(|w| w.stamp() == occupant.pressed_in.load(Relaxed));
         Facts {

@@ -35,7 +35,7 @@ impl Carrier {
     /// is soon asleep again.
     pub(crate) fn computes(&self) -> bool {
         let most = GRACE.as_nanos() as u64 * 3 / 4;
-        let began = self.ice.cpu_began.load(Relaxed);
+        let began = self.preempt.cpu_began.load(Relaxed);
         let cpu = self.thread.cpu_time().map_or(u64::MAX, nanos);
         cpu.saturating_sub(began) >= most && self.runs()
     }
@@ -44,14 +44,14 @@ impl Carrier {
     #[inline]
     fn long_stamp(&self, worker: &Worker) -> Option<u64> {
         let stamp = worker.stamp();
-        if self.ice.long.load(SeqCst) != stamp || worker.published.phase() != Phase::Fiber {
+        if self.preempt.long.load(SeqCst) != stamp || worker.published.phase() != Phase::Fiber {
             return None;
         }
         let ran = self
             .shared()
             .clock
             .nanos()
-            .saturating_sub(self.ice.began.load(Relaxed));
+            .saturating_sub(self.preempt.began.load(Relaxed));
         (ran >= GRACE.as_nanos() as u64).then_some(stamp)
     }
 }
@@ -59,7 +59,7 @@ impl Carrier {
 impl Worker {
     /// Whether it is in a dispatch that is known to be long.
     pub(crate) fn is_in_long_dispatch(&self) -> bool {
-        let long = |carrier: &Carrier| carrier.ice.long.load(SeqCst) == self.stamp();
+        let long = |carrier: &Carrier| carrier.preempt.long.load(SeqCst) == self.stamp();
         self.carrier().is_some_and(long)
     }
 }
@@ -77,10 +77,10 @@ impl Shared {
             if let Some(stamp) = carrier.long_stamp(worker)
                 && carrier.computes()
             {
-                carrier.ice.occupant.pressed(fiber, stamp);
+                carrier.preempt.occupant.pressed(fiber, stamp);
                 let thread =
                     thread.map_or(ptr::null_mut(), |thread| ptr::from_ref(thread).cast_mut());
-                carrier.ice.pressed_by.store(thread, Relaxed);
+                carrier.preempt.pressed_by.store(thread, Relaxed);
                 return carrier.ask_to_freeze(stamp);
             }
         }

@@ -42,10 +42,10 @@ impl Carrier {
 
     /// This dispatch is a long one, and runs since then at least.
     pub(crate) fn note_long(&self, stamp: u64, began: u64, cpu: u64) {
-        if self.ice.long.load(Relaxed) != stamp {
-            self.ice.began.store(began, Relaxed);
-            self.ice.cpu_began.store(cpu, Relaxed);
-            self.ice.long.store(stamp, SeqCst);
+        if self.preempt.long.load(Relaxed) != stamp {
+            self.preempt.began.store(began, Relaxed);
+            self.preempt.cpu_began.store(cpu, Relaxed);
+            self.preempt.long.store(stamp, SeqCst);
         }
     }
 
@@ -54,12 +54,12 @@ impl Carrier {
     /// threads wait for CPUs, a fiber that hardly computes would be taken for one that does, and
     /// wait behind all of those.
     pub(crate) fn ticks_in(&self, worker: &Worker) -> u64 {
-        if self.ice.long.load(Relaxed) != worker.stamp() {
+        if self.preempt.long.load(Relaxed) != worker.stamp() {
             return 1;
         }
-        let began = self.ice.cpu_began.load(Relaxed);
+        let began = self.preempt.cpu_began.load(Relaxed);
         let ran = match began {
-            0 => (self.shared().clock.nanos()).saturating_sub(self.ice.began.load(Relaxed)),
+            0 => (self.shared().clock.nanos()).saturating_sub(self.preempt.began.load(Relaxed)),
             _ => sys::thread::cpu_time().saturating_sub(began),
         };
         let tick = TICK.as_nanos() as u64;
@@ -69,30 +69,30 @@ impl Carrier {
 
     /// How much of its slice is used up, and so whether it keeps its place.
     pub(crate) fn note_slice(&self) {
-        let (shared, ice) = (self.shared(), &self.ice);
+        let (shared, preempt) = (self.shared(), &self.preempt);
         let fiber = self.current.get().map_or(0, |fiber| fiber.id());
-        if ice.fiber.replace(fiber) != fiber {
-            ice.used.store(0, Relaxed); // another one was frozen here before
-            ice.ticket.store(shared.tickets.load(Relaxed), Relaxed); // behind those who wait already
-            ice.rest.set(0);
+        if preempt.fiber.replace(fiber) != fiber {
+            preempt.used.store(0, Relaxed); // another one was frozen here before
+            preempt.ticket.store(shared.tickets.load(Relaxed), Relaxed); // behind those who wait already
+            preempt.rest.set(0);
         }
         let now = shared.clock.nanos();
-        ice.froze_at.store(now, Relaxed);
-        let ran = sys::thread::cpu_time().saturating_sub(ice.cpu_began.load(Relaxed));
+        preempt.froze_at.store(now, Relaxed);
+        let ran = sys::thread::cpu_time().saturating_sub(preempt.cpu_began.load(Relaxed));
         self.stretch.add(ran);
         if let Some(fiber) = self.current.get() {
-            let (tick, computed) = (TICK.as_nanos() as u64, ice.rest.get().saturating_add(ran));
+            let (tick, computed) = (TICK.as_nanos() as u64, preempt.rest.get().saturating_add(ran));
             class::heat_up(&fiber, computed / tick);
-            ice.rest.set(computed % tick);
-            ice.batch.store(class::is_batch(&fiber), Relaxed);
+            preempt.rest.set(computed % tick);
+            preempt.batch.store(class::is_batch(&fiber), Relaxed);
         }
-        let used = ice.used.load(Relaxed).saturating_add(ran);
+        let used = preempt.used.load(Relaxed).saturating_add(ran);
         if used < shared.slice_nanos() {
-            return ice.used.store(used, Relaxed);
+            return preempt.used.store(used, Relaxed);
         }
-        ice.used.store(0, Relaxed);
+        preempt.used.store(0, Relaxed);
         let ticket = shared.tickets.fetch_add(1, Relaxed) + 1;
-        ice.ticket.store(ticket, Relaxed);
+        preempt.ticket.store(ticket, Relaxed);
     }
 }
 
@@ -104,8 +104,8 @@ impl Shared {
         }
         loop {
             let order = |index: &usize| {
-                let ice = &self.carrier(*index).ice;
-                (ice.ticket.load(Relaxed), ice.froze_at.load(Relaxed))
+                let preempt = &self.carrier(*index).preempt;
+                (preempt.ticket.load(Relaxed), preempt.froze_at.load(Relaxed))
             };
             let fits = |index: &usize| self.is_frozen_as(*index, which);
             let first = self.frozen.members().filter(fits).min_by_key(order)?;
@@ -122,7 +122,7 @@ impl Shared {
     }
 
     fn is_frozen_as(&self, index: usize, which: Which) -> bool {
-        let is_batch = self.carrier(index).ice.batch.load(Relaxed);
+        let is_batch = self.carrier(index).preempt.batch.load(Relaxed);
         match which {
             Which::Any => true,
             Which::Interactive => !is_batch,
@@ -173,7 +173,7 @@ impl Shared {
     /// will.
     fn running_long(&self) -> usize {
         let runs = |worker: &&Worker| {
-            let long = |carrier: &Carrier| carrier.ice.long.load(Relaxed) == worker.stamp();
+            let long = |carrier: &Carrier| carrier.preempt.long.load(Relaxed) == worker.stamp();
             worker.published.phase() == Phase::Fiber && worker.carrier().is_some_and(long)
         };
         self.present().iter().filter(runs).count()

@@ -114,7 +114,7 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     let signal_stack = AlternateStack::install();
     let carrier = shared.carrier(index);
     carrier.thread.enlist();
-    carrier.ice.forget();
+    carrier.preempt.forget();
     let entry = shared.settings.preempt.then(|| {
         signal::unblock(interrupt::signal());
         carrier.set_own(Own {

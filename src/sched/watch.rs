@@ -340,9 +340,9 @@ impl Pool for Shared {
 
     fn began(&self, worker: usize, dispatch: u64) -> Option<Instant> {
         let worker = &self.workers[worker];
-        let ice = &worker.carrier()?.ice;
-        let known = ice.long.load(SeqCst) == worker.stamp_of(dispatch);
-        known.then(|| self.clock.at(ice.began.load(Relaxed)))
+        let preempt = &worker.carrier()?.preempt;
+        let known = preempt.long.load(SeqCst) == worker.stamp_of(dispatch);
+        known.then(|| self.clock.at(preempt.began.load(Relaxed)))
     }
 
     fn quantum(&self) -> Duration {
@@ -358,7 +358,7 @@ impl Pool for Shared {
             if waiting == Waiting::Urgent {
                 let left = self.watchers.press.load(Relaxed);
                 self.watchers.press.store(left.saturating_sub(1), Relaxed);
-            } else if carrier.ice.request.get() != stamp {
+            } else if carrier.preempt.request.get() != stamp {
                 self.preempted.overruns.fetch_add(1, Relaxed);
             }
             if carrier.computes() {

@@ -30,7 +30,7 @@ use crate::sched::worker::Worker;
 impl Carrier {
     /// While its worker is in the monitor's hand and preemption is enabled: who sleeps here, from now on.
     pub(crate) fn note_sleeper(&self) {
-        let occupant = &self.ice.occupant;
+        let occupant = &self.preempt.occupant;
         // I7: its worker is in our hand, so its thread is in the middle of this fiber.
         if let Some(fiber) = self.current.get() {
             occupant.who.set(MaybeGone::of(fiber));
@@ -47,7 +47,7 @@ impl Carrier {
     /// It has no worker, and does not sleep now.
     pub(crate) fn note_awake(&self) {
         let now = self.shared().clock.nanos();
-        self.ice.occupant.slept_at.store(now, Relaxed);
+        self.preempt.occupant.slept_at.store(now, Relaxed);
     }
 
     /// At a tick, of one that is detached and asleep.
@@ -60,7 +60,7 @@ impl Carrier {
     }
 
     fn has_slept(&self) -> u64 {
-        let since = self.ice.occupant.slept_at.load(Relaxed);
+        let since = self.preempt.occupant.slept_at.load(Relaxed);
         self.shared().clock.nanos().saturating_sub(since)
     }
 
@@ -72,7 +72,7 @@ impl Carrier {
     }
 
     fn capture(&self, mut facts: Facts, call: Option<SystemCall>) {
-        let occupant = &self.ice.occupant;
+        let occupant = &self.preempt.occupant;
         let Some(fiber) = occupant.who.hold() else {
             return;
         };
@@ -101,7 +101,7 @@ impl Carrier {
 
     /// Asks the fiber that runs to look at itself, unless somebody wants more of it.
     fn ask_to_look(&self, stamp: u64) {
-        let request = &self.ice.request;
+        let request = &self.preempt.request;
         let asked = request.replace_seen(0, stamp | LOOK);
         if asked && self.computes() {
             self.send();
@@ -120,11 +120,11 @@ impl Shared {
         if self.reports.slots.get().is_none() {
             self.ask_for_reports(); // there may be one soon
         }
-        let (ice, quantum) = (&carrier.ice, nanos(self.settings.quantum));
+        let (preempt, quantum) = (&carrier.preempt, nanos(self.settings.quantum));
         let stamp = worker.stamp_of(dispatch);
-        let age = (self.clock.nanos()).saturating_sub(ice.began.load(Relaxed));
+        let age = (self.clock.nanos()).saturating_sub(preempt.began.load(Relaxed));
         let before = carrier.stretch.ran.load(Relaxed);
-        if ice.long.load(SeqCst) != stamp || age.saturating_add(before) < quantum {
+        if preempt.long.load(SeqCst) != stamp || age.saturating_add(before) < quantum {
             return;
         }
         // While others wait it is stopped at the end of its slice, and reported then; unless it
@@ -133,7 +133,7 @@ impl Shared {
             return;
         }
         let cpu = carrier.thread.cpu_time().map_or(0, nanos);
-        let ran = before + cpu.saturating_sub(ice.cpu_began.load(Relaxed));
+        let ran = before + cpu.saturating_sub(preempt.cpu_began.load(Relaxed));
         if !carrier.stretch.is_due(ran, quantum) {
             return;
         }
@@ -141,7 +141,7 @@ impl Shared {
             carrier.ask_to_look(stamp);
         } else {
             // Not as a report: what comes when it is stopped is the first one.
-            if ice.occupant.unseen_in.swap(stamp, Relaxed) != stamp {
+            if preempt.occupant.unseen_in.swap(stamp, Relaxed) != stamp {
                 self.reports.unseen.fetch_add(1, Relaxed);
             }
         }
