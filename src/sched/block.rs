@@ -183,7 +183,7 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
                 carrier.shared().push_local(worker, newest);
             }
             if !worker.queue.is_empty() {
-                carrier.shared().rouse_one(worker.index + 1);
+                carrier.shared().notify_searcher(worker.index + 1);
             }
         } else if !carrier.shared().adopt_orphan(carrier) {
             carrier.ignore_release();

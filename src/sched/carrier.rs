@@ -37,7 +37,7 @@ use crate::sched::freeze::PreemptState;
 use crate::sched::overrun::Stretch;
 use crate::sched::owner::Owner;
 use crate::sched::tenant::{Delivered, Slot};
-use crate::sched::worker::{Roused, Worker};
+use crate::sched::worker::{WakeReason, Worker};
 use crate::sched::{Shared, context, interrupt, run};
 use crate::sys::affinity::Placement;
 use crate::sys::alarm::Alarm;
@@ -184,7 +184,7 @@ impl Carrier {
                 let worker = unsafe { worker.as_ref() };
                 let asleep = self.shared().idle.claim(worker.index);
                 if asleep {
-                    self.shared().rouse(worker, Roused::TO_WORK);
+                    self.shared().notify_worker(worker, WakeReason::TO_WORK);
                 }
                 self.shared().count_wake(asleep);
                 true

@@ -294,7 +294,7 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
     if let Some(fiber) = token.worker().lifo.take() {
         let shared = token.carrier().shared();
         shared.push_local(token.worker(), fiber);
-        shared.rouse_from(token.worker()); // the monitor minds slots, not queues
+        shared.notify_searcher_from(token.worker()); // the monitor minds slots, not queues
     }
     None
 }
@@ -363,7 +363,7 @@ fn from_global(token: &mut Entered) -> Option<FiberRef> {
         while let Some(fiber) = taken.pop() {
             shared.push_local(token.worker(), popped(fiber));
         }
-        shared.rouse_from(token.worker()); // they were nowhere for a moment (I8)
+        shared.notify_searcher_from(token.worker()); // they were nowhere for a moment (I8)
     }
     first
 }
@@ -388,7 +388,7 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
             me.counters.steals.add(1);
             me.counters.stolen.add(me.queue.len() as u64 + 1);
             if !me.queue.is_empty() {
-                token.carrier().shared().rouse_from(me); // as in `from_global`
+                token.carrier().shared().notify_searcher_from(me); // as in `from_global`
             }
             return Some(fiber);
         }

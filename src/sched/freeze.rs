@@ -187,7 +187,7 @@ impl Carrier {
         self.preempt.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.frozen.set(self.index);
-        shared.rouse_one(self.index); // an idle worker may have time for it
+        shared.notify_searcher(self.index); // an idle worker may have time for it
         if let Some(facts) = overrun {
             self.report(facts, registers);
         }
@@ -303,7 +303,7 @@ impl Shared {
             Receiver::Frozen(index) => {
                 self.frozen.set(index);
                 self.void_if_served(&self.frozen, index);
-                self.rouse_one(index);
+                self.notify_searcher(index);
             }
         }
     }

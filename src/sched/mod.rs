@@ -108,7 +108,7 @@ pub(crate) mod worker;
 
 use carrier::Carrier;
 use idle::Idle;
-use worker::{Roused, Worker};
+use worker::{WakeReason, Worker};
 
 /// A function that each carrier thread calls when it starts or ends.
 pub(crate) type Hook = Arc<dyn Fn() + Send + Sync>;
@@ -433,24 +433,24 @@ impl Shared {
     /// Asks for a worker to be brought to a carrier that waits in the middle of a fiber.
     fn want(&self, carrier: usize) {
         self.wanted.set(carrier);
-        if !self.rouse_one(carrier) {
+        if !self.notify_searcher(carrier) {
             self.press(0, None);
         }
     }
 
     /// After a push that any worker may take: rouses one if none is looking; true if it did.
-    pub(crate) fn rouse_one(&self, start: usize) -> bool {
-        let roused = self.idle.submit(start);
-        if let Some(index) = roused {
-            self.rouse(&self.workers[index], Roused::TO_SEARCH);
+    pub(crate) fn notify_searcher(&self, start: usize) -> bool {
+        let wake_reason = self.idle.submit(start);
+        if let Some(index) = wake_reason {
+            self.notify_worker(&self.workers[index], WakeReason::TO_SEARCH);
         }
-        roused.is_some()
+        wake_reason.is_some()
     }
 
     /// The same by the holder of a worker, which counts it.
     #[inline]
-    fn rouse_from(&self, worker: &Worker) {
-        let sent = self.rouse_one(worker.index + 1);
+    fn notify_searcher_from(&self, worker: &Worker) {
+        let sent = self.notify_searcher(worker.index + 1);
         worker.counters.count_wake(sent);
     }
 
@@ -466,8 +466,8 @@ impl Shared {
 
     /// Wakes a worker whose sleep the caller claimed.
     #[expect(unsafe_code, reason = "workers know their carrier by pointer")]
-    fn rouse(&self, worker: &Worker, why: u8) {
-        worker.roused.store(why, SeqCst);
+    fn notify_worker(&self, worker: &Worker, why: u8) {
+        worker.wake_reason.store(why, SeqCst);
         // SAFETY: set when the worker was first given away; carriers live as long as `Shared`.
         unsafe { &*worker.carrier.load(SeqCst) }.parker.notify();
     }

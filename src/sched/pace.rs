@@ -162,7 +162,7 @@ impl Shared {
             worker.rate.pays_from.store(pays_from as u32, Relaxed);
             // It kept them for itself when it was faster.
             if worker.queue.len() as u64 >= pays_from && !self.are_enough_awake() {
-                self.rouse_one(worker.index + 1);
+                self.notify_searcher(worker.index + 1);
             }
         }
         self.pace.brisk.store(brisk, SeqCst);
@@ -217,10 +217,10 @@ impl Shared {
     /// After a push to the queue of a worker by its holder, which runs the fibers there itself:
     /// wakes another worker if so many wait that this pays.
     #[inline]
-    pub(crate) fn rouse_for_backlog(&self, worker: &Worker, waiting: usize) {
+    pub(crate) fn notify_for_backlog(&self, worker: &Worker, waiting: usize) {
         let pays = waiting >= worker.rate.pays_from.load(Relaxed) as usize;
         if pays && !self.are_enough_awake() {
-            self.rouse_from(worker);
+            self.notify_searcher_from(worker);
         } else if waiting > 0 {
             worker.counters.count_wake(false);
         }

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 
 use crate::sched::Shared;
 use crate::sched::context::{self, Entered};
-use crate::sched::worker::{Roused, Worker};
+use crate::sched::worker::{WakeReason, Worker};
 
 impl Shared {
     /// Makes this the number of workers, as far as there is room and threads can be had; false if
@@ -16,7 +16,7 @@ impl Shared {
         self.count.allow(workers);
         for worker in &self.present()[workers..] {
             if self.idle.claim(worker.index) {
-                self.rouse(worker, Roused::TO_WORK); // it sees that it is one too many
+                self.notify_worker(worker, WakeReason::TO_WORK); // it sees that it is one too many
             }
         }
         let mut placed = true;
@@ -39,10 +39,10 @@ impl Shared {
         self.release_assigned(worker);
         self.arm_io(worker); // who waits there is told by the watch
         if worker.timers.active() > 0 && self.idle.claim(0) {
-            self.rouse(&self.workers[0], Roused::TO_WORK); // it minds them now: until when to sleep
+            self.notify_worker(&self.workers[0], WakeReason::TO_WORK); // it minds them now: until when to sleep
         }
         // Somebody may have trusted this worker to look for what was pushed (I8), and it has not.
-        self.rouse_one(0);
+        self.notify_searcher(0);
     }
 
     /// Workers that are not retired.
@@ -62,7 +62,7 @@ impl Shared {
         let fibers = worker.assigned.take();
         if !fibers.is_empty() {
             self.global.unstarted.push_all(fibers);
-            self.rouse_one(0);
+            self.notify_searcher(0);
         }
     }
 }

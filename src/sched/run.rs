@@ -185,7 +185,7 @@ fn go_elsewhere(
         let movable = unsafe { mobility::starts_movable(fiber) } && shared.trusts_verdicts();
         if shared.has_free_thread() && movable {
             shared.global.unstarted.push(fiber); // for the worker that is there
-            if !shared.rouse_one(0) {
+            if !shared.notify_searcher(0) {
                 sys::thread::sleep(REFUSED_PAUSE);
             }
         } else {
@@ -193,7 +193,7 @@ fn go_elsewhere(
         }
     } else if let Some(fiber) = refused {
         shared.push_global(fiber);
-        shared.rouse_one(0); // another worker may be on a thread without a fiber
+        shared.notify_searcher(0); // another worker may be on a thread without a fiber
         let interval = token.carrier().shared().settings.global_interval;
         token.local().until_shared = interval; // what is bound to threads comes first
         sys::thread::sleep(REFUSED_PAUSE);
@@ -359,7 +359,7 @@ fn queue_again(token: &Entered, fiber: FiberRef, back: Back) {
     }
     // If nothing else waits, this worker takes it itself: it looks everywhere before it sleeps.
     if shared.queued_for_all() > 1 || shared.has_queued_here(worker) {
-        shared.rouse_one(0);
+        shared.notify_searcher(0);
     }
 }
 

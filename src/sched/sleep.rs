@@ -3,7 +3,7 @@
 //! Search a little; announce sleep; look at everything once more; sleep at most until the next
 //! deadline: in the runtime's epoll instance if this worker takes the polling right
 //! (`io/polling_right.rs`), in its own ring if operations are in flight there, else on the parker of
-//! its carrier. The thread that claims the sleeping bit says why ([`Roused`]) and notifies the
+//! its carrier. The thread that claims the sleeping bit says why ([`WakeReason`]) and notifies the
 //! parker. A worker that wakes by itself, or by a late notification, takes its bit back; if it finds
 //! the bit claimed it waits for the reason, because a searcher has been counted on its behalf.
 
@@ -16,7 +16,7 @@ use crate::driver::Found;
 use crate::sched::Shared;
 use crate::sched::context::Entered;
 use crate::sched::timers::Sleep;
-use crate::sched::worker::{Roused, Worker};
+use crate::sched::worker::{WakeReason, Worker};
 
 /// Looks into all queues before the first sleep, and pauses between two of them: a microsecond or
 /// two, to meet work that is just being made. Longer costs more than it brings: with more threads
@@ -59,7 +59,7 @@ impl Search {
         self.rounds = 0;
         self.spins_until = None;
         if std::mem::take(&mut self.searching) && shared.idle.found() {
-            shared.rouse_from(&shared.workers[worker]);
+            shared.notify_searcher_from(&shared.workers[worker]);
         }
     }
 
@@ -120,9 +120,9 @@ impl Search {
         // The bit is ours to take back, or somebody has claimed it and says why.
         if !shared.idle.claim(me) {
             self.searching = loop {
-                match worker.roused.swap(Roused::NO, SeqCst) {
-                    Roused::NO => drop(carrier.parker.wait(None)),
-                    why => break why == Roused::TO_SEARCH,
+                match worker.wake_reason.swap(WakeReason::NO, SeqCst) {
+                    WakeReason::NO => drop(carrier.parker.wait(None)),
+                    why => break why == WakeReason::TO_SEARCH,
                 }
             };
         }
@@ -141,19 +141,19 @@ fn doze<'a>(token: &'a Entered, time: Option<Duration>, found: &mut Found<'a>) -
     let shared = carrier.shared();
     worker.counters.sleeps.add(1);
     worker.published.set_phase(Phase::Idle);
-    let roused = match shared.begin_io_sleep(worker) {
+    let wake_reason = match shared.begin_io_sleep(worker) {
         Some(port) => {
             let mut events = None;
             let index = worker.carrier().map(|carrier| carrier.index);
             let sleep = || events = port.wait(index, time);
-            let roused = carrier.parker.wait_elsewhere(port.waker(), sleep);
+            let wake_reason = carrier.parker.wait_elsewhere(port.waker(), sleep);
             *found = shared.end_io_sleep(port, events);
-            roused
+            wake_reason
         }
         None => carrier.parker.wait(time),
     };
     shared.awake(worker);
-    !roused && time.is_some()
+    !wake_reason && time.is_some()
 }
 
 impl Shared {

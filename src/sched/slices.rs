@@ -36,7 +36,7 @@ impl Carrier {
         self.note_long(worker.stamp(), now, sys::thread::cpu_time());
         self.shared().arm_io(worker);
         if !worker.queue.is_empty() || self.shared().has_batch() {
-            self.shared().rouse_one(worker.index + 1); // they waited for a short dispatch
+            self.shared().notify_searcher(worker.index + 1); // they waited for a short dispatch
         }
     }
 

@@ -14,7 +14,7 @@ use crate::fiber::slab::Slab;
 use crate::fiber::{FiberRef, Held, Record};
 use crate::sched::Shared;
 use crate::sched::context::{self, Entered};
-use crate::sched::worker::Roused;
+use crate::sched::worker::WakeReason;
 use crate::sys::fork;
 use crate::util::loom::atomic::fence;
 use crate::util::loom::lock;
@@ -124,7 +124,7 @@ impl Shared {
             None => {} // the usual case; the monitor minds the slot
             Some(older) => {
                 self.push_local(worker, older);
-                self.rouse_from(worker);
+                self.notify_searcher_from(worker);
             }
         }
     }
@@ -135,7 +135,7 @@ impl Shared {
         } else if !self.assign_if_asleep(preferred, fiber) {
             let id = fiber.id(); // from then on it may end
             self.global.unstarted.push(fiber);
-            let sent = self.rouse_one(0);
+            let sent = self.notify_searcher(0);
             if !sent {
                 self.pressed.store(true, Relaxed);
                 self.press(id, None);
@@ -157,7 +157,7 @@ impl Shared {
         unsafe { worker.assigned.post(fiber.pointer()) };
         fence(SeqCst);
         if self.idle.claim(index) {
-            self.rouse(worker, Roused::TO_WORK);
+            self.notify_worker(worker, WakeReason::TO_WORK);
         } else if self.count.is_retired(index) {
             self.release_assigned(worker);
         }
@@ -173,7 +173,7 @@ impl Shared {
         }
         // SAFETY: as in `assign`.
         unsafe { self.workers[index].assigned.post(fiber.pointer()) };
-        self.rouse(&self.workers[index], Roused::TO_WORK);
+        self.notify_worker(&self.workers[index], WakeReason::TO_WORK);
         true
     }
 }

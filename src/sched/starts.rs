@@ -386,7 +386,7 @@ impl Shared {
             threadless.granted_at.store(now, Relaxed);
         }
         if self.may_start_threadless() {
-            self.rouse_one(0);
+            self.notify_searcher(0);
         } else if since(&threadless.progress) >= nanos(self.settings.start_timeout)
             && since(&threadless.failed_at) >= nanos(FAIL_PAUSE)
         {

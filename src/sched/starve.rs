@@ -17,7 +17,7 @@ use crate::fiber::job::Job;
 use crate::fiber::{FiberRef, Record};
 use crate::queue::lane::{Lane, popped};
 use crate::sched::shutdown::UNSURE;
-use crate::sched::worker::Roused;
+use crate::sched::worker::WakeReason;
 use crate::sched::{Shared, context, run};
 use crate::sys::{membarrier, stderr};
 use crate::util::list::List;
@@ -54,7 +54,7 @@ impl Shared {
         // Those who fall asleep from here on see the count; those who sleep may have stacks at hand.
         for worker in self.present() {
             if self.idle.claim(worker.index) {
-                self.rouse(worker, Roused::TO_WORK);
+                self.notify_worker(worker, WakeReason::TO_WORK);
             }
         }
     }

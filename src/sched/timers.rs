@@ -295,7 +295,7 @@ impl Shared {
     /// Deadlines have passed that their own worker does not come to: whoever comes by fires them.
     pub(crate) fn miss_timers(&self) {
         self.missed_timers.store(true, SeqCst);
-        self.rouse_one(0);
+        self.notify_searcher(0);
     }
 
     /// Fires what others miss.

@@ -295,10 +295,10 @@ impl Shared {
         if token.carrier().current.get().is_none() {
             let waiting = worker.queue.len(); // the first one this worker runs itself, at once
             self.push_local(worker, fiber);
-            self.rouse_for_backlog(worker, waiting);
+            self.notify_for_backlog(worker, waiting);
         } else if let Some(behind) = worker.lifo.replace(fiber) {
             self.push_local(worker, behind);
-            self.rouse_for_backlog(worker, worker.queue.len());
+            self.notify_for_backlog(worker, worker.queue.len());
         }
     }
 
@@ -307,7 +307,7 @@ impl Shared {
         let id = fiber.id(); // from then on it may end
         let thread = thread_of(fiber);
         self.global.started.push(fiber);
-        let sent = self.rouse_one(0);
+        let sent = self.notify_searcher(0);
         if !sent {
             self.press(id, thread);
         }
@@ -317,6 +317,6 @@ impl Shared {
     /// Behind all fibers that compute less.
     pub(crate) fn queue_batch(&self, fiber: FiberRef) {
         self.global.batch.push(fiber);
-        self.rouse_one(0);
+        self.notify_searcher(0);
     }
 }

@@ -315,7 +315,7 @@ impl Pool for Shared {
         let global = &self.global;
         let started = global.started.len() + global.interrupted.len() + global.batch.len();
         if global.unstarted.len() + started > 0 {
-            self.rouse_one(0); // a worker may have kept them for itself, and run another fiber
+            self.notify_searcher(0); // a worker may have kept them for itself, and run another fiber
         }
         self.measure_pace(ticks, Duration::from_nanos(nanos.saturating_sub(last)));
         if ticks.is_multiple_of(2) {
@@ -463,7 +463,7 @@ impl Shared {
             self.miss_timers();
         }
         if !worker.lifo.is_empty() || !worker.queue.is_empty() {
-            self.rouse_one(worker.index + 1);
+            self.notify_searcher(worker.index + 1);
         }
     }
 }

@@ -56,7 +56,7 @@ pub(crate) struct Worker {
     /// Fibers that must run here wait in `Local::own`; a hint for others.
     pub(crate) has_own: AtomicBool,
     /// Why this worker was roused, by whoever claimed its sleep.
-    pub(crate) roused: AtomicU8,
+    pub(crate) wake_reason: AtomicU8,
     pub(crate) counters: Counters,
     pub(crate) rate: Rate,
     /// How long fibers it ran had waited for that.
@@ -65,9 +65,9 @@ pub(crate) struct Worker {
 }
 
 /// Reasons to be roused.
-pub(crate) struct Roused;
+pub(crate) struct WakeReason;
 
-impl Roused {
+impl WakeReason {
     pub(crate) const NO: u8 = 0;
     /// Somewhere there is work; the worker counts as a searcher already.
     pub(crate) const TO_SEARCH: u8 = 1;
@@ -198,7 +198,7 @@ impl Worker {
             overran_for: AtomicU32::new(0),
             carrier: AtomicPtr::new(ptr::null_mut()),
             has_own: AtomicBool::new(false),
-            roused: AtomicU8::new(Roused::NO),
+            wake_reason: AtomicU8::new(WakeReason::NO),
             counters: Counters::default(),
             rate: Rate::new(),
             wake_to_run: Recorder::new(),

@@ -43,7 +43,7 @@ use indent_sysmon::Phase;
 
 use crate::driver::epoll::{Epoll, Events};
 use crate::sched::Shared;
-use crate::sched::worker::{Roused, Worker};
+use crate::sched::worker::{WakeReason, Worker};
 use crate::sys::eventfd;
 use crate::util::loom::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 
@@ -138,7 +138,7 @@ impl Shared {
         fence(SeqCst);
         if self.no_worker_polls() {
             match self.idle.claim_any() {
-                Some(index) => self.rouse(&self.workers[index], Roused::TO_WORK),
+                Some(index) => self.notify_worker(&self.workers[index], WakeReason::TO_WORK),
                 None => self.arm_epoll(),
             }
         }
