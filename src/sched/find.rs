@@ -254,7 +254,7 @@ fn urgent(token: &mut Entered) -> Next {
     let queued = || {
         let shared = token.carrier().shared();
         let fiber = shared.global.started.pop(1).pop()?;
-        shared.pressed.store(false, Relaxed);
+        shared.has_urgent.store(false, Relaxed);
         token.worker().counters.from_shared.add(1);
         Some(Next::Run(popped(fiber)))
     };
@@ -356,7 +356,7 @@ fn from_global(token: &mut Entered) -> Option<FiberRef> {
         .min(BATCH)
         .min(shared.settings.local_queue / 2);
     token.worker().counters.from_shared.add(1);
-    shared.pressed.store(false, Relaxed);
+    shared.has_urgent.store(false, Relaxed);
     let mut taken = shared.global.unstarted.pop(share.max(1));
     let first = taken.pop().map(popped);
     if !taken.is_empty() {

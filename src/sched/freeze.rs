@@ -167,7 +167,7 @@ impl Carrier {
         let overrun = self.stops(Some(held), suspect, registers);
         self.preempt.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
-        shared.rung.store(false, Relaxed); // whoever presses next is heard at once
+        shared.monitor_notified.store(false, Relaxed); // whoever presses next is heard at once
         shared.frozen.set(self.index); // I19: from here on it can be given a worker
         shared.hand(worker, receiver);
         if let Some(facts) = overrun {

@@ -256,5 +256,5 @@ pub(crate) fn came_back(token: &Entered, fiber: FiberRef, counted: bool) {
     } else if !counted {
         class::heat_up(&fiber, 1); // as after a freeze: others come first if it goes on like this
     }
-    token.carrier().shared().rung.store(false, Relaxed); // whoever presses next is heard at once
+    token.carrier().shared().monitor_notified.store(false, Relaxed); // whoever presses next is heard at once
 }

@@ -9,7 +9,7 @@
 //!   be long.
 //!
 //! A thread that takes an event wakes the fibers that wait for it, like any other waker; a fiber
-//! that should not have to wait makes room for itself (`press.rs`).
+//! that should not have to wait makes room for itself (`make_room.rs`).
 //!
 //! | file | holds |
 //! |---|---|

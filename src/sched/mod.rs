@@ -21,7 +21,7 @@
 //! | `slices` | whose turn it is among the frozen, and what is owed to them |
 //! | `detach` | carriers asleep in the kernel, or running without a worker; rotation |
 //! | `pace` | how fast workers dispatch; when waking another one pays |
-//! | `press` | making room for a fiber that should not wait |
+//! | `make_room` | making room for a fiber that should not wait |
 //! | `class` | who computes much |
 //! | `overrun` | who is hogging: stretches, captures, reports |
 //! | `find`, `run` | what runs next; what happens when it comes back |
@@ -83,7 +83,7 @@ pub(crate) mod mobility;
 pub(crate) mod overrun;
 mod owner;
 mod pace;
-mod press;
+mod make_room;
 mod resize;
 pub(crate) mod retire;
 mod roster;
@@ -208,9 +208,9 @@ pub(crate) struct Shared {
     /// Turns of frozen carriers that have been dealt out.
     tickets: AtomicU64,
     /// Somebody from outside has queued a fiber for all while everybody was busy.
-    pressed: AtomicBool,
+    has_urgent: AtomicBool,
     /// The monitor has been rung since it last took its time.
-    rung: AtomicBool,
+    monitor_notified: AtomicBool,
     pub(crate) preempted: freeze::Counters,
     pub(crate) reports: overrun::Reports,
     /// On which CPUs our threads may run.
@@ -316,8 +316,8 @@ impl Shared {
             detached: SparseBitmap::new(most_threads),
             orphans: Bitmap::new(most),
             tickets: AtomicU64::new(0),
-            pressed: AtomicBool::new(false),
-            rung: AtomicBool::new(false),
+            has_urgent: AtomicBool::new(false),
+            monitor_notified: AtomicBool::new(false),
             preempted: freeze::Counters::default(),
             reports: overrun::Reports::new(desk),
             allowed_cpus: Allowed::new(),
@@ -434,7 +434,7 @@ impl Shared {
     fn want(&self, carrier: usize) {
         self.wanted.set(carrier);
         if !self.notify_searcher(carrier) {
-            self.press(0, None);
+            self.make_room(0, None);
         }
     }
 

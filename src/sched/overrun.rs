@@ -169,7 +169,7 @@ impl Occupant {
     }
 
     /// A waker presses for this fiber in a dispatch of the carrier's worker.
-    pub(crate) fn pressed(&self, fiber: u64, stamp: u64) {
+    pub(crate) fn has_urgent(&self, fiber: u64, stamp: u64) {
         self.pressed_for.store(fiber, Relaxed);
         self.pressed_in.store(stamp, Relaxed);
     }

@@ -68,7 +68,7 @@ impl Shared {
     /// Makes room for the fiber of this number, or for a carrier that wants a worker (zero): it was
     /// queued for any worker, and none was roused. A fiber that is bound to `thread` is served
     /// there.
-    pub(crate) fn press(&self, fiber: u64, thread: Option<&Carrier>) {
+    pub(crate) fn make_room(&self, fiber: u64, thread: Option<&Carrier>) {
         if !self.settings.preempt || self.idle.has_free_hands() {
             return;
         }
@@ -77,7 +77,7 @@ impl Shared {
             if let Some(stamp) = carrier.long_stamp(worker)
                 && carrier.computes()
             {
-                carrier.preempt.occupant.pressed(fiber, stamp);
+                carrier.preempt.occupant.has_urgent(fiber, stamp);
                 let thread =
                     thread.map_or(ptr::null_mut(), |thread| ptr::from_ref(thread).cast_mut());
                 carrier.preempt.pressed_by.store(thread, Relaxed);
@@ -88,7 +88,7 @@ impl Shared {
     }
 
     fn notify_monitor(&self) {
-        if !self.rung.load(Relaxed) && !self.rung.swap(true, Relaxed) {
+        if !self.monitor_notified.load(Relaxed) && !self.monitor_notified.swap(true, Relaxed) {
             self.watchers.notify_monitor();
         }
     }
@@ -118,11 +118,11 @@ impl Shared {
         self.global.started.len() > 0
             || !self.wanted.is_empty()
             || self.missed_timers.load(Relaxed)
-            || self.pressed.load(Relaxed) && self.global.unstarted.len() > 0
+            || self.has_urgent.load(Relaxed) && self.global.unstarted.len() > 0
     }
 
     /// How many workers it takes to serve those who press and can be served by any.
-    pub(crate) fn pressing(&self) -> usize {
+    pub(crate) fn waiting_urgently(&self) -> usize {
         self.global.started.len() + self.wanted.len() + usize::from(self.somebody_presses())
     }
 }

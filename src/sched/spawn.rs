@@ -137,8 +137,8 @@ impl Shared {
             self.global.unstarted.push(fiber);
             let sent = self.notify_searcher(0);
             if !sent {
-                self.pressed.store(true, Relaxed);
-                self.press(id, None);
+                self.has_urgent.store(true, Relaxed);
+                self.make_room(id, None);
             }
             self.count_wake(sent);
         }

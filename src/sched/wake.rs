@@ -309,7 +309,7 @@ impl Shared {
         self.global.started.push(fiber);
         let sent = self.notify_searcher(0);
         if !sent {
-            self.press(id, thread);
+            self.make_room(id, thread);
         }
         self.count_wake(sent);
     }

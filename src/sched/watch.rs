@@ -1,7 +1,7 @@
 //! What the watching threads see of a runtime, and what they do for it.
 //!
 //! The *monitor* ticks while a worker is awake. It has long dispatches interrupted that others wait
-//! for (`press.rs`, `interrupt.rs`), takes workers from carriers that sleep in the kernel, and
+//! for (`make_room.rs`, `interrupt.rs`), takes workers from carriers that sleep in the kernel, and
 //! minds those that run without one (`detach.rs`). A worker that overran may have a fiber in its
 //! LIFO slot that waits for nothing but another worker: one is roused to take it. It also reads the
 //! clock for all of them and says whose deadlines have passed (`timers.rs`). Everything the monitor
@@ -64,7 +64,7 @@ pub(crate) struct Watchers {
     pub(super) trim_at: Mutex<Option<Instant>>,
     /// How many more workers may be interrupted at this look for the sake of those whom any can
     /// serve.
-    press: AtomicUsize,
+    make_room: AtomicUsize,
     /// The monitor takes its time, since all workers sleep.
     looks_rarely: AtomicBool,
     /// Somebody who should not have to wait did at this look.
@@ -105,7 +105,7 @@ impl Watchers {
             refused_until: Mutex::new(None),
             resize_at: Mutex::new(None),
             trim_at: Mutex::new(None),
-            press: AtomicUsize::new(0),
+            make_room: AtomicUsize::new(0),
             looks_rarely: AtomicBool::new(false),
             somebody_pressed: AtomicBool::new(false),
             ticked: AtomicU64::new(0),
@@ -150,7 +150,7 @@ impl Watchers {
 
     /// Whether one more worker may be interrupted at this look.
     pub(crate) fn may_press(&self) -> bool {
-        self.press.load(Relaxed) > 0
+        self.make_room.load(Relaxed) > 0
     }
 
     /// A worker found no thread to go to. May be called in a signal handler.
@@ -291,7 +291,7 @@ impl Pool for Shared {
 
     fn tick(&self, now: Instant) {
         self.look_at_timers(now);
-        self.watchers.press.store(self.pressing(), Relaxed);
+        self.watchers.make_room.store(self.waiting_urgently(), Relaxed);
         self.watchers.somebody_pressed.store(false, Relaxed);
         let nanos = self.clock.nanos();
         let last = self.watchers.ticked.load(Relaxed);
@@ -299,7 +299,7 @@ impl Pool for Shared {
             return; // somebody rang
         }
         self.watchers.ticked.store(nanos, Relaxed);
-        self.rung.store(false, Relaxed);
+        self.monitor_notified.store(false, Relaxed);
         if !self.orphans.is_empty() {
             self.place_orphans();
         }
@@ -356,8 +356,8 @@ impl Pool for Shared {
             let began = self.clock.nanos().saturating_sub(nanos(GRACE));
             carrier.note_long(stamp, began, carrier.cpu_before(GRACE));
             if waiting == Waiting::Urgent {
-                let left = self.watchers.press.load(Relaxed);
-                self.watchers.press.store(left.saturating_sub(1), Relaxed);
+                let left = self.watchers.make_room.load(Relaxed);
+                self.watchers.make_room.store(left.saturating_sub(1), Relaxed);
             } else if carrier.preempt.request.get() != stamp {
                 self.preempted.overruns.fetch_add(1, Relaxed);
             }
