@@ -60,7 +60,7 @@ pub(crate) struct Record {
     /// The worker that must start it, or `ANY_WORKER`.
     pub(crate) worker: AtomicU16,
     /// How much it computes between two parks; see `sched/class.rs`.
-    pub(crate) heat: AtomicU8,
+    pub(crate) cpu_score: AtomicU8,
     /// Live `no_preempt` sections; used by the fiber itself only.
     pub(crate) no_preempt_depth: AtomicU8,
     /// Where on its stack its registers were stored when it last switched out (`switch.rs`).
@@ -167,7 +167,7 @@ impl Record {
         self.mobility.store(0, Relaxed);
         self.bound_entry.store(u16::MAX, Relaxed);
         self.no_preempt_depth.store(0, Relaxed);
-        self.heat.store(0, Relaxed);
+        self.cpu_score.store(0, Relaxed);
         self.magic.store(MAGIC, Relaxed);
         // Last, and a release: a thread that gets a reference by `try_hold` sees all of the above.
         self.refs.store(Self::INITIAL_REFS, Release);

@@ -25,21 +25,21 @@ use crate::util::loom::atomic;
 /// Heat of a fiber that is batch: so many ticks of computing, more or less.
 const BATCH: u8 = 8;
 /// No fiber gets hotter: ten parks or so cool it down.
-const HOTTEST: u8 = 64;
+const HIGHEST: u8 = 64;
 
 /// Whether others come first.
 #[inline]
 pub(crate) fn is_batch(fiber: &Record) -> bool {
-    fiber.heat.load(atomic::Ordering::Relaxed) >= BATCH
+    fiber.cpu_score.load(atomic::Ordering::Relaxed) >= BATCH
 }
 
 /// It has computed for so many ticks. True if that made it batch.
-pub(crate) fn heat_up(fiber: &Record, ticks: u64) -> bool {
-    let before = fiber.heat.load(atomic::Ordering::Relaxed);
-    let ticks = u8::try_from(ticks).unwrap_or(HOTTEST);
-    let heat = before.saturating_add(ticks).min(HOTTEST);
-    fiber.heat.store(heat, atomic::Ordering::Relaxed);
-    let became = before < BATCH && heat >= BATCH;
+pub(crate) fn raise_score(fiber: &Record, ticks: u64) -> bool {
+    let before = fiber.cpu_score.load(atomic::Ordering::Relaxed);
+    let ticks = u8::try_from(ticks).unwrap_or(HIGHEST);
+    let cpu_score = before.saturating_add(ticks).min(HIGHEST);
+    fiber.cpu_score.store(cpu_score, atomic::Ordering::Relaxed);
+    let became = before < BATCH && cpu_score >= BATCH;
     if became {
         Sites::get(fiber.location()).overran();
     }
@@ -48,18 +48,18 @@ pub(crate) fn heat_up(fiber: &Record, ticks: u64) -> bool {
 
 /// It has just had its time, however little that was: until it parks others come before it.
 pub(crate) fn be_batch(fiber: &Record) {
-    let heat = fiber.heat.load(atomic::Ordering::Relaxed);
-    let warmer = heat.saturating_add(1).clamp(BATCH, HOTTEST);
-    fiber.heat.store(warmer, atomic::Ordering::Relaxed);
+    let cpu_score = fiber.cpu_score.load(atomic::Ordering::Relaxed);
+    let higher = cpu_score.saturating_add(1).clamp(BATCH, HIGHEST);
+    fiber.cpu_score.store(higher, atomic::Ordering::Relaxed);
 }
 
 /// It parks.
 #[inline]
-pub(crate) fn cool_down(fiber: &Record) {
-    let heat = fiber.heat.load(atomic::Ordering::Relaxed);
-    if heat > 0 {
-        let cooler = heat - heat.div_ceil(4);
-        fiber.heat.store(cooler, atomic::Ordering::Relaxed);
+pub(crate) fn lower_score(fiber: &Record) {
+    let cpu_score = fiber.cpu_score.load(atomic::Ordering::Relaxed);
+    if cpu_score > 0 {
+        let lower = cpu_score - cpu_score.div_ceil(4);
+        fiber.cpu_score.store(lower, atomic::Ordering::Relaxed);
     }
 }
 

@@ -254,7 +254,7 @@ pub(crate) fn came_back(token: &Entered, fiber: FiberRef, counted: bool) {
     if !token.carrier().outside_region.get() {
         class::be_batch(&fiber); // its author knows that it computes
     } else if !counted {
-        class::heat_up(&fiber, 1); // as after a freeze: others come first if it goes on like this
+        class::raise_score(&fiber, 1); // as after a freeze: others come first if it goes on like this
     }
     token.carrier().shared().monitor_notified.store(false, Relaxed); // whoever presses next is heard at once
 }

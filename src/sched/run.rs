@@ -333,7 +333,7 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
         }
     }
     if back == Back::Parking {
-        class::cool_down(&fiber);
+        class::lower_score(&fiber);
         if fiber.state.commit_park() == Commit::Parked {
             return (token, false);
         }
@@ -391,7 +391,7 @@ fn account(token: &Entered, fiber: FiberRef) -> bool {
     let preempts = token.carrier().shared().settings.preempt;
     let counts = preempts && worker.overran.load(Relaxed) == worker.published.dispatches();
     if counts {
-        class::heat_up(&fiber, token.carrier().ticks_in(worker));
+        class::raise_score(&fiber, token.carrier().ticks_in(worker));
     }
     counts
 }

@@ -82,7 +82,7 @@ impl Carrier {
         self.stretch.add(ran);
         if let Some(fiber) = self.current.get() {
             let (tick, computed) = (TICK.as_nanos() as u64, preempt.rest.get().saturating_add(ran));
-            class::heat_up(&fiber, computed / tick);
+            class::raise_score(&fiber, computed / tick);
             preempt.rest.set(computed % tick);
             preempt.batch.store(class::is_batch(&fiber), Relaxed);
         }
