@@ -34,7 +34,7 @@ use crate::fiber::{FiberRef, Record};
 use crate::queue::lane::popped;
 use crate::sched::anywhere::Identity;
 use crate::sched::freeze::PreemptState;
-use crate::sched::overrun::Stretch;
+use crate::sched::overrun::RunTime;
 use crate::sched::owner::Owner;
 use crate::sched::tenant::{Delivered, Slot};
 use crate::sched::worker::{WakeReason, Worker};
@@ -64,7 +64,7 @@ pub(crate) struct Carrier {
     /// Operations left in this dispatch.
     pub(crate) budget: Cell<u32>,
     /// How long that fiber has run; written by the own thread, and read by the monitor.
-    pub(crate) stretch: Stretch,
+    pub(crate) run_time: RunTime,
     /// The fiber that was interrupted last, and left, was in no region.
     pub(crate) outside_region: Cell<bool>,
     /// Its thread ends with its fiber (`retire.rs`).
@@ -118,7 +118,7 @@ impl Carrier {
             delivered: Slot::new(),
             current: Cell::new(None),
             budget: Cell::new(0),
-            stretch: Stretch::default(),
+            run_time: RunTime::default(),
             outside_region: Cell::new(false),
             retires: Cell::new(false),
             block: Block::new(),

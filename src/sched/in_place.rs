@@ -240,9 +240,9 @@ fn yield_as(saved: &Saved, anywhere: bool) {
     carrier.outside_region.set(anywhere); // for the scheduler
     let registers = saved.registers();
     carrier.note_overrun(Kind::InPlace, registers);
-    let stretch = carrier.stretch.put_aside(); // it has not come back by itself
+    let run_time = carrier.run_time.put_aside(); // it has not come back by itself
     let token = context::switch_at(token, fiber, &registers);
-    token.carrier().stretch.resume(stretch);
+    token.carrier().run_time.resume(run_time);
     drop(token);
     errno::set(errno);
 }

@@ -8,7 +8,7 @@
 //!
 //! A fiber that is stopped in the middle stays on its carrier (S1), and a carrier begins a new stretch
 //! with each fiber it runs: so the stretch is the carrier's, two words beside its budget. One that is
-//! switched out in place takes it along ([`Stretch::put_aside`]).
+//! switched out in place takes it along ([`RunTime::put_aside`]).
 //!
 //! The way of a report:
 //! 1. *Capture* ([`Carrier::note_overrun`] and its kin): on the fiber's own thread, in the handler or where
@@ -83,12 +83,12 @@ impl Kind {
 
 /// How long the fiber of a carrier has run, in nanoseconds, and how long it had when it was last reported.
 #[derive(Default)]
-pub(crate) struct Stretch {
+pub(crate) struct RunTime {
     ran: AtomicU64,
     reported: AtomicU64,
 }
 
-impl Stretch {
+impl RunTime {
     /// Own thread: another fiber runs, or the same one anew.
     #[inline]
     pub(crate) fn begin(&self) {
@@ -233,7 +233,7 @@ impl Carrier {
         } else {
             Kind::Freeze
         };
-        self.overrun(kind, worker, self.stretch.ran.load(Relaxed))
+        self.overrun(kind, worker, self.run_time.ran.load(Relaxed))
     }
 
     /// Own thread, preemption disabled, in the middle of a fiber, at these registers: reports it if it has run for too
@@ -241,9 +241,9 @@ impl Carrier {
     pub(crate) fn note_overrun(&self, kind: Kind, registers: [usize; 3]) {
         let began = self.preempt.cpu_began.load(Relaxed);
         let slice = sys::thread::cpu_time().saturating_sub(began);
-        let ran = self.stretch.ran.load(Relaxed).saturating_add(slice);
+        let ran = self.run_time.ran.load(Relaxed).saturating_add(slice);
         if kind == Kind::InPlace {
-            self.stretch.add(slice);
+            self.run_time.add(slice);
         }
         let worker = self.owner.peek();
         // SAFETY: workers live as long as `Shared`.
@@ -256,7 +256,7 @@ impl Carrier {
     /// What is to be said of a stretch that has lasted so long, if anything.
     fn overrun(&self, kind: Kind, worker: Option<&Worker>, ran: u64) -> Option<Facts> {
         let quantum = nanos(self.shared().settings.quantum);
-        (self.stretch.is_due(ran, quantum)).then(|| self.facts(kind, worker, ran))
+        (self.run_time.is_due(ran, quantum)).then(|| self.facts(kind, worker, ran))
     }
 
     fn facts(&self, kind: Kind, worker: Option<&Worker>, ran: u64) -> Facts {
@@ -266,7 +266,7 @@ impl Carrier {
         Facts {
             kind,
             ran,
-            reported: self.stretch.reported.load(Relaxed),
+            reported: self.run_time.reported.load(Relaxed),
             call: 0,
             interactive,
             batch,
@@ -309,7 +309,7 @@ impl Carrier {
         if !still() {
             return; // it has gone on, and another fiber may be here
         }
-        self.stretch.reported.store(facts.ran, Relaxed);
+        self.run_time.reported.store(facts.ran, Relaxed);
         if slots.put(facts, fiber, (start, stack, code), still) {
             shared.ask_for_reports();
         } else {
@@ -340,22 +340,22 @@ mod tests {
 
     #[test]
     fn a_stretch_is_due_at_the_quantum_and_whenever_it_has_doubled() {
-        let stretch = Stretch::default();
+        let run_time = RunTime::default();
         let mut due = Vec::new();
         for _ in 0..100 {
-            stretch.add(1);
-            let ran = stretch.ran.load(Relaxed);
-            if stretch.is_due(ran, 10) {
-                stretch.reported.store(ran, Relaxed);
+            run_time.add(1);
+            let ran = run_time.ran.load(Relaxed);
+            if run_time.is_due(ran, 10) {
+                run_time.reported.store(ran, Relaxed);
                 due.push(ran);
             }
         }
         assert_eq!(due, [10, 20, 40, 80]);
-        let aside = stretch.put_aside();
-        stretch.begin();
-        assert!(!stretch.is_due(9, 10));
-        stretch.resume(aside);
-        assert!(!stretch.is_due(150, 10), "it goes on where it was");
-        assert!(stretch.is_due(160, 10));
+        let aside = run_time.put_aside();
+        run_time.begin();
+        assert!(!run_time.is_due(9, 10));
+        run_time.resume(aside);
+        assert!(!run_time.is_due(150, 10), "it goes on where it was");
+        assert!(run_time.is_due(160, 10));
     }
 }

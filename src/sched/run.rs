@@ -275,7 +275,7 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     }
     carrier.current.set(Some(fiber));
     carrier.budget.set(carrier.shared().settings.budget);
-    carrier.stretch.begin();
+    carrier.run_time.begin();
     latency::runs(&token, fiber);
     note_bound_lately(&mut token, was_bound);
     note_own(&mut token);

@@ -79,7 +79,7 @@ impl Carrier {
         let now = shared.clock.nanos();
         preempt.froze_at.store(now, Relaxed);
         let ran = sys::thread::cpu_time().saturating_sub(preempt.cpu_began.load(Relaxed));
-        self.stretch.add(ran);
+        self.run_time.add(ran);
         if let Some(fiber) = self.current.get() {
             let (tick, computed) = (TICK.as_nanos() as u64, preempt.rest.get().saturating_add(ran));
             class::raise_score(&fiber, computed / tick);

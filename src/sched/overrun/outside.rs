@@ -53,7 +53,7 @@ impl Carrier {
     /// At a tick, of one that is detached and asleep.
     pub(crate) fn look_at_sleeper(&self) {
         let slept = self.has_slept();
-        let ran = self.stretch.ran.load(Relaxed).saturating_add(slept);
+        let ran = self.run_time.ran.load(Relaxed).saturating_add(slept);
         if let Some(facts) = self.overrun(Kind::Detach, None, ran) {
             self.capture_sleeper(facts);
         }
@@ -123,7 +123,7 @@ impl Shared {
         let (preempt, quantum) = (&carrier.preempt, nanos(self.settings.quantum));
         let stamp = worker.stamp_of(dispatch);
         let age = (self.clock.nanos()).saturating_sub(preempt.began.load(Relaxed));
-        let before = carrier.stretch.ran.load(Relaxed);
+        let before = carrier.run_time.ran.load(Relaxed);
         if preempt.long.load(SeqCst) != stamp || age.saturating_add(before) < quantum {
             return;
         }
@@ -134,7 +134,7 @@ impl Shared {
         }
         let cpu = carrier.thread.cpu_time().map_or(0, nanos);
         let ran = before + cpu.saturating_sub(preempt.cpu_began.load(Relaxed));
-        if !carrier.stretch.is_due(ran, quantum) {
+        if !carrier.run_time.is_due(ran, quantum) {
             return;
         }
         if self.reports.listens() {
