@@ -94,7 +94,7 @@ pub(crate) struct Record {
     pub(crate) mobility: AtomicU8,
     /// The entry under which its last park as a bound fiber was counted (`sched/bound.rs`).
     pub(crate) bound_entry: AtomicU16,
-    /// It has one of the permits for unwinding fibers (`sched/gate.rs`).
+    /// It has one of the permits for unwinding fibers (`sched/unwind_limit.rs`).
     pub(crate) unwind_permit: AtomicBool,
     /// It has used thread-locals (`locals.rs`); used by the thread that holds the fiber only.
     pub(crate) has_locals: AtomicBool,

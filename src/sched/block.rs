@@ -19,7 +19,7 @@ use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered, Here};
 use crate::sched::find;
-use crate::sched::gate::Entry;
+use crate::sched::unwind_limit::Entry;
 use crate::sched::limit;
 use crate::sched::mobility;
 use crate::sched::run;
@@ -119,7 +119,7 @@ fn park_here(
     woken
 }
 
-/// How this park takes a request to end: see `Gate`.
+/// How this park takes a request to end: see `UnwindLimit`.
 fn cancel_mode(fiber: FiberRef, wish: Cancel, token: &Entered) -> Cancel {
     let listens = wish != Cancel::Disabled && CAN_UNWIND && !std::thread::panicking();
     if !listens || limit::is_cancel_disabled(Some(fiber)) {
@@ -427,7 +427,7 @@ pub(crate) fn enters_gate() -> bool {
 }
 
 fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
-    token.carrier().shared().gate.enter(&fiber.unwind_permit) != Entry::Full
+    token.carrier().shared().unwind_limit.enter(&fiber.unwind_permit) != Entry::Full
 }
 
 /// Whether the caller, which is unwinding, does so because it was told to end, or because its time is

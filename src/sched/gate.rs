@@ -29,14 +29,14 @@ pub(crate) enum Entry {
     Full,
 }
 
-pub(crate) struct Gate {
+pub(crate) struct UnwindLimit {
     inside: AtomicUsize,
     limit: usize,
 }
 
-impl Gate {
+impl UnwindLimit {
     pub(crate) fn new(limit: usize) -> Self {
-        Gate {
+        UnwindLimit {
             inside: AtomicUsize::new(0),
             limit,
         }
@@ -88,23 +88,23 @@ mod models {
     #[test]
     fn loom_no_place_is_lost_or_given_up_twice() {
         loom::model(|| {
-            let gate = Arc::new((Gate::new(2), AtomicBool::new(false)));
+            let unwind_limit = Arc::new((UnwindLimit::new(2), AtomicBool::new(false)));
             // The fiber asks for itself, unwinds and ends; a deliverer asks for it and finds it deaf.
             let fiber = thread::spawn({
-                let gate = gate.clone();
+                let unwind_limit = unwind_limit.clone();
                 move || {
-                    let _may = gate.0.enter(&gate.1);
-                    gate.0.leave(&gate.1);
+                    let _may = unwind_limit.0.enter(&unwind_limit.1);
+                    unwind_limit.0.leave(&unwind_limit.1);
                 }
             });
-            if gate.0.enter(&gate.1) == Entry::New {
-                gate.0.leave(&gate.1);
+            if unwind_limit.0.enter(&unwind_limit.1) == Entry::New {
+                unwind_limit.0.leave(&unwind_limit.1);
             }
             fiber.join().unwrap();
-            let left = usize::from(gate.1.load(Acquire));
-            assert_eq!(gate.0.inside.load(SeqCst), left, "I11");
-            gate.0.leave(&gate.1);
-            assert_eq!(gate.0.inside.load(SeqCst), 0, "I11");
+            let left = usize::from(unwind_limit.1.load(Acquire));
+            assert_eq!(unwind_limit.0.inside.load(SeqCst), left, "I11");
+            unwind_limit.0.leave(&unwind_limit.1);
+            assert_eq!(unwind_limit.0.inside.load(SeqCst), 0, "I11");
         });
     }
 }

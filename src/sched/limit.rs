@@ -34,7 +34,7 @@
 //! On threads of `compute` limits are not heard: such a thread, while it waits for a part of its closure,
 //! may run a part of another one, which a limit of the thread would end.
 //!
-//! Fibers that unwind because of a limit need a place at the gate, like all that unwind (`gate.rs`);
+//! Fibers that unwind because of a limit need a place at the gate, like all that unwind (`unwind_limit.rs`);
 //! without one they wait on and ask again.
 //!
 //! *Told.* A fiber or thread that unwinds by our payload, and not by a panic, left at a call that
@@ -300,7 +300,7 @@ fn give_up_place(fiber: Option<FiberRef>) {
     {
         let guard = context::disable_preempt();
         let shared = guard.shared().expect("a fiber runs here");
-        shared.gate.leave(&with_one.unwind_permit);
+        shared.unwind_limit.leave(&with_one.unwind_permit);
     }
 }
 

@@ -37,7 +37,7 @@
 //! | `starve` | fibers for which there is no stack |
 //! | `limit` | time limits |
 //! | `swallow` | delays for code that catches its unwinding and blocks again |
-//! | `gate` | how many fibers may unwind at once |
+//! | `unwind_limit` | how many fibers may unwind at once |
 //! | `watch`, `chores` | what the monitor, the helper and the collector do |
 //! | `service` | what layers above keep in a runtime: pools of threads |
 //! | `shutdown` | the five steps |
@@ -72,7 +72,7 @@ mod detach;
 mod dump;
 mod find;
 mod freeze;
-mod gate;
+mod unwind_limit;
 mod idle;
 pub(crate) mod in_place;
 mod interrupt;
@@ -247,7 +247,7 @@ pub(crate) struct Shared {
     pub(crate) fiber_limit: Option<usize>,
     closing: AtomicBool,
     stopping: AtomicBool,
-    gate: gate::Gate,
+    unwind_limit: unwind_limit::UnwindLimit,
     /// Threads that wait for fibers to end, and the word they sleep on, another one after every end.
     /// No lock: an observer may be a fiber of another runtime, asleep or stopped.
     observers: AtomicUsize,
@@ -344,7 +344,7 @@ impl Shared {
             fiber_limit: stack::limit(settings.guard, settings.max_carriers),
             closing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            gate: gate::Gate::new((settings.max_carriers / 4).max(1)),
+            unwind_limit: unwind_limit::UnwindLimit::new((settings.max_carriers / 4).max(1)),
             observers: AtomicUsize::new(0),
             ended: AtomicU32::new(0),
             clock: timers::Clock::new(settings.timer_resolution),

@@ -513,7 +513,7 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     let shared = carrier.shared();
     let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
     shared.count_odd_stack(class, -1);
-    shared.gate.leave(&fiber.unwind_permit);
+    shared.unwind_limit.leave(&fiber.unwind_permit);
     if let Some(record) = fiber.end() {
         // SAFETY: free now, so ours; slab memory stays valid.
         let owner = unsafe { record.as_ref() }.owner();

@@ -12,7 +12,7 @@
 //! called when it stops, or in a destructor of a thread-local. It waits for all threads but itself.
 //!
 //! Fibers that park while they unwind each block a carrier, so only so many may unwind at once
-//! (`gate.rs`); the others are asked as those end.
+//! (`unwind_limit.rs`); the others are asked as those end.
 
 use std::fmt;
 use std::panic::Location;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Notify, Phase};
 use crate::fiber::{FiberRef, Held, slab};
-use crate::sched::gate::Entry;
+use crate::sched::unwind_limit::Entry;
 use crate::sched::{Shared, context, io, wake};
 use crate::sys::fork;
 use crate::sys::{self, futex};
@@ -250,10 +250,10 @@ impl Shared {
             if full || !fiber.state.is_parked() {
                 return;
             }
-            if self.gate.is_full() {
+            if self.unwind_limit.is_full() {
                 let soon = Instant::now() + Duration::from_millis(5);
                 let soon = deadline.map_or(soon, |deadline| deadline.min(soon));
-                full = !self.wait_until(Some(soon), |shared| !shared.gate.is_full());
+                full = !self.wait_until(Some(soon), |shared| !shared.unwind_limit.is_full());
             }
             full = full || self.deliver_cancel(fiber.fiber()) == Entry::Full; // the next round goes on
         });
@@ -262,7 +262,7 @@ impl Shared {
     /// Ends the park of one who was asked, if there is a place.
     fn deliver_cancel(&self, fiber: FiberRef) -> Entry {
         let guard = context::disable_preempt();
-        let entry = self.gate.enter(&fiber.unwind_permit);
+        let entry = self.unwind_limit.enter(&fiber.unwind_permit);
         if entry == Entry::Full {
             return entry;
         }
@@ -270,7 +270,7 @@ impl Shared {
         if fiber.state.deliver_cancel() == Notify::Enqueue {
             kept = wake::enqueue(&guard, fiber);
         } else if entry == Entry::New {
-            self.gate.leave(&fiber.unwind_permit); // deaf, or no longer parked
+            self.unwind_limit.leave(&fiber.unwind_permit); // deaf, or no longer parked
         }
         drop(guard);
         drop(kept);

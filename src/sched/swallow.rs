@@ -87,7 +87,7 @@ fn rest(fiber: FiberRef, length: Duration) {
         let guard = context::disable_preempt();
         let shared = guard.shared().expect("a fiber runs here");
         shared.unwind_pauses.fetch_add(1, Relaxed);
-        shared.gate.leave(&fiber.unwind_permit);
+        shared.unwind_limit.leave(&fiber.unwind_permit);
         drop(guard);
         let until = Some(Instant::now() + length);
         let park =
