@@ -166,7 +166,7 @@ pub(crate) struct Settings {
     pub(crate) uring_asked_by: Option<&'static str>,
     /// io_uring may be used for files.
     pub(crate) uring_allowed: bool,
-    pub(crate) on_overrun: Vec<overrun::desk::Listener>,
+    pub(crate) on_overrun: Vec<overrun::reporter::Listener>,
     pub(crate) on_start: Option<Hook>,
     pub(crate) on_stop: Option<Hook>,
 }
@@ -304,7 +304,7 @@ impl Shared {
             None => Driver::epoll(),
         };
         let listeners = std::mem::take(&mut settings.on_overrun);
-        let desk = overrun::desk::Desk::new(listeners, settings.log_overruns);
+        let reporter = overrun::reporter::Reporter::new(listeners, settings.log_overruns);
         let shared = Arc::new_cyclic(|this| Shared {
             this: this.clone(),
             workers,
@@ -319,7 +319,7 @@ impl Shared {
             has_urgent: AtomicBool::new(false),
             monitor_notified: AtomicBool::new(false),
             preempted: freeze::Counters::default(),
-            reports: overrun::Reports::new(desk),
+            reports: overrun::Reports::new(reporter),
             allowed_cpus: Allowed::new(),
             refused_carriers: AtomicU64::new(0),
             retired_carriers: AtomicU64::new(0),
@@ -541,7 +541,7 @@ impl Drop for Shared {
             std::mem::forget(std::mem::take(&mut self.workers));
             let none = service::Services::new();
             std::mem::forget(std::mem::replace(&mut self.services, none));
-            std::mem::forget(self.reports.desk.clone());
+            std::mem::forget(self.reports.reporter.clone());
             return;
         }
         // By whoever had the last reference, perhaps a fiber of another runtime: slabs and stacks go

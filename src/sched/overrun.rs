@@ -15,7 +15,7 @@
 //!    the mark went down, or by the monitor for somebody who sleeps (`outside.rs`). It claims a slot
 //!    (`slots.rs`), copies the innermost words of the stack and some numbers, and asks the collector.
 //! 2. The collector climbs the copy into addresses and adds them to a table (`table.rs`). No names.
-//! 3. If somebody listens, a thread of its own looks names up and calls (`desk.rs`, `log.rs`).
+//! 3. If somebody listens, a thread of its own looks names up and calls (`reporter.rs`, `log.rs`).
 //!
 //! Law of this file and of `slots.rs`: it runs in signal handlers (S7), with preemption disabled. No allocation,
 //! no lock, no formatting. If no slot is free the report is lost, and counted.
@@ -41,7 +41,7 @@ use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sys;
 
-pub(crate) mod desk;
+pub(crate) mod reporter;
 mod log;
 mod outside;
 pub(crate) mod report;
@@ -49,7 +49,7 @@ mod slots;
 pub(crate) mod summary;
 mod table;
 
-use desk::Desk;
+use reporter::Reporter;
 use slots::{Facts, Slots};
 
 /// What was done about an overrun.
@@ -184,18 +184,18 @@ pub(crate) struct Reports {
     pub(crate) unseen: AtomicU64,
     /// Somebody wants to know.
     listens: AtomicBool,
-    pub(crate) desk: std::sync::Arc<Desk>,
+    pub(crate) reporter: std::sync::Arc<Reporter>,
 }
 
 impl Reports {
-    pub(crate) fn new(mut desk: Desk) -> Self {
-        let listens = desk.listens();
+    pub(crate) fn new(mut reporter: Reporter) -> Self {
+        let listens = reporter.listens();
         Reports {
             slots: OnceLock::new(),
             lost: AtomicU64::new(0),
             unseen: AtomicU64::new(0),
             listens: AtomicBool::new(listens),
-            desk: std::sync::Arc::new(desk),
+            reporter: std::sync::Arc::new(reporter),
         }
     }
 

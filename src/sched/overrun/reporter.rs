@@ -38,7 +38,7 @@ const LINE: usize = 64;
 /// How long the thread waits for more.
 const LINGER: Duration = Duration::from_millis(100);
 
-pub(crate) struct Desk {
+pub(crate) struct Reporter {
     state: Mutex<State>,
     wake_up: Condvar,
     has_complained: AtomicBool,
@@ -64,13 +64,13 @@ enum Next {
     End,
 }
 
-impl Desk {
+impl Reporter {
     pub(crate) fn new(listeners: Vec<Listener>, logs: bool) -> Self {
         let state = State {
             listeners,
             ..State::default()
         };
-        Desk {
+        Reporter {
             state: Mutex::new(state),
             wake_up: Condvar::new(),
             has_complained: AtomicBool::new(false),
@@ -189,12 +189,12 @@ impl Desk {
         drop(state);
         drop(guard);
         drop(former); // it has said that it is over; what it still does is its own affair
-        let desk = self.clone();
+        let reporter = self.clone();
         let started = thread::Builder::new()
             .name(format!("{name}-reports"))
             .spawn(move || {
                 context::set_served(runtime); // for callbacks
-                desk.serve();
+                reporter.serve();
                 context::serves_no_more();
             });
         // If it cannot be had: the next report tries again.
@@ -228,7 +228,7 @@ impl Shared {
         let listens = self.reports.listens();
         let slots = self.reports.slots.get();
         while let Some(captured) = slots.and_then(|slots| slots.take()) {
-            if !self.reports.desk.put(captured, listens) {
+            if !self.reports.reporter.put(captured, listens) {
                 self.reports.lost.fetch_add(1, Relaxed);
             }
         }
@@ -239,14 +239,14 @@ impl Shared {
 
     fn start_reporter(&self) {
         let name = &self.settings.thread_name;
-        self.reports.desk.start(name, self.this.clone());
+        self.reports.reporter.start(name, self.this.clone());
     }
 
     pub(crate) fn listen(&self, listener: Listener) {
         if fork::in_child() {
             return; // F1
         }
-        self.reports.desk.add_listener(listener);
+        self.reports.reporter.add_listener(listener);
         self.reports.begin_to_listen();
     }
 
@@ -257,7 +257,7 @@ impl Shared {
             self.collect_reports();
         }
         let guard = context::disable_preempt();
-        let thread = self.reports.desk.close();
+        let thread = self.reports.reporter.close();
         drop(guard);
         thread
     }
@@ -265,7 +265,7 @@ impl Shared {
     /// What the callbacks hold may hold the runtime.
     pub(crate) fn forget_listeners(&self) {
         let guard = context::disable_preempt();
-        let listeners = std::mem::take(&mut self.reports.desk.lock().listeners);
+        let listeners = std::mem::take(&mut self.reports.reporter.lock().listeners);
         drop(guard);
         drop(listeners); // the user's
     }
@@ -276,7 +276,7 @@ impl Shared {
             Vec::new() // F1: somebody may have held the lock
         } else {
             let _guard = context::disable_preempt();
-            self.reports.desk.lock().table.entries()
+            self.reports.reporter.lock().table.entries()
         };
         let unseen = self.reports.unseen.load(Relaxed);
         let lost = self.reports.lost.load(Relaxed);
