@@ -19,12 +19,12 @@ use crate::sched::carrier::Carrier;
 use crate::sched::class;
 use crate::sched::context::{self, Entered, Here};
 use crate::sched::find;
-use crate::sched::unwind_limit::Entry;
 use crate::sched::limit;
 use crate::sched::mobility;
 use crate::sched::run;
 use crate::sched::swallow;
 use crate::sched::timers::Deadline;
+use crate::sched::unwind_limit::Entry;
 use crate::sched::wake;
 use crate::util::loom::atomic::Ordering::Relaxed;
 
@@ -427,7 +427,12 @@ pub(crate) fn enters_gate() -> bool {
 }
 
 fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
-    token.carrier().shared().unwind_limit.enter(&fiber.unwind_permit) != Entry::Full
+    token
+        .carrier()
+        .shared()
+        .unwind_limit
+        .enter(&fiber.unwind_permit)
+        != Entry::Full
 }
 
 /// Whether the caller, which is unwinding, does so because it was told to end, or because its time is

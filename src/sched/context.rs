@@ -208,7 +208,9 @@ impl Here {
     #[inline]
     pub(crate) fn passes_checkpoint(&self) -> bool {
         let preempt = &self.carrier().preempt;
-        preempt.checkpoints.set(preempt.checkpoints.get().wrapping_add(1));
+        preempt
+            .checkpoints
+            .set(preempt.checkpoints.get().wrapping_add(1));
         self.carrier().is_asked() && self.carrier().takes_request()
     }
 

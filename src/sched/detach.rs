@@ -115,7 +115,11 @@ impl Shared {
                 ThreadState::Running | ThreadState::Unknown
                     if self.settings.preempt && carrier.has_computed() =>
                 {
-                    if carrier.preempt.request.replace_seen(request, WITHOUT_WORKER) {
+                    if carrier
+                        .preempt
+                        .request
+                        .replace_seen(request, WITHOUT_WORKER)
+                    {
                         carrier.send();
                     }
                 }

@@ -245,7 +245,10 @@ impl Carrier {
     /// Whose release is likely to help: who was stopped in foreign code, then who froze last.
     pub(crate) fn rotation_order(&self) -> (bool, u64) {
         let preempt = &self.preempt;
-        (preempt.suspect.load(Relaxed), preempt.froze_at.load(Relaxed))
+        (
+            preempt.suspect.load(Relaxed),
+            preempt.froze_at.load(Relaxed),
+        )
     }
 
     /// On the monitor's thread: a claimed frozen carrier goes on without a worker.

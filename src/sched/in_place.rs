@@ -256,5 +256,9 @@ pub(crate) fn came_back(token: &Entered, fiber: FiberRef, counted: bool) {
     } else if !counted {
         class::raise_score(&fiber, 1); // as after a freeze: others come first if it goes on like this
     }
-    token.carrier().shared().monitor_notified.store(false, Relaxed); // whoever presses next is heard at once
+    token
+        .carrier()
+        .shared()
+        .monitor_notified
+        .store(false, Relaxed); // whoever presses next is heard at once
 }

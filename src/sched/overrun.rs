@@ -41,10 +41,10 @@ use crate::sched::timers::nanos;
 use crate::sched::worker::Worker;
 use crate::sys;
 
-pub(crate) mod reporter;
 mod log;
 mod outside;
 pub(crate) mod report;
+pub(crate) mod reporter;
 mod slots;
 pub(crate) mod summary;
 mod table;

@@ -81,7 +81,10 @@ impl Carrier {
         let ran = sys::thread::cpu_time().saturating_sub(preempt.cpu_began.load(Relaxed));
         self.run_time.add(ran);
         if let Some(fiber) = self.current.get() {
-            let (tick, computed) = (TICK.as_nanos() as u64, preempt.rest.get().saturating_add(ran));
+            let (tick, computed) = (
+                TICK.as_nanos() as u64,
+                preempt.rest.get().saturating_add(ran),
+            );
             class::raise_score(&fiber, computed / tick);
             preempt.rest.set(computed % tick);
             preempt.batch.store(class::is_batch(&fiber), Relaxed);

@@ -64,7 +64,7 @@ pub(crate) struct Watchers {
     pub(super) trim_at: Mutex<Option<Instant>>,
     /// How many more workers may be interrupted at this look for the sake of those whom any can
     /// serve.
-    make_room: AtomicUsize,
+    urgent_ticks: AtomicUsize,
     /// The monitor takes its time, since all workers sleep.
     looks_rarely: AtomicBool,
     /// Somebody who should not have to wait did at this look.
@@ -105,7 +105,7 @@ impl Watchers {
             refused_until: Mutex::new(None),
             resize_at: Mutex::new(None),
             trim_at: Mutex::new(None),
-            make_room: AtomicUsize::new(0),
+            urgent_ticks: AtomicUsize::new(0),
             looks_rarely: AtomicBool::new(false),
             somebody_pressed: AtomicBool::new(false),
             ticked: AtomicU64::new(0),
@@ -150,7 +150,7 @@ impl Watchers {
 
     /// Whether one more worker may be interrupted at this look.
     pub(crate) fn may_press(&self) -> bool {
-        self.make_room.load(Relaxed) > 0
+        self.urgent_ticks.load(Relaxed) > 0
     }
 
     /// A worker found no thread to go to. May be called in a signal handler.
@@ -291,7 +291,9 @@ impl Pool for Shared {
 
     fn tick(&self, now: Instant) {
         self.look_at_timers(now);
-        self.watchers.make_room.store(self.waiting_urgently(), Relaxed);
+        self.watchers
+            .urgent_ticks
+            .store(self.waiting_urgently(), Relaxed);
         self.watchers.somebody_pressed.store(false, Relaxed);
         let nanos = self.clock.nanos();
         let last = self.watchers.ticked.load(Relaxed);
@@ -356,8 +358,10 @@ impl Pool for Shared {
             let began = self.clock.nanos().saturating_sub(nanos(GRACE));
             carrier.note_long(stamp, began, carrier.cpu_before(GRACE));
             if waiting == Waiting::Urgent {
-                let left = self.watchers.make_room.load(Relaxed);
-                self.watchers.make_room.store(left.saturating_sub(1), Relaxed);
+                let left = self.watchers.urgent_ticks.load(Relaxed);
+                self.watchers
+                    .urgent_ticks
+                    .store(left.saturating_sub(1), Relaxed);
             } else if carrier.preempt.request.get() != stamp {
                 self.preempted.overruns.fetch_add(1, Relaxed);
             }
