@@ -18,14 +18,14 @@ mod common;
 const ELSEWHERE: [&str; 21] = [
     // On the scheduler's stack, and at the start of a thread.
     "indent::sys::redirect::clear_vectors",
-    "indent::sched::run::run_fibers",
-    "indent::sched::anywhere::Identity::of",
+    "indent::sched::workers::run::run_fibers",
+    "indent::sched::preempt::anywhere::Identity::of",
     "indent::sys::thread::memory",
     "indent::sys::program::find_next",
-    "indent::sched::context::",
+    "indent::sched::workers::context::",
     "indent::fiber::locals::",
     "indent::sys::signal::AlternateStack",
-    "indent::sched::start::carrier_main",
+    "indent::sched::threads::start::carrier_main",
     "indent::sys::thread::be_nicer",
     // Of the signal handler, and of calls that do not switch.
     "indent::sys::thread::number",
@@ -38,7 +38,7 @@ const ELSEWHERE: [&str; 21] = [
     "indent::sys::affinity::get",
     "indent::sys::affinity::set",
     // The keys of its hash map; of the helper, and of a start.
-    "indent::sched::overrun::desk::Desk::",
+    "indent::sched::diag::overrun::desk::Desk::",
     // Not ours to trust (`lists/runtime.txt`): a closure of this file, inlined.
     "indent::runtime::no_preempt::no_preempt",
 ];

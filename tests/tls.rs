@@ -2,7 +2,7 @@
 //!
 //! A fiber that switches out may come back on another thread. The compiler does not know that: it
 //! may take the address of a thread-local once and use it again after the switch, where it belongs
-//! to a thread the fiber has left. The source guards against it (`sched/context.rs`); whether the
+//! to a thread the fiber has left. The source guards against it (`sched/workers/context.rs`); whether the
 //! guard held is seen in the machine code alone. So this builds a small program with optimization
 //! (and, when the tests themselves are optimized, with link-time optimization of everything),
 //! disassembles it, and shows:
@@ -29,7 +29,7 @@ mod common;
 /// The switch of a fiber, where it is a function of its own.
 const SUSPEND: &str = "corosensei::coroutine::Yielder";
 
-const ACCESSOR: &str = "indent::sched::context::carrier";
+const ACCESSOR: &str = "indent::sched::workers::context::carrier";
 /// The loop at the root of every stack: it takes the next fiber, which asks for itself.
 const ROOT: &str = "indent::fiber::switch::root";
 /// How a coroutine ends, which that loop never does.
@@ -205,7 +205,7 @@ fn offset_of(program: &Path, local: &str) -> (i64, i64) {
     let align = 1i64 << align.trim().parse::<u32>().expect("an alignment");
     let size = (number(second, "memsz") + align - 1) / align * align;
     let symbols = objdump(program, &["-t", "-C"]);
-    let wanted = format!("indent::sched::context::{local}::");
+    let wanted = format!("indent::sched::workers::context::{local}::");
     let line = symbols
         .lines()
         .find(|line| line.contains(&wanted) && line.contains(".tbss"));
@@ -439,7 +439,7 @@ fn check(profile: &str) {
     // The root's next fiber begins with the question.
     let first = functions
         .values()
-        .find(|f| f.name == "indent::sched::run::fiber_main");
+        .find(|f| f.name == "indent::sched::workers::run::fiber_main");
     let first = first.expect("the body of all fibers is a function, passed by pointer");
     assert_eq!(first.first_call(0), Some(accessor), "{}", first.listing(0));
 

@@ -11,7 +11,7 @@
 use crate::fiber::reason::ParkReason;
 use crate::park::scoped;
 use crate::sched::Shared;
-use crate::sched::service::Kind;
+use crate::sched::workers::service::Kind;
 
 mod pool;
 mod sizing;

@@ -34,7 +34,7 @@ use super::error::{RecvTimeoutError, SendTimeoutError, TryRecvError, TrySendErro
 use crate::park::guarded::{Guarded, Locked};
 use crate::park::queue::{Entry, How, Queue, Taken};
 use crate::park::{self, ParkReason, Woken};
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
 
 pub(crate) struct Channel<T> {
     pub(crate) state: Guarded<State<T>>,

@@ -12,7 +12,7 @@ use crate::park::guarded::Guarded;
 use crate::park::queue::{Entry, How, Queue, Taken};
 use crate::park::select::{Arm, ArmRef, Queued};
 use crate::park::{self, ParkReason, Woken};
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
 use crate::util::loom::RawLock;
 
 /// State whose changes have increasing numbers. It is used under its lock.

@@ -49,7 +49,7 @@ pub(crate) const ANY_WORKER: u16 = u16::MAX;
 pub(crate) struct Record {
     /// `MAGIC` while the record belongs to a fiber.
     magic: AtomicU32,
-    /// When it was made runnable, if that is measured; see `sched/latency.rs`.
+    /// When it was made runnable, if that is measured; see `sched/workers/latency.rs`.
     pub(crate) woken_at: AtomicU32,
     pub(crate) state: State,
     link: AtomicPtr<Record>,
@@ -59,7 +59,7 @@ pub(crate) struct Record {
     refs: AtomicU32,
     /// The worker that must start it, or `ANY_WORKER`.
     pub(crate) worker: AtomicU16,
-    /// How much it computes between two parks; see `sched/class.rs`.
+    /// How much it computes between two parks; see `sched/preempt/class.rs`.
     pub(crate) cpu_score: AtomicU8,
     /// Live `no_preempt` sections; used by the fiber itself only.
     pub(crate) no_preempt_depth: AtomicU8,
@@ -78,9 +78,9 @@ pub(crate) struct Record {
     name: AtomicPtr<Box<str>>,
     /// Where the record is put when it is free.
     owner: AtomicPtr<Remote>,
-    /// Whether it is in a time limit, and more (`sched/limit.rs`); used by the fiber itself only.
+    /// Whether it is in a time limit, and more (`sched/block/time_limit.rs`); used by the fiber itself only.
     pub(crate) limited: sync::atomic::AtomicU8,
-    /// How often it caught the unwinding of a blocking call (`sched/swallow.rs`); its own only.
+    /// How often it caught the unwinding of a blocking call (`sched/block/unwind_backoff.rs`); its own only.
     pub(crate) swallowed: sync::atomic::AtomicU8,
     reason: AtomicU8,
     /// The size class of the stack it requests.
@@ -90,11 +90,11 @@ pub(crate) struct Record {
     /// Whether the fiber is parked inside its own frames, because it unwinds: its thread waits
     /// there and not at the bottom of its stack (S3).
     blocks_carrier: AtomicBool,
-    /// Whether it may change threads since it last switched out; see `sched/mobility.rs`.
+    /// Whether it may change threads since it last switched out; see `sched/mobility/verdict.rs`.
     pub(crate) mobility: AtomicU8,
-    /// The entry under which its last park as a bound fiber was counted (`sched/bound.rs`).
+    /// The entry under which its last park as a bound fiber was counted (`sched/mobility/bound.rs`).
     pub(crate) bound_entry: AtomicU16,
-    /// It has one of the permits for unwinding fibers (`sched/unwind_limit.rs`).
+    /// It has one of the permits for unwinding fibers (`sched/block/unwind_limit.rs`).
     pub(crate) unwind_permit: AtomicBool,
     /// It has used thread-locals (`locals.rs`); used by the thread that holds the fiber only.
     pub(crate) has_locals: AtomicBool,

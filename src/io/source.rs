@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::registered::{Patience, Registered};
 use super::registration::{Interest, Registration};
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
 use crate::sys::descriptor;
 
 /// A descriptor that fibers can wait for, whatever its type.

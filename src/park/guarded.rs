@@ -11,8 +11,8 @@
 use std::ops::{Deref, DerefMut};
 
 use super::queue::{How, Operation, Queue, Taken};
-use crate::sched::context::{self, PreemptGuard};
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
+use crate::sched::workers::context::{self, PreemptGuard};
 use crate::util::lock::{Lock, StackGuard};
 use crate::util::loom::RawLock;
 

@@ -34,10 +34,13 @@ pub use crate::fiber::state::Woken;
 
 use crate::fiber::state::{Cancel, Signal};
 use crate::fiber::{FiberRef, Held};
-pub(crate) use crate::sched::limit::within;
-use crate::sched::thread::ThreadParker;
-use crate::sched::wake;
-use crate::sched::{block, context, limit, swallow};
+use crate::sched::block::suspend;
+use crate::sched::block::time_limit;
+pub(crate) use crate::sched::block::time_limit::within;
+use crate::sched::block::unwind_backoff;
+use crate::sched::block::wake;
+use crate::sched::threads::plain::ThreadParker;
+use crate::sched::workers::context;
 
 /// Blocks the calling fiber or thread until it is unparked or the deadline passes.
 ///
@@ -64,7 +67,7 @@ use crate::sched::{block, context, limit, swallow};
 pub fn park_until(deadline: Option<Instant>, reason: ParkReason) -> Woken {
     let woken = wait(deadline, reason, Signal::Unpark);
     if woken == Woken::ByCancel {
-        swallow::note_unwinding();
+        unwind_backoff::note_unwinding();
     }
     woken
 }
@@ -151,13 +154,13 @@ pub(crate) fn rest(deadline: Option<Instant>, reason: ParkReason) -> Woken {
 /// Parks the calling fiber or thread. Threads cannot be cancelled, but may have a time limit.
 fn wait(deadline: Option<Instant>, reason: ParkReason, signal: Signal) -> Woken {
     let cancel = Cancel::Enabled;
-    block::park(deadline, reason, cancel, signal)
+    suspend::park(deadline, reason, cancel, signal)
         .unwrap_or_else(|| context::park_thread(deadline, cancel, signal))
 }
 
 /// Charges an operation that could have blocked but did not.
 pub(crate) fn charge() {
-    block::charge();
+    suspend::charge();
 }
 
 /// Charges an operation before it is tried.
@@ -165,27 +168,27 @@ pub(crate) fn charge() {
 /// A fiber whose budget is used up yields and, if it was cancelled, unwinds. At this point nothing
 /// is lost, and a fiber whose operations all succeed at once is cancelled, too.
 pub(crate) fn charge_ahead() {
-    if block::charge() {
-        block::unwind_if_cancelled();
+    if suspend::charge() {
+        suspend::unwind_if_cancelled();
     }
 }
 
 /// As [`charge`]; returns the fiber that was charged.
 #[inline]
 pub(crate) fn charge_caller() -> Option<FiberRef> {
-    block::charge_caller()
+    suspend::charge_caller()
 }
 
 /// Whether the caller, which is unwinding, was cancelled or is past its time limit.
 pub(crate) fn unwinds_as_told() -> bool {
-    block::unwinds_as_told()
+    suspend::unwinds_as_told()
 }
 
 /// The time limit of the calling plain thread, if it comes before this deadline.
 ///
 /// A call that blocks the thread in the kernel has to unwind then.
 pub(crate) fn limit_of_thread(deadline: Option<Instant>) -> Option<Instant> {
-    limit::bounding(None, deadline, Cancel::Enabled)
+    time_limit::bounding(None, deadline, Cancel::Enabled)
 }
 
 /// The calling fiber; `None` on a plain thread.
@@ -195,5 +198,5 @@ pub(crate) fn current_fiber() -> Option<FiberRef> {
 
 /// Ends the calling fiber by unwinding.
 pub(crate) fn unwind_cancelled() -> ! {
-    block::unwind()
+    suspend::unwind()
 }

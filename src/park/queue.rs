@@ -47,8 +47,8 @@ use std::time::Instant;
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
-use crate::sched::context::PreemptGuard;
-use crate::sched::wake::{DeferredDrop, Waiter};
+use crate::sched::block::wake::{DeferredDrop, Waiter};
+use crate::sched::workers::context::PreemptGuard;
 use crate::util::loom::atomic::{
     AtomicUsize,
     Ordering::{AcqRel, Acquire, Relaxed},

@@ -12,7 +12,7 @@ use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::config::{self, Asked, Environment, Io, MOST_WORKERS, Rounding};
 use crate::runtime::threads::{self, ThreadLocals};
 use crate::runtime::{Runtime, cpus, harmless, reports};
-use crate::sched::overrun::reporter::Listener;
+use crate::sched::diag::overrun::reporter::Listener;
 use crate::sched::{Hook, Settings, Shared};
 use crate::sys::fork;
 

@@ -1,10 +1,10 @@
-//! The public view of durations counted by `sched/latency.rs`.
+//! The public view of durations counted by `sched/workers/latency.rs`.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::sched::Shared;
-use crate::sched::latency::{self, BUCKETS};
+use crate::sched::workers::latency::{self, BUCKETS};
 
 /// A histogram of durations.
 ///

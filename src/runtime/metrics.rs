@@ -12,7 +12,7 @@ use crate::driver::Driver;
 use crate::fiber::stack::{self, StackGuard};
 use crate::runtime::histogram::Histogram;
 use crate::sched::Shared;
-use crate::sched::worker::Worker;
+use crate::sched::workers::worker::Worker;
 use crate::sys::{futex, membarrier};
 
 /// Metrics of one runtime.
@@ -331,7 +331,7 @@ impl Metrics {
                 false => IoDriver::BlockingPool,
             },
             io_operations_active: shared.driver.in_flight(),
-            process_carriers: crate::sched::start::process_carriers(),
+            process_carriers: crate::sched::threads::start::process_carriers(),
             wake_to_run: Histogram::wake_to_run(shared),
         }
     }

@@ -63,16 +63,19 @@ pub use self::threads::ThreadLocals;
 pub use crate::blocking::blocking;
 pub use crate::compute::compute;
 pub use crate::fiber::stack::StackGuard;
-pub use crate::sched::overrun::report::{Overrun, OverrunAction, Waited};
-pub use crate::sched::overrun::summary::{OverrunRow, Overruns};
-pub use crate::sched::shutdown::{Abandoned, ShutdownReport};
-pub use crate::sched::survey::Survey;
+pub use crate::sched::diag::overrun::report::{Overrun, OverrunAction, Waited};
+pub use crate::sched::diag::overrun::summary::{OverrunRow, Overruns};
+pub use crate::sched::mobility::survey::Survey;
+pub use crate::sched::workers::shutdown::{Abandoned, ShutdownReport};
 pub use indent_sysmon::symbols::CodeLocation;
 
 use crate::error::{AbortOnDrop, NoRuntime, StartError};
 use crate::park;
-use crate::sched::spawn::{self, Limit};
-use crate::sched::{Shared, block, context, mobility};
+use crate::sched::Shared;
+use crate::sched::block::suspend;
+use crate::sched::mobility::verdict;
+use crate::sched::workers::context;
+use crate::sched::workers::spawn::{self, Limit};
 use crate::sys::fork;
 use crate::task::{self, Fiber, JoinHandle, Phase};
 
@@ -464,14 +467,14 @@ impl Handle {
     #[doc(hidden)]
     #[expect(unsafe_code, reason = "lets fibers move that must not")]
     pub unsafe fn trust_everything(&self, trust: bool) {
-        mobility::trust_everything(trust);
+        verdict::trust_everything(trust);
     }
 
     /// Binds all fibers of the process to their threads, whatever is on their stacks. For tests of
     /// many threads.
     #[doc(hidden)]
     pub fn bind_everything(&self, bind: bool) {
-        mobility::bind_everything(bind);
+        verdict::bind_everything(bind);
     }
 
     /// Changes the number of workers, as a change of the number of CPUs does. For tests.
@@ -582,5 +585,5 @@ where
 /// The caller continues when a worker comes back to its carrier.
 #[doc(hidden)]
 pub fn handoff() {
-    block::hand_over();
+    suspend::hand_over();
 }

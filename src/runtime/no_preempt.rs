@@ -1,6 +1,6 @@
 //! Sections in which a fiber is not preempted.
 
-use crate::sched::block::NoPreemptSection;
+use crate::sched::block::suspend::NoPreemptSection;
 
 /// Calls `f` with preemption of the calling fiber disabled.
 ///

@@ -1,6 +1,6 @@
 //! Regions in which a fiber may be preempted in place at any instruction.
 
-use crate::sched::in_place::Region;
+use crate::sched::preempt::in_place::Region;
 use crate::sys::arch;
 
 /// Calls `f` with in-place preemption of the calling fiber allowed at any instruction.

@@ -9,8 +9,8 @@ use indent_sysmon::frames;
 
 use crate::park;
 use crate::runtime::{Builder, Handle, Overrun, Overruns, Runtime, blocking};
-use crate::sched::bound::{BoundReport, BoundSite, Cause};
-use crate::sched::mobility;
+use crate::sched::mobility::bound::{BoundReport, BoundSite, Cause};
+use crate::sched::mobility::verdict;
 
 impl Builder {
     /// Calls the closure with a report when a fiber has run for longer than the quantum.
@@ -279,7 +279,7 @@ impl BindingRow {
 
     /// Names the thread-local that has the address of one; returns the advice.
     fn name_local(&mut self, offset: isize) -> &'static str {
-        self.variable = mobility::local_around(offset);
+        self.variable = verdict::local_around(offset);
         let variable = self
             .variable
             .clone()

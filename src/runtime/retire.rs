@@ -1,6 +1,6 @@
 //! Ending a thread together with the fiber that has changed it.
 
-use crate::sched::retire;
+use crate::sched::threads::retire;
 
 /// Keeps the calling fiber on its thread, alone, and ends the thread when the fiber ends.
 ///

@@ -31,9 +31,10 @@ use std::time::{Duration, Instant};
 
 use crate::driver::epoll::Events;
 use crate::driver::{Driver, Found, Port};
-use crate::sched::wake::Waiter;
-use crate::sched::worker::Worker;
-use crate::sched::{Shared, context};
+use crate::sched::Shared;
+use crate::sched::block::wake::Waiter;
+use crate::sched::workers::context;
+use crate::sched::workers::worker::Worker;
 use crate::sys::descriptor::{self, Interest};
 use crate::sys::request::Request;
 

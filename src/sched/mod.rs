@@ -6,41 +6,16 @@
 //! frames say so, waits in the queues of workers and runs on any thread. A parked fiber that may
 //! hold something of its thread has that thread to itself, and the *worker* comes to it.
 //!
-//! | file | protocol |
+//! | folder | what it holds |
 //! |---|---|
-//! | `owner` | which worker a carrier holds; taking, giving, surrendering |
-//! | `carrier` | the states of a thread; how a worker comes to it |
-//! | `tenant` | the fiber that has a thread to itself |
-//! | `starts` | whether a fiber may start now |
-//! | `count`, `resize` | how many workers there are, live |
-//! | `idle`, `sleep` | who sleeps, who searches, who is roused |
-//! | `context` | the current carrier, the `Entered` token |
-//! | `start`, `threads`, `roster` | the threads of carriers; which thread is which carrier |
-//! | `interrupt` | the signal, its handler, requests |
-//! | `freeze` | stopping a fiber with its thread, and letting it go on |
-//! | `slices` | whose turn it is among the frozen, and what is owed to them |
-//! | `detach` | carriers asleep in the kernel, or running without a worker; rotation |
-//! | `pace` | how fast workers dispatch; when waking another one pays |
-//! | `make_room` | making room for a fiber that should not wait |
-//! | `class` | who computes much |
-//! | `overrun` | who is hogging: stretches, captures, reports |
-//! | `find`, `run` | what runs next; what happens when it comes back |
-//! | `wake` | making a parked fiber runnable |
-//! | `mobility` | whether a fiber may change threads |
-//! | `bound` | parks of fibers that may not, by what binds them |
-//! | `survey` | reading the program's code, from which that is known |
-//! | `dump` | what every fiber does and waits for, as a text |
-//! | `spawn` | from a closure to a queued fiber |
-//! | `block` | parking, yielding and handing over, on the fiber's side |
-//! | `timers` | deadlines |
-//! | `latency` | how long woken fibers wait, sampled |
-//! | `starve` | fibers for which there is no stack |
-//! | `limit` | time limits |
-//! | `swallow` | delays for code that catches its unwinding and blocks again |
-//! | `unwind_limit` | how many fibers may unwind at once |
-//! | `watch`, `chores` | what the monitor, the helper and the collector do |
-//! | `service` | what layers above keep in a runtime: pools of threads |
-//! | `shutdown` | the five steps |
+//! | `threads/` | carriers: `carrier` (states of a thread), `owner` (which worker it holds), `tenant` (the bound fiber that has it to itself), `admission` (whether a fiber may start), `start`, `table`, `by_number`, `plain`, `retire` |
+//! | `workers/` | `worker`, `find` and `run` (what runs next, and what happens when it comes back), `idle` and `sleep` (searching, sleeping, notifying), `spawn`, `context` (the current carrier, the `Entered` token), `count` and `resize` (how many, live), `pace`, `latency`, `no_stack`, `service`, `shutdown` |
+//! | `block/` | the fiber's side: `suspend` (park, yield, hand over), `wake`, `timers`, `time_limit`, `unwind_limit`, `unwind_backoff` |
+//! | `preempt/` | `interrupt` (the signal and its handler), `freeze`, `slices` (whose turn it is among the frozen), `in_place`, `anywhere`, `detach`, `make_room`, `class` |
+//! | `mobility/` | `verdict` (whether a fiber may change threads), `bound` (what binds the others), `survey` (reading the program's code) |
+//! | `background/` | what the `monitor` and the `helper` do for a runtime |
+//! | `diag/` | `overrun` (fibers that compute for long), `dump` (what every fiber waits for) |
+//! | `io/` | waiting for descriptors |
 
 use std::ptr::NonNull;
 use std::sync::atomic::{
@@ -60,55 +35,18 @@ use crate::util::bitmap::{Bitmap, SparseBitmap};
 use crate::util::loom::{Mutex, lock};
 use crate::util::preempt_check;
 
-mod anywhere;
+mod background;
 pub(crate) mod block;
-pub(crate) mod bound;
-pub(crate) mod carrier;
-mod chores;
-mod class;
-pub(crate) mod context;
-mod count;
-mod detach;
-mod dump;
-mod find;
-mod freeze;
-mod idle;
-pub(crate) mod in_place;
-mod interrupt;
+pub(crate) mod diag;
 pub(crate) mod io;
-pub(crate) mod latency;
-pub(crate) mod limit;
-mod make_room;
 pub(crate) mod mobility;
-pub(crate) mod overrun;
-mod owner;
-mod pace;
-mod resize;
-pub(crate) mod retire;
-mod roster;
-pub(crate) mod run;
-pub(crate) mod service;
-pub(crate) mod shutdown;
-mod sleep;
-mod slices;
-pub(crate) mod spawn;
-pub(crate) mod start;
-mod starts;
-mod starve;
-pub(crate) mod survey;
-pub(crate) mod swallow;
-mod tenant;
-pub(crate) mod thread;
-mod threads;
-mod timers;
-mod unwind_limit;
-pub(crate) mod wake;
-mod watch;
-pub(crate) mod worker;
+pub(crate) mod preempt;
+pub(crate) mod threads;
+pub(crate) mod workers;
 
-use carrier::Carrier;
-use idle::Idle;
-use worker::{WakeReason, Worker};
+use threads::carrier::Carrier;
+use workers::idle::Idle;
+use workers::worker::{WakeReason, Worker};
 
 /// A function that each carrier thread calls when it starts or ends.
 pub(crate) type Hook = Arc<dyn Fn() + Send + Sync>;
@@ -160,13 +98,13 @@ pub(crate) struct Settings {
     /// Fibers have thread-locals of their own.
     pub(crate) own_locals: bool,
     /// Makes the line about a spawn site whose fibers keep threads, if those are reported.
-    pub(crate) log_bound: Option<fn(&bound::BoundSite) -> String>,
+    pub(crate) log_bound: Option<fn(&mobility::bound::BoundSite) -> String>,
     pub(crate) warn_stripped: bool,
     /// The name of the setting that asked for io_uring, if it is used for sockets.
     pub(crate) uring_asked_by: Option<&'static str>,
     /// io_uring may be used for files.
     pub(crate) uring_allowed: bool,
-    pub(crate) on_overrun: Vec<overrun::reporter::Listener>,
+    pub(crate) on_overrun: Vec<diag::overrun::reporter::Listener>,
     pub(crate) on_start: Option<Hook>,
     pub(crate) on_stop: Option<Hook>,
 }
@@ -191,10 +129,10 @@ pub(crate) struct Shared {
     this: Weak<Shared>,
     pub(crate) settings: Settings,
     pub(crate) workers: Box<[Worker]>,
-    pub(crate) count: count::Count,
+    pub(crate) count: workers::count::Count,
     resizing: std::sync::Mutex<()>,
-    carriers: threads::Carriers,
-    threads: Mutex<threads::Threads>,
+    carriers: threads::table::Carriers,
+    threads: Mutex<threads::table::Threads>,
     /// Carriers without a worker and without a fiber.
     spares: SparseBitmap,
     /// Carriers that wait for a worker in the middle of a fiber whose worker was taken.
@@ -211,8 +149,8 @@ pub(crate) struct Shared {
     has_urgent: AtomicBool,
     /// The monitor has been rung since it last took its time.
     monitor_notified: AtomicBool,
-    pub(crate) preempted: freeze::Counters,
-    pub(crate) reports: overrun::Reports,
+    pub(crate) preempted: preempt::freeze::Counters,
+    pub(crate) reports: diag::overrun::Reports,
     /// On which CPUs our threads may run.
     allowed_cpus: Allowed,
     pub(crate) refused_carriers: AtomicU64,
@@ -222,9 +160,9 @@ pub(crate) struct Shared {
     /// A deferred start may happen now.
     deferred_is_due: AtomicBool,
     /// How fibers that wait for a thread get one.
-    pub(crate) threadless: starts::Threadless,
+    pub(crate) threadless: threads::admission::Threadless,
     /// Parks of bound fibers, by what binds them.
-    bound_parks: bound::BoundParks,
+    bound_parks: mobility::bound::BoundParks,
     /// So many slices the fibers that others come before are to get next.
     owed: AtomicUsize,
     idle: Idle,
@@ -247,26 +185,26 @@ pub(crate) struct Shared {
     pub(crate) fiber_limit: Option<usize>,
     closing: AtomicBool,
     stopping: AtomicBool,
-    unwind_limit: unwind_limit::UnwindLimit,
+    unwind_limit: block::unwind_limit::UnwindLimit,
     /// Threads that wait for fibers to end, and the word they sleep on, another one after every end.
     /// No lock: an observer may be a fiber of another runtime, asleep or stopped.
     observers: AtomicUsize,
     ended: AtomicU32,
-    clock: timers::Clock,
+    clock: block::timers::Clock,
     /// The I/O backend: epoll, or io_uring.
     pub(crate) driver: Driver,
     /// The thread that takes events while workers compute.
     io_poller: io::poller::Poller,
     /// The right of one worker to sleep in the epoll instance.
     polling_right: io::polling_right::PollingRight,
-    pace: pace::Pace,
+    pace: workers::pace::Pace,
     runtime_drops: io::RuntimeDrops,
     files_by_uring: OnceLock<bool>,
     missed_timers: AtomicBool,
     /// How many CPUs there were when somebody last looked.
     pub(crate) cpus: AtomicUsize,
-    watchers: watch::Watchers,
-    pub(crate) services: service::Services,
+    watchers: background::monitor::Watchers,
+    pub(crate) services: workers::service::Services,
 }
 
 // No user code runs while the scheduler's state is half-changed, so a panic leaves it whole.
@@ -274,21 +212,21 @@ impl std::panic::RefUnwindSafe for Shared {}
 
 impl Shared {
     pub(crate) fn start(mut settings: Settings) -> Result<Arc<Shared>, StartError> {
-        crate::sys::fork::watch(&[context::be_plain, roster::forget_all]);
+        crate::sys::fork::watch(&[workers::context::be_plain, threads::by_number::forget_all]);
         crate::sys::membarrier::prepare();
         if settings.preempt {
             crate::sys::memory::allow_arenas(settings.soft_carriers.min(settings.max_carriers));
         }
-        preempt_check::ask_by(context::is_preempt_disabled);
-        let guard = context::disable_preempt(); // on a fiber of another runtime
-        overflow::prepare(context::current_fiber)?;
+        preempt_check::ask_by(workers::context::is_preempt_disabled);
+        let guard = workers::context::disable_preempt(); // on a fiber of another runtime
+        overflow::prepare(workers::context::current_fiber)?;
         drop(guard);
         if settings.preempt {
             let signal = settings.preempt_signal;
-            interrupt::prepare(signal)
+            preempt::interrupt::prepare(signal)
                 .map_err(|source| StartError::PreemptHandler { signal, source })?;
         }
-        let (n, most_threads) = (settings.workers, threads::MOST);
+        let (n, most_threads) = (settings.workers, threads::table::MOST);
         let worker = |i| {
             Worker::new(
                 i,
@@ -304,12 +242,12 @@ impl Shared {
             None => Driver::epoll(),
         };
         let listeners = std::mem::take(&mut settings.on_overrun);
-        let reporter = overrun::reporter::Reporter::new(listeners, settings.log_overruns);
+        let reporter = diag::overrun::reporter::Reporter::new(listeners, settings.log_overruns);
         let shared = Arc::new_cyclic(|this| Shared {
             this: this.clone(),
             workers,
-            carriers: threads::Carriers::new(),
-            threads: Mutex::new(threads::Threads::new()),
+            carriers: threads::table::Carriers::new(),
+            threads: Mutex::new(threads::table::Threads::new()),
             spares: SparseBitmap::new(most_threads),
             wanted: SparseBitmap::new(most_threads),
             frozen: SparseBitmap::new(most_threads),
@@ -318,20 +256,20 @@ impl Shared {
             tickets: AtomicU64::new(0),
             has_urgent: AtomicBool::new(false),
             monitor_notified: AtomicBool::new(false),
-            preempted: freeze::Counters::default(),
-            reports: overrun::Reports::new(reporter),
+            preempted: preempt::freeze::Counters::default(),
+            reports: diag::overrun::Reports::new(reporter),
             allowed_cpus: Allowed::new(),
             refused_carriers: AtomicU64::new(0),
             retired_carriers: AtomicU64::new(0),
             global: Global::new(),
             deferred_is_due: AtomicBool::new(false),
-            threadless: starts::Threadless::new(),
-            bound_parks: bound::BoundParks::new(),
+            threadless: threads::admission::Threadless::new(),
+            bound_parks: mobility::bound::BoundParks::new(),
             owed: AtomicUsize::new(0),
             idle: Idle::new(most),
-            count: count::Count::new(most, n),
+            count: workers::count::Count::new(most, n),
             resizing: std::sync::Mutex::new(()),
-            outside: Mutex::new(Some(spawn::obtain_slab())),
+            outside: Mutex::new(Some(workers::spawn::obtain_slab())),
             outside_spawned: AtomicU64::new(0),
             unwind_pauses: AtomicU64::new(0),
             outside_wakes_sent: AtomicU64::new(0),
@@ -344,20 +282,20 @@ impl Shared {
             fiber_limit: stack::limit(settings.guard, settings.max_carriers),
             closing: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
-            unwind_limit: unwind_limit::UnwindLimit::new((settings.max_carriers / 4).max(1)),
+            unwind_limit: block::unwind_limit::UnwindLimit::new((settings.max_carriers / 4).max(1)),
             observers: AtomicUsize::new(0),
             ended: AtomicU32::new(0),
-            clock: timers::Clock::new(settings.timer_resolution),
+            clock: block::timers::Clock::new(settings.timer_resolution),
             driver,
             io_poller: io::poller::Poller::default(),
             polling_right: io::polling_right::PollingRight::new(),
-            pace: pace::Pace::new(),
+            pace: workers::pace::Pace::new(),
             runtime_drops: io::RuntimeDrops::default(),
             files_by_uring: OnceLock::new(),
             missed_timers: AtomicBool::new(false),
             cpus: AtomicUsize::new(settings.cpus),
-            watchers: watch::Watchers::new(),
-            services: service::Services::new(),
+            watchers: background::monitor::Watchers::new(),
+            services: workers::service::Services::new(),
             settings,
         });
         let begun = shared.start_threads();
@@ -374,7 +312,7 @@ impl Shared {
         // Not `allowed`: that may change from here on.
         let workers = &self.workers[..self.settings.workers];
         for (started, worker) in workers.iter().enumerate() {
-            let _guard = context::disable_preempt(); // one at a time: a fiber of another runtime may be stopped
+            let _guard = workers::context::disable_preempt(); // one at a time: a fiber of another runtime may be stopped
             self.start_carrier(NonNull::from(worker))
                 .map_err(|source| StartError::SpawnCarrier { started, source })?;
         }
@@ -456,7 +394,7 @@ impl Shared {
 
     /// Counts a wake by whoever calls: on the caller's worker, if it holds one.
     fn count_wake(&self, sent: bool) {
-        let token = context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
+        let token = workers::context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
         match token {
             Some(token) => token.worker().counters.count_wake(sent),
             None if sent => drop(self.outside_wakes_sent.fetch_add(1, Relaxed)),
@@ -539,14 +477,14 @@ impl Drop for Shared {
         if crate::sys::fork::in_child() {
             // F1: slabs go behind a lock, and pools may wait for threads. Ours stay where they are.
             std::mem::forget(std::mem::take(&mut self.workers));
-            let none = service::Services::new();
+            let none = workers::service::Services::new();
             std::mem::forget(std::mem::replace(&mut self.services, none));
             std::mem::forget(self.reports.reporter.clone());
             return;
         }
         // By whoever had the last reference, perhaps a fiber of another runtime: slabs and stacks go
         // to where all runtimes take them from. What is the user's (hooks) goes later, unmarked.
-        let _guard = context::disable_preempt();
+        let _guard = workers::context::disable_preempt();
         // No thread is left, so nobody holds a worker: its slab can serve the next runtime.
         for worker in std::mem::take(&mut self.workers) {
             worker.local.into_inner().slab.retire();

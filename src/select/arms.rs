@@ -11,7 +11,7 @@ use crate::chan::{BroadcastReceiver, OneshotReceiver, Receiver, Sender, WatchRec
 use crate::fiber::job;
 use crate::io::{Enlisted, ReadinessWait, Source};
 use crate::park::select::{self, Arm, ArmRef, Event, Fires, Patience, Registered};
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
 use crate::task::JoinHandle;
 
 mod sealed {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::fiber::reason::ParkReason;
 use crate::park;
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::sync::tickets::{self, Ticketed, Tickets};
 use crate::util::loom::const_fn;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::fiber::reason::ParkReason;
 use crate::park;
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
 use crate::sync::mutex::MutexGuard;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited};
 use crate::sync::raw_mutex::RawMutex;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::fiber::reason::ParkReason;
 use crate::park;
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
 use crate::sync::queue::{Queue, Until, Waited, Waits};
 use crate::sync::tickets::{self, One, Ticketed, Tickets, WithTicket};
 use crate::util::loom::const_fn;

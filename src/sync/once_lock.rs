@@ -11,7 +11,7 @@ use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
-use crate::sched::limit::Undisturbed;
+use crate::sched::block::time_limit::Undisturbed;
 use crate::sync::once::{Begun, Once};
 use crate::util::loom::const_fn;
 

@@ -5,7 +5,7 @@
 //! The wait queue of locks: a first-in, first-out list of waiters, linked through the waiters'
 //! stacks.
 //!
-//! A *node* lies in the stack frame of [`Queue::wait`]. It contains the waiter (`sched/wake.rs`),
+//! A *node* lies in the stack frame of [`Queue::wait`]. It contains the waiter (`sched/block/wake.rs`),
 //! its request (`N`), and its links. The list, the nodes in it and the state of the primitive (`S`)
 //! belong to the holder of the queue's lock ([`Locked`]). Waiting allocates nothing, and a node in
 //! the middle is removed in O(1).
@@ -45,8 +45,8 @@ use std::time::{Duration, Instant};
 use crate::error::AbortOnDrop;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
-use crate::sched::context::{self, PreemptGuard};
-use crate::sched::wake::{DeferredDrop, Waiter};
+use crate::sched::block::wake::{DeferredDrop, Waiter};
+use crate::sched::workers::context::{self, PreemptGuard};
 use crate::util::loom::{Mutex, MutexGuard, const_fn, lock};
 
 /// The largest number of waiters that can be taken under one lock hold.

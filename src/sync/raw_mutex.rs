@@ -41,8 +41,8 @@ use std::time::Instant;
 use crate::fiber::FiberRef;
 use crate::fiber::reason::ParkReason;
 use crate::park;
-use crate::sched::context;
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
+use crate::sched::workers::context;
 use crate::sync::queue::{self, Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::util::loom::atomic::{
     AtomicUsize,

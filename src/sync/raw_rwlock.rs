@@ -17,8 +17,8 @@
 //! waits forever); and admitting any caller that finds the lock free, as a mutex does: a reader
 //! that overtakes lets the next one overtake, too.
 
-use crate::sched::context;
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
+use crate::sched::workers::context;
 use crate::sync::queue::{self, Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::sync::raw_mutex::Failed;
 use crate::util::loom::atomic::{

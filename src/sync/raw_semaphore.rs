@@ -16,7 +16,7 @@
 use std::time::Instant;
 
 use crate::fiber::reason::ParkReason;
-use crate::sched::wake::Waiter;
+use crate::sched::block::wake::Waiter;
 use crate::sync::queue::{Locked, Look, Plan, Queue, Until, Waited, Waits};
 use crate::util::loom::atomic::{
     AtomicUsize,

@@ -11,7 +11,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::sched::block::NoPreemptSection;
+use crate::sched::block::suspend::NoPreemptSection;
 
 /// Number of checks of a held lock before the thread yields to others of the system, as the holder
 /// may be one of them.

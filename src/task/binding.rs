@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use indent_sysmon::frames::{self, Step};
 
-pub use crate::sched::mobility::Mobility;
+pub use crate::sched::mobility::verdict::Mobility;
 
 use crate::park;
-use crate::sched::bound::Cause;
-use crate::sched::mobility;
+use crate::sched::mobility::bound::Cause;
+use crate::sched::mobility::verdict;
 use crate::task::Fiber;
 use crate::time;
 
@@ -116,13 +116,13 @@ impl Fiber {
         let own = park::current_fiber().is_some_and(|fiber| fiber.id() == self.id());
         if !own {
             return Binding {
-                mobility: mobility::noted(&self.0),
+                mobility: verdict::noted(&self.0),
                 frame: None,
                 found: None,
             };
         }
         let (mobility, cause) = loop {
-            match mobility::of_caller() {
+            match verdict::of_caller() {
                 (Mobility::Unjudged, _) if !frames::has_failed() => time::sleep(PAUSE),
                 known => break known,
             }
@@ -134,7 +134,7 @@ impl Fiber {
             }
             Some(Cause::InRegister) => found = Some(Found { variable: None }),
             Some(Cause::InLocal(offset)) => {
-                let variable = mobility::local_around(offset);
+                let variable = verdict::local_around(offset);
                 found = Some(Found { variable });
             }
             _ => {}

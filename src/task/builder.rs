@@ -12,7 +12,7 @@ use crate::fiber::record::{ANY_WORKER, Name, NewFiber};
 use crate::fiber::stack;
 use crate::runtime::{self, InChild};
 use crate::sched::Shared;
-use crate::sched::spawn::{self, Limit, SpawnRequest};
+use crate::sched::workers::spawn::{self, Limit, SpawnRequest};
 use crate::task::JoinHandle;
 
 /// Configures and starts a fiber.

@@ -12,8 +12,9 @@ use crate::fiber::job::{self, Job};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
 use crate::park::{self, Unparker};
-use crate::sched::wake::Waiter;
-use crate::sched::{context, run};
+use crate::sched::block::wake::Waiter;
+use crate::sched::workers::context;
+use crate::sched::workers::run;
 use crate::sys::fork;
 use crate::task::Fiber;
 

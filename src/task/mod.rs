@@ -22,7 +22,7 @@ use crate::fiber::Held;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::record::UNTIL_THE_END;
 use crate::park;
-use crate::sched::block;
+use crate::sched::block::suspend;
 
 /// Starts a fiber that runs the closure.
 ///
@@ -74,7 +74,7 @@ where
 /// fiber.join().unwrap();
 /// ```
 pub fn yield_now() {
-    if !block::yield_now() {
+    if !suspend::yield_now() {
         std::thread::yield_now();
     }
 }
@@ -94,8 +94,8 @@ pub fn yield_now() {
 /// assert_eq!(sum.join().unwrap(), 499_500);
 /// ```
 pub fn checkpoint() {
-    block::unwind_if_cancelled();
-    block::checkpoint();
+    suspend::unwind_if_cancelled();
+    suspend::checkpoint();
 }
 
 /// Returns the id of the calling fiber, unique in the process; `None` on a plain thread.

@@ -1,7 +1,7 @@
 //! A carrier's preemption request: one word, written by any thread, answered by its own.
 //!
 //! The word is zero, or names what is requested: the stamp of a dispatch, with or without `LOOK`,
-//! or `WITHOUT_WORKER` (`sched/interrupt.rs`).
+//! or `WITHOUT_WORKER` (`sched/preempt/interrupt.rs`).
 //!
 //! **Q1** The carrier clears a request only by exchanging the value that it has looked at. A
 //! request that another thread writes between the look and the exchange stays, and its signal finds

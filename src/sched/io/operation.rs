@@ -50,10 +50,11 @@ use crate::driver::uring::{
 use crate::error::StartError;
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
+use crate::sched::Shared;
+use crate::sched::block::wake::{DeferredDrop, Waiter};
 use crate::sched::io::{Ended, Outcome};
-use crate::sched::wake::{DeferredDrop, Waiter};
-use crate::sched::worker::Worker;
-use crate::sched::{Shared, context};
+use crate::sched::workers::context;
+use crate::sched::workers::worker::Worker;
 use crate::sys::descriptor;
 use crate::sys::request::Request;
 

@@ -27,9 +27,11 @@ use indent_sysmon::Phase;
 use crate::driver::Driver;
 use crate::driver::epoll::Epoll;
 use crate::driver::uring::Uring;
+use crate::sched::Shared;
 use crate::sched::io::polls::RefusedPolls;
-use crate::sched::worker::Worker;
-use crate::sched::{Shared, context, retire};
+use crate::sched::threads::retire;
+use crate::sched::workers::context;
+use crate::sched::workers::worker::Worker;
 use crate::sys::eventfd;
 use crate::util::loom::{Mutex, lock};
 

@@ -43,7 +43,7 @@ use indent_sysmon::Phase;
 
 use crate::driver::epoll::{Epoll, Events};
 use crate::sched::Shared;
-use crate::sched::worker::{WakeReason, Worker};
+use crate::sched::workers::worker::{WakeReason, Worker};
 use crate::sys::eventfd;
 use crate::util::loom::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 
@@ -154,7 +154,7 @@ impl Shared {
 #[cfg(all(test, indent_loom))]
 mod models {
     use super::*;
-    use crate::sched::idle::Idle;
+    use crate::sched::workers::idle::Idle;
     use loom::sync::Arc;
     use loom::sync::atomic::AtomicBool;
     use loom::thread;

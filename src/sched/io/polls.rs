@@ -27,10 +27,11 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use crate::driver::uring::{self, Answer, Completion, Message, POLL};
+use crate::sched::Shared;
+use crate::sched::block::wake::{DeferredDrop, Waiter};
 use crate::sched::io::Registration;
 use crate::sched::io::registration::record_at;
-use crate::sched::wake::{DeferredDrop, Waiter};
-use crate::sched::{Shared, context};
+use crate::sched::workers::context;
 use crate::sys::descriptor::Interest;
 use crate::sys::request::Request;
 use crate::util::loom::{Mutex, lock};

@@ -31,11 +31,13 @@ use crate::driver::Driver;
 use crate::driver::epoll::{Epoll, Events, Ready};
 use crate::fiber::reason::ParkReason;
 use crate::fiber::state::{Cancel, Woken};
+use crate::sched::Shared;
+use crate::sched::block::suspend;
+use crate::sched::block::wake::{DeferredDrop, Waiter};
 use crate::sched::io::direction::{Direction, NOTIFY_BATCH};
 use crate::sched::io::polls::Polls;
 use crate::sched::io::{Ended, poller};
-use crate::sched::wake::{DeferredDrop, Waiter};
-use crate::sched::{Shared, block, context};
+use crate::sched::workers::context;
 use crate::sys::descriptor::Interest;
 use crate::sys::fork;
 use crate::util::loom::{Mutex, lock};
@@ -184,7 +186,7 @@ impl Registration {
     ) -> io::Result<Ended> {
         let waiter = Waiter::caller();
         if !self.enlist_waiter(fd, interest, seen, &waiter)? {
-            block::charge();
+            suspend::charge();
             return Ok(Ended::Ready);
         }
         // From here on the waiter's address is known: it stays until it is notified or withdrawn.

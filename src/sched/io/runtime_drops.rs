@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::SeqCst};
 
 use crate::sched::Shared;
-use crate::sched::wake::DeferredDrop;
+use crate::sched::block::wake::DeferredDrop;
 
 /// A runtime's place on the list.
 #[derive(Default)]

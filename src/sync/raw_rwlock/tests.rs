@@ -26,7 +26,7 @@ mod properties {
     proptest! {
         #[test]
         fn readers_and_a_writer_are_those_of_two_numbers(steps in steps()) {
-            let lock = RawRwLock::<crate::sched::wake::Waiter>::new();
+            let lock = RawRwLock::<crate::sched::block::wake::Waiter>::new();
             let (mut readers, mut writers) = (0, 0);
             for step in steps {
                 match step {

@@ -27,7 +27,7 @@ mod properties {
     proptest! {
         #[test]
         fn permits_are_those_of_a_number(start in 0..5usize, steps in steps()) {
-            let semaphore = RawSemaphore::<crate::sched::wake::Waiter>::new(start);
+            let semaphore = RawSemaphore::<crate::sched::block::wake::Waiter>::new(start);
             let (mut permits, mut closed) = (start, false);
             for step in steps {
                 match step {

@@ -78,5 +78,5 @@ fn gdb_shows_the_users_frames_from_the_trampoline() {
 
 #[test]
 fn gdb_shows_the_users_frames_from_what_the_trampoline_calls() {
-    shows_users_frames_at("indent::sched::in_place::yield_in_place");
+    shows_users_frames_at("indent::sched::preempt::in_place::yield_in_place");
 }

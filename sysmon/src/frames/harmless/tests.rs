@@ -46,7 +46,7 @@ fn no_star_stands_for_methods_of_traits() {
         "<indent::task::Fiber as user::Trait>::method",
         "<indent::task::PinGuard as user::Trait>::method",
         "<indent::task::join::JoinHandle<T> as user::Trait>::method",
-        "<indent::sched::context::Entered as user::Trait>::method",
+        "<indent::sched::workers::context::Entered as user::Trait>::method",
         "<std::sync::mpsc::Receiver<T> as user::Trait>::method",
         "<std::sync::mpsc::TryIter<u64> as core::iter::traits::iterator::Iterator>::fold::<_, user::f::{closure#0}>",
         "user::<impl user::Trait for indent::task::Fiber>::method",
@@ -61,7 +61,7 @@ fn methods_are_known_in_both_manglings() {
     for name in [
         "<indent::task::Fiber>::name",
         "indent::task::Fiber::name",
-        "<indent::sched::context::Entered as core::ops::drop::Drop>::drop",
+        "<indent::sched::workers::context::Entered as core::ops::drop::Drop>::drop",
         "indent::park::scoped::run_on_pool::<user::f::{closure#0}, ()>",
     ] {
         assert!(LISTS.runtime.has_as_frame(name), "{name}");
@@ -81,10 +81,10 @@ fn methods_are_known_in_both_manglings() {
 /// With code of a user inside it is no longer the runtime's alone.
 #[test]
 fn a_star_of_the_runtime_has_no_strangers_in_it() {
-    let inside = "indent::sched::block::some::<user::f::{closure#0}>";
+    let inside = "indent::sched::block::suspend::some::<user::f::{closure#0}>";
     assert!(LISTS.runtime.has(inside));
     assert!(!LISTS.runtime.has_as_frame(inside));
-    let own = "indent::sched::block::some::<indent::fiber::record::Held>";
+    let own = "indent::sched::block::suspend::some::<indent::fiber::record::Held>";
     assert!(LISTS.runtime.has_as_frame(own));
 }
 
