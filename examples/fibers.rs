@@ -38,7 +38,7 @@ fn run(runtime: &Runtime, fibers: usize) {
     let start = Instant::now();
     let arrived = Arc::new(AtomicUsize::new(0));
     let counter = arrived.clone();
-    let fibers = runtime.block_on(move || {
+    let handles = runtime.block_on(move || {
         let body = move |seed: usize| {
             let before = fibonacci(seed % 10);
             counter.fetch_add(1, SeqCst);
@@ -57,11 +57,11 @@ fn run(runtime: &Runtime, fibers: usize) {
     }
     let (all_parked, full, parked) = (start.elapsed(), memory(), runtime.metrics());
     let sum: u64 = runtime.block_on(|| {
-        for fiber in &fibers {
+        for fiber in &handles {
             fiber.unparker().unpark();
         }
         task::yield_now();
-        fibers
+        handles
             .into_iter()
             .map(|fiber| fiber.join().expect("no fiber panics"))
             .sum()

@@ -35,7 +35,7 @@ pub enum ParkReason {
     /// Delayed by the runtime, because it catches the unwinding of every blocking call.
     ///
     /// It was cancelled, or its [time limit](crate::time::timeout) has passed
-    /// ([`unwind_pauses`](crate::runtime::Metrics::unwind_pauses)).
+    /// ([`unwind_delays_total`](crate::runtime::Metrics::unwind_delays_total)).
     Pause = 11,
     /// Waits for a [`Mutex`](crate::sync::Mutex) or an [`RwLock`](crate::sync::RwLock).
     Lock = 16,
