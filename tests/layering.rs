@@ -1,6 +1,7 @@
 //! The shape of the source: imports point down, files stay small, and what is dangerous stays
 //! where it belongs. A plain reading of the text, without comments, strings and tests.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,35 @@ const NEIGHBOURS: [(&str, &str); 9] = [
     ("runtime", "task"),
     ("select", "task"),
     ("task", "runtime"),
+];
+
+/// Folders of `src/sched`, lowest first. The scheduler's parts call each other through `Shared`,
+/// whose methods are in all of them; what they import points down, but for the edges below.
+const PARTS: [&str; 8] = [
+    "threads",
+    "workers",
+    "block",
+    "mobility",
+    "preempt",
+    "diag",
+    "io",
+    "background",
+];
+
+/// Imports between parts of the scheduler that point up. The list may only become shorter.
+const UPWARD: [(&str, &str); 12] = [
+    ("threads", "workers"),
+    ("threads", "block"),
+    ("threads", "mobility"),
+    ("threads", "preempt"),
+    ("threads", "diag"),
+    ("workers", "block"),
+    ("workers", "mobility"),
+    ("workers", "preempt"),
+    ("block", "mobility"),
+    ("block", "preempt"),
+    ("mobility", "background"),
+    ("preempt", "diag"),
 ];
 
 /// Lines a file may have, its tests not counted, and those from which on it is named.
@@ -288,6 +318,40 @@ fn imports_point_down() {
         }
     }
     assert_none("these imports do not point down", &upward);
+}
+
+/// The part of the scheduler that a path below `src` belongs to, or a path below `crate::sched`.
+fn part(path: &str) -> Option<usize> {
+    let name = path.split(['/', '.', ':']).next()?;
+    PARTS.iter().position(|part| *part == name)
+}
+
+#[test]
+fn imports_between_parts_of_the_scheduler_point_down_or_are_listed() {
+    const PREFIX: &str = "crate::sched::";
+    let (mut upward, mut seen) = (String::new(), BTreeSet::new());
+    for source in sources().iter().filter(|source| !source.is_test()) {
+        let Some(here) = source.path.strip_prefix("sched/").and_then(part) else {
+            continue;
+        };
+        for (number, line) in source.code.iter().enumerate() {
+            for (at, _) in line.match_indices(PREFIX) {
+                let Some(there) = part(&line[at + PREFIX.len()..]).filter(|there| *there > here)
+                else {
+                    continue;
+                };
+                let edge = (PARTS[here], PARTS[there]);
+                seen.insert(edge);
+                if !UPWARD.contains(&edge) {
+                    writeln!(upward, "  src/{}:{}: {edge:?}", source.path, number + 1).unwrap();
+                }
+            }
+        }
+    }
+    assert_none("these imports do not point down", &upward);
+    let gone = UPWARD.iter().filter(|edge| !seen.contains(*edge));
+    let gone: String = gone.map(|edge| format!("  {edge:?}\n")).collect();
+    assert_none("these edges are gone: take them off the list", &gone);
 }
 
 #[test]
