@@ -5,9 +5,9 @@
 //! harmless, for the borrow is over when it returns; the thread-local itself is not, for
 //! `set_default` saves and restores it.
 //!
-//! An *entered* span lies on the thread, in whatever way the subscriber has for it, until it is left.
-//! The subscriber is called through memory, so nothing of that can be seen in code; but the function
-//! by which spans are entered is known by name, and binds.
+//! A subscriber keeps an *entered* span in a thread-local until it is left. Where fibers have
+//! thread-locals of their own, the span goes with the fiber. Where they have not, the call of the
+//! subscriber through a pointer binds.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -15,16 +15,16 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::{NoSubscriber, set_default};
 use tracing::{Event, Metadata, Subscriber, info, info_span};
 
-use super::{MOVABLE, each, table};
+use super::{MOVABLE, OWN, each, table};
 use crate::Probe;
 
 table! {
     logged: MOVABLE;
     event_emitted: each("MMMBM");
     event_with_fields: each("MMMBM");
-    span_made: each("MMM?M");
-    span_entered: each("BBBBM");
-    span_in_scope: each("BBBMM");
+    span_made: each("M???M");
+    span_entered: OWN;
+    span_in_scope: OWN;
     default_subscriber_set: each("BOOOO");
 }
 

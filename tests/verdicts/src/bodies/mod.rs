@@ -129,8 +129,7 @@ macro_rules! table {
 use table;
 
 /// One letter for each profile, in their order: what the optimizer decides, by what it inlines.
-/// Inlined into a frame, a harmless function is none: stricter than need be. An entered span is the
-/// one thing that gets lost so: with link-time optimization it is up to the user (`docs/mobility.md`).
+/// Inlined into a frame, a harmless function is none: stricter than need be.
 const fn each(letters: &str) -> Expected {
     let letters = letters.as_bytes();
     assert!(letters.len() == 5);
