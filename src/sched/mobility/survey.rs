@@ -39,7 +39,7 @@ pub enum Survey {
     Pending,
     /// All code has been read, and all parked fibers have been judged.
     Done,
-    /// All code has been read, but functions have no names.
+    /// Like `Done`, but functions have no names.
     ///
     /// The program was stripped, or its file cannot be read. Nearly every fiber counts as bound,
     /// for good.
