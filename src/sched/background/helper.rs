@@ -126,7 +126,9 @@ impl Shared {
         as_wished && self.count.is_complete() || self.resize(cpus)
     }
 
-    /// Resizes if asked to, or, after a pause, if some worker found no thread the last time.
+    /// Resizes if asked to, or if some worker found no thread the last time.
+    ///
+    /// The latter after a pause.
     fn resize_again(&self, asked: u32) -> Option<Duration> {
         let mut at = lock(&self.watchers.resize_at);
         let now = Instant::now();

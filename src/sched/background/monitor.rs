@@ -1,4 +1,4 @@
-//! The runtime's side of the monitor: what it sees of workers, and what it does for them.
+//! The runtime's side of the monitor: what it observes, and what it does for workers.
 //!
 //! The *monitor* ticks while a worker is awake. It has long dispatches interrupted that other
 //! fibers wait for (`make_room.rs`, `interrupt.rs`), takes workers from carriers that sleep in the
@@ -69,8 +69,9 @@ pub(crate) struct Watchers {
     pub(in crate::sched) resize_at: Mutex<Option<Instant>>,
     /// When to look again at unneeded stacks; helper only.
     pub(in crate::sched) trim_at: Mutex<Option<Instant>>,
-    /// Number of further workers that may be interrupted at this look for urgent fibers any worker
-    /// can serve.
+    /// Number of further workers that may be interrupted at this look.
+    ///
+    /// For urgent fibers that any worker can serve.
     urgent_ticks: AtomicUsize,
     /// Whether the monitor looks rarely, since all workers sleep.
     looks_rarely: AtomicBool,
@@ -84,7 +85,7 @@ pub(crate) struct Watchers {
     round: AtomicU64,
     rotate_in: AtomicU32,
     rotate_every: AtomicU32,
-    /// The helper's thread; `helps` says whether it is working.
+    /// The helper's thread; `helps` is set while it works.
     pub(in crate::sched) helper_thread: Thread,
     pub(in crate::sched) helps: AtomicBool,
     /// Looks a tick apart; monitor only.
@@ -232,7 +233,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes the monitor watch a worker that begins to look for work.
+    /// Makes the monitor observe a worker that begins to look for work.
     pub(crate) fn awake(&self, worker: &Worker) {
         worker.published.set_phase(Phase::Scheduling);
         if let Some(monitor) = self.watchers.monitor.get() {

@@ -409,7 +409,7 @@ impl Drop for NoPreemptSection {
     }
 }
 
-/// Unwinds the caller if it was asked to end, or is past its time limit, and may.
+/// Unwinds the caller if it is to end (asked to, or past its limit) and may.
 #[inline]
 pub(crate) fn unwind_if_cancelled() {
     match context::here() {

@@ -194,7 +194,9 @@ impl Own<'_> {
     }
 }
 
-/// Records that the caller, `fiber` if it is one, is about to unwind by the runtime's payload.
+/// Records that the caller is about to unwind by the runtime's payload.
+///
+/// `fiber` is the caller, if it is one.
 pub(crate) fn say_told(fiber: Option<FiberRef>) {
     own(fiber, |own| own.flags.store(own.flags() | TOLD, Relaxed));
 }

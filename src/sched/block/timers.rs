@@ -1,4 +1,4 @@
-//! Deadlines of parked fibers: a timer wheel per worker, and a clock that fibers need not read.
+//! Deadlines of parked fibers: a timer wheel per worker, and a shared clock.
 //!
 //! A fiber that parks with a deadline puts it into the wheel of the worker it parks on. It takes
 //! the deadline out again when it continues, on whatever worker, unless the deadline has fired. A
@@ -146,7 +146,9 @@ impl Timers {
         self.due.load(Relaxed)
     }
 
-    /// Sets the flag if something is due at this tick, and returns it; called by the monitor.
+    /// Flags deadlines due at this tick, and returns whether there are any.
+    ///
+    /// Called by the monitor.
     pub(crate) fn look(&self, now: u64) -> bool {
         let due = self.next.load(Relaxed) <= now;
         if due {

@@ -1,7 +1,7 @@
 //! Limits how many fibers unwind at once because they were asked to end.
 //!
 //! A fiber that parks while it unwinds blocks a carrier, so only a limited number may unwind at
-//! once. A *permit*, one flag in the record, says that a fiber counts as one of them. The fiber
+//! once. A *permit*, one flag in the record, means that a fiber counts as one of them. The fiber
 //! asks for a permit itself before it unwinds, and a thread that delivers cancellations asks for it
 //! before it wakes the fiber: both may do so at once, and the fiber may end meanwhile.
 //!

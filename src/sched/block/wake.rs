@@ -80,7 +80,7 @@ impl Waiter {
 
     /// Creates a waiter for the calling fiber; `None` on a plain thread.
     ///
-    /// The guard says which fiber it is. Nothing is allocated.
+    /// The guard knows the fiber. Nothing is allocated.
     #[inline]
     pub(crate) fn of_fiber(guard: &PreemptGuard) -> Option<Self> {
         guard.fiber().map(|fiber| Self::new(Who::Fiber(fiber)))

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "looks at the stacks of parked fibers")]
 //! Describes, as text, what every fiber of a runtime does and what it waits for.
 //!
-//! The text is made while fibers run, so each line is true of some moment. What it says of the
-//! stack of a fiber that has run meanwhile may be wrong: stacks stay mapped, and the stack walk
-//! relies on nothing in them.
+//! The text is made while fibers run, so each line is true of some moment. The description of the
+//! stack of a fiber that has run meanwhile may be wrong. The walk is safe all the same: stacks stay
+//! mapped, and the walk relies on nothing in them.
 //!
 //! Fibers that hold a thread come first, and those that have not started last: where fibers wait
 //! for each other, the former are the reason.
@@ -168,7 +168,7 @@ impl Shared {
     }
 }
 
-/// Returns the place in the code that binds a parked fiber, as far as it is visible.
+/// Returns the place in the code that binds a parked fiber, if it is visible.
 fn binding(fiber: &Held) -> Option<usize> {
     let at = switch::elsewhere(fiber, None)?;
     if at.inside().is_empty() {

@@ -106,10 +106,10 @@ impl RunTime {
         self.ran.store(ran, Relaxed);
     }
 
-    /// Returns the run time of a fiber that is switched out without having come back by itself.
+    /// Returns the run time of a fiber that is switched out in place.
     ///
-    /// Called on the own thread. The fiber takes it up with `resume` on whatever carrier it
-    /// continues.
+    /// The fiber has not come back by itself. Called on the own thread. The fiber takes it up with
+    /// `resume` on whatever carrier it continues.
     pub(crate) fn put_aside(&self) -> (u64, u64) {
         (self.ran.load(Relaxed), self.reported.load(Relaxed))
     }
@@ -304,7 +304,7 @@ impl Carrier {
         let Some(fiber) = self.current.get() else {
             return;
         };
-        // SAFETY: its own thread, and it does not go on before the copy is taken.
+        // SAFETY: its own thread, and it does not continue before the copy is taken.
         let at = unsafe { switch::running(fiber, registers) };
         // SAFETY: the part of the stack that it uses; no other thread writes to it. Where the stack
         // pointer is elsewhere (on a stack of the program's own) the part is empty, and nothing is

@@ -2,8 +2,7 @@
     unsafe_code,
     reason = "looks at registers and stacks of interrupted fibers"
 )]
-//! Takes a fiber off its thread at an arbitrary instruction of ordinary code, outside of regions
-//! (I35).
+//! Takes a fiber off its thread at an arbitrary instruction outside of regions (I35).
 //!
 //! `in_place.rs` does this where the author of the code has promised that nothing of the thread is
 //! in use. Here there is no promise, so everything is proved or looked up. If anything is missing,

@@ -1,6 +1,6 @@
 //! Classifies fibers by how much they compute: an order for the queues, nothing more.
 //!
-//! A fiber's *CPU score* says how much it computes between two parks. It needs no clock: the
+//! A fiber's *CPU score* measures how much it computes between two parks. It needs no clock: the
 //! monitor notes the dispatches it has seen for a tick and more, and a freeze knows how long its
 //! fiber ran. When the fiber switches out, the noted ticks are added; each park takes a quarter
 //! away. So 9 ms between two parks give a fiber a high score after one or two of them, and one park

@@ -188,7 +188,7 @@ impl Carrier {
         shared.frozen.set(self.index); // I19: from here on another thread can give it a worker
         shared.hand(worker, receiver);
         if let Some(facts) = overrun {
-            self.report(facts, registers); // no thread waits for the hand-over now
+            self.report(facts, registers); // no other thread waits for this one now
         }
         self.stay_frozen();
         true

@@ -1,6 +1,5 @@
 #![expect(unsafe_code, reason = "sends interrupted fibers somewhere else")]
-//! Takes a fiber off its thread at an arbitrary instruction, where its author has allowed it
-//! ([S2]).
+//! Takes a fiber off its thread at an arbitrary instruction, where its author allows it ([S2]).
 //!
 //! A *region* is the time of one call of `runtime::preemptible`. A fiber that is to give way inside
 //! a region need not take its thread along: the handler makes it appear to have called

@@ -302,7 +302,9 @@ impl Carrier {
         self.preempt.request.withdraw(stamp)
     }
 
-    /// Puts the freeze off once more if it can: a lock of the allocator may be held.
+    /// Puts the freeze off once more, if tries are left.
+    ///
+    /// A lock of the allocator may be held.
     fn puts_off(&self, stamp: u64) -> bool {
         let (of, tries) = self.preempt.tries.get();
         let tries = if of == stamp { tries } else { 0 };

@@ -177,7 +177,9 @@ impl Shared {
         self.owed.store(if wait { owed } else { 0 }, Relaxed);
     }
 
-    /// Counts workers in a dispatch known to be long: of a fiber that is or will soon be batch.
+    /// Counts workers in a dispatch known to be long.
+    ///
+    /// Its fiber is batch, or soon will be.
     fn running_long(&self) -> usize {
         let runs = |worker: &&Worker| {
             let long = |carrier: &Carrier| carrier.preempt.long.load(Relaxed) == worker.stamp();

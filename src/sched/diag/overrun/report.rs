@@ -16,8 +16,8 @@ use crate::sys::program;
 /// Report of a fiber that has run longer than the
 /// [quantum](crate::runtime::Builder::preempt_quantum).
 ///
-/// The fiber has not come back to the runtime by itself in that time. It is reported again when that time
-/// has doubled.
+/// The fiber has not come back to the runtime by itself in that time. It is reported again when
+/// that time has doubled.
 ///
 /// ```
 /// use std::sync::mpsc;

@@ -187,7 +187,9 @@ mod models {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-    /// I22 with one slot, two writers and one reader: what is read was written by one thread.
+    /// I22 with one slot, two writers and one reader.
+    ///
+    /// What is read was written by one thread.
     #[test]
     fn loom_a_report_is_read_as_one_hand_wrote_it() {
         loom::model(|| {
