@@ -39,8 +39,9 @@ use crate::util::loom::pause;
 
 /// A fiber or thread that waits for one notification.
 ///
-/// It lies on the waiting fiber's stack and other threads know its address. So the waiting fiber
-/// stays in its frame until it was notified, or has made sure that no thread will notify it.
+/// It lies on the stack of the waiting fiber or thread, and other threads know its address. So the
+/// fiber or thread stays in that frame until it was notified, or has made sure that no thread will
+/// notify it.
 ///
 /// A thread that notifies a fiber
 /// 1. records that it is notifying;

@@ -192,7 +192,7 @@ impl Carrier {
         // SAFETY: by the caller's promise; and preemption was enabled.
         let in_place = || unsafe { self.redirect(context, &at) };
         if self.follow_request(!program::contains(at.code), registers, in_place) {
-            return; // preemption stays disabled: `in_place.rs` enables it
+            return; // preemption stays disabled: `in_place.rs` takes over
         }
         self.owner.leave();
     }
@@ -321,7 +321,7 @@ impl Carrier {
 }
 
 impl Worker {
-    /// Returns the number of this dispatch of this worker; never zero.
+    /// Returns the stamp of the worker's current dispatch; never zero.
     #[inline]
     pub(crate) fn stamp(&self) -> u64 {
         self.stamp_of(self.published.dispatches())
