@@ -1,16 +1,16 @@
-//! What two background threads do for a runtime: what the monitor may not.
+//! What the helper and the collector do for a runtime: chores the monitor may not do.
 //!
 //! The *helper* makes spare carriers, so that a worker finds a thread at once when it must leave
-//! its own; asks how many CPUs the process may use, to which the number of workers follows; tends
-//! to services (`service.rs`); and gives back pages of stacks that are not needed. Workers wait for
+//! its own; asks how many CPUs the process may use, which sets the number of workers; tends to
+//! services (`service.rs`); and gives back pages of stacks that are not needed. Workers wait for
 //! the threads that it makes, so it waits for nothing that it could avoid: the locks of thread
 //! creation, and no others.
 //!
 //! The *collector* does what takes the loader's lock, writes to standard error, or drops what may
 //! be the user's: it has the program's code read, to know which fibers may change threads
-//! (`mobility.rs`), takes down which fibers were hogging (`overrun.rs`), and fails fibers that get
-//! no thread (`starts.rs`). A fiber that computes inside `dl_iterate_phdr` holds the loader's lock
-//! for as long, and hands it to the next one that does: the collector can wait there for seconds.
+//! (`mobility/`), records which fibers overran (`overrun.rs`), and fails fibers that get no thread
+//! (`admission.rs`). A fiber that computes inside `dl_iterate_phdr` holds the loader's lock for as
+//! long, and hands it to the next one that does: the collector can wait there for seconds.
 
 use std::sync::Arc;
 use std::sync::atomic::{
@@ -28,7 +28,7 @@ use crate::sched::preempt::interrupt;
 use crate::sys::stderr;
 use crate::util::loom::lock;
 
-/// What they are asked for.
+/// Chores: the bits of a request to the helper or the collector.
 pub(in crate::sched) const SPARES: u32 = 1;
 pub(in crate::sched) const CPUS: u32 = 2;
 pub(in crate::sched) const TEND: u32 = 4;
@@ -42,7 +42,7 @@ pub(in crate::sched) const BARRIER: u32 = 512;
 pub(in crate::sched) const NO_THREAD: u32 = 1024;
 pub(in crate::sched) const BOUND: u32 = 2048;
 
-/// What the collector is asked for; everything else, and news of the CPUs, is for the helper.
+/// Chores of the collector; all others, and `CPUS` as well, are for the helper.
 pub(in crate::sched) const COLLECTORS: u32 =
     CPUS | STUDY | REPORTS | RUNTIME_DROPS | BARRIER | NO_THREAD | BOUND;
 pub(in crate::sched) const HELPERS: u32 = CPUS | SPARES | TEND | TRIM | FEED | POLLER;
@@ -50,7 +50,7 @@ pub(in crate::sched) const HELPERS: u32 = CPUS | SPARES | TEND | TRIM | FEED | P
 /// How long the helper waits after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long a stack must have been of no use to give back its pages.
+/// How long a stack must have been unneeded before it gives back its pages.
 const TRIM_PAUSE: Duration = Duration::from_secs(1);
 
 impl Chores for Shared {
@@ -77,7 +77,7 @@ impl Chores for Collector {
         if !shared.watchers.begun.load(SeqCst) {
             return Some(Duration::from_millis(1));
         }
-        // First what fibers wait for.
+        // First the chore that fibers wait for.
         if asked & NO_THREAD != 0 {
             shared.fail_threadless();
         }
@@ -107,13 +107,14 @@ impl Shared {
         self.watchers.ask(TEND);
     }
 
-    /// Asks the collector to find out what binds fibers, for places in the code that were asked
-    /// for.
+    /// Asks the collector to find out what binds fibers, for places in the code met since.
     pub(crate) fn study_soon(&self) {
         self.watchers.ask(STUDY);
     }
 
-    /// As many workers as there are CPUs; false if threads for them could not be had.
+    /// Sets the number of workers to the number of CPUs.
+    ///
+    /// False if threads for them could not be had.
     fn follow_cpus(&self) -> bool {
         self.allowed_cpus.remember();
         let cpus = (self.settings.count_cpus)();
@@ -125,7 +126,9 @@ impl Shared {
         as_wished && self.count.is_complete() || self.resize(cpus)
     }
 
-    /// If asked, or if some worker found no thread the last time: after a pause.
+    /// Resizes if asked to, or if some worker found no thread the last time.
+    ///
+    /// The latter after a pause.
     fn resize_again(&self, asked: u32) -> Option<Duration> {
         let mut at = lock(&self.watchers.resize_at);
         let now = Instant::now();
@@ -135,7 +138,7 @@ impl Shared {
         at.map(|at| at.saturating_duration_since(now))
     }
 
-    /// Once a second, as long as there is need.
+    /// Gives back pages of unneeded stacks, once a second as long as there are any.
     fn trim_stacks(&self, asked: u32) -> Option<Duration> {
         let mut at = lock(&self.watchers.trim_at);
         let now = Instant::now();
@@ -146,23 +149,26 @@ impl Shared {
         at.map(|at| at.saturating_duration_since(now))
     }
 
-    /// May be called in a signal handler.
+    /// Asks the helper for spares. May be called in a signal handler.
     pub(crate) fn ask_for_spares(&self) {
         self.watchers.ask(SPARES);
     }
 
-    /// A fiber has been captured, or may be soon. May be called in a signal handler.
+    /// Asks the collector to collect reports.
+    ///
+    /// Called when an overrun was captured, or may be soon. May be called in a signal handler.
     pub(crate) fn ask_for_reports(&self) {
         self.watchers.ask(REPORTS);
     }
 
-    /// Another runtime was let go of where it may not be dropped.
+    /// Asks the collector to drop a runtime that was released where it may not be dropped.
     pub(crate) fn drop_runtimes_soon(&self) {
         self.watchers.ask(RUNTIME_DROPS);
     }
 
-    /// Asks the helper to give fibers that wait for a stack another chance, in case that a fiber
-    /// that ended did not see them.
+    /// Asks the helper to give fibers that wait for a stack another chance.
+    ///
+    /// A fiber that ended may not have seen them.
     pub(crate) fn feed_later(&self) {
         self.watchers.ask(FEED);
     }
@@ -172,17 +178,19 @@ impl Shared {
         self.watchers.ask(POLLER);
     }
 
-    /// A bound fiber parks for a cause that has not been reported.
+    /// Asks the collector to report a new cause that binds a parked fiber.
     pub(crate) fn ask_to_log_bound(&self) {
         self.watchers.ask(BOUND);
     }
 
-    /// Fibers have waited too long for a thread.
+    /// Asks the collector to fail fibers that have waited too long for a thread.
     pub(crate) fn ask_to_fail_threadless(&self) {
         self.watchers.ask(NO_THREAD);
     }
 
-    /// On the collector's thread: says so, once in a process, if our handler was replaced.
+    /// Reports a replaced signal handler, once per process.
+    ///
+    /// Called on the collector's thread.
     fn check_handler(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         if self.settings.preempt && !interrupt::is_in_place() && !SAID.swap(true, SeqCst) {
@@ -194,23 +202,23 @@ impl Shared {
         }
     }
 
-    /// Whether the helper has to start threads.
+    /// Returns whether the helper has to start threads.
     pub(crate) fn spares_missing(&self) -> bool {
         self.spares_short(self.starting_spares())
     }
 
-    /// Spares that have been started and do not rest yet.
+    /// Returns the number of spares that have been started and do not rest yet.
     pub(crate) fn starting_spares(&self) -> usize {
         let starting = self.watchers.starting.load(SeqCst);
         usize::try_from(starting).unwrap_or(0)
     }
 
-    /// Whether there are too few threads without a fiber, besides `starting` that are on their way.
+    /// Returns whether spare threads are too few, besides `starting` that are being started.
     pub(crate) fn spares_short(&self, starting: usize) -> bool {
-        // More while fibers are frozen: the helper may have to wait for what one of them holds.
+        // More while fibers are frozen: the helper may have to wait for a lock of one of them.
         let frozen = self.frozen.len().min(self.count.allowed());
         let awake = self.watchers.awake.load(Relaxed) + 2 * frozen;
-        // Fibers that wait for a thread while all workers sleep: the system may grant some again.
+        // Fibers wait for a thread while all workers sleep: the system may grant some again.
         let waits = self.global.threadless.len() > 0;
         let wanted = match waits && self.threadless.is_refused() {
             true => self.spares_for_starts(),
@@ -227,8 +235,9 @@ impl Shared {
         room && self.spares.len() + starting < wanted
     }
 
-    /// On the helper's thread: one spare for each worker that is awake, and more while fibers are
-    /// frozen.
+    /// Starts one spare for each worker that is awake, and more while fibers are frozen.
+    ///
+    /// Called on the helper's thread.
     fn make_spares(&self) -> Option<Duration> {
         let mut until = lock(&self.watchers.refused_until);
         let now = Instant::now();
@@ -249,10 +258,11 @@ impl Shared {
     }
 
     fn do_chores(&self, asked: u32) -> Option<Duration> {
-        // Services first: jobs wait there, and a carrier would take the thread they are refused.
+        // Services first: jobs wait there, and a new carrier would take the thread that services
+        // lack.
         let refused = self.services.tend();
         if refused.is_some() {
-            self.watchers.refused.store(true, Relaxed); // nor need the monitor ask
+            self.watchers.refused.store(true, Relaxed); // so the monitor need not ask either
         }
         let again = [
             self.resize_again(asked),

@@ -1,14 +1,14 @@
-//! What the watching threads see of a runtime, and what they do for it.
+//! The runtime's side of the monitor: what it observes, and what it does for workers.
 //!
-//! The *monitor* ticks while a worker is awake. It has long dispatches interrupted that others wait
-//! for (`make_room.rs`, `interrupt.rs`), takes workers from carriers that sleep in the kernel, and
-//! minds those that run without one (`detach.rs`). A worker that overran may have a fiber in its
-//! LIFO slot that waits for nothing but another worker: one is roused to take it. It also reads the
-//! clock for all of them and says whose deadlines have passed (`timers.rs`). Everything the monitor
-//! calls here keeps its law: no allocation, no lock, no new thread, and no file but those by which
-//! it asks the kernel about threads.
+//! The *monitor* ticks while a worker is awake. It has long dispatches interrupted that other
+//! fibers wait for (`make_room.rs`, `interrupt.rs`), takes workers from carriers that sleep in the
+//! kernel, and looks after those that run without one (`detach.rs`). A worker that overran may have
+//! a fiber in its LIFO slot that waits only for another worker: the monitor notifies one to take
+//! it. It also reads the clock for all workers and records whose deadlines have passed
+//! (`timers.rs`). Everything the monitor calls here follows its rules: no allocation, no lock, no
+//! new thread, and no file but those by which it asks the kernel about threads.
 //!
-//! What the monitor may not do the *helper* and the *collector* do (`chores.rs`).
+//! The *helper* and the *collector* do what the monitor may not (`helper.rs`).
 
 use std::io;
 use std::sync::atomic::{
@@ -34,62 +34,71 @@ use crate::sched::threads::carrier::Carrier;
 use crate::sched::workers::worker::Worker;
 use crate::util::loom::Mutex;
 
-/// How often the monitor looks at threads that are blocked in the kernel while all workers sleep.
+/// How often the monitor looks at threads blocked in the kernel while all workers sleep.
 const RARELY: Duration = Duration::from_millis(10);
-/// Threads that are being started wait for something if none comes to rest for so many ticks.
+/// Ticks without a spare coming to rest after which the starting threads are taken to wait.
+///
+/// They may wait for a lock that a frozen fiber holds.
 const SLOW_START: u32 = 4;
-/// Most ticks between two rounds of rotation.
+/// Greatest number of ticks between two rounds of rotation.
 const MOST_PAUSE: u32 = 64;
 
-/// The three threads beside the carriers, and what they remember.
+/// The three threads beside the carriers, and their state.
 pub(crate) struct Watchers {
     monitor: OnceLock<Monitor>,
     helper: OnceLock<Helper>,
     collector: OnceLock<Helper>,
-    /// Spares that have been started and do not rest yet. Below zero for a moment if a thread
-    /// rests before its starter has counted it.
+    /// Spares that have been started and do not rest yet.
+    ///
+    /// Below zero for a moment if a thread rests before its starter has counted it.
     pub(crate) starting: AtomicIsize,
-    /// Spares that have come to their first rest.
+    /// Number of spares that have come to their first rest.
     pub(crate) started: AtomicU64,
-    /// Their number at the last tick, and the ticks since which no spare that is being started has
-    /// come to rest; the monitor's own.
+    /// That number at the last tick; `starting_ticks` counts the ticks in which it did not change.
+    ///
+    /// Written by the monitor only.
     started_before: AtomicU64,
     starting_ticks: AtomicU32,
     /// Workers that were awake at the monitor's last look.
     pub(in crate::sched) awake: AtomicUsize,
-    /// The system refused a spare; it is not asked again for some time.
+    /// Whether the system refused a spare; then it is not asked again for some time.
     pub(in crate::sched) refused: AtomicBool,
-    /// Until then; the helper's own.
+    /// End of that time; helper only.
     pub(in crate::sched) refused_until: Mutex<Option<Instant>>,
-    /// Some worker found no thread: when to look for one again; the helper's own.
+    /// When to look for a thread again after some worker found none; helper only.
     pub(in crate::sched) resize_at: Mutex<Option<Instant>>,
-    /// When to look again at stacks nobody needs; the helper's own.
+    /// When to look again at unneeded stacks; helper only.
     pub(in crate::sched) trim_at: Mutex<Option<Instant>>,
-    /// How many more workers may be interrupted at this look for the sake of those whom any can
-    /// serve.
+    /// Number of further workers that may be interrupted at this look.
+    ///
+    /// For urgent fibers that any worker can serve.
     urgent_ticks: AtomicUsize,
-    /// The monitor takes its time, since all workers sleep.
+    /// Whether the monitor looks rarely, since all workers sleep.
     looks_rarely: AtomicBool,
-    /// Somebody who should not have to wait did at this look.
+    /// Whether an urgent fiber waited at this look.
     somebody_pressed: AtomicBool,
-    /// When the monitor last took its time, in nanoseconds.
+    /// Time of the monitor's last full tick, in nanoseconds.
     ticked: AtomicU64,
-    /// Rounds of rotation (`detach.rs`), and ticks until the next and between two; the monitor's
-    /// own.
+    /// Round of rotation (`detach.rs`); monitor only.
+    ///
+    /// `rotate_in` counts ticks until the next round, `rotate_every` is the pause between two.
     round: AtomicU64,
     rotate_in: AtomicU32,
     rotate_every: AtomicU32,
-    /// The helper's thread, and whether it does something.
+    /// The helper's thread; `helps` is set while it works.
     pub(in crate::sched) helper_thread: Thread,
     pub(in crate::sched) helps: AtomicBool,
-    /// Looks a tick apart; the monitor's own.
+    /// Looks a tick apart; monitor only.
     ticks: AtomicU64,
-    /// The collector has looked again at all parked fibers since the program's code was read;
-    /// written by the collector alone.
+    /// Whether the collector has judged all parked fibers since the program's code was read.
+    ///
+    /// Written by the collector alone.
     pub(in crate::sched) judged_again: AtomicBool,
-    /// A worker found no thread to go to since spares were last made.
+    /// Whether a worker has found no thread to go to since spares were last made.
     pub(in crate::sched) receiver_missed: AtomicBool,
-    /// All workers have their first carriers: before that helper and collector do nothing.
+    /// Whether all workers have their first carriers.
+    ///
+    /// Before that helper and collector do nothing.
     pub(crate) begun: AtomicBool,
 }
 
@@ -124,7 +133,7 @@ impl Watchers {
         }
     }
 
-    /// Asks the helper, the collector, or both.
+    /// Asks the helper, the collector, or both to do chores.
     pub(in crate::sched) fn ask(&self, what: u32) {
         for (thread, its) in [(&self.helper, HELPERS), (&self.collector, COLLECTORS)] {
             if let Some(thread) = thread.get().filter(|_| what & its != 0) {
@@ -133,7 +142,7 @@ impl Watchers {
         }
     }
 
-    /// The system has refused a thread lately.
+    /// Returns whether the system has refused a thread lately.
     pub(crate) fn is_refused(&self) -> bool {
         self.refused.load(Relaxed)
     }
@@ -144,24 +153,24 @@ impl Watchers {
         }
     }
 
-    /// The monitor is to look again although everybody sleeps.
+    /// Makes the monitor look again although all workers sleep.
     pub(crate) fn notice(&self) {
         if let Some(monitor) = self.monitor.get() {
             monitor.notice();
         }
     }
 
-    /// Whether one more worker may be interrupted at this look.
+    /// Returns whether one more worker may be interrupted at this look.
     pub(crate) fn may_press(&self) -> bool {
         self.urgent_ticks.load(Relaxed) > 0
     }
 
-    /// A worker found no thread to go to. May be called in a signal handler.
+    /// Records that a worker found no thread to go to. May be called in a signal handler.
     pub(crate) fn note_missed_receiver(&self) {
         self.receiver_missed.store(true, SeqCst);
     }
 
-    /// Ticks of the monitor so far.
+    /// Returns the number of the monitor's ticks so far.
     pub(crate) fn ticks(&self) -> u64 {
         self.ticks.load(Relaxed)
     }
@@ -170,7 +179,7 @@ impl Watchers {
         self.round.load(Relaxed)
     }
 
-    /// All have been released once: after a pause again.
+    /// Begins a round, after a pause, as all carriers have been released once.
     pub(crate) fn next_round(&self) {
         self.round.store(self.round() + 1, Relaxed);
         let pause = self.rotate_every.load(Relaxed);
@@ -179,29 +188,31 @@ impl Watchers {
             .store((2 * pause).min(MOST_PAUSE), Relaxed);
     }
 
-    /// Somebody has begun to wait.
+    /// Resets the pause of rotation, as another carrier has begun to wait.
     pub(crate) fn rotate_often(&self) {
         self.rotate_in.store(0, Relaxed);
         self.rotate_every.store(1, Relaxed);
     }
 
-    /// Once a tick: whether the pause is over.
+    /// Counts a tick of the pause, and returns whether the pause is over; once a tick.
     pub(crate) fn rotates_now(&self) -> bool {
         let left = self.rotate_in.load(Relaxed);
         self.rotate_in.store(left.saturating_sub(1), Relaxed);
         left == 0
     }
 
-    /// Asks the collector to end. It may wait for a lock that a fiber never lets go of, so the
-    /// caller waits for a limited time.
+    /// Asks the collector to end, and returns its thread.
+    ///
+    /// The collector may wait for a lock that a fiber never releases, so the caller waits for a
+    /// limited time.
     pub(crate) fn dismiss_collector(&self) -> Option<JoinHandle<()>> {
         self.collector.get().and_then(Helper::dismiss)
     }
 
-    /// Ends helper and monitor; what they were doing is finished first.
+    /// Ends helper and monitor, after what they are doing is finished.
     pub(crate) fn stop(&self) {
-        // In this order: the helper may wait for what a fiber holds that only the monitor lets go
-        // on.
+        // In this order: the helper may wait for a lock of a fiber that only the monitor lets
+        // continue.
         self.helper.get().map(Helper::stop);
         self.monitor.get().map(Monitor::stop);
     }
@@ -222,7 +233,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A worker begins to look for work: it is to be watched from here on.
+    /// Makes the monitor observe a worker that begins to look for work.
     pub(crate) fn awake(&self, worker: &Worker) {
         worker.published.set_phase(Phase::Scheduling);
         if let Some(monitor) = self.watchers.monitor.get() {
@@ -235,16 +246,19 @@ impl Shared {
         }
     }
 
-    /// On the monitor's thread: a walk has met places in the code of which nothing is known.
+    /// Asks for a survey if stack walks have met unknown places in the code.
+    ///
+    /// Called on the monitor's thread.
     fn study_now_and_then(&self) {
         if frames::is_asked() {
             self.study_soon();
         }
     }
 
-    /// Wakes each spare beyond the number that is kept, once: it may have begun to rest for good,
-    /// and from then on it ends unless it is needed within its keep-alive. To wake it again would
-    /// begin that time anew.
+    /// Wakes each spare beyond the number that is kept, once.
+    ///
+    /// It may have begun to rest for good; from then on it ends unless it is needed within its
+    /// keep-alive. To wake it again would begin that time anew.
     fn end_spares(&self) {
         let kept = self.spares_kept();
         if self.spares.len() > kept {
@@ -258,10 +272,11 @@ impl Shared {
         }
     }
 
-    /// At a tick: if spares are needed, and the helper or the threads that it has started wait,
-    /// perhaps for a lock that a frozen fiber holds (the allocator's, the loader's), frozen
-    /// carriers are released, without the pauses of rotation. As long as there is no spare no
-    /// worker can leave a fiber that computes.
+    /// Releases frozen carriers at a tick if spares are needed and cannot be made.
+    ///
+    /// The helper or the threads that it has started may wait for a lock that a frozen fiber holds
+    /// (the allocator's, the loader's). These releases have no pauses of rotation: as long as there
+    /// is no spare no worker can leave a fiber that computes.
     fn mind_helper(&self) {
         let watchers = &self.watchers;
         let started = watchers.started.load(SeqCst);
@@ -301,7 +316,7 @@ impl Pool for Shared {
         let nanos = self.clock.nanos();
         let last = self.watchers.ticked.load(Relaxed);
         if nanos.saturating_sub(last) < TICK.as_nanos() as u64 {
-            return; // somebody rang
+            return; // the monitor was notified between two ticks
         }
         self.watchers.ticked.store(nanos, Relaxed);
         self.monitor_notified.store(false, Relaxed);
@@ -320,7 +335,8 @@ impl Pool for Shared {
         let global = &self.global;
         let started = global.started.len() + global.interrupted.len() + global.batch.len();
         if global.unstarted.len() + started > 0 {
-            self.notify_searcher(0); // a worker may have kept them for itself, and run another fiber
+            // a worker may have kept these fibers for itself, and now runs another one
+            self.notify_searcher(0);
         }
         self.measure_pace(ticks, Duration::from_nanos(nanos.saturating_sub(last)));
         if ticks.is_multiple_of(2) {
@@ -377,15 +393,15 @@ impl Pool for Shared {
 
     fn asleep(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
-        // Without `/proc` a thread that waits for a CPU counts as asleep. With preemption off it
-        // would compute beside the worker for as long as it likes.
+        // Without `/proc` a thread that waits for a CPU counts as asleep. With preemption switched
+        // off it would compute beside the worker for as long as it likes.
         let sleeps = self.settings.preempt || worker.carrier().is_some_and(Carrier::sleeps);
         if !sleeps {
             self.note_long_dispatch(index, dispatch);
         } else if !self.detach(worker) {
             self.hand_io_to_poller(worker, dispatch);
             self.serve_in_place_of(worker, dispatch);
-            self.stuck(index); // perhaps it waits for what a frozen fiber holds
+            self.stuck(index); // perhaps it waits for a lock of a frozen fiber
         }
     }
 
@@ -399,13 +415,14 @@ impl Pool for Shared {
 
     fn pause(&self) -> Duration {
         if self.settings.preempt && self.watchers.somebody_pressed.load(Relaxed) {
-            GRACE // look again when they have had their time
+            GRACE // look again when the fibers running there have had their time
         } else if self.watchers.awake.load(Relaxed) > 0 {
             TICK
         } else {
-            // Somebody is blocked in the kernel, and nobody else does anything: who does, rings.
+            // A thread is blocked in the kernel, and all workers sleep: a worker that wakes
+            // notifies the monitor.
             self.watchers.looks_rarely.store(true, SeqCst);
-            fence(SeqCst); // it sees that, or we see it awake
+            fence(SeqCst); // the worker sees that, or the monitor sees it awake
             let awake = |worker: &Worker| worker.published.phase() != Phase::Idle;
             if self.present().iter().any(awake) {
                 TICK
@@ -429,7 +446,7 @@ impl Pool for Shared {
         self.check_events_polled();
         self.study_now_and_then();
         if workers == 0 && stack::has_grown() {
-            self.watchers.ask(TRIM); // before everybody sleeps
+            self.watchers.ask(TRIM); // before all threads sleep
         }
     }
 
@@ -443,12 +460,13 @@ impl Pool for Shared {
 }
 
 impl Shared {
-    /// A worker has been in one dispatch for a tick at least.
+    /// Records that a worker has been in one dispatch for a tick at least.
     fn note_long_dispatch(&self, index: usize, dispatch: u64) {
         let worker = &self.workers[index];
         if let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) {
             let began = self.clock.nanos().saturating_sub(nanos(TICK));
-            // S10: it has not computed because time has passed; from here on that is seen.
+            // S10: that time has passed does not mean it has computed; from here on its CPU time is
+            // measured.
             let cpu = carrier.cpu_before(Duration::ZERO);
             carrier.note_long(worker.stamp_of(dispatch), began, cpu);
         }
@@ -457,7 +475,7 @@ impl Shared {
         self.serve_in_place_of(worker, dispatch);
     }
 
-    /// The holder of this worker does not look after its timers, LIFO slot and queue: others do.
+    /// Makes others serve the worker's timers, LIFO slot and queue, which its holder does not.
     fn serve_in_place_of(&self, worker: &Worker, dispatch: u64) {
         let again = worker.overran.swap(dispatch, Relaxed) == dispatch;
         let looks = if again {

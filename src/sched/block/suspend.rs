@@ -1,7 +1,8 @@
-//! How a fiber leaves its worker: parking, yielding, handing over; and what it is charged.
+//! How a fiber leaves its worker: parking, yielding, handing over; and how its operations are
+//! charged.
 //!
 //! A fiber that is unwinding keeps its thread to itself (S3): it does not switch away but blocks
-//! the carrier, whose worker goes on elsewhere.
+//! the carrier, whose worker goes to another carrier.
 
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -28,17 +29,21 @@ use crate::sched::workers::find;
 use crate::sched::workers::run;
 use crate::util::loom::atomic::Ordering::Relaxed;
 
-/// With `panic = "abort"` nobody can be made to end: a request is not heard at all.
+/// Whether fibers can unwind.
+///
+/// With `panic = "abort"` no fiber can be made to end: a request to end is ignored.
 pub(crate) const CAN_UNWIND: bool = cfg!(panic = "unwind");
 
-/// How long a worker stays on a blocked carrier before another place is looked for again.
+/// How long a worker stays on a blocked carrier before it looks for another thread again.
 const REFUSED_PAUSE: Duration = Duration::from_millis(5);
 
-/// How long a fiber whose time limit passed waits on if too many others unwind.
+/// How long a fiber past its time limit waits on while too many others unwind.
 const GATE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Parks the calling fiber; `None` on a plain thread. With `Cancel::Enabled` a request to end is
-/// heard, unless the fiber is unwinding already or too many others are.
+/// Parks the calling fiber; `None` on a plain thread.
+///
+/// With `Cancel::Enabled` a request to end wakes the fiber, unless it is unwinding already or too
+/// many others are.
 pub(crate) fn park(
     deadline: Option<Instant>,
     reason: ParkReason,
@@ -49,7 +54,7 @@ pub(crate) fn park(
     park_charged(deadline, reason, cancel, signal)
 }
 
-/// The same for whoever has paid for it already.
+/// Parks the calling fiber, whose operation has been charged already.
 pub(crate) fn park_charged(
     deadline: Option<Instant>,
     reason: ParkReason,
@@ -63,7 +68,7 @@ pub(crate) fn park_charged(
     }
 }
 
-/// A park that a time limit ends, as far as the fiber may unwind.
+/// Parks until a time limit passes and the fiber may unwind.
 #[cold]
 fn park_within(
     limit: Instant,
@@ -87,7 +92,7 @@ fn park_within(
     }
 }
 
-/// `here` is not used after the switch.
+/// Parks the calling fiber. `here` is not used after the switch.
 fn park_here(
     here: &Here,
     deadline: Option<Instant>,
@@ -119,7 +124,7 @@ fn park_here(
     woken
 }
 
-/// How this park takes a request to end: see `UnwindLimit`.
+/// Returns how this park treats a request to end: see `UnwindLimit`.
 fn cancel_mode(fiber: FiberRef, wish: Cancel, token: &Entered) -> Cancel {
     let listens = wish != Cancel::Disabled && CAN_UNWIND && !std::thread::panicking();
     if !listens || time_limit::is_cancel_disabled(Some(fiber)) {
@@ -131,8 +136,10 @@ fn cancel_mode(fiber: FiberRef, wish: Cancel, token: &Entered) -> Cancel {
     Cancel::Enabled
 }
 
-/// Parks inside the fiber's own frames, as the tenant of its thread; its worker goes elsewhere, and
-/// comes back with the fiber when that is runnable, as to any tenant (`tenant.rs`).
+/// Parks inside the fiber's own frames, as the tenant of its thread.
+///
+/// The worker goes elsewhere. A worker comes back with the fiber when that is runnable, as to any
+/// tenant (`tenant.rs`).
 #[cold]
 fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
     verdict::note_bound(fiber);
@@ -149,13 +156,13 @@ fn block_carrier(mut token: Entered, fiber: FiberRef) -> Entered {
     token
 }
 
-/// Until a worker is here and the tenant is runnable.
+/// Waits until a worker is here and the tenant is runnable.
 fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
     let mut token = token;
     loop {
         let carrier = token.carrier();
         if carrier.owner.peek().is_some() {
-            // The worker may be another one than before.
+            // The worker may differ from the one before.
             std::mem::forget(token);
             token = Entered::resumed();
             if token.carrier().delivered().is_some() || brings(&mut token, fiber) {
@@ -165,7 +172,7 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
             if token.carrier().hand_over() {
                 continue;
             }
-            // No thread for it: it stays, asleep, and others steal what it has queued.
+            // No thread can take it: it stays, asleep, and others steal what it has queued.
             if take_queued(&token, |found| found == fiber).is_some() {
                 token.carrier().spread_out();
                 return token;
@@ -176,9 +183,9 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
             let (carrier, worker) = (token.carrier(), token.worker());
             worker.published.set_phase(Phase::Idle);
             carrier.parker.wait(Some(REFUSED_PAUSE));
-            carrier.shared().fire_all(); // perhaps no other worker is there to do it
+            carrier.shared().fire_all(); // perhaps no other worker fires deadlines
             carrier.shared().poll_io(worker);
-            // Others run what waits here: from a slot they do not steal.
+            // Other workers do not steal from the LIFO slot, so its fiber moves to the local queue.
             if let Some(newest) = worker.lifo.take() {
                 carrier.shared().push_local(worker, newest);
             }
@@ -194,8 +201,9 @@ fn wait_in_frames(token: Entered, fiber: FiberRef) -> Entered {
     }
 }
 
-/// Whether the worker came here with this fiber. One that no other thread was left for may carry
-/// another, which is queued.
+/// Returns whether the worker came here with this fiber.
+///
+/// A worker that found no other thread may carry another fiber, which is queued.
 fn brings(token: &mut Entered, fiber: FiberRef) -> bool {
     match token.local().next.take() {
         Some(brought) if brought != fiber => {
@@ -209,9 +217,10 @@ fn brings(token: &mut Entered, fiber: FiberRef) -> bool {
     }
 }
 
-/// Takes a fiber out of the queues that is like this: out of the local one, or out of the lanes of
-/// the global one for started fibers. The waker of the calling fiber may have found no worker here
-/// while it was looking for another thread.
+/// Takes a fiber that matches out of the queues.
+///
+/// Looks in the local queue and in the lanes of the global queue for started fibers. The waker of
+/// the calling fiber may have found no worker here while the worker was looking for another thread.
 fn take_queued(token: &Entered, is_it: impl Fn(FiberRef) -> bool) -> Option<FiberRef> {
     let (worker, shared) = (token.worker(), token.carrier().shared());
     for _ in 0..worker.queue.len() {
@@ -234,9 +243,10 @@ fn take_queued(token: &Entered, is_it: impl Fn(FiberRef) -> bool) -> Option<Fibe
     None
 }
 
-/// Takes the worker to a thread that waits for one: in the middle of a fiber, or with a runnable
-/// fiber that is bound to it. The system need not grant a thread for that. True if it went, and the
-/// token is void.
+/// Takes the worker to a thread that waits for one.
+///
+/// That thread is in the middle of a fiber, or a runnable fiber is bound to it. This needs no new
+/// thread from the system. Returns true if the worker went, and the token is void.
 fn goes_to_stopped_thread(token: &mut Entered) -> bool {
     let carrier = token.carrier();
     if let Some(receiver) = carrier.shared().claim_receiver(true) {
@@ -256,8 +266,10 @@ fn goes_to_stopped_thread(token: &mut Entered) -> bool {
     false
 }
 
-/// Lets others run; the caller goes behind the other fibers of its worker, unless it was asked to
-/// end: then it unwinds. False on a plain thread.
+/// Lets other fibers run; false on a plain thread.
+///
+/// The caller goes behind the other fibers of its worker. If it was asked to end it unwinds
+/// instead.
 #[inline]
 pub(crate) fn yield_now() -> bool {
     let Some(here) = context::here() else {
@@ -270,7 +282,9 @@ pub(crate) fn yield_now() -> bool {
     true
 }
 
-/// As a yield, but the worker goes on with another carrier and is brought back to this one.
+/// Yields and gives the worker to another carrier.
+///
+/// A worker is brought back to this carrier later.
 pub(crate) fn hand_over() {
     if let Some(here) = context::here() {
         leave(&here, Back::HandedOver);
@@ -279,22 +293,26 @@ pub(crate) fn hand_over() {
 
 #[inline]
 fn leave(here: &Here, back: Back) {
-    // S3: nothing else may run on the thread of a fiber that unwinds.
+    // S3: no other fiber may run on the thread of a fiber that unwinds.
     if !std::thread::panicking() {
         drop(context::switch(here.enter_with_worker(), here.fiber, back));
     }
 }
 
-/// The one place where operations that could block are charged: a fiber whose operations all
-/// succeed at once gives way when its budget is used up, or somebody wants it to. Better here
-/// than where it is frozen a moment later. True if it did, or might have: then it hears whether it is to end.
+/// Charges an operation that could block; all such operations are charged here.
+///
+/// A fiber whose operations all succeed at once yields when its budget is used up, or when it is
+/// asked to give way. That is better than to be frozen a moment later. Returns true if it yielded,
+/// or might have: then the caller checks whether it is to end.
 #[inline]
 pub(crate) fn charge() -> bool {
     context::here().is_some_and(|here| charge_here(&here))
 }
 
-/// Charges an operation before it is tried: a fiber that gave way and was asked to end unwinds. Who the
-/// caller is, since that had to be found out.
+/// Charges an operation before it is tried, and returns the calling fiber.
+///
+/// A fiber that yielded and was asked to end unwinds. The fiber is returned because it had to be
+/// looked up.
 #[inline]
 pub(crate) fn charge_caller() -> Option<FiberRef> {
     let here = context::here()?;
@@ -319,14 +337,16 @@ fn charge_here(here: &Here) -> bool {
     gives_way(here, token, left)
 }
 
-/// The budget is used up, or somebody asks for something; the next dispatch brings a new budget. Apart, so that
-/// what is charged stays short.
+/// Yields because the budget is used up or there is a request.
+///
+/// The next dispatch brings a new budget. A function of its own, so that the path of a charge stays
+/// short.
 #[cold]
 #[inline(never)]
 fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
     let mut token = token;
     if here.fiber.in_no_preempt() {
-        // S13: not in here; by the first that is charged after it.
+        // S13: no yield in the section; the first operation charged after it yields.
         token.carrier().budget.set(left.saturating_sub(1));
         return false;
     }
@@ -334,10 +354,10 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
         token.worker().counters.budget_exhausted.add(1);
         let computes = !token.carrier().is_asked() && class::is_batch(&here.fiber);
         if computes && find::only_batch_waits(&mut token) {
-            // They would go on for a slice each, and it for a budget.
+            // They would run for a slice each, and this fiber for a budget.
             let carrier = token.carrier();
             carrier.budget.set(carrier.shared().settings.budget);
-            return true; // but it hears what was asked of it
+            return true; // the caller still checks whether it is to end
         }
     } else if !token.carrier().takes_request() {
         token.carrier().budget.set(left - 1);
@@ -348,7 +368,7 @@ fn gives_way(here: &Here, token: Entered, left: u32) -> bool {
     true
 }
 
-/// A fiber says that it can give way here: it is charged, and yields if somebody wants that.
+/// Marks a point where the fiber can yield: charges it, and yields if asked to.
 #[inline]
 pub(crate) fn checkpoint() {
     let Some(here) = context::here() else { return };
@@ -360,7 +380,7 @@ pub(crate) fn checkpoint() {
     }
 }
 
-/// While this lives, the fiber that made it is not interrupted.
+/// Guard of a section in which the fiber is not interrupted.
 pub(crate) struct NoPreemptSection(Option<FiberRef>);
 
 impl NoPreemptSection {
@@ -369,7 +389,7 @@ impl NoPreemptSection {
         if let Some(fiber) = fiber {
             let before = fiber.no_preempt_depth.load(Relaxed);
             assert!(before < u8::MAX, "no_preempt is nested 256 deep");
-            fiber.no_preempt_depth.store(before + 1, Relaxed); // its own only
+            fiber.no_preempt_depth.store(before + 1, Relaxed); // written by this fiber only
         }
         NoPreemptSection(fiber)
     }
@@ -384,12 +404,12 @@ impl Drop for NoPreemptSection {
             if let Some(carrier) = guard.carrier().filter(|_| before == 1) {
                 carrier.asks_may_come_again();
             }
-            drop(guard); // a request that came meanwhile is looked at
+            drop(guard); // looks at a request that came meanwhile
         }
     }
 }
 
-/// Unwinds the caller if it was asked to end, or is past its time limit, and may.
+/// Unwinds the caller if it is to end (asked to, or past its limit) and may.
 #[inline]
 pub(crate) fn unwind_if_cancelled() {
     match context::here() {
@@ -399,7 +419,7 @@ pub(crate) fn unwind_if_cancelled() {
     }
 }
 
-/// It was asked to end, or its time limit has passed.
+/// Returns whether the fiber was asked to end, or its time limit has passed.
 #[inline]
 fn is_to_end(fiber: FiberRef) -> bool {
     let asked = fiber.state.cancel_requested() && !time_limit::is_cancel_disabled(Some(fiber));
@@ -411,7 +431,7 @@ fn unwind_if_allowed(here: &Here) {
     if !CAN_UNWIND || std::thread::panicking() {
         return;
     }
-    // Without a worker: at the next opportunity.
+    // Without a worker the fiber unwinds at the next opportunity.
     if here
         .enter()
         .is_some_and(|token| may_unwind(&token, here.fiber))
@@ -420,7 +440,7 @@ fn unwind_if_allowed(here: &Here) {
     }
 }
 
-/// Gets the calling fiber a place among those that unwind; false if there is none.
+/// Gets the calling fiber a permit to unwind; false if there is none.
 pub(crate) fn enters_gate() -> bool {
     let here = context::here().expect("a fiber runs here");
     may_unwind(&here.enter_with_worker(), here.fiber)
@@ -435,14 +455,17 @@ fn may_unwind(token: &Entered, fiber: FiberRef) -> bool {
         != Entry::Full
 }
 
-/// Whether the caller, which is unwinding, does so because it was told to end, or because its time is
-/// over. It left at a call that blocks, in between two steps of its own, not in the middle of one.
+/// Returns whether the unwinding caller was cancelled or is past its time limit.
+///
+/// Such a caller left at a call that blocks, between two steps of its own, not in the middle of
+/// one.
 pub(crate) fn unwinds_as_told() -> bool {
     time_limit::is_told(context::current_fiber())
 }
 
-/// Leaves the fiber by unwinding: destructors run, no message is printed. Not at once if it has
-/// come to this again and again.
+/// Leaves the fiber by unwinding: destructors run, no message is printed.
+///
+/// Delayed if the fiber has unwound here again and again.
 pub(crate) fn unwind() -> ! {
     unwind_backoff::note_unwinding();
     time_limit::say_told(context::current_fiber());

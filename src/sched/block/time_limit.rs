@@ -2,18 +2,18 @@
     unsafe_code,
     reason = "finds the limits of a fiber at the top of its stack"
 )]
-//! Time limits: one deadline for everything a closure waits for. And closures that are not to be
-//! ended.
+//! Time limits: one deadline for everything a closure waits for. Also shields closures from
+//! cancellation.
 //!
 //! A fiber, or a plain thread, has the list of the limits it is in, by value (`fiber/limits.rs`): a
-//! fiber at the top of its stack, a thread in a thread-local. The earliest bounds every park that
-//! listens to requests to end, as if it were that park's own deadline; once it has passed it *is*
-//! such a request: the park ends with `ByCancel`, the caller unwinds, and the frame that set the
+//! fiber at the top of its stack, a thread in a thread-local. The earliest limit bounds every park
+//! that can be cancelled, as if it were that park's own deadline. Once it has passed it *is* a
+//! request to end: the park ends with `ByCancel`, the caller unwinds, and the frame that set the
 //! limit catches that. So nothing that blocks needs to know of limits.
 //!
 //! An inner limit never outlasts an outer one. Of several that have passed the innermost ends its
 //! closure first; the next blocking call after it unwinds to the next one. A fiber that was asked
-//! to end goes on unwinding whatever its limits say.
+//! to end continues to unwind whatever its limits are.
 //!
 //! Frames that set limits need not nest (S14): other stackful code, a coroutine library for
 //! example, may suspend such a frame on a stack of its own and resume it inside other limits. A
@@ -22,26 +22,26 @@
 //! - code on the stack of its fiber or thread, if it was entered there;
 //! - code on any other stack that its fiber or thread runs.
 //!
-//! So the code that resumes a coroutine is not bounded by limits that are suspended inside
-//! it; two coroutines of one fiber, though, are not told apart. A limit belongs to the fiber or
-//! thread that entered it: a closure that is suspended and goes on elsewhere is unlimited there,
-//! and its end there removes nothing. The limit it left behind, like that of a closure that never
-//! goes on, stays until its fiber or thread ends and bounds coroutines there.
+//! So the code that resumes a coroutine is not bounded by limits that are suspended inside it; two
+//! coroutines of one fiber, though, are not distinguished. A limit belongs to the fiber or thread
+//! that entered it: a closure that is suspended and continues elsewhere is unlimited there, and its
+//! end there removes nothing. The limit it left behind, like that of a closure that never
+//! continues, stays until its fiber or thread ends and bounds coroutines there.
 //!
-//! A closure may also run *undisturbed* ([`Undisturbed`]): neither requests nor limits from outside
-//! are heard in it, as if they came when it is over. That is a limit without a time.
+//! A closure may also run *undisturbed* ([`Undisturbed`]): in it neither requests nor limits from
+//! outside have an effect, as if they came when it is over. That is a limit without a time.
 //!
-//! On threads of `compute` limits are not heard: such a thread, while it waits for a part of its closure,
-//! may run a part of another one, which a limit of the thread would end.
+//! On threads of `compute` limits have no effect: such a thread, while it waits for a part of its
+//! closure, may run a part of another one, which a limit of the thread would end.
 //!
-//! Fibers that unwind because of a limit need a place at the gate, like all that unwind (`unwind_limit.rs`);
-//! without one they wait on and ask again.
+//! Fibers that unwind because of a limit need an unwind permit, like all that unwind
+//! (`unwind_limit.rs`); without one they continue to wait and ask again.
 //!
-//! *Told.* A fiber or thread that unwinds by our payload, and not by a panic, left at a call that
-//! blocks, between two steps of its own: what it held is in order. One bit says so, from the throw
-//! until the payload is dropped; a park that finds the caller not unwinding at all clears it, too,
-//! for a payload that was kept. (The place at the gate says less: a fiber may have one and return,
-//! or panic, and it may be taken back.)
+//! *Cancelled unwinding.* A fiber or thread that unwinds by the runtime's payload, and not by a
+//! panic, left at a call that blocks, between two steps of its own: the data it held is consistent.
+//! One bit, `TOLD`, records that, from the throw until the payload is dropped. A park that finds
+//! the caller not unwinding at all clears it, too, for a payload that was kept. (The unwind permit
+//! proves less: a fiber may have one and return, or panic, and it may be taken back.)
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -60,17 +60,19 @@ use crate::sched::block::unwind_backoff;
 use crate::sched::workers::context;
 use crate::sys::arch;
 
-/// In the byte of flags: its owner unwinds as it was told.
+/// Flag: the owner unwinds because it was cancelled or its time limit passed.
 const TOLD: u8 = 1;
-/// There are limits; without it the list is void, and may be that of a fiber before.
+/// Flag: there are limits.
+///
+/// Without it the list is void, and may be that of an earlier fiber.
 const LIMITED: u8 = 2;
 
-/// What a plain thread has in place of a fiber's record and stack.
+/// The limits of a plain thread, in place of a fiber's record and stack.
 pub(crate) struct OfThread {
     flags: AtomicU8,
     swallowed: AtomicU8,
     limits: Limits,
-    /// Where its stack lies, once that was asked for; empty if it is not known.
+    /// Range of its stack, once it has been looked up; empty if it is unknown.
     stack: Cell<Option<(usize, usize)>>,
 }
 
@@ -95,14 +97,14 @@ impl OfThread {
     }
 }
 
-/// The time was over before the closure was.
+/// Error: the time passed before the closure was over.
 #[derive(Debug)]
 pub(crate) struct TimeOver;
 
-/// What limits the caller.
+/// The limits and flags of the caller.
 pub(crate) struct Own<'a> {
     flags: &'a AtomicU8,
-    /// Counts unwindings (`swallow.rs`).
+    /// Counts unwindings (`unwind_backoff.rs`).
     pub(crate) swallowed: &'a AtomicU8,
     limits: &'a Limits,
     stack: Stack<'a>,
@@ -114,7 +116,9 @@ enum Stack<'a> {
     Thread(&'a OfThread),
 }
 
-/// Calls `f`, which does not switch, with what limits the caller: `fiber`, if it is one.
+/// Calls `f` with the limits of the caller: of `fiber`, if it is one.
+///
+/// `f` must not switch.
 #[inline]
 pub(crate) fn own<R>(fiber: Option<FiberRef>, f: impl FnOnce(Own<'_>) -> R) -> R {
     let Some(fiber) = fiber else {
@@ -190,34 +194,40 @@ impl Own<'_> {
     }
 }
 
-/// The caller, `fiber` if it is one, is about to unwind by our payload.
+/// Records that the caller is about to unwind by the runtime's payload.
+///
+/// `fiber` is the caller, if it is one.
 pub(crate) fn say_told(fiber: Option<FiberRef>) {
     own(fiber, |own| own.flags.store(own.flags() | TOLD, Relaxed));
 }
 
-/// Whether the caller, which is unwinding, does so because it was told.
+/// Returns whether the unwinding caller was cancelled or is past its time limit.
 pub(crate) fn is_told(fiber: Option<FiberRef>) -> bool {
     own(fiber, |own| own.flags() & TOLD != 0)
 }
 
-/// The payload was caught and dropped.
+/// Records that the payload was caught and dropped.
 pub(crate) fn was_caught() {
     own(context::current_fiber(), |own| own.forget_told());
 }
 
-/// The limit that bounds what the caller does now; `fiber` is the caller, if it is one.
+/// Returns the limit that bounds the caller now.
+///
+/// `fiber` is the caller, if it is one.
 #[inline]
 fn current(fiber: Option<FiberRef>) -> Option<Instant> {
     own(fiber, |own| own.effect().at)
 }
 
-/// Whether requests to end are not heard now.
+/// Returns whether requests to end have no effect now.
 #[inline]
 pub(crate) fn is_cancel_disabled(fiber: Option<FiberRef>) -> bool {
     own(fiber, |own| own.effect().cancel_disabled)
 }
 
-/// The limit that ends a park with this deadline, if it comes before that and the park listens.
+/// Returns the limit that ends a park with this deadline, if one does.
+///
+/// The limit must come before the deadline, and the park must be cancellable.
 #[inline]
 pub(crate) fn bounding(
     fiber: Option<FiberRef>,
@@ -238,12 +248,12 @@ pub(crate) fn bounding(
     })
 }
 
-/// True once the caller's limit has passed.
+/// Returns whether the caller's limit has passed.
 pub(crate) fn has_passed(fiber: Option<FiberRef>) -> bool {
     current(fiber).is_some_and(|limit| limit <= Instant::now())
 }
 
-/// Calls `f`; what it waits for ends at that time, and `f` with it.
+/// Calls `f`; at time `at` its blocking calls end, and `f` with them.
 pub(crate) fn within<T>(at: Instant, f: impl FnOnce() -> T) -> Result<T, TimeOver> {
     let Some(id) = enter(at) else {
         return Ok(f());
@@ -258,7 +268,7 @@ pub(crate) fn within<T>(at: Instant, f: impl FnOnce() -> T) -> Result<T, TimeOve
     }
 }
 
-/// Nothing on a thread that does not hear limits.
+/// Enters a limit; `None` on a thread where limits have no effect.
 #[inline(never)]
 fn enter(at: Instant) -> Option<Id> {
     let fiber = context::current_fiber();
@@ -266,11 +276,12 @@ fn enter(at: Instant) -> Option<Id> {
     heard.then(|| own(fiber, |own| own.enter(Some(at))))
 }
 
-/// Leaves the limit. Whether what ended the closure ends here: not if it was `told` to end by
-/// another limit, or by a request.
+/// Leaves the limit, and returns whether the unwinding of the closure ends here.
+///
+/// It does not if the closure was `told` to end by another limit, or by a request.
 #[inline(never)]
 fn end(id: Id, at: Instant, told: bool) -> bool {
-    let fiber = context::current_fiber(); // perhaps not the one that entered it
+    let fiber = context::current_fiber(); // possibly not the fiber that entered it
     let counting = own(fiber, |own| {
         own.leave(id);
         unwind_backoff::is_counting(&own)
@@ -290,9 +301,10 @@ fn end(id: Id, at: Instant, told: bool) -> bool {
     ends_here
 }
 
-/// A caller that was told that a limit passed got a place at the gate, whether it unwound or
-/// returned. Unless the fiber was asked to end, or is unwinding for another reason, it needs the
-/// place no longer.
+/// Gives up the caller's unwind permit if it is no longer needed.
+///
+/// A caller that found its limit passed got a permit, whether it unwound or returned. It still
+/// needs the permit if it was asked to end, or is unwinding for another reason.
 fn give_up_place(fiber: Option<FiberRef>) {
     let with_one = fiber.filter(|fiber| fiber.unwind_permit.load(Relaxed));
     if let Some(with_one) = with_one
@@ -305,17 +317,18 @@ fn give_up_place(fiber: Option<FiberRef>) {
     }
 }
 
-/// It was asked to end, and hears it.
+/// Returns whether the caller was asked to end, and cancellation is enabled.
 fn is_cancelled(fiber: Option<FiberRef>) -> bool {
     let asked = |fiber: FiberRef| fiber.state.cancel_requested();
     CAN_UNWIND && fiber.is_some_and(asked) && !is_cancel_disabled(fiber)
 }
 
-/// While this lives, the fiber or plain thread that began it is not told to end. What it limits
-/// itself ends as ever.
+/// Guard that shields the fiber or plain thread from cancellation from outside.
 ///
-/// Apart from the closure that runs meanwhile, whose frame would be bound to its thread by what
-/// this touches (S5).
+/// Limits set inside still take effect.
+///
+/// The methods are not inlined into the closure that runs meanwhile: what they touch would bind its
+/// frame to its thread (S5).
 #[must_use = "it lasts while this lives"]
 pub(crate) struct Undisturbed(Id);
 

@@ -1,26 +1,27 @@
-//! Deadlines of parked fibers: a wheel per worker, a clock nobody has to read.
+//! Deadlines of parked fibers: a timer wheel per worker, and a shared clock.
 //!
-//! A fiber that parks with a deadline puts it into the wheel of the worker it parks on, and takes it
-//! out again when it runs on, wherever that is, unless it has fired. A wheel is behind a lock of its
-//! own, held for a few steps of the wheel and never across an allocation or a system call; the mark
-//! is up for as long (S6).
+//! A fiber that parks with a deadline puts it into the wheel of the worker it parks on. It takes
+//! the deadline out again when it continues, on whatever worker, unless the deadline has fired. A
+//! wheel is behind a lock of its own, held for a few steps of the wheel and never across an
+//! allocation or a system call; preemption is disabled for as long (S6).
 //!
-//! Who fires. A worker that has nothing to do sleeps until the earliest deadline of its wheel and
-//! fires what is due when it wakes. While workers are busy none of them reads a clock: the monitor
-//! does, once a tick, and tells each worker whose earliest deadline has passed ([`Timers::is_due`]);
-//! the worker finds it at its next dispatch. If it does not come to one, the monitor says that, too
-//! ([`Shared::miss_timers`]): the next worker that comes through the scheduler's slow path, be it
-//! roused or busy, fires what is due in any wheel. The first worker, which never retires, also
-//! minds the wheels of retired ones while everybody sleeps.
+//! Which thread fires deadlines. A worker that has nothing to do sleeps until the earliest deadline
+//! of its wheel and fires what is due when it wakes. While workers are busy none of them reads a
+//! clock: the monitor does, once a tick, and sets a flag for each worker whose earliest deadline
+//! has passed ([`Timers::is_due`]); the worker finds it at its next dispatch. If the worker does
+//! not come to one, the monitor sets another flag ([`Shared::miss_timers`]): the next worker that
+//! comes through the scheduler's slow path, whether it was notified or is busy, fires what is due
+//! in any wheel. The first worker, which never retires, also looks after the wheels of retired ones
+//! while all workers sleep.
 //!
-//! A deadline is rounded up to the next tick and fires when the tick has come: never early, and late
-//! by less than two ticks plus what it takes to be scheduled.
+//! A deadline is rounded up to the next tick and fires when the tick has come: never early, and
+//! late by less than two ticks plus the time until the fiber is scheduled.
 //!
-//! **I13** A deadline is in a wheel only while its fiber is inside the park it is for: the fiber takes
-//! it out, under the lock, before it leaves the park, unless the park ended because it fired. Who
-//! fires it takes it out, and a reference to the fiber, in one critical section; then lets go of the
-//! lock and says `expire` with the number of that park. By then the fiber may be long gone from it,
-//! and the number says so.
+//! **I13** A deadline is in a wheel only while its fiber is inside the park it is for: the fiber
+//! takes it out, under the lock, before it leaves the park, unless the park ended because it fired.
+//! A thread that fires the deadline takes it out, and takes a reference to the fiber, in one
+//! critical section. Then it releases the lock and calls `expire` with the number of that park. The
+//! fiber may have left that park long before; then the number does not match.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
@@ -37,15 +38,17 @@ use crate::sched::workers::context::{self, Entered};
 use crate::sched::workers::worker::Worker;
 use crate::util::loom::{Mutex, lock};
 
-/// Fibers fired in one critical section, and steps of the wheel in one.
+/// Fibers fired in one critical section; `STEPS` is the limit for steps of the wheel.
 const BATCH: usize = 32;
 const STEPS: usize = 256;
-/// Entries looked at to find out exactly until when to sleep.
+/// Entries looked at to find the exact time to sleep until.
 const LOOK: usize = 64;
 /// No deadline.
 const NEVER: u64 = u64::MAX;
 
-/// Whom to wake: this park of this fiber. No two are equal while the first may be in a wheel.
+/// A park of a fiber that a deadline ends.
+///
+/// No two are equal while the first may be in a wheel.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sleeper {
     fiber: FiberRef,
@@ -56,7 +59,9 @@ pub(crate) struct Sleeper {
 pub(crate) struct Clock {
     epoch: Instant,
     tick: u64,
-    /// The last tick anybody has read off the clock: behind, but not by much while work is done.
+    /// The last tick any thread has read off the clock.
+    ///
+    /// It is behind, but not by much while work is done.
     now: AtomicU64,
 }
 
@@ -69,57 +74,57 @@ impl Clock {
         }
     }
 
-    /// Nanoseconds since then. May be called in a signal handler.
+    /// Returns nanoseconds since the start. May be called in a signal handler.
     pub(crate) fn nanos(&self) -> u64 {
         nanos(self.epoch.elapsed())
     }
 
-    /// A time in such nanoseconds.
+    /// Converts nanoseconds since the start into a time.
     pub(crate) fn at(&self, nanos: u64) -> Instant {
         self.epoch + Duration::from_nanos(nanos)
     }
 
-    /// The first tick that is not before this time.
+    /// Returns the first tick that is not before this time.
     fn tick_after(&self, at: Instant) -> u64 {
         nanos(at.saturating_duration_since(self.epoch)).div_ceil(self.tick)
     }
 
-    /// The tick that has come, for somebody who has just read the time.
+    /// Advances the clock to `now`, which the caller has just read, and returns its tick.
     pub(crate) fn set(&self, now: Instant) -> u64 {
         let tick = nanos(now.saturating_duration_since(self.epoch)) / self.tick;
         self.now.fetch_max(tick, Relaxed);
         tick
     }
 
-    /// The last tick that was read off the clock. It comes round after some weeks.
+    /// Returns the last tick that was read off the clock. It wraps around after some weeks.
     #[inline]
     pub(crate) fn last_tick(&self) -> u32 {
         self.now.load(Relaxed) as u32
     }
 
-    /// The time from one such tick to a later one.
+    /// Returns the time from one such tick to a later one.
     pub(crate) fn between(&self, from: u32, to: u32) -> Duration {
         Duration::from_nanos(self.tick.saturating_mul(to.wrapping_sub(from).into()))
     }
 
-    /// How long it is from `now` until a tick comes.
+    /// Returns the time from `now` until a tick comes.
     fn left(&self, tick: u64, now: Instant) -> Duration {
         let at = Duration::from_nanos(tick.saturating_mul(self.tick));
         at.saturating_sub(now.saturating_duration_since(self.epoch))
     }
 }
 
-/// Saturates after five centuries.
+/// Converts to nanoseconds; saturates after five centuries.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// One worker's deadlines.
+/// The deadlines of one worker.
 pub(crate) struct Timers {
     wheel: Mutex<Arena<Sleeper>>,
-    /// Not after the earliest deadline. Written under the lock.
+    /// A tick not after the earliest deadline. Written under the lock.
     next: AtomicU64,
-    /// The monitor has seen that the earliest deadline passed.
+    /// Set by the monitor when the earliest deadline has passed.
     due: AtomicBool,
     active: AtomicUsize,
     fired: AtomicU64,
@@ -141,7 +146,9 @@ impl Timers {
         self.due.load(Relaxed)
     }
 
-    /// The monitor, at this tick: true if something is due.
+    /// Flags deadlines due at this tick, and returns whether there are any.
+    ///
+    /// Called by the monitor.
     pub(crate) fn look(&self, now: u64) -> bool {
         let due = self.next.load(Relaxed) <= now;
         if due {
@@ -181,7 +188,7 @@ impl Timers {
         }
     }
 
-    /// The tick to sleep until, if there is one.
+    /// Returns the tick to sleep until, if there is one.
     fn until(&self) -> Option<u64> {
         if self.next.load(SeqCst) == NEVER {
             return None;
@@ -209,14 +216,14 @@ impl Timers {
         }
     }
 
-    /// Takes what is due out of the wheel, as far as there is room; true if that was all.
+    /// Takes what is due out of the wheel into `batch`; true if that was all.
     fn take_due(&self, now: u64, batch: &mut [Option<(Held, u32)>; BATCH]) -> bool {
         let mut wheel = lock(&self.wheel);
         self.due.store(false, Relaxed);
         let (mut fired, mut done) = (0, false);
         for _ in 0..STEPS {
             match wheel.step(now) {
-                // I13: it is inside its park until it has taken this out, so it is alive.
+                // I13: the fiber stays in its park until it has taken this out, so it is alive.
                 Step::Fired(Sleeper { fiber, park }) => {
                     batch[fired] = Some((fiber.hold(), park));
                     fired += 1;
@@ -239,18 +246,18 @@ impl Timers {
     }
 }
 
-/// What a worker without work may do.
+/// How long a worker without work may sleep.
 #[must_use]
 pub(crate) enum Sleep {
-    /// Until somebody rouses it.
+    /// Until another thread notifies it.
     ForGood,
     /// Until the next deadline.
     For(Duration),
-    /// Look for work again: deadlines have passed.
+    /// Not at all, as deadlines have passed: look for work again.
     NotNow,
 }
 
-/// A deadline of the park the caller is in, and in which worker's wheel it is.
+/// A deadline of the caller's current park, and the worker whose wheel it is in.
 pub(crate) struct Deadline {
     worker: usize,
     key: wheel::Key<Sleeper>,
@@ -258,8 +265,10 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    /// Sets a deadline for park number `park` of the calling fiber, in the wheel of its worker; or
-    /// says at once that it has passed.
+    /// Sets a deadline for park number `park` of the calling fiber.
+    ///
+    /// It goes into the wheel of the fiber's worker. If it has passed already, the park ends at
+    /// once.
     pub(crate) fn set(token: &Entered, at: Instant, fiber: FiberRef, park: u32) -> Option<Self> {
         let (shared, worker) = (token.carrier().shared(), token.worker());
         let when = shared.clock.tick_after(at);
@@ -275,7 +284,7 @@ impl Deadline {
         })
     }
 
-    /// The park ended for another reason.
+    /// Removes the deadline, as the park ended for another reason.
     pub(crate) fn clear(self, token: &Entered) {
         let worker = &token.carrier().shared().workers[self.worker];
         worker.timers.clear(self.key, self.sleeper);
@@ -283,7 +292,7 @@ impl Deadline {
 }
 
 impl Shared {
-    /// The monitor's part.
+    /// Sets the flags of workers whose deadlines have passed; called by the monitor.
     pub(crate) fn look_at_timers(&self, now: Instant) {
         let tick = self.clock.set(now);
         for worker in self.present() {
@@ -293,13 +302,13 @@ impl Shared {
         }
     }
 
-    /// Deadlines have passed that their own worker does not come to: whoever comes by fires them.
+    /// Makes other workers fire deadlines that their own worker does not come to.
     pub(crate) fn miss_timers(&self) {
         self.missed_timers.store(true, SeqCst);
         self.notify_searcher(0);
     }
 
-    /// Fires what others miss.
+    /// Fires deadlines that their own workers have missed.
     #[inline]
     pub(crate) fn fire_missed(&self) {
         if self.missed_timers.load(Relaxed) && self.missed_timers.swap(false, SeqCst) {
@@ -312,16 +321,18 @@ impl Shared {
         worker.timers.fire(self.clock.set(Instant::now()));
     }
 
-    /// Fires what is due anywhere.
+    /// Fires what is due in all wheels.
     pub(crate) fn fire_all(&self) {
         let now = self.clock.set(Instant::now());
         self.present().iter().for_each(|w| w.timers.fire(now));
     }
 
-    /// For a worker without work: how long it may sleep. Fires what is due instead, if that is so.
+    /// Returns how long a worker without work may sleep.
+    ///
+    /// If deadlines have passed it fires them instead.
     pub(crate) fn time_to_sleep(&self, worker: &Worker) -> Sleep {
         let mut next = worker.timers.until();
-        // Those of retired workers are the first one's business.
+        // The first worker looks after the wheels of retired ones.
         let retired = if worker.index == 0 {
             self.present()
         } else {

@@ -2,17 +2,17 @@
 //!
 //! A request to end stands until the fiber is over, and a limit that has passed until its closure
 //! is: every further blocking call unwinds as well. A loop that catches all panics around such a
-//! call would use a whole CPU and get nowhere. So each unwinding is counted. The first [`PROMPT`]
+//! call would use a whole CPU without progress. So each unwinding is counted. The first [`PROMPT`]
 //! of them are immediate; from then on the call waits before it unwinds, each time twice as long,
 //! up to [`LONGEST`].
 //!
-//! A fiber is parked meanwhile, so its worker runs others. That park hears neither requests nor
-//! limits, and the fiber gives up its place at the gate for as long: it is not unwinding. A
-//! shutdown does not wait for the park: at its timeout it lists the fiber as one that is parked,
-//! and nothing runs that fiber again. A plain thread, which only a time limit makes unwind, sleeps.
+//! A fiber is parked meanwhile, so its worker runs others. Neither requests nor limits end that
+//! park, and the fiber gives up its unwind permit for as long: it is not unwinding. A shutdown does
+//! not wait for the park: at its timeout it lists the fiber as one that is parked, and nothing runs
+//! that fiber again. A plain thread, which only a time limit makes unwind, sleeps.
 //!
 //! The count begins anew when a limit ends and neither a request nor another limit that has passed
-//! is left (`limit.rs`).
+//! is left (`time_limit.rs`).
 
 use std::fmt::Write;
 use std::sync::atomic::AtomicU32;
@@ -28,32 +28,34 @@ use crate::sched::block::time_limit::{self, Own};
 use crate::sched::workers::context;
 use crate::sys::stderr;
 
-/// So many are immediate: one ends the closure of a fiber, a second one what it does on its way
-/// out.
+/// Number of unwindings that are immediate.
+///
+/// One ends the closure of a fiber, a second one what a destructor does during that.
 const PROMPT: u8 = 2;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(100);
-/// From here on it is no accident, and is reported.
+/// Count from which unwindings are no accident, and are reported.
 const REPORTED: u8 = 8;
 /// Reports of one process, so that a thousand such fibers do not fill a log.
 const REPORTS: u32 = 16;
 
-/// In the byte that counts: it was reported.
+/// Flag in the count: the caller was reported.
 const NAMED: u8 = 0x80;
 const COUNT: u8 = !NAMED;
 
-/// Whether the caller has unwound since the count last began.
+/// Returns whether the caller has unwound since the count last began.
 pub(crate) fn is_counting(own: &Own<'_>) -> bool {
     own.swallowed.load(Relaxed) & COUNT > 0
 }
 
-/// Begins the count anew.
+/// Resets the count.
 pub(crate) fn begin_anew(own: &Own<'_>) {
     own.swallowed.fetch_and(NAMED, Relaxed);
 }
 
-/// The caller is about to unwind, or to learn that it should end; delays it if that is so again and
-/// again. Only where blocking is allowed.
+/// Counts an unwinding of the caller, and delays it if there were several.
+///
+/// Called before the caller unwinds, or learns that it should end; only where blocking is allowed.
 pub(crate) fn note_unwinding() {
     let fiber = context::current_fiber();
     let times = time_limit::own(fiber, |own| {
@@ -82,7 +84,7 @@ fn delay(fiber: Option<FiberRef>, times: u8) {
     }
 }
 
-/// Parks the calling fiber for so long, and until it may unwind again.
+/// Parks the calling fiber for `length`, and until it may unwind again.
 fn rest(fiber: FiberRef, length: Duration) {
     loop {
         let guard = context::disable_preempt();
@@ -93,14 +95,14 @@ fn rest(fiber: FiberRef, length: Duration) {
         let until = Some(Instant::now() + length);
         let park =
             || suspend::park_charged(until, ParkReason::Pause, Cancel::Disabled, Signal::Notify);
-        while park() == Some(Woken::ByWake) {} // meant for an earlier wait
+        while park() == Some(Woken::ByWake) {} // a wake meant for an earlier wait
         if suspend::enters_gate() {
             return;
         }
     }
 }
 
-/// One line on standard error.
+/// Prints one line on standard error.
 fn report(fiber: Option<FiberRef>) {
     static REPORTED: AtomicU32 = AtomicU32::new(0);
     let earlier = REPORTED.fetch_add(1, Relaxed).min(REPORTS);

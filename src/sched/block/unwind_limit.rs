@@ -1,31 +1,33 @@
-//! Places for fibers that unwind because they were asked to end.
+//! Limits how many fibers unwind at once because they were asked to end.
 //!
-//! A fiber that parks while it unwinds blocks a carrier, so only so many may unwind at once. A *pass*,
-//! one flag in the record, says that a fiber has a place. The fiber asks for one itself before it
-//! unwinds, and whoever delivers cancellations asks for it before it wakes the fiber: both may come
-//! at once, and the fiber may end meanwhile.
+//! A fiber that parks while it unwinds blocks a carrier, so only a limited number may unwind at
+//! once. A *permit*, one flag in the record, means that a fiber counts as one of them. The fiber
+//! asks for a permit itself before it unwinds, and a thread that delivers cancellations asks for it
+//! before it wakes the fiber: both may do so at once, and the fiber may end meanwhile.
 //!
-//! **I11** `inside` is the number of passes that are set, between two steps of whoever changes one:
-//! who sets a pass that was not set has counted, who finds it set gives the surplus back; who clears
-//! a set one uncounts. So every count belongs to one pass, and none is lost or given up twice.
+//! **I11** `inside` is the number of permits that are set, between two steps of a thread that
+//! changes one. A thread that sets a permit that was not set has counted; a thread that finds it
+//! set gives the surplus count back; a thread that clears a set one uncounts. So every count
+//! belongs to one permit, and none is lost or given up twice.
 //!
-//! A deliverer that finds its fiber deaf takes back a pass it has just got for it, perhaps from under
-//! a fiber that relied on it that very moment: then one more unwinds than should. That is harmless.
+//! A deliverer that finds cancellation disabled in its fiber takes back a permit it has just got
+//! for it, perhaps at the moment when the fiber relies on it: then one more fiber unwinds than
+//! should. That is harmless.
 
 use crate::util::loom::atomic::{
     AtomicBool, AtomicUsize,
     Ordering::{AcqRel, Acquire, SeqCst},
 };
 
-/// How an entry went.
+/// Result of asking for a permit.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// There is a place now, by this call.
+    /// This call set the permit.
     New,
-    /// There was one.
+    /// The permit was set already.
     Already,
-    /// There is none.
+    /// No permit is free.
     Full,
 }
 
@@ -42,7 +44,7 @@ impl UnwindLimit {
         }
     }
 
-    /// A place for the owner of `pass`.
+    /// Gets a permit for the owner of `pass`.
     pub(crate) fn enter(&self, pass: &AtomicBool) -> Entry {
         if pass.load(Acquire) {
             return Entry::Already;
@@ -61,13 +63,13 @@ impl UnwindLimit {
             }
         }
         if pass.swap(true, AcqRel) {
-            self.inside.fetch_sub(1, SeqCst); // somebody else got it one meanwhile
+            self.inside.fetch_sub(1, SeqCst); // another thread set the permit meanwhile
             return Entry::Already;
         }
         Entry::New
     }
 
-    /// Gives the place up, if there is one.
+    /// Gives the permit up, if it is set.
     pub(crate) fn leave(&self, pass: &AtomicBool) {
         if pass.load(Acquire) && pass.swap(false, AcqRel) {
             self.inside.fetch_sub(1, SeqCst);
@@ -89,7 +91,8 @@ mod models {
     fn loom_no_place_is_lost_or_given_up_twice() {
         loom::model(|| {
             let unwind_limit = Arc::new((UnwindLimit::new(2), AtomicBool::new(false)));
-            // The fiber asks for itself, unwinds and ends; a deliverer asks for it and finds it deaf.
+            // The fiber asks for itself, unwinds and ends; a deliverer asks for it and finds
+            // cancellation disabled.
             let fiber = thread::spawn({
                 let unwind_limit = unwind_limit.clone();
                 move || {

@@ -2,17 +2,18 @@
     unsafe_code,
     reason = "wakes waiters by address, and knows runtimes and threads by pointer"
 )]
-//! Making a parked fiber, or a plain thread, run again.
+//! Makes a parked fiber, or a plain thread, run again.
 //!
 //! A fiber that may run on any thread goes to the worker of its waker. One that is bound to a
 //! thread is left to the worker on that thread, if there is one (`tenant.rs`), and else queued like
 //! the others.
 //!
-//! From the moment the state word gives a fiber to its waker until it is in a queue, nobody else can
-//! run it: preemption is disabled for as long (S6). So it is from the swap of a word that holds a waiter until
-//! the waiter is called, since who finds the word swapped waits for the call. What may be the last
-//! reference to something, [`DeferredDrop`], is dropped afterwards: that frees memory, and a runtime holds
-//! things of the user's.
+//! From the moment the state word gives a fiber to its waker until the fiber is in a queue, no
+//! other thread can run it: preemption is disabled for as long (S6). It is also disabled from the
+//! swap of a word that holds a waiter until the waiter is notified, since a thread that finds the
+//! word swapped waits for the notification. What may be the last reference to something,
+//! [`DeferredDrop`], is dropped afterwards: that frees memory, and a runtime holds objects of the
+//! user's.
 
 use std::ptr;
 use std::sync::Arc;
@@ -36,14 +37,23 @@ use crate::util::loom::atomic::{
 };
 use crate::util::loom::pause;
 
-/// Somebody who waits for one call. It lies on the waiter's stack and others know its address,
-/// so the waiter stays until it was called, or has made sure that nobody will call.
+/// A fiber or thread that waits for one notification.
 ///
-/// The caller says that it is calling, makes the fiber runnable, says that it has called, and queues the
-/// fiber. After the third step the waiter may leave its stack: if the second gave the fiber to the caller it
-/// cannot before the fourth (I1), else there is no fourth. Whoever finds himself awake and being called
-/// waits for the third step: the caller has the preemption disabled (S6). So nobody counts references. A plain thread
-/// goes its own way as soon as it was called, and is woken by a reference of the caller's.
+/// It lies on the stack of the waiting fiber or thread, and other threads know its address. So the
+/// fiber or thread stays in that frame until it was notified, or has made sure that no thread will
+/// notify it.
+///
+/// A thread that notifies a fiber
+/// 1. records that it is notifying;
+/// 2. makes the fiber runnable;
+/// 3. records that it has notified;
+/// 4. queues the fiber.
+///
+/// After the third step the fiber may leave the frame of its waiter. If the second step gave the
+/// fiber to the notifying thread it cannot do so before the fourth (I1), else there is no fourth. A
+/// fiber that finds itself awake while it is being notified waits for the third step: the notifying
+/// thread has preemption disabled (S6). So no reference counts are needed. A plain thread continues
+/// as soon as it was notified, and is woken through a reference that the notifying thread holds.
 pub(crate) struct Waiter {
     who: Who,
     called: AtomicU32,
@@ -54,13 +64,13 @@ const BEING_CALLED: u32 = 1;
 const CALLED: u32 = 2;
 
 enum Who {
-    /// The waiter's own: it is not over while it waits (I3).
+    /// The waiting fiber: it is not over while it waits (I3).
     Fiber(FiberRef),
     Thread(Arc<ThreadParker>),
 }
 
 impl Waiter {
-    /// The calling fiber or plain thread.
+    /// Creates a waiter for the calling fiber or plain thread.
     #[inline]
     pub(crate) fn caller() -> Self {
         Self::new(match context::current_fiber() {
@@ -69,14 +79,18 @@ impl Waiter {
         })
     }
 
-    /// The calling fiber, by the mark; `None` on a plain thread. Nothing is allocated.
+    /// Creates a waiter for the calling fiber; `None` on a plain thread.
+    ///
+    /// The guard knows the fiber. Nothing is allocated.
     #[inline]
     pub(crate) fn of_fiber(guard: &PreemptGuard) -> Option<Self> {
         guard.fiber().map(|fiber| Self::new(Who::Fiber(fiber)))
     }
 
-    /// One more of the same fiber or thread, for another call. A thread is not asked for its parker again: at its
-    /// end it has none of its own.
+    /// Creates another waiter of the same fiber or thread, for another notification.
+    ///
+    /// It uses the thread's parker again instead of asking for it: a thread at its end has none of
+    /// its own.
     pub(crate) fn another(&self) -> Self {
         Self::new(match &self.who {
             Who::Fiber(fiber) => Who::Fiber(*fiber),
@@ -91,7 +105,7 @@ impl Waiter {
         }
     }
 
-    /// A thread of a model, which has no thread-locals.
+    /// Creates a waiter for a thread of a model, which has no thread-locals.
     #[cfg(all(test, indent_loom))]
     pub(crate) fn of_model() -> Self {
         Self::new(Who::Thread(ThreadParker::new()))
@@ -108,7 +122,7 @@ impl Waiter {
         self.park_charged(deadline, reason, cancel)
     }
 
-    /// The same for an operation that was charged ahead.
+    /// Parks the caller for an operation that was charged before.
     pub(crate) fn park_charged(
         &self,
         deadline: Option<Instant>,
@@ -124,20 +138,23 @@ impl Waiter {
         }
     }
 
-    /// Names what the caller, whose waiter this is, waits for: the address of a lock, or the id of
-    /// a fiber.
+    /// Records what the caller, whose waiter this is, waits for.
+    ///
+    /// This is the address of a lock, or the id of a fiber.
     pub(crate) fn set_awaited(&self, name: usize) {
         if let Who::Fiber(fiber) = &self.who {
             fiber.set_awaited(name);
         }
     }
 
-    /// The address other threads know this waiter by.
+    /// Returns the address by which other threads know this waiter.
     pub(crate) fn address(&self) -> usize {
         ptr::from_ref(self).expose_provenance()
     }
 
-    /// If so the caller does not touch the waiter any more.
+    /// Returns whether the waiter was notified.
+    ///
+    /// If so the notifying thread does not touch the waiter any more.
     #[inline]
     pub(crate) fn was_notified(&self) -> bool {
         match self.called.load(Acquire) {
@@ -147,7 +164,7 @@ impl Waiter {
         }
     }
 
-    /// The caller has not come to the third step.
+    /// Waits for the third step of the notifying thread.
     #[cold]
     fn is_soon_called(&self) -> bool {
         let mut failures = 0;
@@ -158,24 +175,26 @@ impl Waiter {
         true
     }
 
-    /// Nobody knows this waiter, nor will anybody call it: as if it had been called.
+    /// Makes the waiter look notified.
+    ///
+    /// For a waiter that no thread knows or will notify.
     pub(crate) fn call_off(&self) {
         self.called.store(CALLED, Release);
     }
 
-    /// It was called, and waits for another call.
+    /// Prepares a notified waiter to wait for another notification.
     pub(crate) fn reset(&self) {
         debug_assert!(self.was_notified());
         self.called.store(NOT_CALLED, Release);
     }
 
-    /// Calls the waiter at `address`.
+    /// Notifies the waiter at `address`.
     ///
     /// # Safety
-    /// The address came out of a word that a live waiter put it into, and the caller's is the one
-    /// call it waits for.
+    /// The address came out of a word that a live waiter put it into, and this is the one
+    /// notification it waits for.
     pub(crate) unsafe fn notify(guard: &PreemptGuard, address: usize) -> DeferredDrop {
-        // SAFETY: by the caller's promise it is still there, until `called` says so.
+        // SAFETY: by the caller's promise it is still there, until `called` is `CALLED`.
         let waiter = unsafe { &*ptr::with_exposed_provenance::<Waiter>(address) };
         match &waiter.who {
             Who::Fiber(fiber) => {
@@ -204,7 +223,7 @@ impl Waiter {
     }
 }
 
-/// What a waker relied on. To be dropped when preemption is enabled.
+/// References a waker relied on, to be dropped when preemption is enabled.
 #[must_use = "dropped with preemption enabled"]
 #[derive(Default)]
 pub(crate) struct DeferredDrop {
@@ -213,13 +232,13 @@ pub(crate) struct DeferredDrop {
 }
 
 impl DeferredDrop {
-    /// The runtime of the fiber that was woken, if it was another one.
+    /// Returns the runtime of the woken fiber, if it was not the caller's.
     pub(crate) fn into_runtime(self) -> Option<Arc<Shared>> {
         self.runtime
     }
 }
 
-/// Unparks a fiber, or calls it.
+/// Unparks or notifies a fiber.
 pub(crate) fn wake(fiber: FiberRef, signal: Signal) {
     let guard = context::disable_preempt();
     let kept = wake_with_guard(&guard, fiber, signal);
@@ -234,15 +253,16 @@ fn wake_with_guard(guard: &PreemptGuard, fiber: FiberRef, signal: Signal) -> Opt
     }
 }
 
-/// Queues a started fiber that has just become runnable by the caller's hand (I1).
+/// Queues a started fiber that the caller has just made runnable (I1).
 ///
-/// `Shared` lives as long as any fiber that is not over, so up to the post, or the release, all is
-/// there. From then on the fiber may run, end, and take the runtime with it: a caller that is no
-/// thread of this runtime keeps it alive for the rest, and until its mark is down.
+/// `Shared` lives as long as any fiber that is not over, so it exists until the fiber is posted or
+/// released. From then on the fiber may run, end, and drop the last reference to the runtime. A
+/// caller that is no thread of this runtime keeps the runtime alive for the rest, and until its
+/// preemption is enabled.
 #[must_use = "dropped with preemption enabled"]
 pub(crate) fn enqueue(guard: &PreemptGuard, fiber: FiberRef) -> Option<Arc<Shared>> {
     if guard.carrier().is_none() && fork::in_child() {
-        return None; // F1: it is the parent's
+        return None; // F1: it belongs to the parent process
     }
     let runtime = fiber.runtime.load(atomic::Ordering::Relaxed);
     // SAFETY: a fiber that is not over keeps its runtime alive; see above.
@@ -255,7 +275,7 @@ pub(crate) fn enqueue(guard: &PreemptGuard, fiber: FiberRef) -> Option<Arc<Share
     keep
 }
 
-/// The carrier that a switched-out fiber is bound to, which the caller holds (I1).
+/// Returns the carrier that a switched-out fiber, held by the caller, is bound to (I1).
 #[inline]
 pub(crate) fn thread_of(fiber: FiberRef) -> Option<&'static Carrier> {
     let thread = fiber.thread.load(atomic::Ordering::Relaxed);
@@ -265,8 +285,9 @@ pub(crate) fn thread_of(fiber: FiberRef) -> Option<&'static Carrier> {
 }
 
 impl Shared {
-    /// Queues a started fiber that the caller made runnable (I1). `token` is the caller's, if it
-    /// holds a worker of this runtime.
+    /// Queues a started fiber that the caller made runnable (I1).
+    ///
+    /// `token` is the caller's, if it holds a worker of this runtime.
     fn queue_woken(&self, token: Option<Entered>, fiber: FiberRef) {
         let here = token
             .as_ref()
@@ -283,7 +304,7 @@ impl Shared {
             return self.queue_batch(fiber);
         }
         match token {
-            // A dispatch that has ended counts as the last one until the next begins.
+            // Between two dispatches the last one still counts as running.
             Some(token) if token.carrier().current.get().is_none() => {
                 self.queue_here(&token, fiber)
             }
@@ -292,12 +313,14 @@ impl Shared {
         }
     }
 
-    /// To the worker of the caller. What a fiber wakes runs next; what the scheduler wakes, for the
-    /// sake of timers or descriptors, waits for its turn.
+    /// Queues the fiber at the caller's worker.
+    ///
+    /// A fiber woken by a fiber runs next; one that the scheduler wakes, for timers or descriptors,
+    /// waits for its turn.
     fn queue_here(&self, token: &Entered, fiber: FiberRef) {
         let worker = token.worker();
         if token.carrier().current.get().is_none() {
-            let waiting = worker.queue.len(); // the first one this worker runs itself, at once
+            let waiting = worker.queue.len(); // this worker runs the first one itself, at once
             self.push_local(worker, fiber);
             self.notify_for_backlog(worker, waiting);
         } else if let Some(behind) = worker.lifo.replace(fiber) {
@@ -306,9 +329,9 @@ impl Shared {
         }
     }
 
-    /// To the first worker that has time.
+    /// Queues the fiber for the first worker that has time.
     fn queue_for_all(&self, fiber: FiberRef) {
-        let id = fiber.id(); // from then on it may end
+        let id = fiber.id(); // after the push the fiber may end
         let thread = thread_of(fiber);
         self.global.started.push(fiber);
         let sent = self.notify_searcher(0);
@@ -318,7 +341,7 @@ impl Shared {
         self.count_wake(sent);
     }
 
-    /// Behind all fibers that compute less.
+    /// Queues the fiber behind all fibers that compute less.
     pub(crate) fn queue_batch(&self, fiber: FiberRef) {
         self.global.batch.push(fiber);
         self.notify_searcher(0);

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "looks at the stacks of parked fibers")]
-//! A text that says what every fiber of a runtime does, and what it waits for.
+//! Describes, as text, what every fiber of a runtime does and what it waits for.
 //!
-//! It is made while fibers run, so each line is true of some moment, and what is said of the stack
-//! of a fiber that has run on meanwhile may be wrong: stacks stay mapped, and the walk takes
-//! nothing in them for granted.
+//! The text is made while fibers run, so each line is true of some moment. The description of the
+//! stack of a fiber that has run meanwhile may be wrong. The walk is safe all the same: stacks stay
+//! mapped, and the walk relies on nothing in them.
 //!
 //! Fibers that hold a thread come first, and those that have not started last: where fibers wait
 //! for each other, the former are the reason.
@@ -26,11 +26,11 @@ use crate::util::loom::atomic::Ordering::Relaxed;
 /// Fibers that are listed singly; the others are counted.
 const LISTED: usize = 1000;
 
-/// In which order fibers are listed.
+/// Order in which fibers are listed.
 enum Rank {
     /// Runnable, or parked with a thread of its own.
     HoldsThread,
-    /// Parked without one.
+    /// Parked without a thread.
     Parked,
     Unstarted,
 }
@@ -46,8 +46,9 @@ impl Rank {
 }
 
 impl Shared {
-    /// One line for the runtime and one for each fiber: its state, what it waits for and since
-    /// when, and what binds it.
+    /// Describes the runtime and its fibers, in one line each.
+    ///
+    /// A fiber's line has its state, what it waits for and since when, and what binds it.
     pub(crate) fn dump(&self) -> String {
         let mut text = format!(
             "indent: {} fibers, {} of them wait for a thread to start on; {} threads: {} spare, {} frozen, \
@@ -62,7 +63,7 @@ impl Shared {
         );
         let stopped = self.stopped();
         let now = self.clock.set(Instant::now()) as u32;
-        // By what each is at one look: a fiber that starts meanwhile is not missed.
+        // Sorted by one look at each, so a fiber that starts meanwhile is not missed.
         let mut fibers: [Vec<Held>; 3] = Default::default();
         let mut all = 0;
         self.each_fiber(|fiber| {
@@ -82,7 +83,7 @@ impl Shared {
         text
     }
 
-    /// The fibers of threads that were stopped or sleep in the kernel, by id.
+    /// Returns the fibers of threads that were stopped or sleep in the kernel, by id.
     fn stopped(&self) -> HashMap<u64, &'static str> {
         let fiber = |index| {
             let carrier: &Carrier = self.carrier(index);
@@ -167,14 +168,14 @@ impl Shared {
     }
 }
 
-/// What binds a parked fiber to its thread, as far as that can be seen: a place in the code.
+/// Returns the place in the code that binds a parked fiber, if it is visible.
 fn binding(fiber: &Held) -> Option<usize> {
     let at = switch::elsewhere(fiber, None)?;
     if at.inside().is_empty() {
         return None;
     }
     let [code, sp, bp] = at.registers;
-    // SAFETY: part of a stack; stacks stay mapped. See the header for who writes to it.
+    // SAFETY: part of a stack; stacks stay mapped. The fiber may write to it: see the header.
     let stack = unsafe { Stack::new(at.stack.clone()) };
     let registers = Registers::interrupted(code, sp, bp);
     let judgement = TraceCache::new().judge(&registers, &stack, at.root);

@@ -1,29 +1,33 @@
 #![expect(unsafe_code, reason = "copies the stack of the fiber it interrupts")]
-//! Who is hogging: fibers that run for longer than a quantum, and what a report says of them.
+//! Overruns: fibers that run for longer than a quantum, and how they are reported.
 //!
-//! A fiber's *stretch* is the CPU time it has used since it last came back to the scheduler by itself,
-//! over all its freezes and thaws; of a fiber that sleeps in the kernel also the time it sleeps. When a
-//! stretch passes the quantum that is an *overrun*, and there is a *report*; the next one of the same
-//! stretch comes when it has doubled, so an endless loop makes few.
+//! A fiber's *run time* is the CPU time it has used since it last came back to the scheduler by
+//! itself, over all its freezes and thaws; of a fiber that sleeps in the kernel also the time it
+//! sleeps. When the run time passes the quantum that is an *overrun*, and there is a *report*. The
+//! next report of the same run comes when its run time has doubled, so an endless loop makes few.
 //!
-//! A fiber that is stopped in the middle stays on its carrier (S1), and a carrier begins a new stretch
-//! with each fiber it runs: so the stretch is the carrier's, two words beside its budget. One that is
-//! switched out in place takes it along ([`RunTime::put_aside`]).
+//! A fiber that is stopped in the middle stays on its carrier (S1), and a carrier begins a new run
+//! time with each fiber it runs: so the run time is kept in the carrier, two words beside its
+//! budget. A fiber that is switched out in place takes it along ([`RunTime::put_aside`]).
 //!
-//! The way of a report:
-//! 1. *Capture* ([`Carrier::note_overrun`] and its kin): on the fiber's own thread, in the handler or where
-//!    the mark went down, or by the monitor for somebody who sleeps (`outside.rs`). It claims a slot
-//!    (`slots.rs`), copies the innermost words of the stack and some numbers, and asks the collector.
-//! 2. The collector climbs the copy into addresses and adds them to a table (`table.rs`). No names.
-//! 3. If somebody listens, a thread of its own looks names up and calls (`reporter.rs`, `log.rs`).
+//! The steps of a report:
+//! 1. *Capture* ([`Carrier::note_overrun`] and similar): on the fiber's own thread, in the handler
+//!    or where preemption is enabled again, or by the monitor for a fiber that sleeps
+//!    (`outside.rs`). It claims a slot (`slots.rs`), copies the innermost words of the stack and
+//!    some numbers, and asks the collector.
+//! 2. The collector turns the copy into addresses of frames and adds them to a table (`table.rs`).
+//!    No names.
+//! 3. If there is a listener, a thread of its own looks names up and calls the listener
+//!    (`reporter.rs`, `log.rs`).
 //!
-//! Law of this file and of `slots.rs`: it runs in signal handlers (S7), with preemption disabled. No allocation,
-//! no lock, no formatting. If no slot is free the report is lost, and counted.
+//! Rules of this file and of `slots.rs`: the code runs in signal handlers (S7), with preemption
+//! disabled. No allocation, no lock, no formatting. If no slot is free the report is lost, and
+//! counted.
 //!
-//! A quantum that passes while nobody waits is *noticed*: nothing is done about it. If somebody listens the
-//! monitor sends the signal all the same, with a request to look and not to freeze (`LOOK`); else
-//! it only counts. Rejected: to look always; a program that does not ask should not get more signals
-//! for it than preemption needs (S10).
+//! A quantum that passes while no other fiber waits is *noticed*: the fiber continues to run. If
+//! there is a listener the monitor sends the signal all the same, with a request to report and not
+//! to freeze (`LOOK`); else it only counts. Rejected: to send it always; a program that does not
+//! ask for reports should not get more signals than preemption needs (S10).
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -59,11 +63,11 @@ pub(crate) enum Kind {
     /// Nothing.
     Noticed = 0,
     Freeze = 1,
-    /// A freeze in code that is not the program's.
+    /// A freeze outside the program's code.
     SuspectFreeze = 2,
-    /// It slept, and its worker went on without it.
+    /// The fiber slept, and its worker was given to another carrier.
     Detach = 3,
-    /// Switched out in place.
+    /// The fiber was switched out in place.
     InPlace = 4,
 }
 
@@ -81,7 +85,7 @@ impl Kind {
     }
 }
 
-/// How long the fiber of a carrier has run, in nanoseconds, and how long it had when it was last reported.
+/// Run time of a carrier's fiber in nanoseconds, now and at its last report.
 #[derive(Default)]
 pub(crate) struct RunTime {
     ran: AtomicU64,
@@ -89,21 +93,23 @@ pub(crate) struct RunTime {
 }
 
 impl RunTime {
-    /// Own thread: another fiber runs, or the same one anew.
+    /// Starts at zero, as another fiber runs, or the same one anew; own thread.
     #[inline]
     pub(crate) fn begin(&self) {
         self.ran.store(0, Relaxed);
         self.reported.store(0, Relaxed);
     }
 
-    /// Own thread: a part of it has ended, and lasted so long.
+    /// Adds the length of a part of the run that has ended; own thread.
     pub(crate) fn add(&self, nanos: u64) {
         let ran = self.ran.load(Relaxed).saturating_add(nanos);
         self.ran.store(ran, Relaxed);
     }
 
-    /// Own thread: the fiber is switched out without having come back by itself. When it goes on, on
-    /// whatever carrier, its stretch does as well.
+    /// Returns the run time of a fiber that is switched out in place.
+    ///
+    /// The fiber has not come back by itself. Called on the own thread. The fiber takes it up with
+    /// `resume` on whatever carrier it continues.
     pub(crate) fn put_aside(&self) -> (u64, u64) {
         (self.ran.load(Relaxed), self.reported.load(Relaxed))
     }
@@ -113,13 +119,15 @@ impl RunTime {
         self.reported.store(reported, Relaxed);
     }
 
-    /// Whether a stretch of that length is to be reported.
+    /// Returns whether a run time of `ran` is to be reported.
     fn is_due(&self, ran: u64, quantum: u64) -> bool {
         ran >= quantum && ran / 2 >= self.reported.load(Relaxed)
     }
 }
 
-/// A fiber that may be over by the time somebody asks. Records stay mapped, so it can be asked.
+/// A fiber that may be over when it is looked at.
+///
+/// Records stay mapped, so its record can be read.
 #[derive(Default)]
 pub(crate) struct MaybeGone {
     record: AtomicPtr<Record>,
@@ -132,12 +140,14 @@ impl MaybeGone {
         self.id.store(id, Relaxed);
     }
 
-    /// For [`set`](Self::set), by somebody who may look at the fiber now.
+    /// Returns the value for [`set`](Self::set).
+    ///
+    /// The caller must be allowed to look at the fiber now.
     pub(crate) fn of(fiber: FiberRef) -> (*mut Record, u64) {
         (fiber.pointer().as_ptr(), fiber.id())
     }
 
-    /// A counted reference, if it is still that fiber.
+    /// Returns a counted reference, if the record still belongs to that fiber.
     fn hold(&self) -> Option<Held> {
         // SAFETY: null, or a record: memory of slabs is never unmapped.
         let record = unsafe { self.record.load(Relaxed).as_ref() }?;
@@ -146,43 +156,47 @@ impl MaybeGone {
     }
 }
 
-/// Of one carrier: what others need to know of its fiber. In [`PreemptState`](crate::sched::preempt::freeze::Ice).
+/// What other threads need to know of a carrier's fiber.
+///
+/// Part of [`PreemptState`](crate::sched::preempt::freeze::PreemptState).
 #[derive(Default)]
 pub(crate) struct Occupant {
-    /// Who was stopped here, or fell asleep; valid while the carrier is frozen or detached.
+    /// The fiber that was stopped or fell asleep; valid while the carrier is frozen or detached.
     who: MaybeGone,
-    /// Where it was stopped.
+    /// Registers with which it was stopped.
     registers: [AtomicUsize; 3],
-    /// Since when it sleeps, by the runtime's clock.
+    /// Time at which it fell asleep, by the runtime's clock.
     slept_at: AtomicU64,
-    /// For whom somebody pressed, and in which dispatch.
+    /// The fiber for which others make room; `pressed_in` is the stamp of that dispatch.
     pressed_for: AtomicU64,
     pressed_in: AtomicU64,
-    /// The dispatch that was last counted as one nobody looked at; the monitor's own.
+    /// The last dispatch counted as unseen; monitor only.
     unseen_in: AtomicU64,
 }
 
 impl Occupant {
-    /// The fiber that was stopped here or fell asleep, while the carrier is frozen or detached.
+    /// Returns the fiber that was stopped or sleeps, while the carrier is frozen or detached.
     pub(crate) fn fiber(&self) -> Option<Held> {
         self.who.hold()
     }
 
-    /// A waker presses for this fiber in a dispatch of the carrier's worker.
+    /// Records that a waker needs room for this fiber, in a dispatch of the carrier's worker.
     pub(crate) fn has_urgent(&self, fiber: u64, stamp: u64) {
         self.pressed_for.store(fiber, Relaxed);
         self.pressed_in.store(stamp, Relaxed);
     }
 }
 
-/// What a runtime knows of overruns.
+/// State of a runtime's overrun reports.
 pub(crate) struct Reports {
-    /// Made by the collector when the first dispatch has lasted for a tick: few programs need them.
+    /// Made by the collector when the first dispatch has lasted for a tick.
+    ///
+    /// Few programs need them.
     slots: OnceLock<Slots>,
     pub(crate) lost: AtomicU64,
-    /// Overruns that nobody looked at.
+    /// Overruns that were counted, but not captured.
     pub(crate) unseen: AtomicU64,
-    /// Somebody wants to know.
+    /// Whether there is a listener.
     listens: AtomicBool,
     pub(crate) reporter: std::sync::Arc<Reporter>,
 }
@@ -207,15 +221,18 @@ impl Reports {
         self.listens.store(true, SeqCst);
     }
 
-    /// On the collector's thread.
+    /// Allocates the slots; called on the collector's thread.
     fn make_slots(&self) {
         self.slots.get_or_init(Slots::new);
     }
 }
 
 impl Carrier {
-    /// Own thread, preemption disabled, in the middle of a fiber: it is being stopped, and this slice of it ended,
-    /// of which `note_slice` has told. What to [report](Self::report), if it has run for too long.
+    /// Records where the fiber is stopped, and returns what to report of it.
+    ///
+    /// Called on the own thread with preemption disabled, in the middle of a fiber, when
+    /// `note_slice` has recorded the slice that ends here. Returns facts to [report](Self::report)
+    /// if the fiber has run for too long.
     pub(crate) fn stops(
         &self,
         worker: Option<&Worker>,
@@ -236,8 +253,10 @@ impl Carrier {
         self.overrun(kind, worker, self.run_time.ran.load(Relaxed))
     }
 
-    /// Own thread, preemption disabled, in the middle of a fiber, at these registers: reports it if it has run for too
-    /// long. `InPlace` ends a slice; `Noticed` does not.
+    /// Reports the fiber if it has run for too long.
+    ///
+    /// Called on the own thread with preemption disabled, in the middle of a fiber, at these
+    /// registers. `InPlace` ends a slice; `Noticed` does not.
     pub(crate) fn note_overrun(&self, kind: Kind, registers: [usize; 3]) {
         let began = self.preempt.cpu_began.load(Relaxed);
         let slice = sys::thread::cpu_time().saturating_sub(began);
@@ -253,7 +272,7 @@ impl Carrier {
         }
     }
 
-    /// What is to be said of a stretch that has lasted so long, if anything.
+    /// Returns the facts to report of a run time of `ran`, if it is due.
     fn overrun(&self, kind: Kind, worker: Option<&Worker>, ran: u64) -> Option<Facts> {
         let quantum = nanos(self.shared().settings.quantum);
         (self.run_time.is_due(ran, quantum)).then(|| self.facts(kind, worker, ran))
@@ -278,23 +297,28 @@ impl Carrier {
         }
     }
 
-    /// Own thread, preemption disabled: the copy, and then the collector's turn.
+    /// Captures the stack, and asks the collector to report it.
+    ///
+    /// Called on the own thread with preemption disabled.
     pub(crate) fn report(&self, facts: Facts, registers: [usize; 3]) {
         let Some(fiber) = self.current.get() else {
             return;
         };
-        // SAFETY: its own thread, and it does not go on before the copy is taken.
+        // SAFETY: its own thread, and it does not continue before the copy is taken.
         let at = unsafe { switch::running(fiber, registers) };
-        // SAFETY: the part of the stack that it uses; nobody else writes to it. Where the stack pointer
-        // is elsewhere (on a stack of the program's own) the part is empty, and nothing is read.
+        // SAFETY: the part of the stack that it uses; no other thread writes to it. Where the stack
+        // pointer is elsewhere (on a stack of the program's own) the part is empty, and nothing is
+        // read.
         let stack = unsafe { Stack::new(at.inside()) };
         let [code, sp, bp] = registers;
         let start = Registers::interrupted(code, sp, bp);
         self.file(facts, fiber.hold(), (&start, &stack, code), || true);
     }
 
-    /// Any thread that has taken all the facts: puts them into a slot, with a copy of the stack, which is
-    /// good if `still` says so afterwards.
+    /// Puts the facts into a slot, with a copy of the stack.
+    ///
+    /// May be called on any thread that has all the facts. The copy is valid if `still` returns
+    /// true afterwards.
     fn file(
         &self,
         facts: Facts,
@@ -304,10 +328,10 @@ impl Carrier {
     ) {
         let shared = self.shared();
         let Some(slots) = shared.reports.slots.get() else {
-            return shared.ask_for_reports(); // too early; it comes again
+            return shared.ask_for_reports(); // too early; the report is due again later
         };
         if !still() {
-            return; // it has gone on, and another fiber may be here
+            return; // it has continued, and another fiber may be here
         }
         self.run_time.reported.store(facts.ran, Relaxed);
         if slots.put(facts, fiber, (start, stack, code), still) {
@@ -319,8 +343,9 @@ impl Carrier {
 }
 
 impl Shared {
-    /// How many fibers wait for this worker, or for any: those that others come before apart. What can be
-    /// seen without a lock.
+    /// Counts the fibers that wait for this worker or for any worker: interactive and batch.
+    ///
+    /// Counts what is visible without a lock.
     fn how_many_wait(&self, worker: Option<&Worker>) -> (usize, usize) {
         let mut interactive =
             self.global.unstarted.len() + self.global.started.len() + self.wanted.len();

@@ -33,7 +33,7 @@ use crate::util::loom::atomic;
 
 /// Entries of the table. Parks that find no entry are counted without a key.
 const ENTRIES: usize = 512;
-/// In a fiber's record: no entry.
+/// Number of a fiber that has no entry, in its record.
 const NONE: u16 = u16::MAX;
 /// Entries that are tried for a key.
 const PROBES: u64 = 8;
@@ -45,7 +45,7 @@ pub(crate) enum Cause {
     Frame(usize),
     /// The address of a thread-local is in a register of the fiber.
     InRegister,
-    /// It is in a thread-local of the fiber, so far from the thread pointer.
+    /// The address is in a thread-local of the fiber, at this offset from the thread pointer.
     InLocal(isize),
     /// The fiber is pinned.
     Pin,
@@ -56,10 +56,10 @@ pub(crate) enum Cause {
 }
 
 impl Cause {
-    /// In a word: it is in a thread-local. Addresses of code have no such bit.
+    /// Flag in a word: the address is in a thread-local. Addresses of code have no such bit.
     const IN_LOCAL: usize = 1 << 62;
 
-    /// Addresses of code are larger than these numbers.
+    /// Encodes the cause. Addresses of code are larger than the numbers used here.
     fn to_word(self) -> usize {
         match self {
             Cause::Frame(address) => address,
@@ -78,7 +78,8 @@ impl Cause {
             3 => Cause::Setting,
             4 => Cause::InRegister,
             word if word & Cause::IN_LOCAL != 0 => {
-                Cause::InLocal(-((word & !Cause::IN_LOCAL) as isize)) // they lie below it
+                // thread-locals lie below the thread pointer
+                Cause::InLocal(-((word & !Cause::IN_LOCAL) as isize))
             }
             address => Cause::Frame(address),
         }
@@ -96,14 +97,16 @@ struct Entry {
     logged: AtomicBool,
 }
 
-/// The parks of bound fibers of one runtime.
+/// Counts of the parks of bound fibers of one runtime.
 pub(crate) struct BoundParks {
     entries: Box<[Entry]>,
     /// Parks that found no entry.
     others: AtomicU64,
     /// Parks before the program's code had been read.
     unjudged: AtomicU64,
-    /// Lines that were printed: two places in one function make the same line. Taken by no worker.
+    /// Lines that were printed, since two places in one function make the same line.
+    ///
+    /// No worker locks it.
     printed: Mutex<Vec<String>>,
 }
 
@@ -117,7 +120,7 @@ pub(crate) struct BoundSite {
     pub(crate) threads: usize,
 }
 
-/// A report without names.
+/// A report without names of functions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BoundReport {
     pub(crate) sites: Vec<BoundSite>,
@@ -135,8 +138,10 @@ impl BoundParks {
         }
     }
 
-    /// Counts a park. Returns the number of the entry, if there is room for one, and whether this
-    /// is its first park.
+    /// Counts a park.
+    ///
+    /// Returns the number of the entry, if there is room for one, and whether this is its first
+    /// park.
     fn count(&self, location: &'static Location<'static>, cause: Cause) -> (Option<u16>, bool) {
         let key = key(location, cause);
         for probe in 0..PROBES {
@@ -186,9 +191,10 @@ fn key(location: &'static Location<'static>, cause: Cause) -> u64 {
 }
 
 impl Shared {
-    /// Counts a fiber that is about to park and keeps its thread, or that has parked and was found
-    /// to be bound since. `place` is the frame that binds it, if one does. The fiber is the
-    /// caller's (I1).
+    /// Counts a park of a fiber that keeps its thread.
+    ///
+    /// The fiber is about to park, or it has parked and was found to be bound since. `place` is the
+    /// frame that binds it, if one does. The fiber is the caller's (I1).
     #[inline(never)]
     pub(crate) fn count_bound_park(&self, fiber: FiberRef, place: Option<usize>) {
         let cause = match verdict::noted(&fiber) {
@@ -203,7 +209,7 @@ impl Shared {
         self.count_bound_cause(fiber, cause);
     }
 
-    /// The same where the cause is known.
+    /// Counts a park whose cause is known.
     pub(crate) fn count_bound_cause(&self, fiber: FiberRef, cause: Cause) {
         let (entry, first) = self.bound_parks.count(fiber.location(), cause);
         let entry = entry.unwrap_or(NONE);
@@ -213,14 +219,16 @@ impl Shared {
         }
     }
 
-    /// Why a fiber was bound when it last parked as a bound one, if there was room to note it.
+    /// Returns what bound the fiber at its last park as a bound one.
+    ///
+    /// `None` if there was no room to note it.
     pub(crate) fn last_cause(&self, fiber: &Record) -> Option<Cause> {
         let index = usize::from(fiber.bound_entry.load(atomic::Ordering::Relaxed));
         let entry = self.bound_parks.entries.get(index)?;
         Some(Cause::of_word(entry.cause.load(Relaxed)))
     }
 
-    /// The parks of bound fibers so far, and the threads that they keep now.
+    /// Returns the parks of bound fibers so far, and the threads they keep now.
     pub(crate) fn bound_report(&self) -> BoundReport {
         let mut threads = [0; ENTRIES];
         self.each_fiber(|fiber| {
@@ -242,7 +250,7 @@ impl Shared {
         report
     }
 
-    /// On the collector's thread, or at the end: reports entries that are new.
+    /// Reports new entries; called on the collector's thread, or at shutdown.
     pub(crate) fn log_bound(&self) {
         let Some(line_of) = self.settings.log_bound else {
             return;
@@ -287,7 +295,7 @@ mod tests {
         }
         let mut counts: Vec<_> = sites(&table).iter().map(|site| site.parks).collect();
         counts.sort_unstable();
-        // One or two sites, as the compiler likes.
+        // One or two sites, depending on the compiler.
         assert!(counts == [1, 1, 1, 2] || counts == [1, 1, 3], "{counts:?}");
     }
 

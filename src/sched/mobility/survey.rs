@@ -1,7 +1,7 @@
-//! The runtime's part in reading the program's code, from which it knows what binds fibers.
+//! The runtime's part in reading the program's code, which shows what binds fibers.
 //!
-//! The collector has it read, by a thread that belongs to the process, and looks again at all
-//! parked fibers when that is done.
+//! The collector has the code read by a thread that belongs to the process, and judges all parked
+//! fibers again when that is done.
 
 use std::sync::atomic::{
     AtomicBool,
@@ -15,11 +15,12 @@ use crate::sched::Shared;
 use crate::sched::background::helper::STUDY;
 use crate::sys::stderr;
 
-/// How often the collector looks whether the program's code has been read.
+/// How often the collector checks whether the program's code has been read.
 const STUDY_PAUSE: Duration = Duration::from_millis(2);
 
-/// What the runtime knows of the program's machine code, from which it finds out which fibers may
-/// change threads; see
+/// State of the survey: how far the program's machine code has been read.
+///
+/// The runtime finds out from it which fibers may change threads; see
 /// [`Handle::wait_until_surveyed`](crate::runtime::Handle::wait_until_surveyed).
 ///
 /// ```
@@ -38,8 +39,10 @@ pub enum Survey {
     Pending,
     /// All code has been read, and all parked fibers have been judged.
     Done,
-    /// The same, but functions have no names: the program was stripped, or its file cannot be read.
-    /// Nearly every fiber counts as bound, for good.
+    /// Like `Done`, but functions have no names.
+    ///
+    /// The program was stripped, or its file cannot be read. Nearly every fiber counts as bound,
+    /// for good.
     NoSymbols,
     /// Reading the code failed. Every started fiber counts as bound, for good.
     Failed,
@@ -67,9 +70,9 @@ impl Shared {
         None
     }
 
-    /// What is known of the program's code.
+    /// Returns the state of the survey.
     pub(crate) fn survey(&self) -> Survey {
-        // Without the collector no fiber is looked at again, and a survey may not have begun.
+        // Without the collector no fiber is judged again, and a survey may not have begun.
         let looked = self.watchers.judged_again.load(SeqCst);
         match frames::judge() {
             _ if frames::has_failed() => Survey::Failed,
@@ -81,8 +84,9 @@ impl Shared {
         }
     }
 
-    /// On the collector's thread: says once in a process what it costs that functions have no
-    /// names.
+    /// Reports what missing function names cost, once per process.
+    ///
+    /// Called on the collector's thread.
     fn report_missing_symbols(&self) {
         static SAID: AtomicBool = AtomicBool::new(false);
         if self.settings.warn_stripped && !SAID.swap(true, SeqCst) {
@@ -96,7 +100,9 @@ impl Shared {
     }
 }
 
-/// On the collector's thread: reports once in a process which declarations fit nothing.
+/// Reports declarations that match nothing, once per process.
+///
+/// Called on the collector's thread.
 fn report_misfits(misfits: &[Misfit]) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if misfits.is_empty() || SAID.swap(true, SeqCst) {

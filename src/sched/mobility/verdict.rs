@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "looks at the stacks of fibers that are switched out"
 )]
-//! Whether a switched-out fiber may go on on another thread.
+//! Decides whether a switched-out fiber may continue on another thread.
 //!
 //! A fiber is judged when it has switched out, on its own thread, before any other thread can get
 //! hold of it; the result is noted in its record and holds until it runs again. It is *movable* if
@@ -44,13 +44,15 @@ use crate::util::loom::atomic;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Mobility {
-    /// The program's code has not been read yet. While it is parked it keeps its thread, as a bound
-    /// fiber does.
+    /// The program's code has not been read yet.
+    ///
+    /// While the fiber is parked it keeps its thread, as a bound fiber does.
     Unjudged = 0,
-    /// Its frames may hold something of its thread. While it is parked it keeps its thread, and
-    /// shares it with no other fiber.
+    /// Its frames may hold something of its thread.
+    ///
+    /// While the fiber is parked it keeps its thread, and shares it with no other fiber.
     Bound = 1,
-    /// It holds nothing of its thread, and goes on on any.
+    /// It holds nothing of its thread, and continues on any thread.
     Movable = 2,
 }
 
@@ -72,9 +74,9 @@ impl Mobility {
     }
 }
 
-/// For tests that must be able to fail: nothing binds.
+/// Setting for tests that must be able to fail: nothing binds.
 static TRUST: AtomicBool = AtomicBool::new(false);
-/// For tests of many threads: everything binds.
+/// Setting for tests of many threads: everything binds.
 static DISTRUST: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn trust_everything(trust: bool) {
@@ -89,8 +91,9 @@ pub(crate) fn bind_everything(bind: bool) {
     DISTRUST.store(bind, Relaxed);
 }
 
-/// Judges a fiber that has just switched out, on its own thread, and notes the result. Returns the
-/// place in the code that binds it, if one does.
+/// Judges a fiber that has just switched out, and notes the result.
+///
+/// Called on the fiber's own thread. Returns the place in the code that binds it, if one does.
 ///
 /// # Safety
 /// It is started, switched out and the caller's (I1).
@@ -103,19 +106,22 @@ pub(crate) unsafe fn judge(fiber: FiberRef, traces: &mut TraceCache) -> Option<u
     judgement.binding
 }
 
-/// In the byte of a record that says whether a fiber may change threads: the lower bits are a
-/// [`Mobility`], the others say whether it is looked at.
+/// Bits of a record's mobility byte that hold a [`Mobility`].
+///
+/// The other bits say whether the fiber is searched for addresses.
 const MOBILITY: u8 = 3;
 /// Its outermost function may have been left with the address of a thread-local.
 const NEAR: u8 = 4;
-/// It cannot have been.
+/// Its outermost function cannot have been left with such an address.
 const APART: u8 = 8;
-/// It has left its thread at an instruction, and has not gone on.
+/// The fiber has left its thread at an instruction, and has not continued yet.
 const LEFT: u8 = 16;
 
-/// Looks for addresses of thread-locals in what a fiber has whose frames say that it is movable,
-/// and binds it if there is one (`fiber/locals/scan.rs`). Returns what was found. `thread` is the
-/// one the fiber has run on: its values are in place there, or it has none.
+/// Searches a movable fiber for addresses of thread-locals, and binds it if there is one.
+///
+/// Only fibers whose frames say that they are movable are searched (`fiber/locals/scan.rs`).
+/// Returns what was found. `thread` is the one the fiber has run on: the fiber's thread-locals are
+/// in place there, or it has none.
 ///
 /// # Safety
 /// As for `judge`.
@@ -129,6 +135,8 @@ pub(crate) unsafe fn look(fiber: FiberRef, thread: &Carrier) -> Option<Cause> {
     unsafe { look_closely(fiber, thread) }
 }
 
+/// Searches the fiber's noted registers and thread-locals, and binds it if an address is found.
+///
 /// # Safety
 /// As for `judge`.
 #[inline(never)]
@@ -141,7 +149,7 @@ unsafe fn look_closely(fiber: FiberRef, thread: &Carrier) -> Option<Cause> {
     found
 }
 
-/// Searches the registers that are noted here, and the thread-locals of a thread.
+/// Searches the noted registers, and the thread-locals of a thread.
 ///
 /// # Safety
 /// The registers are there, and the fiber does not run on meanwhile.
@@ -156,8 +164,9 @@ unsafe fn search(fiber: FiberRef, thread: &Carrier, noted: Range<usize>) -> Opti
     thread.block.find_in_locals().map(Cause::InLocal)
 }
 
-/// Whether the fiber may have the address of a thread-local at all, by its outermost function. It
-/// is the caller's (I1).
+/// Returns whether the fiber may have the address of a thread-local at all.
+///
+/// Its outermost function decides. The fiber is the caller's (I1).
 fn is_near(fiber: FiberRef) -> bool {
     let noted = fiber.mobility.load(atomic::Ordering::Relaxed);
     if noted & (NEAR | APART) != 0 {
@@ -174,7 +183,7 @@ fn is_near(fiber: FiberRef) -> bool {
     near
 }
 
-/// The name of the thread-local that is so far from the thread pointer.
+/// Returns the name of the thread-local at this offset from the thread pointer.
 pub(crate) fn local_around(offset: isize) -> Option<String> {
     let all = ThreadLocals::of_executable().ok()?;
     let mut holding = all
@@ -190,6 +199,8 @@ fn note(fiber: FiberRef, mobility: Mobility) {
     noted.store(others | mobility as u8, atomic::Ordering::Relaxed);
 }
 
+/// Returns where a switched-out fiber stands: registers, stack and root.
+///
 /// # Safety
 /// As for `judge`.
 #[inline]
@@ -200,6 +211,8 @@ unsafe fn suspended(fiber: FiberRef) -> (Registers, Stack, usize) {
     unsafe { parts(at) }
 }
 
+/// Splits a suspended fiber into registers, stack and root.
+///
 /// # Safety
 /// The fiber is switched out or the caller's own.
 #[inline]
@@ -210,7 +223,7 @@ unsafe fn parts(at: switch::Suspended) -> (Registers, Stack, usize) {
     (Registers::interrupted(ip, sp, bp), stack, at.root)
 }
 
-/// Whether the calling fiber may change threads where it stands now, and what binds it.
+/// Returns whether the calling fiber may change threads here, and what binds it.
 #[inline(never)]
 pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
     if std::thread::panicking() {
@@ -219,7 +232,7 @@ pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
     let Some(here) = context::here() else {
         return (Mobility::Bound, None);
     };
-    // In this frame, where the look finds them.
+    // In this frame, where the search finds them.
     let mut registers = [0; 8];
     arch::note_registers(&mut registers);
     let [first @ .., _, _, _, _, _] = registers;
@@ -253,19 +266,21 @@ pub(crate) fn of_caller() -> (Mobility, Option<Cause>) {
     (mobility, cause)
 }
 
-/// Notes of a fiber that was interrupted what its frames allow, as was found there.
+/// Notes what the frames of an interrupted fiber allow.
 pub(crate) fn note_interrupted(fiber: FiberRef, found: frames::Mobility) {
     note(fiber, Mobility::known(found));
 }
 
-/// Notes of a fiber that it leaves its thread at an instruction, and may go on anywhere.
+/// Notes that the fiber leaves its thread at an instruction, and may continue on any thread.
 pub(crate) fn note_left(fiber: FiberRef) {
     note(fiber, Mobility::Movable);
     let noted = fiber.mobility.load(atomic::Ordering::Relaxed);
     (fiber.mobility).store(noted | LEFT, atomic::Ordering::Relaxed);
 }
 
-/// Whether a fiber that is about to run has left its thread at an instruction. Clears the note.
+/// Returns whether a fiber that is about to run has left its thread at an instruction.
+///
+/// Clears the note.
 #[inline]
 pub(crate) fn takes_left(fiber: FiberRef) -> bool {
     let noted = fiber.mobility.load(atomic::Ordering::Relaxed);
@@ -275,14 +290,15 @@ pub(crate) fn takes_left(fiber: FiberRef) -> bool {
     noted & LEFT != 0
 }
 
-/// Notes of a fiber that parks inside its own frames that it is bound (S3), whatever they hold.
+/// Notes that a fiber which parks inside its own frames is bound (S3), whatever they hold.
 pub(crate) fn note_bound(fiber: FiberRef) {
     note(fiber, Mobility::Bound);
 }
 
 impl Shared {
-    /// Whether verdicts hold for fibers of this runtime: they may rely on thread-locals that go
-    /// with the fiber.
+    /// Returns whether verdicts hold for fibers of this runtime.
+    ///
+    /// Verdicts may rely on thread-locals that go with the fiber.
     #[inline]
     pub(crate) fn trusts_verdicts(&self) -> bool {
         self.settings.own_locals
@@ -290,7 +306,7 @@ impl Shared {
     }
 }
 
-/// What was noted when a fiber last switched out.
+/// Returns what was noted when the fiber last switched out.
 pub(crate) fn noted(fiber: &Record) -> Mobility {
     match fiber.mobility.load(atomic::Ordering::Relaxed) & MOBILITY {
         movable if movable == Mobility::Movable as u8 => Mobility::Movable,
@@ -299,14 +315,15 @@ pub(crate) fn noted(fiber: &Record) -> Mobility {
     }
 }
 
-/// Whether it was noted that the fiber may go on anywhere.
+/// Returns whether the fiber is noted as movable and is not pinned.
 #[inline]
 pub(crate) fn is_movable(fiber: FiberRef) -> bool {
     noted(&fiber) == Mobility::Movable && fiber.pins.load(atomic::Ordering::Relaxed) == 0
 }
 
-/// Whether a fiber that has not started is known to be movable at every park: its first function
-/// leads to nothing that belongs to a thread.
+/// Returns whether an unstarted fiber is known to be movable at every park.
+///
+/// That is so if its first function leads to nothing that belongs to a thread.
 ///
 /// # Safety
 /// It is the caller's (I1).
@@ -319,8 +336,9 @@ pub(crate) unsafe fn starts_movable(fiber: FiberRef) -> bool {
     TRUST.load(Relaxed) || frames::mobility_of(entry) == Some(frames::Mobility::Movable)
 }
 
-/// Looks again at a fiber of which too little was known when it switched out. True if it is
-/// movable.
+/// Judges an unjudged fiber again; true if it is movable.
+///
+/// For a fiber of which too little was known when it switched out.
 ///
 /// # Safety
 /// It is started, switched out and the caller's (I1).
@@ -344,10 +362,10 @@ pub(crate) unsafe fn may_move_after_all(shared: &Shared, fiber: FiberRef) -> boo
 }
 
 impl Shared {
-    /// On the collector's thread, when all code has been read: looks at all parked fibers that are
-    /// unjudged, and sets the threads of movable ones free.
+    /// Judges all unjudged parked fibers again, and frees the threads of movable ones.
     ///
-    /// A fiber is taken out of its park for as long: it is as if it were about to park once more.
+    /// Called on the collector's thread, when all code has been read. A fiber is taken out of its
+    /// park for as long: it is as if it were about to park once more.
     pub(crate) fn judge_again(&self) {
         let mut traces = TraceCache::new();
         self.each_fiber(|held| {
@@ -360,8 +378,8 @@ impl Shared {
                 return; // it runs, or will be judged when it does
             }
             if !fiber.blocks_carrier() {
-                // SAFETY: by `reopen_park` it is ours, switched out, as between its switch and the
-                // commit.
+                // SAFETY: by `reopen_park` the fiber is ours, switched out, as between its switch
+                // and the commit.
                 let place = unsafe { judge(fiber, &mut traces) };
                 let thread = wake::thread_of(fiber);
                 // SAFETY: as above.

@@ -1,16 +1,17 @@
-//! Who computes much and who does not: an order for the queues, and nothing more.
+//! Classifies fibers by how much they compute: an order for the queues, nothing more.
 //!
-//! A fiber's *heat* says how much it computes between two parks. Nobody reads a clock for it: the monitor
-//! notes the dispatches it has seen for a tick and more, and a freeze knows how long its fiber ran. When the
-//! fiber switches out, what was noted is added; each park takes a quarter away. So 9 ms between two parks
-//! make a fiber hot after one or two of them, and one park does not wash it clean. A hot fiber is *batch*:
-//! it is served when nobody else waits, and has a share guaranteed (`Shared::owe_batch`).
+//! A fiber's *CPU score* measures how much it computes between two parks. It needs no clock: the
+//! monitor notes the dispatches it has seen for a tick and more, and a freeze knows how long its
+//! fiber ran. When the fiber switches out, the noted ticks are added; each park takes a quarter
+//! away. So 9 ms between two parks give a fiber a high score after one or two of them, and one park
+//! does not remove it. A fiber with a high score is *batch*: it is served when no other fiber
+//! waits, and has a guaranteed share (`Shared::owe_batch`).
 //!
 //! A *site* is a place in the program that spawns fibers. It is good if fibers from there ended
-//! without getting hot, with few exceptions. That is no property of the fiber that comes next (one
-//! accept loop spawns pings and crunches alike), so it only orders starts: while many threads are
-//! frozen, starts from sites whose fibers got hot are deferred, then those from sites that are not
-//! known to be good (`starts.rs`).
+//! without becoming batch, with few exceptions. That does not predict the next fiber (one accept
+//! loop spawns short and long ones alike), so it only orders starts: while many threads are frozen,
+//! starts from sites whose fibers became batch are deferred, then those from sites that are not
+//! known to be good (`admission.rs`).
 
 use std::panic::Location;
 use std::ptr;
@@ -22,18 +23,18 @@ use std::sync::atomic::{
 use crate::fiber::Record;
 use crate::util::loom::atomic;
 
-/// Heat of a fiber that is batch: so many ticks of computing, more or less.
+/// CPU score of a batch fiber: about so many ticks of computing.
 const BATCH: u8 = 8;
-/// No fiber gets hotter: ten parks or so cool it down.
+/// Greatest CPU score; about ten parks bring it down.
 const HIGHEST: u8 = 64;
 
-/// Whether others come first.
+/// Returns whether other fibers come first.
 #[inline]
 pub(crate) fn is_batch(fiber: &Record) -> bool {
     fiber.cpu_score.load(atomic::Ordering::Relaxed) >= BATCH
 }
 
-/// It has computed for so many ticks. True if that made it batch.
+/// Adds ticks of computing to the score; true if that made the fiber batch.
 pub(crate) fn raise_score(fiber: &Record, ticks: u64) -> bool {
     let before = fiber.cpu_score.load(atomic::Ordering::Relaxed);
     let ticks = u8::try_from(ticks).unwrap_or(HIGHEST);
@@ -46,14 +47,16 @@ pub(crate) fn raise_score(fiber: &Record, ticks: u64) -> bool {
     became
 }
 
-/// It has just had its time, however little that was: until it parks others come before it.
+/// Makes the fiber batch until it parks.
+///
+/// It has just had its time, however short that was.
 pub(crate) fn be_batch(fiber: &Record) {
     let cpu_score = fiber.cpu_score.load(atomic::Ordering::Relaxed);
     let higher = cpu_score.saturating_add(1).clamp(BATCH, HIGHEST);
     fiber.cpu_score.store(higher, atomic::Ordering::Relaxed);
 }
 
-/// It parks.
+/// Lowers the score of a fiber that parks.
 #[inline]
 pub(crate) fn lower_score(fiber: &Record) {
     let cpu_score = fiber.cpu_score.load(atomic::Ordering::Relaxed);
@@ -63,11 +66,12 @@ pub(crate) fn lower_score(fiber: &Record) {
     }
 }
 
-/// Fibers that came from one site and ended, and how many of those, or of those still alive, got hot. Both
-/// are halved when they get large.
+/// Counts of the fibers of one site: those that ended, and those that became batch.
+///
+/// A live fiber that became batch is counted already. Both counts are halved when they get large.
 struct Site {
     location: AtomicUsize,
-    /// Ended in the lower half, hot in the upper.
+    /// Ended fibers in the lower half, batch fibers in the upper.
     counts: AtomicU32,
 }
 
@@ -78,17 +82,17 @@ static SITES: [Site; ROOM] = [const {
         counts: AtomicU32::new(0),
     }
 }; ROOM];
-/// So many places of the table are looked at; a site that finds none is never known.
+/// Entries of the table that are tried; a site that finds none stays unknown.
 const PROBES: usize = 8;
-/// Ends after which a site can be good.
+/// Ended fibers after which a site can be good.
 const ENOUGH: u32 = 8;
-/// More than one hot fiber in so many is too much.
+/// A site is bad if more than one in so many fibers became batch.
 const RATIO: u32 = 8;
-/// Ends that are counted; then all is known, until somebody gets hot.
+/// Ended fibers to count; later ones count only once a fiber has become batch.
 const COUNTED: u32 = 64;
 const MOST: u32 = 0x4000;
 
-/// One site, or none if there is no room.
+/// A site, or none if the table has no room.
 #[derive(Clone, Copy)]
 pub(crate) struct Sites(Option<&'static Site>);
 
@@ -113,7 +117,7 @@ impl Sites {
         Sites(None)
     }
 
-    /// Fibers from here come to their end without computing much.
+    /// Returns whether fibers from here end without computing much.
     #[inline]
     pub(crate) fn is_good(self) -> bool {
         self.0.is_some_and(|site| {
@@ -123,7 +127,7 @@ impl Sites {
         })
     }
 
-    /// Fibers from here compute much, more often than not.
+    /// Returns whether more fibers from here than one in `RATIO` became batch.
     pub(crate) fn is_bad(self) -> bool {
         self.0.is_some_and(|site| {
             let counts = site.counts.load(Relaxed);
@@ -131,7 +135,7 @@ impl Sites {
         })
     }
 
-    /// A fiber from here has ended.
+    /// Counts a fiber from here that has ended.
     #[inline]
     pub(crate) fn ended(self) {
         if let Some(site) = self.0 {
@@ -142,7 +146,7 @@ impl Sites {
         }
     }
 
-    /// A fiber from here has become batch.
+    /// Counts a fiber from here that has become batch.
     fn overran(self) {
         if let Some(site) = self.0 {
             add(site, 1 << 16);

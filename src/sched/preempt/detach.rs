@@ -1,24 +1,24 @@
 #![expect(unsafe_code, reason = "takes workers from carriers that sleep")]
-//! Carriers that sleep in the kernel under a fiber, and those that run without a worker.
+//! Detaches carriers whose threads sleep in the kernel, and watches those without a worker.
 //!
-//! A fiber that calls something which blocks takes its thread with it, not its worker: the monitor
-//! sees the thread asleep, takes the worker away (`owner.rs`) and gives it to a spare. The carrier
-//! is *detached*. When it wakes it just goes on; at its next blocking call it asks for a worker. If
-//! it goes on computing instead it runs beside the workers, without a right to: the monitor
-//! interrupts it at its next look, and it freezes and waits for its turn like the others. So at no
-//! time does a fiber compute unwatched. With preemption off threads that sleep are detached all the
-//! same, because other fibers may have to run before they can wake; one that computes afterwards is
-//! not interrupted, and runs beside the workers until its next blocking call.
+//! A fiber that calls something which blocks keeps its thread, not its worker: the monitor sees the
+//! thread asleep, takes the worker away (`owner.rs`) and gives it to a spare. The carrier is
+//! *detached*. When the thread wakes it just continues; at its next blocking call it asks for a
+//! worker. If it computes instead it runs beside the workers, without the right to: the monitor
+//! interrupts it at its next look, and it freezes and waits for its turn like the others. So no
+//! fiber ever computes unobserved. With preemption switched off, threads that sleep are detached
+//! all the same, because other fibers may have to run before they can wake. One that computes
+//! afterwards is not interrupted, and runs beside the workers until its next blocking call.
 //!
-//! All of this runs on the monitor's thread and keeps its law.
+//! All of this runs on the monitor's thread and follows its rules.
 //!
-//! **Rotation** ([S9]). A frozen fiber may hold a lock that others need: the allocator's, a mutex
-//! of the program. If a worker makes no progress although it runs no fiber, or a carrier waits for
-//! another thread inside the kernel, frozen carriers are *released* for about a tick each, without
-//! a worker, as many at a time as there are workers: suspects first, then the newest. They are
-//! interrupted again like any other that runs without a worker. A carrier that waits for another
-//! thread mostly waits for something else, so after each round the pause before the next one
-//! doubles, until another carrier begins to wait.
+//! **Rotation** ([S9]). A frozen fiber may hold a lock that others need: the allocator's, or a
+//! mutex of the program. Frozen carriers are *released* if a worker makes no progress although it
+//! runs no fiber, or if a carrier waits for another thread inside the kernel. They run for about a
+//! tick each, without a worker, as many at a time as there are workers: suspects first, then the
+//! newest. They are interrupted again like any other carrier that runs without a worker. A carrier
+//! that waits for another thread mostly waits for something other than such a lock. So after each
+//! round the pause before the next one doubles, until another carrier begins to wait.
 //!
 //! [S9]: docs/invariants.md
 
@@ -38,27 +38,30 @@ use crate::sched::workers::worker::Worker;
 use crate::sys::{membarrier, stderr};
 
 impl Carrier {
-    /// On the monitor's thread: how much it has computed so far.
+    /// Records how much CPU time the thread has used; called on the monitor's thread.
     pub(crate) fn note_cpu(&self) {
         let cpu = self.thread.cpu_time().map_or(0, nanos);
         self.preempt.cpu.store(cpu, Relaxed);
         self.preempt.cpu_began.store(cpu, Relaxed);
     }
 
-    /// What the clock of its thread will have said so long ago, if it has run since.
+    /// Returns the thread's CPU clock as it was `time` ago, if the thread has run since.
     pub(crate) fn cpu_before(&self, time: Duration) -> u64 {
         let cpu = self.thread.cpu_time().unwrap_or_default();
         nanos(cpu.saturating_sub(time))
     }
 
-    /// Whether the kernel has its thread off the CPU at this moment, as a proof (`owner.rs`). To be
-    /// asked on another thread.
+    /// Proves that the kernel has the thread off the CPU at this moment (`owner.rs`).
+    ///
+    /// Must be called on another thread.
     pub(crate) fn sleeps(&self) -> bool {
         self.thread.system_call().is_some()
     }
 
-    /// On the monitor's thread: whether it has computed for some time since it was last seen asleep. One
-    /// that wakes for a moment between two sleeps would be hit in the second (S10).
+    /// Returns whether the thread has computed for some time since it was last seen asleep.
+    ///
+    /// Called on the monitor's thread. A thread that wakes for a moment between two sleeps would be
+    /// hit in the second (S10).
     fn has_computed(&self) -> bool {
         let cpu = self.thread.cpu_time().map_or(u64::MAX, nanos);
         cpu.saturating_sub(self.preempt.cpu.load(Relaxed)) >= GRACE.as_nanos() as u64
@@ -80,11 +83,12 @@ impl Shared {
         };
         let meanwhile = || {
             carrier.note_sleeper();
-            self.detached.set(carrier.index); // before it can ask for another one
+            self.detached.set(carrier.index); // before it can ask for another worker
         };
-        // Perhaps not `worker` any more but the one this carrier holds now: as good.
+        // Possibly not `worker` any more but the one this carrier holds now, which serves equally
+        // well.
         let Some((taken, ())) = carrier.owner.take(|| carrier.sleeps(), meanwhile) else {
-            carrier.parker.notify(); // given back: in case it noticed
+            carrier.parker.notify(); // the worker is back: wake the thread in case it missed it
             self.unclaim(receiver);
             return false;
         };
@@ -98,13 +102,14 @@ impl Shared {
         true
     }
 
-    /// At a tick: those who run without a worker are to freeze.
+    /// Asks carriers that compute without a worker to freeze; called at each tick.
     pub(crate) fn mind_detached(&self) {
         let (mut locked, mut newly) = (false, false);
         for carrier in self.detached.members().map(|index| self.carrier(index)) {
-            let request = carrier.preempt.request.get(); // a later one is for a worker it got since
+            // A later request is for a worker the carrier has got since.
+            let request = carrier.preempt.request.get();
             if carrier.owner.peek().is_some() {
-                self.detached.claim(carrier.index); // it has got one by another way
+                self.detached.claim(carrier.index); // it has got a worker in another way
                 continue;
             }
             let state = carrier.thread.state();
@@ -144,9 +149,9 @@ impl Shared {
         }
     }
 
-    /// Something that a frozen fiber holds may be what others wait for.
+    /// Releases frozen carriers, as one may hold a lock that other threads wait for.
     pub(crate) fn rotate(&self) {
-        // Those that were released for this, not those that came back from the kernel.
+        // Carriers released for this, not those that came back from the kernel.
         let round = self.watchers.round();
         let runs = |index: &usize| {
             let carrier = self.carrier(*index);
@@ -163,7 +168,9 @@ impl Shared {
         }
     }
 
-    /// The next frozen carrier in this round: suspects first, then those that froze last.
+    /// Claims the next frozen carrier of this round.
+    ///
+    /// Suspects come first, then those that froze last.
     fn claim_for_rotation(&self) -> Option<&Carrier> {
         let round = self.watchers.round();
         let carriers = || self.frozen.members().map(|index| self.carrier(index));
@@ -171,7 +178,8 @@ impl Shared {
             .filter(|carrier| carrier.rotated_in() != round)
             .max_by_key(|carrier| carrier.rotation_order());
         let Some(next) = next else {
-            self.watchers.next_round(); // all have had their time: once more, at the next look
+            // all have had their time; another round starts at the next look
+            self.watchers.next_round();
             return None;
         };
         next.note_rotation(round);
@@ -179,14 +187,15 @@ impl Shared {
     }
 }
 
-/// On the monitor's thread: whether the kernel refuses barriers (S18) and that is to be reported,
-/// which is once in a process.
+/// Returns whether the kernel refuses barriers (S18) and that is not reported yet.
+///
+/// Called on the monitor's thread. True at most once per process.
 pub(crate) fn has_barrier_to_report() -> bool {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     membarrier::refused() > 0 && !REPORTED.swap(true, SeqCst)
 }
 
-/// On the collector's thread, since a full pipe may block it.
+/// Reports refused barriers; on the collector's thread, since a full pipe may block it.
 pub(crate) fn report_barrier() {
     stderr::print(
         "indent: the kernel refuses membarrier since the runtime started (a seccomp filter?); \

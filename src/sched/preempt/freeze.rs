@@ -1,24 +1,27 @@
 #![expect(unsafe_code, reason = "hands workers over in the middle of a fiber")]
-//! Stopping a fiber in the middle of its code, and letting it go on.
+//! Stops a fiber in the middle of its code, and lets it continue later.
 //!
-//! A fiber that is stopped at an arbitrary instruction may be in the middle of anything that belongs to
-//! its thread ([S1]). So the thread stops with it: the carrier *freezes*. It gives its worker to another
-//! carrier and waits, inside the signal handler or where the mark went down, until somebody brings it a
-//! worker again: it *thaws*. Nothing else runs on it meanwhile.
+//! A fiber that is stopped at an arbitrary instruction may be in the middle of anything that
+//! belongs to its thread ([S1]). So the thread stops with it: the carrier *freezes*. It gives its
+//! worker to another carrier and waits, inside the signal handler or at the point where preemption
+//! was enabled again, until another thread gives it a worker or releases it: it *thaws*. No other
+//! fiber runs on the carrier meanwhile.
 //!
-//! All of this happens on the carrier's own thread with preemption disabled, in a handler: no allocation, no
-//! lock, no formatting ([S7]). What it needs is claimed from bitmaps. The worker takes its queues
-//! along, so nothing is sorted.
+//! A freeze runs on the carrier's own thread with preemption disabled, possibly in a signal
+//! handler: no allocation, no lock, no formatting ([S7]). It claims what it needs from bitmaps. The
+//! worker takes its queues along, so no fiber changes its queue.
 //!
-//! **I19** A frozen carrier is in the set *frozen*, or has been claimed from it by somebody who owes it
-//! a worker or its release, or holds a worker. It enters the set after it has given up its own worker and
-//! before it hands that one on: so whoever claims it finds it without one, and a worker that finds nothing
-//! else to do finds it. A claim that cannot be kept (the carrier has got a worker by another way) leaves
-//! the claimer with his worker.
+//! **I19** A frozen carrier is in the set *frozen*, or another thread has claimed it from that set
+//! and owes it a worker or its release, or it holds a worker. The carrier enters the set after it
+//! has given up its own worker and before it hands that worker on. So a claimer finds the carrier
+//! without a worker, and a worker that finds nothing else to do finds the carrier. If a claim
+//! cannot be kept, because the carrier has got a worker in another way, the claimer keeps its
+//! worker.
 //!
-//! **I20** A worker is never without a place. Who hands one on and finds the receiver served already
-//! looks for another: a carrier that rests, that is wanted, that is frozen. If there is none it becomes an
-//! *orphan*, which the next carrier that would wait for a worker takes, and the monitor at its next look.
+//! **I20** A worker is never without a place. If a carrier hands a worker on and the receiver
+//! already has one, it looks for another receiver: a spare carrier, a carrier in the set *wanted*,
+//! a frozen carrier. If there is none the worker becomes an *orphan*. The next carrier that would
+//! wait for a worker takes the orphan, or the monitor places it at its next tick.
 //!
 //! [S1]: docs/invariants.md
 //! [S7]: docs/invariants.md
@@ -37,55 +40,62 @@ use crate::sched::workers::worker::Worker;
 use crate::util::bitmap::SparseBitmap;
 use crate::util::preempt_request::PreemptRequest;
 
-/// What a carrier knows of being interrupted.
+/// State of a carrier that concerns its preemption.
 #[derive(Default)]
 pub(crate) struct PreemptState {
-    /// For which dispatch somebody wants it to freeze: a [`Worker::stamp`], `WITHOUT_WORKER`, or zero.
+    /// The dispatch in which the carrier is asked to freeze.
+    ///
+    /// Holds a [`Worker::stamp`], `WITHOUT_WORKER`, or zero.
     pub(crate) request: PreemptRequest,
-    /// How often the monitor has sent it again; its own.
+    /// How often the monitor has repeated the request; written by the monitor only.
     pub(crate) asked: AtomicU32,
-    /// The dispatch in which its fiber was not to be interrupted when we asked.
+    /// Stamp of the dispatch that had a request inside a `no_preempt` section.
     pub(crate) refused: AtomicU64,
-    /// Since when a long dispatch runs, as far as is known, what the clock of its thread said then, and
-    /// which one it is.
+    /// Start of the current long dispatch, as far as it is known.
+    ///
+    /// `began` is the time, `cpu_began` the CPU clock of the thread at that time, `long` the stamp
+    /// of the dispatch.
     pub(crate) began: AtomicU64,
     pub(crate) cpu_began: AtomicU64,
     pub(crate) long: AtomicU64,
-    /// It was frozen in code that is not the program's: it may hold a lock of the allocator.
+    /// Whether it froze outside the program's code, so it may hold a lock of the allocator.
     pub(crate) suspect: AtomicBool,
-    /// Its fiber computes much: others come before it.
+    /// Whether its fiber is batch, so that other fibers come first.
     pub(crate) batch: AtomicBool,
-    /// Its place among the frozen ones, smallest first.
+    /// Position among the frozen carriers; the smallest number is first.
     pub(crate) ticket: AtomicU64,
-    /// When it froze last.
+    /// Time of its last freeze.
     pub(crate) froze_at: AtomicU64,
-    /// Nanoseconds of its slice that it has used.
+    /// Nanoseconds used of its slice.
     pub(crate) used: AtomicU64,
-    /// Nanoseconds beyond whole ticks that it computed, and that count at the next freeze; own thread.
+    /// Computed nanoseconds beyond whole ticks, which count at the next freeze; own thread.
     pub(crate) rest: Cell<u64>,
-    /// How much its thread had computed when it was last seen asleep without a worker; the monitor's own.
+    /// CPU time when the thread was last seen asleep without a worker; monitor only.
     pub(crate) cpu: AtomicU64,
-    /// In which round it was last released; the monitor's own.
+    /// Round of its last release; monitor only.
     rotated: AtomicU64,
-    /// Which fiber was frozen here last; own thread.
+    /// Id of the fiber that was frozen here last; own thread.
     pub(crate) fiber: Cell<u64>,
-    /// It slept in a lock at the last look; the monitor's own.
+    /// Whether it slept in a lock when last looked at; monitor only.
     pub(crate) locked: AtomicBool,
-    /// Checkpoints its fibers passed, and how many of them the handler knew of; own thread.
+    /// Number of checkpoints its fibers have passed; own thread.
+    ///
+    /// `known_checkpoints` is the number the handler has seen, `known_at` the time of that.
     pub(crate) checkpoints: Cell<u32>,
     pub(crate) known_checkpoints: Cell<u32>,
     pub(crate) known_at: Cell<u64>,
-    /// Who runs here, for whoever reports overruns (`overrun.rs`).
+    /// The fiber that runs here, as the overrun reporter sees it (`overrun.rs`).
     pub(crate) occupant: Occupant,
-    /// The carrier of the bound fiber for whose sake it is to freeze, if it is one: a hint, which
-    /// may be old.
+    /// Carrier of the bound fiber for which this carrier is to make room.
+    ///
+    /// Null if there is none. This is a hint, and may be old.
     pub(crate) pressed_by: AtomicPtr<Carrier>,
-    /// Times the handler put the freeze off, and in which dispatch; own thread.
+    /// The dispatch in which the handler put freezes off, and how often; own thread.
     pub(crate) tries: Cell<(u64, u32)>,
 }
 
 impl PreemptState {
-    /// A new thread begins under an old number.
+    /// Resets the state for a new thread that reuses the number.
     pub(crate) fn forget(&self) {
         self.request.clear();
         self.long.store(0, Relaxed);
@@ -95,10 +105,10 @@ impl PreemptState {
     }
 }
 
-/// In place of a dispatch: whatever it does without a worker.
+/// The stamp of a carrier that runs without a worker.
 pub(crate) const WITHOUT_WORKER: u64 = u64::MAX;
 
-/// What happened, for the metrics.
+/// Counters for the metrics.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) overruns: AtomicU64,
@@ -113,11 +123,13 @@ pub(crate) struct Counters {
     pub(crate) unanswered: AtomicU64,
 }
 
-/// A carrier somebody has claimed, to give it a worker.
+/// A carrier chosen to receive a worker; all but `Tenants` are claimed.
 #[derive(Clone, Copy)]
 pub(crate) enum Receiver {
     Spare(usize),
-    /// The thread of a bound fiber that was woken; not claimed, so another worker may be faster.
+    /// The thread of a bound fiber that was woken.
+    ///
+    /// It is not claimed, so another worker may reach it first.
     Tenants(usize),
     Wanted(usize),
     Frozen(usize),
@@ -132,18 +144,22 @@ impl Receiver {
     }
 }
 
-/// Why a carrier went on.
+/// Why a frozen carrier continues.
 enum Thawed {
     WithWorker(NonNull<Worker>),
     Released,
 }
 
 impl Carrier {
-    /// Own thread, preemption disabled, in the middle of a fiber, holding a worker: gives it away and waits for one.
-    /// False if that cannot be now: nobody is there to take it, or somebody has it in hand.
+    /// Gives the worker away and waits for one: freezes the carrier.
+    ///
+    /// Called on the own thread with preemption disabled, in the middle of a fiber, while it holds
+    /// a worker. Returns false if a freeze is impossible now: there is no receiver, or another
+    /// thread has the worker in hand.
     pub(crate) fn freeze(&self, worker: &Worker, suspect: bool, registers: [usize; 3]) -> bool {
         let shared = self.shared();
-        // Who is queued for this worker is of no use to a carrier in the middle of a fiber.
+        // Fibers queued at this worker need its scheduler; a carrier in the middle of a fiber
+        // cannot serve them.
         let to_frozen = !shared.has_queued_for(worker);
         let pressed_by = self.preempt.pressed_by.swap(ptr::null_mut(), Relaxed);
         // SAFETY: null, or a carrier of this runtime: those live as long as `Shared`.
@@ -167,27 +183,30 @@ impl Carrier {
         let overrun = self.stops(Some(held), suspect, registers);
         self.preempt.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
-        shared.monitor_notified.store(false, Relaxed); // whoever presses next is heard at once
-        shared.frozen.set(self.index); // I19: from here on it can be given a worker
+        // the next urgent request reaches the monitor at once
+        shared.monitor_notified.store(false, Relaxed);
+        shared.frozen.set(self.index); // I19: from here on another thread can give it a worker
         shared.hand(worker, receiver);
         if let Some(facts) = overrun {
-            self.report(facts, registers); // now that nobody waits for it
+            self.report(facts, registers); // no other thread waits for this one now
         }
         self.stay_frozen();
         true
     }
 
-    /// The same without a worker to give: it ran on after its own was taken, or was released.
+    /// Freezes a carrier that has no worker to give.
+    ///
+    /// Its worker was taken while the fiber ran, or the carrier was released.
     pub(crate) fn freeze_without_worker(&self, suspect: bool, registers: [usize; 3]) {
         let shared = self.shared();
         shared.detached.claim(self.index);
-        self.owner.come_back(); // from here on it can be given a worker
+        self.owner.come_back(); // from here on another thread can give it a worker
         self.note_slice();
         let overrun = self.stops(None, suspect, registers);
         self.preempt.suspect.store(suspect, Relaxed);
         shared.preempted.freezes.fetch_add(1, Relaxed);
         shared.frozen.set(self.index);
-        shared.notify_searcher(self.index); // an idle worker may have time for it
+        shared.notify_searcher(self.index); // an idle worker may serve it
         if let Some(facts) = overrun {
             self.report(facts, registers);
         }
@@ -195,20 +214,22 @@ impl Carrier {
         self.preempt.tries.set((0, 0));
     }
 
-    /// Until there is a worker, or it is released. Preemption is disabled before and after.
+    /// Waits until it gets a worker or is released.
+    ///
+    /// Preemption is disabled before and after.
     fn stay_frozen(&self) {
         let shared = self.shared();
         let thawed = self.wait_frozen();
-        shared.frozen.claim(self.index); // it may have been helped without a claim
+        shared.frozen.claim(self.index); // it may have got a worker without a claim
         self.spread_out();
-        self.preempt.request.clear(); // what was asked of it while it stood still is late
+        self.preempt.request.clear(); // a request made while it was frozen is late
         shared.preempted.thaws.fetch_add(1, Relaxed);
         match thawed {
             // SAFETY: workers live as long as `Shared`.
             Thawed::WithWorker(worker) => self.go_on(unsafe { worker.as_ref() }),
             Thawed::Released => {
                 self.note_awake();
-                shared.detached.set(self.index); // it is watched
+                shared.detached.set(self.index); // the monitor observes it from here on
                 shared.watchers.notice();
             }
         }
@@ -220,7 +241,8 @@ impl Carrier {
                 return Thawed::WithWorker(worker);
             }
             if self.owner.is_released() || self.shared().is_stopping() {
-                return Thawed::Released; // at the end for good: it may hold what others need
+                // final release at shutdown: it may hold a lock others need
+                return Thawed::Released;
             }
             if !self.shared().adopt_orphan(self) {
                 self.parker.wait(None);
@@ -228,7 +250,9 @@ impl Carrier {
         }
     }
 
-    /// In the middle of a fiber, preemption disabled: a new dispatch of this worker, whose beginning is known.
+    /// Begins a new dispatch of this worker, whose start is known.
+    ///
+    /// Called in the middle of a fiber with preemption disabled.
     fn go_on(&self, worker: &Worker) {
         self.publish(worker);
         self.begin_slice(worker);
@@ -242,7 +266,9 @@ impl Carrier {
         self.preempt.rotated.store(round, Relaxed);
     }
 
-    /// Whose release is likely to help: who was stopped in foreign code, then who froze last.
+    /// Sort key for releases; the greatest is released first.
+    ///
+    /// Carriers stopped outside the program's code come first, then those that froze last.
     pub(crate) fn rotation_order(&self) -> (bool, u64) {
         let preempt = &self.preempt;
         (
@@ -251,7 +277,9 @@ impl Carrier {
         )
     }
 
-    /// On the monitor's thread: a claimed frozen carrier goes on without a worker.
+    /// Lets a claimed frozen carrier continue without a worker.
+    ///
+    /// Called on the monitor's thread.
     pub(crate) fn release(&self) -> bool {
         let released = self.owner.release();
         if released {
@@ -263,8 +291,10 @@ impl Carrier {
 }
 
 impl Shared {
-    /// Somebody to give a worker to who is there: one that waits for a worker, a spare, or else a frozen
-    /// one.
+    /// Claims a carrier that can receive a worker.
+    ///
+    /// In this order: a carrier that waits for a worker, a spare, or else a frozen carrier if
+    /// `to_frozen`.
     pub(crate) fn claim_receiver(&self, to_frozen: bool) -> Option<Receiver> {
         let wanted = || self.wanted.claim_any().map(Receiver::Wanted);
         let spare = || self.spares.claim_any().map(Receiver::Spare);
@@ -273,7 +303,7 @@ impl Shared {
         there.or_else(|| to_frozen.then(frozen)?)
     }
 
-    /// Whether a fiber waits at this worker.
+    /// Returns whether a fiber waits at this worker.
     pub(crate) fn has_queued_here(&self, worker: &Worker) -> bool {
         !worker.queue.is_empty()
             || !worker.lifo.is_empty()
@@ -282,7 +312,7 @@ impl Shared {
             || worker.has_own.load(Relaxed)
     }
 
-    /// Whether a fiber waits that needs this worker at its scheduler.
+    /// Returns whether a fiber waits that needs this worker at its scheduler.
     pub(crate) fn has_queued_for(&self, worker: &Worker) -> bool {
         self.has_queued_here(worker)
             || self.count.is_excess(worker.index)
@@ -290,14 +320,14 @@ impl Shared {
             || self.global.unstarted.len() + self.global.started.len() > 0
     }
 
-    /// The claim is not needed after all.
+    /// Returns a claimed receiver that is not needed.
     pub(crate) fn unclaim(&self, receiver: Receiver) {
         match receiver {
             Receiver::Tenants(_) => {}
             Receiver::Spare(index) => {
                 self.spares.set(index);
                 self.void_if_served(&self.spares, index);
-                self.carrier(index).parker.notify(); // perhaps it is not needed any more
+                self.carrier(index).parker.notify(); // it may be surplus now
             }
             Receiver::Wanted(index) => {
                 self.want(index);
@@ -311,21 +341,23 @@ impl Shared {
         }
     }
 
-    /// It has got a worker meanwhile, and does not wait any more.
+    /// Takes a carrier that has got a worker out of the set again.
     fn void_if_served(&self, set: &SparseBitmap, index: usize) {
         if self.carrier(index).owner.peek().is_some() {
             set.claim(index);
         }
     }
 
-    /// Gives a worker to a claimed carrier, on the CPU of the caller, or else to another.
+    /// Gives a worker to a claimed carrier, or else to another one.
+    ///
+    /// The claimed carrier receives it on the caller's CPU.
     pub(crate) fn hand(&self, worker: NonNull<Worker>, receiver: Receiver) {
         if let Err(worker) = self.carrier(receiver.index()).receive_here(worker) {
             self.place_quietly(worker);
         }
     }
 
-    /// I20: without a lock and without a new thread.
+    /// Gives a worker to any carrier, without a lock and without a new thread (I20).
     pub(crate) fn place_quietly(&self, mut worker: NonNull<Worker>) {
         while let Some(receiver) = self.claim_receiver(true) {
             match self.carrier(receiver.index()).receive(worker) {
@@ -336,14 +368,18 @@ impl Shared {
         self.make_orphan(worker);
     }
 
-    /// I20: it is taken by the next carrier that would wait for one, or placed by the monitor.
+    /// Makes the worker an orphan (I20).
+    ///
+    /// The next carrier that would wait for a worker takes it, or the monitor places it.
     pub(crate) fn make_orphan(&self, worker: NonNull<Worker>) {
         // SAFETY: workers live as long as `Shared`.
         self.orphans.set(unsafe { worker.as_ref() }.index);
         self.watchers.notice();
     }
 
-    /// A carrier that would wait takes a worker that has no carrier.
+    /// Gives an orphaned worker to a carrier that would otherwise wait.
+    ///
+    /// Returns false if there is no orphan.
     pub(crate) fn adopt_orphan(&self, carrier: &Carrier) -> bool {
         let Some(index) = self.orphans.claim_any(0) else {
             return false;
@@ -358,7 +394,7 @@ impl Shared {
         true
     }
 
-    /// On the monitor's thread.
+    /// Places orphaned workers; called on the monitor's thread.
     pub(crate) fn place_orphans(&self) {
         while let Some(index) = self.orphans.claim_any(0) {
             let Some(receiver) = self.claim_receiver(true) else {
@@ -369,7 +405,7 @@ impl Shared {
         }
     }
 
-    /// No thread is there to take a worker over: the helper is asked for one.
+    /// Asks the helper for a spare thread, as no thread can receive a worker.
     pub(crate) fn no_receiver(&self) {
         if self.carrier_threads() >= self.settings.max_carriers || self.watchers.is_refused() {
             self.preempted.cap_hits.fetch_add(1, Relaxed);

@@ -1,37 +1,39 @@
 #![expect(unsafe_code, reason = "sends interrupted fibers somewhere else")]
-//! Taking a fiber off its thread at an arbitrary instruction, where its author has allowed it
-//! ([S2]).
+//! Takes a fiber off its thread at an arbitrary instruction, where its author allows it ([S2]).
 //!
 //! A *region* is the time of one call of `runtime::preemptible`. A fiber that is to give way inside
-//! one need not take its thread along: the handler makes it appear to have called
-//! [`yield_in_place`], which switches like any yield (`sys/redirect.rs` is what this takes of the
-//! machine). Sleeping in place costs a fiber some kilobytes of its own stack, and no thread.
+//! a region need not take its thread along: the handler makes it appear to have called
+//! [`yield_in_place`], which switches like any yield (`sys/redirect.rs` is the machine-dependent
+//! part). A fiber that waits in place costs some kilobytes of its own stack, and no thread.
 //!
 //! **I21** A fiber is redirected only if
-//! - it is asked to give way in this dispatch, preemption is enabled, and it holds a worker: as for a
-//!   freeze;
+//! - it is asked to give way in this dispatch, preemption is enabled, and it holds a worker: as for
+//!   a freeze;
 //! - it is in a region, does not unwind, and stands on its own stack with enough room below;
-//! - every frame from the interrupted one up to the region's lies in the executable, can be climbed
-//!   from by its unwind row, is movable ([S5]), and is no function of the runtime: so neither the
-//!   frames nor the registers hold anything of the thread. That nothing is held *around* the
-//!   region, the author answers for. A frame that leads to a function of the runtime, or to one that
-//!   keeps the address of a thread-local to itself, may have just been given something: then the
-//!   fiber keeps its thread.
+//! - every frame from the interrupted one up to the region's lies in the executable, can be unwound
+//!   by its unwind row, is movable ([S5]), and is no function of the runtime: so neither the frames
+//!   nor the registers hold anything of the thread. That nothing is held *around* the region is the
+//!   author's promise. A frame that leads to a function of the runtime, or to one that keeps the
+//!   address of a thread-local to itself, may have just been given something: then the fiber keeps
+//!   its thread.
 //!
-//! The mark that the handler puts up stays up until `yield_in_place` has passed it to the
-//! scheduler: in between no thread takes the worker, and another signal finds the mark. Afterwards
-//! the fiber is runnable, with what its whole stack allows noted as the handler found it. It is
-//! movable only if all its frames are and no function inside the region itself leads to the
-//! runtime: code of the runtime that was inlined into it may just have asked which thread it is on.
+//! The handler disables preemption, and it stays disabled until `yield_in_place` has passed that
+//! duty to the scheduler. In between no thread takes the worker, and another signal finds
+//! preemption disabled. Afterwards the fiber is runnable, with a note of what its whole stack
+//! allows, as the handler found it. It is movable only if all its frames are and no function inside
+//! the region itself leads to the runtime: code of the runtime that was inlined into such a
+//! function may just have asked which thread it is on.
 //!
-//! Nobody drops a fiber in this state, or unwinds it: it is resumed, goes on with the interrupted
+//! A fiber in this state is never dropped or unwound. It is resumed, continues with the interrupted
 //! instruction, and ends, is cancelled or parks like any other.
 //!
-//! What belongs to the thread and may be half-used at any instruction is put back by the fiber that
-//! comes back: `errno`, and by the trampoline all registers with MXCSR and the x87 control word.
-//! Others see meanwhile the control words that were there when the region was entered.
+//! Some state belongs to the thread and may be half-used at any instruction. The fiber restores it
+//! when it comes back: `errno` itself, and through the trampoline all registers with MXCSR and the
+//! x87 control word. Meanwhile other fibers see the control words of the moment when the region was
+//! entered.
 //!
-//! [S2]: docs/invariants.md [S5]: docs/invariants.md
+//! [S2]: docs/invariants.md
+//! [S5]: docs/invariants.md
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
@@ -53,26 +55,28 @@ use crate::sys::redirect::{self, Controls, Saved, redirect};
 use crate::sys::signal::c_void;
 use crate::util::loom::atomic;
 
-/// An open region, in a frame of its fiber.
+/// An open region, stored in a frame of its fiber.
 pub(crate) struct Region {
     /// The stack pointer just before the outermost function inside was called.
     top: usize,
-    /// What other fibers of the thread see of the control words.
+    /// The control words that other fibers of the thread see.
     controls: Controls,
     outer: *const (),
 }
 
-/// While this lives its fiber is in the region.
+/// Guard of an open region; dropping it closes the region.
 pub(crate) struct Inside {
     /// Null on a plain thread.
     head: *const StackHead,
     outer: *const (),
-    /// Belongs to this fiber.
+    /// The guard belongs to this fiber.
     _not_send: PhantomData<*mut ()>,
 }
 
 impl Region {
-    /// A region that is not open yet, whose outermost function will be called with this stack pointer.
+    /// Creates a region that is not open yet.
+    ///
+    /// `top` is the stack pointer with which its outermost function will be called.
     #[inline(never)]
     pub(crate) fn new(top: usize) -> Self {
         let outer = match context::current_fiber() {
@@ -87,12 +91,14 @@ impl Region {
         }
     }
 
-    /// From here on the calling fiber is in the region, which stays where it is meanwhile.
+    /// Opens the region for the calling fiber.
+    ///
+    /// The region must not move while it is open.
     #[inline(never)]
     pub(crate) fn open(&self) -> Inside {
         let head = context::current_fiber().map_or(ptr::null(), head);
         if !head.is_null() {
-            // Should it be on another stack, of the program's own, the handler does not believe it.
+            // If it lies on another stack, one of the program's own, the handler ignores it.
             // SAFETY: the caller's own fiber, which runs here.
             unsafe { StackHead::set_region(head, ptr::from_ref(self).cast()) };
         }
@@ -119,7 +125,7 @@ fn head(fiber: FiberRef) -> *const StackHead {
     fiber.stack.load(atomic::Ordering::Relaxed)
 }
 
-/// A fiber begins on this stack: in no region.
+/// Marks the stack of a fiber that begins as being in no region.
 #[inline]
 pub(crate) fn begin(stack: NonNull<StackHead>) {
     // SAFETY: just taken off its list, for a fiber that does not run yet.
@@ -127,11 +133,14 @@ pub(crate) fn begin(stack: NonNull<StackHead>) {
 }
 
 impl Carrier {
-    /// In the handler, with preemption disabled, which was down; the carrier holds a worker. True if its fiber will
-    /// leave the thread when the handler returns: then preemption stays disabled for it.
+    /// Redirects the interrupted fiber if that is allowed.
+    ///
+    /// Called in the handler, which has disabled preemption; the carrier holds a worker. Returns
+    /// true if its fiber will leave the thread when the handler returns: then preemption stays
+    /// disabled until it has.
     ///
     /// # Safety
-    /// `context` is the third argument of the running handler, and `at` says what is in it.
+    /// `context` is the third argument of the running handler, and `at` describes its contents.
     pub(crate) unsafe fn redirect(&self, context: *mut c_void, at: &At) -> bool {
         let Some(fiber) = self.current.get() else {
             return false;
@@ -144,7 +153,8 @@ impl Carrier {
         }
         // SAFETY: as above.
         let region = unsafe { StackHead::region(head) }.cast::<Region>();
-        // Around the interrupted frame: not one on another stack of the program's own, or left by one.
+        // The region must be around the interrupted frame. A region on another stack, or one that a
+        // fiber on another stack has left behind, does not count.
         if region.addr() <= at.stack || region.addr() >= head.addr() {
             // SAFETY: by the caller's promise; there is room.
             return unsafe { self.redirect_anywhere(fiber, context, at) };
@@ -164,13 +174,13 @@ impl Carrier {
         true
     }
 
-    /// The same for a fiber that is in no region.
+    /// Redirects a fiber that is in no region.
     ///
     /// # Safety
     /// As for `redirect`; the fiber was interrupted on its own stack, with room below.
     unsafe fn redirect_anywhere(&self, fiber: FiberRef, context: *mut c_void, at: &At) -> bool {
-        // It may hold a lock. A worker whose fiber waits for that lock in the kernel needs another
-        // thread, so that the holder runs; without a spare one the fiber freezes with its own.
+        // The fiber may hold a lock. A worker whose fiber waits for that lock in the kernel needs
+        // another thread to run the holder. Without a spare thread the fiber freezes with its own.
         if std::thread::panicking() || self.shared().spares.is_empty() {
             return false;
         }
@@ -184,10 +194,11 @@ impl Carrier {
         true
     }
 
-    /// What the frames of the interrupted fiber allow, if it may be redirected.
+    /// Returns what the frames of the interrupted fiber allow, if it may be redirected.
     ///
     /// # Safety
-    /// It was interrupted on this thread at `at`, which lies on its stack, and this is the handler; preemption disabled.
+    /// It was interrupted on this thread at `at`, which lies on its stack. The caller is the
+    /// handler, and preemption is disabled.
     unsafe fn judge_interrupted(
         &self,
         fiber: FiberRef,
@@ -202,14 +213,14 @@ impl Carrier {
         let stack = unsafe { Stack::new(stands.stack) };
         // SAFETY: workers live as long as `Shared`.
         let local = unsafe { worker.as_ref() }.local.get();
-        // SAFETY: I7: preemption is disabled, and was down: nobody on this thread has a token.
+        // SAFETY: I7: preemption is disabled, and was enabled: no code on this thread has a token.
         let traces = unsafe { &mut (*local).traces };
         let start = Registers::interrupted(at.code, at.stack, at.frame);
         traces.judge_region(&start, &stack, region.top, stands.root)
     }
 }
 
-/// Whether the stack pointer is on the stack, with room for what a redirected fiber needs.
+/// Returns whether the stack pointer is on the stack, with room for a redirected fiber.
 fn has_room(stack: usize, lowest: usize, head: usize) -> bool {
     let Some(needed) = redirect::room_needed() else {
         return false;
@@ -217,12 +228,14 @@ fn has_room(stack: usize, lowest: usize, head: usize) -> bool {
     stack < head && stack.is_multiple_of(8) && stack.checked_sub(lowest) >= Some(needed)
 }
 
-/// Called by interrupted code, as it believes: lets others run. Preemption is disabled, by the handler.
+/// Lets other fibers run; the interrupted code appears to have called it.
+///
+/// The handler has disabled preemption.
 extern "C" fn yield_in_place(saved: &Saved) {
     yield_as(saved, false);
 }
 
-/// The same outside of regions.
+/// Lets other fibers run, for a fiber outside of regions.
 extern "C" fn yield_anywhere(saved: &Saved) {
     yield_as(saved, true);
 }
@@ -237,28 +250,30 @@ fn yield_as(saved: &Saved, anywhere: bool) {
     if anywhere {
         counters.anywhere.fetch_add(1, Relaxed);
     }
-    carrier.outside_region.set(anywhere); // for the scheduler
+    carrier.outside_region.set(anywhere); // read by the scheduler
     let registers = saved.registers();
     carrier.note_overrun(Kind::InPlace, registers);
-    let run_time = carrier.run_time.put_aside(); // it has not come back by itself
+    let run_time = carrier.run_time.put_aside(); // the fiber has not yielded by itself
     let token = context::switch_at(token, fiber, &registers);
     token.carrier().run_time.resume(run_time);
     drop(token);
     errno::set(errno);
 }
 
-/// The scheduler's side: it has left its thread to us, judged already. `counted`: what it computed
-/// is part of its heat.
+/// Classifies a fiber that left its thread in place, on the scheduler's side.
+///
+/// The fiber is judged already. `counted`: its CPU time is already part of its CPU score.
 #[cold]
 pub(crate) fn came_back(token: &Entered, fiber: FiberRef, counted: bool) {
     if !token.carrier().outside_region.get() {
         class::be_batch(&fiber); // its author knows that it computes
     } else if !counted {
-        class::raise_score(&fiber, 1); // as after a freeze: others come first if it goes on like this
+        // as after a freeze: other fibers come first if it continues to compute
+        class::raise_score(&fiber, 1);
     }
     token
         .carrier()
         .shared()
         .monitor_notified
-        .store(false, Relaxed); // whoever presses next is heard at once
+        .store(false, Relaxed); // the next urgent request reaches the monitor at once
 }

@@ -1,24 +1,32 @@
 #![expect(unsafe_code, reason = "a signal handler")]
-//! The signal that interrupts a fiber: who sends it, and what its handler does.
+//! The signal that interrupts a fiber: which threads send it, and what its handler does.
 //!
-//! Somebody who wants a carrier to freeze (the monitor, or whoever wakes a fiber that should not have to
-//! wait) writes the *stamp* of the dispatch he means into its request and signals its thread. The handler
-//! looks: preemption is disabled → it leaves the request, and who puts the mark down looks at it ([S13]); the
-//! request is for another dispatch → nothing, it came late; the interrupted code sleeps in the kernel →
-//! nothing, its worker can be taken instead; the interrupted code is libc's, the loader's or the kernel's
-//! → again a little later, a few times, because that is where locks of the allocator are held; the fiber
-//! has passed a checkpoint since the last request → it will at the next one see this request, and yield;
-//! it is in a region where it may leave its thread as it stands → it does (`in_place.rs`); else it freezes
-//! (`freeze.rs`).
+//! A thread that wants a carrier to freeze (the monitor, or a waker of a fiber that should not have
+//! to wait) writes the *stamp* of the dispatch it means into the carrier's request and signals the
+//! carrier's thread. The handler looks at the request and at the interrupted code, in this order:
 //!
-//! What the handler may do is little ([S7]): it runs between any two instructions, perhaps inside the
-//! allocator. It takes no lock, allocates nothing, keeps `errno`, and knows its carrier by the number of
-//! its thread, not by a thread-local. It runs on the carrier's own alternate stack; if the interrupted
-//! code was on that stack already, it is another handler, and this is not the time.
+//! 1. Preemption is disabled: it leaves the request. The code that enables preemption again looks
+//!    at it ([S13]).
+//! 2. The interrupted code sleeps in the kernel: nothing; another thread can take the worker
+//!    instead.
+//! 3. The request is for another dispatch: nothing; it came late.
+//! 4. The interrupted code belongs to libc, the loader or the kernel: the handler tries again a
+//!    little later, a few times, because that is where locks of the allocator are held.
+//! 5. The fiber has passed a checkpoint since the last request: it will see this request at the
+//!    next one, and yield.
+//! 6. The fiber is in a region where it may leave its thread at any instruction: it does
+//!    (`in_place.rs`).
+//! 7. Otherwise the carrier freezes (`freeze.rs`).
 //!
-//! A signal that is none of ours goes to the handler that was there before ([S11]). Ours carry a value that
-//! nobody else has; beyond that it does not matter which of us sent one, since two that come together are
-//! one for the kernel.
+//! The handler may do little ([S7]): it runs between any two instructions, perhaps inside the
+//! allocator. It takes no lock, allocates nothing, preserves `errno`, and finds its carrier by the
+//! number of its thread, not by a thread-local. It runs on the carrier's own alternate stack. If
+//! the interrupted code was on that stack already, that code is another handler, and the request
+//! stays for later.
+//!
+//! A signal that is not the runtime's goes to the handler that was installed before ([S11]). The
+//! runtime's signals carry a value that no other sender uses. Which thread of the runtime sent one
+//! does not matter, since the kernel merges two signals that are pending together.
 //!
 //! [S7]: docs/invariants.md
 //! [S11]: docs/invariants.md
@@ -43,23 +51,28 @@ use crate::sys::arch;
 use crate::sys::signal::{self, Previous, c_int, c_void, siginfo_t};
 use crate::sys::{errno, program, redirect};
 
-/// How often a freeze is put off because the code is not the program's, and for how long. Half of
-/// the time of ordinary code may be spent there, so a few tries are not enough to get out of a lock
-/// of the allocator's.
+/// How often a freeze is put off outside the program's code; `TRY_AGAIN` is the delay.
+///
+/// Ordinary code may spend half of its time there, so a few tries are not enough to get out of a
+/// lock of the allocator.
 const TRIES: u32 = 16;
 const TRY_AGAIN: Duration = Duration::from_micros(10);
 
-/// In a request: whoever runs is to look at itself (`overrun.rs`), and go on. No stamp has this bit.
+/// Bit in a request: the carrier is to report where it is (`overrun.rs`), and continue.
+///
+/// No stamp has this bit.
 pub(crate) const LOOK: u64 = 1 << 63;
 
-/// Looks after which a signal was not answered.
+/// Looks of the monitor after which a signal counts as unanswered.
 const UNANSWERED: u32 = 5;
 
 /// The signal in use, or zero.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 static BEFORE: OnceLock<Previous> = OnceLock::new();
 
-/// Installs the handler, once per process: the signal of the first runtime that asks is everybody's.
+/// Installs the handler, once per process.
+///
+/// The signal of the first runtime that calls this is the signal of all runtimes.
 pub(crate) fn prepare(signal: c_int) -> std::io::Result<()> {
     static ONCE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _one_at_a_time = ONCE.lock().unwrap_or_else(|e| e.into_inner());
@@ -67,19 +80,19 @@ pub(crate) fn prepare(signal: c_int) -> std::io::Result<()> {
         program::find();
         redirect::prepare();
         let before = signal::current(signal)?;
-        let _ = BEFORE.set(before); // before the first one can come
+        let _ = BEFORE.set(before); // before the first signal can arrive
         signal::install_restarting(signal, on_signal)?;
         SIGNAL.store(signal, SeqCst);
     }
     Ok(())
 }
 
-/// The signal that interrupts fibers; zero if nobody asked for one.
+/// Returns the signal that interrupts fibers; zero if no runtime has installed one.
 pub(crate) fn signal() -> c_int {
     SIGNAL.load(Relaxed)
 }
 
-/// Whether the handler in place is ours.
+/// Returns whether the installed handler is the runtime's; true if none is needed.
 pub(crate) fn is_in_place() -> bool {
     let signal = signal();
     signal == 0 || signal::is_installed(signal, on_signal)
@@ -99,6 +112,8 @@ extern "C" fn on_signal(signal: c_int, info: *mut siginfo_t, context: *mut c_voi
     errno::set(errno);
 }
 
+/// Returns whether the runtime sent this signal.
+///
 /// # Safety
 /// `info` is the argument of a running handler.
 unsafe fn is_ours(info: *mut siginfo_t) -> bool {
@@ -112,21 +127,24 @@ unsafe fn is_ours(info: *mut siginfo_t) -> bool {
     lost && by_number::carrier().is_some_and(asked)
 }
 
-/// What our signals carry: nobody else has this address.
+/// The value the runtime's signals carry: an address no other sender has.
 pub(crate) fn ours() -> usize {
     (&raw const BEFORE).addr()
 }
 
 impl Carrier {
-    /// Any thread: asks for a freeze in this dispatch of the worker it holds. A request that is there
-    /// already is not sent again.
+    /// Asks for a freeze in this dispatch of the worker the carrier holds.
+    ///
+    /// May be called on any thread. Sends no signal if the request is already there.
     pub(crate) fn ask_to_freeze(&self, stamp: u64) {
         if self.preempt.request.replace(stamp) {
             self.send();
         }
     }
 
-    /// On the monitor's thread, at each look: the same, and sent again as long as there is no answer.
+    /// Asks for a freeze, and sends the signal again until it is answered.
+    ///
+    /// Called on the monitor's thread, at each look.
     pub(crate) fn ask_again(&self, stamp: u64) {
         let preempt = &self.preempt;
         if preempt.request.replace(stamp) {
@@ -139,7 +157,9 @@ impl Carrier {
         }
     }
 
-    /// Own thread: its fiber may be interrupted again, and whoever asks is to send the signal.
+    /// Allows requests to be signalled again: the fiber can be interrupted.
+    ///
+    /// Called on the own thread.
     pub(crate) fn asks_may_come_again(&self) {
         self.preempt.refused.store(0, Relaxed);
     }
@@ -149,7 +169,7 @@ impl Carrier {
         self.thread.signal_with(signal(), ours());
     }
 
-    /// The handler's part.
+    /// Handles the signal on the carrier's thread.
     ///
     /// # Safety
     /// `context` is the third argument of the running handler.
@@ -161,41 +181,47 @@ impl Carrier {
             return; // the request stays
         }
         if at.in_kernel {
-            // It slept. It is not interrupted again before it is seen to run.
+            // The thread slept in the kernel. It is not interrupted again before the monitor sees
+            // it run.
             self.preempt.long.store(0, Relaxed);
             self.preempt.request.withdraw(request);
             return;
         }
         self.owner.disable();
         let registers = [at.code, at.stack, at.frame];
-        // SAFETY: by the caller's promise; and the mark was down.
+        // SAFETY: by the caller's promise; and preemption was enabled.
         let in_place = || unsafe { self.redirect(context, &at) };
         if self.follow_request(!program::contains(at.code), registers, in_place) {
-            return; // preemption stays disabled: `in_place.rs` takes it over
+            return; // preemption stays disabled: `in_place.rs` takes over
         }
         self.owner.leave();
     }
 
-    /// The mark has gone down, and there is a request that came while it was up.
+    /// Follows a request that came while preemption was disabled.
+    ///
+    /// Called after preemption has been enabled.
     #[cold]
     #[inline(never)]
     pub(crate) fn look_at_request(&self) {
         for _ in 0..2 {
             self.owner.disable();
             if self.current.get().is_some() {
-                // S13: it never switches.
+                // S13: never switches the fiber.
                 self.follow_request(false, arch::registers(), || false);
             }
             self.owner.leave();
-            compiler_fence(SeqCst); // what comes from here on finds preemption enabled
+            compiler_fence(SeqCst); // a request from here on finds preemption enabled
             if !self.preempt.request.is_some() {
                 return;
             }
         }
     }
 
-    /// preemption disabled, where the mark was down a moment ago, in code that stands at these registers: freezes if
-    /// somebody wants that now. True if it will leave its thread instead, because `in_place` said so.
+    /// Freezes the carrier if the request asks for that now.
+    ///
+    /// Called with preemption disabled, which was enabled a moment before, in code with these
+    /// registers. Returns true if the fiber will leave its thread instead, because `in_place`
+    /// returned true.
     fn follow_request(
         &self,
         foreign_code: bool,
@@ -204,7 +230,7 @@ impl Carrier {
     ) -> bool {
         let request = self.preempt.request.get();
         if self.shared().is_stopping() {
-            self.preempt.request.withdraw(request); // no worker would come
+            self.preempt.request.withdraw(request); // the frozen carrier would get no worker
             return false;
         }
         let worker = self.owner.peek();
@@ -220,11 +246,11 @@ impl Carrier {
             if request != stamp {
                 self.preempt.request.withdraw(request); // late
             } else {
-                self.preempt.refused.store(stamp, Relaxed); // the section's end looks at it
+                self.preempt.refused.store(stamp, Relaxed); // the end of the section looks at it
             }
             return false;
         }
-        self.asks_may_come_again(); // whatever becomes of this one
+        self.asks_may_come_again(); // whatever becomes of this request
         if foreign_code && self.puts_off(stamp) || self.comes_by_itself() {
             return false;
         }
@@ -241,13 +267,14 @@ impl Carrier {
             }
         };
         if !frozen {
-            self.preempt.request.withdraw(request); // who wants it asks again
+            self.preempt.request.withdraw(request); // the requesting thread asks again
         }
         false
     }
 
-    /// Whether the fiber has passed a checkpoint since somebody last wanted it to freeze: then it finds the
-    /// request at the next one.
+    /// Returns whether the fiber has passed a checkpoint since the last request to freeze.
+    ///
+    /// If so it finds this request at the next checkpoint.
     fn comes_by_itself(&self) -> bool {
         let (passed, preempt) = (self.preempt.checkpoints.get(), &self.preempt);
         let now = self.shared().clock.nanos();
@@ -258,13 +285,15 @@ impl Carrier {
         now.saturating_sub(preempt.known_at.get()) < TICK.as_nanos() as u64
     }
 
-    /// Own thread: somebody wants something of this carrier, or wanted it of an earlier dispatch.
+    /// Returns whether there is a request, for this dispatch or an earlier one; own thread.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
         self.preempt.request.is_some()
     }
 
-    /// Own thread, in a fiber that may yield: takes a request that it does so in this dispatch. Others stay.
+    /// Takes a request for this dispatch, so that the fiber yields. Other requests stay.
+    ///
+    /// Called on the own thread, in a fiber that may yield.
     #[cold]
     pub(crate) fn takes_request(&self) -> bool {
         let worker = self.owner.peek();
@@ -273,7 +302,9 @@ impl Carrier {
         self.preempt.request.withdraw(stamp)
     }
 
-    /// Whether the freeze is put off once more: a lock of the allocator may be held.
+    /// Puts the freeze off once more, if tries are left.
+    ///
+    /// A lock of the allocator may be held.
     fn puts_off(&self, stamp: u64) -> bool {
         let (of, tries) = self.preempt.tries.get();
         let tries = if of == stamp { tries } else { 0 };
@@ -281,7 +312,7 @@ impl Carrier {
             return false;
         }
         if !self.set_alarm(TRY_AGAIN) {
-            return false; // nothing would remind us
+            return false; // no alarm would repeat the request
         }
         self.preempt.tries.set((stamp, tries + 1));
         self.shared().preempted.retries.fetch_add(1, Relaxed);
@@ -290,13 +321,13 @@ impl Carrier {
 }
 
 impl Worker {
-    /// Names one dispatch of one worker; never zero.
+    /// Returns the stamp of the worker's current dispatch; never zero.
     #[inline]
     pub(crate) fn stamp(&self) -> u64 {
         self.stamp_of(self.published.dispatches())
     }
 
-    /// The same for a dispatch that was seen.
+    /// Returns the stamp for a dispatch count that was read earlier.
     #[inline]
     pub(crate) fn stamp_of(&self, dispatch: u64) -> u64 {
         const DISPATCHES: u32 = 48;

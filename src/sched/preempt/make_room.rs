@@ -1,15 +1,15 @@
-//! Making room for a fiber that should not have to wait.
+//! Makes room for a fiber that should not have to wait.
 //!
 //! A fiber that others wake (threads, pools, timers, fibers on other workers) should run soon. If a
-//! worker is idle it is roused. If all are busy, most dispatches are over in no time; but one of
-//! them may be a long one. A dispatch is known to be *long* if it went on after a freeze, if its
+//! worker is idle it is notified. If all are busy, most dispatches are over in no time; but one of
+//! them may be a long one. A dispatch is known to be *long* if it continued after a freeze, if its
 //! fiber is batch, or if the monitor has seen its thread run in it for a tick: no worker reads a
-//! clock when it begins another one. A waker that finds a long dispatch that has had its 200 µs
-//! interrupts it on the spot; if it finds none it rings the monitor, which looks twice, 200 µs
-//! apart. The monitor is rung at most once a tick, unless a carrier froze since.
+//! clock when it begins another dispatch. A waker that finds a long dispatch that has run for 200
+//! µs interrupts it at once. If it finds none it notifies the monitor, which looks twice, 200 µs
+//! apart. The monitor is notified at most once a tick, unless a carrier froze since.
 //!
-//! A fiber that is bound to a thread presses like any other. The carrier that freezes for its sake
-//! hands its worker to that thread (`freeze.rs`).
+//! A fiber that is bound to a thread makes others give way like any other. The carrier that freezes
+//! for its sake hands its worker to that thread (`freeze.rs`).
 
 use std::ptr;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -21,18 +21,19 @@ use crate::sched::block::timers::nanos;
 use crate::sched::threads::carrier::Carrier;
 use crate::sched::workers::worker::Worker;
 
-/// Workers a waker looks at.
+/// Number of workers a waker looks at.
 const LOOKED_AT: usize = 8;
 
 impl Carrier {
-    /// Whether its thread is not asleep: a signal would end its sleep with `EINTR` (S10).
+    /// Returns whether the thread is awake: a signal would end its sleep with `EINTR` (S10).
     fn runs(&self) -> bool {
         let state = self.thread.state();
         matches!(state, ThreadState::Running | ThreadState::Unknown)
     }
 
-    /// The same of a thread that is in a long dispatch, and has computed in it: one that woke for a moment
-    /// is soon asleep again.
+    /// Returns whether the thread is awake and has computed in its long dispatch.
+    ///
+    /// A thread that woke only for a moment is soon asleep again.
     pub(crate) fn computes(&self) -> bool {
         let most = GRACE.as_nanos() as u64 * 3 / 4;
         let began = self.preempt.cpu_began.load(Relaxed);
@@ -40,7 +41,7 @@ impl Carrier {
         cpu.saturating_sub(began) >= most && self.runs()
     }
 
-    /// The stamp of such a dispatch.
+    /// Returns the stamp of a long dispatch that has run for `GRACE`.
     #[inline]
     fn long_stamp(&self, worker: &Worker) -> Option<u64> {
         let stamp = worker.stamp();
@@ -57,7 +58,7 @@ impl Carrier {
 }
 
 impl Worker {
-    /// Whether it is in a dispatch that is known to be long.
+    /// Returns whether the worker is in a dispatch known to be long.
     pub(crate) fn is_in_long_dispatch(&self) -> bool {
         let long = |carrier: &Carrier| carrier.preempt.long.load(SeqCst) == self.stamp();
         self.carrier().is_some_and(long)
@@ -65,9 +66,10 @@ impl Worker {
 }
 
 impl Shared {
-    /// Makes room for the fiber of this number, or for a carrier that wants a worker (zero): it was
-    /// queued for any worker, and none was roused. A fiber that is bound to `thread` is served
-    /// there.
+    /// Makes room for a fiber that was queued while no worker could be notified.
+    ///
+    /// `fiber` is its number, or zero for a carrier that wants a worker. A fiber that is bound to
+    /// `thread` is served on that thread.
     pub(crate) fn make_room(&self, fiber: u64, thread: Option<&Carrier>) {
         if !self.settings.preempt || self.idle.has_free_hands() {
             return;
@@ -93,7 +95,7 @@ impl Shared {
         }
     }
 
-    /// Who waits for this worker, as far as can be seen from outside.
+    /// Returns how urgently fibers wait for this worker, as far as is visible from outside.
     pub(crate) fn who_waits(&self, worker: &Worker) -> Waiting {
         if !self.settings.preempt {
             return Waiting::None;
@@ -121,7 +123,7 @@ impl Shared {
             || self.has_urgent.load(Relaxed) && self.global.unstarted.len() > 0
     }
 
-    /// How many workers it takes to serve those who press and can be served by any.
+    /// Returns how many workers could serve the urgent fibers, which any worker can.
     pub(crate) fn waiting_urgently(&self) -> usize {
         self.global.started.len() + self.wanted.len() + usize::from(self.somebody_presses())
     }

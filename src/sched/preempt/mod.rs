@@ -1,4 +1,4 @@
-//! Preemption: interrupting, freezing, leaving in place, detaching, and whose turn it is.
+//! Preemption: interrupting, freezing, leaving in place, detaching, and the order of turns.
 
 pub(in crate::sched) mod anywhere;
 pub(in crate::sched) mod class;

@@ -1,10 +1,8 @@
-//! Slices of time: whose turn it is among frozen fibers, and what is owed to those that others come
-//! before.
+//! Time slices: which frozen fiber runs next, and how much time batch fibers are owed.
 //!
-//! Whose turn it is. A carrier that has not used up its slice when it is frozen, because somebody
-//! pressing came, keeps its place; else it goes behind all others. So a stream of short
-//! interruptions does not deal out more slices than time.
-//!
+//! A carrier that has not used up its slice when it is frozen, because an urgent fiber came, keeps
+//! its place; otherwise it goes behind all others. So a stream of short interruptions does not hand
+//! out more slices than there is time.
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
@@ -17,9 +15,9 @@ use crate::sched::threads::carrier::Carrier;
 use crate::sched::workers::worker::Worker;
 use crate::sys;
 
-/// Frozen carriers per worker that are not many.
+/// Frozen carriers per worker that are still few.
 const FEW_FROZEN: usize = 8;
-/// So much longer is a slice when there are many.
+/// Factor by which a slice is longer when many carriers are frozen.
 const LONGER: u32 = 10;
 
 /// Which of the frozen carriers are meant.
@@ -31,17 +29,18 @@ pub(crate) enum Which {
 }
 
 impl Carrier {
-    /// Own thread: this dispatch may be a long one; from here on its time counts.
+    /// Begins to measure this dispatch, which may be a long one; own thread.
     pub(crate) fn begin_slice(&self, worker: &Worker) {
         let now = self.shared().clock.nanos();
         self.note_long(worker.stamp(), now, sys::thread::cpu_time());
         self.shared().arm_io(worker);
         if !worker.queue.is_empty() || self.shared().has_batch() {
-            self.shared().notify_searcher(worker.index + 1); // they waited for a short dispatch
+            // they waited for what could have been a short dispatch
+            self.shared().notify_searcher(worker.index + 1);
         }
     }
 
-    /// This dispatch is a long one, and runs since then at least.
+    /// Records that this dispatch is long, and has run at least since `began`.
     pub(crate) fn note_long(&self, stamp: u64, began: u64, cpu: u64) {
         if self.preempt.long.load(Relaxed) != stamp {
             self.preempt.began.store(began, Relaxed);
@@ -50,10 +49,12 @@ impl Carrier {
         }
     }
 
-    /// Own thread, at the end of a dispatch the monitor has seen for long: for how many ticks it
-    /// computed. Time without a CPU does not count if the clock of the thread is known: where
-    /// threads wait for CPUs, a fiber that hardly computes would be taken for one that does, and
-    /// wait behind all of those.
+    /// Returns for how many ticks a dispatch has computed.
+    ///
+    /// Called on the own thread, at the end of a dispatch the monitor has seen to be long. Time
+    /// without a CPU does not count if the clock of the thread is known. Otherwise, where threads
+    /// wait for CPUs, a fiber that hardly computes would be taken for one that does, and wait
+    /// behind all of those.
     pub(crate) fn ticks_in(&self, worker: &Worker) -> u64 {
         if self.preempt.long.load(Relaxed) != worker.stamp() {
             return 1;
@@ -68,13 +69,14 @@ impl Carrier {
         ran / tick + u64::from(ran > tick / 2)
     }
 
-    /// How much of its slice is used up, and so whether it keeps its place.
+    /// Records how much of its slice is used, and so whether it keeps its place.
     pub(crate) fn note_slice(&self) {
         let (shared, preempt) = (self.shared(), &self.preempt);
         let fiber = self.current.get().map_or(0, |fiber| fiber.id());
         if preempt.fiber.replace(fiber) != fiber {
-            preempt.used.store(0, Relaxed); // another one was frozen here before
-            preempt.ticket.store(shared.tickets.load(Relaxed), Relaxed); // behind those who wait already
+            preempt.used.store(0, Relaxed); // another fiber was frozen here before
+            // behind those that wait already
+            preempt.ticket.store(shared.tickets.load(Relaxed), Relaxed);
             preempt.rest.set(0);
         }
         let now = shared.clock.nanos();
@@ -101,7 +103,7 @@ impl Carrier {
 }
 
 impl Shared {
-    /// The frozen carrier whose turn it is; claimed.
+    /// Claims the frozen carrier whose turn it is.
     pub(crate) fn claim_frozen(&self, which: Which) -> Option<usize> {
         if self.frozen.is_empty() {
             return None;
@@ -119,7 +121,7 @@ impl Shared {
         }
     }
 
-    /// Whether there is such a one.
+    /// Returns whether a frozen carrier of this kind exists.
     pub(crate) fn has_frozen(&self, which: Which) -> bool {
         let mut frozen = self.frozen.members();
         frozen.any(|index| self.is_frozen_as(index, which))
@@ -134,17 +136,17 @@ impl Shared {
         }
     }
 
-    /// So many are frozen that each further one is one too many.
+    /// Returns whether so many are frozen that each further one should be avoided.
     pub(crate) fn has_many_frozen(&self) -> bool {
         self.frozen.len() > self.few_frozen()
     }
 
-    /// Even of those of which nothing bad is known.
+    /// Returns whether too many are frozen to start fibers not known to be good.
     pub(crate) fn has_too_many_frozen(&self) -> bool {
         self.frozen.len() > 2 * self.few_frozen()
     }
 
-    /// Even of those of which only good is known: they are not as short as they were.
+    /// Returns whether too many are frozen to start even fibers from good sites.
     pub(crate) fn has_far_too_many_frozen(&self) -> bool {
         self.frozen.len() > 3 * self.few_frozen()
     }
@@ -155,8 +157,9 @@ impl Shared {
         (FEW_FROZEN * workers).min(room)
     }
 
-    /// How long one may run while others wait for their turn: longer if many wait, since each of
-    /// them costs a thread.
+    /// Returns how long a fiber may run while others wait for their turn.
+    ///
+    /// Longer if many wait, since each of them costs a thread.
     pub(crate) fn slice(&self) -> Duration {
         // Not while starts are deferred: they wait for decisions.
         let many = self.has_many_frozen() && self.global.deferred.len() == 0;
@@ -164,17 +167,19 @@ impl Shared {
         self.settings.quantum * longer
     }
 
-    /// On the monitor's thread, every other tick: if those that others come before wait, each
-    /// worker that does not run one of them owes them a slice. It lasts 200 µs at least, a tenth of
-    /// the time.
+    /// Makes workers owe batch fibers a slice; called on the monitor's thread, every other tick.
+    ///
+    /// If batch fibers wait, each worker that does not run one owes them a slice. It lasts at least
+    /// 200 µs, a tenth of the time.
     pub(crate) fn owe_batch(&self) {
         let wait = !self.frozen.is_empty() || self.has_batch();
         let owed = self.count.allowed().saturating_sub(self.running_long());
         self.owed.store(if wait { owed } else { 0 }, Relaxed);
     }
 
-    /// Workers in a dispatch that is known to be long: of one that others come before, or soon
-    /// will.
+    /// Counts workers in a dispatch known to be long.
+    ///
+    /// Its fiber is batch, or soon will be.
     fn running_long(&self) -> usize {
         let runs = |worker: &&Worker| {
             let long = |carrier: &Carrier| carrier.preempt.long.load(Relaxed) == worker.stamp();
@@ -183,11 +188,11 @@ impl Shared {
         self.present().iter().filter(runs).count()
     }
 
-    /// One of them has got its slice.
+    /// Records that a batch fiber has got its slice.
     pub(crate) fn pay_batch(&self) {
         let owed = self.owed.load(Relaxed);
         if owed > 0 {
-            self.owed.store(owed - 1, Relaxed); // two at once: one slice more, or less
+            self.owed.store(owed - 1, Relaxed); // a race of two costs one slice more or less
         }
     }
 
@@ -196,7 +201,7 @@ impl Shared {
         self.owed.load(Relaxed) > 0
     }
 
-    /// How long a slice is.
+    /// Returns the length of a slice in nanoseconds.
     pub(crate) fn slice_nanos(&self) -> u64 {
         nanos(self.slice())
     }

@@ -1,9 +1,10 @@
-//! Overruns for people who read standard error: grouped, and not too many lines. Plain data; the time is
-//! an argument.
+//! Log lines about overruns, for standard error: grouped, and limited in number.
 //!
-//! A *group* is a spawn site and a function. The first overrun of a group is told at once, whole; then one
-//! line a [`PAUSE`] at most, with how many more there were and the longest. At most [`MOST`] groups are
-//! told apart; the others are one.
+//! Plain data; the time is an argument.
+//!
+//! A *group* is a spawn site and a function. The first overrun of a group is printed at once,
+//! whole; then one line per [`PAUSE`] at most, with the number of further ones and the longest. At
+//! most [`MOST`] groups are distinguished; the others are one.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -13,22 +14,22 @@ use crate::sched::diag::overrun::report::Overrun;
 
 const PAUSE: Duration = Duration::from_secs(1);
 const MOST: usize = 256;
-/// Places of the stack that the first line of a group shows.
+/// Frames of the stack that the first line of a group shows.
 const PLACES: usize = 8;
 
-/// Site, by address, and function.
+/// Spawn site, by address, and function.
 type Key = Option<(usize, Option<String>)>;
 
 struct Group {
     what: String,
-    /// When it may be told of again.
+    /// When the group may be printed again.
     at: Instant,
     more: u64,
     longest: Duration,
 }
 
 impl Group {
-    /// A line about what was not told yet.
+    /// Returns a line about the overruns that were not printed yet.
     fn tell(&mut self, now: Instant) -> Option<String> {
         if self.more == 0 || now < self.at {
             return None;
@@ -53,7 +54,7 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// What to print of this overrun now, if anything.
+    /// Adds an overrun, and returns what to print of it now, if anything.
     pub(crate) fn add(&mut self, now: Instant, overrun: &Overrun) -> Option<String> {
         let function = overrun.function();
         let site = std::ptr::from_ref(overrun.location).addr();
@@ -81,26 +82,26 @@ impl Log {
         Some(first(overrun))
     }
 
-    /// What has become due since.
+    /// Returns the lines that have become due.
     pub(crate) fn due(&mut self, now: Instant) -> String {
         let lines = self.groups.values_mut().filter_map(|group| group.tell(now));
         lines.collect()
     }
 
-    /// All that was not told, at the end.
+    /// Returns all lines that were not printed, at shutdown.
     pub(crate) fn rest(&mut self, now: Instant) -> String {
         self.groups.values_mut().for_each(|group| group.at = now);
         self.due(now)
     }
 
-    /// When something becomes due.
+    /// Returns when the next line becomes due.
     pub(crate) fn next(&self) -> Option<Instant> {
         let waiting = self.groups.values().filter(|group| group.more > 0);
         waiting.map(|group| group.at).min()
     }
 }
 
-/// The first of its group.
+/// Formats the first overrun of a group.
 fn first(overrun: &Overrun) -> String {
     let text = overrun.to_string();
     let mut lines = text.lines();

@@ -1,17 +1,18 @@
 #![expect(unsafe_code, reason = "looks at stacks of other threads")]
-//! What the monitor sees of overruns: fibers that sleep in the kernel, and fibers that compute
-//! while no other fiber waits.
+//! Overruns as the monitor sees them, from outside the fiber's thread.
 //!
-//! All of this runs on the monitor's thread and keeps its law.
+//! They concern fibers that sleep in the kernel, and fibers that compute while no other fiber
+//! waits. All of this runs on the monitor's thread and follows its rules.
 //!
-//! A thread that sleeps is not disturbed (S10): the kernel says in which call it sleeps and where its stack
-//! is, the monitor copies that, and asks again. If the answer is the same it slept all the time, and the
-//! copy is good. A frozen one has left its registers where they can be read, and is frozen before and
-//! after. Whoever runs is asked to look at itself.
+//! A thread that sleeps is not disturbed (S10): the kernel reports in which call it sleeps and
+//! where its stack is, the monitor copies that stack, and asks again. If the answer is the same the
+//! thread slept all the time, and the copy is valid. A frozen one has left its registers where they
+//! can be read, and is frozen before and after. A fiber that runs is asked to capture its own
+//! stack.
 //!
-//! The copy is read while the thread could wake at any moment. Stacks are never unmapped, words are read by
-//! single instructions, and whoever climbs the copy takes nothing in it for granted: a torn one is thrown
-//! away, or makes a short stack in a report.
+//! The copy is read while the thread could wake at any moment. Stacks are never unmapped, words are
+//! read by single instructions, and the code that walks the copy relies on nothing in it: a torn
+//! copy is discarded, or makes a short stack in a report.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -28,15 +29,17 @@ use crate::sched::threads::carrier::Carrier;
 use crate::sched::workers::worker::Worker;
 
 impl Carrier {
-    /// While its worker is in the monitor's hand and preemption is enabled: who sleeps here, from now on.
+    /// Records the fiber that sleeps here from now on.
+    ///
+    /// Called while the monitor has the worker in hand and preemption is enabled.
     pub(crate) fn note_sleeper(&self) {
         let occupant = &self.preempt.occupant;
-        // I7: its worker is in our hand, so its thread is in the middle of this fiber.
+        // I7: the monitor has the worker in hand, so the thread is in the middle of this fiber.
         if let Some(fiber) = self.current.get() {
             occupant.who.set(MaybeGone::of(fiber));
         }
         self.note_awake();
-        // It was seen to stand still since the look before.
+        // The thread has been standing still since the look before.
         let since = &occupant.slept_at;
         since.store(
             since.load(Relaxed).saturating_sub(TICK.as_nanos() as u64),
@@ -44,13 +47,13 @@ impl Carrier {
         );
     }
 
-    /// It has no worker, and does not sleep now.
+    /// Records that the carrier, which has no worker, does not sleep now.
     pub(crate) fn note_awake(&self) {
         let now = self.shared().clock.nanos();
         self.preempt.occupant.slept_at.store(now, Relaxed);
     }
 
-    /// At a tick, of one that is detached and asleep.
+    /// Reports a carrier that is detached and asleep, if that is due; at each tick.
     pub(crate) fn look_at_sleeper(&self) {
         let slept = self.has_slept();
         let ran = self.run_time.ran.load(Relaxed).saturating_add(slept);
@@ -66,7 +69,7 @@ impl Carrier {
 
     fn capture_sleeper(&self, facts: Facts) {
         let Some(call) = self.thread.system_call() else {
-            return self.capture(facts, None); // the kernel does not tell where
+            return self.capture(facts, None); // the kernel does not report where
         };
         self.capture(facts, Some(call));
     }
@@ -85,7 +88,8 @@ impl Carrier {
             None => [0, 1, 2].map(|i| occupant.registers[i].load(Relaxed)),
         };
         let range = switch::elsewhere(&fiber, Some(registers)).map_or(0..0, |at| at.inside());
-        // SAFETY: part of a stack, or empty; stacks stay mapped. See the header for who writes to it.
+        // SAFETY: part of a stack, or empty; stacks stay mapped. The fiber may write to it: see the
+        // header.
         let stack = unsafe { Stack::new(range) };
         let [code, sp, bp] = registers;
         let start = match &call {
@@ -99,7 +103,7 @@ impl Carrier {
         self.file(facts, fiber, (&start, &stack, code), still);
     }
 
-    /// Asks the fiber that runs to look at itself, unless somebody wants more of it.
+    /// Asks the running fiber to report itself, unless there is another request.
     fn ask_to_look(&self, stamp: u64) {
         let request = &self.preempt.request;
         let asked = request.replace_seen(0, stamp | LOOK);
@@ -112,13 +116,13 @@ impl Carrier {
 }
 
 impl Shared {
-    /// This worker has been in one dispatch for some time, and need not be interrupted.
+    /// Handles a worker in one dispatch for some time that need not be interrupted.
     pub(crate) fn notice_overrun(&self, worker: &Worker, dispatch: u64) {
         let Some(carrier) = worker.carrier().filter(|_| self.settings.preempt) else {
             return;
         };
         if self.reports.slots.get().is_none() {
-            self.ask_for_reports(); // there may be one soon
+            self.ask_for_reports(); // an overrun may follow soon
         }
         let (preempt, quantum) = (&carrier.preempt, nanos(self.settings.quantum));
         let stamp = worker.stamp_of(dispatch);
@@ -127,8 +131,8 @@ impl Shared {
         if preempt.long.load(SeqCst) != stamp || age.saturating_add(before) < quantum {
             return;
         }
-        // While others wait it is stopped at the end of its slice, and reported then; unless it
-        // cannot be stopped.
+        // While others wait the fiber is stopped at the end of its slice, and reported then; unless
+        // it cannot be stopped.
         if self.who_waits(worker) != Waiting::None && age < 2 * self.slice_nanos() {
             return;
         }
@@ -140,7 +144,7 @@ impl Shared {
         if self.reports.listens() {
             carrier.ask_to_look(stamp);
         } else {
-            // Not as a report: what comes when it is stopped is the first one.
+            // Not as a report: the one made when it is stopped is the first.
             if preempt.occupant.unseen_in.swap(stamp, Relaxed) != stamp {
                 self.reports.unseen.fetch_add(1, Relaxed);
             }

@@ -1,4 +1,4 @@
-//! What is said of overruns, to whoever asks or listens.
+//! Reports of overruns, with names, as callbacks and logs get them.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,8 +13,11 @@ use crate::sched::diag::overrun::Kind;
 use crate::sched::diag::overrun::slots::Facts;
 use crate::sys::program;
 
-/// A fiber has run for longer than the [quantum](crate::runtime::Builder::preempt_quantum) without coming
-/// back to the runtime by itself. Reported again when that time has doubled.
+/// Report of a fiber that has run longer than the
+/// [quantum](crate::runtime::Builder::preempt_quantum).
+///
+/// The fiber has not come back to the runtime by itself in that time. It is reported again when
+/// that time has doubled.
 ///
 /// ```
 /// use std::sync::mpsc;
@@ -44,15 +47,18 @@ pub struct Overrun {
     pub name: Option<String>,
     /// Where it was spawned.
     pub location: &'static Location<'static>,
-    /// How long it has computed since it last parked, yielded or began; if it blocked its thread, how long
-    /// it has slept there as well.
+    /// How long it has computed since it last parked, yielded or began.
+    ///
+    /// If it blocked its thread, this includes how long it has slept there.
     pub ran: Duration,
     /// What was done about it.
     pub action: OverrunAction,
-    /// Who waited meanwhile.
+    /// Fibers that waited meanwhile.
     pub waited: Waited,
-    /// Where it was, innermost function first, inlined ones included. Ends early if its stack is
-    /// deep; has one place or none if it was on a stack of its own making.
+    /// Its stack, innermost function first, inlined ones included.
+    ///
+    /// Ends early if the stack is deep; has one place or none if the fiber was on a stack of its
+    /// own making.
     pub stack: Vec<CodeLocation>,
 }
 
@@ -67,20 +73,22 @@ pub struct Overrun {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OverrunAction {
-    /// Nothing: nobody waited, or not for long enough.
+    /// Nothing: no other fiber waited, or not for long enough.
     Noticed,
-    /// It was stopped, with its thread, until it is its turn again.
+    /// The fiber was stopped, with its thread, until its next turn.
     Frozen,
-    /// The same in the middle of a library's code: it may hold a lock there, the allocator's say.
+    /// The fiber was stopped, with its thread, in the middle of a library's code.
+    ///
+    /// It may hold a lock there, for example the allocator's.
     FrozenInLibrary,
-    /// It blocks its thread in the kernel, and its worker went on with another thread.
+    /// The fiber blocks its thread in the kernel, and its worker went on with another thread.
     Detached {
         /// The number of the system call, or -1.
         call: i64,
-        /// Its name, of the usual ones.
+        /// Its name, if it is a common one.
         name: Option<&'static str>,
     },
-    /// It was switched out in place: other fibers run on its thread.
+    /// The fiber was switched out in place: other fibers run on its thread.
     InPlace,
 }
 
@@ -106,7 +114,9 @@ impl fmt::Display for OverrunAction {
     }
 }
 
-/// Who waited while a fiber overran, as far as could be seen at a glance: at least so many.
+/// Fibers that waited while another one overran.
+///
+/// The counts are what was visible at a glance: at least so many waited.
 ///
 /// ```
 /// use indent::runtime::Waited;
@@ -118,9 +128,9 @@ impl fmt::Display for OverrunAction {
 pub struct Waited {
     /// Fibers that compute little, or of which nothing is known.
     pub interactive: usize,
-    /// Fibers that compute much, those that were stopped before included.
+    /// Fibers that compute much, including those that were stopped before.
     pub batch: usize,
-    /// The fiber for whose sake it was stopped at once, if that one was woken meanwhile.
+    /// The fiber for which it was stopped at once, if that fiber was woken meanwhile.
     pub pressed_for: Option<u64>,
 }
 
@@ -139,7 +149,7 @@ impl fmt::Display for Waited {
 }
 
 impl Overrun {
-    /// Names everything. Takes its time.
+    /// Makes a report with names, which takes long.
     pub(crate) fn new(told: &Told, names: &mut Names) -> Self {
         let facts = &told.facts;
         let stack = names.of(&told.frames);
@@ -168,8 +178,10 @@ impl Overrun {
         }
     }
 
-    /// The function that most likely is the reason: the innermost one of the program that is neither the
-    /// runtime's nor the standard library's. Closures count as the function they are written in.
+    /// Returns the function that most likely caused the overrun.
+    ///
+    /// It is the innermost one of the program that is neither the runtime's nor the standard
+    /// library's. Closures count as the function they are written in.
     ///
     /// ```
     /// # let (tell, told) = std::sync::mpsc::channel();
@@ -206,7 +218,7 @@ impl fmt::Display for Overrun {
             self.ran
         )?;
         write!(f, ": {}; {}", self.action, self.waited)?;
-        // Without what the runtime was doing before it noticed, and below the closure.
+        // Without the runtime's frames around the overrun and below the closure.
         let ours = |place: &CodeLocation| Whose::of(place) == Whose::Runtimes;
         let first = self.stack.iter().position(|place| !ours(place));
         let last = self.stack.iter().rposition(|place| !ours(place));
@@ -219,7 +231,9 @@ impl fmt::Display for Overrun {
     }
 }
 
-/// Names that were looked up before: most frames of a report were in the last one, too.
+/// Cache of function names.
+///
+/// Most frames of a report were in the last one, too.
 #[derive(Default)]
 pub(crate) struct Names(HashMap<usize, Vec<CodeLocation>>);
 
@@ -254,8 +268,9 @@ pub(crate) struct Told {
     pub(crate) frames: Vec<usize>,
 }
 
-/// The name of the function that most likely is the reason. Line tables name functions without their path,
-/// so files decide as well.
+/// Returns the name of the function that most likely caused the overrun.
+///
+/// Line tables name functions without their path, so files decide as well.
 pub(crate) fn culprit(stack: &[CodeLocation]) -> Option<String> {
     let inside = || {
         stack
@@ -282,12 +297,12 @@ pub(crate) fn culprit(stack: &[CodeLocation]) -> Option<String> {
     other.function.clone()
 }
 
-/// Not a closure of a function whose name is not said.
+/// Returns whether this is a name, not a closure of a function without one.
 fn is_name(function: &str) -> bool {
     !outside_closures(function).starts_with('{')
 }
 
-/// The function a closure is written in; all others are as they are.
+/// Returns the function a closure is written in; other names are returned unchanged.
 fn outside_closures(mut name: &str) -> &str {
     loop {
         let shorter = name
@@ -300,11 +315,11 @@ fn outside_closures(mut name: &str) -> &str {
     }
 }
 
-/// Who wrote a function.
+/// Author of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whose {
     Programs,
-    /// The standard library's, or what stands in for it.
+    /// Of the standard library, or of what stands in for it.
     Librarys,
     Runtimes,
 }
@@ -321,13 +336,15 @@ impl Whose {
             (_, Some("std" | "core" | "alloc" | "hashbrown" | "compiler_builtins")) => {
                 Whose::Librarys
             }
-            (None, Some("")) | (None, None) => Whose::Librarys, // not of Rust, or nobody knows
+            (None, Some("")) | (None, None) => Whose::Librarys, // not Rust, or unknown
             _ => Whose::Programs,
         }
     }
 }
 
-/// The first part of a function's path, or of the type it is implemented for; nothing if it has no path.
+/// Returns the first part of a function's path, or of the type it is implemented for.
+///
+/// Empty if it has no path.
 fn crate_of(function: &str) -> &str {
     let name = function.trim_start_matches(['<', '&', '*']);
     let name = ["dyn ", "mut ", "const "]
@@ -337,7 +354,7 @@ fn crate_of(function: &str) -> &str {
     name[..end].split_once("::").map_or("", |(first, _)| first)
 }
 
-/// The beginnings of the innermost functions of the program.
+/// Returns where the innermost functions of the program begin.
 pub(crate) fn functions<const N: usize>(frames: &[usize]) -> [usize; N] {
     let ours = frames.iter().copied().filter(|at| program::contains(*at));
     let ours: Vec<_> = ours.take(N).collect();

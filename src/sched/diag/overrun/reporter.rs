@@ -1,17 +1,17 @@
-//! Where reports go: into the table, and to whoever listens.
+//! Delivers reports: to the table, and to listeners.
 //!
-//! The collector takes reports out of their slots and puts them on the *desk*: into the table
-//! always, and in line if there is a listener. Names cost tens of milliseconds the first time,
-//! seconds in a large debug build, and callbacks are the user's: neither is for the collector,
-//! which others wait for. So a thread of its own serves the line. It is started when there is
-//! something to serve, ends when there has been nothing for [`LINGER`], and a shutdown waits for it
-//! as for any other.
+//! The collector takes reports out of their slots and passes them to the reporter: it adds them to
+//! the table always, and to a line if there is a listener. Names cost tens of milliseconds the
+//! first time, seconds in a large debug build, and callbacks are the user's. Neither is for the
+//! collector, which other threads wait for. So a thread of its own serves the line. It is started
+//! when there is something to serve, ends when there has been nothing for [`LINGER`], and a
+//! shutdown waits for it as for any other.
 //!
 //! A callback that blocks delays those after it. The line holds [`LINE`] reports; what does not fit
-//! is lost, and counted. A callback that panics is caught; that is said once in a runtime.
+//! is lost, and counted. A callback that panics is caught; that is reported once in a runtime.
 //!
-//! The lock is held for some instructions, never while a name is looked up or a callback runs. Who
-//! takes it on a fiber has preemption disabled (S6).
+//! The lock is held for some instructions, never while a name is looked up or a callback runs. A
+//! fiber that takes it has preemption disabled (S6).
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,10 +31,10 @@ use crate::sched::workers::context;
 use crate::sys::{fork, stderr};
 use crate::util::preempt_check;
 
-/// Called with every report.
+/// Callback for every report.
 pub(crate) type Listener = Arc<dyn Fn(&Overrun) + Send + Sync>;
 
-/// Reports that may wait for whoever listens.
+/// Number of reports that may wait for listeners.
 const LINE: usize = 64;
 /// How long the thread waits for more.
 const LINGER: Duration = Duration::from_millis(100);
@@ -52,13 +52,13 @@ struct State {
     listeners: Vec<Listener>,
     line: VecDeque<Told>,
     log: Log,
-    /// The thread that serves, or did.
+    /// The thread that serves the line, or the last one that did.
     thread: Option<JoinHandle<()>>,
     serves: bool,
     closes: bool,
 }
 
-/// What the thread does next.
+/// Next step of the thread.
 enum Next {
     Serve(Box<Told>, Vec<Listener>),
     Print(String),
@@ -79,7 +79,7 @@ impl Reporter {
         }
     }
 
-    /// Whether somebody does from the start.
+    /// Returns whether there is a listener, or the log, from the start.
     pub(crate) fn listens(&mut self) -> bool {
         let state = self.state.get_mut().unwrap_or_else(|e| e.into_inner());
         self.logs || !state.listeners.is_empty()
@@ -122,7 +122,7 @@ impl Reporter {
         true
     }
 
-    /// What the thread is to do next, or that it may end.
+    /// Returns the next step of the thread; waits for one.
     fn next(&self) -> Next {
         let mut lingers_until = Instant::now() + LINGER;
         let mut state = self.lock();
@@ -151,7 +151,7 @@ impl Reporter {
         }
     }
 
-    /// The life of the thread.
+    /// Serves the line until there is nothing left; the main function of the thread.
     fn serve(&self) {
         let mut names = Names::default();
         loop {
@@ -178,18 +178,18 @@ impl Reporter {
         }
     }
 
-    /// Starts the thread if there is need and it does not run.
+    /// Starts the thread if it is needed and does not run.
     fn start(self: &Arc<Self>, name: &str, runtime: Weak<Shared>) {
         let guard = context::disable_preempt();
         let mut state = self.lock();
         if state.serves || state.line.is_empty() {
             return;
         }
-        state.serves = true; // nobody else starts one
+        state.serves = true; // no other caller starts one
         let former = state.thread.take();
         drop(state);
         drop(guard);
-        drop(former); // it has said that it is over; what it still does is its own affair
+        drop(former); // it has announced its end; its exit is not waited for
         let reporter = self.clone();
         let started = thread::Builder::new()
             .name(format!("{name}-reports"))
@@ -198,14 +198,14 @@ impl Reporter {
                 reporter.serve();
                 context::serves_no_more();
             });
-        // If it cannot be had: the next report tries again.
+        // If the thread could not be started the next report tries again.
         let _guard = context::disable_preempt();
         let mut state = self.lock();
         state.serves = started.is_ok();
         state.thread = started.ok();
     }
 
-    /// The runtime ends: the thread serves what is in line and ends.
+    /// Makes the thread serve what is in line and end, as the runtime ends.
     fn close(&self) -> Option<JoinHandle<()>> {
         let mut state = self.lock();
         state.closes = true;
@@ -223,7 +223,7 @@ fn named(fiber: &Held) -> Named {
 }
 
 impl Shared {
-    /// On the collector's thread, or at the end: what has been captured.
+    /// Takes captured reports out of their slots; on the collector's thread, or at shutdown.
     pub(crate) fn collect_reports(&self) {
         self.reports.make_slots();
         let listens = self.reports.listens();
@@ -251,8 +251,10 @@ impl Shared {
         self.reports.begin_to_listen();
     }
 
-    /// No fiber is stopped any more. Takes down the last reports if the collector has ended, and
-    /// returns the thread that is to be waited for.
+    /// Closes the reporter when no fiber is stopped any more.
+    ///
+    /// Collects the last reports if the collector has ended, and returns the thread that must be
+    /// waited for.
     pub(crate) fn close_reports(&self, collected: bool) -> Option<JoinHandle<()>> {
         if collected && self.reports.slots.get().is_some() {
             self.collect_reports();
@@ -263,18 +265,18 @@ impl Shared {
         thread
     }
 
-    /// What the callbacks hold may hold the runtime.
+    /// Drops the callbacks, since they may hold the runtime.
     pub(crate) fn forget_listeners(&self) {
         let guard = context::disable_preempt();
         let listeners = std::mem::take(&mut self.reports.reporter.lock().listeners);
         drop(guard);
-        drop(listeners); // the user's
+        drop(listeners); // the user's, so with preemption enabled
     }
 
-    /// The table so far, without names.
+    /// Returns the table so far, without names.
     pub(crate) fn overruns(&self) -> impl FnOnce() -> Overruns + Send + use<> {
         let entries = if fork::in_child() {
-            Vec::new() // F1: somebody may have held the lock
+            Vec::new() // F1: another thread may have held the lock
         } else {
             let _guard = context::disable_preempt();
             self.reports.reporter.lock().table.entries()

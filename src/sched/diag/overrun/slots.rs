@@ -1,12 +1,13 @@
 #![expect(unsafe_code, reason = "hands counted references from thread to thread")]
-//! Room for reports on their way from a handler to the collector.
+//! Slots for reports on their way from a handler to the collector.
 //!
-//! **I22** A slot is free, or full, or in one hand. *Free* and *full* are sets (`util/bitmap.rs`): who
-//! claims a slot from *free* alone writes to it and puts it into *full*; who claims it from *full* alone
-//! reads it and puts it back. A claim acquires what the put before it released. The references to records
-//! that lie in a full slot are counted, and belong to whoever claims it.
+//! **I22** A slot is free, or full, or claimed by one thread. *Free* and *full* are sets
+//! (`util/bitmap.rs`). A thread that claims a slot from *free* is the only one that writes to it,
+//! and puts it into *full*; a thread that claims it from *full* is the only one that reads it, and
+//! puts it back. A claim acquires what the put before it released. The references to records that
+//! lie in a full slot are counted, and belong to the thread that claims it.
 //!
-//! What lies in a slot is atomic only because the compiler cannot know that.
+//! The fields of a slot are atomic only because the compiler cannot know that.
 
 use std::ptr;
 use std::sync::atomic::{
@@ -19,28 +20,28 @@ use crate::fiber::{FiberRef, Held, Record};
 use crate::sched::diag::overrun::Kind;
 use crate::util::bitmap::Bitmap;
 
-/// Reports that may be on their way at once. They come milliseconds apart.
+/// Number of reports that may be on their way at once. They come milliseconds apart.
 const SLOTS: usize = 16;
 /// Words of a stack that are copied: the innermost frames.
 const WORDS: usize = 1024;
 
-/// What is known of an overrun besides its stack.
+/// Facts of an overrun besides its stack.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts {
     pub(crate) kind: Kind,
-    /// How long the stretch is, in nanoseconds, and how long it was when it was last reported.
+    /// Run time in nanoseconds; `reported` is its value at the last report.
     pub(crate) ran: u64,
     pub(crate) reported: u64,
     /// The system call it sleeps in.
     pub(crate) call: i64,
-    /// Who waits.
+    /// Fibers that wait.
     pub(crate) interactive: usize,
     pub(crate) batch: usize,
-    /// The fiber for which somebody pressed, or zero.
+    /// The urgent fiber that others made room for, or zero.
     pub(crate) pressed_for: u64,
 }
 
-/// What came out of a slot.
+/// A report taken out of a slot.
 pub(crate) struct Captured {
     pub(crate) facts: Facts,
     pub(crate) fiber: Held,
@@ -58,10 +59,10 @@ struct Slot {
     pressed_for: AtomicU64,
     /// Counted, or null.
     fiber: AtomicPtr<Record>,
-    /// The instruction, should there be no stack.
+    /// The interrupted instruction, used if there is no stack.
     code: AtomicUsize,
     stack: Snapshot<WORDS>,
-    /// The stack has changed while it was copied.
+    /// Whether the stack changed while it was copied.
     torn: AtomicBool,
 }
 
@@ -106,14 +107,14 @@ impl Slot {
     }
 }
 
-/// A counted reference as a pointer.
+/// Turns a counted reference into a pointer.
 fn into_raw(held: Held) -> *mut Record {
     let record = held.fiber().pointer().as_ptr();
     std::mem::forget(held);
     record
 }
 
-/// The reference that was made a pointer, if there was one.
+/// Takes back a reference that `into_raw` made a pointer, if there is one.
 fn take(place: &AtomicPtr<Record>) -> Option<Held> {
     let record = ptr::NonNull::new(place.swap(ptr::null_mut(), Relaxed))?;
     // SAFETY: counted: I22.
@@ -139,8 +140,9 @@ impl Slots {
         }
     }
 
-    /// Files a report; false if there is no room. `still` says, after the copy, whether it is good. For
-    /// handlers.
+    /// Puts a report into a slot; false if none is free.
+    ///
+    /// `still` returns, after the copy, whether it is valid. May be called in handlers.
     pub(crate) fn put(
         &self,
         facts: Facts,
@@ -160,7 +162,7 @@ impl Slots {
         true
     }
 
-    /// Takes a report out. Not for handlers.
+    /// Takes a report out of a slot. Not for handlers.
     pub(crate) fn take(&self) -> Option<Captured> {
         let index = self.full.claim_any(0)?;
         let slot = &self.slots[index];
@@ -185,7 +187,9 @@ mod models {
     use loom::sync::Arc;
     use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-    /// I22 with one slot, two who write and one who reads: what is read was written by one hand.
+    /// I22 with one slot, two writers and one reader.
+    ///
+    /// What is read was written by one thread.
     #[test]
     fn loom_a_report_is_read_as_one_hand_wrote_it() {
         loom::model(|| {
@@ -238,7 +242,7 @@ mod tests {
         }
     }
 
-    /// Files a report of the calling fiber, as a handler would.
+    /// Puts a report of the calling fiber into a slot, as a handler would.
     #[inline(never)]
     fn put(slots: &Slots, ran: u64) -> bool {
         let fiber = context::current_fiber().expect("on a fiber");
@@ -275,7 +279,7 @@ mod tests {
         });
     }
 
-    /// A stack that fills a slot.
+    /// Calls `f` on a stack that fills a slot.
     #[inline(never)]
     fn deep(room: &mut [u64; 2 * WORDS], f: impl FnOnce()) {
         f();

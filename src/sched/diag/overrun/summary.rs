@@ -1,4 +1,4 @@
-//! The table of overruns, with names, for whoever asks.
+//! The table of overruns with names of functions, as `overruns()` returns it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,12 +24,15 @@ use crate::sched::diag::overrun::table::Entry;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Overruns {
-    /// One for each spawn site and function.
+    /// One row for each spawn site and function.
     pub rows: Vec<OverrunRow>,
-    /// Times a fiber overran while nobody waited and nobody [listened](crate::runtime::Builder::on_overrun):
-    /// it is not known who it was. One that was stopped later is in the rows as well.
+    /// Overruns that were only counted, so the fiber is unknown.
+    ///
+    /// A fiber overran while no other fiber waited, and there was no
+    /// [listener](crate::runtime::Builder::on_overrun). One that was stopped later is in the rows
+    /// as well.
     pub unseen: u64,
-    /// Reports that got lost because too many came at once.
+    /// Reports that were lost because too many came at once.
     pub lost: u64,
 }
 
@@ -47,17 +50,19 @@ pub struct Overruns {
 pub struct OverrunRow {
     /// Where the fibers were spawned; `None` for what did not fit into the table.
     pub location: Option<&'static Location<'static>>,
-    /// What they ran: see [`Overrun::function`](crate::runtime::Overrun::function). `None` if it is not known.
+    /// The function they ran: see [`Overrun::function`](crate::runtime::Overrun::function).
+    ///
+    /// `None` if it is not known.
     pub function: Option<String>,
-    /// Stretches that were in this function when they passed the quantum.
+    /// Runs that were in this function when they passed the quantum.
     pub overruns: u64,
-    /// The longest of them.
+    /// The longest run time of them.
     pub longest: Duration,
-    /// How long all of them were, up to the last report of each.
+    /// Sum of their run times, up to the last report of each.
     pub total: Duration,
-    /// Reports after which the fiber was stopped with its thread, in the program's code …
+    /// Reports after which the fiber was stopped with its thread, in the program's code.
     pub frozen: u64,
-    /// … or in a library's.
+    /// Reports after which the fiber was stopped with its thread, in a library's code.
     pub frozen_in_library: u64,
     /// Reports of fibers that blocked their thread.
     pub detached: u64,
@@ -97,7 +102,7 @@ impl OverrunRow {
         self.noticed += by(Kind::Noticed);
     }
 
-    /// What was done, in words.
+    /// Describes what was done, in words.
     fn done(&self) -> String {
         let parts = [
             (self.frozen, "frozen"),
@@ -113,7 +118,7 @@ impl OverrunRow {
 }
 
 impl Overruns {
-    /// Names the functions, and adds together what has one name. Takes its time.
+    /// Names the functions, and adds rows of the same name together, which takes long.
     pub(crate) fn new(entries: &[Entry], unseen: u64, lost: u64) -> Self {
         let mut rows: HashMap<_, OverrunRow> = HashMap::new();
         for entry in entries {

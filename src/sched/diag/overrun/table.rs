@@ -1,11 +1,11 @@
-//! How often which function overran, by the place its fiber was spawned at. Plain data.
+//! Counts overruns by function and by the place where the fiber was spawned. Plain data.
 //!
-//! A *key* is a spawn site and the beginnings of the innermost functions of the program that were on the
-//! stack. No names: whoever asks for the table looks them up and adds rows together that name the same
-//! function (`report.rs`). So nobody pays for names who does not ask.
+//! A *key* is a spawn site and the beginnings of the innermost functions of the program that were
+//! on the stack. No names: a caller that asks for the table looks them up and adds rows together
+//! that name the same function (`summary.rs`). So only such callers pay for names.
 //!
-//! There are at most [`MOST`] keys. What comes later counts for its site alone, and beyond twice as many
-//! for nobody in particular.
+//! There are at most [`MOST`] keys. A key that comes later counts for its site alone, and beyond
+//! twice as many keys for one entry without a site.
 
 use std::collections::HashMap;
 use std::panic::Location;
@@ -14,13 +14,13 @@ use crate::sched::diag::overrun::Kind;
 use crate::sched::diag::overrun::slots::Facts;
 
 const MOST: usize = 512;
-/// Functions of a key.
+/// Number of functions in a key.
 pub(crate) const DEPTH: usize = 6;
 
 /// A spawn site, by address, and beginnings of functions.
 pub(crate) type Key = (usize, [usize; DEPTH]);
 
-/// What is known of a key.
+/// Counts of one key.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) location: Option<&'static Location<'static>>,
