@@ -79,7 +79,7 @@ fn wanted(word: u64) -> u64 {
 /// use indent::park::{self, ParkReason, Woken};
 ///
 /// park::unparker().unpark();
-/// match park::until(None, ParkReason::Park) {
+/// match park::park_until(None, ParkReason::Park) {
 ///     Woken::ByWake => println!("an unpark came"),
 ///     Woken::ByDeadline => unreachable!("there is none"),
 ///     Woken::ByCancel => println!("let go of what we hold, and return"),

@@ -97,6 +97,8 @@ static DECLARED: OnceLock<Vec<Declaration>> = OnceLock::new();
 ///     let calls = Declaration::ThreadLocal(concat!(module_path!(), "::CALLS").to_owned());
 ///     // SAFETY: the number is read and written at once, and nothing of it is kept.
 ///     unsafe { declare_harmless(&[calls]) }.unwrap();
+/// #   // Where thread-locals are the threads', keys of thread-locals are pointers that bind.
+/// #   unsafe { indent_sysmon::frames::trust_pointers() };
 ///     let judge = Judge::survey();
 ///     assert_eq!(judge.mobility(works as fn() -> u64 as usize), Mobility::Movable);
 ///
