@@ -335,7 +335,7 @@ impl Cutter<'_> {
         }
     }
 
-    /// Whether an item is certain to end here, given a location that lies before this address.
+    /// Whether a location that ends at this address is a whole constant.
     fn ends(&self, end: usize) -> bool {
         sorted::index_of(&self.fixed, end).is_some()
             || self.is_closed(end)

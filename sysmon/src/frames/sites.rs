@@ -393,7 +393,7 @@ impl Sites {
 ///
 /// ```
 /// use indent_sysmon::frames::{self, Mobility};
-/// // Nothing was asked for yet.
+/// // Nothing was requested yet.
 /// assert_eq!(frames::resolve(|_address| Mobility::Bound), 0);
 /// ```
 pub fn resolve(mut mobility: impl FnMut(usize) -> Mobility) -> usize {

@@ -57,7 +57,7 @@ const GUESSES: usize = 64;
 /// // A stack that waits in a call.
 /// let words = [0usize; 8];
 /// let range = words.as_ptr_range();
-/// // SAFETY: the array outlives it, and nobody writes to it.
+/// // SAFETY: the array outlives it, and nothing writes to it.
 /// let stack = unsafe { Stack::new(range.start.addr()..range.end.addr()) };
 /// let code = drop::<u8> as fn(u8) as usize;
 /// let start = Registers::after_call(code + 1, range.start.addr(), 0);

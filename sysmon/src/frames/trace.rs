@@ -207,14 +207,14 @@ impl Recorder<'_> {
 /// let words = [0usize; 16];
 /// let range = words.as_ptr_range();
 /// let range = range.start.addr()..range.end.addr();
-/// // SAFETY: the array outlives it, and nobody writes to it.
+/// // SAFETY: the array outlives it, and nothing writes to it.
 /// let stack = unsafe { Stack::new(range.clone()) };
 /// let code = drop::<u8> as fn(u8) as usize;
 /// let start = Registers::after_call(code + 1, range.start, 0);
 ///
 /// let mut cache = TraceCache::new();
 /// let judgement = cache.judge(&start, &stack, range.end);
-/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet, and asked for
+/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet; requested
 /// assert!(!judgement.complete);
 /// ```
 pub struct TraceCache {
@@ -276,7 +276,7 @@ impl TraceCache {
     /// let words = [0usize; 16];
     /// let range = words.as_ptr_range();
     /// let range = range.start.addr()..range.end.addr();
-    /// // SAFETY: the array outlives it, and nobody writes to it.
+    /// // SAFETY: the array outlives it, and nothing writes to it.
     /// let stack = unsafe { Stack::new(range.clone()) };
     /// let start = Registers::interrupted(drop::<u8> as fn(u8) as usize, range.start, 0);
     /// let (region, root) = (range.start + 32, range.end);

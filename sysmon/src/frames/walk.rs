@@ -42,7 +42,7 @@ pub(crate) const UNKNOWN: usize = usize::MAX;
 /// use indent_sysmon::frames::Stack;
 /// let words = [0usize; 16];
 /// let range = words.as_ptr_range();
-/// // SAFETY: the array outlives it, and nobody writes to it.
+/// // SAFETY: the array outlives it, and nothing writes to it.
 /// let stack = unsafe { Stack::new(range.start.addr()..range.end.addr()) };
 /// # let _ = stack;
 /// ```
@@ -342,13 +342,13 @@ impl Judgement {
 /// let words = [0usize; 16];
 /// let range = words.as_ptr_range();
 /// let range = range.start.addr()..range.end.addr();
-/// // SAFETY: the array outlives it, and nobody writes to it.
+/// // SAFETY: the array outlives it, and nothing writes to it.
 /// let stack = unsafe { Stack::new(range.clone()) };
 /// let code = drop::<u8> as fn(u8) as usize;
 /// let start = Registers::after_call(code + 1, range.start, 0);
 ///
 /// let judgement = frames::judge_stack(&start, &stack, range.end);
-/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet, and asked for
+/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet; requested
 /// assert!(!judgement.complete && judgement.ring);
 /// frames::resolve(|_| Mobility::Bound); // on the helper's thread
 /// let judgement = frames::judge_stack(&start, &stack, range.end);
