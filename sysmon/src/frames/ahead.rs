@@ -1,17 +1,19 @@
 #![expect(unsafe_code, reason = "looks at the code before a return address")]
-//! Asks for what a walk will want next.
+//! Requests the sites that a walk will need next.
 //!
-//! A walk that meets an unknown site cannot go on: it does not know where the caller's return address
-//! is. Asking for one site at a time would take the helper as many rounds as there are frames. So the
-//! words between here and the root are searched for what *may* be a return address: it points into
-//! the executable's text, and the instruction before it is a call. Those that are unknown are asked
-//! for too. Nothing is believed: a word that is left from an earlier call costs the helper a look at
-//! a function that has run on this stack before, no more.
+//! A walk that meets an unknown site cannot continue: it does not know where the caller's return
+//! address is. Requesting one site at a time would take the helper as many rounds as there are
+//! frames. So the words between here and the root are searched for values that *may* be return
+//! addresses: such a value points into the executable's text, and the instruction before it is a
+//! call. Unknown sites among those are requested too. Nothing is taken as true: a word that is left
+//! from an earlier call only costs the helper a look at a function that has run on this stack
+//! before.
 //!
-//! The law is that of `walk`: it runs in signal handlers.
+//! The rules are those of `walk`: it runs in signal handlers.
 //!
-//! Rejected: to hand the helper a copy of the stack (4 KiB for each wish, and states of their own);
-//! to ask without looking at the code (function pointers and their neighbours are asked for too).
+//! Rejected: handing the helper a copy of the stack (4 KiB for each request, and states of their
+//! own); requesting without looking at the code (function pointers and their neighbours would be
+//! requested too).
 
 use std::ops::Range;
 
@@ -19,14 +21,16 @@ use super::rows::WORD;
 use super::sites::Sites;
 use super::walk::Stack;
 
-/// Words that are looked at, at most.
+/// Maximum number of words that are looked at.
 const WORDS: usize = 1024;
 
-/// Asks for what may be return addresses from `sp` to `root`. True if the helper has to be rung.
+/// Requests the sites of possible return addresses from `sp` to `root`.
+///
+/// Returns true if the caller must notify the helper.
 #[cold]
 pub(crate) fn ask_ahead(sites: &Sites, stack: &Stack, sp: usize, root: usize) -> bool {
     let Some(text) = sites.text() else {
-        return false; // the helper has not been here yet
+        return false; // the helper has not run yet
     };
     let mut ring = false;
     for at in (sp..root).step_by(WORD).take(WORDS) {
@@ -38,7 +42,7 @@ pub(crate) fn ask_ahead(sites: &Sites, stack: &Stack, sp: usize, root: usize) ->
     ring
 }
 
-/// The longest call: prefix, opcode, two bytes of operand, four of distance.
+/// Length of the longest call: prefix, opcode, two bytes of operand, four of distance.
 const LONGEST: usize = 8;
 
 /// Whether the bytes before an address can be read as a call.
@@ -51,7 +55,8 @@ fn follows_a_call(text: &Range<usize>, address: usize) -> bool {
         return false;
     }
     let code = std::ptr::with_exposed_provenance::<[u8; LONGEST]>(before);
-    // SAFETY: inside the executable's text, which is readable, stays for ever and is not written to.
+    // SAFETY: inside the executable's text, which is readable, stays for ever and is not written
+    // to.
     let code = unsafe { code.read() };
     is_call(code)
 }
@@ -106,7 +111,7 @@ mod tests {
             std::hint::black_box(frames);
         }
         let sites = Sites::new();
-        resolve_in(&sites, |_, row| Site::new(Mobility::Movable, row)); // learns where the text is
+        resolve_in(&sites, |_, row| Site::new(Mobility::Movable, row)); // finds the text
         let mut rounds = 0;
         let mut look = |caught: &Caught| {
             while !judge_in(&sites, &caught.start, &caught.stack, caught.root).complete {

@@ -1,17 +1,18 @@
 #![expect(unsafe_code, reason = "calls the allocator by its raw functions")]
-//! Judges a stack that was interrupted at an instruction, outside of any region (I35), and the
-//! allocator of a program in which stacks are left there.
+//! Judges a stack that was interrupted at an instruction outside of any region (I35), and the
+//! allocator of a program in which such stacks are left.
 //!
-//! Law of `judge_anywhere`: it runs in signal handlers, as `walk` does.
+//! Rules of `judge_anywhere`: it runs in signal handlers, as `walk` does.
 //!
-//! *The allocator.* Other stacks run on the thread of one that was left, and the scheduler
-//! allocates. So a stack must not be left while it holds a lock of the allocator's. Code in C is
-//! behind a call, and no stack with a frame of C is left. Code in Rust may be anywhere, by link-time
-//! optimization; then all of it has to be free of locks. It is found from four functions of this file
-//! that allocate and free: what the compiler has put into them or calls there is what it puts into
-//! others. Followed are calls and jumps, and slots that the loader has filled in and protected. A
-//! call through any other pointer may lead to a lock, so the program is refused. Not followed are
-//! functions by which the standard library panics: a stack that panics is not left.
+//! *The allocator.* Other stacks run on the thread of a stack that was left, and the scheduler
+//! allocates. So a stack must not be left while it holds a lock of the allocator. An allocator in C
+//! is behind a call, and no stack with a frame of C is left. Code in Rust may be anywhere, by
+//! link-time optimization; then all of it has to be free of locks. It is found from four functions
+//! of this file that allocate and free: what the compiler has put into them, or calls there, is
+//! what it puts into other functions. The search follows calls and jumps, and slots that the loader
+//! has filled in and protected. A call through any other pointer may lead to a lock, so the program
+//! is refused. The search does not follow functions by which the standard library panics: a stack
+//! that panics is not left.
 
 use std::alloc::{self, Layout};
 use std::collections::BTreeSet;
@@ -28,18 +29,20 @@ use super::trace::TraceCache;
 use super::verdict::{Function, InPlace, Judge};
 use super::walk::{Climb, Climber, Registers, Stack};
 
-/// Frames at most: each of them takes a microsecond.
+/// Maximum number of frames: each of them takes a microsecond.
 const DEEP: usize = 128;
 
 impl TraceCache {
-    /// Whether an interrupted stack may be left where it stands and go on on another thread, as
-    /// far as its code shows: if every frame up to the root lies in the executable, can be climbed
-    /// from, is movable, is written in Rust, and belongs neither to the allocator nor to the
-    /// runtime; and if the innermost function has nothing to do with the runtime or with addresses
-    /// of thread-locals. False before [`Judge::refuses_in_place`] has found nothing against it.
+    /// Whether an interrupted stack may be left in place and continue on another thread.
     ///
-    /// What the registers and words of the stack hold is not looked at here. As
-    /// [`judge`](Self::judge) for the thread that owns the cache; for signal handlers too.
+    /// The answer is based on its code. It is true if every frame up to the root lies in the
+    /// executable, can be climbed from, is movable, is written in Rust, and belongs neither to the
+    /// allocator nor to the runtime; and if the innermost function has nothing to do with the
+    /// runtime or with addresses of thread-locals. It is false before [`Judge::refuses_in_place`]
+    /// has found nothing against it.
+    ///
+    /// What the registers and words of the stack hold is not looked at here. Like
+    /// [`judge`](Self::judge), for the thread that owns the cache; for signal handlers too.
     ///
     /// ```
     /// use indent_sysmon::frames::{Registers, Stack, TraceCache};
@@ -80,16 +83,16 @@ impl TraceCache {
     }
 }
 
-/// Why the program's allocator may hold a lock in Rust code, if it may; once that was asked.
+/// Why the program's allocator may hold a lock in Rust code, if it may; set by the first request.
 static ALLOCATOR: OnceLock<Option<&'static str>> = OnceLock::new();
 
 const UNKNOWN: &str = "its allocator cannot be found";
 const POINTERS: &str = "its allocator calls functions through pointers";
 const LOCKS: &str = "its allocator is written in Rust and may hold a lock";
-/// Functions of an allocator at most: one that has more is not followed to its end.
+/// Maximum number of functions of an allocator: a larger one is not followed to its end.
 const MOST: usize = 1_000;
 
-/// How the names begin of functions that do not return: where std panics, or ends the process.
+/// Name prefixes of functions that do not return: the standard library panics, or ends the process.
 const PANICS: [&str; 9] = [
     "core::panicking::",
     "std::panicking::",
@@ -103,9 +106,11 @@ const PANICS: [&str; 9] = [
 ];
 
 impl Judge {
-    /// Why no interrupted stack of this program is left where it stands outside of regions, if so. As
-    /// [`in_place_refusal`](Self::in_place_refusal), which it asks first; then it reads the code of
-    /// the allocator. From then on [`TraceCache::judge_anywhere`] may return true. Allocates.
+    /// Returns why no interrupted stack of this program is left in place outside of regions.
+    ///
+    /// First it calls [`in_place_refusal`](Self::in_place_refusal), then it reads the code of the
+    /// allocator. `None` means no objection: from then on [`TraceCache::judge_anywhere`] may return
+    /// true. Allocates.
     ///
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();
@@ -150,7 +155,7 @@ unsafe fn obtain(layout: Layout) -> *mut u8 {
     unsafe { alloc::alloc(layout) }
 }
 
-/// The same with zeroed memory.
+/// Allocates zeroed memory, as all code of the program does.
 #[inline(never)]
 unsafe fn obtain_zeroed(layout: Layout) -> *mut u8 {
     // SAFETY: by the caller's promise.
@@ -164,20 +169,20 @@ unsafe fn release(at: *mut u8, layout: Layout) {
     unsafe { alloc::dealloc(at, layout) };
 }
 
-/// Makes it larger or smaller, as all code of the program does.
+/// Makes an allocation larger or smaller, as all code of the program does.
 #[inline(never)]
 unsafe fn resize(at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
     // SAFETY: by the caller's promise.
     unsafe { alloc::realloc(at, layout, size) }
 }
 
-/// A search for all that the allocator calls.
+/// A search for everything that the allocator calls.
 struct Search<'a> {
-    /// Of the executable, in order.
+    /// Functions of the executable, in order.
     functions: Vec<Function<'a>>,
     memory: Memory,
     executable: &'a Object,
-    /// Where functions begin that were found, and those of them that have not been read.
+    /// Start addresses of functions that were found, and those of them that have not been read.
     found: BTreeSet<usize>,
     next: Vec<Range<usize>>,
 }
@@ -196,7 +201,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// A function is called, or jumped to, at this address.
+    /// Handles a call of, or a jump to, this address.
     fn follow(&mut self, target: usize) -> Result<(), &'static str> {
         if !self.executable.contains(target) {
             return Ok(()); // behind a call
@@ -209,7 +214,7 @@ impl Search<'_> {
         if !self.found.insert(function.start) {
             return Ok(());
         }
-        // Code without a name is read: it may be a stub of the linker's.
+        // Code without a name is read: it may be a stub of the linker.
         let name = function.name().unwrap_or_default();
         let is_c = !name.is_empty() && !name.contains("::");
         if !is_c && !PANICS.iter().any(|begins| name.starts_with(begins)) {
@@ -218,7 +223,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// A stub of the linker's, which jumps to another object, has no unwind row.
+    /// Follows a stub of the linker, which jumps to another object and has no unwind row.
     fn follow_stub(&mut self, target: usize) -> Result<(), &'static str> {
         const LONGEST: usize = 32;
         for instruction in self.decode(target..target + LONGEST)? {
@@ -258,7 +263,9 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// A call or a jump through memory: known if the loader has protected that, once it was filled in.
+    /// Follows a call or a jump through memory.
+    ///
+    /// The target is known if the loader has filled in that memory and then protected it.
     fn follow_slot(&mut self, instruction: &Instruction) -> Result<(), &'static str> {
         let relative = instruction.op0_kind() == OpKind::Memory
             && instruction.memory_base() == Register::RIP

@@ -1,34 +1,35 @@
-//! What one function does, read off its machine code: which thread-locals it touches, and what it
-//! leads to.
+//! Reads from one function's machine code which thread-locals it touches, and what it leads to.
 //!
-//! An *edge* is whatever could make another function run, now or later ([S5]): a direct call or
-//! jump; a word read from a constant place (a slot the loader filled in, an entry of a table); the
-//! address of a function; the address of a constant, whose pointers all count (`constants`). A call
-//! through a register needs no edge of its own: what is in the register came from one of these, or
-//! out of writable memory, which is where the analysis ends.
+//! An *edge* is anything that could make another function run, now or later ([S5]): a direct call
+//! or jump; a word read from a constant place (a slot the loader filled in, an entry of a table);
+//! the address of a function; the address of a constant, whose pointers all count (`constants`). A
+//! call through a register needs no edge of its own: what is in the register came from one of
+//! these, or from writable memory, which is where the analysis ends.
 //!
-//! A constant *read* at a fixed place leads where exactly the bytes read lead. Only a constant whose
-//! *address is taken* stands for all of itself, and perhaps for its neighbours (`moves`): a loop may
-//! begin at the end of a table, or one entry before it.
+//! A constant *read* at a fixed place leads where exactly the bytes read lead. Only a constant
+//! whose *address is taken* stands for all of itself, and perhaps for its neighbours (`moves`): a
+//! loop may begin at the end of a table, or one entry before it.
 //!
 //! Nearly all functions are made of ordinary instructions and are read by a decoder that knows only
-//! those (`quick`, `brief`): a program's debug build compiles all this without optimization.
-//! Whatever it does not know makes it leave the function to the complete decoder.
+//! those (`quick`, `brief`): a program's debug build compiles all this without optimization. At
+//! anything it does not know, it leaves the function to the complete decoder.
 //!
-//! Touching is every operand with an `fs:` segment but the stack protector's, every slot with a
-//! thread-local's offset or module, `rdfsbase`, and loading the segment register itself. Which
-//! variable it is, if that can be told, is worked out by `flow`. An instruction that cannot be
-//! decoded makes the function unknown, and so does a branch into the middle of one (`starts`).
+//! A function touches its thread by every operand with an `fs:` segment except the stack
+//! protector's, by every slot with a thread-local's offset or module, by `rdfsbase`, and by loading
+//! the segment register itself. `flow` works out which variable it is, if possible. An instruction
+//! that cannot be decoded makes the function unknown, and so does a branch into the middle of one
+//! (`starts`).
 //!
-//! `__errno_location` hands out the address of a thread-local, so whoever keeps it is bound. Almost
-//! every system call is followed by one, and nearly all of those read the number at once and drop
-//! the address; `flow` tells these apart, and they do not touch. (The number itself is worth nothing
-//! after a park, on any thread: whatever ran meanwhile made system calls, too.)
+//! `__errno_location` hands out the address of a thread-local, so a function that keeps it is
+//! bound. Almost every system call is followed by a call of it, and nearly all of those read the
+//! number at once and drop the address; `flow` recognizes these, and they do not touch. (The number
+//! itself is worth nothing after a park, on any thread: whatever ran meanwhile made system calls,
+//! too.)
 //!
-//! Whoever asks the kernel directly, by the instruction or by libc's `syscall`, may ask for anything
-//! of its thread: which number that is, `flow` finds out, and a list knows the harmless ones
-//! (`harmless::kernel`). Registers of the thread that no call preserves or spoils, its rounding mode and
-//! rights, are touched by whoever loads them (`control`).
+//! A function that calls the kernel directly, by the instruction or by libc's `syscall`, may ask
+//! for anything of its thread: `flow` finds out the number, and a list knows the harmless ones
+//! (`harmless::kernel`). Registers of the thread that no call preserves or spoils, its rounding
+//! mode and rights, are touched by the functions that load them (`control`).
 //!
 //! [S5]: ../../../docs/invariants.md
 
@@ -61,9 +62,9 @@ use super::image::relocs::Slot;
 use super::image::unwind::Function;
 use super::image::{Image, Target};
 
-/// Where the stack protector keeps its secret, the same for every thread.
+/// Offset of the stack protector's secret in the thread control block, the same for every thread.
 const PROTECTOR: u64 = 0x28;
-/// Hands out the address of a thread-local number.
+/// Returns the address of a thread-local number.
 pub(crate) const ERRNO: &str = "__errno_location";
 /// Asks the kernel for whatever its first argument says.
 pub(crate) const SYSCALL: &str = "syscall";
@@ -81,35 +82,36 @@ pub(crate) enum How {
 /// How a function touches the thread it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
-    /// A thread-local of the executable, so far from the thread pointer.
+    /// A thread-local of the executable, by its distance from the thread pointer.
     Variable(i64),
-    /// The thread pointer is in a register of results when the function returns; often it was
-    /// only left there.
+    /// The thread pointer is in a register of results when the function returns.
+    ///
+    /// Often it was only left there.
     Returned,
     /// The address of errno, kept beyond the next call.
     Errno,
-    /// The kernel is asked directly, with this number if it can be told.
+    /// A direct system call, with its number if that can be found.
     Kernel(Option<i64>),
-    /// A thread-local nobody can tell.
+    /// A thread-local that cannot be identified.
     Unknown(&'static str),
 }
 
-/// What was found in one function.
+/// Facts found in one function.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) code: Vec<(usize, How)>,
     pub(crate) constants: Vec<Use>,
     pub(crate) imports: Vec<(u32, usize, How)>,
     pub(crate) foreign: Vec<usize>,
-    /// With the address of the instruction.
+    /// Each with the address of the instruction.
     pub(crate) touches: Vec<(usize, Touch)>,
     pub(crate) pointers: PointerCalls,
 }
 
-/// Calls of, and jumps to, what is in a register or in memory that may have been written to.
+/// Indirect calls and jumps: through a register, or memory that may have been written to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PointerCalls {
-    /// Where the first one is, as an offset into the function.
+    /// Place of the first one, as an offset into the function.
     first: Option<usize>,
 }
 
@@ -127,15 +129,15 @@ impl PointerCalls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) address: usize,
-    /// It may be an end of what is meant.
+    /// The address may be an end of what is meant.
     pub(crate) reach: Reach,
-    /// It may be a table of 32-bit distances from itself.
+    /// Whether it may be a table of 32-bit distances from itself.
     pub(crate) distances: bool,
-    /// It is given to one of std's functions for thread-locals, and goes nowhere else.
+    /// Whether it is only passed to one of the standard library's functions for thread-locals.
     pub(crate) given: bool,
 }
 
-/// Decodes functions one after the other; keeps its memory.
+/// Decodes functions one after another; reuses its memory.
 #[derive(Default)]
 pub(crate) struct Reader {
     instructions: Vec<Instruction>,
@@ -155,19 +157,19 @@ impl Facts {
     }
 }
 
-/// What has to be known of an instruction that leads somewhere.
+/// Properties of an instruction that leads somewhere.
 struct Form {
     ip: usize,
     how: How,
-    /// Bytes that it reads or writes.
+    /// Number of bytes that it reads or writes.
     size: usize,
-    /// Where it leads is part of it: it is relative, and no register.
+    /// Whether the instruction itself contains its target: it is relative, and no register.
     seen: bool,
-    /// Does not simply go on with the next instruction.
+    /// Whether it does not simply continue with the next instruction.
     turns: bool,
-    /// Loads a whole register.
+    /// Whether it loads a whole register.
     load: bool,
-    /// Adds to a whole register.
+    /// Whether it adds to a whole register.
     adds: bool,
 }
 
@@ -192,26 +194,26 @@ impl Form {
     }
 }
 
-/// Where the address of a constant goes.
+/// Destination of the address of a constant.
 #[derive(Clone, Copy)]
 enum Into {
     Register(Register),
-    /// It is used at once, with an index.
+    /// Used at once, with an index.
     Operand(Reach),
-    /// It was read from a constant word.
+    /// Read from a constant word.
     Word,
 }
 
-/// The address of a constant, where it goes, and the place behind that instruction.
+/// The address of a constant, its destination, and the place behind that instruction.
 struct Taken {
     address: usize,
     into: Into,
     next: usize,
-    /// The address of the next instruction.
+    /// Address of the next instruction.
     end: usize,
 }
 
-/// One function on its way through the reader.
+/// One function while it is read.
 struct Pass<'a> {
     image: &'a Image,
     range: Range<usize>,
@@ -220,15 +222,15 @@ struct Pass<'a> {
     marks: &'a mut [u8],
     /// Addresses of constants that are taken.
     taken: Vec<Taken>,
-    /// The place behind the instruction it is at, however places are counted.
+    /// The place behind the current instruction, however places are counted.
     next: usize,
-    /// Its address.
+    /// The address of that place.
     end: usize,
     /// Registers that are the base of a table of distances.
     distances: u32,
-    /// Calls of registers, and jumps to them.
+    /// Indirect calls and jumps through registers.
     indirect: Vec<Indirect>,
-    /// Something that `flow` must follow.
+    /// Whether there is something that `flow` must follow.
     follow: bool,
 }
 
@@ -242,7 +244,7 @@ impl Reader {
         }
     }
 
-    /// The same by the complete decoder.
+    /// Fills `facts` by the complete decoder.
     fn read_fully(&mut self, image: &Image, function: &Function) {
         let range = function.range.clone();
         let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
@@ -359,7 +361,7 @@ impl Pass<'_> {
         function.is_none_or(|f| self.image.functions[f].range.start != target)
     }
 
-    /// The memory operand of an instruction.
+    /// Handles the memory operand of an instruction.
     fn operand(&mut self, instruction: &Instruction) {
         let ip = instruction.ip() as usize;
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
@@ -393,8 +395,10 @@ impl Pass<'_> {
         }
     }
 
-    /// How far an address with an index may be from the table that is meant. Pointers are read as
-    /// whole words; a jump by a table of its own labels shows where that begins.
+    /// Returns how far an address with an index may be from the table that is meant.
+    ///
+    /// Pointers are read as whole words; a jump by a table of its own labels shows where that
+    /// begins.
     fn folded(&self, address: usize, instruction: &Instruction) -> Reach {
         let whole =
             instruction.mnemonic() == Mnemonic::Lea || instruction.memory_size().size() >= 8;
@@ -411,7 +415,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A place with an `fs:` segment.
+    /// Handles an operand with an `fs:` segment.
     fn thread_operand(&mut self, instruction: &Instruction) {
         let ip = instruction.ip() as usize;
         let lonely = instruction.memory_base() == Register::None
@@ -431,7 +435,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A constant place that is read, or called through.
+    /// Handles a constant place that is read, or called through.
     fn read_at(&mut self, address: usize, form: &Form) {
         let size = form.size;
         let image = self.image;
@@ -451,8 +455,10 @@ impl Pass<'_> {
         }
     }
 
-    /// A word that is read. Reading the slot of `__errno_location` or `syscall` into a register, or
-    /// calling through it, is left to `flow`.
+    /// Handles a word that is read.
+    ///
+    /// Reading the slot of `__errno_location` or `syscall` into a register, or calling through it,
+    /// is left to `flow`.
     fn word(&mut self, at: usize, form: &Form) {
         let (ip, how) = (form.ip, form.how);
         let Some(target) = self.image.pointer(at) else {
@@ -473,7 +479,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The address of something is taken, into a register if that is all.
+    /// Records that the address of something is taken, into a register if that is all.
     fn take(&mut self, address: usize, into: Into) {
         let target = match self.image.fixed {
             true => self.image.guess(address),
@@ -494,14 +500,14 @@ impl Pass<'_> {
         }
     }
 
-    /// A function, unless it is a place in the middle of this one.
+    /// Records a function, unless it is a place in the middle of this one.
     fn code(&mut self, address: usize, how: How) {
         if !self.range.contains(&address) || address == self.range.start {
             self.facts.code.push((address, how));
         }
     }
 
-    /// In an image with a fixed address, any number may be an address.
+    /// Handles immediates: in an image with a fixed address, any number may be an address.
     fn immediates(&mut self, instruction: &Instruction) {
         for operand in 0..instruction.op_count() {
             let wide = matches!(
@@ -518,11 +524,11 @@ impl Pass<'_> {
         }
     }
 
-    /// A function that does not end goes on in the next one.
+    /// Adds an edge to the next function, if this one does not end.
     fn fall_through(&mut self, code: &[Instruction]) {
         let mut last = code.iter().rev();
         let last = last.find(|instruction| instruction.mnemonic() != Mnemonic::Nop);
-        // A function of nothing but padding goes on, too; `hlt` ends a program.
+        // A function that consists of padding continues, too; `hlt` ends a program.
         let goes_on = last.is_none_or(|last| {
             matches!(
                 last.flow_control(),
@@ -534,13 +540,16 @@ impl Pass<'_> {
         }
     }
 
-    /// The function goes on behind its end, even where no function is known: then the edge makes it
-    /// bound, for what runs there was not read.
+    /// Adds an edge behind the function's end, even where no function is known.
+    ///
+    /// In that case the edge makes it bound, because what runs there was not read.
     fn go_on(&mut self) {
         self.facts.code.push((self.range.end, How::Jump));
     }
 
-    /// Adds the constants, knowing all of the function: `code` reads it on from a place.
+    /// Adds the constants, once all of the function is known.
+    ///
+    /// `code` reads the function on from a place.
     fn finish<I: Iterator<Item = Motion>>(&mut self, code: impl Fn(usize) -> I) {
         let mut moves = None;
         for taken in &self.taken {
@@ -593,12 +602,12 @@ fn has_memory(instruction: &Instruction) -> bool {
     (0..instruction.op_count()).any(|i| instruction.op_kind(i) == OpKind::Memory)
 }
 
-/// Whether a pointer at a place may be another one by now.
+/// Whether a pointer at a place may have changed meanwhile.
 fn is_writable(image: &Image, slot: usize) -> bool {
     image.memory.kind(slot) != Some(Kind::Constant)
 }
 
-/// One bit for each general register, whatever part of it is named.
+/// Returns one bit for each general register, whatever part of it is named.
 fn bit(register: Register) -> u32 {
     let full = register.full_register();
     if !full.is_gpr64() {

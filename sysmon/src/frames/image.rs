@@ -1,4 +1,4 @@
-//! One object as it is mapped: its functions, its constants, and what is known by name.
+//! Reads one mapped object: its functions, its constants, and what is known by name.
 //!
 //! | file | what it reads |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `relocs` | which words the loader filled in, and with what |
 //! | `symbols` | names, if the file can be read and was not stripped |
 //!
-//! The first three describe the process as it runs. Names come from the file and only ever make
+//! The first three describe the process as it runs. Names come from the file, and only ever make
 //! more things harmless, or explanations better.
 
 pub(crate) mod memory;
@@ -38,7 +38,7 @@ pub(crate) enum Target {
     Import(u32, usize),
     /// The offset of a thread-local from the thread pointer.
     ThreadOffset(i64),
-    /// A thread-local, in a way not followed.
+    /// A thread-local that is reached in a way not followed.
     ThreadLocal,
     /// A place outside of the image that has no name.
     Foreign(usize),
@@ -48,26 +48,30 @@ pub(crate) enum Target {
 #[derive(Debug, Default)]
 pub(crate) struct Image {
     pub(crate) memory: Memory,
-    /// All of it.
+    /// Address range of the whole object.
     pub(crate) range: Range<usize>,
     pub(crate) functions: Vec<Function>,
     pub(crate) slots: Slots,
     pub(crate) symbols: Symbols,
-    /// Linked for one address: pointers are not marked.
+    /// Whether it is linked for one address: pointers are not marked.
     pub(crate) fixed: bool,
-    /// Variables without an initial value: no pointer of the linker's is there.
+    /// Variables without an initial value: the linker puts no pointer there.
     pub(crate) zeroed: Vec<Range<usize>>,
-    /// What belongs to no constant: the loader's own tables among them.
+    /// Ranges that belong to no constant: the loader's own tables among them.
     pub(crate) reserved: Vec<Range<usize>>,
-    /// Of that, the slots that the linker made: code reads them by their place, and takes the
-    /// address of none. What points there points to the end of what lies before.
+    /// Of `reserved`, the slots that the linker made.
+    ///
+    /// Code reads them by their place, and takes the address of none. What points there points to
+    /// the end of what lies before.
     pub(crate) linkers: Vec<Range<usize>>,
-    /// From the thread pointer to the initial image, for an executable.
+    /// Offset from the thread pointer to the initial image, for an executable.
     pub(crate) tls: Option<i64>,
 }
 
 impl Image {
-    /// Reads an object of this process, which must never be unloaded. `path` is where its file is.
+    /// Reads an object of this process, which must never be unloaded.
+    ///
+    /// `path` is the path of its file.
     pub(crate) fn read(object: &Object, path: &Path, executable: bool) -> Image {
         let mut memory = map(object);
         let start = object.segments.iter().map(|s| s.range.start).min();
@@ -94,7 +98,7 @@ impl Image {
         }
     }
 
-    /// The index of the function around an address.
+    /// Returns the index of the function around an address.
     pub(crate) fn function_at(&self, address: usize) -> Option<usize> {
         // A plain loop: this is most of a survey's work in builds without optimization.
         let functions = self.functions.as_slice();
@@ -110,7 +114,7 @@ impl Image {
         (low > 0 && address < functions[low - 1].range.end).then(|| low - 1)
     }
 
-    /// Where the word at an address leads, if anywhere.
+    /// Returns where the word at an address leads, if anywhere.
     pub(crate) fn pointer(&self, at: usize) -> Option<Target> {
         match self.slots.at(at) {
             Some(Slot::ThreadLocal) => Some(Target::ThreadLocal),
@@ -146,8 +150,9 @@ impl Image {
         }
     }
 
-    /// Whether this is where a slot leads that is not bound yet: a place in the procedure linkage
-    /// table. Some linkers give that an unwind entry.
+    /// Whether an address is a place in the procedure linkage table.
+    ///
+    /// A slot that is not bound yet leads there. Some linkers give such a place an unwind entry.
     fn is_stub(&self, address: usize) -> bool {
         let mut tables = self.symbols.sections.iter();
         let table = tables.any(|s| s.name.starts_with(".plt") && s.range.contains(&address));
@@ -155,8 +160,10 @@ impl Image {
         table || uncovered && self.memory.kind(address) == Some(Kind::Text)
     }
 
-    /// What an address itself leads to. Variables count with what they hold, too: many are tables
-    /// in all but name, beside a counter or in a section of their own.
+    /// Returns what an address itself leads to.
+    ///
+    /// Variables count with what they hold, too: many are in effect tables, beside a counter or in
+    /// a section of their own.
     pub(crate) fn address(&self, value: usize) -> Option<Target> {
         if !self.range.contains(&value) {
             return None;
@@ -167,22 +174,23 @@ impl Image {
         }
     }
 
-    /// Whether a table of this image may be meant by an address with an index.
+    /// Whether an address with an index may refer to a table of this image.
     pub(crate) fn is_near(&self, address: usize) -> bool {
         let (before, after) = (Reach::FAR.before as usize, Reach::FAR.after as usize);
         let start = self.range.start.saturating_sub(after);
         (start..self.range.end.saturating_add(before)).contains(&address)
     }
 
-    /// What a number leads to that may be an address and may be not. Nothing of the program's lies in
-    /// the headers and the loader's tables.
+    /// Returns what a number leads to, which may or may not be an address.
+    ///
+    /// Nothing of the program lies in the headers and the loader's tables.
     pub(crate) fn guess(&self, value: usize) -> Option<Target> {
         let target = self.address(value)?;
         let theirs = self.reserved.iter().any(|range| range.contains(&value));
         (!theirs || target == Target::Code(value)).then_some(target)
     }
 
-    /// The slot a stub of the procedure linkage table jumps through.
+    /// Returns the slot through which a stub of the procedure linkage table jumps.
     pub(crate) fn stub(&self, address: usize) -> Option<usize> {
         let bytes = self.memory.bytes(address..address + 24)?;
         let mut decoder = Decoder::with_ip(64, bytes, address as u64, DecoderOptions::NONE);
@@ -198,20 +206,20 @@ impl Image {
         (jump && known).then_some(slot)
     }
 
-    /// The name of the thread-local at an offset from the thread pointer, and its size.
+    /// Returns name and size of the thread-local at an offset from the thread pointer.
     pub(crate) fn variable(&self, offset: i64) -> Option<(&str, usize)> {
         let inside = usize::try_from(offset - self.tls?).ok()?;
         self.symbols.thread_local_at(inside)
     }
 
-    /// A function's name, demangled; the shortest of several.
+    /// Returns a function's name, demangled; the shortest of several.
     pub(crate) fn name(&self, start: usize) -> Option<String> {
         let names = self.symbols.functions_at(start).map(symbols::plain);
         names.min_by_key(String::len)
     }
 }
 
-/// The segments of an object.
+/// Maps the segments of an object.
 #[expect(unsafe_code, reason = "trusts the loader")]
 pub(crate) fn map(object: &Object) -> Memory {
     let mut memory = Memory::default();
@@ -232,7 +240,7 @@ pub(crate) fn map(object: &Object) -> Memory {
     memory
 }
 
-/// What the loader protects once it is done, if that is anything.
+/// Returns what the loader protects after relocation, if anything.
 fn protected(object: &Object) -> Option<Range<usize>> {
     let relro = object.relro.clone()?;
     let overlaps = |range: &Range<usize>| range.start < relro.end && relro.start < range.end;
@@ -240,7 +248,9 @@ fn protected(object: &Object) -> Option<Range<usize>> {
     segments.any(|s| overlaps(&s.range)).then_some(relro)
 }
 
-/// What sections know better: constants in an executable segment, variables among the constants.
+/// Refines memory kinds by sections.
+///
+/// They show constants in an executable segment, and variables among the constants.
 fn refine(memory: &mut Memory, object: &Object, symbols: &Symbols) {
     let executable = object.segments.iter().filter(|s| s.executable);
     for segment in executable {
@@ -268,8 +278,9 @@ fn linkers(symbols: &Symbols) -> Vec<Range<usize>> {
     slots.map(|s| s.range.clone()).collect()
 }
 
-/// Where no constant of the program lies: the table of slots, what the loader reads. Without
-/// sections it is everything from `.dynamic` on, which is where linkers put the slots.
+/// Returns where no constant of the program lies: the table of slots, and what the loader reads.
+///
+/// Without sections it is everything from `.dynamic` on, which is where linkers put the slots.
 fn reserved(object: &Object, symbols: &Symbols) -> Vec<Range<usize>> {
     let ours = |name: &str| name.starts_with(".rodata") || name.starts_with(".data");
     let sections = symbols.sections.iter();

@@ -1,27 +1,27 @@
-//! What a stack may do: whether a suspended stack may go on on another thread.
+//! Decides whether a suspended stack may continue on another thread.
 //!
-//! Rust, LLVM and most libraries take it for granted that a function begins and ends on one thread:
-//! an address of a thread-local may sit in a register across any call. A suspended stack may change
-//! threads only if none of its frames can hold such a thing, and this is read off the machine code
+//! Rust, LLVM and most libraries assume that a function begins and ends on one thread: the address
+//! of a thread-local may stay in a register across any call. A suspended stack may change threads
+//! only if none of its frames can hold such an address, and this is read from the machine code
 //! ([S5]). The verdict on each function is its [`Mobility`]; one bound frame binds a stack.
 //!
-//! | file | what it knows |
+//! | file | what it does |
 //! |---|---|
-//! | `objects` | what is mapped: executable and libraries, their segments |
-//! | `image` | one object: its functions, constants, slots, names |
-//! | `edges` | one function: what it touches, and what it leads to |
-//! | `constants` | where one constant ends and the next begins |
-//! | `harmless` | lists of names: what leaves nothing behind, a reason each |
-//! | `verdict` | all functions: who reaches what; the verdicts, and why |
-//! | `peek` | how memory is read |
-//! | `sorted` | sorts, and searches what is sorted |
-//! | `rows` | how to climb from a frame to its caller |
-//! | `sites` | verdict and row of each place where a stack was seen: for any reader |
+//! | `objects` | lists what is mapped: executable and libraries, their segments |
+//! | `image` | reads one object: its functions, constants, slots, names |
+//! | `edges` | reads one function: what it touches, and what it leads to |
+//! | `constants` | finds where one constant ends and the next begins |
+//! | `harmless` | lists names of code that leaves nothing behind, a reason each |
+//! | `verdict` | covers all functions: which reaches which; the verdicts, and why |
+//! | `peek` | reads memory |
+//! | `sorted` | sorts, and searches sorted lists |
+//! | `rows` | knows how to climb from a frame to its caller |
+//! | `sites` | maps each place where a stack was seen to its verdict and row, for any reader |
 //! | `walk` | climbs a suspended stack and judges it |
-//! | `snapshot` | copies a stack in a handler, climbs the copy later |
-//! | `ahead` | asks for what a walk will want next |
-//! | `study` | when all this is found out |
-//! | `trace` | remembers walks, so that the next one costs little |
+//! | `snapshot` | copies a stack in a signal handler, climbs the copy later |
+//! | `ahead` | requests the sites that a walk will need next |
+//! | `study` | runs the survey and answers requests |
+//! | `trace` | remembers walks, so that the next one is cheap |
 //! | `anywhere` | judges a stack that was interrupted at an instruction |
 //!
 //! Everything that decodes or allocates happens on the helper's thread; looking something up
@@ -60,7 +60,9 @@ pub use trace::TraceCache;
 pub use verdict::{Binding, Function, Judge, Statistics, Step};
 pub use walk::{Judgement, Registers, Stack, judge_stack};
 
-/// Offset, size and mangled name of each thread-local of an object, by the symbols in its file.
+/// Returns offset, size and mangled name of each thread-local of an object.
+///
+/// The source is the symbols in the object's file.
 pub(crate) fn symbols_of_thread_locals(
     object: &objects::Object,
     path: &std::path::Path,
@@ -71,13 +73,14 @@ pub(crate) fn symbols_of_thread_locals(
     image::symbols::thread_locals(path, memory.bytes(start..end).unwrap_or_default())
 }
 
-/// Whether the address of a thread-local with this name and size is known to stay inside the functions
-/// that use it.
+/// Whether the address of this thread-local is known to stay inside the functions that use it.
+///
+/// The thread-local is given by name and size.
 pub(crate) fn is_vouched_for(name: &str, size: usize) -> bool {
     harmless::LISTS.variables.whose(name, size).is_some()
 }
 
-/// A mangled name as people write it.
+/// Returns a mangled name in readable form.
 pub(crate) fn written_plainly(name: &str) -> String {
     image::symbols::plain(name)
 }
@@ -90,9 +93,10 @@ pub(crate) fn written_plainly(name: &str) -> String {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mobility {
-    /// Nothing on the stack belongs to the thread: it may go on on another one.
+    /// Nothing on the stack belongs to the thread: it may continue on another thread.
     Movable,
-    /// It may hold something of its thread: it stays there, and no other stack runs there
-    /// meanwhile.
+    /// The stack may hold something of its thread.
+    ///
+    /// It stays there, and no other stack runs there meanwhile.
     Bound,
 }

@@ -1,10 +1,11 @@
 #![expect(unsafe_code, reason = "asks the loader, and reads what it mapped")]
-//! What is mapped: the executable and its libraries, as the loader lists them.
+//! Lists what is mapped: the executable and its libraries, as the loader reports them.
 //!
-//! A list is a snapshot. The loader counts what it ever loaded and unloaded ([`Census`]): as long as
-//! those counts stand, so does the list; after that it is made anew and what is gone is forgotten.
+//! A list is a snapshot. The loader counts what it ever loaded and unloaded ([`Census`]): as long
+//! as those counts are unchanged, the list is valid; after that it is built again, and what is gone
+//! is forgotten.
 //!
-//! `dl_iterate_phdr` takes the loader's lock, so only threads that may wait ask.
+//! `dl_iterate_phdr` takes the loader's lock, so only threads that may wait call it.
 
 use std::ffi::{CStr, OsStr};
 use std::ops::Range;
@@ -22,7 +23,7 @@ pub(crate) struct Census {
 #[derive(Clone, Debug)]
 pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
-    /// The end of it that is not in the file.
+    /// The end of the segment, which is not in the file.
     pub(crate) zeroed: Range<usize>,
     pub(crate) executable: bool,
     pub(crate) writable: bool,
@@ -31,9 +32,9 @@ pub(crate) struct Segment {
 /// The executable or a shared library.
 #[derive(Clone, Debug)]
 pub(crate) struct Object {
-    /// As the loader knows it; empty for the executable.
+    /// Name that the loader has for it; empty for the executable.
     pub(crate) name: PathBuf,
-    /// What to add to an address in the file.
+    /// Offset to add to an address in the file.
     pub(crate) bias: usize,
     pub(crate) segments: Vec<Segment>,
     /// Written by the loader, then made read-only: slots of the GOT, vtables.
@@ -48,16 +49,16 @@ pub(crate) struct Object {
 /// The thread-locals of an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tls {
-    /// Where their initial image is, and how much of it is not zero.
+    /// Address of their initial image, and how much of it is not zero.
     pub(crate) start: usize,
     pub(crate) filled: usize,
-    /// In the memory of each thread.
+    /// Size in the memory of each thread.
     pub(crate) size: usize,
     pub(crate) align: usize,
 }
 
 impl Tls {
-    /// From the thread pointer to the variables, for those of an executable.
+    /// Returns the offset from the thread pointer to the variables of an executable.
     pub(crate) fn offset(&self) -> i64 {
         let align = self.align.max(1);
         let padding = self.start.wrapping_neg().wrapping_sub(self.size) & (align - 1);
@@ -79,7 +80,7 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    /// Asks the loader.
+    /// Reads the list from the loader.
     pub(crate) fn now() -> Objects {
         let mut objects = Objects::default();
         // SAFETY: `note` gets this very pointer and returns before the call does.
@@ -87,7 +88,7 @@ impl Objects {
         objects
     }
 
-    /// The object an address belongs to.
+    /// Returns the object an address belongs to.
     pub(crate) fn at(&self, address: usize) -> Option<&Object> {
         self.list.iter().find(|object| object.contains(address))
     }
@@ -150,7 +151,9 @@ unsafe extern "C" fn note(
     0
 }
 
-/// Where the loader would find something by its name, for a slot that it has not filled in yet.
+/// Returns the address that the loader would find for a name.
+///
+/// Used for a slot that it has not filled in yet.
 #[inline(never)]
 pub(crate) fn find(name: &str) -> Option<usize> {
     let name = std::ffi::CString::new(name).ok()?;

@@ -1,13 +1,13 @@
 #![expect(unsafe_code, reason = "reads memory that is nobody's variable")]
-//! Reads a word wherever it is: on stacks, between constants.
+//! Reads a word at any address: on stacks, between constants.
 //!
-//! By an instruction of its own and not by a load the compiler knows of: what lies there are no
-//! variables of ours, and AddressSanitizer takes the gaps it leaves between variables for errors.
+//! It uses an instruction of its own and not a load that the compiler sees: the words there are not
+//! variables of ours, and AddressSanitizer reports the gaps it leaves between variables as errors.
 
-/// The word at an address, aligned or not.
+/// Reads the word at an address, aligned or not.
 ///
 /// # Safety
-/// All of it is mapped and readable, and nobody writes to it meanwhile.
+/// All of it is mapped and readable, and nothing writes to it meanwhile.
 #[inline(always)]
 pub(crate) unsafe fn word(address: usize) -> usize {
     let word: usize;

@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "naked functions, and the C library's unwinder")]
-//! For tests: catches real stacks, and asks an independent unwinder what is on them.
+//! Test support: catches real stacks, and asks an independent unwinder what is on them.
 //!
-//! [`within`] calls a body and notes the root; [`catch`], anywhere below it, shows the stack as it
-//! is at that call. What runs meanwhile runs further down, so the frames above stand still.
+//! [`within`] calls a body and records the root; [`catch`], anywhere below it, shows the stack as
+//! it is at that call. What runs meanwhile runs further down, so the frames above stand still.
 
 use std::arch::naked_asm;
 use std::cell::Cell;
@@ -36,7 +36,7 @@ unsafe extern "C" fn enter(
     )
 }
 
-/// Passes on what the caller's registers will be after this call.
+/// Passes on the register values that the caller will have after this call.
 #[unsafe(naked)]
 unsafe extern "C" fn registers(
     data: *mut c_void,
@@ -95,7 +95,7 @@ pub(crate) fn catch(look: &mut dyn FnMut(&Caught)) {
     black_box(&mut look); // no tail call: our frame stays
 }
 
-/// Where a frame goes on, and its stack pointer.
+/// Return address of a frame, and its stack pointer.
 pub(crate) type CodeLocation = (usize, usize);
 
 impl Caught {
@@ -115,7 +115,7 @@ impl Caught {
         }
     }
 
-    /// The same from the C library's unwinder, up to the root.
+    /// Returns the same from the C library's unwinder, up to the root.
     pub(crate) fn told(&self) -> Vec<CodeLocation> {
         let mut all = Told::new(self.start.sp..self.root);
         all.ask();
@@ -123,7 +123,7 @@ impl Caught {
     }
 }
 
-/// What the C library's unwinder says. Allocates nothing.
+/// Frames that the C library's unwinder reports. Allocates nothing.
 pub(crate) struct Told {
     stack: Range<usize>,
     pub(crate) places: [CodeLocation; 256],
@@ -139,7 +139,7 @@ impl Told {
         }
     }
 
-    /// Notes the frames of the calling thread that are on the stack in question.
+    /// Records the frames of the calling thread that are on this stack.
     pub(crate) fn ask(&mut self) {
         // SAFETY: `tell` gets what it expects.
         unsafe { _Unwind_Backtrace(tell, (&raw mut *self).cast()) };
@@ -166,7 +166,7 @@ unsafe extern "C" {
     fn _Unwind_GetCFA(context: *mut c_void) -> usize;
 }
 
-/// So many frames of this function, then `last`.
+/// Calls itself to make this many frames, then calls `last`.
 #[inline(never)]
 pub(crate) fn descend(frames: usize, last: &mut dyn FnMut()) {
     match frames {

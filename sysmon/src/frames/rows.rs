@@ -2,23 +2,24 @@
     unsafe_code,
     reason = "reads the unwind tables where the loader mapped them"
 )]
-//! How to get from a frame to its caller: one row of the unwind tables, condensed.
+//! How to climb from a frame to its caller: one row of the unwind tables, condensed.
 //!
-//! The *CFA* of a frame is the stack pointer its caller had just before the call; the return address
-//! lies right below it. A row says, for one instruction, how far the CFA is above the stack pointer
-//! or above `rbp`, and where the caller's `rbp` is. Nothing else is needed to climb a stack: no other
-//! register is ever the base of a row that a compiler writes for code which calls something.
+//! The *CFA* of a frame is the stack pointer its caller had just before the call; the return
+//! address lies right below it. A row says, for one instruction, how far the CFA is above the stack
+//! pointer or above `rbp`, and where the caller's `rbp` is. Nothing else is needed to climb a
+//! stack: in rows that a compiler writes for code which calls something, no other register is ever
+//! the base.
 //!
 //! Rows that say anything else (other registers, expressions as in a PLT, a return address that is
-//! not below the CFA, signal frames) are *not walkable*: [`Unwinder::row`] gives `None` for them, as
-//! it does for code without an entry, and a walk that meets one ends there.
+//! not below the CFA, signal frames) are *not walkable*: [`Unwinder::row`] returns `None` for them,
+//! as it does for code without an entry, and a walk that meets one ends there.
 //!
 //! A register without a rule keeps its value: that is what the x86-64 ABI says of `rbp`, and what
 //! compilers mean by it.
 //!
 //! Tables of the executable stay for ever; those of a library may be unmapped while they are read.
-//! They are read inside [`while_still`], which holds the loader's lock. Rejected: to hold it for the
-//! executable as well (an unwinder older than glibc 2.35 takes it for every panic).
+//! They are read inside [`while_still`], which holds the loader's lock. Rejected: holding it for
+//! the executable as well (an unwinder older than glibc 2.35 takes it for every panic).
 //!
 //! Everything here runs on the helper's thread.
 
@@ -31,10 +32,10 @@ use gimli::{
 
 use super::objects::{Census, Object, Objects};
 
-/// What the tables count in: the CFA and everything saved is aligned to it.
+/// Unit of the tables: the CFA and everything saved is aligned to it.
 pub(crate) const WORD: usize = size_of::<usize>();
 
-/// More words than this does not fit a row; a gigabyte of stack does.
+/// Maximum number of words that fits a row; a gigabyte of stack fits.
 pub(crate) const MOST_WORDS: u32 = (1 << 28) - 1;
 
 /// What the distance of the CFA is counted from.
@@ -49,7 +50,7 @@ pub(crate) enum Base {
 pub(crate) enum CallersBp {
     /// Still in `rbp`.
     Same,
-    /// So many words below the CFA.
+    /// This many words below the CFA.
     Saved(u32),
     Unknown,
 }
@@ -65,7 +66,7 @@ pub(crate) struct Row {
 
 type Bytes = EndianSlice<'static, LittleEndian>;
 
-/// Finds rows. Keeps gimli's scratch memory from one to the next.
+/// Finds rows. Reuses gimli's scratch memory between lookups.
 pub(crate) struct Unwinder {
     context: Box<UnwindContext<usize>>,
 }
@@ -77,7 +78,9 @@ impl Unwinder {
         }
     }
 
-    /// The row for an instruction of an object that is mapped meanwhile; `None`: not walkable.
+    /// Returns the row for an instruction; `None`: not walkable.
+    ///
+    /// The object must stay mapped meanwhile.
     pub(crate) fn row(&mut self, object: &Object, pc: usize) -> Option<Row> {
         let tables = Tables::of(object)?;
         let fde = tables.function(pc)?;
@@ -89,7 +92,7 @@ impl Unwinder {
         condense(row.ok()?)
     }
 
-    /// The same for whichever object the instruction is in, if that is still mapped.
+    /// Returns the row for an instruction of any object that is still mapped.
     pub(crate) fn row_in(&mut self, objects: &Objects, pc: usize) -> Option<Row> {
         let object = objects.at(pc)?;
         match std::ptr::eq(object, &objects.list[0]) {
@@ -99,7 +102,9 @@ impl Unwinder {
     }
 }
 
-/// Where the function begins that an instruction belongs to, of an object that is mapped meanwhile.
+/// Returns where the function around an instruction begins.
+///
+/// The object must stay mapped meanwhile.
 pub(crate) fn beginning(object: &Object, pc: usize) -> Option<usize> {
     let function = Tables::of(object)?.function(pc)?;
     Some(function.initial_address() as usize)
@@ -122,7 +127,7 @@ impl Tables {
             return None;
         };
         let frames = frames as usize;
-        // It says where it begins, not where it ends: at the latest with its segment.
+        // The header says where it begins, not where it ends: at the latest with its segment.
         let segment = object.segments.iter().find(|s| s.range.contains(&frames))?;
         let bases = bases.set_eh_frame(frames as u64);
         let frames = EhFrame::from(bytes(object, frames..segment.range.end)?);
@@ -133,7 +138,7 @@ impl Tables {
         })
     }
 
-    /// The entry of the function around an instruction.
+    /// Returns the entry of the function around an instruction.
     fn function(&self, pc: usize) -> Option<gimli::FrameDescriptionEntry<Bytes>> {
         let table = self.index.table()?;
         let entry = EhFrame::cie_from_offset;
@@ -143,15 +148,16 @@ impl Tables {
     }
 }
 
-/// A part of an object, if it is inside a read-only segment.
+/// Returns a part of an object, if it is inside a read-only segment.
 fn bytes(object: &Object, range: Range<usize>) -> Option<Bytes> {
     let inside = |s: &&super::objects::Segment| {
         s.range.start <= range.start && range.end <= s.range.end && !s.writable
     };
     object.segments.iter().find(inside)?;
     let start = std::ptr::with_exposed_provenance(range.start);
-    // SAFETY: the loader mapped this segment and nobody writes to it. It outlives what is made of it
-    // here: the caller sees to it that the object stays (`Unwinder::row`), and nothing of it is kept.
+    // SAFETY: the loader mapped this segment and nothing writes to it. It outlives what is made of
+    // it here: the caller ensures that the object stays (`Unwinder::row`), and nothing of it is
+    // kept.
     let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(start, range.len()) };
     Some(EndianSlice::new(bytes, LittleEndian))
 }
@@ -194,8 +200,9 @@ fn words(bytes: i64) -> Option<u32> {
     (bytes % WORD as i64 == 0 && words <= MOST_WORDS).then_some(words)
 }
 
-/// Calls `f` while the loader neither loads nor unloads anything, if nothing has changed since the
-/// census was taken. `f` must not wait for anybody.
+/// Calls `f` while the loader loads and unloads nothing, if nothing changed since the census.
+///
+/// `f` must not wait for any other thread.
 pub(crate) fn while_still<F: FnOnce() -> T, T>(census: Census, f: F) -> Option<T> {
     let mut call = Call {
         census,
@@ -213,7 +220,7 @@ struct Call<F, T> {
     result: Option<T>,
 }
 
-/// Called by the loader, under its lock, for the first object only: it answers "enough".
+/// Called by the loader, under its lock; returns "enough", so for the first object only.
 unsafe extern "C" fn first<F: FnOnce() -> T, T>(
     info: *mut libc::dl_phdr_info,
     _size: libc::size_t,

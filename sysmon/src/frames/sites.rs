@@ -2,36 +2,43 @@
     unsafe_code,
     reason = "readers follow a pointer to a table that is never freed"
 )]
-//! What is known about the places where stacks are suspended: a map that anybody may read.
+//! What is known about the places where stacks are suspended: a map that any thread may read.
 //!
 //! A *site* is one instruction that a frame stands at: the last byte of the call it waits in, or,
 //! for an interrupted frame, the instruction itself. [`Site`] says what its function allows and how
-//! to climb to the caller; it is one 64-bit word. The map grows on demand: whoever misses a site
-//! *wants* it, the helper finds it out later.
+//! to climb to the caller; it is one 64-bit word. The map grows on demand: a reader that misses a
+//! site *wants* it (requests it), and the helper resolves it later.
 //!
 //! Readers are lock-free and allocate nothing, in a signal handler too: two loads and a comparison.
 //! There is one writer at a time, under a lock.
 //!
 //! Invariants of a table:
-//! - V1. A slot's key is written once, from 0, after its value (release); a reader that sees the key
-//!   (acquire) sees the value that was written for it. Neither ever changes: what lies in the
+//! - V1. A slot's key is written once, from 0, after its value (release); a reader that sees the
+//!   key (acquire) sees the value that was written for it. Neither ever changes: what lies in the
 //!   executable stays for ever, and code elsewhere is bound whatever is mapped there.
 //! - V2. At most half of the slots are used, so each search meets an empty one and ends.
 //! - V3. A table is complete before it is published (release) and is never freed. Tables double, so
-//!   those before the last sum to less than it.
+//!   the sizes of all earlier tables sum to less than the last one's.
 //!
-//! Wanting: 1 put the address into a free place of `wanted`, 2 set `asked`; who was the first to set
-//! it rings the helper. Helper: 1 clear `asked`, 2 take all addresses. If the helper misses an
-//! address, it was put there after step 1, so `asked` is set after that and somebody rings.
-//! Where there is no place the wish is dropped: the next walk has it again.
+//! Steps of a request:
+//! 1. Put the address into a free place of `wanted`.
+//! 2. Set `asked`. The thread that is the first to set it notifies the helper.
 //!
-//! A *bound* site has no unwind row: no walk goes on from there. One of std's functions for
-//! thread-locals has one all the same, only so that a report can name the caller. Movable code that has no row that
-//! can be used is bound, too, and so is all code outside the executable: it may be unloaded and
-//! replaced by other code at the same addresses (S5).
+//! Steps of the helper:
+//! 1. Clear `asked`.
+//! 2. Take all addresses.
+//!
+//! If the helper misses an address, it was put there after the helper's step 1, so `asked` is set
+//! after that, and the thread that sets it notifies the helper. Where there is no free place, the
+//! request is dropped: the next walk makes it again.
+//!
+//! A *bound* site has no unwind row: no walk continues from there. One exception: a site in one of
+//! the standard library's functions for thread-locals has a row, only so that a report can name the
+//! caller. Movable code without a usable row is bound, too, and so is all code outside the
+//! executable: it may be unloaded and replaced by other code at the same addresses (S5).
 //!
 //! Rejected: a table per object (a second search on each read); sites that expire (a clock); rows
-//! of other libraries, to look for a worse frame behind one that binds already.
+//! of other libraries, to look for a worse frame beyond one that already binds.
 
 #[cfg(indent_loom)]
 use loom::sync::{
@@ -52,17 +59,18 @@ use super::Mobility;
 use super::objects::Objects;
 use super::rows::{Base, CallersBp, Row, Unwinder};
 
-/// Slots of the first table.
+/// Number of slots of the first table.
 const FEW: usize = if cfg!(indent_loom) { 2 } else { 512 };
 
-/// Slots of the largest table: past half of that sites stay unknown. Only a program that makes code
-/// while it runs has so many.
+/// Number of slots of the largest table; past half of that, sites stay unknown.
+///
+/// Only a program that generates code while it runs has so many.
 const MANY: usize = 1 << 20;
 
-/// Places for wishes.
+/// Number of places for requests.
 const WISHES: usize = if cfg!(indent_loom) { 2 } else { 128 };
 
-/// How many places are tried for one wish.
+/// How many places are tried for one request.
 const TRIES: usize = 4;
 
 /// What is known about one place in the code, packed into a word that is never 0.
@@ -71,7 +79,7 @@ const TRIES: usize = 4;
 /// |---|---|
 /// | 0 | always set |
 /// | 1 | bound, although it can be climbed from |
-/// | 2 | if this binds, its caller says by what |
+/// | 2 | if this binds, its caller decides by what |
 /// | 4–5 | base of the CFA: none (bound), `rsp`, `rbp` |
 /// | 6–7 | caller's `rbp`: same, saved, unknown |
 /// | 8–35 | words from base to CFA |
@@ -80,7 +88,7 @@ const TRIES: usize = 4;
 pub(crate) struct Site(u64);
 
 impl Site {
-    /// A place that no stack may leave its thread from.
+    /// A place from which no stack may leave its thread.
     pub(crate) const BOUND: Site = Site(1);
     const HELD: u64 = 1 << 1;
     const ASKS_CALLER: u64 = 1 << 2;
@@ -92,7 +100,7 @@ impl Site {
     const BELOW: u32 = 36;
     const WORDS: u64 = super::rows::MOST_WORDS as u64;
 
-    /// Of a place in the executable. Bound if it cannot be climbed from.
+    /// Makes the site of a place in the executable. Bound if it cannot be climbed from.
     pub(crate) fn new(mobility: Mobility, row: Option<Row>) -> Site {
         match (mobility, row) {
             (Mobility::Movable, Some(row)) => Site(1 | Site::pack(row)),
@@ -100,7 +108,7 @@ impl Site {
         }
     }
 
-    /// Of a place that is bound, if at all, by what its caller gave it.
+    /// Makes a site that, if bound, is bound by what its caller passed to it.
     pub(crate) fn asking_caller(mobility: Mobility, row: Option<Row>) -> Site {
         let held = match mobility {
             Mobility::Bound => Site::HELD,
@@ -124,7 +132,7 @@ impl Site {
         base | bp | u64::from(row.cfa) << Site::CFA
     }
 
-    /// How to climb, unless it is bound.
+    /// Returns how to climb, unless it is bound.
     #[inline]
     pub(crate) fn row(self) -> Option<Row> {
         let mut bound = false;
@@ -132,7 +140,9 @@ impl Site {
         row.filter(|_| !bound)
     }
 
-    /// How to go on: to the next frame, or, once one was bound, to the one that says by what.
+    /// Returns how to climb to the next frame, if the walk continues.
+    ///
+    /// Once a frame was bound, it continues only up to the frame that decides by what.
     #[inline]
     pub(crate) fn row_after(self, bound: &mut bool) -> Option<Row> {
         let asks_caller = self.0 & Site::ASKS_CALLER != 0;
@@ -186,7 +196,7 @@ impl Table {
         }
     }
 
-    /// The slot with this key, or the empty one where it would be (V2: there is one).
+    /// Returns the slot with this key, or the empty one where it would be (V2: there is one).
     #[inline]
     fn search(&self, key: u64) -> (&Slot, bool) {
         let last = self.slots.len() - 1; // of a power of two
@@ -201,7 +211,7 @@ impl Table {
         }
     }
 
-    /// Under the writer's lock. True if it took an empty slot.
+    /// Adds a key, under the writer's lock. Returns true if it took an empty slot.
     fn put(&self, key: u64, value: u64) -> bool {
         let (slot, found) = self.search(key);
         if !found {
@@ -212,20 +222,20 @@ impl Table {
     }
 }
 
-/// Neighbouring addresses come far apart.
+/// Spreads neighbouring addresses far apart.
 #[inline]
 fn spread(key: u64) -> u64 {
     key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32
 }
 
-/// The map. There is one for the process ([`sites`]); tests make their own.
+/// The map of sites. There is one for the process ([`sites`]); tests make their own.
 pub(crate) struct Sites {
     table: AtomicPtr<Table>,
-    /// For the one writer: how many slots are used.
+    /// Number of slots used; for the one writer.
     used: Mutex<usize>,
     wanted: [AtomicU64; WISHES],
     asked: AtomicBool,
-    /// Where the executable's text begins and ends, once known. The end is written first.
+    /// Start and end of the executable's text, once known. The end is written first.
     text: [AtomicUsize; 2],
 }
 
@@ -266,7 +276,7 @@ impl Sites {
         }
     }
 
-    /// What is known about a place in the code.
+    /// Returns what is known about a place in the code.
     #[inline]
     pub(crate) fn get(&self, pc: usize) -> Option<Site> {
         let (slot, found) = self.current()?.search(pc as u64);
@@ -280,13 +290,13 @@ impl Sites {
         unsafe { table.as_ref() }
     }
 
-    /// Asks for a site. True if the helper has to be rung for it.
+    /// Requests a site. Returns true if the caller must notify the helper.
     pub(crate) fn want(&self, pc: usize) -> bool {
         let pc = pc as u64;
         for next in 0..TRIES.min(WISHES) {
             let place = &self.wanted[(spread(pc) as usize + next) % WISHES];
             if place.load(Relaxed) == pc {
-                return false; // who put it there sees to the ring
+                return false; // the thread that put it there notifies the helper
             }
             match place.compare_exchange(0, pc, AcqRel, Relaxed) {
                 Ok(_) => return !self.asked.swap(true, AcqRel),
@@ -297,13 +307,13 @@ impl Sites {
         false
     }
 
-    /// Something was asked for, and the helper has not begun to look.
+    /// Whether something was requested and the helper has not begun to look.
     #[inline]
     pub(crate) fn is_asked(&self) -> bool {
         self.asked.load(Relaxed)
     }
 
-    /// The executable's text, if the helper has said where it is.
+    /// Returns the executable's text, if the helper has published it.
     pub(crate) fn text(&self) -> Option<Range<usize>> {
         let start = self.text[0].load(Acquire);
         (start != 0).then(|| start..self.text[1].load(Relaxed))
@@ -318,7 +328,7 @@ impl Sites {
         }
     }
 
-    /// The helper: finds out what is wanted. Says how many sites it found.
+    /// Resolves what was requested; called by the helper. Returns how many sites it found.
     pub(crate) fn resolve(&self, mut find: impl FnMut(usize) -> Site) -> usize {
         let mut used = self.write();
         self.asked.swap(false, AcqRel);
@@ -345,7 +355,7 @@ impl Sites {
         true
     }
 
-    /// Publishes a table with room, which has all that is known.
+    /// Publishes a larger table with everything known so far.
     fn grow(&self, used: usize, old: Option<&Table>) -> Option<&Table> {
         let slots = (4 * used).next_power_of_two().max(FEW);
         if slots > MANY {
@@ -368,7 +378,7 @@ impl Sites {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// For tests: adds a site as the helper would.
+    /// Adds a site as the helper would, for tests.
     #[cfg(test)]
     pub(crate) fn insert(&self, pc: usize, site: Site) -> bool {
         let mut used = self.write();
@@ -376,20 +386,21 @@ impl Sites {
     }
 }
 
-/// Finds out what walks have asked for; says how many sites it found. `mobility` gets an address
-/// inside a function of the executable. For the helper's thread: takes its time, allocates, takes
-/// the loader's lock.
+/// Resolves what walks have requested, and returns how many sites it found.
+///
+/// `mobility` gets an address inside a function of the executable. For the helper's thread: takes
+/// long, allocates, takes the loader's lock.
 ///
 /// ```
 /// use indent_sysmon::frames::{self, Mobility};
-/// // Nothing was asked for yet.
+/// // Nothing was requested yet.
 /// assert_eq!(frames::resolve(|_address| Mobility::Bound), 0);
 /// ```
 pub fn resolve(mut mobility: impl FnMut(usize) -> Mobility) -> usize {
     resolve_in(sites(), |pc, row| Site::new(mobility(pc), row))
 }
 
-/// [`resolve`] for any map: makes sites of places in the executable and how to climb from them.
+/// [`resolve`] for any map: makes sites from places in the executable and their unwind rows.
 pub(crate) fn resolve_in(sites: &Sites, mut site: impl FnMut(usize, Option<Row>) -> Site) -> usize {
     let objects = Objects::now();
     sites.set_text(&objects);

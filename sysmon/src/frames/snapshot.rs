@@ -1,27 +1,27 @@
 #![expect(unsafe_code, reason = "walks a copy as if it were the stack")]
-//! A copy of a stack, taken in a signal handler and walked later by somebody else.
+//! A copy of a stack, taken in a signal handler and walked later by another thread.
 //!
 //! [`judge_stack`](super::judge_stack) climbs a stack where it lies, by what is known about its
-//! code; what is not known yet has to be found out by the helper, and then there must be another
-//! walk. For a report that is too late: the stack has moved on. So here the handler only copies
-//! words, and everything that needs tables is done on the copy.
+//! code; the helper has to resolve what is not known yet, and then another walk is needed. For a
+//! report that is too late: the stack has moved on. So here the handler only copies words, and
+//! everything that needs tables is done on the copy.
 //!
-//! Law of [`Snapshot::take`]: it runs in signal handlers. No allocation, no lock, no thread-local, no
-//! panic, no formatting.
+//! Rules of [`Snapshot::take`]: it runs in signal handlers. No allocation, no lock, no
+//! thread-local, no panic, no formatting.
 //!
-//! States: empty → being written → full → being read → empty. Each arrow has one owner, who got it by
-//! a compare-and-swap, so the words between two arrows have one user; they are atomic only because
-//! the compiler cannot know that.
+//! States: empty → being written → full → being read → empty. Each transition has one owner, the
+//! thread whose compare-and-swap succeeded, so the words have one user between two transitions;
+//! they are atomic only because the compiler cannot know that.
 //!
-//! The copy is walked by [`Climber`] with all its checks. It lies elsewhere than the stack did, so
-//! values that point into the stack are moved first, all of them: a walk reads return addresses,
-//! which never do, and saved values of `rbp`, which must be moved if they do.
+//! [`Climber`] walks the copy with all its checks. The copy lies elsewhere than the stack did, so
+//! all values that point into the stack are relocated first: a walk reads return addresses, which
+//! never do, and saved values of `rbp`, which must be relocated if they do.
 //!
-//! A thread that sleeps in the kernel need not be woken for that: the monitor copies its stack from
-//! where the kernel says that it called ([`Snapshot::take_asleep`]), by a system call that fails where
-//! a load would end the process, since a sleeper may wake and end at any time. The kernel does not
-//! tell its `rbp`. Where a frame's size depends on it, it is guessed: of all words that have a
-//! return address above them, the one from which the climb goes on for longest.
+//! A thread that sleeps in the kernel need not be woken for a snapshot: the monitor copies its
+//! stack from where the kernel reports the call ([`Snapshot::take_asleep`]), by a system call that
+//! fails where a load would end the process, since a sleeper may wake and end at any time. The
+//! kernel does not report its `rbp`. Where a frame's size depends on it, it is guessed: of all
+//! words that have a return address above them, the one from which the climb continues for longest.
 //!
 //! Rejected: an unwinder in the handler. That of the C library needs 8 KiB of stack and more, and
 //! takes locks in old versions.
@@ -41,13 +41,13 @@ const WRITTEN: u8 = 1;
 const FULL: u8 = 2;
 const READ: u8 = 3;
 
-/// Words that are tried in place of an `rbp` nobody knows.
+/// Number of words that are tried in place of an unknown `rbp`.
 const GUESSES: usize = 64;
 
-/// Room for the innermost `WORDS` words of one stack.
+/// Holds the innermost `WORDS` words of one stack.
 ///
-/// A thread that is interrupted takes it in its handler; another one asks for the frames when it has
-/// the time. What does not fit is cut off: the outermost frames are missing then.
+/// An interrupted thread takes the snapshot in its handler; another thread asks for the frames when
+/// it has the time. What does not fit is cut off: the outermost frames are missing then.
 ///
 /// ```
 /// use indent_sysmon::frames::{Registers, Snapshot, Stack};
@@ -57,7 +57,7 @@ const GUESSES: usize = 64;
 /// // A stack that waits in a call.
 /// let words = [0usize; 8];
 /// let range = words.as_ptr_range();
-/// // SAFETY: the array outlives it, and nobody writes to it.
+/// // SAFETY: the array outlives it, and nothing writes to it.
 /// let stack = unsafe { Stack::new(range.start.addr()..range.end.addr()) };
 /// let code = drop::<u8> as fn(u8) as usize;
 /// let start = Registers::after_call(code + 1, range.start.addr(), 0);
@@ -69,7 +69,8 @@ const GUESSES: usize = 64;
 /// assert_eq!(SEEN.frames(), None, "it was handed out");
 /// ```
 ///
-/// [`stalls`](crate::stalls) does this in a handler, with the registers that the kernel hands it.
+/// [`stalls`](crate::stalls) does this in a handler, with the registers that the kernel passes to
+/// it.
 #[derive(Debug)]
 pub struct Snapshot<const WORDS: usize> {
     state: AtomicU8,
@@ -87,7 +88,7 @@ impl<const WORDS: usize> Default for Snapshot<WORDS> {
 }
 
 impl<const WORDS: usize> Snapshot<WORDS> {
-    /// An empty one.
+    /// Makes an empty snapshot.
     ///
     /// See [`Snapshot`] for an example.
     pub const fn new() -> Self {
@@ -99,8 +100,10 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         }
     }
 
-    /// Copies a stack; false if the last one has not been looked at, or the stack pointer is not
-    /// inside. For signal handlers too; half a nanosecond a word at most where memory is warm.
+    /// Copies a stack; for signal handlers too.
+    ///
+    /// Returns false if the last snapshot has not been read, or the stack pointer is not inside.
+    /// Takes half a nanosecond a word at most where memory is warm.
     ///
     /// See [`Snapshot`] for an example.
     pub fn take(&self, start: &Registers, stack: &Stack) -> bool {
@@ -117,11 +120,13 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         })
     }
 
-    /// Copies the stack of another thread, up to `high`, while it sleeps in this call; false if the last
-    /// one has not been looked at, or the kernel does not allow it. Keeps the monitor's law.
+    /// Copies the stack of another thread, up to `high`, while it sleeps in this call.
     ///
-    /// Whether it still sleeps is for the caller to find out, afterwards. If it does not, the copy is
-    /// of no use, but does no harm: see [`clear`](Self::clear).
+    /// Returns false if the last snapshot has not been read, or the kernel does not allow it. Keeps
+    /// the rules of the monitor.
+    ///
+    /// The caller must find out afterwards whether the thread still sleeps. If it does not, the
+    /// copy is useless but harmless: see [`clear`](Self::clear).
     ///
     /// ```
     /// use indent_sysmon::{SystemCall, frames::Snapshot};
@@ -143,7 +148,9 @@ impl<const WORDS: usize> Snapshot<WORDS> {
             })
     }
 
-    /// From empty to full, if `copy` says that it has copied words; false if it is not empty.
+    /// Goes from empty to full, if `copy` returns that it has copied words.
+    ///
+    /// Returns false if the snapshot is not empty.
     fn fill(&self, start: &Registers, copy: impl FnOnce(&[AtomicUsize]) -> usize) -> bool {
         if !self.go(EMPTY, WRITTEN) {
             return false;
@@ -159,7 +166,7 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         taken
     }
 
-    /// Forgets what was taken, if something was; keeps the monitor's law.
+    /// Discards the snapshot, if there is one; keeps the rules of the monitor.
     ///
     /// ```
     /// let snapshot = indent_sysmon::frames::Snapshot::<16>::new();
@@ -170,11 +177,12 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         self.go(FULL, EMPTY);
     }
 
-    /// The frames of the stack that was taken, if one was, and room for the next. Innermost first; of
-    /// each an address inside the instruction it stands at (one more is what
-    /// `backtrace::resolve` expects). Ends early where the code has no unwind row that could be used.
+    /// Returns the frames of the snapshot, if there is one, and makes room for the next.
     ///
-    /// Not for handlers: allocates, and takes the loader's lock.
+    /// Innermost first. For each frame, an address inside the instruction it stands at
+    /// (`backtrace::resolve` expects one more). Ends early where the code has no usable unwind row.
+    ///
+    /// Not for signal handlers: allocates, and takes the loader's lock.
     ///
     /// See [`Snapshot`] for an example.
     pub fn frames(&self) -> Option<Vec<usize>> {
@@ -188,14 +196,16 @@ impl<const WORDS: usize> Snapshot<WORDS> {
         Some(climb(Registers { pc, sp, bp }, words))
     }
 
-    /// One arrow.
+    /// Makes one transition of the state.
     fn go(&self, from: u8, to: u8) -> bool {
         let went = self.state.compare_exchange(from, to, AcqRel, Acquire);
         went.is_ok()
     }
 }
 
-/// Copies words of this process from an address on; how many. Where they are not mapped it is none.
+/// Copies words of this process from an address on, and returns how many.
+///
+/// Where they are not mapped, it returns 0.
 fn copy_from(address: usize, words: &[AtomicUsize]) -> usize {
     let size = size_of_val(words);
     let here = libc::iovec {
@@ -213,7 +223,7 @@ fn copy_from(address: usize, words: &[AtomicUsize]) -> usize {
     usize::try_from(copied).map_or(0, |bytes| bytes / WORD)
 }
 
-/// The places of all frames of a stack whose words begin at the stack pointer.
+/// Returns the places of all frames of a stack whose words begin at the stack pointer.
 fn climb(start: Registers, mut words: Vec<usize>) -> Vec<usize> {
     let was = start.sp..=start.sp.wrapping_add(words.len() * WORD);
     let shift = words.as_ptr().addr().wrapping_sub(start.sp);
@@ -237,7 +247,7 @@ fn climb(start: Registers, mut words: Vec<usize>) -> Vec<usize> {
     let mut places = Vec::new();
     let stopped = copy.climb(Registers { sp, bp, ..start }, &mut places);
     if let Some(stopped) = stopped.filter(|_| bp == UNKNOWN) {
-        places.pop(); // begins the rest
+        places.pop(); // the guess begins with this place
         places.extend(copy.guess(stopped));
     }
     places
@@ -252,8 +262,10 @@ struct Copied {
 }
 
 impl Copied {
-    /// Notes the places from these registers on; where it did not get on for want of the `rbp` it was
-    /// given.
+    /// Records the places from these registers on.
+    ///
+    /// Returns the registers where it cannot continue because the `rbp` it was given is missing or
+    /// wrong.
     fn climb(&mut self, start: Registers, places: &mut Vec<usize>) -> Option<Registers> {
         let mut climber = Climber::new(&start, &self.stack, self.root);
         while places.len() < FRAMES {
@@ -276,7 +288,7 @@ impl Copied {
         None
     }
 
-    /// The longest climb from there on, whatever `rbp` was.
+    /// Returns the longest climb from there on, over all candidates for `rbp`.
     fn guess(&mut self, from: Registers) -> Vec<usize> {
         let mut best = vec![from.pc];
         let slots = (from.sp..self.root).step_by(WORD);
@@ -302,8 +314,10 @@ impl Copied {
     }
 }
 
-/// Where the functions begin that these addresses lie in; an address nobody knows stays as it is. Two
-/// interruptions of one function are told from those of two functions by that. Not for handlers.
+/// Returns the start addresses of the functions around these addresses.
+///
+/// An unknown address stays as it is. With this, two interruptions of one function can be
+/// distinguished from those of two functions. Not for signal handlers.
 ///
 /// ```
 /// use indent_sysmon::frames;
@@ -326,7 +340,7 @@ mod tests {
     use super::super::probe::{Caught, catch, descend, within};
     use super::*;
 
-    /// What a snapshot of a deep stack says, and what the C library's unwinder does.
+    /// Returns the frames by a snapshot of a deep stack, and those by the C library's unwinder.
     fn both<const WORDS: usize>() -> (Vec<usize>, Vec<usize>) {
         let (mut seen, mut told) = (Vec::new(), Vec::new());
         within(|| {
@@ -360,7 +374,7 @@ mod tests {
     fn a_stack_pointer_outside_takes_nothing_and_leaves_room() {
         let words = [0usize; 8];
         let range = words.as_ptr_range();
-        // SAFETY: the array outlives it, and nobody writes to it.
+        // SAFETY: the array outlives it, and nothing writes to it.
         let stack = unsafe { Stack::new(range.start.addr()..range.end.addr()) };
         let snapshot = Snapshot::<8>::new();
         for sp in [0, range.start.addr() + 1, range.end.addr()] {

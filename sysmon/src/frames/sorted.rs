@@ -1,12 +1,12 @@
-//! Sorting and searching, fast without optimization.
+//! Sorts and searches, fast even without optimization.
 //!
 //! The standard library makes some calls for every comparison, which a program's debug build does
-//! not inline. Here are plain loops.
+//! not inline. This file uses plain loops.
 
-/// Bits that one pass looks at.
+/// Number of bits that one pass looks at.
 const BITS: u32 = 11;
 
-/// Sorts by key; of equal ones the order stays.
+/// Sorts by key; equal entries keep their order.
 pub(crate) fn sort<T: Copy>(list: &mut Vec<T>, key: impl Fn(&T) -> u64) {
     let mut keys = vec![0; list.len()];
     let mut different = 0;
@@ -29,7 +29,7 @@ pub(crate) fn sort<T: Copy>(list: &mut Vec<T>, key: impl Fn(&T) -> u64) {
     }
 }
 
-/// The index of the first entry of a sorted list that is not below a number.
+/// Returns the index of the first entry of a sorted list that is not below a number.
 pub(crate) fn first_from(list: &[usize], number: usize) -> usize {
     let (mut low, mut high) = (0, list.len());
     while low < high {
@@ -43,7 +43,7 @@ pub(crate) fn first_from(list: &[usize], number: usize) -> usize {
     low
 }
 
-/// Where a number is in a sorted list.
+/// Returns the index of a number in a sorted list.
 pub(crate) fn index_of(list: &[usize], number: usize) -> Option<usize> {
     let index = first_from(list, number);
     (index < list.len() && list[index] == number).then_some(index)

@@ -1,9 +1,10 @@
-//! Reads the program's code, once, when somebody wants to know.
+//! Reads the program's code once, on the first request.
 //!
-//! Walks ask for places in the code they do not know; [`study`] finds them out, on the helper's
-//! thread. The first time this takes a survey of all functions, some tenths of a second: a thread of
-//! its own does that and ends, so that the helper can go on with what is more urgent. It belongs to
-//! the process, not to whoever asked first: nobody waits for it, and what it finds stays for ever.
+//! Walks request places in the code they do not know; [`study`] resolves them, on the helper's
+//! thread. The first time, this takes a survey of all functions, some tenths of a second: a
+//! separate thread does that and ends, so that the helper can continue with more urgent work. The
+//! survey belongs to the process, not to the runtime that requested it first: nothing waits for it,
+//! and its result stays for ever.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -16,7 +17,7 @@ use super::verdict::{InPlace, Nearness};
 use super::{Judge, Mobility};
 
 static JUDGE: OnceLock<Judge> = OnceLock::new();
-/// It is never unloaded.
+/// The executable, which is never unloaded.
 static EXECUTABLE: OnceLock<Object> = OnceLock::new();
 static BEGUN: AtomicBool = AtomicBool::new(false);
 static FAILED: AtomicBool = AtomicBool::new(false);
@@ -24,10 +25,11 @@ static POINTERS_TRUSTED: AtomicBool = AtomicBool::new(false);
 /// The thread-locals that stacks take along, in the order of their addresses.
 static TAKEN_ALONG: OnceLock<Vec<Range<isize>>> = OnceLock::new();
 
-/// From now on stacks that move take these thread-locals of the executable along, which are given as
-/// distances from the thread pointer, sorted. A survey that begins after this relies on it
-/// ([`Judge::assumes_own_thread_locals`]): then no stack that does not may move. Only the first call
-/// counts.
+/// Declares that from now on stacks that move take these thread-locals of the executable along.
+///
+/// They are given as distances from the thread pointer, sorted. A survey that begins after this
+/// relies on it ([`Judge::assumes_own_thread_locals`]): then a stack that does not take them along
+/// must not move. Only the first call counts.
 ///
 /// ```
 /// use indent_sysmon::{frames, thread_locals::ThreadLocals};
@@ -41,7 +43,7 @@ pub fn assume_own_thread_locals(variables: Vec<Range<isize>>) {
     TAKEN_ALONG.get_or_init(|| variables);
 }
 
-/// Whether stacks take the thread-local along that is so far from the thread pointer.
+/// Whether stacks take along the thread-local at this distance from the thread pointer.
 pub(super) fn is_taken_along(offset: i64) -> bool {
     let offset = offset as isize;
     TAKEN_ALONG.get().is_some_and(|variables| {
@@ -50,12 +52,14 @@ pub(super) fn is_taken_along(offset: i64) -> bool {
     })
 }
 
-/// From now on a survey takes it that calls through pointers leave nothing of their thread behind.
-/// For tests of verdicts on single functions, in programs that have functions which do.
+/// Makes later surveys assume that calls through pointers leave nothing of their thread behind.
+///
+/// For tests of verdicts on single functions, in programs with functions that do leave something
+/// behind.
 ///
 /// # Safety
-/// No stack moves that was left with the address of a thread-local, or with something of its thread in
-/// another library, by a function that it called through a pointer.
+/// No stack moves that was left with the address of a thread-local, or with something of its thread
+/// in another library, by a function that it called through a pointer.
 ///
 /// ```
 /// // SAFETY: no stack of this program moves.
@@ -78,20 +82,23 @@ pub(super) fn has_own_thread_locals() -> bool {
     TAKEN_ALONG.get().is_some()
 }
 
-/// Whether walks have asked for something since the last [`study`]. Any thread, a signal handler
-/// too.
+/// Returns whether walks have requested something since the last [`study`].
+///
+/// May be called on any thread, and in a signal handler.
 ///
 /// ```
 /// use indent_sysmon::frames;
-/// assert!(!frames::is_asked()); // nobody has walked a stack yet
+/// assert!(!frames::is_asked()); // no thread has walked a stack yet
 /// ```
 #[inline]
 pub fn is_asked() -> bool {
     sites().is_asked()
 }
 
-/// Finds out what walks have asked for. For the helper's thread; if the survey is not done yet it is
-/// begun, and done some time later.
+/// Resolves what walks have requested.
+///
+/// For the helper's thread. If there has been no survey yet, it is started, and finishes some time
+/// later.
 ///
 /// ```
 /// use indent_sysmon::frames;
@@ -108,7 +115,7 @@ pub fn study() {
     if !BEGUN.swap(true, SeqCst) {
         let thread = std::thread::Builder::new().name("frames-survey".into());
         if thread.spawn(survey).is_err() {
-            survey(); // no thread to be had
+            survey(); // no thread could be created
         }
     }
 }
@@ -126,7 +133,9 @@ fn survey() {
     }
 }
 
-/// Whether the survey failed, by an error of ours: nothing will ever be known.
+/// Returns whether the survey failed because of a bug in this crate.
+///
+/// Then nothing will ever be known.
 ///
 /// ```
 /// assert!(!indent_sysmon::frames::has_failed());
@@ -143,8 +152,9 @@ fn site_of(judge: &Judge, pc: usize, row: Option<Row>) -> Site {
     }
 }
 
-/// A place, once there has been a survey, found out on the spot; in the executable it is asked for
-/// as well, so that others need not.
+/// Resolves a place immediately, once there has been a survey.
+///
+/// A place in the executable is requested as well, so that later walks find it in the map.
 #[cold]
 pub(crate) fn find_now(unwinder: &mut Unwinder, pc: usize) -> Option<Site> {
     let (judge, executable) = (JUDGE.get()?, EXECUTABLE.get()?);
@@ -155,8 +165,10 @@ pub(crate) fn find_now(unwinder: &mut Unwinder, pc: usize) -> Option<Site> {
     Some(site_of(judge, pc, unwinder.row(executable, pc)))
 }
 
-/// The same for an interrupted place, which need not be kept: it is seldom met again. And what its
-/// function has to do with the runtime.
+/// Resolves an interrupted place immediately, once there has been a survey.
+///
+/// Also returns how its function is related to the runtime. The place need not be kept: it is
+/// seldom met again.
 #[cold]
 pub(crate) fn find_interrupted(unwinder: &mut Unwinder, pc: usize) -> Option<(Site, Nearness)> {
     let (judge, executable) = (JUDGE.get()?, EXECUTABLE.get()?);
@@ -168,7 +180,9 @@ pub(crate) fn find_interrupted(unwinder: &mut Unwinder, pc: usize) -> Option<(Si
     Some((site, judge.nearness(pc)))
 }
 
-/// The same, and what a stack with a frame there may do when it is interrupted outside of a region.
+/// Resolves a place of a stack interrupted outside of a region.
+///
+/// As `find_interrupted`, and also returns what a stack with a frame there may do.
 #[cold]
 pub(crate) fn find_in_place(unwinder: &mut Unwinder, pc: usize) -> Option<(Site, InPlace)> {
     let judge = JUDGE.get().filter(|judge| judge.allows_in_place())?;
@@ -176,15 +190,16 @@ pub(crate) fn find_in_place(unwinder: &mut Unwinder, pc: usize) -> Option<(Site,
     Some((site, judge.in_place(pc)))
 }
 
-/// What is known about all functions, once there has been a survey.
+/// Returns what is known about all functions, once there has been a survey.
 ///
 /// See [`study`] for an example.
 pub fn judge() -> Option<&'static Judge> {
     JUDGE.get()
 }
 
-/// Whether a function may change attributes of its thread, once there has been a survey; see
-/// [`Judge::changes_thread`]. Any thread; allocates nothing.
+/// Returns whether a function may change attributes of its thread, once there has been a survey.
+///
+/// See [`Judge::changes_thread`]. May be called on any thread; allocates nothing.
 ///
 /// ```
 /// use indent_sysmon::frames;
@@ -195,7 +210,9 @@ pub fn changes_thread(function: usize) -> Option<bool> {
     JUDGE.get().map(|judge| judge.changes_thread(function))
 }
 
-/// The verdict on one function, once there has been a survey. Any thread; allocates nothing.
+/// Returns the verdict on one function, once there has been a survey.
+///
+/// May be called on any thread; allocates nothing.
 ///
 /// ```
 /// use indent_sysmon::frames;

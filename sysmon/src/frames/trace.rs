@@ -1,24 +1,25 @@
 #![expect(unsafe_code, reason = "compares words of a suspended stack")]
-//! Remembers walks: a stack that is suspended again at the same place is judged by comparing words.
+//! Remembers walks: a stack suspended again at the same place is judged by comparing words.
 //!
-//! A [`Trace`] is one walk that was finished: which words of the stack it depended on, where they
-//! were (counted from the starting stack pointer), and what they were. Judging the next stack by it
-//! is a handful of loads and comparisons, without a search in the map of sites.
+//! A [`Trace`] is one finished walk: which words of the stack it depended on, where they were
+//! (counted from the starting stack pointer), and what they were. Judging the next stack by it is a
+//! handful of loads and comparisons, without a search in the map of sites.
 //!
 //! Claim: if a stack starts at the same instruction, as far below its root, and each recorded word
 //! is as recorded, then a walk of it meets the same places and comes to the same judgement.
 //!
 //! Proof. Positions are counted from the starting stack pointer; the words themselves are return
 //! addresses (compared as they are) and values of `rbp` (compared as positions). By induction over
-//! the frames: frame i of both walks has the same place in the code, the same position, and an `rbp`
-//! from the same source (the start, or the slot at some position). For i = 0 this is the key. Let it
-//! hold for i.
+//! the frames: frame i of both walks has the same place in the code, the same position, and an
+//! `rbp` from the same source (the start, or the slot at some position). For i = 0 this is the key.
+//! Let it hold for i.
 //! - T1. The same place has the same site, for ever (`sites`, V1).
-//! - T2. If its row counts from `rsp`, the CFA has the same position, which the place alone decides.
-//!   If it counts from `rbp`, the source of that `rbp` is recorded with the position it gave, and it
-//!   gives the same now; so the CFA has the same position too.
-//! - T3. The return address of frame i is right below the CFA, is recorded and is the same: so is the
-//!   place of frame i + 1. Its position is the CFA's. Its `rbp` has the same source, as the row says.
+//! - T2. If its row counts from `rsp`, the CFA has the same position, which the place alone
+//!   decides. If it counts from `rbp`, the source of that `rbp` is recorded with the position it
+//!   gave, and it gives the same now; so the CFA has the same position too.
+//! - T3. The return address of frame i is right below the CFA, is recorded and is the same: so is
+//!   the place of frame i + 1. Its position is the CFA's. Its `rbp` has the same source, as the row
+//!   says.
 //! - T4. The walk is at the root if the CFA's position is that of the root, which the key has.
 //!
 //! So all places are the same, and the stack is movable if all of them are. A walk that stopped at
@@ -26,8 +27,8 @@
 //! walk makes depend on positions alone, except that of the stack's bounds: they are compared as a
 //! whole, since no word is outside of start and root. ∎
 //!
-//! What is not remembered: walks that were not finished, places too far from the start for a
-//! [`Word`], more than [`DEPTH`] return addresses.
+//! Not remembered: walks that were not finished, places too far from the start for a [`Word`], more
+//! than [`DEPTH`] return addresses.
 
 use super::rows::{Base, Unwinder, WORD};
 use super::sites::{Site, Sites, sites};
@@ -35,31 +36,34 @@ use super::verdict::Nearness;
 use super::walk::{BpFrom, Climb, Climber, End, FRAMES, Judgement, Registers, Stack};
 use super::{Mobility, study};
 
-/// Return addresses of a trace at most.
+/// Maximum number of return addresses of a trace.
 const DEPTH: usize = 24;
 
-/// Values of `rbp` of a trace at most, beside the starting one. Where the compiler keeps frame
-/// pointers each frame has its own.
+/// Maximum number of `rbp` values of a trace, beside the starting one.
+///
+/// Where the compiler keeps frame pointers, each frame has its own.
 const BASES: usize = DEPTH;
 
-/// Frames inside a region at most; and so many more around it are looked at.
+/// Maximum number of frames inside a region; up to as many again around it are looked at.
 const DEEP: usize = 128;
 
-/// Traces of one cache, and of one of its sets: stacks that start at the same place, equally deep, and differ
-/// further up are in one set. All that wait do so at a few places.
+/// Number of traces of one cache, and of one of its sets.
+///
+/// Stacks that start at the same place, equally deep, and differ further up are in one set. All
+/// waiting stacks wait at a few places.
 const TRACES: usize = 64;
 const WAYS: usize = 4;
 const SETS: usize = TRACES / WAYS;
 
-/// The starting `rbp` does not matter.
+/// Marks a trace for which the starting `rbp` does not matter.
 const ANY: u32 = u32::MAX;
 
-/// A word of the stack.
+/// A recorded word of the stack.
 #[derive(Clone, Copy)]
 struct Word {
-    /// Position.
+    /// Position of the word.
     at: u32,
-    /// A return address counted from the starting one, or a position.
+    /// Expected value: a return address counted from the starting one, or a position.
     want: u32,
 }
 
@@ -68,9 +72,9 @@ const NO_WORD: Word = Word { at: 0, want: 0 };
 /// One remembered walk.
 #[derive(Clone, Copy)]
 struct Trace {
-    /// Where it starts in the code; 0: nothing is remembered here.
+    /// Place in the code where it starts; 0: nothing is remembered here.
     pc: usize,
-    /// How it ended.
+    /// Result of the walk.
     end: End,
     /// Position of the root.
     root: u32,
@@ -127,7 +131,7 @@ impl Trace {
         self.saved[..count].iter().all(fits)
     }
 
-    /// A word that was recorded, of a stack whose root has the same position.
+    /// Reads a recorded word, on a stack whose root has the same position.
     #[inline]
     fn word(&self, start: &Registers, stack: &Stack, at: u32) -> usize {
         let address = start.sp + at as usize;
@@ -136,23 +140,23 @@ impl Trace {
             "{at} below {}",
             self.root
         );
-        // SAFETY: a recorded word lies between start and root, whole and aligned: the walk read it there. All of
-        // that is inside this stack, too, by the position of its root (`judge_in`), and `Stack::new`'s caller
-        // answers for the inside.
+        // SAFETY: a recorded word lies between start and root, whole and aligned: the walk read it
+        // there. All of that is inside this stack, too, by the position of its root (`judge_in`),
+        // and `Stack::new`'s caller is responsible for the inside.
         unsafe { super::peek::word(address) }
     }
 }
 
-/// A walk that is being remembered.
+/// A walk that is being recorded.
 struct Recorder<'a> {
     start: &'a Registers,
     trace: Trace,
-    /// It still fits a trace.
+    /// Whether it still fits a trace.
     fits: bool,
 }
 
 impl Recorder<'_> {
-    /// Before the walk climbs from a frame whose CFA is counted from `rbp`.
+    /// Records `rbp`, before the walk climbs from a frame whose CFA is counted from it.
     fn base(&mut self, climber: &Climber<'_>) {
         let Ok(want) = u32::try_from(climber.bp.wrapping_sub(self.start.sp)) else {
             self.fits = false;
@@ -178,7 +182,7 @@ impl Recorder<'_> {
         self.trace.bases += 1;
     }
 
-    /// After the walk climbed.
+    /// Records the return address, after the walk climbed.
     fn climbed(&mut self, climber: &Climber<'_>) {
         let ip = climber.pc.wrapping_add(1);
         let Ok(want) = i32::try_from(ip.wrapping_sub(self.start.pc) as isize) else {
@@ -195,7 +199,7 @@ impl Recorder<'_> {
     }
 }
 
-/// The traces of one thread, by where they start. A hit costs about a nanosecond a frame.
+/// Caches the traces of one thread, by where they start. A hit costs about a nanosecond a frame.
 ///
 /// ```
 /// use indent_sysmon::frames::{Mobility, Registers, Stack, TraceCache};
@@ -203,14 +207,14 @@ impl Recorder<'_> {
 /// let words = [0usize; 16];
 /// let range = words.as_ptr_range();
 /// let range = range.start.addr()..range.end.addr();
-/// // SAFETY: the array outlives it, and nobody writes to it.
+/// // SAFETY: the array outlives it, and nothing writes to it.
 /// let stack = unsafe { Stack::new(range.clone()) };
 /// let code = drop::<u8> as fn(u8) as usize;
 /// let start = Registers::after_call(code + 1, range.start, 0);
 ///
 /// let mut cache = TraceCache::new();
 /// let judgement = cache.judge(&start, &stack, range.end);
-/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet, and asked for
+/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet; requested
 /// assert!(!judgement.complete);
 /// ```
 pub struct TraceCache {
@@ -235,7 +239,7 @@ impl std::fmt::Debug for TraceCache {
 }
 
 impl TraceCache {
-    /// An empty cache; the only time it allocates.
+    /// Makes an empty cache; this is the only time it allocates.
     pub fn new() -> Self {
         TraceCache {
             traces: Box::new([[Trace::NONE; WAYS]; SETS]),
@@ -244,23 +248,27 @@ impl TraceCache {
         }
     }
 
-    /// As [`judge_stack`](super::judge_stack), and faster the next time. Once there has been a survey
-    /// places are found out at once, in some microseconds each, if nothing has asked for them
-    /// before: then the judgement is complete.
+    /// Judges a stack like [`judge_stack`](super::judge_stack), and is faster the next time.
+    ///
+    /// Once there has been a survey, places that were not requested before are resolved at once, in
+    /// some microseconds each: then the judgement is complete.
     #[inline]
     pub fn judge(&mut self, start: &Registers, stack: &Stack, root: usize) -> Judgement {
         self.judge_in(sites(), start, stack, root, study::find_now)
     }
 
-    /// What the whole of an interrupted stack allows, if it may be left where it stands inside a
-    /// region of its code (S2): if every frame up to the *region*, the stack pointer just before
-    /// the region's outermost function was called, lies in the executable, can be climbed from, is
-    /// movable, and is none of the runtime's. `None` if not, and before there has been a survey.
+    /// Judges an interrupted stack that may be left in place inside a region of its code (S2).
     ///
-    /// Movable only if the stack may also go on elsewhere. Bound otherwise: the code that opened
-    /// the region has promised that nothing of the thread is held around it.
+    /// The *region* is given by the stack pointer just before its outermost function was called.
+    /// The stack may be left if every frame up to the region lies in the executable, can be climbed
+    /// from, is movable, and is none of the runtime's. `None` if not, and before there has been a
+    /// survey.
     ///
-    /// As [`judge`](Self::judge) for whoever owns the cache; for signal handlers too.
+    /// The result is about the whole stack. It is movable only if the stack may also continue on
+    /// another thread, and bound otherwise: the code that opened the region has promised that
+    /// nothing of the thread is held around it.
+    ///
+    /// Like [`judge`](Self::judge), for the thread that owns the cache; for signal handlers too.
     ///
     /// ```
     /// use indent_sysmon::frames::{Registers, Stack, TraceCache};
@@ -268,7 +276,7 @@ impl TraceCache {
     /// let words = [0usize; 16];
     /// let range = words.as_ptr_range();
     /// let range = range.start.addr()..range.end.addr();
-    /// // SAFETY: the array outlives it, and nobody writes to it.
+    /// // SAFETY: the array outlives it, and nothing writes to it.
     /// let stack = unsafe { Stack::new(range.clone()) };
     /// let start = Registers::interrupted(drop::<u8> as fn(u8) as usize, range.start, 0);
     /// let (region, root) = (range.start + 32, range.end);
@@ -292,7 +300,7 @@ impl TraceCache {
                 return Some(Mobility::Bound);
             }
             if !outside && number >= DEEP {
-                return None; // each of them takes a microsecond
+                return None; // each frame takes a microsecond
             }
             let found = study::find_interrupted(&mut self.unwinder, climber.pc);
             let row = found.and_then(|(site, nearness)| Some((site.row()?, nearness)));
@@ -316,7 +324,7 @@ impl TraceCache {
         None
     }
 
-    /// [`judge`](Self::judge) by any map, which must be the same every time.
+    /// [`judge`](Self::judge) with any map, which must be the same every time.
     #[inline]
     pub(crate) fn judge_in(
         &mut self,
@@ -358,6 +366,8 @@ fn fitting<'a>(
     traces.iter().find(|trace| trace.fits(start, stack, root))
 }
 
+/// Chooses the set of a starting point.
+///
 /// Stack pointers are multiples of 16, and those of one place differ by a few of these.
 #[inline]
 fn set(pc: usize, root: u32) -> usize {
@@ -366,7 +376,7 @@ fn set(pc: usize, root: u32) -> usize {
     (key.wrapping_mul(FRACTION) >> (64 - SETS.ilog2())) as usize
 }
 
-/// Walks, and says what to remember of it.
+/// Walks, and returns the judgement and what to remember of the walk.
 #[cold]
 fn record(
     sites: &Sites,
@@ -394,7 +404,7 @@ fn record(
     (Judgement::of(end), trace)
 }
 
-/// As [`walk_in`](super::walk::walk_in), with a recorder.
+/// [`walk_in`](super::walk::walk_in) with a recorder.
 fn walk_recorded(
     sites: &Sites,
     get: &mut dyn FnMut(usize) -> Option<Site>,

@@ -1,16 +1,18 @@
-//! The verdict on every function: what is touched, handed back along all edges.
+//! Computes the verdict on every function: propagates what each one touches backwards along all
+//! edges.
 //!
-//! A function has two sides. *As a frame* of a suspended stack it counts with everything it touches
-//! and reaches. *As a callee* it counts the same, unless it is on a list of harmless ones: then
-//! nothing thread-bound outlives a call of it, and the search ends there. `_print` as a callee is
-//! harmless; as a frame, under a `Display` that parks, it holds a lock of its thread and is bound.
-//! Functions of the runtime itself count as frames with their own instructions only: they know that
-//! they switch, and read everything anew afterwards.
+//! A function has two roles. *As a frame* of a suspended stack, it counts with everything it
+//! touches and reaches. *As a callee*, it counts the same, unless it is on a list of harmless
+//! functions: then nothing thread-bound outlives a call of it, and the search ends there. `_print`
+//! as a callee is harmless; as a frame, under a `Display` that parks, it holds a lock of its thread
+//! and is bound. Functions of the runtime itself count as frames with their own instructions only:
+//! they know that they switch, and they read everything again afterwards.
 //!
-//! All code is read at once, on the first demand: every edge has to be known backwards, and where
-//! constants end depends on all references to them (`constants`). Then what is touched is handed
-//! back along the edges, nearest first; what is left is movable. For every bound function the next
-//! step of a shortest way is kept, so that the reason can be shown.
+//! All code is read at once, on the first request: every edge has to be known backwards, and the
+//! ends of constants depend on all references to them (`constants`). Then what is touched is
+//! propagated backwards along the edges, nearest first; the functions that are left are movable.
+//! For every bound function, the next step of a shortest path is kept, so that the reason can be
+//! shown.
 //!
 //! Nodes are functions, then pieces of constants.
 //!
@@ -43,33 +45,34 @@ use graph::Graph;
 use in_place::InPlaces;
 use survey::Survey;
 
-/// Why a function is bound by itself.
+/// Reason why a function is bound by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
     Variable(i64),
-    /// A thread-local that the caller says, by its key.
+    /// A thread-local that the caller names by its key.
     ByKey,
     Unknown(&'static str),
-    /// The kernel, asked directly.
+    /// A direct system call, with its number if that is known.
     Kernel(Option<i64>),
-    /// Hands out something of the thread, or comes from who knows where.
+    /// An import that hands out something of the thread, or whose origin is unknown.
     Import(u32),
     Foreign(usize),
     /// Code without an unwind entry.
     Uncovered(usize),
 }
 
-/// A function or a piece of constants.
+/// Location of a node: a function, or a piece of constants.
 #[derive(Clone, Copy, Debug)]
 enum CodeLocation {
     Function { image: u32, index: u32 },
     Constant { image: u32, start: usize },
 }
 
-/// Knows the verdict on every function of the executable.
+/// Holds the verdict on every function of the executable.
 ///
-/// Made once, from the memory of the process and, for names, the file of the executable; takes some
-/// milliseconds for each megabyte of code, and allocates. What it says holds for ever.
+/// It is made once, from the memory of the process and, for names, the file of the executable.
+/// Making it takes some milliseconds for each megabyte of code, and allocates. Its verdicts never
+/// change.
 ///
 /// ```
 /// use indent_sysmon::frames::{Judge, Mobility};
@@ -98,52 +101,54 @@ pub struct Judge {
     places: Vec<CodeLocation>,
     /// What binds each node by itself.
     own: Vec<Option<Why>>,
-    /// What binds a frame of a function, but not its callers.
+    /// What binds a frame of a function but not the frames of its callers.
     held: BTreeMap<u32, Why>,
-    /// How functions lose the address of a thread-local.
+    /// How functions lose track of the address of a thread-local.
     lost: BTreeMap<u32, &'static str>,
-    /// Std's functions for keys.
+    /// The standard library's functions that look up a thread-local by its key.
     asking: BTreeSet<u32>,
-    /// Functions that find thread-locals by their keys, and one of those.
+    /// Functions that find thread-locals by their keys, each with one such thread-local.
     finds: BTreeMap<u32, Why>,
-    /// Fibers were taken to have thread-locals of their own.
+    /// Whether the survey assumed that fibers have thread-locals of their own.
     own_locals: bool,
     graph: Graph,
-    /// Of each function, what it has to do with the runtime.
+    /// How each function is related to the runtime.
     nearness: Vec<Nearness>,
-    /// Functions that have an address of a thread-local between two instructions.
+    /// Functions that have the address of a thread-local between two instructions.
     having: Vec<u32>,
     /// Functions that use a thread-local that stays with the thread.
     staying: Vec<u32>,
-    /// Known once it was asked for: most programs never do.
+    /// Computed on the first request: most programs never make one.
     in_place: OnceLock<InPlaces>,
-    /// Where functions begin that may change attributes of their thread; sorted.
+    /// Start addresses of functions that may change attributes of their thread; sorted.
     changers: Vec<usize>,
-    /// Declarations that fit nothing.
+    /// Declarations that match nothing in the program.
     misfits: Vec<Misfit>,
-    /// Where functions begin that may have been left with the address of a thread-local; sorted.
+    /// Start addresses of functions that may still have the address of a thread-local; sorted.
     near_addresses: Vec<usize>,
     statistics: Statistics,
 }
 
-/// What a function has to do with the runtime, for one that is interrupted and not suspended in a call.
+/// Relation of an interrupted function to the runtime.
 ///
-/// The runtime's own functions may hold anything of their thread between two instructions, and code of
-/// the runtime that was inlined into others may hold what such a function has just returned. The same goes
-/// for functions that use a thread-local whose address they keep to themselves, and for all that lead to
-/// those: one in between may just have been given the address.
+/// It matters for a function that is interrupted, not for one suspended in a call. The runtime's
+/// own functions may hold anything of their thread between two instructions, and code of the
+/// runtime that was inlined into other functions may hold what such a function has just returned.
+/// The same holds for functions that use a thread-local whose address they keep to themselves, and
+/// for all functions that lead to those: a function in between may just have been given the
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(crate) enum Nearness {
-    /// Nothing.
+    /// Unrelated.
     Apart,
-    /// It leads to one of the runtime's functions directly, or to one that holds something for itself.
+    /// Leads directly to one of the runtime's functions, or to one that holds something for itself.
     Leads,
-    /// It is one.
+    /// Is one of the runtime's functions.
     Within,
 }
 
-/// What a survey has seen.
+/// Figures of one survey.
 ///
 /// ```
 /// use indent_sysmon::frames::Judge;
@@ -155,23 +160,23 @@ pub(crate) enum Nearness {
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Objects whose code was read.
+    /// Number of objects whose code was read.
     pub objects: usize,
-    /// Functions in them.
+    /// Number of functions in them.
     pub functions: usize,
-    /// Functions that touch a thread-local themselves.
+    /// Number of functions that touch a thread-local themselves.
     pub touching: usize,
-    /// Functions that are bound as frames.
+    /// Number of functions that are bound as frames.
     pub bound: usize,
-    /// Functions the search ended at, being on a list of harmless ones.
+    /// Number of functions where the search ended because they are on a list of harmless functions.
     pub harmless: usize,
-    /// Bytes of code read.
+    /// Number of bytes of code read.
     pub text: usize,
-    /// Edges found.
+    /// Number of edges found.
     pub edges: usize,
-    /// Bytes kept.
+    /// Number of bytes kept in memory.
     pub memory: usize,
-    /// How long it took.
+    /// Duration of the survey.
     pub time: Duration,
 }
 
@@ -183,8 +188,9 @@ impl fmt::Debug for Judge {
 }
 
 impl Judge {
-    /// Whether the verdicts hold only for stacks that take their thread-locals along; see
-    /// [`assume_own_thread_locals`](super::assume_own_thread_locals).
+    /// Returns whether the verdicts hold only for stacks that take their thread-locals along.
+    ///
+    /// See [`assume_own_thread_locals`](super::assume_own_thread_locals).
     ///
     /// ```
     /// assert!(!indent_sysmon::frames::Judge::survey().assumes_own_thread_locals());
@@ -193,7 +199,8 @@ impl Judge {
         self.own_locals
     }
 
-    /// Reads the code of the executable, and of the library this code is in if it is another one.
+    /// Reads the code of the executable, and of the library that contains this code, if another
+    /// one.
     ///
     /// See [`Judge`] for an example.
     pub fn survey() -> Judge {
@@ -214,10 +221,10 @@ impl Judge {
         survey.conclude(begun)
     }
 
-    /// The verdict on a frame of the function around an address.
+    /// Returns the verdict on a frame of the function around an address.
     ///
-    /// An address outside of what was read, or in code without an unwind entry: bound. Mind that a
-    /// return address may be the first one behind its function: ask for the one before.
+    /// An address outside of the code that was read, or in code without an unwind entry, is bound.
+    /// A return address may be the first address after its function, so pass the address before it.
     ///
     /// See [`Judge`] for an example.
     pub fn mobility(&self, ip: usize) -> Mobility {
@@ -225,7 +232,7 @@ impl Judge {
             .map_or(Mobility::Bound, |function| self.graph.mobility(function))
     }
 
-    /// Whether a function is one of std's for thread-locals, whose caller says which it is.
+    /// Whether this is a function of the standard library whose caller names the thread-local.
     pub(crate) fn asks_caller(&self, ip: usize) -> bool {
         self.number(ip)
             .is_some_and(|node| self.asking.contains(&node))
@@ -237,9 +244,11 @@ impl Judge {
         own.or_else(|| self.held.get(&node))
     }
 
-    /// Whether the function that begins at this address may change an attribute that the kernel
-    /// keeps for its thread: namespaces, credentials, capabilities, filters, scheduling. What other
-    /// libraries than the C library do inside is not seen.
+    /// Whether the function at this address may change an attribute of its thread.
+    ///
+    /// The address is where the function begins. The attributes are those that the kernel keeps for
+    /// a thread: namespaces, credentials, capabilities, filters, scheduling. What libraries other
+    /// than the C library do inside is not seen.
     ///
     /// ```
     /// use indent_sysmon::frames::Judge;
@@ -261,15 +270,17 @@ impl Judge {
         self.changers.binary_search(&function).is_ok()
     }
 
-    /// What the function around an address has to do with the runtime.
+    /// Returns how the function around an address is related to the runtime.
     pub(crate) fn nearness(&self, ip: usize) -> Nearness {
         self.number(ip)
             .and_then(|function| self.nearness.get(function as usize).copied())
             .unwrap_or(Nearness::Within)
     }
 
-    /// Why no interrupted stack of this program is left where it stands outside of regions, if so.
-    /// None is before this was asked for the first time, which takes a while.
+    /// Returns why no interrupted stack of this program is left in place outside of regions.
+    ///
+    /// `None` means that stacks may be left in place. The first call computes the answer, which
+    /// takes a while.
     ///
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();
@@ -283,13 +294,14 @@ impl Judge {
         self.in_place.get_or_init(|| InPlaces::of(self)).refusal
     }
 
-    /// The same as a yes or no, for handlers: they find out nothing.
+    /// Whether interrupted stacks may be left in place; for signal handlers, as it computes
+    /// nothing.
     pub(crate) fn allows_in_place(&self) -> bool {
         let known = self.in_place.get();
         known.is_some_and(|known| known.refusal.is_none())
     }
 
-    /// What an interrupted stack with a frame at an address may do.
+    /// Returns what an interrupted stack with a frame at this address may do.
     pub(crate) fn in_place(&self, ip: usize) -> InPlace {
         let known = self.in_place.get().zip(self.number(ip));
         known
@@ -304,9 +316,10 @@ impl Judge {
         Some(self.first[image] + index as u32)
     }
 
-    /// Whether an object that was read has no symbols of functions, as when it was stripped or its
-    /// file cannot be read. Then nothing is on a list of harmless functions, and nearly every frame
-    /// is bound.
+    /// Returns whether an object that was read has no function symbols.
+    ///
+    /// It was stripped, or its file cannot be read. Then no function is on a list of harmless
+    /// functions, and nearly every frame is bound.
     ///
     /// ```
     /// assert!(!indent_sysmon::frames::Judge::survey().lacks_symbols());
@@ -317,9 +330,11 @@ impl Judge {
             .any(|image| image.symbols.has_no_functions())
     }
 
-    /// Declarations by [`declare_harmless`](super::declare_harmless) that fit nothing in the
-    /// program: misspelt, or the compiler has left the function or variable out. None are known
-    /// where symbols are missing.
+    /// Returns the declarations by [`declare_harmless`](super::declare_harmless) that match
+    /// nothing.
+    ///
+    /// Their names are misspelt, or the compiler has removed the function or variable. Without
+    /// symbols, none are known.
     ///
     /// ```
     /// use indent_sysmon::frames::{Declaration, Judge, declare_harmless};
@@ -336,14 +351,14 @@ impl Judge {
         &self.misfits
     }
 
-    /// What was seen.
+    /// Returns the figures of this survey.
     ///
     /// See [`Statistics`] for an example.
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }
 
-    /// The address of a function, by its name or a part of it; needs symbols.
+    /// Finds the address of a function by its name or a part of it; needs symbols.
     ///
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();
@@ -361,12 +376,12 @@ impl Judge {
         let fits = self
             .functions()
             .filter_map(|f| Some((fit(&f.name()?), f.start)));
-        // The first of the best.
+        // Of several equally good matches, the first one wins.
         let best = fits.reduce(|best, next| if next.0 > best.0 { next } else { best })?;
         (best.0 > 0).then_some(best.1)
     }
 
-    /// All functions, in the order of their addresses.
+    /// Returns all functions, in the order of their addresses.
     ///
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();
@@ -394,11 +409,11 @@ impl Judge {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Function<'a> {
-    /// Its first address.
+    /// First address of the function.
     pub start: usize,
-    /// The first address behind it.
+    /// First address after the function.
     pub end: usize,
-    /// As a frame.
+    /// Verdict on the function as a frame.
     pub mobility: Mobility,
     /// Whether its own instructions alone bind it.
     pub touches: bool,
@@ -406,7 +421,7 @@ pub struct Function<'a> {
 }
 
 impl Function<'_> {
-    /// Its name, demangled, if there are symbols.
+    /// Returns the demangled name, if there are symbols.
     ///
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();

@@ -1,24 +1,25 @@
 #![expect(unsafe_code, reason = "reads the words of a suspended stack")]
 //! Climbs a suspended stack, frame by frame, and judges it.
 //!
-//! Law of this file: it runs in signal handlers. No allocation, no lock, no thread-local, no panic,
+//! This file runs in signal handlers. Its rules: no allocation, no lock, no thread-local, no panic,
 //! no formatting. All it knows about code it looks up in the map of [sites](super::sites).
 //!
-//! A walk starts from three registers and ends at the *root*: the stack pointer that the runtime had
-//! just before it called the outermost function, that is, the address right above the return address
-//! of that call. Frames above it are the runtime's own.
+//! A walk starts from three registers and ends at the *root*: the stack pointer that the runtime
+//! had just before it called the outermost function, that is, the address right above the return
+//! address of that call. Frames above it are the runtime's own.
 //!
-//! What keeps a walk honest:
-//! - U1. Every word is read through [`Stack`], which refuses what is not aligned and inside.
+//! Invariants of a walk:
+//! - U1. Every word is read through [`Stack`], which refuses addresses that are not aligned and
+//!   inside.
 //! - U2. A frame's CFA is above its stack pointer, so walks end; there are at most [`FRAMES`].
-//! - U3. A saved `rbp` is read from inside its frame only.
-//! - U4. It ends well only if a CFA *is* the root. One beyond it means that a row was wrong or the
-//!   stack is not what it seems: [`End::Broken`]. Rejected: to stop at the first CFA at or beyond the
-//!   root; one wrong `rbp` would then hide frames.
+//! - U3. A saved `rbp` is read only from inside its frame.
+//! - U4. A walk succeeds only if a CFA *is* the root. A CFA beyond it means that a row was wrong or
+//!   the stack is not what it seems: [`End::Broken`]. Rejected: stopping at the first CFA at or
+//!   beyond the root; one wrong `rbp` would then hide frames.
 //!
 //! A suspended frame stands after a call, and its return address may be the first byte of the next
-//! function if the call never returns. So what is looked up is the last byte of the call. For an
-//! interrupted frame it is the instruction itself; rows are right there only where the compiler
+//! function if the call never returns. So the lookup uses the last byte of the call. For an
+//! interrupted frame it uses the instruction itself; rows are right there only where the compiler
 //! wrote them for every instruction.
 
 use std::ops::Range;
@@ -29,10 +30,10 @@ use super::rows::{Base, CallersBp, Row, WORD};
 use super::sites::{Sites, sites};
 use crate::system_call::SystemCall;
 
-/// Frames of one walk at most; what is deeper counts as broken.
+/// Maximum number of frames of one walk; a deeper stack counts as broken.
 pub(crate) const FRAMES: usize = 4096;
 
-/// For an `rbp` that nobody knows: no stack is there.
+/// Stands for an unknown `rbp`: no stack is at this address.
 pub(crate) const UNKNOWN: usize = usize::MAX;
 
 /// The memory of a suspended stack.
@@ -41,7 +42,7 @@ pub(crate) const UNKNOWN: usize = usize::MAX;
 /// use indent_sysmon::frames::Stack;
 /// let words = [0usize; 16];
 /// let range = words.as_ptr_range();
-/// // SAFETY: the array outlives it, and nobody writes to it.
+/// // SAFETY: the array outlives it, and nothing writes to it.
 /// let stack = unsafe { Stack::new(range.start.addr()..range.end.addr()) };
 /// # let _ = stack;
 /// ```
@@ -51,7 +52,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// A stack between two addresses.
+    /// Wraps the stack between two addresses.
     ///
     /// # Safety
     /// While the value is used the memory is mapped and readable, and only the thread that uses the
@@ -61,13 +62,13 @@ impl Stack {
         Stack { range }
     }
 
-    /// The word at an address, if it is aligned and inside.
+    /// Reads the word at an address, if it is aligned and inside.
     #[inline]
     pub(crate) fn read(&self, at: usize) -> Option<usize> {
         if !self.holds(at, at.wrapping_add(WORD)) {
             return None;
         }
-        // SAFETY: inside, and `new`'s caller answers for the inside.
+        // SAFETY: inside, and `new`'s caller is responsible for the inside.
         Some(unsafe { super::peek::word(at) })
     }
 
@@ -79,7 +80,7 @@ impl Stack {
     }
 }
 
-/// What a walk starts from.
+/// Registers that a walk starts from.
 ///
 /// ```
 /// use indent_sysmon::frames::Registers;
@@ -88,23 +89,24 @@ impl Stack {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// What is looked up.
+    /// Address that is looked up.
     pub(crate) pc: usize,
     pub(crate) sp: usize,
     pub(crate) bp: usize,
 }
 
 impl Registers {
-    /// A stack that waits in a call: where it will return to, and the stack pointer and `rbp` it will
-    /// have then.
+    /// Describes a stack that waits in a call.
+    ///
+    /// The arguments are the return address, and the stack pointer and `rbp` that it will have
+    /// then.
     #[inline]
     pub fn after_call(ip: usize, sp: usize, bp: usize) -> Self {
         let pc = ip.wrapping_sub(1);
         Registers { pc, sp, bp }
     }
 
-    /// What they are here, in the function this is called from, for a walk while it waits for what
-    /// it calls next.
+    /// Returns the registers of the calling function, for a walk during the next call it makes.
     ///
     /// ```
     /// use indent_sysmon::frames::Registers;
@@ -128,8 +130,9 @@ impl Registers {
         Registers::interrupted(ip, sp, bp)
     }
 
-    /// A thread that sleeps in this call: its `rbp` is not known. For
-    /// [`Snapshot`](super::Snapshot), which guesses it where it is needed.
+    /// Describes a thread that sleeps in this system call.
+    ///
+    /// Its `rbp` is not known; [`Snapshot`](super::Snapshot) guesses it where it is needed.
     ///
     /// ```
     /// use indent_sysmon::{SystemCall, frames::Registers};
@@ -141,30 +144,31 @@ impl Registers {
         Registers::after_call(call.pc, call.sp, UNKNOWN)
     }
 
-    /// A stack that was interrupted at an instruction.
+    /// Describes a stack that was interrupted at an instruction.
     #[inline]
     pub fn interrupted(ip: usize, sp: usize, bp: usize) -> Self {
         Registers { pc: ip, sp, bp }
     }
 }
 
-/// How a walk ended.
+/// Result of a walk.
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// At the root: all frames were seen, and all are movable.
+    /// The walk reached the root: all frames were seen, and all are movable.
     Root,
-    /// At a place in the code that binds.
+    /// The walk reached a place in the code that binds.
     Bound { address: usize },
-    /// At a place that is not known yet; it was asked for. `ring`: the helper has to be rung.
+    /// The walk reached an unknown place, and requested it. `ring`: the helper must be notified.
     Unknown { address: usize, ring: bool },
-    /// There is no way on from here: the stack is not what the rows say.
+    /// The walk cannot continue from here: the stack is not what the rows say.
     Broken { address: usize },
 }
 
-/// Shows the frames of a suspended stack, innermost first, as far as they are movable: the place in
-/// the code and the stack pointer of each. `root` is the stack pointer just before the outermost
-/// function was called.
+/// Visits the frames of a suspended stack, innermost first, as far as they are movable.
+///
+/// Each visit gets the place in the code and the stack pointer. `root` is the stack pointer just
+/// before the outermost function was called.
 pub(crate) fn walk_in(
     sites: &Sites,
     start: &Registers,
@@ -196,18 +200,18 @@ pub(crate) fn walk_in(
     End::Broken { address }
 }
 
-/// Where the `rbp` of a frame was found.
+/// Source of the `rbp` of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BpFrom {
-    /// It is the one the walk started with.
+    /// The `rbp` that the walk started with.
     Start,
-    /// At this address.
+    /// The slot at this address.
     Slot(usize),
-    /// A row did not say.
+    /// Unknown: a row did not say.
     Nowhere,
 }
 
-/// A walk's place on the stack.
+/// Position of a walk on the stack.
 pub(crate) struct Climber<'a> {
     pub(crate) pc: usize,
     pub(crate) sp: usize,
@@ -241,7 +245,7 @@ impl<'a> Climber<'a> {
         }
     }
 
-    /// Asks for the site of its place, and for those that are likely to come.
+    /// Requests the site of its place, and the sites that are likely to be needed next.
     #[cold]
     pub(crate) fn ask(&self, sites: &Sites) -> End {
         let ring = sites.want(self.pc);
@@ -252,7 +256,7 @@ impl<'a> Climber<'a> {
         }
     }
 
-    /// Goes to the caller, by the row of its place.
+    /// Moves to the caller, by the row of its place.
     #[inline]
     pub(crate) fn climb(&mut self, row: Row) -> Climb {
         self.try_climb(row).unwrap_or(Climb::Broken)
@@ -290,7 +294,7 @@ impl<'a> Climber<'a> {
     }
 }
 
-/// What the frames of a stack allow, all in all.
+/// Judgement on a whole stack, from all of its frames.
 ///
 /// See [`judge_stack`].
 #[must_use]
@@ -298,11 +302,11 @@ impl<'a> Climber<'a> {
 pub struct Judgement {
     /// Movable only if all frames are known and movable.
     pub mobility: Mobility,
-    /// Nothing more can come out. If not, what was unknown has been asked for.
+    /// Whether the judgement is final. If not, what was unknown has been requested.
     pub complete: bool,
-    /// The innermost frame that binds or is unknown, or where the walk could not go on.
+    /// The innermost frame that binds or is unknown, or where the walk could not continue.
     pub binding: Option<usize>,
-    /// Whether the helper has to be rung to call [`resolve`](super::resolve).
+    /// Whether the helper must be notified, so that it calls [`resolve`](super::resolve).
     pub ring: bool,
 }
 
@@ -327,8 +331,10 @@ impl Judgement {
     }
 }
 
-/// Judges a suspended stack. `root` is the stack pointer just before the outermost function was
-/// called. Allocates nothing and takes no lock: for any thread and for signal handlers.
+/// Judges a suspended stack.
+///
+/// `root` is the stack pointer just before the outermost function was called. Allocates nothing and
+/// takes no lock, so it may run on any thread and in signal handlers.
 ///
 /// ```
 /// use indent_sysmon::frames::{self, Mobility, Registers, Stack};
@@ -336,13 +342,13 @@ impl Judgement {
 /// let words = [0usize; 16];
 /// let range = words.as_ptr_range();
 /// let range = range.start.addr()..range.end.addr();
-/// // SAFETY: the array outlives it, and nobody writes to it.
+/// // SAFETY: the array outlives it, and nothing writes to it.
 /// let stack = unsafe { Stack::new(range.clone()) };
 /// let code = drop::<u8> as fn(u8) as usize;
 /// let start = Registers::after_call(code + 1, range.start, 0);
 ///
 /// let judgement = frames::judge_stack(&start, &stack, range.end);
-/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet, and asked for
+/// assert_eq!(judgement.mobility, Mobility::Bound); // not known yet; requested
 /// assert!(!judgement.complete && judgement.ring);
 /// frames::resolve(|_| Mobility::Bound); // on the helper's thread
 /// let judgement = frames::judge_stack(&start, &stack, range.end);
@@ -352,7 +358,7 @@ pub fn judge_stack(start: &Registers, stack: &Stack, root: usize) -> Judgement {
     judge_in(sites(), start, stack, root)
 }
 
-/// [`judge_stack`] by any map.
+/// [`judge_stack`] with any map of sites.
 pub(crate) fn judge_in(sites: &Sites, start: &Registers, stack: &Stack, root: usize) -> Judgement {
     Judgement::of(walk_in(sites, start, stack, root, |_, _| ()))
 }

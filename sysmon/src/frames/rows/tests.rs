@@ -1,7 +1,7 @@
 use super::super::objects::Objects;
 use super::*;
 
-/// Every function of an object, and how many of its rows are walkable.
+/// Counts the functions of an object, and how many of its rows are walkable.
 fn survey(object: &Object) -> (usize, usize, usize) {
     let tables = Tables::of(object).unwrap();
     let mut unwinder = Unwinder::new();
@@ -60,7 +60,8 @@ fn what_has_no_entry_is_not_walkable() {
 #[test]
 fn the_tables_of_a_library_are_read_while_it_stays() {
     let objects = Objects::now();
-    // A function nobody here calls: else it could be a stub of ours in an executable at a fixed place.
+    // A function that nothing here calls: otherwise it could be a stub of ours in an executable
+    // linked for a fixed address.
     // SAFETY: asks for a name.
     let lfind = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"lfind".as_ptr()) }.addr();
     let object = objects.at(lfind).unwrap();

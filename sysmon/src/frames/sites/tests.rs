@@ -163,7 +163,7 @@ mod models {
                 })
                 .collect();
             let find = |pc| site(pc as u32);
-            let heard = rings.load(Acquire); // what comes of these is this:
+            let heard = rings.load(Acquire); // these are served by the next line
             let mut found = sites.resolve(find);
             for wisher in wishers {
                 wisher.join().unwrap();

@@ -8,7 +8,7 @@ use super::super::walk::tests::{MadeUp, Random, site};
 use super::super::walk::{judge_in, walk_in};
 use super::*;
 
-/// What the cache remembers of this stack.
+/// Returns what the cache remembers of this stack.
 fn found<'a>(
     cache: &'a TraceCache,
     start: &Registers,
@@ -24,7 +24,7 @@ fn found<'a>(
     )
 }
 
-/// Nothing is found out on the spot.
+/// Resolves nothing on the spot.
 const NOT_NOW: fn(&mut Unwinder, usize) -> Option<Site> = |_, _| None;
 
 #[test]
@@ -136,8 +136,9 @@ fn what_is_too_deep_or_too_far_away_is_not_remembered() {
     assert!(!hit(vec![101, FAR + 1, 0]));
 }
 
-/// A stack of a few words a frame that can be walked to its root, by sites made at random; and the
-/// `rbp` to start with. The first frame stands at 1.
+/// Makes a stack of a few words a frame that can be walked to its root, by random sites.
+///
+/// Returns it with the `rbp` to start with. The first frame stands at 1.
 fn walkable(random: &mut Random, sites: &Sites) -> (MadeUp, usize) {
     const WORDS: usize = 100;
     let mut stack = MadeUp {
@@ -181,8 +182,9 @@ fn walkable(random: &mut Random, sites: &Sites) -> (MadeUp, usize) {
     (stack, start_bp)
 }
 
-/// The proof's claim, tried on stacks and rows made at random: whatever is changed on a stack, the
-/// cache says what a walk says.
+/// Checks the proof's claim on random stacks and rows.
+///
+/// Whatever is changed on a stack, the cache returns what a walk returns.
 #[test]
 fn stress_a_cache_never_says_anything_but_what_a_walk_says() {
     let (mut hits, mut words, mut bases) = (0, 0, 0);
@@ -227,7 +229,7 @@ fn stress_a_cache_never_says_anything_but_what_a_walk_says() {
     assert!(words > hits && bases > 10_000, "too tame to mean much");
 }
 
-/// A trace is about positions: it fits the same frames on another stack.
+/// Checks that a trace is about positions: it fits the same frames on another stack.
 #[test]
 fn another_stack_with_the_same_frames_is_a_hit() {
     let sites = Sites::new();
@@ -252,7 +254,7 @@ fn another_stack_with_the_same_frames_is_a_hit() {
     assert!(found(&cache, &start, &wrong.stack(), wrong.root()).is_none());
 }
 
-/// Prints what things cost: `cargo test --release -p indent-sysmon -- --ignored --nocapture cost`.
+/// Prints the cost of walks: `cargo test --release -p indent-sysmon -- --ignored --nocapture cost`.
 #[test]
 #[ignore = "prints figures"]
 fn cost_of_walks_and_hits() {

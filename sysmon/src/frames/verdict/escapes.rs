@@ -1,9 +1,10 @@
-//! Where addresses of thread-locals go, over all functions.
+//! Follows the addresses of thread-locals through all functions.
 //!
-//! Begins with the functions that use a thread-local that stacks take along, and asks of each what
-//! becomes of its address (`edges::escape`). Functions that are given one are followed from then on,
-//! and so are the callers of one that hands one out. What is known of a function only grows, and
-//! whenever it does, those are looked at again that it matters to; so it ends.
+//! The analysis begins with the functions that use a thread-local that stacks take along, and asks
+//! of each what becomes of its address (`edges::escape`). From then on, functions that are given an
+//! address are followed too, and so are the callers of a function that hands one out. Knowledge
+//! about a function only grows; whenever it grows, the functions that depend on it are looked at
+//! again, so the analysis terminates.
 //!
 //! | the address | then |
 //! |---|---|
@@ -11,14 +12,15 @@
 //! | is there during a call | frames of the function are bound |
 //! | is lost, or handed out by a function that may be called through a pointer | its callers, too |
 //!
-//! Of a *vouched* thread-local (`Whose` in `harmless`) nothing is left when a function returns: then
-//! the third row is as the second.
+//! Nothing is left of a *vouched* thread-local (`Whose` in `harmless`) when a function returns:
+//! then the third row is as the second.
 //!
-//! Where it is not inlined, a thread-local is found by way of its *key*, a constant: one of std's
-//! functions for keys calls the pointer in it, which leads to the *accessor* of the thread-local. So
-//! each call through a pointer in those functions hands out an address, and if one of them loses it,
-//! the functions that gave it a key count as those that lose it. An accessor whose address is in keys
-//! only, which are given to those functions only, is called by nothing else.
+//! Where it is not inlined, a thread-local is found through its *key*, a constant: one of the
+//! standard library's functions for keys calls the pointer in it, which leads to the *accessor* of
+//! the thread-local. So each call through a pointer in those functions hands out an address, and if
+//! one of them loses it, the functions that gave it a key count as functions that lose it. If the
+//! address of an accessor is only in keys, and those are given only to these functions, nothing
+//! else calls it.
 
 #[cfg(test)]
 #[expect(unsafe_code, reason = "samples in assembly")]
@@ -36,15 +38,15 @@ use crate::frames::image::symbols;
 /// What a function does with addresses of thread-locals.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Keeps {
-    /// It has one between two calls at most.
+    /// Has an address at most between two calls.
     Briefly,
-    /// It has one during a call.
+    /// Has an address during a call.
     Held,
-    /// Something may be left of it when it returns.
+    /// May leave an address behind when it returns.
     Lost(&'static str),
 }
 
-/// Functions of the C library that do not keep what they are given. The first ones return it.
+/// Functions of the C library that keep none of their arguments. The first ones return one.
 const RETURNING: [&str; 3] = ["memcpy", "memmove", "memset"];
 const PLAIN: [&str; 6] = [
     "memcmp",
@@ -54,20 +56,23 @@ const PLAIN: [&str; 6] = [
     "_Unwind_Resume",
     "abort",
 ];
-/// Where std notes the destructor of a thread-local: it comes back with the address of the same
-/// variable of the same fiber, or is our own list.
+/// Where the standard library registers the destructor of a thread-local.
+///
+/// The destructor is later called with the address of the same variable of the same fiber; or the
+/// list is the runtime's own.
 const DESTRUCTORS: &str = "std::sys::thread_local::destructors::";
-/// Where std keeps a thread-local: returns the address of the value in it, and calls initializers,
-/// which get no address.
+/// Where the standard library keeps a thread-local.
+///
+/// It returns the address of the value in it, and calls initializers, which get no address.
 const STORAGE: &str = "std::sys::thread_local::native::";
 
-/// What is known so far.
+/// The knowledge gathered so far.
 pub(super) struct Escapes<'a> {
     images: &'a [Image],
     first: &'a [u32],
     places: &'a [CodeLocation],
     graph: &'a Graph,
-    /// Pieces of constants: whether every reference gives one to std's functions for keys.
+    /// For pieces of constants: whether every reference passes one to the functions for keys.
     given: &'a BTreeMap<u32, bool>,
     known: BTreeMap<u32, Known>,
     queue: Vec<u32>,
@@ -77,25 +82,27 @@ pub(super) struct Escapes<'a> {
 struct Known {
     given: Arguments,
     escape: Escape,
-    /// What it uses, itself or by way of a function that hands it out.
+    /// What it uses, itself or through a function that hands it out.
     why: Option<Why>,
-    /// Not all that it uses is vouched for.
+    /// Whether something it uses is not vouched for.
     strange: bool,
-    /// It is one of std's functions for keys.
+    /// Whether it is one of the standard library's functions for keys.
     takes_key: bool,
-    /// What it has was handed out by one of those.
+    /// Whether one of those functions handed out what it has.
     by_key: bool,
-    /// Where what it is given may come back, if it keeps nothing by its name; once that was asked.
+    /// Where its arguments may come back, if its name shows that it keeps none; once computed.
     trusted: Option<Option<Results>>,
-    /// Functions that give it an address.
+    /// Functions that pass it an address.
     givers: Vec<u32>,
     queued: bool,
 }
 
 impl Known {
-    /// Where addresses of its own come back to its callers. Those of a function that loses one are
-    /// not followed: if the variable is not vouched for, the function binds its callers as a whole;
-    /// if it is, its row says that no function which uses it hands its address out.
+    /// Returns where its own addresses come back to its callers.
+    ///
+    /// The addresses of a function that loses one are not followed: if the variable is not vouched
+    /// for, the function binds its callers as a whole; if it is, its entry in the list says that no
+    /// function which uses it hands its address out.
     fn hands_out(&self) -> Results {
         match self.escape.own.lost {
             Some(_) => 0,
@@ -103,7 +110,7 @@ impl Known {
         }
     }
 
-    /// It uses a thread-local. Returns whether more is known of it now.
+    /// Records that it uses a thread-local. Returns whether this is new knowledge.
     fn use_one(&mut self, why: Why, strange: bool) -> bool {
         if self.why.is_some() && (self.strange || !strange) {
             return false;
@@ -133,7 +140,7 @@ impl<'a> Escapes<'a> {
         }
     }
 
-    /// Adds std's functions for keys, except those that know their thread-local without one.
+    /// Adds the standard library's functions for keys, except those that need no key.
     pub(super) fn add_keys(&mut self, knowing: &BTreeSet<u32>) {
         for (image, &first) in self.images.iter().zip(self.first) {
             let functions = image.symbols.functions_like(is_of_key);
@@ -147,7 +154,7 @@ impl<'a> Escapes<'a> {
         }
     }
 
-    /// A function uses a thread-local, which is vouched for or not.
+    /// Records that a function uses a thread-local, which is vouched for or not.
     pub(super) fn add(&mut self, node: u32, why: Why, vouched: bool) {
         let known = self.known.entry(node).or_default();
         known.use_one(why, !vouched);
@@ -161,7 +168,7 @@ impl<'a> Escapes<'a> {
         }
     }
 
-    /// Follows all addresses to their ends.
+    /// Follows all addresses until nothing new is found.
     pub(super) fn settle(&mut self) {
         let mut follower = Follower::default();
         while let Some(node) = self.queue.pop() {
@@ -216,7 +223,7 @@ impl<'a> Escapes<'a> {
         }
     }
 
-    /// Notes what a function gives to those that it calls, and what they hand out to it.
+    /// Records what a function passes to its callees, and what they hand out to it.
     fn note_asked(&mut self, node: u32, asked: &[(u32, Arguments)]) {
         for &(callee, arguments) in asked {
             let handed = self.known.get(&callee).and_then(|known| {
@@ -246,7 +253,7 @@ impl<'a> Escapes<'a> {
         }
     }
 
-    /// What a call does, as far as it is known; and the function, if it is to be remembered.
+    /// Returns what a call does, as far as known, and the callee, if it is to be remembered.
     fn answer(&mut self, number: usize, callee: Callee, given: Arguments) -> (Answer, Option<u32>) {
         let lost = Answer {
             loses: given != 0,
@@ -293,11 +300,11 @@ impl<'a> Escapes<'a> {
         (answer, Some(node))
     }
 
-    /// What each function does with addresses that it has of itself, and with which variable.
+    /// Returns what each function does with addresses it obtained itself, and of which variable.
     pub(super) fn found(&self) -> Vec<(u32, &Why, Keeps)> {
         const HANDED: &str = "it is handed out, perhaps through a pointer";
         let keys = self.keys();
-        // If a key may come from memory, those that a function refers to are not all it uses.
+        // If a key may come from memory, a function may use more keys than those it refers to.
         let loose = self.has_loose_key();
         let vouched = |node: u32, known: &Known| {
             let keys = || !loose && keys.get(&node).is_some_and(|uses| !uses.1);
@@ -305,12 +312,13 @@ impl<'a> Escapes<'a> {
         };
         let mut found = Vec::new();
         for (&node, known) in &self.known {
-            // Without a reason it has only what is bound otherwise, or its crate's (`within`).
+            // Without a reason, it has only what is bound otherwise, or what belongs to its crate
+            // (`within`).
             let Some(why) = &known.why else { continue };
             let own = &known.escape.own;
             let is_referred = self.graph.referring(node).next().is_some();
             let handed = own.returns != 0 && is_referred && !self.is_accessor(node);
-            // What one of std's functions for keys loses, those lose that gave it the key.
+            // What a function for keys loses is lost by the functions that gave it the key.
             let by_givers = known.takes_key && !known.strange && !is_referred;
             let keeps = match own.lost {
                 Some(how) if !by_givers && !vouched(node, known) => Keeps::Lost(how),
@@ -335,20 +343,22 @@ impl<'a> Escapes<'a> {
         found
     }
 
-    /// Std's functions for keys.
+    /// Returns the standard library's functions for keys.
     pub(super) fn asking(&self) -> BTreeSet<u32> {
         let asking = self.known.iter().filter(|(_, known)| known.takes_key);
         asking.map(|(&node, _)| node).collect()
     }
 
-    /// Functions that find thread-locals by their keys, and one of those.
+    /// Returns functions that find thread-locals by their keys, each with one such thread-local.
     pub(super) fn finds(&self) -> BTreeMap<u32, Why> {
         let keys = self.keys().into_iter();
         keys.map(|(node, (why, _))| (node, why.clone())).collect()
     }
 
-    /// Functions that refer to keys: one variable that they find so, and whether one of them all is
-    /// not vouched for.
+    /// Returns the functions that refer to keys.
+    ///
+    /// With each: one variable that it finds in this way, and whether any of them all is not
+    /// vouched for.
     fn keys(&self) -> BTreeMap<u32, (&Why, bool)> {
         let mut keys = BTreeMap::new();
         for (&node, known) in &self.known {
@@ -366,8 +376,9 @@ impl<'a> Escapes<'a> {
         keys
     }
 
-    /// Whether the key of a thread-local that is not vouched for is used otherwise than by giving
-    /// it to std's functions for keys.
+    /// Whether the key of a thread-local that is not vouched for has any other use.
+    ///
+    /// The expected use is to give it to the standard library's functions for keys.
     fn has_loose_key(&self) -> bool {
         let mut known = self.known.iter();
         known.any(|(&node, known)| {
@@ -384,7 +395,7 @@ impl<'a> Escapes<'a> {
         referring.peek().is_some() && referring.all(|from| self.given.get(&from) == Some(&true))
     }
 
-    /// Functions that call one of std's for keys which loses the address that it finds, and how.
+    /// Returns functions that call a function for keys which loses the address it finds, and how.
     fn losing_by_key(&self) -> Vec<(u32, &'static str)> {
         let takes_key = |node: &u32| self.known.get(node).is_some_and(|known| known.takes_key);
         let own = self.known.iter().filter(|(_, known)| known.takes_key);
@@ -407,7 +418,7 @@ impl<'a> Escapes<'a> {
         callers
     }
 
-    /// Functions that refer to one, or to a constant that does.
+    /// Returns functions that refer to one, or to a constant that does.
     fn referring(&self, node: u32) -> Vec<u32> {
         let mut functions = Vec::new();
         let mut seen = BTreeSet::from([node]);
@@ -424,7 +435,7 @@ impl<'a> Escapes<'a> {
         functions
     }
 
-    /// Functions that have an address between two instructions.
+    /// Returns functions that have an address between two instructions.
     pub(super) fn having(&self) -> impl Iterator<Item = u32> {
         let has = |known: &Known| known.escape.own.any || known.escape.given.any;
         let known = self.known.iter().filter(move |(_, known)| has(known));
@@ -447,7 +458,7 @@ fn imported(name: &str, given: Arguments) -> Answer {
     }
 }
 
-/// Where a function returns what it is given, if it keeps nothing by its name.
+/// Returns where a function returns its arguments, if its name shows that it keeps none.
 fn trusted(image: &Image, start: usize) -> Option<Results> {
     let begins = |name: &str, with: &str| {
         let plain = symbols::plain(name).replace(['<', '>'], "");

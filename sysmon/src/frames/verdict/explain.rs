@@ -1,10 +1,10 @@
-//! Why: the way from a function to what binds it, in words.
+//! Explains a verdict: the path from a function to what binds it, in words.
 
 use std::fmt;
 
 use super::{CodeLocation, How, Image, Judge, Mobility, Why, symbols};
 
-/// One step of the way from a function to what binds it.
+/// One step of the path from a function to what binds it.
 ///
 /// See [`Binding::path`] for an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,14 +14,14 @@ pub struct Step {
 }
 
 impl Step {
-    /// Name of the function or constant, or its address.
+    /// Returns the name of the function or constant, or its address.
     ///
     /// See [`Binding::path`] for an example.
     pub fn function(&self) -> &str {
         &self.function
     }
 
-    /// How it leads to the next one or, the last, what it touches.
+    /// Returns how it leads to the next step or, for the last step, what it touches.
     ///
     /// See [`Binding::path`] for an example.
     pub fn how(&self) -> &str {
@@ -61,39 +61,40 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// The verdict on the function.
+    /// Returns the verdict on the function.
     ///
     /// See [`Binding`] for an example.
     pub fn mobility(&self) -> Mobility {
         self.mobility
     }
 
-    /// The function that touches what binds; the last one of the [`path`](Binding::path).
+    /// Returns the function that touches what binds, the last of the [`path`](Binding::path).
     ///
     /// See [`Binding`] for an example.
     pub fn function(&self) -> Option<&str> {
         self.path.last().map(Step::function)
     }
 
-    /// The thread-local that binds, if it is known by name.
+    /// Returns the thread-local that binds, if its name is known.
     ///
     /// See [`Binding`] for an example.
     pub fn variable(&self) -> Option<&str> {
         self.variable.as_deref()
     }
 
-    /// The way to what binds, beginning with the function itself. Empty for a movable one, unless
-    /// it lends a thread-local to functions that are bound meanwhile.
+    /// Returns the path to what binds, beginning with the function itself.
     ///
-    /// See [`Binding`] for an example.
+    /// It is empty for a movable function, unless the function lends a thread-local to functions
+    /// that are bound meanwhile.
     pub fn path(&self) -> &[Step] {
         &self.path
     }
 }
 
 impl Judge {
-    /// What binds every function that calls through a pointer, if something does: a function whose
-    /// address is taken, and that leaves something of its thread behind.
+    /// Returns what binds every function that calls through a pointer, if anything does.
+    ///
+    /// That is a function whose address is taken, and that leaves something of its thread behind.
     ///
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();
@@ -111,7 +112,7 @@ impl Judge {
         Some(self.explain(function.range.start))
     }
 
-    /// The verdict on the function around an address, and why.
+    /// Explains the verdict on the function around an address.
     ///
     /// See [`Binding`] for an example.
     pub fn explain(&self, ip: usize) -> Binding {
@@ -175,7 +176,7 @@ impl Judge {
         Step { function, how }
     }
 
-    /// What a node touches itself.
+    /// Returns what a node touches itself.
     fn reason(&self, node: u32) -> (String, Option<String>) {
         match self.reason_of(node) {
             Some(why) => self.words(node, why),
@@ -218,7 +219,7 @@ impl Judge {
 }
 
 impl Image {
-    /// Roughly the bytes an image keeps.
+    /// Returns roughly how many bytes an image keeps.
     pub(super) fn memory_kept(&self) -> usize {
         self.functions.capacity() * size_of::<crate::frames::image::unwind::Function>()
             + self.slots.memory_kept()

@@ -1,52 +1,53 @@
-//! Which function leads to which, and which of them are bound by that.
+//! The graph of which function leads to which, and which functions are bound by that.
 //!
-//! A function that ends with a jump into another one leaves the stack to it: of its frame nothing
-//! remains, but what it held may have been passed on. If it was itself called through a pointer, no
-//! frame is left that refers to it. So a *frame* counts as all those who may have jumped to it, too,
-//! and who may have jumped to those. As a callee it does not.
+//! A function that ends with a jump into another function leaves its frame to it: nothing remains
+//! of its frame, but what it held may have been passed on. If it was itself called through a
+//! pointer, no remaining frame refers to it. So a *frame* also counts as all functions that may
+//! have jumped to it, and as those that may have jumped to those. As a callee it does not.
 //!
-//! Which list a node is on is asked only where the search comes by: names are slow to make.
+//! The list that a node is on is computed only where the search reaches the node: names are
+//! expensive to produce.
 
 use super::{How, Mobility};
 use crate::frames::sorted;
 
-/// No next step: bound by itself, or not at all.
+/// No next step: the node is bound by itself, or not at all.
 const NOBODY: u32 = u32::MAX;
-/// The upper bits of an edge's end say how.
+/// Shift of the edge kind, which the upper bits of an edge's end hold.
 const SHIFT: u32 = 30;
 
 /// Which list a node is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Listed {
     Nowhere,
-    /// As a callee it counts for nothing.
+    /// As a callee, it contributes nothing.
     Harmless,
-    /// The same, and as a frame with its own instructions only.
+    /// The same; as a frame, it counts with its own instructions only.
     Runtime,
 }
 
-/// What is known of calls through pointers.
+/// Answers questions about calls through pointers.
 pub(super) trait Pointers {
-    /// Whether one may lead to a function.
+    /// Whether a call through a pointer may lead to a function.
     fn lead_to(&self, graph: &Graph, node: u32) -> bool;
 }
 
-/// Edges between nodes, and then which of them are bound.
+/// Edges between nodes, and once settled, which nodes are bound.
 #[derive(Debug, Default)]
 pub(super) struct Graph {
-    /// From, and to with the kind of edge.
+    /// Start node, and end node with the kind of edge.
     edges: Vec<(u32, u32)>,
-    /// By the node they lead to.
+    /// Index of the first edge that leads to each node.
     first: Vec<u32>,
     /// Whether nodes are bound as callees.
     bound: Vec<bool>,
-    /// The next node towards what binds.
+    /// The next node towards what binds this node.
     next: Vec<u32>,
-    /// Jumps, from and to.
+    /// Jumps: start node and end node.
     jumps: Vec<(u32, u32)>,
     /// Whether nodes are bound as frames.
     frames: Vec<bool>,
-    /// Whose place a frame may have taken, if only that binds it.
+    /// The function whose place a frame may have taken, if only that binds it.
     instead: Vec<u32>,
     /// Functions that call through a pointer.
     through_pointer: Vec<u32>,
@@ -62,24 +63,24 @@ impl Graph {
         }
     }
 
-    /// A function calls through a pointer that cannot be followed.
+    /// Records that a function calls through a pointer that cannot be followed.
     pub(super) fn add_through_pointer(&mut self, from: u32) {
         self.through_pointer.push(from);
     }
 
-    /// The first function may leave its frame to the second.
+    /// Records that the first function may leave its frame to the second.
     pub(super) fn add_jump(&mut self, from: u32, to: u32) {
         if from != to && self.jumps.last() != Some(&(from, to)) {
             self.jumps.push((from, to));
         }
     }
 
-    /// The function that binds all that call through a pointer, if one does.
+    /// Returns the function that binds all functions that call through a pointer, if any.
     pub(super) fn behind_pointer(&self) -> Option<u32> {
         self.behind_pointer
     }
 
-    /// As a frame.
+    /// Returns the verdict on the node as a frame.
     pub(super) fn mobility(&self, node: u32) -> Mobility {
         match self.frames[node as usize] {
             true => Mobility::Bound,
@@ -87,7 +88,7 @@ impl Graph {
         }
     }
 
-    /// Whose place a frame may have taken, which is why it is bound.
+    /// Returns the function whose place the frame may have taken, if that is why it is bound.
     pub(super) fn instead_of(&self, node: u32) -> Option<u32> {
         let instead = self.instead[node as usize];
         (instead != NOBODY).then_some(instead)
@@ -106,29 +107,29 @@ impl Graph {
             + self.instead.capacity() * 4
     }
 
-    /// Those that lead directly to a node.
+    /// Returns the nodes that lead directly to a node.
     pub(super) fn leading_to(&self, node: u32) -> impl Iterator<Item = u32> {
         self.into(node).iter().map(|edge| edge.0)
     }
 
-    /// The same, and how.
+    /// Returns the nodes that lead directly to a node, each with the kind of edge.
     pub(super) fn leading_there(&self, node: u32) -> impl Iterator<Item = (u32, How)> {
         self.into(node).iter().map(|edge| (edge.0, how(edge.1)))
     }
 
-    /// Functions that call one, or jump to it.
+    /// Returns the functions that call this one, or jump to it.
     pub(super) fn calling(&self, node: u32) -> impl Iterator<Item = u32> {
         let edges = self.leading_there(node);
         edges.filter(|edge| edge.1 != How::Refer).map(|edge| edge.0)
     }
 
-    /// What takes the address of a function.
+    /// Returns the nodes that take the address of a function.
     pub(super) fn referring(&self, node: u32) -> impl Iterator<Item = u32> {
         let edges = self.leading_there(node);
         edges.filter(|edge| edge.1 == How::Refer).map(|edge| edge.0)
     }
 
-    /// The next node towards what binds, and how it is led to; none if that is by a pointer.
+    /// Returns the next node towards what binds, and the kind of edge; no kind if by a pointer.
     pub(super) fn next(&self, node: u32) -> Option<(u32, Option<How>)> {
         let next = self.next[node as usize];
         if next == NOBODY {
@@ -144,8 +145,10 @@ impl Graph {
         &self.edges[self.first[node] as usize..self.first[node + 1] as usize]
     }
 
-    /// Hands back, along all edges, which nodes are bound by themselves; the edges are sorted. Those
-    /// that are `held` are bound as frames only. Says how many were on a list.
+    /// Propagates backwards, along all edges, which nodes are bound by themselves.
+    ///
+    /// Sorts the edges. Nodes that are `held` are bound as frames only. Returns how many nodes were
+    /// on a list.
     pub(super) fn settle<P: Pointers>(
         &mut self,
         own: impl Iterator<Item = bool>,
@@ -168,8 +171,9 @@ impl Graph {
         lists.known.iter().filter(exempt).count()
     }
 
-    /// All nodes that lead to one of these, and these, by the rules for callees; once it is
-    /// settled.
+    /// Returns these nodes and all that lead to them, by the rules for callees.
+    ///
+    /// Valid once the graph is settled.
     pub(super) fn all_leading_to(&self, ends: &[u32], listed: impl Fn(u32) -> Listed) -> Vec<u32> {
         let mut seen = vec![false; self.bound.len()];
         let mut found: Vec<u32> = ends.to_vec();
@@ -180,7 +184,7 @@ impl Graph {
         while let Some(&node) = found.get(done) {
             done += 1;
             if listed(node) != Listed::Nowhere {
-                continue; // as a callee it counts for nothing
+                continue; // contributes nothing as a callee
             }
             for from in self.leading_to(node) {
                 if !std::mem::replace(&mut seen[from as usize], true) {
@@ -191,7 +195,7 @@ impl Graph {
         found
     }
 
-    /// Frames that were left to others.
+    /// Binds frames whose place was left to them by a bound function's jump.
     fn pass_on_frames(
         &mut self,
         held: impl Iterator<Item = u32>,
@@ -217,10 +221,10 @@ impl Graph {
         }
     }
 
-    /// Sorts the edges, once all are there.
+    /// Sorts the edges, once all of them are there.
     pub(super) fn sort(&mut self, nodes: usize) {
         let width = usize::BITS - nodes.leading_zeros(); // of the number of a node
-        // By the end without the kind, then the beginning, then the kind.
+        // Sorted by end without the kind, then by start, then by kind.
         sorted::sort(&mut self.edges, |&(from, to)| {
             let end = u64::from(to & !(3 << SHIFT));
             end << (width + 2) | u64::from(from) << 2 | u64::from(to >> SHIFT)
@@ -236,7 +240,7 @@ impl Graph {
         }
     }
 
-    /// From these bound nodes to those that lead there, nearest first.
+    /// Walks from these bound nodes to the nodes that lead there, nearest first.
     fn spread(
         &mut self,
         bound: Vec<u32>,
@@ -248,7 +252,7 @@ impl Graph {
         while let Some(&node) = queue.get(done) {
             done += 1;
             if lists.ask(node) != Listed::Nowhere {
-                continue; // as a callee it counts for nothing
+                continue; // contributes nothing as a callee
             }
             let into = self.first[node as usize] as usize..self.first[node as usize + 1] as usize;
             for edge in into {
@@ -265,7 +269,7 @@ impl Graph {
         }
     }
 
-    /// A node leads to one that is bound as a callee.
+    /// Handles a node that leads to one that is bound as a callee.
     fn reach(
         &mut self,
         from: u32,
@@ -281,7 +285,7 @@ impl Graph {
     }
 }
 
-/// Which list each node is on, as far as it was asked.
+/// The list that each node is on, as far as computed.
 struct Lists<F> {
     known: Vec<Option<Listed>>,
     listed: F,

@@ -1,26 +1,28 @@
-//! In which functions an interrupted stack may be left where it stands, outside of regions (I35).
+//! Decides in which functions an interrupted stack may be left in place, outside of regions (I35).
 //!
 //! A verdict on mobility is about a frame that waits for a call. An interrupted frame needs more:
 //! between two instructions it may hold what no frame holds during a call. And other stacks run on
-//! the thread before this one goes on, so it must not stop inside an allocator: the scheduler
-//! allocates, and would wait for a lock that only the stopped stack can let go.
+//! the thread before this one continues, so it must not stop inside an allocator: the scheduler
+//! allocates, and would wait for a lock that only the stopped stack can release.
 //!
 //! - P1. Functions whose names are not Rust's are [`InPlace::Never`]: C may hold state of its
-//!   thread that no instruction shows, and hand-written assembly may have wrong unwind rows. Without
-//!   symbols all functions are.
-//! - P2. So are the runtime's own functions, and the allocator's: all that `__rust_alloc` and its
-//!   kin call or jump to.
+//!   thread that no instruction shows, and hand-written assembly may have wrong unwind rows.
+//!   Without symbols, all functions are.
+//! - P2. So are the runtime's own functions, and the allocator's: all that `__rust_alloc` and the
+//!   related functions call or jump to.
 //! - P3. If one of the allocator's functions in Rust has an atomic read-modify-write, it may hold a
 //!   lock, and link-time optimization may have put that code into any function: then the whole
 //!   program is refused ([`Judge::in_place_refusal`](super::Judge::in_place_refusal)). An allocator
 //!   in C is behind a call, and there P1 holds.
-//! - P4. A function that has the address of a thread-local between two instructions, and every other
-//!   function of the crates that switch stacks, may wait for a call but not be interrupted itself.
+//! - P4. A function that has the address of a thread-local between two instructions, and every
+//!   other function of the crates that switch stacks, may wait for a call but not be interrupted
+//!   itself.
 //!
-//! A function that leads to the runtime may be interrupted, unlike in a region that its fiber leaves
-//! for another thread ([`Nearness::Leads`]). Code of the runtime that was inlined there may have just
-//! asked which carrier it is on. The judge of the registers and the stack looks for that address,
-//! which regions do not; else no closure of a fiber that calls the runtime could be left.
+//! A function that leads to the runtime may be interrupted, unlike in a region that its fiber
+//! leaves for another thread ([`Nearness::Leads`]). Code of the runtime that was inlined there may
+//! have just read which carrier it is on. The check of the registers and the stack looks for that
+//! address, which regions do not; otherwise no closure of a fiber that calls the runtime could be
+//! left.
 
 use iced_x86::{Decoder, DecoderOptions, Mnemonic, OpKind};
 
@@ -30,15 +32,15 @@ use crate::frames::edges::How;
 use crate::frames::image::Image;
 use crate::thread_locals::is_rust;
 
-/// What a stack with a frame of a function may do when it is interrupted.
+/// What a stack with a frame of this function may do when interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum InPlace {
-    /// It stays on its thread.
+    /// The stack stays on its thread.
     Never,
-    /// It may be left where it stands if this frame waits for a call.
+    /// The stack may be left in place if this frame waits for a call.
     Waiting,
-    /// It may be left where it stands, also at an instruction of this frame.
+    /// The stack may be left in place, also at an instruction of this frame.
     Anywhere,
 }
 
@@ -49,23 +51,24 @@ const ALLOCATOR: [&str; 4] = [
     "__rust_realloc",
     "__rust_alloc_zeroed",
 ];
-/// The crate that the compiler makes for them.
+/// The crate that the compiler generates for them.
 const SHIM: &str = "7___rustc";
-/// Crates whose functions know of stacks and threads. Those of `indent` are the runtime's functions
-/// (P2), or generic ones with code of users in them.
+/// Crates whose functions work with stacks and threads.
+///
+/// Functions of `indent` are the runtime's functions (P2), or generic ones with user code in them.
 const SWITCHING: [&str; 2] = ["indent_sysmon", "corosensei"];
 
-/// What interrupted stacks of a program may do.
+/// What the interrupted stacks of a program may do.
 #[derive(Debug, Default)]
 pub(super) struct InPlaces {
-    /// Of each function.
+    /// The answer for each function.
     pub(super) of_functions: Vec<InPlace>,
-    /// Why none is anything but [`InPlace::Never`], if so.
+    /// Why every answer is [`InPlace::Never`], if so.
     pub(super) refusal: Option<&'static str>,
 }
 
 impl InPlaces {
-    /// For each function of the executable, which is the first image.
+    /// Computes the answer for each function of the executable, which is the first image.
     pub(super) fn of(judge: &Judge) -> InPlaces {
         let Some(image) = judge.images.first() else {
             return InPlaces {
@@ -92,7 +95,7 @@ impl InPlaces {
                 *place = InPlace::Waiting;
             }
         }
-        // A value of the thread's may be half changed, or be put back on another thread.
+        // A value of the thread may be half changed, or be restored on another thread.
         for &node in &judge.staying {
             if let Some(place) = all.get_mut(node as usize) {
                 *place = InPlace::Never;
@@ -130,7 +133,7 @@ impl InPlaces {
     }
 }
 
-/// The functions of the allocator that are written in Rust.
+/// Returns the functions of the allocator that are written in Rust.
 fn allocator(image: &Image, rust: &[bool], graph: &Graph) -> Vec<u32> {
     let mut found: Vec<u32> = Vec::new();
     let mut seen = vec![false; rust.len()];
@@ -149,7 +152,7 @@ fn allocator(image: &Image, rust: &[bool], graph: &Graph) -> Vec<u32> {
     if found.is_empty() {
         return found;
     }
-    // There are few of them: most programs need two or three rounds.
+    // There are few functions: most programs need two or three rounds.
     let mut done = 0;
     while done < found.len() {
         let round = done..found.len();
@@ -168,7 +171,7 @@ fn allocator(image: &Image, rust: &[bool], graph: &Graph) -> Vec<u32> {
     found
 }
 
-/// Whether a function changes memory in one step, as locks do.
+/// Whether a function has an atomic read-modify-write, as locks do.
 fn locks(image: &Image, function: u32) -> bool {
     let range = image.functions[function as usize].range.clone();
     let Some(bytes) = image.memory.bytes(range.clone()) else {

@@ -1,24 +1,25 @@
-//! Which functions may have been left with the address of a thread-local.
+//! Finds the functions that may still have the address of a thread-local.
 //!
-//! For the runtime's second look at a stack whose frames are movable: where no function that the
-//! outermost one leads to has an address at all, there is nothing to look for. These are the
-//! functions that have one, if only between two instructions (`escapes`), and all that lead to those.
-//! Functions on a list of harmless ones have nothing left when they return, so their callers are not
-//! among these.
+//! They serve the runtime's second look at a stack whose frames are movable: where no function that
+//! the outermost one leads to has an address at all, there is nothing to look for. The set consists
+//! of the functions that have an address, if only between two instructions (`escapes`), and all
+//! functions that lead to those. Functions on a list of harmless functions have nothing left when
+//! they return, so their callers are not in the set.
 //!
-//! If a pointer may lead to a function that leaves something of its thread behind, all that call
-//! through pointers are bound (`pointers`), and there is no need for a look. If they are not, because
-//! the program vouches for its pointers, all that call through one are among these functions.
-//! Elsewhere they are not: most functions of a program lead to such a call. So what `pointers` does
-//! not see, the look does not see behind a pointer either.
+//! If a pointer may lead to a function that leaves something of its thread behind, all functions
+//! that call through pointers are bound (`pointers`), and no second look is needed. If they are not
+//! bound, because the program vouches for its pointers, all functions that call through one are in
+//! the set. Otherwise they are not: most functions of a program lead to such a call. So what
+//! `pointers` does not see behind a pointer, the second look does not see either.
 
 use super::Judge;
 use super::graph::{Graph, Listed};
 
 impl Judge {
-    /// Whether a call of the function that begins at this address may have left the address of a
-    /// thread-local behind, as far as that is known. Only where
-    /// [`assumes_own_thread_locals`](Judge::assumes_own_thread_locals); else true.
+    /// Whether a call of the function at this address may leave a thread-local's address behind.
+    ///
+    /// The address is where the function begins. The answer covers what is known, and only where
+    /// [`assumes_own_thread_locals`](Judge::assumes_own_thread_locals) holds; otherwise it is true.
     ///
     /// ```
     /// let judge = indent_sysmon::frames::Judge::survey();
@@ -30,8 +31,9 @@ impl Judge {
     }
 }
 
-/// All functions that lead to one of those that have addresses, or that are `calling` through
-/// pointers which the program vouches for.
+/// Returns all functions that lead to those that have addresses, or that are `calling`.
+///
+/// `calling` holds those that call through pointers which the program vouches for.
 pub(super) fn all(
     graph: &Graph,
     having: &[u32],
@@ -58,7 +60,7 @@ mod tests {
         }
     }
 
-    /// 0 calls 1, which has an address; 2 calls 3, which calls through a pointer.
+    /// Function 0 calls 1, which has an address; 2 calls 3, which calls through a pointer.
     fn near(calling: &[u32], runtime: u32) -> Vec<u32> {
         let mut graph = Graph::default();
         graph.add(0, 1, How::Call);

@@ -1,16 +1,16 @@
-//! Which functions a call through a pointer may lead to.
+//! Decides which functions a call through a pointer may lead to.
 //!
-//! A pointer out of memory that was written to may lead to every function whose address is taken
-//! anywhere, or to another library if the program looks functions up by name. If one of those leaves
-//! something of its thread behind, each function that calls through a pointer may be left with it.
-//! That is most of a program, so three kinds are told apart:
+//! A pointer from memory that was written to may lead to every function whose address is taken
+//! anywhere, or to another library if the program looks functions up by name. If one of those
+//! leaves something of its thread behind, each function that calls through a pointer may still have
+//! it. That is most of a program, so three kinds are treated separately:
 //!
-//! - *Beginnings*: of the process, of threads and fibers, what the kernel or the C library calls at
-//!   their end. Their address is taken, and what is known to call them has no caller on a stack that
-//!   parks. Some are on a list (`beginnings`), some are known by what they call or by whom they are
-//!   referred to.
-//! - *Accessors* of thread-locals, as long as every reference gives them to std's functions for keys
-//!   (`escapes`).
+//! - *Beginnings*: of the process, of threads and fibers, and what the kernel or the C library
+//!   calls at their end. Their address is taken, and the known caller of each has no caller on a
+//!   stack that parks. Some are on a list (`beginnings`); others are recognized by what they call
+//!   or by what refers to them.
+//! - *Accessors* of thread-locals, as long as every reference passes them to the standard library's
+//!   functions for keys (`escapes`).
 //! - The runtime's own functions, which leave nothing behind (S5), and accessors of its
 //!   thread-locals, whose names are known to the runtime alone.
 
@@ -22,14 +22,14 @@ use super::{CodeLocation, Why};
 use crate::frames::harmless::{LISTS, paths};
 use crate::frames::image::{Image, symbols};
 
-/// What only the beginnings of the process, of its threads and of tests call.
+/// Functions that only the beginnings of the process, of its threads and of tests call.
 const FIRST_FRAMES: [&str; 2] = [
     "std::sys::backtrace::__rust_begin_short_backtrace",
     "test::assert_test_result",
 ];
-/// Functions of the C library by which code of other libraries is found.
+/// Functions of the C library that look up code of other libraries.
 const LOADERS: [&str; 3] = ["dlsym", "dlvsym", "dlerror"];
-/// What stands between such a beginning and the pointer to it, in unoptimized code.
+/// Functions between such a beginning and the pointer to it, in unoptimized code.
 const WRAPPERS: [&str; 5] = [
     "core::ops::function::",
     "core::panic::unwind_safe::",
@@ -38,13 +38,13 @@ const WRAPPERS: [&str; 5] = [
     "std::thread::",
 ];
 
-/// Knows which functions a pointer may lead to.
+/// Decides which functions a pointer may lead to.
 pub(super) struct Pointers<'a> {
     pub(super) images: &'a [Image],
     pub(super) first: &'a [u32],
     pub(super) places: &'a [CodeLocation],
     pub(super) own: &'a [Option<Why>],
-    /// Pieces of constants: whether every reference gives one to std's functions for thread-locals.
+    /// For pieces of constants: whether every reference passes one to the functions for keys.
     pub(super) given: &'a BTreeMap<u32, bool>,
     pub(super) starters: OnceCell<BTreeSet<u32>>,
 }
@@ -62,8 +62,9 @@ impl graph::Pointers for Pointers<'_> {
 }
 
 impl Pointers<'_> {
-    /// Whether a function gets pointers to code of other libraries, by name. What std asks for in
-    /// this way is the C library's.
+    /// Whether a function looks up code of other libraries by name.
+    ///
+    /// What the standard library looks up in this way belongs to the C library.
     fn loads_code(&self, node: u32) -> bool {
         let (Some((image, start)), Some(Why::Import(name))) =
             (self.function(node), &self.own[node as usize])
@@ -74,7 +75,7 @@ impl Pointers<'_> {
         LOADERS.contains(&image.slots.name(*name)) && !image.name(start).is_some_and(of_std)
     }
 
-    /// Whether a constant is only given to std's functions for thread-locals.
+    /// Whether a constant is only passed to the standard library's functions for thread-locals.
     fn is_given(&self, node: u32) -> bool {
         self.given.get(&node) == Some(&true)
     }
@@ -89,8 +90,7 @@ impl Pointers<'_> {
         }
     }
 
-    /// Whether a function is the accessor of a thread-local of the runtime, which has no name of its
-    /// own.
+    /// Whether a function is the accessor of a thread-local of the runtime and has no own name.
     fn finds_runtime(&self, node: u32) -> bool {
         let (Some(Why::Variable(offset)), Some((image, start))) =
             (&self.own[node as usize], self.function(node))
@@ -121,7 +121,7 @@ impl Pointers<'_> {
         starters.contains(&node)
     }
 
-    /// Whether a function does nothing but pass a call on.
+    /// Whether a function only passes a call on.
     fn wraps(&self, node: u32) -> bool {
         let name = self.function(node).and_then(|(image, at)| image.name(at));
         let name = name.unwrap_or_default();
@@ -129,8 +129,10 @@ impl Pointers<'_> {
         WRAPPERS.iter().any(|wrapper| name.starts_with(wrapper))
     }
 
-    /// Functions that call the first frame of the process or of a thread, and those that nothing
-    /// but the C library's `main` refers to.
+    /// Returns the functions that start the process or its threads.
+    ///
+    /// They call the first frame of the process or of a thread, or only the C library's `main`
+    /// refers to them.
     fn starters(&self, graph: &Graph) -> BTreeSet<u32> {
         let mut found = BTreeSet::new();
         for (number, image) in self.images.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Reads all code and all constants that anybody refers to, once, and puts them into the graph.
+//! Reads all code and all referenced constants once, and puts them into the graph.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,38 +41,39 @@ pub(super) struct Survey {
     own: Vec<Option<Why>>,
     /// What binds a frame of a function, but not its callers.
     held: BTreeMap<u32, Why>,
-    /// How functions lose the address of a thread-local.
+    /// How functions lose track of the address of a thread-local.
     lost: BTreeMap<u32, &'static str>,
-    /// Std's functions for keys.
+    /// The standard library's functions that look up a thread-local by its key.
     asking: BTreeSet<u32>,
-    /// Those that know their thread-local without a key.
+    /// Those of them that find their thread-local without a key.
     knowing: BTreeSet<u32>,
-    /// Functions that find thread-locals by their keys, and one of those.
+    /// Functions that find thread-locals by their keys, each with one such thread-local.
     finds: BTreeMap<u32, Why>,
-    /// Functions that use a thread-local whose address decides, and whether it is vouched for.
+    /// Functions that use a thread-local whose address matters, and whether it is vouched for.
     uses: Vec<(u32, Why, bool)>,
-    /// Functions that use a thread-local that is their crate's.
+    /// Functions that use a thread-local of their crate.
     within: Within,
     /// Functions that use a thread-local that stays with the thread.
     staying: Vec<u32>,
-    /// Fibers have thread-locals of their own.
+    /// Whether fibers have thread-locals of their own.
     own_locals: bool,
     /// What the program vouches for.
     declared: Declared,
-    /// Pieces of constants: whether all references to one give it to std's functions for
+    /// For pieces of constants: whether every reference passes one to the functions for
     /// thread-locals.
     given: BTreeMap<u32, bool>,
     graph: Graph,
     /// Nodes that change attributes of their thread themselves.
     changers: Vec<u32>,
-    /// Functions that call through a pointer, if the program vouches for these.
+    /// Functions that call through a pointer, if the program vouches for these calls.
     calling_pointers: Vec<u32>,
-    /// References to constants: who, where.
+    /// References to constants: the referring node, and the place.
     references: Vec<Vec<(u32, Use)>>,
-    /// What is known of the imports of each image, with the value it is known for: most are
-    /// referred to many times.
+    /// What is known of the imports of each image, with the value that it holds for.
+    ///
+    /// Most imports are referred to many times.
     imports: Vec<Vec<Option<(usize, Import)>>>,
-    /// Every mapped object and whether it is part of the C library.
+    /// Every mapped object, and whether it is part of the C library.
     libraries: Vec<(Object, bool)>,
     text: usize,
 }
@@ -136,7 +137,7 @@ impl Survey {
         self.images = images;
     }
 
-    /// Notes what was found in one function.
+    /// Records what was found in one function.
     fn note(&mut self, images: &[Image], number: u32, from: u32, reader: &Reader) {
         let image = &images[number as usize];
         let first = self.first[number as usize];
@@ -180,9 +181,10 @@ impl Survey {
         self.references[number as usize].extend(uses);
     }
 
-    /// A node changes its thread, or may. What the runtime does itself, or std, counts only in
-    /// functions with a name: without names theirs cannot be told apart, and every fiber would end
-    /// its thread.
+    /// Records that a node changes its thread, or may.
+    ///
+    /// What the runtime does itself, or the standard library, counts only in functions with a name:
+    /// without names theirs cannot be distinguished, and every fiber would end its thread.
     fn note_changer(&mut self, image: &Image, node: u32, ours: bool) {
         let named = match self.places[node as usize] {
             CodeLocation::Function { index, .. } => {
@@ -196,7 +198,7 @@ impl Survey {
         }
     }
 
-    /// A function uses a thread-local of the executable.
+    /// Records that a function uses a thread-local of the executable.
     fn note_variable(&mut self, image: &Image, node: u32, offset: i64) {
         let why = Why::Variable(offset);
         let Some((mangled, size)) = image.variable(offset) else {
@@ -220,7 +222,7 @@ impl Survey {
         }
     }
 
-    /// Of several reasons the first is kept.
+    /// Binds a node; of several reasons the first is kept.
     fn bind(&mut self, node: u32, why: Why) {
         self.own[node as usize].get_or_insert(why);
     }
@@ -238,7 +240,7 @@ impl Survey {
                     }
                     let is_cold = || image.functions[index].cold || is_named_cold(image, address);
                     if how == How::Jump && is_cold() {
-                        // Its frame is that of the function it is a part of.
+                        // A part of a function shares the frame of that function.
                         self.graph.add(to, from, How::Jump);
                     }
                 }
@@ -293,7 +295,7 @@ impl Survey {
         }
         let text = image.memory.kind(value) == Some(Kind::Text);
         let value = match text {
-            // Not bound yet, else it would not have come as an import.
+            // It is not bound yet, otherwise it would not be an import.
             true => objects::find(name).filter(|found| !image.range.contains(found)),
             false => Some(value),
         };
@@ -313,7 +315,7 @@ impl Survey {
         }
     }
 
-    /// Cuts the constants and adds those that anybody refers to.
+    /// Cuts the constants and adds those that are referred to.
     pub(super) fn read_constants(&mut self) {
         let images = std::mem::take(&mut self.images);
         for (number, image) in images.iter().enumerate() {
@@ -331,8 +333,9 @@ impl Survey {
         self.images = images;
     }
 
-    /// Finds out where addresses of thread-locals go. Returns the functions that have one between
-    /// two instructions.
+    /// Follows the addresses of thread-locals.
+    ///
+    /// Returns the functions that have one between two instructions.
     fn follow_addresses(&mut self) -> Vec<u32> {
         let mut escapes = Escapes::new(
             &self.images,
@@ -367,7 +370,7 @@ impl Survey {
         escapes.having().collect()
     }
 
-    /// Hands back what is touched.
+    /// Propagates what is touched, and makes the judge.
     pub(super) fn conclude(mut self, begun: Instant) -> Judge {
         self.graph.sort(self.own.len());
         let having = self.follow_addresses();
@@ -395,7 +398,7 @@ impl Survey {
             starters: OnceCell::new(),
         };
         let harmless = self.graph.settle(own, held, listed, &pointers);
-        // Who refers to the entry of a fiber or thread starts it, and does not call it.
+        // A function that refers to the entry of a fiber or thread starts it and does not call it.
         let is_entry = |node| start(node).is_some_and(|(image, at)| is_entry(image, at));
         let changers = self
             .graph
@@ -424,7 +427,7 @@ impl Survey {
                 + self.images.iter().map(Image::memory_kept).sum::<usize>(),
             time: begun.elapsed(),
         };
-        // At a call nothing is left of what these held; between two instructions there may be.
+        // At a call, nothing is left of what these held; between two instructions there may be.
         let held: Vec<u32> = self.held.keys().copied().collect();
         let mut near_held = self.graph.all_leading_to(&held, listed);
         let all: Vec<u32> = having.iter().chain(&held).copied().collect();
@@ -461,9 +464,11 @@ impl Survey {
 }
 
 impl Survey {
-    /// Of all functions, once the graph is settled: who is the runtime's, and who leads to those. Through
-    /// constants, too, for what they hold may be called. A
-    /// function that leads to one that holds something of its thread while it runs counts the same.
+    /// Returns how each function is related to the runtime, once the graph is settled.
+    ///
+    /// A function is one of the runtime's, or leads to one; through constants too, for what they
+    /// hold may be called. A function that leads to one that holds something of its thread while it
+    /// runs counts the same.
     fn nearness(&self, functions: usize, near_held: &[u32]) -> Vec<Nearness> {
         let mut nearness = vec![Nearness::Apart; functions];
         for &node in near_held {
@@ -493,7 +498,7 @@ impl Survey {
     }
 }
 
-/// The constants of one image on their way into the graph.
+/// The constants of one image while they are added to the graph.
 struct Pieces<'a> {
     images: &'a [Image],
     number: u32,
@@ -525,7 +530,7 @@ impl Pieces<'_> {
         }
     }
 
-    /// The node of a piece; none if it leads nowhere.
+    /// Returns the node of a piece; none if it leads nowhere.
     fn node(&mut self, survey: &mut Survey, image: &Image, piece: usize) -> Option<u32> {
         const NOWHERE: u32 = u32::MAX - 1;
         match self.nodes[piece] {
@@ -558,7 +563,7 @@ impl Pieces<'_> {
     }
 }
 
-/// Why a touch binds, if it does.
+/// Returns why a touch binds, if it does.
 fn binds(touch: &Touch) -> Option<Why> {
     match *touch {
         Touch::Returned => Some(Why::Unknown("the thread pointer")),
@@ -575,14 +580,14 @@ fn is_named_cold(image: &Image, address: usize) -> bool {
     names.any(|name| name.contains(".cold"))
 }
 
-/// Whether a function is called by a scheduler alone, being the outermost one of a fiber.
+/// Whether only a scheduler calls a function, because it is the outermost one of a fiber.
 fn is_entry(image: &Image, start: usize) -> bool {
     const ENTRY: &str = "indent::fiber::job::Of::run";
     let is_entry = |name: &str| paths::path(&symbols::plain(name)) == ENTRY;
     image.symbols.are_all(start, is_entry)
 }
 
-/// The list that all names of a function are on.
+/// Returns the list that all names of a function are on.
 fn listed(image: &Image, start: usize, declared: &Declared) -> Listed {
     let names = image.symbols.functions_at(start).map(symbols::plain);
     let lists = names.map(|name| match name {

@@ -1,13 +1,14 @@
-//! Thread-locals that only functions of one crate use, and whose value names the thread.
+//! Thread-locals that only functions of one crate use, and whose value identifies the thread.
 //!
-//! Such a value (the number of a shard, say) is good only on the thread that it was read on, and for
-//! as long as the crate's code uses it. A row vouches that the crate hands it to no other code. So
-//! the frames that may have it are those of the crate, from the function that reads it outwards, and
-//! the first function that is not the crate's: code of the crate may have been inlined there. The
-//! functions that call that one are left with nothing.
+//! Such a value (the number of a shard, for example) is valid only on the thread that it was read
+//! on, and for as long as the crate's code uses it. An entry in the list vouches that the crate
+//! hands it to no other code. So the frames that may have it are those of the crate, from the
+//! function that reads it outwards, and the first function that is not the crate's: code of the
+//! crate may have been inlined there. The functions that call that one are left with nothing.
 //!
-//! Functions of the standard library that take a closure stand between two functions of the crate,
-//! and are passed through. Destructors are not: they return nothing.
+//! Functions of the standard library that take a closure may stand between two functions of the
+//! crate, and the search passes through them. It does not pass through destructors: they return
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,7 @@ use super::{CodeLocation, Why};
 use crate::frames::image::Image;
 use crate::frames::image::symbols;
 
-/// What functions of the standard library begin with.
+/// How names of functions of the standard library begin.
 const STANDARD: [&str; 3] = ["std::", "core::", "alloc::"];
 const DESTRUCTOR: &str = "core::ptr::drop_in_place";
 
@@ -25,7 +26,7 @@ const DESTRUCTOR: &str = "core::ptr::drop_in_place";
 pub(super) struct Within(BTreeMap<String, Vec<(u32, Why)>>);
 
 impl Within {
-    /// A function uses a variable with this name.
+    /// Records that a function uses a variable with this name.
     pub(super) fn add(&mut self, node: u32, name: &str, why: Why) {
         let name = name.trim_start_matches('<');
         let (of, _) = name.split_once("::").unwrap_or((name, ""));
@@ -33,7 +34,7 @@ impl Within {
         uses.push((node, why));
     }
 
-    /// All functions whose frames may have a value.
+    /// Returns all functions whose frames may have such a value.
     pub(super) fn functions(
         &self,
         images: &[Image],
@@ -62,7 +63,7 @@ impl Within {
     }
 }
 
-/// Whether a function may return to code of a crate what it was given by it.
+/// Whether a function may return to code of a crate what that code passed to it.
 fn is_inside(image: &Image, start: usize, of: &str) -> bool {
     let mut names = image.symbols.functions_at(start);
     let inside = |name: &str| {

@@ -1,4 +1,4 @@
-//! Walks in a signal handler, of a stack that was interrupted anywhere.
+//! Tests of walks in a signal handler, of a stack that was interrupted anywhere.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hint::black_box;
@@ -54,7 +54,7 @@ extern "C" fn handler(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_voi
     SIGNALS.fetch_add(1, SeqCst);
 }
 
-/// A bit of everything: hashing, sorting, formatting, allocation.
+/// Does a bit of everything: hashing, sorting, formatting, allocation.
 fn work(rounds: usize) -> usize {
     let mut map = HashMap::new();
     let mut tree = BTreeMap::new();
@@ -76,12 +76,12 @@ fn stress_interrupted_stacks_are_climbed_from_a_handler() {
     let mut set: libc::sigaction = unsafe { std::mem::zeroed() };
     set.sa_sigaction = action as usize;
     set.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-    // SAFETY: the handler walks, which is what may be done in one; no other test uses the signal.
+    // SAFETY: the handler only walks, which a handler may do; no other test uses the signal.
     unsafe { libc::sigaction(libc::SIGUSR2, &set, std::ptr::null_mut()) };
     let worker = thread::spawn(|| {
         within(|| {
             catch(&mut |caught: &Caught| {
-                caught.told(); // what it does the first time is done
+                caught.told(); // its first-time initialization is done
                 TOP.store(caught.root, SeqCst);
             });
             let mut rounds = 0;

@@ -9,7 +9,7 @@ use super::super::rows::Row;
 use super::super::sites::Site;
 use super::*;
 
-/// Walks a stack as it is inside of a body, and asks the C library's unwinder about it.
+/// Walks a stack as it is inside a body, and asks the C library's unwinder about it.
 fn both(body: impl FnOnce(&mut dyn FnMut())) -> (Vec<CodeLocation>, Vec<CodeLocation>, End) {
     both_in(&Sites::new(), body)
 }
@@ -36,7 +36,7 @@ fn walks(body: impl FnOnce(&mut dyn FnMut())) -> usize {
     walked.len()
 }
 
-/// What is not our code may end a walk, but never mislead it.
+/// Checks that foreign code may end a walk, but never misleads it.
 #[track_caller]
 fn walks_or_stops(body: impl FnOnce(&mut dyn FnMut())) -> End {
     let (walked, told, end) = both(body);
@@ -156,7 +156,7 @@ fn callbacks_of_the_c_library_are_climbed_or_end_the_walk() {
     }
     unsafe extern "C" fn compare(a: *const c_void, b: *const c_void) -> i32 {
         if let Some(here) = HERE.take() {
-            // SAFETY: set below, by who waits for `qsort`.
+            // SAFETY: set below, by the test, which waits for `qsort`.
             let here = unsafe { &mut *here };
             here();
         }
@@ -216,7 +216,7 @@ fn a_stack_of_another_thread_is_climbed() {
     assert_eq!((walked, end), (told, End::Root));
 }
 
-/// Frames of a coroutine that waits so many calls deep. What it captures is so many bytes.
+/// Walks the frames of a coroutine that waits `calls` calls deep and captures `BYTES` bytes.
 fn coroutine<const BYTES: usize>(calls: usize) -> usize {
     use corosensei::stack::{DefaultStack, Stack as _};
     use corosensei::{Coroutine, Yielder};
@@ -260,7 +260,7 @@ fn a_suspended_coroutine_is_climbed_from_where_it_noted_its_registers() {
     assert_eq!(coroutine::<100>(9), shallow + 9);
 }
 
-/// A stack made up of words, and what to start from at its lower end.
+/// A stack made up of words, and the registers to start from at its lower end.
 pub(crate) struct MadeUp {
     pub(crate) words: Vec<usize>,
 }
@@ -275,7 +275,7 @@ impl MadeUp {
     }
 
     pub(crate) fn stack(&self) -> Stack {
-        // SAFETY: as long as the words, which nobody changes while it is used.
+        // SAFETY: valid as long as the words, which nothing changes while it is used.
         unsafe { Stack::new(self.at(0)..self.root()) }
     }
 
@@ -360,7 +360,7 @@ fn an_unknown_frame_is_asked_for_and_rings_once() {
     assert_eq!(stack.judge(&sites, 100).mobility, Mobility::Movable);
 }
 
-/// A xorshift generator: tests say which seed failed.
+/// A xorshift generator: tests print the seed that failed.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -388,7 +388,7 @@ impl Random {
         Site::new(mobility, (self.below(30) != 0).then_some(row))
     }
 
-    /// Words that are often places in the code or addresses of the stack itself.
+    /// Makes a stack of words that are often places in the code or addresses of the stack itself.
     pub(crate) fn stack(&mut self, places: usize) -> MadeUp {
         let words = 1 + self.below(60);
         let mut stack = MadeUp {

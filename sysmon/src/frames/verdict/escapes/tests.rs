@@ -7,8 +7,9 @@ use crate::frames::edges::How;
 use crate::frames::edges::tests::{function, sample};
 use crate::frames::image::memory::{Kind, Memory};
 
-/// What each function does with addresses, in a program that has these alone. All can be called
-/// directly only; the first one uses a thread-local, which is vouched for or not.
+/// Returns what each function does with addresses, in a program of these functions alone.
+///
+/// All can be called directly only; the first one uses a thread-local, which is vouched for or not.
 fn kept<const N: usize>(ranges: [Range<usize>; N], vouched: bool) -> [Keeps; N] {
     let mut memory = Memory::default();
     for range in &ranges {
