@@ -6,9 +6,9 @@
 //! | state | worker | what its thread does | how a worker comes to it |
 //! |---|---|---|---|
 //! | holding | yes | runs the scheduler loop, or a fiber | |
-//! | spare | no | waits at the bottom of its stack; it has no fiber | set `spares` |
-//! | occupied | no | the same, but it has a tenant: a parked fiber that is bound to it | with its tenant (`tenant.rs`) |
-//! | frozen | no | waits in the middle of a fiber that was interrupted | set `frozen` (`freeze.rs`) |
+//! | spare | no | waits at the bottom of its stack, without a fiber | set `spares` |
+//! | occupied | no | waits there; it has a tenant, a parked fiber bound to it | with the tenant (`tenant.rs`) |
+//! | frozen | no | waits in the middle of an interrupted fiber | set `frozen` (`freeze.rs`) |
 //! | wanting | no | waits in the middle of a fiber whose worker was taken | set `wanted` |
 //! | detached | no | runs, or sleeps in the kernel, in the middle of a fiber | none; see `detach.rs` |
 //!
@@ -499,7 +499,7 @@ impl Carrier {
             }
         }
         while self.has_tenant() {
-            self.parker.wait(None); // abandoned: other threads may have addresses in this thread's memory
+            self.parker.wait(None); // abandoned: other threads may point into this thread's memory
         }
         self.block.end();
         self.owner.leave();
