@@ -80,7 +80,8 @@ fn place(number: i32) -> Option<&'static AtomicPtr<Carrier>> {
 
 /// The carrier whose thread calls this, if there is one. For signal handlers.
 pub(crate) fn carrier() -> Option<&'static Carrier> {
-    // SAFETY: entered by this very thread, and a carrier lives as long as its thread keeps `Shared`.
+    // SAFETY: entered by this thread itself, and a carrier lives as long as its thread keeps
+    // `Shared`.
     unsafe { find(sys::thread::number()).as_ref() }
 }
 

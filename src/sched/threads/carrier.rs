@@ -7,10 +7,10 @@
 //! |---|---|---|---|
 //! | holding | yes | runs the scheduler loop, or a fiber | |
 //! | spare | no | waits at the bottom of its stack, without a fiber | set `spares` |
-//! | occupied | no | waits there; it has a tenant, a parked fiber bound to it | with the tenant (`tenant.rs`) |
+//! | occupied | no | waits like a spare, with a parked fiber bound to it | with its tenant (`tenant.rs`) |
 //! | frozen | no | waits in the middle of an interrupted fiber | set `frozen` (`freeze.rs`) |
 //! | wanting | no | waits in the middle of a fiber whose worker was taken | set `wanted` |
-//! | detached | no | runs, or sleeps in the kernel, in the middle of a fiber | none; see `detach.rs` |
+//! | detached | no | runs or sleeps in the kernel, in the middle of a fiber | none (`detach.rs`) |
 //!
 //! The sets hold numbers of carriers (claims as in `bitmap.rs`): the thread that claims a carrier
 //! owes it a worker. A worker moves from carrier to carrier with its queues, so nothing is sorted

@@ -81,7 +81,7 @@ impl Shared {
             Ok(thread) => {
                 threads.set(index, thread);
                 if spare {
-                    self.watchers.starting.fetch_add(1, SeqCst); // the thread may have counted itself down before
+                    self.watchers.starting.fetch_add(1, SeqCst); // the thread may be ahead of us
                 }
                 Ok(())
             }
