@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | holding | yes | runs the scheduler loop, or a fiber | |
 //! | spare | no | waits at the bottom of its stack, without a fiber | set `spares` |
-//! | occupied | no | waits like a spare, with a parked fiber bound to it | with its tenant (`tenant.rs`) |
+//! | occupied | no | waits with a parked fiber bound to it | with its tenant (`tenant.rs`) |
 //! | frozen | no | waits in the middle of an interrupted fiber | set `frozen` (`freeze.rs`) |
 //! | wanting | no | waits in the middle of a fiber whose worker was taken | set `wanted` |
 //! | detached | no | runs or sleeps in the kernel, in the middle of a fiber | none (`detach.rs`) |

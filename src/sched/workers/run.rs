@@ -427,7 +427,8 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
     token.worker().counters.started.add(1);
-    token.carrier().shared().count_odd_stack(class, 1); // last: an estimate too high, not too low
+    // Last, so that the estimates err on the side of too much hope.
+    token.carrier().shared().count_odd_stack(class, 1);
     true
 }
 
@@ -489,7 +490,8 @@ fn end_child(fiber: &Record) -> ! {
 
 /// Gives the result to the party that the join word names (I4).
 pub(crate) fn complete(fiber: FiberRef) {
-    let guard = context::disable_preempt(); // S6: its finder waits for our notification
+    // S6: a thread that finds the word swapped waits for our notification.
+    let guard = context::disable_preempt();
     let completed = job::complete(&fiber.join);
     let kept = match completed {
         // SAFETY: the address was in the join word, and its one notification is ours.
