@@ -427,7 +427,7 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
     token.worker().counters.started.add(1);
-    // Last, so that the estimates err on the side of too much hope.
+    // Last: in `with_stack_of` too much hope is better than too little.
     token.carrier().shared().count_odd_stack(class, 1);
     true
 }
