@@ -372,8 +372,8 @@ impl Entered {
     /// The part of the worker that only its holder uses.
     pub(crate) fn local(&mut self) -> &mut Local {
         // SAFETY: I7: while preemption is disabled only this thread has the worker; and the token
-        // is borrowed mutably, tokens are not `Clone`, and `enter` nests only over code that holds no
-        // such reference (user code).
+        // is borrowed mutably, tokens are not `Clone`, and `enter` nests only over code that holds
+        // no such reference (user code).
         unsafe { &mut *self.worker().local.get() }
     }
 

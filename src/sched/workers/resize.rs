@@ -41,7 +41,8 @@ impl Shared {
         self.release_assigned(worker);
         self.arm_io(worker); // the I/O poller wakes the fibers that wait there
         if worker.timers.active() > 0 && self.idle.claim(0) {
-            self.notify_worker(&self.workers[0], WakeReason::TO_WORK); // it looks after them: until when to sleep
+            // It looks after them now, and has to decide again until when to sleep.
+            self.notify_worker(&self.workers[0], WakeReason::TO_WORK);
         }
         // A thread may have relied on this worker to look for what was pushed (I8), and it has not
         // looked.
