@@ -156,7 +156,7 @@ pub(crate) struct Shared {
     tickets: AtomicU64,
     /// Whether a thread that holds no worker has queued a fiber for any worker while all were busy.
     has_urgent: AtomicBool,
-    /// Whether the monitor has been notified since it last read its clock.
+    /// Whether the monitor has been notified since its last tick.
     monitor_notified: AtomicBool,
     pub(crate) preempted: preempt::freeze::Counters,
     pub(crate) reports: diag::overrun::Reports,
@@ -322,7 +322,8 @@ impl Shared {
         // Not `allowed`, which may change from here on.
         let workers = &self.workers[..self.settings.workers];
         for (started, worker) in workers.iter().enumerate() {
-            let _guard = workers::context::disable_preempt(); // one at a time: a fiber of another runtime may be stopped
+            // One at a time, because a fiber of another runtime may have to be stopped in between.
+            let _guard = workers::context::disable_preempt();
             self.start_carrier(NonNull::from(worker))
                 .map_err(|source| StartError::SpawnCarrier { started, source })?;
         }
@@ -345,8 +346,7 @@ impl Shared {
     /// hand-over.
     fn spares_kept(&self) -> usize {
         let allowed = self.count.allowed();
-        // A freeze takes a spare that it gives back only when another carrier freezes or its fiber
-        // ends.
+        // A freeze takes a spare that it gives back only when another carrier freezes or ends.
         allowed + (2 * self.frozen.len()).min(4 * allowed)
     }
 
