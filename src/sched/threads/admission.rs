@@ -48,8 +48,7 @@ use crate::util::loom::atomic;
 
 /// Threads per worker for fibers that are unjudged because the program's code has not been read.
 const COLD_THREADS: usize = 64;
-/// After this time without a dispatch, the fibers that hold threads count as waiting for unstarted
-/// ones.
+/// After this time without a dispatch, fibers with threads are assumed to wait for unstarted ones.
 const STILL: Duration = Duration::from_millis(10);
 /// Like [`STILL`], before the program's code has been read.
 const STILL_COLD: Duration = Duration::from_millis(2);

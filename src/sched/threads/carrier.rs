@@ -18,6 +18,9 @@
 //!
 //! A `Carrier` lives as long as `Shared`; its thread keeps `Shared` alive. A thread ends only with
 //! no worker and no fiber. Its number is then given to the next thread.
+//!
+//! In the docs of functions, *own thread* means that only the carrier's own thread may call the
+//! function, and *any thread* that every thread may.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ops::Range;

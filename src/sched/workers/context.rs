@@ -240,8 +240,9 @@ impl Here {
     }
 }
 
-/// Keeps preemption of the calling thread disabled, with or without a worker; no effect on plain
-/// threads.
+/// Keeps preemption of the calling thread disabled while it lives.
+///
+/// It works whether the thread has a worker or not, and has no effect on plain threads.
 ///
 /// A thread has one of these or an [`Entered`] for as long as it holds an internal lock, or
 /// something that other threads wait for: a fiber that is runnable and in no queue, a claimed

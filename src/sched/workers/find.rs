@@ -74,7 +74,7 @@ fn only_local(token: &mut Entered) -> bool {
         && !token.carrier().shared().is_urgent()
 }
 
-/// Whether only fibers wait that compute much, too: those take turns by time.
+/// Whether all waiting fibers compute much, like the one that runs: those take turns by time.
 pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
     if !token.local().own.is_empty() || token.carrier().has_delivery() {
         return false;

@@ -12,7 +12,7 @@
 //! called when it stops, or in a destructor of a thread-local. It waits for all threads but itself.
 //!
 //! Fibers that park while they unwind each block a carrier, so only a limited number may unwind at
-//! once (`unwind_limit.rs`). The others are cancelled as those end.
+//! once (`unwind_limit.rs`). The cancellation of the others is delivered as those end.
 
 use std::fmt;
 use std::panic::Location;
@@ -200,7 +200,7 @@ pub(crate) fn still_running(threads: Vec<ThreadHandle<()>>) -> Vec<ThreadHandle<
 impl Shared {
     pub(crate) fn shut_down(&self, timeout: Duration) -> ShutdownReport {
         if fork::in_child() {
-            std::mem::forget(self.arc()); // F1: there are no threads to end
+            std::mem::forget(self.arc()); // F1: there are no threads to end, and none to ask
             return ShutdownReport::default();
         }
         let deadline = Instant::now().checked_add(timeout);

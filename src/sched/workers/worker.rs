@@ -77,6 +77,8 @@ impl WakeReason {
     pub(crate) const TO_WORK: u8 = 2;
 }
 
+/// Counters of a worker.
+///
 /// Written by the holder with plain loads and stores, read by any thread.
 #[derive(Default)]
 pub(crate) struct Counters {
