@@ -1,21 +1,29 @@
-//! L3: who runs what, where.
+//! L3, the scheduler: which fiber runs when, on which thread.
 //!
-//! A *worker* is a right to run fibers, with queues; there are as many as there may be fibers
-//! running at once. A *carrier* is an OS thread that can hold one, and takes its queues along when
-//! it moves. A fiber that holds nothing of its thread, because it has not started or because its
-//! frames say so, waits in the queues of workers and runs on any thread. A parked fiber that may
-//! hold something of its thread has that thread to itself, and the *worker* comes to it.
+//! A *worker* is a right to run fibers, with queues. There are as many workers as fibers may run at
+//! once. A *carrier* is an OS thread that can hold a worker; a worker takes its queues along when
+//! it moves from carrier to carrier.
 //!
-//! | folder | what it holds |
-//! |---|---|
-//! | `threads/` | carriers: `carrier` (states of a thread), `owner` (which worker it holds), `tenant` (the bound fiber that has it to itself), `admission` (whether a fiber may start), `start`, `table`, `by_number`, `plain`, `retire` |
-//! | `workers/` | `worker`, `find` and `run` (what runs next, and what happens when it comes back), `idle` and `sleep` (searching, sleeping, notifying), `spawn`, `context` (the current carrier, the `Entered` token), `count` and `resize` (how many, live), `pace`, `latency`, `no_stack`, `service`, `shutdown` |
-//! | `block/` | the fiber's side: `suspend` (park, yield, hand over), `wake`, `timers`, `time_limit`, `unwind_limit`, `unwind_backoff` |
-//! | `preempt/` | `interrupt` (the signal and its handler), `freeze`, `slices` (whose turn it is among the frozen), `in_place`, `anywhere`, `detach`, `make_room`, `class` |
-//! | `mobility/` | `verdict` (whether a fiber may change threads), `bound` (what binds the others), `survey` (reading the program's code) |
-//! | `background/` | what the `monitor` and the `helper` do for a runtime |
-//! | `diag/` | `overrun` (fibers that compute for long), `dump` (what every fiber waits for) |
-//! | `io/` | waiting for descriptors |
+//! A fiber that holds nothing of its thread, because it has not started or because its frames prove
+//! it, waits in the queues of workers and runs on any thread. A parked fiber that may hold
+//! something of its thread has that thread to itself, and the *worker* comes to it.
+//!
+//! - `threads/`, carriers: `carrier` (states of a thread), `owner` (which worker it holds),
+//!   `tenant` (the bound fiber that has it to itself), `admission` (whether a fiber may start),
+//!   `start`, `table`, `by_number`, `plain`, `retire`
+//! - `workers/`: `worker`, `find` and `run` (what runs next, and what happens when it comes back),
+//!   `idle` and `sleep` (searching, sleeping, notifying), `spawn`, `context` (the current carrier,
+//!   the `Entered` token), `count` and `resize` (the number of workers), `pace`, `latency`,
+//!   `no_stack`, `service`, `shutdown`
+//! - `block/`, the fiber's side: `suspend` (park, yield, hand over), `wake`, `timers`,
+//!   `time_limit`, `unwind_limit`, `unwind_backoff`
+//! - `preempt/`: `interrupt` (the signal and its handler), `freeze`, `slices` (which frozen fiber
+//!   runs next), `in_place`, `anywhere`, `detach`, `make_room`, `class`
+//! - `mobility/`: `verdict` (whether a fiber may change threads), `bound` (what binds the others),
+//!   `survey` (reading the program's code)
+//! - `background/`: what the `monitor` and the `helper` do for a runtime
+//! - `diag/`: `overrun` (fibers that compute for long), `dump` (what every fiber waits for)
+//! - `io/`: waiting for descriptors
 
 use std::ptr::NonNull;
 use std::sync::atomic::{
@@ -51,17 +59,18 @@ use workers::worker::{WakeReason, Worker};
 /// A function that each carrier thread calls when it starts or ends.
 pub(crate) type Hook = Arc<dyn Fn() + Send + Sync>;
 
-/// What a runtime was started with.
+/// The settings a runtime was started with.
 pub(crate) struct Settings {
-    /// How many there are at first.
+    /// Number of workers at first.
     pub(crate) workers: usize,
-    /// The most there can ever be.
+    /// Largest number of workers there can ever be.
     pub(crate) most_workers: usize,
-    /// The number was set by hand and does not follow that of CPUs.
+    /// Whether the number was set by the user and does not follow the number of CPUs.
     pub(crate) workers_set: bool,
-    /// How many CPUs could be used when the runtime was built.
+    /// Number of CPUs that could be used when the runtime was built.
     pub(crate) cpus: usize,
-    /// How many CPUs may be used now, and so how many workers there should be; at least one.
+    /// Number of CPUs that may be used now, and so the number of workers there should be; at least
+    /// one.
     pub(crate) count_cpus: Arc<dyn Fn() -> usize + Send + Sync>,
     /// Fibers that may need a thread start while there are fewer threads than this.
     pub(crate) soft_carriers: usize,
@@ -70,39 +79,39 @@ pub(crate) struct Settings {
     pub(crate) stack_class: u8,
     pub(crate) guard: StackGuard,
     pub(crate) budget: u32,
-    /// Fibers that compute for longer than the quantum while others wait are interrupted.
+    /// Whether fibers that compute for longer than the quantum while others wait are interrupted.
     pub(crate) preempt: bool,
-    /// They may leave their threads then, outside of regions too.
+    /// Whether those fibers may leave their threads then, outside of regions too.
     pub(crate) preempt_in_place: bool,
     pub(crate) quantum: Duration,
-    /// The number of the signal that interrupts.
+    /// The number of the signal that interrupts fibers.
     pub(crate) preempt_signal: i32,
-    /// How long a worker without work looks on before it sleeps.
+    /// How long a worker without work keeps looking before it sleeps.
     pub(crate) idle_spin: Duration,
-    /// How long a fiber that can get no thread waits before it fails.
+    /// How long a fiber that gets no thread waits before it fails.
     pub(crate) start_timeout: Duration,
-    /// How long dropping the runtime waits.
+    /// How long dropping the runtime waits for fibers.
     pub(crate) shutdown_timeout: Duration,
-    /// The tick of its clock.
+    /// The tick of the runtime's clock.
     pub(crate) timer_resolution: Duration,
     pub(crate) local_queue: usize,
     pub(crate) global_interval: u32,
-    /// Most threads for calls that block.
+    /// Largest number of threads for calls that block.
     pub(crate) blocking_threads: usize,
     /// How long such a thread stays without work.
     pub(crate) blocking_keep_alive: Duration,
-    /// Threads that compute, if not one per worker.
+    /// Number of threads for `compute`, if not one per worker.
     pub(crate) compute_threads: Option<usize>,
     pub(crate) thread_name: String,
     pub(crate) log_overruns: bool,
-    /// Fibers have thread-locals of their own.
+    /// Whether fibers have their own thread-locals.
     pub(crate) own_locals: bool,
-    /// Makes the line about a spawn site whose fibers keep threads, if those are reported.
+    /// Formats the line about a spawn site whose fibers keep threads, if those are reported.
     pub(crate) log_bound: Option<fn(&mobility::bound::BoundSite) -> String>,
     pub(crate) warn_stripped: bool,
     /// The name of the setting that asked for io_uring, if it is used for sockets.
     pub(crate) uring_asked_by: Option<&'static str>,
-    /// io_uring may be used for files.
+    /// Whether io_uring may be used for files.
     pub(crate) uring_allowed: bool,
     pub(crate) on_overrun: Vec<diag::overrun::reporter::Listener>,
     pub(crate) on_start: Option<Hook>,
@@ -118,13 +127,13 @@ impl Settings {
         self.on_stop.iter().for_each(|hook| hook());
     }
 
-    /// What other threads than carriers call when they start and end.
+    /// The hooks for threads other than carriers, called when such a thread starts and ends.
     pub(crate) fn hooks(&self) -> (Option<Hook>, Option<Hook>) {
         (self.on_start.clone(), self.on_stop.clone())
     }
 }
 
-/// What the workers of one runtime share.
+/// The state that the workers of one runtime share.
 pub(crate) struct Shared {
     this: Weak<Shared>,
     pub(crate) settings: Settings,
@@ -141,53 +150,54 @@ pub(crate) struct Shared {
     frozen: SparseBitmap,
     /// Carriers whose worker was taken while they slept in the kernel, and that have not come back.
     detached: SparseBitmap,
-    /// Workers that found no carrier.
+    /// Workers that found no carrier (I20).
     orphans: Bitmap,
-    /// Turns of frozen carriers that have been dealt out.
+    /// Number of turns that frozen carriers have been given.
     tickets: AtomicU64,
-    /// Somebody from outside has queued a fiber for all while everybody was busy.
+    /// Whether a thread that holds no worker has queued a fiber for any worker while all were busy.
     has_urgent: AtomicBool,
-    /// The monitor has been rung since it last took its time.
+    /// Whether the monitor has been notified since its last tick.
     monitor_notified: AtomicBool,
     pub(crate) preempted: preempt::freeze::Counters,
     pub(crate) reports: diag::overrun::Reports,
-    /// On which CPUs our threads may run.
+    /// The CPUs on which the runtime's threads may run.
     allowed_cpus: Allowed,
     pub(crate) refused_carriers: AtomicU64,
     pub(crate) retired_carriers: AtomicU64,
     /// Fibers for any worker.
     pub(crate) global: Global,
-    /// A deferred start may happen now.
+    /// Whether a deferred start may happen now.
     deferred_is_due: AtomicBool,
-    /// How fibers that wait for a thread get one.
+    /// Which fibers that wait for a thread get one, and when.
     pub(crate) threadless: threads::admission::Threadless,
     /// Parks of bound fibers, by what binds them.
     bound_parks: mobility::bound::BoundParks,
-    /// So many slices the fibers that others come before are to get next.
+    /// Number of slices owed to the fibers that come last.
     owed: AtomicUsize,
     idle: Idle,
     /// Records for spawns from threads that hold no worker.
     outside: Mutex<Option<Slab>>,
     outside_spawned: AtomicU64,
-    /// Delays of fibers that catch their unwinding (`swallow.rs`).
+    /// Delays of fibers that catch their unwinding (`unwind_backoff.rs`).
     pub(crate) unwind_pauses: AtomicU64,
     pub(crate) outside_wakes_sent: AtomicU64,
     pub(crate) outside_wakes_coalesced: AtomicU64,
-    /// Fibers for which there was no stack.
+    /// Number of fibers for which there was no stack.
     starved_count: AtomicUsize,
     starved_reported: AtomicBool,
-    /// Fibers with a stack of another than the default class, by class.
+    /// Fibers whose stack is not of the default class, by class.
     odd_stacks: [AtomicU64; stack::CLASSES],
     odd_changes: AtomicU64,
-    /// Fibers that failed because there was no stack or no thread for them.
+    /// Number of fibers that failed because there was no stack or no thread for them.
     never_started: AtomicU64,
-    /// How many fibers there can be, if that is limited by more than memory.
+    /// Largest number of fibers, if more than memory limits it.
     pub(crate) fiber_limit: Option<usize>,
     closing: AtomicBool,
     stopping: AtomicBool,
     unwind_limit: block::unwind_limit::UnwindLimit,
-    /// Threads that wait for fibers to end, and the word they sleep on, another one after every end.
-    /// No lock: an observer may be a fiber of another runtime, asleep or stopped.
+    /// Number of threads that wait for fibers to end, and the word they sleep on, which changes
+    /// after every end. There is no lock: an observer may be a fiber of another runtime, asleep or
+    /// stopped.
     observers: AtomicUsize,
     ended: AtomicU32,
     clock: block::timers::Clock,
@@ -201,7 +211,7 @@ pub(crate) struct Shared {
     runtime_drops: io::RuntimeDrops,
     files_by_uring: OnceLock<bool>,
     missed_timers: AtomicBool,
-    /// How many CPUs there were when somebody last looked.
+    /// Number of CPUs at the last look.
     pub(crate) cpus: AtomicUsize,
     watchers: background::monitor::Watchers,
     pub(crate) services: workers::service::Services,
@@ -218,7 +228,7 @@ impl Shared {
             crate::sys::memory::allow_arenas(settings.soft_carriers.min(settings.max_carriers));
         }
         preempt_check::ask_by(workers::context::is_preempt_disabled);
-        let guard = workers::context::disable_preempt(); // on a fiber of another runtime
+        let guard = workers::context::disable_preempt(); // may run on a fiber of another runtime
         overflow::prepare(workers::context::current_fiber)?;
         drop(guard);
         if settings.preempt {
@@ -309,10 +319,11 @@ impl Shared {
         self.start_watchers()
             .map_err(|source| StartError::SpawnCarrier { started: 0, source })?;
         self.make_rings()?;
-        // Not `allowed`: that may change from here on.
+        // Not `allowed`, which may change from here on.
         let workers = &self.workers[..self.settings.workers];
         for (started, worker) in workers.iter().enumerate() {
-            let _guard = workers::context::disable_preempt(); // one at a time: a fiber of another runtime may be stopped
+            // One at a time, because a fiber of another runtime may have to be stopped in between.
+            let _guard = workers::context::disable_preempt();
             self.start_carrier(NonNull::from(worker))
                 .map_err(|source| StartError::SpawnCarrier { started, source })?;
         }
@@ -331,10 +342,11 @@ impl Shared {
         (self.carriers.get(index)).expect("a number in a set belongs to a carrier")
     }
 
-    /// Carriers without a worker and without fibers that are kept for the next hand-over.
+    /// Number of carriers without a worker and without a fiber that are kept for the next
+    /// hand-over.
     fn spares_kept(&self) -> usize {
         let allowed = self.count.allowed();
-        // A freeze takes one that it gives back only when another one freezes or ends.
+        // A freeze takes a spare that it gives back only when another carrier freezes or ends.
         allowed + (2 * self.frozen.len()).min(4 * allowed)
     }
 
@@ -342,18 +354,18 @@ impl Shared {
         self.spares.len() > self.spares_kept()
     }
 
-    /// Workers worth looking at.
+    /// The workers that are not retired, or may still have something left.
     fn present(&self) -> &[Worker] {
         &self.workers[..self.count.present()]
     }
 
-    /// How many threads should compute now.
+    /// Number of threads of `compute` that should compute now.
     pub(crate) fn compute_wanted(&self) -> usize {
         let set = self.settings.compute_threads;
         set.unwrap_or_else(|| self.count.allowed())
     }
 
-    /// Fibers wait that compute much, or will, or were interrupted.
+    /// Whether fibers wait that compute much, or will, or were interrupted.
     pub(crate) fn has_batch(&self) -> bool {
         self.global.batch.len() > 0
             || self.global.deferred.len() > 0
@@ -368,7 +380,7 @@ impl Shared {
         self.closing.load(SeqCst)
     }
 
-    /// Asks for a worker to be brought to a carrier that waits in the middle of a fiber.
+    /// Requests a worker for a carrier that waits in the middle of a fiber.
     fn want(&self, carrier: usize) {
         self.wanted.set(carrier);
         if !self.notify_searcher(carrier) {
@@ -376,7 +388,9 @@ impl Shared {
         }
     }
 
-    /// After a push that any worker may take: rouses one if none is looking; true if it did.
+    /// Notifies a worker after a push that any worker may take; true if it did.
+    ///
+    /// None is notified while a worker searches.
     pub(crate) fn notify_searcher(&self, start: usize) -> bool {
         let wake_reason = self.idle.submit(start);
         if let Some(index) = wake_reason {
@@ -385,14 +399,15 @@ impl Shared {
         wake_reason.is_some()
     }
 
-    /// The same by the holder of a worker, which counts it.
+    /// Like [`notify_searcher`](Self::notify_searcher), by the holder of a worker, which counts the
+    /// wake.
     #[inline]
     fn notify_searcher_from(&self, worker: &Worker) {
         let sent = self.notify_searcher(worker.index + 1);
         worker.counters.count_wake(sent);
     }
 
-    /// Counts a wake by whoever calls: on the caller's worker, if it holds one.
+    /// Counts a wake on the caller's worker, or for the runtime if the caller holds none.
     fn count_wake(&self, sent: bool) {
         let token = workers::context::enter().filter(|t| std::ptr::eq(t.carrier().shared(), self));
         match token {
@@ -402,7 +417,7 @@ impl Shared {
         }
     }
 
-    /// Wakes a worker whose sleep the caller claimed.
+    /// Notifies a worker whose sleep the caller claimed.
     #[expect(unsafe_code, reason = "workers know their carrier by pointer")]
     fn notify_worker(&self, worker: &Worker, why: u8) {
         worker.wake_reason.store(why, SeqCst);
@@ -410,15 +425,16 @@ impl Shared {
         unsafe { &*worker.carrier.load(SeqCst) }.parker.notify();
     }
 
-    /// Fibers that are not over. Finished ones are counted first: if the sums are equal there was
-    /// a moment with none.
+    /// Number of fibers that are not over.
+    ///
+    /// Finished fibers are counted first: if the sums are equal there was a moment without fibers.
     pub(crate) fn alive(&self) -> u64 {
         let failed = self.never_started();
         let finished: u64 = self.workers.iter().map(|w| w.counters.finished.get()).sum();
         self.spawned() - finished - failed
     }
 
-    /// Fibers that failed before they started.
+    /// Number of fibers that failed before they started.
     pub(crate) fn never_started(&self) -> u64 {
         self.never_started.load(SeqCst)
     }
@@ -428,7 +444,7 @@ impl Shared {
         inside + self.outside_spawned.load(SeqCst)
     }
 
-    /// Carrier threads of this runtime.
+    /// Number of carrier threads of this runtime.
     pub(crate) fn carrier_threads(&self) -> usize {
         self.carriers.len()
     }
@@ -449,7 +465,7 @@ impl Shared {
         self.detached.len()
     }
 
-    /// Those that hold a worker.
+    /// Number of carriers that hold a worker.
     pub(crate) fn holding_carriers(&self) -> usize {
         let workers = self.workers.iter();
         let held = |w: &&Worker| {
@@ -475,17 +491,19 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if crate::sys::fork::in_child() {
-            // F1: slabs go behind a lock, and pools may wait for threads. Ours stay where they are.
+            // F1: slabs are returned under a lock, and pools may wait for threads. Ours stay where
+            // they are.
             std::mem::forget(std::mem::take(&mut self.workers));
             let none = workers::service::Services::new();
             std::mem::forget(std::mem::replace(&mut self.services, none));
             std::mem::forget(self.reports.reporter.clone());
             return;
         }
-        // By whoever had the last reference, perhaps a fiber of another runtime: slabs and stacks go
-        // to where all runtimes take them from. What is the user's (hooks) goes later, unmarked.
+        // The thread that drops the last reference may be a fiber of another runtime: slabs and
+        // stacks go to pools that all runtimes share. The user's values (hooks) are dropped later,
+        // with preemption enabled.
         let _guard = workers::context::disable_preempt();
-        // No thread is left, so nobody holds a worker: its slab can serve the next runtime.
+        // No thread is left, so none holds a worker: its slab can serve the next runtime.
         for worker in std::mem::take(&mut self.workers) {
             worker.local.into_inner().slab.retire();
         }

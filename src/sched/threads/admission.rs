@@ -2,27 +2,27 @@
 //! Whether a fiber may start now.
 //!
 //! A fiber that parks while it is bound keeps its thread, so each start may cost a thread. Fibers
-//! that are known to be movable start at any time. For others there are limits:
+//! that are known to be movable start at any time. For others there are two limits:
 //!
-//! - Up to a *soft* number of threads they start at once; before the program's code has been read,
-//!   when every fiber is unjudged, that number is smaller ([`COLD_THREADS`] a worker). Beyond it
-//!   they wait, and start when threads become free; or, since the fibers that hold the threads may
-//!   wait for those that have not started, whenever no worker has dispatched anything for
-//!   [`STILL`], and in any case when none of them has started for [`STARVED`]: the fibers that hold
-//!   the threads may look now and then.
-//! - Beyond a *hard* number (`max_carriers`), or when the system refuses threads, they wait until
-//!   threads become free. A fiber that has waited for `start_timeout`, while none of those that
-//!   wait has started for as long, ends with an error, and a dump on standard error says what every
-//!   fiber waits for.
+//! - **Soft limit.** Up to this number of threads they start at once. Before the program's code has
+//!   been read, when every fiber is unjudged, the number is smaller ([`COLD_THREADS`] for each
+//!   worker). Beyond the limit they wait, and start when threads become free. The fibers that hold
+//!   the threads may wait for those that have not started, so waiting fibers also start whenever no
+//!   worker has dispatched anything for [`STILL`]. In any case some start when none of them has
+//!   started for [`STARVED`]: the fibers that hold the threads may poll now and then.
+//! - **Hard limit** (`max_carriers`, or the system refuses threads). Beyond it they wait until
+//!   threads become free. A fiber that has waited for `start_timeout`, while none of the waiting
+//!   fibers has started for as long, ends with an error. A dump on standard error then says what
+//!   every fiber waits for.
 //!
-//! Fibers that wait start in the order in which they came: while some wait, a fiber that may need a
+//! Waiting fibers start in the order in which they came: while some wait, a fiber that may need a
 //! thread goes behind them even if a thread is free. None of them starts unless each worker has a
-//! thread without a fiber at hand, on which it can run movable fibers whatever becomes of this one.
-//! A fiber that has started always gets a thread, beyond both limits.
+//! spare thread, on which it can run movable fibers whatever happens to the started fiber. A fiber
+//! that has started always gets a thread, beyond both limits.
 //!
-//! Besides, while many threads are frozen in the middle of computations, starts from places whose
-//! fibers computed much before are *deferred*: one starts every [`DEFERRED_EVERY`] ticks of the
-//! monitor.
+//! In addition, while many threads are frozen in the middle of computations, starts from places
+//! whose fibers computed much before are *deferred*: one starts every [`DEFERRED_EVERY`] ticks of
+//! the monitor.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU64, AtomicUsize,
@@ -46,27 +46,27 @@ use crate::sys::stderr;
 use crate::util::list::List;
 use crate::util::loom::atomic;
 
-/// Threads a worker for fibers that are unjudged because the program's code has not been read.
+/// Threads per worker for fibers that are unjudged because the program's code has not been read.
 const COLD_THREADS: usize = 64;
-/// No dispatch for so long: the fibers that hold threads wait for those that have not started.
+/// After this time without a dispatch, fibers with threads are assumed to wait for unstarted ones.
 const STILL: Duration = Duration::from_millis(10);
-/// The same before the program's code has been read.
+/// Like [`STILL`], before the program's code has been read.
 const STILL_COLD: Duration = Duration::from_millis(2);
-/// The same for fibers that get no thread although others run.
+/// After this time without a start, threads are added although other fibers run.
 const STARVED: Duration = Duration::from_millis(100);
-/// Most threads that are added at once. The first time it is one, then twice as many each time.
+/// Largest number of threads added at once. The number starts at one and doubles each time.
 const MOST_ADDED: usize = 32;
-/// Between two looks for fibers that have waited for `start_timeout`.
+/// Pause between two looks for fibers that have waited for `start_timeout`.
 const FAIL_PAUSE: Duration = Duration::from_millis(100);
 /// Ticks of the monitor between two deferred starts.
 const DEFERRED_EVERY: u64 = 20;
 
-/// Why a fiber gets no thread to start on.
+/// The reason why a fiber gets no thread to start on.
 #[derive(Clone, Copy)]
 enum Shortage {
-    /// As many threads as `soft_carriers` are in use.
+    /// `soft_carriers` threads are in use.
     Soft,
-    /// As many threads as `max_carriers` are in use.
+    /// `max_carriers` threads are in use.
     Hard,
     /// The system refused the last thread.
     Refused,
@@ -95,41 +95,43 @@ impl Shortage {
     }
 }
 
-/// What becomes of a start.
+/// Whether and how a fiber may start.
 pub(crate) enum Start {
-    /// It is known to be movable.
+    /// The fiber is known to be movable.
     Now,
-    /// It may need a thread. The caller has a reservation until it has brought the fiber to the
-    /// thread where it starts ([`Shared::end_reservation`]).
+    /// The fiber may need a thread. The caller has a reservation until it has brought the fiber to
+    /// the thread where it starts ([`Shared::end_reservation`]).
     Reserved,
-    /// Fibers that compute much come first.
+    /// The fiber computes much and waits, because many threads are frozen.
     Deferred,
     /// There are too many threads.
     WithoutThread,
 }
 
-/// How fibers that wait for a thread (`Global::threadless`) get one.
+/// Which fibers that wait for a thread (`Global::threadless`) get one, and when.
 pub(crate) struct Threadless {
-    /// Workers that are about to start a fiber that may need a thread, and have not brought it to
-    /// its thread: each takes one of the spares if it is on the thread of a parked fiber.
+    /// Workers that are about to start a fiber that may need a thread, and have not yet brought it
+    /// to its thread. Each takes one of the spares if it is on the thread of a parked fiber.
     reserved: AtomicUsize,
-    /// Threads beyond the limit that were granted because nothing was dispatched.
+    /// Threads beyond the limit, granted because nothing was dispatched.
     granted: AtomicUsize,
-    /// How many are granted next; the monitor's own.
+    /// How many threads are granted next. The monitor's own.
     step: AtomicUsize,
-    /// Dispatches at the monitor's last look, and since when that number stands; the monitor's own.
+    /// Dispatches at the monitor's last look, and the time since when that number stands. The
+    /// monitor's own.
     dispatches: AtomicU64,
     still_since: AtomicU64,
-    /// When a fiber last began to wait while none did, or one of those that wait started.
+    /// When a fiber last began to wait while none did, or when a waiting fiber last started.
     progress: AtomicU64,
-    /// When threads were last granted, and when fibers were last to fail; the monitor's own.
+    /// When threads were last granted, and when the collector was last asked to fail fibers. The
+    /// monitor's own.
     granted_at: AtomicU64,
     failed_at: AtomicU64,
-    /// Reasons that have been reported, as bits.
+    /// Shortages that have been reported, as bits.
     reported: AtomicU8,
-    /// There has been a dump since fibers began to wait; the collector's own.
+    /// Whether there has been a dump since fibers began to wait. The collector's own.
     dumped: AtomicBool,
-    /// The system refused the last thread.
+    /// Whether the system refused the last thread.
     refused: AtomicBool,
 }
 
@@ -155,7 +157,7 @@ impl Threadless {
         self.refused.load(Relaxed)
     }
 
-    /// Whether the system gave a thread when it was last asked.
+    /// Records whether the system refused a thread when it was last asked.
     pub(crate) fn note_refused(&self, refused: bool) {
         if self.refused.load(Relaxed) != refused {
             self.refused.store(refused, Relaxed);
@@ -164,8 +166,10 @@ impl Threadless {
 }
 
 impl Shared {
-    /// Whether a fiber that was taken off a queue (I1) may start now, by a worker that is on the
-    /// thread of a parked fiber or not. `deferred`: its turn has come.
+    /// Decides whether a fiber that was taken off a queue (I1) may start now.
+    ///
+    /// `deferred` says that the fiber's turn among the deferred ones has come; `occupied` says that
+    /// the worker is on the thread of a parked fiber.
     pub(crate) fn admit_start(&self, fiber: FiberRef, deferred: bool, occupied: bool) -> Start {
         if self.is_closing() {
             return Start::Now; // to be dropped: no thread is made for that any more
@@ -173,8 +177,8 @@ impl Shared {
         if !deferred && self.has_many_frozen() && self.is_put_off(fiber) {
             return Start::Deferred;
         }
-        // Those that wait for a thread come first; one that must start on a certain worker is not
-        // served in their order.
+        // Fibers that wait for a thread come first. A fiber that must start on a certain worker
+        // does not take part in their order.
         let anywhere = fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;
         let is_behind = anywhere && self.global.threadless.len() > 0;
         let has_thread = !is_behind && self.has_thread_for_start();
@@ -191,13 +195,14 @@ impl Shared {
         }
     }
 
-    /// Makes a reservation if there are enough threads without a fiber, or `make` makes those that
-    /// are missing.
+    /// Makes a reservation if there are enough threads without a fiber.
     ///
-    /// A fiber that may need a thread starts only if each worker that is awake has a spare at hand
+    /// `make` is called to start the threads that are missing; the reservation fails if it cannot.
+    ///
+    /// A fiber that may need a thread starts only if each worker that is awake has a spare
     /// afterwards. If the system refused a thread after such fibers have parked, movable fibers
-    /// would have no thread to run on. Two workers may ask at once, so each counts what the other
-    /// may take. Only threads that exist count.
+    /// would have no thread to run on. Two workers may ask at the same time, so each counts what
+    /// the other may take. Only threads that exist count.
     fn reserve(&self, occupied: bool, make: impl Fn() -> bool) -> bool {
         let reserved = &self.threadless.reserved;
         let others = reserved.fetch_add(1, SeqCst);
@@ -222,13 +227,15 @@ impl Shared {
         made
     }
 
-    /// The fiber is on the thread where it starts, or starts later.
+    /// Ends a reservation: the fiber is on the thread where it starts, or starts later.
     pub(crate) fn end_reservation(&self) {
         self.threadless.reserved.fetch_sub(1, SeqCst);
     }
 
-    /// Starts a thread; false if the system refuses it. From then on the helper tries, and no fiber
-    /// that may need a thread starts before it has one for each worker.
+    /// Starts a spare thread; false if the system refuses it.
+    ///
+    /// After a refusal the helper tries, and no fiber that may need a thread starts before there is
+    /// a spare for each worker.
     #[cold]
     fn make_spare(&self) -> bool {
         let made = self.start_spare().is_ok();
@@ -238,8 +245,10 @@ impl Shared {
         made
     }
 
-    /// While many are frozen, a fiber from a place whose fibers compute much starts later; while
-    /// far too many are, any fiber.
+    /// Whether this fiber starts later because many threads are frozen.
+    ///
+    /// While many are frozen, this is a fiber from a place whose fibers compute much. While far too
+    /// many are frozen, it is any fiber.
     fn is_put_off(&self, fiber: FiberRef) -> bool {
         let anywhere = fiber.worker.load(atomic::Ordering::Relaxed) == ANY_WORKER;
         let site = Sites::get(fiber.location());
@@ -249,7 +258,7 @@ impl Shared {
         self.settings.preempt && anywhere && put_off
     }
 
-    /// Threads that hold a fiber or a worker.
+    /// Number of threads that hold a fiber or a worker.
     fn used_threads(&self) -> usize {
         self.carrier_threads().saturating_sub(self.spares.len())
     }
@@ -270,8 +279,8 @@ impl Shared {
 
     fn has_thread_for_start(&self) -> bool {
         let threadless = &self.threadless;
-        // The same number however many workers are awake: a worker that looks here before it sleeps
-        // and then looks for work must get the same answer twice.
+        // The number does not depend on how many workers are awake: a worker that looks here before
+        // it sleeps and then looks for work must get the same answer twice.
         if threadless.is_refused() && self.spares.len() < self.spares_for_starts() {
             return false;
         }
@@ -280,13 +289,15 @@ impl Shared {
         self.used_threads() < most.max(self.count.allowed() + 1)
     }
 
-    /// The spares with which every reservation succeeds: one for each worker, and one for each that
-    /// is about to start a fiber on another thread.
+    /// Number of spares with which every reservation succeeds.
+    ///
+    /// One for each worker, and one for each worker that is about to start a fiber on another
+    /// thread.
     pub(crate) fn spares_for_starts(&self) -> usize {
         2 * self.count.allowed()
     }
 
-    /// A fiber that may not start waits for a thread.
+    /// Queues a fiber that may not start until it gets a thread.
     #[cold]
     pub(crate) fn wait_for_thread(&self, fiber: FiberRef) {
         let threadless = &self.threadless;
@@ -297,7 +308,7 @@ impl Shared {
             fiber.note_wait(self.clock.set(Instant::now()).max(1) as u32);
         }
         self.global.threadless.push(fiber);
-        // A soft limit that holds while the code is being read is no reason to complain.
+        // A soft limit that holds while the code is being read is not worth a message.
         match self.shortage() {
             Shortage::Soft if !self.has_studied() => {}
             shortage => {
@@ -325,8 +336,10 @@ impl Shared {
         self.global.threadless.len() > 0 && self.has_thread_for_start()
     }
 
-    /// The program's code has been read: fibers that are known to be movable now need no thread,
-    /// and the limit for the others is another one.
+    /// Queues all fibers that wait for a thread again, once the program's code has been read.
+    ///
+    /// Fibers that are now known to be movable need no thread, and the limit for the others is
+    /// different.
     pub(crate) fn requeue_threadless(&self) {
         let guard = context::disable_preempt();
         let mut waiting = self.global.threadless.pop(usize::MAX);
@@ -336,8 +349,9 @@ impl Shared {
         drop(guard);
     }
 
-    /// The oldest fiber that waits for a thread, if it may have one; with a reservation, as
-    /// [`Start::Reserved`].
+    /// Takes the oldest fiber that waits for a thread, if it may have one.
+    ///
+    /// The caller then has a reservation, as for [`Start::Reserved`].
     pub(crate) fn next_threadless(&self, occupied: bool) -> Option<FiberRef> {
         let make = || self.make_spare();
         if !self.may_start_threadless() || !self.reserve(occupied, make) {
@@ -358,8 +372,9 @@ impl Shared {
         None
     }
 
-    /// On the monitor's thread, at a tick: grants threads beyond the limit while nothing is
-    /// dispatched.
+    /// Grants threads beyond the limit while nothing is dispatched or no waiting fiber starts.
+    ///
+    /// Runs on the monitor's thread at each tick.
     pub(crate) fn mind_threadless(&self) {
         let threadless = &self.threadless;
         if self.global.threadless.len() == 0 {
@@ -398,7 +413,8 @@ impl Shared {
         }
     }
 
-    /// On the collector's thread: those that have waited too long end with an error.
+    /// Ends fibers that have waited too long for a thread with an error. Runs on the collector's
+    /// thread.
     pub(crate) fn fail_threadless(&self) {
         let threadless = &self.threadless;
         let timeout = self.settings.start_timeout;
@@ -432,14 +448,14 @@ impl Shared {
         }
     }
 
-    /// On the monitor's thread, at each tick.
+    /// Makes a deferred start due every [`DEFERRED_EVERY`] ticks. Runs on the monitor's thread.
     pub(crate) fn mind_deferred(&self, ticks: u64) {
         if ticks.is_multiple_of(DEFERRED_EVERY) && self.global.deferred.len() > 0 {
             self.deferred_is_due.store(true, Relaxed);
         }
     }
 
-    /// Whether a deferred fiber may start: its time has come, or few are frozen.
+    /// Whether a deferred fiber may start: one is due, or few threads are frozen.
     pub(crate) fn may_start_deferred(&self) -> bool {
         self.global.deferred.len() > 0
             && (self.deferred_is_due.swap(false, Relaxed) || !self.has_many_frozen())

@@ -2,13 +2,13 @@
     unsafe_code,
     reason = "hands out carriers by the number of their thread"
 )]
-//! Which thread is which carrier, for a signal handler that knows nothing yet.
+//! Finds the carrier of the calling thread, for a signal handler that has no other information.
 //!
-//! A handler runs on any thread of the process, and in a shared library the first touch of a
-//! thread-local may allocate; so it asks the kernel for the number of its thread and looks here ([S7]).
-//! The table has a place for every number that the kernel gives to threads, in chunks that are made
-//! when a thread with such a number enters, and stay. A thread enters itself and leaves before it
-//! ends, so a number that is found is its own.
+//! A handler runs on any thread of the process, and in a shared library the first access to a
+//! thread-local may allocate. So the handler asks the kernel for the number of its thread and looks
+//! into this table ([S7]). The table has a place for every number that the kernel gives to threads,
+//! in chunks. A chunk is made when a thread with such a number enters, and stays. A thread enters
+//! itself and leaves before it ends, so a number that is found is its own.
 //!
 //! A child of a fork has none of the threads in the table, and the kernel may give their numbers to
 //! threads that the child starts. So the table is emptied there (`sys/fork.rs`).
@@ -24,7 +24,7 @@ use std::sync::atomic::{
 use crate::sched::threads::carrier::Carrier;
 use crate::sys;
 
-/// The kernel's numbers are smaller than this on every 64-bit machine (`PID_MAX_LIMIT`).
+/// Exclusive upper bound of thread numbers on every 64-bit machine (`PID_MAX_LIMIT`).
 const NUMBERS: usize = 1 << 22;
 const CHUNK: usize = 1 << 10;
 
@@ -33,10 +33,10 @@ type Chunk = [AtomicPtr<Carrier>; CHUNK];
 static CHUNKS: [AtomicPtr<Chunk>; NUMBERS / CHUNK] =
     [const { AtomicPtr::new(ptr::null_mut()) }; NUMBERS / CHUNK];
 
-/// The calling thread's place; it leaves when this is dropped, on the same thread.
+/// The calling thread's place. The thread leaves when this is dropped, on the same thread.
 pub(crate) struct Entry(i32);
 
-/// Enters the calling thread, which is that carrier's.
+/// Enters the calling thread, which is the thread of `carrier`.
 pub(crate) fn enter(carrier: &Carrier) -> Entry {
     let number = sys::thread::number();
     let chunk = &CHUNKS[number as usize / CHUNK];
@@ -61,8 +61,9 @@ impl Drop for Entry {
     }
 }
 
-/// Empties the table. Called in the child of a fork, where no thread enters: no carrier starts
-/// there.
+/// Empties the table in the child of a fork.
+///
+/// No thread enters the table there, because no carrier starts there.
 pub(crate) extern "C" fn forget_all() {
     for chunk in &CHUNKS {
         chunk.store(ptr::null_mut(), SeqCst); // its memory is the parent's copy, and stays
@@ -72,14 +73,15 @@ pub(crate) extern "C" fn forget_all() {
 fn place(number: i32) -> Option<&'static AtomicPtr<Carrier>> {
     let number = number as usize;
     let chunk = CHUNKS.get(number / CHUNK)?.load(Acquire);
-    // SAFETY: null, or made by `enter`, which never frees a chunk that others know.
+    // SAFETY: null, or made by `enter`, which never frees a chunk that other threads know.
     let chunk = unsafe { chunk.as_ref() }?;
     Some(&chunk[number % CHUNK])
 }
 
-/// The carrier the calling thread is, if it is one. For handlers.
+/// The carrier whose thread calls this, if there is one. For signal handlers.
 pub(crate) fn carrier() -> Option<&'static Carrier> {
-    // SAFETY: entered by this very thread, and a carrier lives as long as its thread keeps `Shared`.
+    // SAFETY: entered by this thread itself, and a carrier lives as long as its thread keeps
+    // `Shared`.
     unsafe { find(sys::thread::number()).as_ref() }
 }
 
@@ -113,8 +115,7 @@ mod tests {
         assert!(found.into_iter().all(|fiber| fiber.join().unwrap()));
     }
 
-    /// Forks, and returns whether a thread of this number would be taken for a carrier in the
-    /// child.
+    /// Forks, and returns whether the child would take a thread of this number for a carrier.
     fn is_found_in_child(number: i32) -> bool {
         // SAFETY: the child reads atomics and ends.
         let child = match unsafe { libc::fork() } {

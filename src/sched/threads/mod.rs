@@ -1,4 +1,5 @@
-//! Carriers: the threads that run fibers, who holds which worker, and which fiber has which thread.
+//! Carriers: the threads that run fibers, which worker each holds, and which fiber is bound to
+//! which.
 
 pub(in crate::sched) mod admission;
 pub(in crate::sched) mod by_number;

@@ -1,50 +1,73 @@
-//! Which worker a carrier holds, and how it changes hands: one word and a mark.
+//! The owner word of a carrier: which worker it holds, and how the worker changes hands.
 //!
-//! Parties: the *enterer*, the carrier's own thread, which goes into runtime code and comes out
-//! again; *takers*, other threads that want the worker of a carrier which is stuck in user code;
-//! *givers*, which bring a worker to a carrier that waits for one.
+//! The protocol uses one word and a count of how often preemption is disabled. Three parties use
+//! them:
 //!
-//! The word is a worker, *empty* while the carrier waits for one, *away* while its thread goes on without
-//! one, *in hand* while a taker makes up its mind, *released*, or *closed*.
+//! - The *enterer* is the carrier's own thread. It enters runtime code and leaves it again.
+//! - *Takers* are other threads that want the worker of a carrier that is stuck in user code.
+//! - *Givers* bring a worker to a carrier that waits for one.
 //!
-//! - **Enter**: preemption disabled, light barrier, read the word. A worker: it is the enterer's until the mark is
-//!   down again. In hand: wait, it will be one of the others in a moment. Else there is none.
-//! - **Raise**: preemption disabled and no more, for what needs no worker but must not be interrupted (S6).
-//! - **Take**: exchange the worker for *in hand*. Heavy barrier, read the mark. Up: put it back.
-//!   If the kernel refuses the barrier: see whether the carrier's thread sleeps; if not, put it
-//!   back. Down: the word is away; the worker is the taker's. The enterer makes it empty when it
+//! The word is a worker or one of these states:
+//!
+//! | state | meaning |
+//! |---|---|
+//! | *empty* | the carrier waits for a worker |
+//! | *away* | the carrier's thread continues without a worker |
+//! | *in hand* | a taker has the worker and decides whether it keeps it |
+//! | *released* | the carrier has been asked to continue without a worker |
+//! | *closed* | the carrier has no thread |
+//!
+//! - **Enter**: disable preemption, light barrier, read the word. If it is a worker, that worker is
+//!   the enterer's until preemption is enabled again. If it is *in hand*, the enterer spins until
+//!   the word is something else, which takes a moment. Otherwise there is no worker.
+//! - **Disable**: disable preemption and do nothing else, for code that needs no worker but must
+//!   not be interrupted (S6).
+//! - **Take**: exchange the worker for *in hand*, heavy barrier, read the count. If the kernel
+//!   refuses the barrier, check whether the carrier's thread sleeps. If preemption is disabled, or
+//!   there was no barrier and the thread does not sleep, put the worker back. Otherwise the word
+//!   becomes *away* and the worker is the taker's. The enterer makes the word *empty* when it
 //!   begins to wait: nothing can be given to a carrier that would not notice.
-//! - **Give**: exchange empty for the worker; on failure the giver keeps it.
-//! - **Release**: exchange empty for *released*: who waits goes away again. So a giver and a releaser do
-//!   not both succeed.
-//! - **Surrender**: the enterer, preemption disabled, exchanges its worker for empty, waiting for a taker.
+//! - **Give**: exchange *empty* for the worker. If that fails, the giver keeps the worker.
+//! - **Release**: exchange *empty* for *released*: the waiting carrier stops waiting. A giver and a
+//!   releaser therefore do not both succeed.
+//! - **Surrender**: the enterer, with preemption disabled, exchanges its worker for *empty*. If the
+//!   worker is in hand, it waits for the taker first.
 //!
 //! **I7** No two threads have one worker. Every transfer is an exchange of the word, so of several
-//! takers one gets it. Between an enterer and a taker the barriers decide: if the taker read the
-//! mark as down, the enterer's mark came after the taker's heavy barrier, so its read of the word
-//! comes after the exchange and does not find the worker. If the taker read it as up, it does not
-//! touch the worker. While it is in hand nothing can be given, so putting it back cannot fail: an
-//! enterer whose worker was in hand has the same one afterwards.
+//! takers one gets the worker. Between an enterer and a taker the barriers decide:
 //!
-//! A carrier whose thread ends **closes** its word, by exchanging null for a mark no worker has; if
-//! that fails it has been given a worker and lives on. Nothing can be given to a closed one, so a
-//! giver who comes late (an old request, a give-back) keeps its worker.
+//! - If the taker read that preemption is enabled, the enterer disabled it after the taker's heavy
+//!   barrier. The enterer's read of the word then comes after the exchange and does not find the
+//!   worker.
+//! - If the taker read that preemption is disabled, it does not touch the worker. While the worker
+//!   is in hand nothing can be given, so putting it back cannot fail. An enterer whose worker was
+//!   in hand has the same one afterwards.
 //!
-//! The enterer pays no fence: the heavy barrier (`membarrier`) is the taker's, who is rare.
+//! A carrier whose thread ends **closes** its word: it exchanges null for a value that no worker
+//! has. If that fails, the carrier has been given a worker and continues. Nothing can be given to a
+//! closed carrier, so a giver that comes late (an old request, a give-back) keeps its worker.
+//!
+//! The enterer pays no fence: the heavy barrier (`membarrier`) is on the taker's side, and takers
+//! are rare.
 //!
 //! **I7 without `membarrier`** (S18). A seccomp filter that is installed later may refuse the call,
-//! on all threads or on some. Light barriers order nothing then, and neither does a flag that makes
-//! them fences from now on: an enterer may have read the flag before. So the taker looks at the
-//! enterer's thread instead, *after* the exchange, by a file that the kernel fills in under the
-//! lock of the thread's run queue and only while the thread is off its CPU
-//! (`/proc/self/task/N/syscall`; `stat` proves nothing, since a thread changes the state it shows
-//! before it sleeps). What the enterer did before that sleep happens before the taker's next step:
-//! if it went to sleep with preemption disabled, the taker reads it up. What it does after it wakes happens
-//! after the exchange: it does not find the worker. The file is the enterer's own: a thread does
-//! not end while its worker is in hand. A thread that is not seen asleep keeps its worker; if it
-//! computes it is interrupted on its own thread, where no barrier is needed. Each take decides for
-//! itself, so it does not matter which threads the filter is on. Model:
-//! `loom_without_membarrier_only_a_sleeper_loses_its_worker`.
+//! on all threads or on some. Light barriers order nothing then. A flag that makes them fences from
+//! now on does not help, because an enterer may have read the flag before.
+//!
+//! So the taker looks at the enterer's thread instead, *after* the exchange. It reads
+//! `/proc/self/task/N/syscall`, a file that the kernel fills in under the lock of the thread's run
+//! queue and only while the thread is off its CPU. (`stat` proves nothing, because a thread changes
+//! the state it shows before it sleeps.)
+//!
+//! - What the enterer did before that sleep happens before the taker's next step. If the enterer
+//!   went to sleep with preemption disabled, the taker reads that.
+//! - What the enterer does after it wakes happens after the exchange, so it does not find the
+//!   worker.
+//!
+//! The file is the enterer's own: a thread does not end while its worker is in hand. A thread that
+//! is not seen asleep keeps its worker. If it computes, it is interrupted on its own thread, where
+//! no barrier is needed. Each take decides for itself, so it does not matter on which threads the
+//! filter is. Model: `loom_without_membarrier_only_a_sleeper_loses_its_worker`.
 
 use std::ptr::{self, NonNull};
 
@@ -56,31 +79,33 @@ use crate::util::loom::{heavy_barrier, light_barrier, load_to_exchange, spin};
 
 pub(crate) struct Owner<W> {
     word: AtomicPtr<W>,
-    /// Counts nested entries; written by the carrier's own thread only.
+    /// How many nested sections have preemption disabled. Written by the carrier's own thread only.
     depth: AtomicU32,
 }
 
-/// The word of a carrier without a thread.
+/// *Closed*: the word of a carrier without a thread.
 fn closed<W>() -> *mut W {
     ptr::without_provenance_mut(align_of::<W>())
 }
 
-/// The word while a taker has the worker.
+/// *In hand*: the word while a taker has the worker.
 fn in_hand<W>() -> *mut W {
     ptr::without_provenance_mut(2 * align_of::<W>())
 }
 
-/// The word of a carrier that is to go on without a worker.
+/// *Released*: the word of a carrier that has to continue without a worker.
 fn released<W>() -> *mut W {
     ptr::without_provenance_mut(3 * align_of::<W>())
 }
 
-/// The word of a carrier that runs in the middle of a fiber without a worker.
+/// *Away*: the word of a carrier that runs in the middle of a fiber without a worker.
 fn away<W>() -> *mut W {
     ptr::without_provenance_mut(4 * align_of::<W>())
 }
 
-/// What the word says: a worker, or none. Workers lie above all the words that are none.
+/// The worker in an owner word, if there is one.
+///
+/// The addresses of workers are larger than the values of all other states.
 #[inline]
 fn holds<W>(word: *mut W) -> Option<NonNull<W>> {
     NonNull::new(word).filter(|_| word.addr() > away::<W>().addr())
@@ -94,6 +119,8 @@ impl<W> Owner<W> {
         }
     }
 
+    /// Disables preemption and returns the worker this carrier holds.
+    ///
     /// Own thread only. Preemption is disabled afterwards in either case.
     #[inline]
     pub(crate) fn enter(&self) -> Option<NonNull<W>> {
@@ -105,15 +132,16 @@ impl<W> Owner<W> {
         self.enter_without()
     }
 
-    /// Own thread only: preemption disabled, without a look at who has the worker. What is done until it is down again does
-    /// without one.
+    /// Disables preemption without a look at the worker.
+    ///
+    /// Own thread only. The code up to the matching [`leave`](Self::leave) does without a worker.
     #[inline]
     pub(crate) fn disable(&self) {
         self.depth.store(self.depth.load(Relaxed) + 1, Relaxed);
         light_barrier();
     }
 
-    /// Own thread only: how many times preemption is disabled.
+    /// How many times preemption is disabled. Own thread only.
     pub(crate) fn depth(&self) -> u32 {
         self.depth.load(Relaxed)
     }
@@ -129,22 +157,26 @@ impl<W> Owner<W> {
         }
     }
 
-    /// Own thread only.
+    /// Undoes one [`enter`](Self::enter) or [`disable`](Self::disable). Own thread only.
     #[inline]
     pub(crate) fn leave(&self) {
         let depth = self.depth.load(Relaxed);
         debug_assert!(depth > 0);
-        // Release: a taker that sees preemption enabled sees what we did to the worker.
+        // Release: a taker that sees preemption enabled also sees what we did to the worker.
         self.depth.store(depth - 1, Release);
     }
 
-    /// What it holds now. Sequentially consistent, as are all transfers: a waker posts a fiber and
-    /// then looks here, a carrier gives its worker away and then looks for fibers (I10).
+    /// The worker this carrier holds now.
+    ///
+    /// Sequentially consistent, like all transfers: a waker stores a fiber and then looks here; a
+    /// carrier gives its worker away and then looks for fibers (I10).
     pub(crate) fn peek(&self) -> Option<NonNull<W>> {
         holds(self.word.load(SeqCst))
     }
 
-    /// Own thread, preemption disabled: a taker has the worker in its hand and is about to give it back.
+    /// Waits until a taker that has the worker in hand gives it back.
+    ///
+    /// Own thread, preemption disabled. The taker is about to give the worker back.
     #[cold]
     pub(crate) fn await_give_back(&self) -> NonNull<W> {
         loop {
@@ -155,9 +187,11 @@ impl<W> Owner<W> {
         }
     }
 
-    /// Takes the worker from a carrier that is outside runtime code, and before its thread can
-    /// enter again does what must be done to the things of that carrier. `sleeps` says whether the
-    /// kernel has that thread off its CPU; it is asked where the kernel refuses a barrier.
+    /// Takes the worker from a carrier that is outside runtime code.
+    ///
+    /// `meanwhile` runs before the carrier's thread can enter again; it does what must be done to
+    /// the carrier's data. `sleeps` reports whether the kernel has that thread off its CPU. It is
+    /// called where the kernel refuses a barrier.
     pub(crate) fn take<R>(
         &self,
         sleeps: impl FnOnce() -> bool,
@@ -172,7 +206,7 @@ impl<W> Owner<W> {
             }
         };
         let ordered = heavy_barrier() || sleeps();
-        // Nothing else changes the word while it says so: a store will do.
+        // No other thread changes the word while it is *in hand*, so a store is enough.
         if ordered && self.depth.load(Acquire) == 0 {
             let done = meanwhile();
             self.word.store(away(), SeqCst);
@@ -182,7 +216,7 @@ impl<W> Owner<W> {
         None
     }
 
-    /// Gives a worker to a carrier that has none.
+    /// Gives a worker to a carrier that waits for one, or returns it.
     pub(crate) fn give(&self, worker: NonNull<W>) -> Result<(), NonNull<W>> {
         self.word
             .compare_exchange(ptr::null_mut(), worker.as_ptr(), SeqCst, SeqCst)
@@ -190,8 +224,10 @@ impl<W> Owner<W> {
             .map_err(|_| worker)
     }
 
-    /// Tells a carrier that waits for a worker to go on without one; false if it has got one, or does not
-    /// wait. Until it has heard that it can be given none.
+    /// Asks a carrier that waits for a worker to continue without one.
+    ///
+    /// False if the carrier has been given a worker, or does not wait. The carrier can be given no
+    /// worker until it has noticed the release.
     #[must_use]
     pub(crate) fn release(&self) -> bool {
         self.word
@@ -199,7 +235,7 @@ impl<W> Owner<W> {
             .is_ok()
     }
 
-    /// Own thread: whether it was told so. It is away then.
+    /// Whether this carrier has been released; if so, its word becomes *away*. Own thread only.
     #[must_use]
     pub(crate) fn is_released(&self) -> bool {
         self.word
@@ -207,14 +243,18 @@ impl<W> Owner<W> {
             .is_ok()
     }
 
-    /// Own thread, preemption disabled: it begins to wait for a worker, whether it was away or not.
+    /// Makes the word *empty* if it is *away*: the carrier begins to wait for a worker.
+    ///
+    /// Own thread, preemption disabled.
     pub(crate) fn come_back(&self) {
         let _ = self
             .word
             .compare_exchange(away(), ptr::null_mut(), SeqCst, SeqCst);
     }
 
-    /// By who took it: puts a worker back, unless the carrier has begun to wait.
+    /// Puts a taken worker back, unless the carrier has begun to wait.
+    ///
+    /// Called by the taker.
     pub(crate) fn give_back(&self, worker: NonNull<W>) -> Result<(), NonNull<W>> {
         self.word
             .compare_exchange(away(), worker.as_ptr(), SeqCst, SeqCst)
@@ -222,7 +262,9 @@ impl<W> Owner<W> {
             .map_err(|_| worker)
     }
 
-    /// Own thread, without a worker: nothing can be given any more. False if something has been.
+    /// Closes the word of a carrier without a worker; false if a worker has been given.
+    ///
+    /// Own thread only. Nothing can be given to the carrier afterwards.
     #[must_use]
     pub(crate) fn close(&self) -> bool {
         self.word
@@ -230,32 +272,39 @@ impl<W> Owner<W> {
             .is_ok()
     }
 
-    /// Before a new thread, which holds `worker` from the start: in one step, so that no late
-    /// giver comes in between.
+    /// Opens the word for a new thread that holds `worker` from the start.
+    ///
+    /// Called before the thread starts. It is one step, so that no late giver comes in between.
     pub(crate) fn open(&self, worker: NonNull<W>) {
         self.word
             .compare_exchange(closed(), worker.as_ptr(), SeqCst, SeqCst)
             .expect("only a closed word is opened, by the one who starts its thread");
     }
 
-    /// A new thread that holds nothing yet, preemption disabled: from here on it can be given a worker.
+    /// Opens the word of a new thread without a worker, which can then be given one.
+    ///
+    /// Own thread, preemption disabled.
     pub(crate) fn open_empty(&self) {
         self.word
             .compare_exchange(closed(), ptr::null_mut(), SeqCst, SeqCst)
             .expect("only a closed word is opened, by its own thread");
     }
 
-    /// The thread could not be started: takes the worker back and closes the word again, in one step.
+    /// Takes the worker back after the thread failed to start, and closes the word.
+    ///
+    /// Both happen in one step.
     pub(crate) fn reclose(&self) -> NonNull<W> {
         self.let_go(closed())
     }
 
-    /// Own thread, preemption disabled, holding a worker: gives it up.
+    /// Gives up the worker. Own thread, preemption disabled, holding a worker.
     pub(crate) fn surrender(&self) -> NonNull<W> {
         self.let_go(ptr::null_mut())
     }
 
-    /// The same, but not if a taker has it in hand: for a signal handler, which waits for nobody.
+    /// Like [`surrender`](Self::surrender), but fails if a taker has the worker in hand.
+    ///
+    /// For a signal handler, which must not wait for another thread.
     pub(crate) fn try_surrender(&self) -> Option<NonNull<W>> {
         let word = load_to_exchange(&self.word);
         let worker = holds(word)?;
@@ -265,7 +314,9 @@ impl<W> Owner<W> {
             .map(|_| worker)
     }
 
-    /// Exchanges the worker, preemption disabled, for `instead`; a taker that has it in hand puts it back.
+    /// Exchanges the worker for `instead`, with preemption disabled.
+    ///
+    /// If a taker has the worker in hand, waits until it has put the worker back.
     fn let_go(&self, instead: *mut W) -> NonNull<W> {
         loop {
             let word = load_to_exchange(&self.word);
@@ -341,7 +392,7 @@ mod models {
             found.is_some()
         }
 
-        /// Takes from the first carrier, uses the worker, gives it to the second (or back).
+        /// Takes from the first carrier, uses the worker, and gives it to the second (or back).
         fn take_over(&self, sleeps: impl FnOnce() -> bool, back: bool) {
             if let Some((worker, ())) = self.carriers[0].take(sleeps, || ()) {
                 self.touch(worker);
@@ -382,7 +433,7 @@ mod models {
         });
     }
 
-    /// Whether the enterer's thread sleeps, as the kernel knows it: under the lock of a run queue.
+    /// Whether the enterer's thread sleeps, as the kernel knows it under the lock of a run queue.
     struct Kernel(loom::sync::Mutex<bool>);
 
     impl Kernel {
@@ -447,7 +498,7 @@ mod models {
         check(3, || {
             let model = Model::new();
             let other = model.clone();
-            // The carrier surrenders its worker to the second one while a taker is at work.
+            // The carrier surrenders its worker to the second carrier while a taker runs.
             let taker = thread::spawn(move || other.take_over(|| false, true));
             if model.carriers[0].enter().is_some() {
                 let worker = model.carriers[0].surrender();
@@ -486,7 +537,7 @@ mod models {
             let model = Model::new();
             let other = model.clone();
             let taker = thread::spawn(move || other.take_over(|| false, false));
-            // The handler: preemption disabled where it was down, and it waits for nobody.
+            // The handler disables preemption where it was enabled, and does not wait.
             model.carriers[0].disable();
             if let Some(worker) = model.carriers[0].try_surrender() {
                 model.touch(worker);
@@ -548,7 +599,7 @@ mod models {
                     }
                 })
             };
-            // Follows an old request: the carrier has a worker, but perhaps it is in hand just now.
+            // Follows an old request: the carrier has a worker, but it may be in hand just now.
             let second = Arc::new(Worker(UnsafeCell::new(0)));
             let giver = {
                 let (model, second) = (model.clone(), second.clone());

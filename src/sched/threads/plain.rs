@@ -1,4 +1,4 @@
-//! Parking a plain thread: the same state word as a fiber's, with a doorbell instead of a switch.
+//! Parks a plain thread: the same state word as a fiber's, with a parker instead of a switch.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,8 +21,9 @@ impl ThreadParker {
         })
     }
 
-    /// Blocks the calling thread, whose parker this is.
-    /// Nobody can ask it to end, but a time limit can.
+    /// Blocks the calling thread, which owns this parker.
+    ///
+    /// A thread cannot be cancelled, but a time limit can end its park.
     pub(crate) fn park(&self, deadline: Option<Instant>, cancel: Cancel, signal: Signal) -> Woken {
         let limit = time_limit::bounding(None, deadline, cancel);
         match self.park_until(limit.or(deadline), signal) {
@@ -42,7 +43,7 @@ impl ThreadParker {
         while self.state.is_parked() {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
-                // Our own expiry competes with a wake that is coming; the word decides.
+                // Our own expiry competes with a wake that may be coming; the state word decides.
                 let _ = self.state.expire(number);
             } else {
                 self.parker.wait(left);
@@ -52,7 +53,7 @@ impl ThreadParker {
     }
 
     pub(crate) fn wake(&self, signal: Signal) {
-        let _guard = context::disable_preempt(); // a thread waits for the bell
+        let _guard = context::disable_preempt(); // a thread waits for the notification
         if self.state.wake(signal) == Notify::Enqueue {
             self.parker.notify();
         }

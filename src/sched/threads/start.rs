@@ -1,4 +1,4 @@
-//! Starting the threads of carriers, and their beginning and end.
+//! Starts the threads of carriers; what such a thread does first and last.
 
 use std::io;
 use std::ptr::NonNull;
@@ -25,18 +25,19 @@ impl Shared {
         self.start_thread(Some(worker))
     }
 
-    /// Starts a thread that holds nothing and rests.
+    /// Starts a thread that holds no worker and waits as a spare.
     pub(crate) fn start_spare(&self) -> io::Result<()> {
         self.start_thread(None)
     }
 
-    /// One at a time, and none once the runtime stops: whoever stops it takes the list of threads
-    /// under the same lock.
+    /// Starts a carrier's thread, one at a time, and none once the runtime stops.
+    ///
+    /// The thread that stops the runtime takes the list of threads under the same lock.
     fn start_thread(&self, worker: Option<NonNull<Worker>>) -> io::Result<()> {
-        // The first threads of a runtime are its maker's affair, as those of `std::thread::spawn`
-        // are.
+        // The first threads of a runtime inherit from the thread that makes it, like those of
+        // `std::thread::spawn`.
         if retire::is_here() && self.watchers.begun.load(SeqCst) {
-            self.ask_for_spares(); // the helper's thread is as it should be
+            self.ask_for_spares(); // the helper's thread has the original attributes
             return Err(io::Error::other(
                 "this thread has attributes that a new one would inherit",
             ));
@@ -51,16 +52,18 @@ impl Shared {
                 self.carriers.len()
             )));
         };
-        // A thread that ended because the runtime stops has not closed its owner word. It gave its
-        // number back after it saw that, so a thread that takes such a number sees it, too.
+        // A thread that ended because the runtime stops has not closed its owner word. It returned
+        // its number after it saw that the runtime stops, so a thread that takes such a number sees
+        // it, too.
         if self.is_stopping() {
             threads.give_back(index);
             return Err(io::Error::other("the runtime is stopping"));
         }
         let make = || Carrier::new(index, NonNull::from(self));
         let carrier = self.carriers.get_or_make(index, make);
-        // Preemption is disabled until the thread has it: nobody takes the worker meanwhile. Without one the
-        // word stays closed until the thread opens it, so none can come while there is no thread.
+        // Preemption is disabled until the thread has the worker, so no thread takes it meanwhile.
+        // Without a worker the word stays closed until the thread opens it, so none can be given
+        // while there is no thread.
         let _ = carrier.owner.enter();
         if let Some(worker) = worker {
             carrier.open_with(worker);
@@ -78,7 +81,7 @@ impl Shared {
             Ok(thread) => {
                 threads.set(index, thread);
                 if spare {
-                    self.watchers.starting.fetch_add(1, SeqCst); // it may have been faster
+                    self.watchers.starting.fetch_add(1, SeqCst); // the thread may be ahead of us
                 }
                 Ok(())
             }
@@ -95,7 +98,7 @@ impl Shared {
     }
 }
 
-/// One of the carrier threads of the process.
+/// One carrier thread in the count for the whole process.
 struct Place;
 
 impl Place {
@@ -113,7 +116,7 @@ impl Drop for Place {
 
 fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     let abort = AbortOnUnwind("the scheduler loop");
-    // Without one the handler runs on std's, which is small; better than no thread at all.
+    // Without it the handler runs on std's stack, which is small; better than no thread at all.
     let signal_stack = AlternateStack::install();
     let carrier = shared.carrier(index);
     carrier.thread.enlist();
@@ -145,7 +148,7 @@ fn carrier_main(shared: &Arc<Shared>, index: usize, place: Place, spare: bool) {
     drop(abort);
 }
 
-/// Carrier threads of the whole process, for tests and metrics.
+/// Number of carrier threads of the whole process, for tests and metrics.
 pub(crate) fn process_carriers() -> usize {
     PROCESS_CARRIERS.load(Relaxed)
 }

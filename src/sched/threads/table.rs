@@ -1,7 +1,7 @@
 //! The table of carriers and the handles of their threads.
 //!
-//! Thousands of threads may be parked, each with its bound fiber, so nothing here is searched: a
-//! carrier has a number, numbers of ended threads are used again, and the table grows by chunks
+//! Thousands of threads may be parked, each with its bound fiber, so nothing here is searched. A
+//! carrier has a number, the numbers of ended threads are used again, and the table grows by chunks
 //! that stay where they are.
 
 use std::sync::OnceLock;
@@ -13,15 +13,15 @@ use crate::sched::workers::shutdown::still_running;
 
 const CHUNKS: usize = 128;
 const CHUNK: usize = 512;
-/// More threads than a process gets from most systems; beyond it none is started.
+/// Largest number of threads: more than most systems allow a process. Beyond it none is started.
 pub(crate) const MOST: usize = CHUNKS * CHUNK;
 
 /// Carriers by number.
 pub(crate) struct Carriers {
     chunks: [OnceLock<Box<[OnceLock<Carrier>]>>; CHUNKS],
-    /// Numbers that were ever used.
+    /// Upper bound of the numbers that were ever used.
     used: AtomicUsize,
-    /// Threads there are.
+    /// Number of threads.
     threads: AtomicUsize,
 }
 
@@ -38,7 +38,7 @@ impl Carriers {
         self.chunks[index / CHUNK].get()?[index % CHUNK].get()
     }
 
-    /// The carrier of this number, made if there is none.
+    /// The carrier of this number. Makes one if there is none.
     pub(crate) fn get_or_make(&self, index: usize, make: impl FnOnce() -> Carrier) -> &Carrier {
         let chunk = || (0..CHUNK).map(|_| OnceLock::new()).collect();
         let chunk = self.chunks[index / CHUNK].get_or_init(chunk);
@@ -47,28 +47,28 @@ impl Carriers {
         carrier
     }
 
-    /// All carriers, those without a thread too.
+    /// All carriers, including those without a thread.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Carrier> {
         (0..self.used.load(SeqCst)).filter_map(|index| self.get(index))
     }
 
-    /// How many threads there are.
+    /// Number of threads.
     pub(crate) fn len(&self) -> usize {
         self.threads.load(SeqCst)
     }
 
-    /// A thread is about to start, or has ended.
+    /// Changes the number of threads: one is about to start, or has ended.
     pub(crate) fn count(&self, change: isize) {
-        self.threads.fetch_add(change.cast_unsigned(), SeqCst); // wraps: one less
+        self.threads.fetch_add(change.cast_unsigned(), SeqCst); // wraps for a negative change
     }
 }
 
 /// The handles of threads that were started, and the numbers that are free. Behind a lock.
 pub(crate) struct Threads {
-    /// By number. A thread whose number is used again has ended, but may still run destructors.
+    /// By number. A thread whose number is taken has ended, but may still run destructors.
     handles: Vec<Option<JoinHandle<()>>>,
     free: Vec<usize>,
-    /// Such threads.
+    /// Threads whose numbers have been taken again, and which may still run destructors.
     ending: Vec<JoinHandle<()>>,
 }
 
@@ -81,7 +81,7 @@ impl Threads {
         }
     }
 
-    /// A free number, the smallest that was never used if there is no other.
+    /// Takes a free number, or the smallest that was never used if none is free.
     pub(crate) fn take_number(&mut self) -> Option<usize> {
         let fresh = || (self.handles.len() < MOST).then_some(self.handles.len());
         let index = self.free.pop().or_else(fresh)?;
@@ -101,14 +101,16 @@ impl Threads {
         self.handles[index] = Some(handle);
     }
 
-    /// Its destructors are the program's and may take their time: only a thread that is over is
+    /// Keeps the thread's handle, and joins the kept threads that have ended.
+    ///
+    /// A thread's destructors belong to the program and may take long, so only ended threads are
     /// joined.
     fn join_or_keep(&mut self, thread: JoinHandle<()>) {
         self.ending.push(thread);
         self.ending = still_running(std::mem::take(&mut self.ending));
     }
 
-    /// All handles, at the end.
+    /// Takes all handles, at the end of the runtime.
     pub(crate) fn take_all(&mut self) -> Vec<JoinHandle<()>> {
         let handles = std::mem::take(&mut self.handles).into_iter().flatten();
         handles.chain(std::mem::take(&mut self.ending)).collect()

@@ -1,8 +1,8 @@
-//! A fiber that may run on one thread only, and how a worker and its thread find each other.
+//! Tenants: fibers bound to one thread, and how a worker and that thread find each other.
 //!
 //! A parked fiber that is *bound* to its thread has that thread to itself: it is the thread's
 //! *tenant*, and no other fiber starts or resumes there (S4, S12). When the tenant becomes runnable
-//! it is an entry in the queues of workers, like any other fiber. The parties:
+//! it is an entry in the queues of workers, like any other fiber. Three parties take part:
 //!
 //! - The **waker** made the tenant runnable. If a worker is on the tenant's thread, the waker
 //!   leaves the tenant in the thread's slot and notifies that worker ([`Slot::deliver`]). Otherwise
@@ -19,13 +19,14 @@
 //! the owner word; a leaving worker exchanges the owner word and then reads the slot. Between the
 //! two steps both have a fence, so either the deliverer finds no worker and takes the fiber back,
 //! or the leaving worker finds the fiber. If both do, the exchange of the slot decides, and the
-//! other one has nothing left to do. A deliverer that is late between its two steps takes back its
-//! own fiber only: the worker may have run it, and the slot may hold the thread's next tenant. A
-//! worker that stays looks into the slot after it has announced its sleep, so it finds the fiber or
-//! the deliverer claims it.
+//! other party has nothing left to do.
 //!
-//! The slot has room for one fiber: only the tenant is ever delivered, by the one party that holds
-//! it (I1).
+//! A deliverer that is late between its two steps takes back its own fiber only: the worker may
+//! have run it, and the slot may hold the thread's next tenant. A worker that stays looks into the
+//! slot after it has announced its sleep, so it finds the fiber or the deliverer claims the worker.
+//!
+//! The slot has room for one fiber: only the tenant is ever delivered, and only by the one party
+//! that holds it (I1).
 
 use std::ptr::{self, NonNull};
 
@@ -33,16 +34,16 @@ use crate::sched::threads::owner::Owner;
 use crate::util::loom::atomic::{AtomicPtr, Ordering::SeqCst, fence};
 use crate::util::loom::load_to_exchange;
 
-/// Where a tenant is left for the worker on its thread.
+/// The place where a tenant waits for the worker on its thread.
 pub(crate) struct Slot<F> {
     fiber: AtomicPtr<F>,
 }
 
-/// What became of a delivery.
+/// The outcome of a delivery.
 #[must_use]
 #[derive(Debug)]
 pub(crate) enum Delivered<W> {
-    /// This worker is on the thread and will find the fiber. The caller wakes it if it sleeps.
+    /// This worker is on the thread and will find the fiber. The caller notifies it if it sleeps.
     To(NonNull<W>),
     /// A worker that is or was on the thread has taken the fiber.
     Taken,
@@ -64,7 +65,7 @@ impl<F> Slot<F> {
         }
         let before = self.fiber.swap(fiber.as_ptr(), SeqCst);
         debug_assert!(before.is_null(), "a thread has one tenant");
-        // Pairs with the one in `take_after_leaving`, and with that of a worker going to sleep.
+        // Pairs with the fence in `take_after_leaving` and that of a worker that goes to sleep.
         fence(SeqCst);
         match owner.peek() {
             Some(worker) => Delivered::To(worker),
@@ -72,8 +73,10 @@ impl<F> Slot<F> {
         }
     }
 
-    /// Takes out this fiber and no other. The deliverer may be late: its fiber has run and left the
-    /// thread, and the slot holds the next tenant, which belongs to another delivery.
+    /// Takes out this fiber and no other.
+    ///
+    /// The deliverer may be late: its fiber may have run and left the thread, and the slot may hold
+    /// the next tenant, which belongs to another delivery.
     fn take_back<W>(&self, fiber: NonNull<F>) -> Delivered<W> {
         let own = (self.fiber).compare_exchange(fiber.as_ptr(), ptr::null_mut(), SeqCst, SeqCst);
         match own {
@@ -82,7 +85,7 @@ impl<F> Slot<F> {
         }
     }
 
-    /// Takes the fiber out: the worker on the thread.
+    /// Takes the fiber out. Called by the worker on the thread.
     pub(crate) fn take(&self) -> Option<NonNull<F>> {
         if load_to_exchange(&self.fiber).is_null() {
             return None;
@@ -90,7 +93,7 @@ impl<F> Slot<F> {
         NonNull::new(self.fiber.swap(ptr::null_mut(), SeqCst))
     }
 
-    /// The same by a worker that has just given up the owner word.
+    /// Like [`take`](Self::take), for a worker that has just given up the owner word.
     pub(crate) fn take_after_leaving(&self) -> Option<NonNull<F>> {
         fence(SeqCst);
         self.take()
@@ -111,7 +114,7 @@ mod models {
     use loom::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     use loom::thread;
 
-    /// One thread with a tenant, another one, and two workers.
+    /// One thread with a tenant, another thread, and two workers.
     ///
     /// `queue` says how many entries for the tenant wait in queues, `runs` how often a worker ran
     /// it.
@@ -156,7 +159,7 @@ mod models {
             match self.slot.deliver(&self.tenants, tenant()) {
                 Delivered::To(_) => {
                     if self.asleep.swap(0, SeqCst) == 1 {
-                        self.run(); // notified: it looks into the slot
+                        self.run(); // notified: the worker looks into the slot
                     }
                     true
                 }
@@ -184,7 +187,7 @@ mod models {
             }
             loop {
                 if self.tenants.give(NonNull::from(&self.elsewhere)).is_ok() {
-                    self.runs.fetch_add(1, SeqCst); // it brought the entry along
+                    self.runs.fetch_add(1, SeqCst); // the worker brought the entry along
                     return;
                 }
                 if self.deliver() {
@@ -193,17 +196,17 @@ mod models {
             }
         }
 
-        /// The worker on the thread looks, and then sleeps there.
+        /// The worker on the thread looks into the slot, and then sleeps there.
         fn stay(&self) {
             self.run();
-            self.asleep.swap(1, SeqCst); // as a bit is set in a bitmap
+            self.asleep.swap(1, SeqCst); // as `bitmap.rs` sets a bit
             fence(SeqCst);
             if !self.slot.is_empty() && self.asleep.swap(0, SeqCst) == 1 {
                 self.run();
             }
         }
 
-        /// The worker on the thread leaves it.
+        /// The worker on the thread leaves the thread.
         fn leave(&self) {
             let _worker = self.tenants.surrender();
             if self.slot.take_after_leaving().is_some() {
@@ -289,19 +292,19 @@ mod models {
     /// One thread that a worker comes to, and whose fibers may be frozen under it.
     ///
     /// The first fiber is the thread's tenant. When it has run it ends, and the second one starts
-    /// there and parks as the next tenant. A request to freeze is followed at whatever moment it
-    /// comes, as the signal handler follows it: while preemption is enabled.
+    /// there and parks as the next tenant. A request to freeze is followed whenever it comes, while
+    /// preemption is enabled, as the signal handler follows it.
     struct LateFreeze {
         owner: Owner<Exclusive>,
         slot: Slot<u64>,
         workers: [Exclusive; 2],
-        /// Workers that are on no thread of the model, as bits.
+        /// Workers that are on no thread of the model, as a bit set.
         free: AtomicUsize,
-        /// The fiber on the thread is to give way.
+        /// Whether the fiber on the thread has to give way.
         request: AtomicUsize,
-        /// The thread waits in the middle of a fiber: its number and one.
+        /// The number plus one of the fiber in whose middle the thread waits, or 0.
         frozen: AtomicUsize,
-        /// For each fiber: whether it is parked, entries for it in queues, and how often it ran.
+        /// For each fiber: whether it is parked, its entries in queues, and how often it ran.
         parked: [AtomicUsize; 2],
         queued: [AtomicUsize; 2],
         runs: [AtomicUsize; 2],
@@ -333,7 +336,7 @@ mod models {
             model
         }
 
-        /// The thread that holds a worker uses it.
+        /// The thread that holds the worker uses it.
         fn touch(&self, worker: NonNull<Exclusive>) {
             let which = usize::from(worker == NonNull::from(&self.workers[1]));
             // SAFETY: exclusive if I7 holds, which the cell checks.
@@ -392,7 +395,7 @@ mod models {
                     Delivered::Back => {}
                 }
                 if self.owner.give(worker).is_ok() {
-                    return self.on_thread(Some(number)); // it brought the entry along
+                    return self.on_thread(Some(number)); // the worker brought the entry along
                 }
                 loom::thread::yield_now();
             }
@@ -410,7 +413,7 @@ mod models {
             self.on_thread(None);
         }
 
-        /// The scheduler on the thread, until its worker leaves or is frozen away.
+        /// Runs the scheduler on the thread until its worker leaves or is frozen away.
         fn on_thread(&self, brought: Option<usize>) {
             self.touch(self.owner.peek().expect("it came here"));
             let mut next = brought;
@@ -434,7 +437,9 @@ mod models {
             self.set_free(worker);
         }
 
-        /// The signal, while the fiber runs: true if the thread froze, and preemption stays disabled.
+        /// The signal handler while the fiber runs.
+        ///
+        /// True if the thread froze; preemption then stays disabled.
         fn handler(&self, number: usize) -> bool {
             if self.request.swap(0, SeqCst) == 0 {
                 return false;
@@ -449,16 +454,17 @@ mod models {
             true
         }
 
-        /// An exchange of the owner word that fails.
+        /// Attempts an exchange of the owner word that fails.
         ///
-        /// Loom reorders an access only against the latest one to the same word, so the loads of
-        /// this thread would hide that those of a deliverer may come after its exchanges.
+        /// Loom reorders an access only against the latest one to the same word. Without this, the
+        /// loads of this thread would hide that the loads of a deliverer may come after its
+        /// exchanges.
         fn nudge(&self) {
             let worker = NonNull::from(&self.workers[0]);
             assert!(self.owner.give(worker).is_err());
         }
 
-        /// The fiber enters the runtime: it ends, and another one may come after it.
+        /// The fiber enters the runtime: it ends, and the other one may come after it.
         fn switches_out(&self, number: usize) {
             self.nudge();
             let worker = self.owner.enter().expect("it holds one");
@@ -468,7 +474,7 @@ mod models {
             }
         }
 
-        /// After all threads: what is left to do can be done.
+        /// Does the remaining work after all threads have ended, and checks that nothing is lost.
         fn is_not_forgotten(&self) {
             while self.frozen.load(SeqCst) != 0 {
                 self.thaw(self.take_free().expect("no worker is lost"));
@@ -489,7 +495,7 @@ mod models {
         }
     }
 
-    /// Plays these parts beside each other, and then looks whether a fiber or a worker is lost.
+    /// Runs these parts concurrently, and then checks that no fiber and no worker is lost.
     fn play<const N: usize>(preemptions: usize, parts: [fn(&LateFreeze); N]) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = Some(preemptions);

@@ -2,20 +2,23 @@
     unsafe_code,
     reason = "hands out the carrier and worker of the calling thread"
 )]
-//! Who am I: the current carrier, its fiber, its worker. All thread-locals of the crate but those of
-//! `fiber/locals.rs`.
+//! The caller's place: its carrier, its fiber, and its worker.
 //!
-//! A fiber may come back from a switch on another thread, and LLVM believes that thread-locals do
+//! All thread-locals of the crate are here, except those of `fiber/locals.rs`.
+//!
+//! A fiber may come back from a switch on another thread, and LLVM assumes that thread-locals do
 //! not move: it keeps their address in a register, and merges two calls of a function that returns
-//! one. So ([S8]) nothing here returns the address of a thread-local to code that can switch; the
-//! accessors load a pointer *stored in* one, are never inlined, and pass it through `black_box`, so
-//! that two calls are two loads. `tests/tls.rs` looks at the machine code. For the same reason every
-//! function here that touches a thread-local is a function of its own: in the frame of a caller that
-//! stays on a suspended stack it would bind the fiber to its thread (S5; `tests/frames.rs`).
+//! one. So ([S8]) nothing here returns the address of a thread-local to code that can switch. The
+//! accessors load a pointer *stored in* a thread-local, are never inlined, and pass the pointer
+//! through `black_box`, so that two calls are two loads. `tests/tls.rs` checks the machine code.
 //!
-//! [`Entered`] is the right to use the worker of the calling carrier, and the mark that it is being
-//! used. **I9** No `Entered`, no reference to a worker, survives a switch: [`switch`] consumes the
-//! token and makes a new one from the thread it finds itself on.
+//! For the same reason every function here that touches a thread-local is a function of its own: in
+//! the frame of a caller that stays on a suspended stack, a thread-local would bind the fiber to
+//! its thread (S5; `tests/frames.rs`).
+//!
+//! [`Entered`] is the right to use the worker of the calling carrier; preemption is disabled while
+//! it exists. **I9** No `Entered` and no reference to a worker survives a switch: [`switch`]
+//! consumes the token and makes a new one from the thread on which it continues.
 //!
 //! [S8]: docs/invariants.md
 
@@ -41,52 +44,54 @@ use crate::sys::fork;
 thread_local! {
     static CARRIER: Cell<*const Carrier> = const { Cell::new(ptr::null()) };
     static PARKER: Arc<ThreadParker> = ThreadParker::new();
-    /// Of plain threads; fibers carry their own. Usable until the thread is gone.
+    /// Time limits of a plain thread; fibers carry their own. Usable until the thread is gone.
     static OF_THREAD: ManuallyDrop<OfThread> = const { ManuallyDrop::new(OfThread::new()) };
-    /// Of plain threads; zero until it is asked for.
+    /// Number of a plain thread; zero until it is first requested.
     static NUMBER: Cell<u64> = const { Cell::new(0) };
     static IGNORES_LIMITS: Cell<bool> = const { Cell::new(false) };
     static SERVED: OnceCell<Weak<Shared>> = const { OnceCell::new() };
     static SERVES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The carrier this thread is, or null. Never inlined: see the header.
+/// The carrier whose thread calls this, or null. Never inlined: see the header.
 #[inline(never)]
 pub(crate) fn carrier() -> *const Carrier {
     black_box(CARRIER.get())
 }
 
-/// Called once by a carrier's thread, with its own carrier, and with null before it ends.
+/// Sets the calling thread's carrier.
+///
+/// Called once by a carrier's thread, with its own carrier, and with null before the thread ends.
 #[inline(never)]
 pub(crate) fn set_carrier(carrier: *const Carrier) {
     CARRIER.set(carrier);
 }
 
-/// In the child of a fork (`sys/fork.rs`) the one thread there is no carrier.
+/// Makes the only thread in the child of a fork (`sys/fork.rs`) a plain thread.
 #[inline(never)]
 pub(crate) extern "C" fn be_plain() {
     CARRIER.set(ptr::null());
 }
 
-/// What parks the calling plain thread.
+/// The parker of the calling plain thread.
 ///
-/// Only for threads that are no carriers: nothing on them ever switches.
+/// Only for threads that are not carriers: nothing on them ever switches.
 #[inline(never)]
 pub(crate) fn thread_parker() -> Arc<ThreadParker> {
     debug_assert!(current_fiber().is_none());
-    // At the thread's end, when its thread-locals are gone: one for this occasion.
+    // At the thread's end its thread-locals are gone, so this makes a parker for one use.
     PARKER
         .try_with(Arc::clone)
         .unwrap_or_else(|_| ThreadParker::new())
 }
 
-/// Calls `f`, which does not switch, with what limits the calling plain thread.
+/// Calls `f`, which does not switch, with the time limits of the calling plain thread.
 #[inline(never)]
 pub(crate) fn of_thread<R>(f: impl FnOnce(&OfThread) -> R) -> R {
     OF_THREAD.with(|own| f(own))
 }
 
-/// The number of the calling plain thread, which no other has or has had.
+/// The number of the calling plain thread, unique among all threads of the process so far.
 #[inline(never)]
 pub(crate) fn thread_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
@@ -96,6 +101,8 @@ pub(crate) fn thread_number() -> u64 {
     NUMBER.get()
 }
 
+/// Makes the calling plain thread ignore time limits.
+///
 /// Called once by a plain thread that may run parts of several closures in turns.
 #[inline(never)]
 pub(crate) fn ignore_limits() {
@@ -107,37 +114,41 @@ pub(crate) fn ignores_limits() -> bool {
     IGNORES_LIMITS.get()
 }
 
-/// Called once by a thread that is no carrier but runs closures for fibers of this runtime.
+/// Records that the calling thread, not a carrier, runs closures for fibers of this runtime.
+///
+/// Called once per thread.
 #[inline(never)]
 pub(crate) fn set_served(runtime: Weak<Shared>) {
     SERVED.with(|served| served.set(runtime).expect("a thread serves one runtime"));
     SERVES.set(true);
 }
 
-/// Called by the same thread after its last closure: no fiber waits for it from here on.
+/// Records that no fiber waits for the calling thread from here on.
+///
+/// Called by the same thread after its last closure.
 #[inline(never)]
 pub(crate) fn serves_no_more() {
     SERVES.set(false);
 }
 
-/// Whether a fiber may wait for the calling thread, no carrier.
+/// Whether a fiber may wait for the calling thread, which is not a carrier.
 #[inline(never)]
 pub(crate) fn serves() -> bool {
     black_box(SERVES.get())
 }
 
-/// The runtime for whose fibers the calling thread, no carrier, runs closures.
+/// The runtime for whose fibers the calling thread, which is not a carrier, runs closures.
 #[inline(never)]
 pub(crate) fn served() -> Option<Arc<Shared>> {
     if fork::in_child() {
-        return None; // it was the parent's
+        return None; // it belongs to the parent
     }
     SERVED
         .try_with(|served| served.get().and_then(Weak::upgrade))
         .ok()?
 }
 
-/// The fiber the caller runs on, and where. Like an [`Entered`], it does not survive a switch.
+/// The calling fiber and its carrier. Like an [`Entered`], it does not survive a switch.
 pub(crate) struct Here {
     carrier: NonNull<Carrier>,
     pub(crate) fiber: FiberRef,
@@ -145,8 +156,10 @@ pub(crate) struct Here {
     _not_send: PhantomData<*mut ()>,
 }
 
-/// Parks the calling plain thread. At its end, when its thread-locals are gone and nobody can know
-/// whom to unpark, it waits for the deadline or, without one, yields: a park may end for no reason.
+/// Parks the calling plain thread.
+///
+/// At the thread's end its thread-locals are gone and no other thread can unpark it. The call then
+/// waits for the deadline or, without one, yields: a park may end for no reason.
 #[inline(never)]
 pub(crate) fn park_thread(deadline: Option<Instant>, cancel: Cancel, signal: Signal) -> Woken {
     match PARKER.try_with(Arc::clone) {
@@ -159,7 +172,7 @@ pub(crate) fn park_thread(deadline: Option<Instant>, cancel: Cancel, signal: Sig
     }
 }
 
-/// Where the caller is; `None` on plain threads.
+/// The calling fiber and its carrier; `None` on plain threads.
 #[inline]
 pub(crate) fn here() -> Option<Here> {
     let carrier = NonNull::new(carrier().cast_mut())?;
@@ -172,7 +185,7 @@ pub(crate) fn here() -> Option<Here> {
     })
 }
 
-/// The fiber the caller runs on; `None` on plain threads.
+/// The fiber that calls this; `None` on plain threads.
 pub(crate) fn current_fiber() -> Option<FiberRef> {
     here().map(|here| here.fiber)
 }
@@ -191,8 +204,9 @@ impl Here {
         }
     }
 
-    /// Enters the runtime if the carrier holds a worker; else it was taken, and the caller does
-    /// without, as a plain thread would.
+    /// Enters the runtime if the carrier holds a worker.
+    ///
+    /// If the worker was taken, the caller does without one, like a plain thread.
     #[inline]
     pub(crate) fn enter(&self) -> Option<Entered> {
         match self.carrier().owner.enter() {
@@ -204,7 +218,9 @@ impl Here {
         }
     }
 
-    /// The fiber calls here again and again: it need not be stopped in between. True if it is to give way.
+    /// Counts a checkpoint of the fiber; true if the fiber has to give way now.
+    ///
+    /// A fiber that calls this again and again need not be stopped in between.
     #[inline]
     pub(crate) fn passes_checkpoint(&self) -> bool {
         let preempt = &self.carrier().preempt;
@@ -214,7 +230,7 @@ impl Here {
         self.carrier().is_asked() && self.carrier().takes_request()
     }
 
-    /// Enters the runtime and, if the carrier's worker was taken, waits for another.
+    /// Enters the runtime and, if the carrier's worker was taken, waits for another worker.
     #[inline]
     pub(crate) fn enter_with_worker(&self) -> Entered {
         match self.carrier().owner.enter() {
@@ -224,14 +240,18 @@ impl Here {
     }
 }
 
-/// The mark of the calling thread, whether it has a worker or not; nothing on plain threads.
+/// Keeps preemption of the calling thread disabled while it lives.
 ///
-/// Whoever takes an internal lock, or has something in his hands that others wait for (a fiber that
-/// is runnable and in no queue, a claimed sleeper, half of a call), has one of these or an
-/// [`Entered`] for as long (S6): with preemption enabled a fiber can be stopped at any instruction, for
-/// ever. A request to stop that comes meanwhile is served when preemption is enabled again, so that must be
-/// the last thing to happen: locks are let go first. Not to be held across a switch, nor across the
-/// user's code, destructors included: [`assert_preemptible`].
+/// It works whether the thread has a worker or not, and has no effect on plain threads.
+///
+/// A thread has one of these or an [`Entered`] for as long as it holds an internal lock, or
+/// something that other threads wait for: a fiber that is runnable and in no queue, a claimed
+/// sleeper, half of a notification (S6). With preemption enabled a fiber can be stopped at any
+/// instruction, for ever.
+///
+/// A request to stop that comes meanwhile is served when preemption is enabled again. So dropping
+/// the guard must be the last step: locks are released first. It must not be held across a switch,
+/// nor across the user's code, including destructors: [`assert_preemptible`].
 #[must_use = "preemption is disabled only while this lives"]
 pub(crate) struct PreemptGuard {
     carrier: *const Carrier,
@@ -239,7 +259,7 @@ pub(crate) struct PreemptGuard {
     _not_send: PhantomData<*mut ()>,
 }
 
-/// Puts the preemption disabled.
+/// Disables preemption of the calling thread until the guard is dropped.
 #[inline]
 pub(crate) fn disable_preempt() -> PreemptGuard {
     let guard = PreemptGuard {
@@ -253,14 +273,14 @@ pub(crate) fn disable_preempt() -> PreemptGuard {
 }
 
 impl PreemptGuard {
-    /// The carrier the caller runs on; `None` on plain threads.
+    /// The carrier whose thread calls this; `None` on plain threads.
     #[inline]
     pub(crate) fn carrier(&self) -> Option<&Carrier> {
         // SAFETY: a carrier outlives its thread.
         unsafe { self.carrier.as_ref() }
     }
 
-    /// The fiber the caller runs on; `None` on plain threads.
+    /// The fiber that calls this; `None` on plain threads.
     #[inline]
     pub(crate) fn fiber(&self) -> Option<FiberRef> {
         self.carrier().and_then(|carrier| carrier.current.get())
@@ -283,8 +303,9 @@ impl PreemptGuard {
         }
     }
 
-    /// Pays for an operation that could block. False if the budget is used up: then the caller takes the mark
-    /// down and is charged in the ordinary way.
+    /// Charges the budget for an operation that could block; false if the budget is used up.
+    ///
+    /// The caller then enables preemption and is charged in the ordinary way.
     #[inline]
     pub(crate) fn pays(&self) -> bool {
         let Some(carrier) = self.carrier() else {
@@ -297,7 +318,7 @@ impl PreemptGuard {
         left > 0
     }
 
-    /// The runtime of that carrier.
+    /// The runtime of the calling carrier.
     pub(crate) fn shared(&self) -> Option<&Shared> {
         self.carrier().map(Carrier::shared)
     }
@@ -312,13 +333,13 @@ impl Drop for PreemptGuard {
     }
 }
 
-/// Whether nobody can stop the caller: preemption is disabled, or this is a plain thread.
+/// Whether the caller cannot be stopped: preemption is disabled, or this is a plain thread.
 pub(crate) fn is_preempt_disabled() -> bool {
     // SAFETY: a carrier outlives its thread.
     unsafe { carrier().as_ref() }.is_none_or(|carrier| carrier.owner.depth() > 0)
 }
 
-/// Before the user's code is called on a fiber.
+/// Asserts that preemption is enabled before the user's code is called on a fiber.
 #[inline]
 pub(crate) fn assert_preemptible() {
     debug_assert!(
@@ -327,8 +348,10 @@ pub(crate) fn assert_preemptible() {
     );
 }
 
-/// The right to use the worker of this carrier. While it lives preemption is disabled: nobody takes the
-/// worker, and the fiber is not interrupted.
+/// The right to use the worker of this carrier.
+///
+/// While it lives preemption is disabled: no thread takes the worker, and the fiber is not
+/// interrupted.
 pub(crate) struct Entered {
     carrier: NonNull<Carrier>,
     worker: NonNull<Worker>,
@@ -347,35 +370,37 @@ impl Entered {
         unsafe { self.worker.as_ref() }
     }
 
-    /// The part of the worker that is its holder's alone.
+    /// The part of the worker that only its holder uses.
     pub(crate) fn local(&mut self) -> &mut Local {
-        // SAFETY: I7: while preemption is disabled this thread alone has the worker; and the token is
-        // borrowed mutably, tokens are not `Clone`, and `enter` nests only over code that holds no
-        // such reference (user code).
+        // SAFETY: I7: while preemption is disabled only this thread has the worker; and the token
+        // is borrowed mutably, tokens are not `Clone`, and `enter` nests only over code that holds
+        // no such reference (user code).
         unsafe { &mut *self.worker().local.get() }
     }
 
-    /// Shows others how many stacks this worker keeps.
+    /// Publishes how many stacks this worker keeps.
     #[inline]
     pub(crate) fn show_stacks(&mut self) {
         let cached = self.local().stacks.len();
         self.worker().stacks_cached.store(cached, Relaxed);
     }
 
-    /// Gives the token up but leaves the mark: the other side of a switch has it now.
+    /// Gives up the token but leaves preemption disabled, for the other side of a switch.
     fn pass_on(self) {
         std::mem::forget(self);
     }
 
-    /// The token of a thread whose mark was passed on to the caller by the other side of a switch
-    /// (or that never put it down).
+    /// Makes the token of a thread on which preemption is already disabled.
+    ///
+    /// The other side of a switch has passed that on, or preemption was never enabled.
     #[inline]
     pub(crate) fn resumed() -> Entered {
         let carrier = NonNull::new(carrier().cast_mut()).expect("a fiber runs on a carrier");
         Entered::resumed_on(carrier)
     }
 
-    /// The worker is there: nobody takes it while preemption is disabled.
+    /// Makes the token of a carrier that holds a worker: no thread takes it while preemption is
+    /// disabled.
     #[inline]
     fn resumed_on(carrier: NonNull<Carrier>) -> Entered {
         // SAFETY: a carrier outlives its thread.
@@ -416,7 +441,7 @@ pub(crate) fn switch(token: Entered, fiber: FiberRef, back: Back) -> Entered {
     Entered::resumed()
 }
 
-/// The same for a fiber that was interrupted where `registers` say.
+/// Like [`switch`], for a fiber that was interrupted at the instruction in `registers`.
 pub(crate) fn switch_at(token: Entered, fiber: FiberRef, registers: &[usize; 3]) -> Entered {
     debug_assert_eq!(
         token.carrier().owner.depth(),
@@ -429,7 +454,7 @@ pub(crate) fn switch_at(token: Entered, fiber: FiberRef, registers: &[usize; 3])
     Entered::resumed()
 }
 
-/// The scheduler's side: runs a fiber until it comes back.
+/// Runs a fiber from the scheduler until it comes back.
 ///
 /// # Safety
 /// As for [`switch::resume`].
@@ -460,7 +485,7 @@ mod tests {
         Builder::new().workers(1).build().expect("a runtime")
     }
 
-    /// How many times the calling thread's mark is up.
+    /// How many times preemption is disabled on the calling thread.
     fn depth() -> u32 {
         let guard = disable_preempt();
         guard
@@ -468,7 +493,7 @@ mod tests {
             .map_or(0, |carrier| carrier.owner.depth() - 1)
     }
 
-    /// Notes, when it is dropped, whether the mark was up.
+    /// Records, when it is dropped, whether preemption was disabled.
     struct Drops(Arc<[AtomicUsize; 2]>);
 
     impl Drop for Drops {
@@ -513,7 +538,7 @@ mod tests {
         let handle = rt.handle().clone();
         rt.block_on(|| {
             let value = drops();
-            drop(crate::spawn(move || value)); // by the fiber, or by us, whoever comes last
+            drop(crate::spawn(move || value)); // by the fiber, or by us, whichever comes last
             let value = drops();
             let done = crate::spawn(move || value);
             while !done.is_finished() {

@@ -1,20 +1,22 @@
-//! How many workers there are, live.
+//! The number of workers, which can change while they run.
 //!
-//! The table of workers has room for as many as there can ever be. Those from the *allowed* number
-//! on are in excess: the holder of one empties its queues into the global one, lets go of it and
-//! *retires* it. No thread holds a retired worker; the thread that claims its bit *revives* it, and
-//! then owes it a carrier. Fibers do not notice: those that were queued at the worker are in the
-//! global queue, and any other worker goes to the thread of a bound fiber (I10).
+//! The table of workers has room for as many as there can ever be. Workers from the *allowed*
+//! number on are in excess: the holder of one empties its queues into the global one, gives the
+//! worker up and *retires* it. No thread holds a retired worker. The thread that claims its bit
+//! *revives* it, and then owes it a carrier. Fibers do not notice: those that were queued at the
+//! worker are in the global queue, and any other worker goes to the thread of a bound fiber (I10).
 //!
-//! Lower: 1 store the number, 2 fence, 3 rouse those in excess that sleep. An excess worker looks at
-//! the number between announcing its sleep and sleeping, so one of the two sees the other.
-//! Retire: 1 set the bit, 2 fence, 3 look at the number again. Raise: 1 store the number, 2 fence,
-//! 3 claim the bits below it. One of the two sees the other, and the bit decides who revives.
+//! - **Lower**: 1 store the number, 2 fence, 3 notify the sleeping workers in excess. An excess
+//!   worker looks at the number between announcing its sleep and sleeping, so one of the two sees
+//!   the other.
+//! - **Retire**: 1 set the bit, 2 fence, 3 look at the number again.
+//! - **Raise**: 1 store the number, 2 fence, 3 claim the bits below it. Of a thread that retires
+//!   and one that raises, one sees the other, and the bit decides which of them revives the worker.
 //!
-//! **I12** A worker is held by one carrier, in one thread's hands, or retired; a worker below the
-//! allowed number does not stay retired while a thread can be had.
+//! **I12** A worker is held by one carrier, in one thread's hands, or retired. A worker below the
+//! allowed number does not stay retired while a thread is available.
 //!
-//! A retired worker keeps its timers; the first worker, which never retires, minds them.
+//! A retired worker keeps its timers. The first worker, which never retires, looks after them.
 
 use crate::util::bitmap::Bitmap;
 use crate::util::loom::atomic::{
@@ -26,15 +28,15 @@ use crate::util::loom::atomic::{
 pub(crate) struct Count {
     allowed: AtomicUsize,
     retired: Bitmap,
-    /// Workers from this number on are retired and have nothing left: nobody need look at them.
+    /// Workers from this number on are retired and have nothing left, so no thread looks at them.
     /// Written by one thread at a time.
     present: AtomicUsize,
-    /// The most there were at once.
+    /// The largest number of workers there was at once.
     ever: AtomicUsize,
 }
 
 impl Count {
-    /// All below `now` are about to be given to carriers, the others are retired.
+    /// All workers below `now` are about to be given to carriers; the others are retired.
     pub(crate) fn new(capacity: usize, now: usize) -> Self {
         let retired = Bitmap::new(capacity);
         (now..capacity).for_each(|index| assert!(retired.set(index)));
@@ -46,13 +48,13 @@ impl Count {
         }
     }
 
-    /// How many there should be.
+    /// How many workers there should be.
     #[inline]
     pub(crate) fn allowed(&self) -> usize {
         self.allowed.load(Relaxed)
     }
 
-    /// Where the table ends for whoever looks through it.
+    /// Where the table ends for threads that look through it.
     #[inline]
     pub(crate) fn present(&self) -> usize {
         self.present.load(Relaxed)
@@ -75,7 +77,7 @@ impl Count {
         self.retired.contains(worker)
     }
 
-    /// The first step of a change, on one thread at a time.
+    /// Sets the allowed number: the first step of a change, on one thread at a time.
     pub(crate) fn allow(&self, workers: usize) {
         self.present.fetch_max(workers, SeqCst);
         self.ever.fetch_max(workers, SeqCst);
@@ -83,19 +85,21 @@ impl Count {
         fence(SeqCst);
     }
 
-    /// Nobody is retired who should not be, nor looked at without need.
+    /// Whether every allowed worker is in service and the table has been trimmed.
     pub(crate) fn is_complete(&self) -> bool {
         let allowed = self.allowed();
         self.present() == allowed && (0..allowed).all(|worker| !self.is_retired(worker))
     }
 
-    /// A worker to revive: the caller owes it a carrier.
+    /// Claims a retired worker to revive: the caller owes it a carrier.
     #[must_use]
     pub(crate) fn revive(&self) -> Option<usize> {
         (0..self.allowed.load(SeqCst)).find(|&worker| self.retired.claim(worker))
     }
 
-    /// The caller has let go of this worker. True: it is wanted again, and the caller's to place.
+    /// Retires a worker that the caller has given up.
+    ///
+    /// True if the worker is wanted again: the caller then has to place it.
     #[must_use]
     pub(crate) fn retire(&self, worker: usize) -> bool {
         loop {
@@ -104,19 +108,21 @@ impl Count {
             if self.is_excess(worker) || !self.retired.claim(worker) {
                 return false;
             }
-            // Perhaps not any more, and the table is shorter already: then it must not live on.
+            // The number may have changed again and the table be shorter already: then the worker
+            // must not stay in service.
             if !self.is_excess(worker) {
                 return true;
             }
         }
     }
 
-    /// No carrier could be had for a worker that was revived.
+    /// Retires a revived worker again for which no carrier was available.
     pub(crate) fn stay_retired(&self, worker: usize) {
         self.retired.set(worker);
     }
 
-    /// Shortens the table for those who look through it, by whoever changes the number.
+    /// Shortens the table for threads that look through it. Called by the thread that changes the
+    /// number.
     pub(crate) fn trim(&self, has_something_left: impl Fn(usize) -> bool) {
         let mut present = self.present();
         while present > self.allowed()
@@ -138,7 +144,7 @@ mod models {
 
     struct Model {
         count: Count,
-        /// Hands on the second worker.
+        /// How many holders the second worker has.
         held: AtomicUsize,
         asleep: AtomicBool,
     }
@@ -152,12 +158,12 @@ mod models {
             })
         }
 
-        /// Takes hold of the second worker.
+        /// Becomes the holder of the second worker.
         fn place(&self) {
             assert_eq!(self.held.fetch_add(1, SeqCst), 0, "I12: held twice");
         }
 
-        /// The holder of the second worker, once in its loop; true if it still holds it.
+        /// One step of the second worker's holder in its loop; true if it still holds the worker.
         fn step(&self) -> bool {
             if !self.count.is_excess(1) {
                 return true;

@@ -1,12 +1,21 @@
-//! What a worker runs next.
+//! Chooses what a worker runs next.
 //!
-//! Order: a tenant that was delivered; slices that are owed to fibers that compute much; fibers
-//! that were woken while all workers were busy, and threads that were interrupted in the middle of
-//! a short computation, many times in a row; every so many dispatches the global queue; the LIFO
-//! slot, a few times in a row; the local queue and the fibers assigned to this worker in turn; the
-//! global queue; other workers' queues; new events; then fibers that compute much: frozen carriers,
-//! batch fibers, deferred starts. Each is reached within a bounded number of dispatches, or by what
-//! is owed, whatever the others hold. A worker in excess looks no further: it retires.
+//! The order is:
+//!
+//! 1. a tenant that was delivered;
+//! 2. slices that are owed to fibers that compute much;
+//! 3. many times in a row: fibers that were woken while all workers were busy, and threads that
+//!    were interrupted in the middle of a short computation;
+//! 4. every so many dispatches: the global queue;
+//! 5. a few times in a row: the LIFO slot;
+//! 6. the local queue and the fibers assigned to this worker, in turn;
+//! 7. the global queue;
+//! 8. other workers' queues;
+//! 9. new events;
+//! 10. fibers that compute much: frozen carriers, batch fibers, deferred starts.
+//!
+//! Each is reached within a bounded number of dispatches, or by what it is owed, whatever the
+//! others hold. A worker in excess looks no further: it retires.
 
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,26 +28,27 @@ use crate::sched::workers::context::Entered;
 use crate::sched::workers::worker::Worker;
 use crate::util::loom::atomic;
 
-/// Turns the LIFO slot gets in a row: enough for a short conversation, not for starving a queue.
+/// Turns of the LIFO slot in a row: enough for a short conversation, too few to starve a queue.
 pub(crate) const LIFO_TURNS: u32 = 3;
 /// Turns in a row for started fibers of the global queue, and for interrupted ones.
 const URGENT_TURNS: u32 = 16;
-/// Most fibers taken off the global queue at once.
+/// Largest number of fibers taken off the global queue at once.
 const BATCH: usize = 64;
 
 pub(crate) enum Next {
     Run(FiberRef),
-    /// An unstarted fiber whose start was deferred, and whose turn has come.
+    /// An unstarted fiber whose start was deferred, and which may start now.
     Start(FiberRef),
-    /// A carrier that waits for a worker in the middle of a fiber; claimed.
+    /// A claimed carrier that waits for a worker in the middle of a fiber.
     Thaw(usize),
-    /// There are more workers than there should be, and this is one too many.
+    /// There are more workers than there should be, and this worker is in excess.
     Retire,
     Nothing,
 }
 
-/// What to run now. The usual case, this worker's own fibers and nothing else, comes first and is
-/// short.
+/// Chooses what to run now.
+///
+/// The usual case, where only this worker's own fibers wait, comes first and is short.
 #[inline]
 pub(crate) fn next(token: &mut Entered) -> Next {
     let local = token.local();
@@ -52,7 +62,7 @@ pub(crate) fn next(token: &mut Entered) -> Next {
     in_order(token)
 }
 
-/// Nothing is there but, perhaps, fibers in the slot and the queue of this worker.
+/// Whether nothing waits except, perhaps, fibers in the slot and the queue of this worker.
 #[inline]
 fn only_local(token: &mut Entered) -> bool {
     let worker = token.worker();
@@ -64,7 +74,7 @@ fn only_local(token: &mut Entered) -> bool {
         && !token.carrier().shared().is_urgent()
 }
 
-/// Whether only fibers wait that compute much, too: those take turns by time.
+/// Whether all waiting fibers compute much, like the one that runs: those take turns by time.
 pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
     if !token.local().own.is_empty() || token.carrier().has_delivery() {
         return false;
@@ -84,8 +94,9 @@ pub(crate) fn only_batch_waits(token: &mut Entered) -> bool {
         && !shared.is_stopping()
 }
 
-/// Of the queue, or the slot if nothing waits behind it; if something does, turns have to be
-/// counted.
+/// Takes a fiber off the queue, or off the slot if nothing waits behind it.
+///
+/// If fibers wait behind the slot, turns have to be counted, and this returns `None`.
 #[inline]
 fn next_local(token: &Entered) -> Option<FiberRef> {
     let worker = token.worker();
@@ -96,7 +107,8 @@ fn next_local(token: &Entered) -> Option<FiberRef> {
     }
 }
 
-/// The oldest of the local queue; the one after it is prefetched, since the caches hold few fibers.
+/// Takes the oldest fiber of the local queue and prefetches the next, because caches hold few
+/// fibers.
 #[inline]
 fn pop_local(worker: &Worker) -> Option<FiberRef> {
     let fiber = worker.queue.pop();
@@ -111,7 +123,7 @@ fn in_order(token: &mut Entered) -> Next {
     let carrier = token.carrier();
     let shared = carrier.shared();
     if shared.count.is_excess(token.worker().index) {
-        token.local().until_shared = 1; // should it stay in service after all
+        token.local().until_shared = 1; // in case it stays in service after all
         return Next::Retire;
     }
     if token.worker().timers.is_due() {
@@ -125,7 +137,7 @@ fn in_order(token: &mut Entered) -> Next {
         return Next::Run(fiber);
     }
     collect_assigned(token);
-    // Not twice in a row: when decisions are rare a slice is owed at each of them.
+    // Not twice in a row: when decisions are rare, a slice is owed at each of them.
     let owed = !token.local().paid && token.carrier().shared().is_batch_owed();
     token.local().paid = owed;
     if owed {
@@ -149,7 +161,7 @@ fn in_order(token: &mut Entered) -> Next {
     if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
         return Next::Run(fiber);
     }
-    token.local().urgent_turns = 1; // whose turn it is does not matter here
+    token.local().urgent_turns = 1; // the number of turns does not matter here
     match urgent(token) {
         Next::Nothing => {}
         found => return found,
@@ -169,17 +181,17 @@ fn in_order(token: &mut Entered) -> Next {
         if let Some(fiber) = lifo(token).or_else(|| in_turn(token)) {
             return Next::Run(fiber);
         }
-        // After a long dispatch they are queued for all workers.
+        // After a long dispatch the woken fibers are queued for all workers.
         match urgent(token) {
             Next::Nothing => {}
             found => return found,
         }
     }
-    // Nothing else waits: those that were interrupted go on.
+    // Nothing else waits: interrupted fibers continue.
     batch(token)
 }
 
-/// Wakes the fibers that wait for what has become ready. False if no fiber can wait there.
+/// Wakes the fibers that wait for what has become ready; false if no fiber can wait there.
 fn looks_at_io(token: &mut Entered) -> bool {
     let (shared, worker) = (token.carrier().shared(), token.worker());
     if !shared.has_io(worker) {
@@ -191,8 +203,9 @@ fn looks_at_io(token: &mut Entered) -> bool {
     true
 }
 
-/// Fibers that compute much: runnable ones, frozen ones, and deferred starts in turn. While many
-/// are frozen few are started: each could cost a thread.
+/// Chooses in turn among runnable batch fibers, frozen carriers and deferred starts.
+///
+/// While many carriers are frozen few fibers are started: each could cost a thread.
 fn batch(token: &mut Entered) -> Next {
     const KINDS: u32 = 4;
     for _ in 0..KINDS {
@@ -218,8 +231,9 @@ fn batch(token: &mut Entered) -> Next {
     Next::Nothing
 }
 
-/// A carrier that waits for a worker in the middle of a fiber that does not compute much, claimed; or
-/// such a fiber that has left its thread. The two kinds of interrupted fibers take turns.
+/// Claims a carrier that waits for a worker in the middle of a fiber that does not compute much.
+///
+/// Or takes such a fiber that has left its thread. The two kinds of interrupted fibers take turns.
 fn stopped(token: &Entered) -> Option<Next> {
     let shared = token.carrier().shared();
     if let Some(index) = shared.wanted.claim_any() {
@@ -236,8 +250,10 @@ fn stopped(token: &Entered) -> Option<Next> {
     }
 }
 
-/// Fibers that were woken while all workers were busy, and fibers that were interrupted and do not
-/// compute much, in turn with this worker's own.
+/// Takes fibers that come before this worker's own.
+///
+/// These are fibers that were woken while all workers were busy, and interrupted fibers that do not
+/// compute much. They take turns with this worker's own.
 fn urgent(token: &mut Entered) -> Next {
     let shared = token.carrier().shared();
     if !shared.is_urgent() {
@@ -261,12 +277,12 @@ fn urgent(token: &mut Entered) -> Next {
     let found = match turn % 4 {
         0 => stopped().or_else(queued),
         2 => queued().or_else(stopped),
-        _ => queued(), // an interrupted fiber takes its time: not at every turn
+        _ => queued(), // an interrupted fiber takes long, so not at every turn
     };
     found.unwrap_or(Next::Nothing)
 }
 
-/// Moves what others assigned to this worker to where it looks.
+/// Moves fibers that other threads assigned to this worker to its own list.
 #[inline]
 fn collect_assigned(token: &mut Entered) {
     if !token.worker().assigned.is_empty() {
@@ -275,7 +291,9 @@ fn collect_assigned(token: &mut Entered) {
     }
 }
 
-/// The LIFO slot. When it has had its turns and others wait, what it holds goes behind those.
+/// Takes the fiber out of the LIFO slot.
+///
+/// If the slot has had its turns and others wait, its fiber goes behind those.
 #[inline]
 fn lifo(token: &mut Entered) -> Option<FiberRef> {
     let worker = token.worker();
@@ -294,12 +312,12 @@ fn lifo(token: &mut Entered) -> Option<FiberRef> {
     if let Some(fiber) = token.worker().lifo.take() {
         let shared = token.carrier().shared();
         shared.push_local(token.worker(), fiber);
-        shared.notify_searcher_from(token.worker()); // the monitor minds slots, not queues
+        shared.notify_searcher_from(token.worker()); // the monitor looks after slots, not queues
     }
     None
 }
 
-/// The local queue and the fibers assigned to this worker, in turn.
+/// Takes from the local queue and the fibers assigned to this worker, in turn.
 #[inline]
 fn in_turn(token: &mut Entered) -> Option<FiberRef> {
     let local = token.local();
@@ -316,7 +334,7 @@ fn in_turn(token: &mut Entered) -> Option<FiberRef> {
     }
 }
 
-/// Carriers that want a worker, and the global queue; they take turns.
+/// Takes a carrier that wants a worker, or a fiber of the global queue, in turn.
 fn shared_queue(token: &mut Entered) -> Next {
     for _ in 0..2 {
         let local = token.local();
@@ -332,8 +350,10 @@ fn shared_queue(token: &mut Entered) -> Next {
     Next::Nothing
 }
 
-/// A fair share of the unstarted fibers: one to run, the others into the local queue. In turn with
-/// them fibers that waited for a thread to start on, if there are threads again.
+/// Takes a fair share of the unstarted fibers: one to run, the others for the local queue.
+///
+/// In turn with them it takes fibers that waited for a thread to start on, if there are threads
+/// again.
 fn from_global(token: &mut Entered) -> Option<FiberRef> {
     let shared = token.carrier().shared();
     let len = shared.global.unstarted.len();
@@ -363,12 +383,12 @@ fn from_global(token: &mut Entered) -> Option<FiberRef> {
         while let Some(fiber) = taken.pop() {
             shared.push_local(token.worker(), popped(fiber));
         }
-        shared.notify_searcher_from(token.worker()); // they were nowhere for a moment (I8)
+        shared.notify_searcher_from(token.worker()); // they were in no queue for a moment (I8)
     }
     first
 }
 
-/// Half of another worker's queue; or the fiber in the slot of a worker that makes no progress.
+/// Takes half of another worker's queue, or the fiber in the slot of a worker without progress.
 fn steal(token: &mut Entered) -> Option<FiberRef> {
     let n = token.carrier().shared().count.present();
     let start = token.local().rng.below(n);
@@ -396,8 +416,9 @@ fn steal(token: &mut Entered) -> Option<FiberRef> {
     None
 }
 
-/// Takes the fiber out of a victim's LIFO slot if the monitor has seen the victim in one dispatch
-/// at two looks, and it still is.
+/// Takes the fiber out of a victim's LIFO slot if the victim is in a long dispatch.
+///
+/// That is, if the monitor has seen the victim in one dispatch at two looks, and it is still in it.
 fn steal_slot(victim: &Worker) -> Option<FiberRef> {
     if victim.lifo.is_empty() || !victim.is_stuck() {
         return None;
@@ -406,9 +427,10 @@ fn steal_slot(victim: &Worker) -> Option<FiberRef> {
 }
 
 impl Worker {
-    /// Whether its queue holds a fiber that another worker could run sooner. A fiber that is alone
-    /// in the queue and bound to the thread that this worker is on is not: a thief would bring it
-    /// back.
+    /// Whether its queue holds a fiber that another worker could run sooner.
+    ///
+    /// A fiber that is alone in the queue and bound to the thread that this worker is on does not
+    /// count: a thief would bring it back.
     pub(crate) fn has_fibers_for_others(&self) -> bool {
         match self.queue.peek_only() {
             Some(only) => {
@@ -421,7 +443,8 @@ impl Worker {
 }
 
 impl Shared {
-    /// Queues a fiber on a worker the caller holds; what does not fit goes to all.
+    /// Queues a fiber on a worker that the caller holds. Fibers that do not fit go to the global
+    /// queue.
     #[inline]
     pub(crate) fn push_local(&self, worker: &Worker, fiber: FiberRef) {
         let mut pushed = worker.queue.push(fiber);
@@ -432,7 +455,7 @@ impl Shared {
         }
     }
 
-    /// The global queue for fibers that have started, or for those that have not.
+    /// The global queue for started or for unstarted fibers, whichever fits.
     fn global_for(&self, fiber: FiberRef) -> &Lane {
         if fiber.is_unstarted() {
             &self.global.unstarted
@@ -446,8 +469,10 @@ impl Shared {
         self.global_for(fiber).push(fiber);
     }
 
-    /// Fibers wait that any worker should run before its own: they were woken while all workers
-    /// were busy, or a carrier waits in the middle of a fiber.
+    /// Whether fibers wait that any worker should run before its own.
+    ///
+    /// They were woken while all workers were busy, a carrier waits in the middle of a fiber, or a
+    /// slice is owed.
     #[inline]
     pub(crate) fn is_urgent(&self) -> bool {
         self.global.started.len() > 0

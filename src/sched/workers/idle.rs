@@ -1,22 +1,25 @@
-//! Which workers sleep, which search, and whom to rouse.
+//! Which workers sleep, which search, and which to notify.
 //!
-//! A *searcher* is awake without work. While one exists, new work rouses nobody: the last searcher
-//! to find work rouses the next, so workers come awake one after another for as long as there is
-//! something to find, and no push pays for more than one wake-up.
+//! A *searching worker*, or searcher, is awake without work. While one exists, new work notifies no
+//! worker: the last searcher to find work notifies the next. So workers wake one after another for
+//! as long as there is something to find, and no push pays for more than one wake-up.
 //!
-//! Submit: 1 push, 2 fence, 3 if nobody searches, become the one who rouses, claim a sleeper.
-//! Sleep: 1 stop searching and set one's own sleeping bit, 2 fence, 3 look at every queue again.
+//! - **Submit**: 1 push, 2 fence, 3 if no worker searches, become the notifier and claim a sleeper.
+//! - **Sleep**: 1 stop searching and set one's own sleeping bit, 2 fence, 3 look at every queue
+//!   again.
 //!
 //! **I8** No push is missed. If the sleeper's look (3) does not see the push, its fence comes
-//! before the push, so the submitter's fence comes after and its step 3 sees the bit; whether it rouses or
-//! not then depends on `searching`. If that is not zero, some searcher has yet to do its own step
-//! 1 and look after it, or its rouser is under way; a rouser that finds no sleeper to claim takes
-//! its announcement back and looks at the sleepers again, since a submitter may have trusted it.
+//! before the push. So the submitter's fence comes after it, and the submitter's step 3 sees the
+//! bit. Whether the submitter notifies a worker then depends on `searching`. If that is not zero,
+//! some searcher has yet to do its own step 1 and look after it, or its notifier is on the way. A
+//! notifier that finds no sleeper to claim takes its announcement back and looks at the sleepers
+//! again, because a submitter may have relied on it.
 //!
-//! A push into an empty LIFO slot, the usual spawn, rouses nobody: chains of short fibers stay on one
-//! worker. The monitor looks after a slot whose worker does not get on (`watch.rs`).
+//! A push into an empty LIFO slot, the usual spawn, notifies no worker: chains of short fibers stay
+//! on one worker. The monitor looks after a slot whose worker makes no progress
+//! (`background/monitor.rs`).
 //!
-//! Rejected: rouse on every push (a system call per spawn, and both workers thrash on short work).
+//! Rejected: notify on every push (a system call per spawn, and both workers thrash on short work).
 
 use crate::util::bitmap::Bitmap;
 use crate::util::loom::atomic::{AtomicU32, Ordering::SeqCst, fence};
@@ -36,7 +39,9 @@ impl Idle {
         }
     }
 
-    /// After a push that anybody may take: the worker to rouse, as a searcher, if one is needed.
+    /// Returns the worker to notify as a searcher, if one is needed.
+    ///
+    /// Called after a push that any worker may take.
     #[must_use]
     pub(crate) fn submit(&self, start: usize) -> Option<usize> {
         fence(SeqCst);
@@ -49,12 +54,13 @@ impl Idle {
                 .compare_exchange(0, 1, SeqCst, SeqCst)
                 .is_err()
             {
-                return None; // somebody else rouses
+                return None; // another thread notifies
             }
             if let Some(worker) = self.sleeping.claim_any(start % self.workers) {
-                return Some(worker); // it searches from now on, in our name
+                return Some(worker); // this worker searches from now on, counted by us
             }
-            // Nobody to rouse; but others may have trusted our announcement: look again.
+            // There is no worker to notify. But other threads may have relied on our announcement:
+            // look again.
             self.searching.fetch_sub(1, SeqCst);
         }
     }
@@ -81,7 +87,7 @@ impl Idle {
         self.sleeping.contains(worker)
     }
 
-    /// A worker without work begins to search, unless enough of so many do already.
+    /// Makes a worker without work a searcher, unless half of `workers` search already.
     #[must_use]
     pub(crate) fn begin_search(&self, workers: usize) -> bool {
         let searching = self.searching.load(SeqCst);
@@ -92,13 +98,15 @@ impl Idle {
         true
     }
 
-    /// A searcher found work. True: it was the last, and must `submit` for its successor.
+    /// Ends the search of a worker that found work; true if it was the last searcher.
+    ///
+    /// The last one must `submit` for its successor.
     #[must_use]
     pub(crate) fn found(&self) -> bool {
         self.searching.fetch_sub(1, SeqCst) == 1
     }
 
-    /// Announces sleep; the caller must look at every queue once more before it sleeps.
+    /// Announces sleep. The caller must look at every queue once more before it sleeps.
     pub(crate) fn announce_sleep(&self, worker: usize, searching: bool) {
         self.sleeping.set(worker);
         if searching {
@@ -107,7 +115,7 @@ impl Idle {
         fence(SeqCst);
     }
 
-    /// Whether some worker sleeps or searches: what lies in a ring will be stolen.
+    /// Whether some worker sleeps or searches: fibers in a local queue will be stolen.
     pub(crate) fn has_free_hands(&self) -> bool {
         self.searching.load(SeqCst) > 0 || !self.sleeping.is_empty()
     }
@@ -120,8 +128,10 @@ mod models {
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    /// Workers that pop from one counter; a worker that goes to sleep ends its thread, and whoever
-    /// rouses it plays it from there: asleep for good with work left is a lost wake-up.
+    /// Workers that pop from one counter.
+    ///
+    /// A worker that goes to sleep ends its thread, and the thread that notifies it continues it
+    /// from there. A worker that stays asleep with work left is a lost wake-up.
     struct Model {
         idle: Idle,
         queue: AtomicUsize,
@@ -154,7 +164,7 @@ mod models {
             }
         }
 
-        /// A worker from waking up until it sleeps for good.
+        /// Runs a worker from waking up until it sleeps for good.
         fn work(&self, worker: usize, mut searching: bool) {
             loop {
                 if self.pop() {

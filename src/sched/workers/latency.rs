@@ -1,20 +1,23 @@
 //! How long woken fibers wait until they run: sampled, and counted by length.
 //!
-//! Whoever makes a parked fiber runnable leaves the time in its record, once in [`EVERY`] parks of
-//! the fiber; whoever dispatches it finds the time there, takes it out, and counts the difference
-//! with the worker it holds. The number of the park says whose turn it is, so there is no counter to
-//! keep, and the place of the record in memory shifts it, so that fibers which park in step are not
-//! sampled in step. Without a sample, a wake costs a load and a branch, and so does a dispatch; no
-//! clock is read.
+//! The thread that makes a parked fiber runnable leaves the time in the fiber's record, once in
+//! [`EVERY`] parks. The thread that dispatches the fiber takes the time out, and counts the
+//! difference with the worker it holds.
 //!
-//! The time is a [`Stamp`]: as many bits as the record has left. It comes round after some minutes,
-//! so a wait that long counts as a shorter one.
+//! The number of the park selects the sample, so there is no counter to keep. The address of the
+//! record shifts it, so that fibers which park in step are not sampled in step. Without a sample, a
+//! wake costs a load and a branch, and so does a dispatch; no clock is read.
 //!
-//! Lengths are counted in *buckets*: four to each power of two, between [`FIRST`] and [`LAST`], and one
-//! at each end for what is beyond. A bucket's upper end is at most a quarter above what is in it.
+//! The time is a [`Stamp`]: as many bits as the record has left. It wraps around after some
+//! minutes, so a wait that long counts as a shorter one.
 //!
-//! What is not sampled: a fiber whose wake came before it had switched out, since it was not parked;
-//! and one that waits inside its own frames (S3), since nobody dispatches it.
+//! Lengths are counted in *buckets*: four for each power of two between [`FIRST`] and [`LAST`], and
+//! one at each end for what is beyond. A bucket's upper end is at most a quarter above what is in
+//! it.
+//!
+//! Two kinds of waits are not sampled: a fiber whose wake came before it had switched out, because
+//! it was not parked; and a fiber that waits inside its own frames (S3), because no worker
+//! dispatches it.
 //!
 //! Rejected: the time in every wake. Reading the clock costs as much as the rest of a switch.
 
@@ -27,10 +30,10 @@ use crate::sched::workers::context::Entered;
 use crate::sched::workers::worker::{Count, Worker};
 use crate::util::loom::atomic;
 
-/// One park in so many is sampled; a power of two.
+/// One park in this many is sampled; a power of two.
 pub(crate) const EVERY: usize = 64;
 
-/// Powers of two of nanoseconds between which lengths are told apart: a microsecond, and 17 seconds.
+/// The powers of two of nanoseconds between which lengths differ: a microsecond, and 17 seconds.
 const FIRST: u32 = 10;
 const LAST: u32 = 34;
 /// Each power of two has two to the power of this many buckets.
@@ -47,12 +50,12 @@ pub(crate) fn bucket(nanos: u64) -> usize {
     if power >= LAST {
         return BUCKETS - 1;
     }
-    // How often it can be halved so that the highest bit and those that tell buckets apart are left.
+    // Halved so often that the highest bit and the bits that distinguish buckets are left.
     let steps = nanos >> (power - SPLIT);
     (((power - FIRST) << SPLIT) as u64 + (steps - (1 << SPLIT)) + 1) as usize
 }
 
-/// Where a bucket ends, in nanoseconds; `None` for the last, which has no end.
+/// The upper end of a bucket in nanoseconds; `None` for the last, which has no end.
 pub(crate) fn end(bucket: usize) -> Option<u64> {
     if bucket >= BUCKETS - 1 {
         return None;
@@ -61,7 +64,7 @@ pub(crate) fn end(bucket: usize) -> Option<u64> {
     Some(((1 << SPLIT) + step) << (FIRST - SPLIT + power))
 }
 
-/// Lengths, counted by the holder of a worker, read by anyone.
+/// Counts lengths. Written by the holder of a worker, read by any thread.
 pub(crate) struct Recorder {
     buckets: [Count; BUCKETS],
     longest: AtomicU64,
@@ -75,15 +78,15 @@ impl Recorder {
         }
     }
 
-    /// Counts a length in nanoseconds; for the one writer there is at a time.
+    /// Counts a length in nanoseconds. There is one writer at a time.
     fn record(&self, nanos: u64) {
         if nanos > self.longest.load(Relaxed) {
-            self.longest.store(nanos, Relaxed); // before it is counted: never shorter than a bucket says
+            self.longest.store(nanos, Relaxed); // first, so never less than a bucket says
         }
         self.buckets[bucket(nanos)].add(1);
     }
 
-    /// Adds what was counted to `sums`, bucket by bucket, and returns the longest.
+    /// Adds the counts to `sums`, bucket by bucket, and returns the longest length.
     pub(crate) fn add_to(&self, sums: &mut [u64; BUCKETS]) -> u64 {
         for (sum, count) in sums.iter_mut().zip(&self.buckets) {
             *sum += count.get();
@@ -92,7 +95,7 @@ impl Recorder {
     }
 }
 
-/// A moment, as the record of a fiber has it: zero is none.
+/// A point in time, as the record of a fiber has it; zero is none.
 struct Stamp;
 
 impl Stamp {
@@ -103,7 +106,7 @@ impl Stamp {
         ((clock.nanos() >> Self::STEP) as u32).max(1)
     }
 
-    /// Nanoseconds from one to another.
+    /// Nanoseconds from one stamp to a later one.
     fn between(earlier: u32, later: u32) -> u64 {
         u64::from(later.wrapping_sub(earlier)) << Self::STEP
     }
@@ -116,7 +119,7 @@ fn is_chosen(fiber: FiberRef) -> bool {
     (place.wrapping_add(fiber.state.parks() as usize)).is_multiple_of(EVERY)
 }
 
-/// The fiber has just been made runnable, by the caller (I1), and is in no queue yet.
+/// Samples a fiber that the caller has just made runnable (I1) and that is in no queue yet.
 #[inline]
 pub(crate) fn woken(fiber: FiberRef, clock: &Clock) {
     if is_chosen(fiber) {
@@ -127,10 +130,10 @@ pub(crate) fn woken(fiber: FiberRef, clock: &Clock) {
 #[cold]
 fn note(fiber: FiberRef, clock: &Clock) {
     let now = Stamp::now(clock);
-    fiber.woken_at.store(now, atomic::Ordering::Relaxed); // queues release it
+    fiber.woken_at.store(now, atomic::Ordering::Relaxed); // queues publish it
 }
 
-/// The fiber is about to run.
+/// Counts the sample of a fiber that is about to run, if there is one.
 #[inline]
 pub(crate) fn runs(token: &Entered, fiber: FiberRef) {
     let woken_at = fiber.woken_at.load(atomic::Ordering::Relaxed);
@@ -139,7 +142,8 @@ pub(crate) fn runs(token: &Entered, fiber: FiberRef) {
     }
 }
 
-/// Not by the token: the caller would have to keep it in memory for that, at every dispatch.
+/// Counts a sample. It does not take the token, which the caller would then have to keep in memory
+/// at every dispatch.
 #[cold]
 fn count(worker: &Worker, shared: &Shared, fiber: FiberRef, woken_at: u32) {
     fiber.woken_at.store(0, atomic::Ordering::Relaxed);

@@ -2,12 +2,13 @@
 //! Fibers for which there is no stack.
 //!
 //! A fiber that gets no stack at its first dispatch waits in the lane `stackless` of the global
-//! queue while some fiber holds a stack of the class it wants: every end gives one of the waiting
-//! another chance, and a worker that goes to sleep gives up the stacks it keeps at hand. If no
-//! fiber holds such a stack, no end can help: the fiber fails. Stacks of other classes do not
-//! count, since slabs are never unmapped.
+//! queue while some fiber holds a stack of the class it wants. Every end of a fiber gives one of
+//! the waiting fibers another chance, and a worker that goes to sleep gives up the stacks it keeps.
 //!
-//! The last holder may end between the look and the push; so there is a second look after the push.
+//! If no fiber holds such a stack, no end can help: the fiber fails. Stacks of other classes do not
+//! count, because slabs are never unmapped.
+//!
+//! The last holder may end between the look and the push, so there is a second look after the push.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -26,7 +27,7 @@ use crate::util::list::List;
 use crate::util::loom::{atomic, heavy_barrier};
 
 impl Shared {
-    /// No stack for this fiber now.
+    /// Queues a fiber that gets no stack, or fails it if no fiber holds such a stack.
     #[cold]
     pub(crate) fn starve(&self, fiber: FiberRef) {
         let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
@@ -46,14 +47,14 @@ impl Shared {
             );
         }
         // A fiber that ends from here on sees the push, or we see its end. Without a barrier that
-        // is not certain: the helper looks again (S18).
+        // is not certain, so the helper looks again (S18).
         if !heavy_barrier() {
             self.feed_later();
         }
         if self.with_stack_of(class) == 0 {
             self.feed_starved(class, 1);
         }
-        // Those who fall asleep from here on see the count; those who sleep may have stacks at hand.
+        // Workers that fall asleep from here on see the count; workers that sleep may keep stacks.
         for worker in self.present() {
             if self.idle.claim(worker.index) {
                 self.notify_worker(worker, WakeReason::TO_WORK);
@@ -70,9 +71,10 @@ impl Shared {
         }
     }
 
-    /// On the helper's thread: if fibers wait whose push may not have been seen, gives each class
-    /// another chance, and says when to come again. Not at once when it is asked for: they have
-    /// just tried.
+    /// Gives each class another chance if fibers wait whose push may not have been seen.
+    ///
+    /// Runs on the helper's thread, and returns after what time to call it again. When it has just
+    /// been asked for it only returns that time: the fibers have just tried.
     pub(crate) fn feed_unsure(&self, just_asked: bool) -> Option<Duration> {
         if membarrier::refused() == 0 || self.starved() == 0 {
             return None;
@@ -86,8 +88,10 @@ impl Shared {
         Some(UNSURE)
     }
 
-    /// Ends fibers that never ran. Their closures are dropped on a thread of its own: that is the
-    /// program's code, which may block.
+    /// Ends fibers that never ran.
+    ///
+    /// Their closures are dropped on a separate thread: they are the program's code, which may
+    /// block.
     pub(crate) fn fail_unstarted(&self, mut fibers: List<Record>, error: fn(u64) -> JoinError) {
         let shared = self.arc();
         let failed = std::sync::Arc::new(Lane::new());
@@ -101,7 +105,7 @@ impl Shared {
         };
         let thread = std::thread::Builder::new().name("indent-failed".to_owned());
         if thread.spawn(end.clone()).is_err() {
-            end(); // no thread either: here, then
+            end(); // no thread for this either, so drop them here
             let guard = context::disable_preempt();
             if let Some(carrier) = guard.carrier().filter(|c| c.current.get().is_none()) {
                 carrier.block.scrub();
@@ -120,11 +124,11 @@ impl Shared {
             unsafe { record.as_ref() }.owner().give_back(record);
         }
         self.never_started.fetch_add(1, SeqCst);
-        self.feed_starved(class, 1); // the next one learns it, too
+        self.feed_starved(class, 1); // so that the next one notices it, too
         self.tell_observers();
     }
 
-    /// Counts a fiber with a stack of another than the default class.
+    /// Counts a fiber whose stack is not of the default class.
     #[inline]
     pub(crate) fn count_odd_stack(&self, class: u8, change: i64) {
         if class != self.settings.stack_class {
@@ -133,7 +137,7 @@ impl Shared {
         }
     }
 
-    /// Fibers that have a stack.
+    /// Number of fibers that have a stack.
     pub(crate) fn with_stack(&self) -> u64 {
         let finished: u64 = self.workers.iter().map(|w| w.counters.finished.get()).sum();
         let started: u64 = self.workers.iter().map(|w| w.counters.started.get()).sum();
@@ -150,8 +154,8 @@ impl Shared {
                 .map(|count| count.load(SeqCst))
                 .sum::<u64>()
         };
-        // The sums are taken one after the other. If others changed meanwhile, rather too much hope
-        // than too little.
+        // The sums are taken one after the other. If the counts changed meanwhile, too much hope is
+        // better than too little.
         let changes = self.odd_changes.load(SeqCst);
         let (odd, all) = (odd(), self.with_stack());
         if self.odd_changes.load(SeqCst) != changes {

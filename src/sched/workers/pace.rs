@@ -7,18 +7,18 @@
 //!
 //! Workers are *brisk* while one of them dispatches many fibers a tick and the monitor has seen no
 //! dispatch that computes for long. Only brisk workers keep a backlog to themselves, or let a
-//! sleeper leave events to them (`io/polling_right.rs`). A worker that begins a long dispatch all the same
-//! wakes another one for its backlog: at once if it is known to be long (`slices.rs`), else after a
-//! tick (`watch.rs`).
+//! sleeper leave events to them (`io/polling_right.rs`). If such a worker begins a long dispatch
+//! nevertheless, another worker is woken for its backlog: at once if the dispatch is known to be
+//! long (`slices.rs`), otherwise after a tick (`background/monitor.rs`).
 //!
 //! Brisk workers can be *crowded*: their threads wait for a CPU for a quarter of the time and more,
 //! because other processes use the CPUs too, or there are fewer CPUs than workers. The fibers in
 //! the queue of a worker that waits for a CPU wait with it. So the monitor reads the run delay of
-//! their threads now and then (`schedstat`), and if they are crowded one worker fewer is woken for
-//! a backlog, for some time. Then more are tried again, after longer and longer times as long as
-//! they are crowded again.
+//! their threads now and then (`schedstat`). If they are crowded, one worker fewer is woken for a
+//! backlog, for some time. Then more are tried again, after longer and longer times as long as they
+//! are crowded again.
 //!
-//! All of this only puts off a wake for a backlog. The worker that keeps the backlog is awake and
+//! All of this only delays a wake for a backlog. The worker that keeps the backlog is awake and
 //! runs it (I8).
 
 use std::ptr;
@@ -35,31 +35,30 @@ use crate::sched::block::timers::nanos;
 use crate::sched::threads::carrier::Carrier;
 use crate::sched::workers::worker::Worker;
 
-/// What it takes until a sleeping worker runs a fiber.
+/// Time until a notified worker runs a fiber.
 const WAKE: Duration = Duration::from_micros(50);
-/// From so many dispatches on in the time of a wake-up a worker is brisk: each takes less than a
-/// wake-up.
+/// Dispatches per wake-up time from which on a worker is brisk: each takes less than a wake-up.
 const BRISK: u64 = 2;
-/// Most fibers that a worker keeps to itself: a burst of long ones should not wait for a tick.
+/// Largest backlog that a worker keeps: a burst of long fibers should not wait for a tick.
 const MOST: u64 = 16;
 /// Ticks after a long dispatch in which no worker counts as brisk.
 const CALM: u64 = 64;
 /// Ticks between two looks at the run delay.
 const WINDOW: u64 = 16;
-/// Ticks for which fewer workers are woken, at first and at most.
+/// Ticks for which fewer workers are woken: at first, and at most.
 const FEWER: u64 = 128;
 const FEWER_AT_MOST: u64 = 2048;
-/// Workers whose run delay is read.
+/// Number of workers whose run delay is read.
 const LOOKED_AT: usize = 16;
 
-/// Of a runtime. The monitor alone writes.
+/// The pace of a runtime. Only the monitor writes it.
 pub(crate) struct Pace {
     brisk: AtomicBool,
     /// The tick at which the monitor last saw a long dispatch.
     long_seen: AtomicU64,
-    /// Workers that may be awake before no further one is woken for a backlog.
+    /// The number of awake workers from which on no further worker is woken for a backlog.
     most_awake: AtomicUsize,
-    /// The tick at which more are tried again, and for how long fewer are woken next time.
+    /// The tick at which more workers are tried again, and for how long fewer are woken next time.
     until: AtomicU64,
     fewer_for: AtomicU64,
 }
@@ -75,8 +74,10 @@ impl Pace {
         }
     }
 
-    /// Draws the consequence of one window at whose end so many workers are awake: the threads that
-    /// were looked at ran for so long in all, and waited for a CPU for so long in all.
+    /// Decides after one window whether fewer workers are to be woken.
+    ///
+    /// `awake` is the number of awake workers at its end. `ran` and `waited` say how long the
+    /// observed threads ran and waited for a CPU in total.
     fn note_delay(&self, tick: u64, awake: usize, ran: Duration, waited: Duration) {
         if awake < 2 {
             return;
@@ -94,17 +95,17 @@ impl Pace {
     }
 }
 
-/// Of a worker. The monitor alone writes.
+/// The pace of a worker. Only the monitor writes it.
 pub(crate) struct Rate {
     /// Its number of dispatches at the last tick.
     dispatches: AtomicU64,
-    /// The backlog from which on another worker is woken.
+    /// The length of the backlog from which on another worker is woken.
     pays_from: AtomicU32,
-    /// The thread it was on when the monitor last asked for the run delay, and the answer.
+    /// The thread it was on when the monitor last read the run delay, and the values then.
     thread: AtomicPtr<Carrier>,
     ran: AtomicU64,
     waited: AtomicU64,
-    /// The dispatch that was last seen for long, and the CPU time of its thread then.
+    /// The dispatch that was last found to be long, and the CPU time of its thread then.
     long: AtomicU64,
     long_cpu: AtomicU64,
 }
@@ -123,7 +124,7 @@ impl Rate {
     }
 }
 
-/// How many dispatches fit into the time of a wake-up, if there were so many in `elapsed`.
+/// How many dispatches fit into the time of a wake-up, if there were `dispatches` in `elapsed`.
 fn in_a_wake(dispatches: u64, elapsed: Duration) -> u64 {
     let elapsed = elapsed.as_nanos().max(1);
     let fit = u128::from(dispatches) * WAKE.as_nanos() / elapsed;
@@ -131,8 +132,9 @@ fn in_a_wake(dispatches: u64, elapsed: Duration) -> u64 {
 }
 
 impl Worker {
-    /// How long its thread has run and waited for a CPU since the last call, if it was on that
-    /// thread then.
+    /// How long its thread has run and waited for a CPU since the last call.
+    ///
+    /// `None` if the worker was on another thread then.
     fn run_delay(&self) -> Option<(Duration, Duration)> {
         let carrier = self.carrier()?;
         let (ran, waited) = carrier.thread.ran_and_waited()?;
@@ -148,7 +150,7 @@ impl Worker {
 }
 
 impl Shared {
-    /// At a tick of the monitor, so long after the last.
+    /// Measures the pace of all workers at a tick of the monitor, `elapsed` after the last one.
     pub(crate) fn measure_pace(&self, tick: u64, elapsed: Duration) {
         let long_seen = self.pace.long_seen.load(Relaxed);
         let calm = long_seen == 0 || tick.saturating_sub(long_seen) > CALM;
@@ -160,7 +162,7 @@ impl Shared {
             brisk |= calm && fit >= BRISK;
             let pays_from = if calm { fit.clamp(1, MOST) } else { 1 };
             worker.rate.pays_from.store(pays_from as u32, Relaxed);
-            // It kept them for itself when it was faster.
+            // The worker kept these fibers for itself when it was faster.
             if worker.queue.len() as u64 >= pays_from && !self.are_enough_awake() {
                 self.notify_searcher(worker.index + 1);
             }
@@ -190,9 +192,10 @@ impl Shared {
         }
     }
 
-    /// The monitor has seen this worker in one dispatch for a tick at least. If its thread computed
-    /// all the time, no worker counts as brisk for a while; a thread that waited for a CPU is no
-    /// reason.
+    /// Notes a worker that the monitor has seen in one dispatch for at least a tick.
+    ///
+    /// If its thread computed all the time, no worker counts as brisk for a while. A thread that
+    /// waited for a CPU is no reason.
     pub(crate) fn note_long_for_pace(&self, worker: &Worker, dispatch: u64) {
         let cpu = worker
             .carrier()
@@ -207,15 +210,16 @@ impl Shared {
         }
     }
 
-    /// Whether workers dispatch so fast that a fiber waits for less time than it takes to wake a
-    /// worker.
+    /// Whether workers dispatch so fast that a fiber waits for less than the time of a wake-up.
     #[inline]
     pub(crate) fn is_brisk(&self) -> bool {
         self.pace.brisk.load(SeqCst)
     }
 
-    /// After a push to the queue of a worker by its holder, which runs the fibers there itself:
-    /// wakes another worker if so many wait that this pays.
+    /// Wakes another worker if so many fibers wait that this pays.
+    ///
+    /// Called after a push to the queue of a worker by its holder, which runs the fibers there
+    /// itself.
     #[inline]
     pub(crate) fn notify_for_backlog(&self, worker: &Worker, waiting: usize) {
         let pays = waiting >= worker.rate.pays_from.load(Relaxed) as usize;

@@ -1,4 +1,4 @@
-//! Changing the number of workers while they run; the protocol is in `count.rs`.
+//! Changes the number of workers while they run. The protocol is in `count.rs`.
 
 use std::ptr::NonNull;
 
@@ -7,8 +7,9 @@ use crate::sched::workers::context::{self, Entered};
 use crate::sched::workers::worker::{WakeReason, Worker};
 
 impl Shared {
-    /// Makes this the number of workers, as far as there is room and threads can be had; false if
-    /// some could not be placed and it should be tried again. On one thread at a time.
+    /// Makes `workers` the number of workers, as far as there are room and threads.
+    ///
+    /// False if some could not be placed, and the caller should try again. On one thread at a time.
     pub(crate) fn resize(&self, workers: usize) -> bool {
         let _guard = context::disable_preempt();
         let _one_at_a_time = self.resizing.lock().unwrap_or_else(|e| e.into_inner());
@@ -16,14 +17,15 @@ impl Shared {
         self.count.allow(workers);
         for worker in &self.present()[workers..] {
             if self.idle.claim(worker.index) {
-                self.notify_worker(worker, WakeReason::TO_WORK); // it sees that it is one too many
+                self.notify_worker(worker, WakeReason::TO_WORK); // it sees that it is in excess
             }
         }
         let mut placed = true;
         while placed && let Some(index) = self.count.revive() {
             placed = self.place(NonNull::from(&self.workers[index])).is_ok();
             if !placed {
-                // It stays retired until somebody tries again; if it is wanted, that is us.
+                // It stays retired until the resize is tried again. If it is wanted, we have to
+                // look after it.
                 self.count.stay_retired(index);
                 self.after_retirement(&self.workers[index]);
             }
@@ -33,15 +35,17 @@ impl Shared {
         placed
     }
 
-    /// A worker has just been retired: what others may have left with it is seen to.
+    /// Looks after what other threads may have left with a worker that has just been retired.
     fn after_retirement(&self, worker: &Worker) {
-        // Whoever sends from here on sees that it is retired.
+        // Threads that send a fiber from here on see that the worker is retired.
         self.release_assigned(worker);
-        self.arm_io(worker); // who waits there is told by the watch
+        self.arm_io(worker); // the I/O poller wakes the fibers that wait there
         if worker.timers.active() > 0 && self.idle.claim(0) {
-            self.notify_worker(&self.workers[0], WakeReason::TO_WORK); // it minds them now: until when to sleep
+            // It looks after them now, and has to decide again until when to sleep.
+            self.notify_worker(&self.workers[0], WakeReason::TO_WORK);
         }
-        // Somebody may have trusted this worker to look for what was pushed (I8), and it has not.
+        // A thread may have relied on this worker to look for what was pushed (I8), and it has not
+        // looked.
         self.notify_searcher(0);
     }
 
@@ -50,14 +54,14 @@ impl Shared {
         self.workers.len() - self.count.retired()
     }
 
-    /// By the holder of a worker: its queue goes to all.
+    /// Moves the worker's queue to the global queue. Called by the worker's holder.
     fn empty_ring(&self, worker: &Worker) {
         while let Some(fiber) = worker.queue.pop() {
             self.push_global(fiber);
         }
     }
 
-    /// Lets any worker start what was sent to a worker that is retired.
+    /// Lets any worker start the fibers that were assigned to a retired worker.
     pub(crate) fn release_assigned(&self, worker: &Worker) {
         let fibers = worker.assigned.take();
         if !fibers.is_empty() {
@@ -67,7 +71,9 @@ impl Shared {
     }
 }
 
-/// Takes the worker of the calling carrier out of service. True: it is gone, and the token is void.
+/// Takes the worker of the calling carrier out of service.
+///
+/// True if the worker is gone; the token is then void.
 pub(crate) fn retire(token: &mut Entered) -> bool {
     empty(token);
     let carrier = token.carrier();
@@ -85,7 +91,9 @@ pub(crate) fn retire(token: &mut Entered) -> bool {
     true
 }
 
-/// Gives away everything that needs a worker: fibers to all, stacks to the pool. The caller rouses.
+/// Gives away everything that needs a worker: fibers to the global queue, stacks to the pool.
+///
+/// The caller notifies a worker.
 fn empty(token: &mut Entered) {
     let shared = token.carrier().shared();
     let worker = token.worker();

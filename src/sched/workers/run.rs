@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "runs fibers; see I1 and I5")]
-//! The scheduler loop: switch in, and act on why the fiber came back.
+//! The scheduler loop: switches to a fiber, and acts on why the fiber came back.
 
 use std::ptr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,18 +31,20 @@ use crate::sched::workers::sleep::Search;
 use crate::sys::{self, fork, redirect, stderr};
 use crate::util::loom::{atomic, light_barrier};
 
-/// How long a worker waits after the system refused it a thread.
+/// Pause of a worker after the system refused it a thread.
 const REFUSED_PAUSE: Duration = Duration::from_millis(1);
-/// From this value of `Local::bound_lately` on a worker sleeps on the thread of a bound fiber.
+/// From this value of `Local::bound_lately` on, a worker sleeps on the thread of a bound fiber.
 const MOSTLY_BOUND: u32 = 4;
 
-/// Why a carrier left the loop; it holds no worker then, or the runtime ends.
+/// Why a carrier left the loop. It then holds no worker, or the runtime ends.
 pub(crate) enum Left {
     GaveWorkerAway,
     Stopping,
 }
 
-/// Runs fibers while the calling carrier holds a worker. Preemption is disabled on entry and on return.
+/// Runs fibers while the calling carrier holds a worker.
+///
+/// Preemption is disabled on entry and on return.
 pub(crate) fn run_fibers() -> Left {
     let mut token = Entered::resumed();
     token.carrier().shared().awake(token.worker());
@@ -54,7 +56,7 @@ pub(crate) fn run_fibers() -> Left {
             break Left::GaveWorkerAway;
         }
         let next = match token.local().next.take() {
-            Some(brought) => Next::Run(brought), // the worker came here for its sake
+            Some(brought) => Next::Run(brought), // the worker came here for this fiber
             None => find::next(&mut token),
         };
         match next {
@@ -97,8 +99,9 @@ pub(crate) fn run_fibers() -> Left {
     left
 }
 
-/// Takes the worker to a carrier that waits in the middle of a fiber, which the caller claimed.
-/// False if it has got one by another way.
+/// Takes the worker to a claimed carrier that waits in the middle of a fiber.
+///
+/// False if that carrier has got a worker another way.
 fn thaw(token: &mut Entered, index: usize) -> bool {
     token.worker().counters.moves.add(1);
     let carrier = token.carrier();
@@ -110,15 +113,16 @@ fn thaw(token: &mut Entered, index: usize) -> bool {
     }
 }
 
-/// Takes the worker to a carrier without a fiber. False if no thread can be had.
+/// Takes the worker to a carrier without a fiber; false if there is no thread.
 fn hand_over(token: &mut Entered) -> bool {
     token.worker().counters.moves.add(1);
     token.carrier().hand_over()
 }
 
-/// A worker that would sleep on the thread of a bound fiber goes to one without a fiber first, so
-/// that the next movable fiber does not wait for that; unless bound fibers are what it runs most of
-/// the time.
+/// Whether the worker goes to a carrier without a fiber before it sleeps.
+///
+/// A worker that would sleep on the thread of a bound fiber does, so that the next movable fiber
+/// does not wait for the move. It does not if bound fibers are what it runs most of the time.
 fn leaves_before_sleep(token: &mut Entered) -> bool {
     token.carrier().has_tenant() && token.local().bound_lately < MOSTLY_BOUND
 }
@@ -192,7 +196,7 @@ fn go_elsewhere(
         // SAFETY: I1: `next` took it off a queue.
         let movable = unsafe { verdict::starts_movable(fiber) } && shared.trusts_verdicts();
         if shared.has_free_thread() && movable {
-            shared.global.unstarted.push(fiber); // for the worker that is there
+            shared.global.unstarted.push(fiber); // for the worker on that thread
             if !shared.notify_searcher(0) {
                 sys::thread::sleep(REFUSED_PAUSE);
             }
@@ -203,7 +207,7 @@ fn go_elsewhere(
         shared.push_global(fiber);
         shared.notify_searcher(0); // another worker may be on a thread without a fiber
         let interval = token.carrier().shared().settings.global_interval;
-        token.local().until_shared = interval; // what is bound to threads comes first
+        token.local().until_shared = interval; // fibers bound to threads come first
         sys::thread::sleep(REFUSED_PAUSE);
     }
     Where::Elsewhere
@@ -220,13 +224,14 @@ impl Shared {
     }
 }
 
-/// Serves a fiber that is bound to another thread, there. True if the worker has left for it, and
-/// the token is void.
+/// Brings a fiber that is bound to another thread to that thread.
+///
+/// True if the worker has left for the thread; the token is then void.
 pub(crate) fn brings_to_thread(token: &mut Entered, fiber: FiberRef, thread: &Carrier) -> bool {
     matches!(go_to_thread(token, fiber, thread), Where::WorkerLeft)
 }
 
-/// Takes the worker, or the fiber to the worker, to the thread that the fiber is bound to.
+/// Takes the worker to the thread that the fiber is bound to, or the fiber to the worker there.
 fn go_to_thread(token: &mut Entered, fiber: FiberRef, thread: &Carrier) -> Where {
     loop {
         if thread.deliver(fiber) {
@@ -237,16 +242,17 @@ fn go_to_thread(token: &mut Entered, fiber: FiberRef, thread: &Carrier) -> Where
         if token.carrier().hand_to(thread) {
             return Where::WorkerLeft;
         }
-        // A worker has come there meanwhile.
+        // A worker has come to that thread meanwhile.
         if token.local().next.take().is_none() {
             return Where::Elsewhere;
         }
     }
 }
 
-/// The thread has had its last fiber (S16): the worker goes to another one, or is an orphan until
-/// there is one. This thread starts none, and its own place may be what a new one needs. The token
-/// is void.
+/// Gives the worker away when its thread has run its last fiber (S16).
+///
+/// The worker goes to another carrier, or is an orphan until there is one. This thread starts no
+/// thread, and its own place may be what a new one needs. The token is void afterwards.
 #[cold]
 fn leave_spent(token: &mut Entered) {
     token.worker().counters.moves.add(1);
@@ -260,14 +266,14 @@ fn leave_spent(token: &mut Entered) {
     }
 }
 
-/// The fiber that was to start is on its thread, or starts later.
+/// Ends the reservation: the fiber that was to start is on its thread, or starts later.
 pub(crate) fn end_reservation(token: &mut Entered) {
     if std::mem::take(&mut token.local().reserved) {
         token.carrier().shared().end_reservation();
     }
 }
 
-/// Runs one fiber until it comes back; true if it handed its worker over.
+/// Runs one fiber until it comes back; true if the fiber handed its worker over.
 fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     let starts = fiber.is_unstarted();
     if starts {
@@ -288,15 +294,16 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     note_bound_lately(&mut token, was_bound);
     note_own(&mut token);
     token.worker().published.dispatch();
-    // One that was interrupted, and left its thread, computes: its time counts from the beginning.
+    // A fiber that was interrupted and left its thread computes: its time counts from the
+    // beginning.
     let goes_on = verdict::takes_left(fiber) || starts && is_likely_batch(&token, fiber);
     if (goes_on || class::is_batch(&fiber)) && token.carrier().shared().settings.preempt {
-        token.carrier().begin_slice(token.worker()); // a waker can tell for how long it has run
+        token.carrier().begin_slice(token.worker()); // so a waker sees for how long it has run
     }
     // SAFETY: I1: `next` took it off a queue, so it is switched out and ours; it has a stack.
     unsafe { token.carrier().block.enter(fiber, was_bound) };
     if token.carrier().shared().settings.leaves_anywhere() {
-        redirect::clear_vectors(); // what a copy has left there looks as if the fiber had it
+        redirect::clear_vectors(); // remains of a copy there would look like values of the fiber
     }
     // SAFETY: as above.
     let (mut token, back) = unsafe { context::resume(token, fiber, fiber_main) };
@@ -330,7 +337,7 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     };
     // SAFETY: it has just come back to us, and is in no queue yet.
     unsafe { token.carrier().block.leave(fiber, stay) };
-    // Before any other thread can get hold of it.
+    // Before any other thread can get the fiber.
     if stays {
         token.carrier().let_in(fiber);
         if back == Back::Parking {
@@ -350,14 +357,16 @@ fn run(mut token: Entered, fiber: FiberRef) -> (Entered, bool) {
     (token, back == Back::HandedOver)
 }
 
-/// Whether a fiber that starts now is expected to compute much. Where such fibers keep their threads,
-/// few are started at a time; where they leave them, many dispatches in a row may be first ones.
+/// Whether a fiber that starts now is expected to compute much.
+///
+/// Where such fibers keep their threads, few are started at a time. Where they leave them, many
+/// dispatches in a row may be first ones.
 fn is_likely_batch(token: &Entered, fiber: FiberRef) -> bool {
     let settings = &token.carrier().shared().settings;
     settings.leaves_anywhere() && class::Sites::get(fiber.location()).is_bad()
 }
 
-/// A fiber that has switched out and is runnable goes behind the others.
+/// Queues a fiber that has switched out and is runnable behind the others.
 fn queue_again(token: &Entered, fiber: FiberRef, back: Back) {
     let (shared, worker) = (token.carrier().shared(), token.worker());
     match class::is_batch(&fiber) {
@@ -365,13 +374,14 @@ fn queue_again(token: &Entered, fiber: FiberRef, back: Back) {
         false if back == Back::Interrupted => shared.global.interrupted.push(fiber),
         false => return shared.push_local(worker, fiber),
     }
-    // If nothing else waits, this worker takes it itself: it looks everywhere before it sleeps.
+    // If nothing else waits, this worker takes the fiber itself: it looks everywhere before it
+    // sleeps.
     if shared.queued_for_all() > 1 || shared.has_queued_here(worker) {
         shared.notify_searcher(0);
     }
 }
 
-/// Whether the last dispatches were of bound fibers, most of them.
+/// Records whether this dispatch is of a bound fiber.
 #[inline]
 fn note_bound_lately(token: &mut Entered, bound: bool) {
     let lately = &mut token.local().bound_lately;
@@ -382,7 +392,7 @@ fn note_bound_lately(token: &mut Entered, bound: bool) {
     };
 }
 
-/// Whether fibers wait that only this worker may start.
+/// Publishes whether fibers wait that only this worker may start.
 #[inline]
 fn note_own(token: &mut Entered) {
     let wait = !token.local().own.is_empty();
@@ -392,7 +402,8 @@ fn note_own(token: &mut Entered) {
     }
 }
 
-/// The fiber has switched out: what the monitor has seen of it counts. False if that is nothing.
+/// Adds the long dispatches that the monitor has seen to the fiber's CPU score; false if there were
+/// none.
 #[inline]
 fn account(token: &Entered, fiber: FiberRef) -> bool {
     let worker = token.worker();
@@ -404,7 +415,7 @@ fn account(token: &Entered, fiber: FiberRef) -> bool {
     counts
 }
 
-/// The first dispatch: a stack. False if there is none, and the fiber waits for one.
+/// Attaches a stack for the first dispatch; false if there is none and the fiber waits for one.
 fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
     let class = fiber.stack_class.load(atomic::Ordering::Relaxed);
     let Ok(stack) = token.local().stacks.take(class) else {
@@ -412,15 +423,16 @@ fn attach(token: &mut Entered, fiber: FiberRef) -> bool {
         return false;
     };
     token.show_stacks();
-    // The waker of the fiber reads it; the park it ends has released it.
+    // The waker of the fiber reads it; the release store of the park that it ends publishes it.
     fiber.stack.store(stack.as_ptr(), atomic::Ordering::Relaxed);
     in_place::begin(stack);
     token.worker().counters.started.add(1);
-    token.carrier().shared().count_odd_stack(class, 1); // after: rather too much hope than too little
+    // Last: in `with_stack_of` too much hope is better than too little.
+    token.carrier().shared().count_odd_stack(class, 1);
     true
 }
 
-/// What runs on the fiber's stack.
+/// The body of every fiber, on the fiber's stack.
 fn fiber_main(fiber: FiberRef) {
     let token = Entered::resumed();
     let dropped = token.carrier().shared().is_closing() || fiber.state.cancel_requested();
@@ -433,7 +445,7 @@ fn fiber_main(fiber: FiberRef) {
         // SAFETY: it has not run, and we are its one dispatch.
         unsafe { Job::fail(&fiber, JoinError::cancelled(fiber.id())) };
     } else {
-        // SAFETY: on its own stack; `Job::run` says what with.
+        // SAFETY: on its own stack, with what `Job::run` says.
         let call = |f| unsafe { switch::call_outermost(fiber, f) };
         // SAFETY: called once, on its own stack.
         unsafe { Job::run(&fiber, call) };
@@ -452,21 +464,22 @@ fn fiber_main(fiber: FiberRef) {
     let here = context::here().expect("a fiber runs here");
     let token = here.enter_with_worker();
     fiber.state.finish();
-    std::mem::forget(token); // the duty to enable preemption passes to the scheduler with the switch
+    std::mem::forget(token); // the scheduler enables preemption after the switch
 }
 
-/// Runs the destructors of the thread-locals of the calling fiber, whose closure has ended. They
-/// must not unwind, so they are not cancelled.
+/// Runs the destructors of the thread-locals of the calling fiber, whose closure has ended.
+///
+/// They must not unwind, so cancellation does not reach them.
 fn end_locals(fiber: FiberRef) {
     if locals::has_destructors(fiber) {
         let _undisturbed = time_limit::Undisturbed::begin();
-        // SAFETY: on its own stack, mark down.
+        // SAFETY: on its own stack, preemption enabled.
         unsafe { locals::run_destructors(fiber) };
     }
     locals::end_current_thread();
 }
 
-/// A fiber's closure has ended in the child of a fork.
+/// Ends a child of a fork in which a fiber's closure has ended.
 #[cold]
 fn end_child(fiber: &Record) -> ! {
     let mut what = String::new();
@@ -475,12 +488,13 @@ fn end_child(fiber: &Record) -> ! {
     fork::end_child(&what)
 }
 
-/// The result is there: gives it to whoever the join word says (I4).
+/// Gives the result to the party that the join word names (I4).
 pub(crate) fn complete(fiber: FiberRef) {
-    let guard = context::disable_preempt(); // S6: who finds the word swapped waits for the call
+    // S6: a thread that finds the word swapped waits for our notification.
+    let guard = context::disable_preempt();
     let completed = job::complete(&fiber.join);
     let kept = match completed {
-        // SAFETY: the address was in the join word, and ours is its call.
+        // SAFETY: the address was in the join word, and its one notification is ours.
         Completed::Notify(waiter) => unsafe { Waiter::notify(&guard, waiter) },
         Completed::Nothing | Completed::DropResult => DeferredDrop::default(),
     };
@@ -493,7 +507,7 @@ pub(crate) fn complete(fiber: FiberRef) {
     }
 }
 
-/// A panic that nobody joined gets one line after std's message.
+/// Prints one line after std's message for a panic that no caller joined.
 pub(crate) fn report_leftover(fiber: &Record, leftover: Leftover) {
     if leftover == Leftover::Panic {
         let mut line = String::new();
@@ -503,7 +517,7 @@ pub(crate) fn report_leftover(fiber: &Record, leftover: Leftover) {
     }
 }
 
-/// A fiber is over and off its stack.
+/// Frees the stack and the record of a fiber that is over and off its stack.
 fn retire(token: &mut Entered, fiber: FiberRef) {
     let stack = fiber.stack.swap(ptr::null_mut(), atomic::Ordering::Relaxed);
     let stack = ptr::NonNull::new(stack).expect("a fiber that ran has a stack");
@@ -511,7 +525,7 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
     unsafe { token.carrier().block.finish(fiber, stack.as_ptr()) };
     token.local().stacks.put(stack);
     if token.carrier().shared().starved() > 0 {
-        token.local().stacks.keep(0); // whoever is fed by this end may run elsewhere
+        token.local().stacks.keep(0); // the fiber that gets it may run elsewhere
     }
     token.show_stacks();
     let carrier = token.carrier();
@@ -538,10 +552,11 @@ fn retire(token: &mut Entered, fiber: FiberRef) {
 }
 
 impl Shared {
-    /// After every end: a stack is free, and somebody may wait for the last fiber.
+    /// Called after every end: a stack is free, and a thread may wait for the last fiber.
     #[inline]
     fn fiber_ended(&self, class: u8) {
-        // Our count before both looks; the heavy halves are in `starve` and in `wait_until`.
+        // Our count comes before both checks; the heavy barriers are in `starve` and in
+        // `wait_until`.
         light_barrier();
         if self.starved() > 0 {
             self.feed_starved(class, 1);

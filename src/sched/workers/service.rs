@@ -1,8 +1,9 @@
-//! What layers above keep in a runtime, without the scheduler knowing what it is: pools of threads.
+//! What layers above keep in a runtime, unknown to the scheduler: pools of threads.
 //!
-//! There is one place per [`Kind`], filled with the first use and kept until the runtime is dropped.
-//! A shutdown closes what is there; in between, the helper *tends* to it when asked (`watch.rs`): a
-//! pool that the system has refused threads is not left alone with its queue.
+//! There is one place per [`Kind`], filled with the first use and kept until the runtime is
+//! dropped. A shutdown closes the services that are there. In between, the helper *tends* to them
+//! when asked (`background/helper.rs`): a pool that the system has refused threads is not left
+//! alone with its queue.
 
 use std::any::Any;
 use std::sync::OnceLock;
@@ -13,12 +14,14 @@ use crate::sched::workers::shutdown::Patience;
 
 /// A part of a runtime with threads of its own.
 pub(crate) trait Service: Any + Send + Sync {
-    /// Ends its threads, waiting as `patience` says; the number of those that did not end. What
-    /// they touch stays valid all the same.
+    /// Ends its threads, waiting as `patience` says; returns the number of those that did not end.
+    ///
+    /// What those threads touch stays valid.
     fn close(&self, patience: Patience) -> usize;
 
-    /// Does what could not be done when it was due; says after what time it wants to be called
-    /// again, if there is need.
+    /// Does what could not be done when it was due.
+    ///
+    /// Returns after what time it has to be called again, if at all.
     fn tend(&self) -> Option<Duration>;
 }
 
@@ -41,11 +44,11 @@ impl Services {
         }
     }
 
-    /// The service of that kind, made if there is none. A kind has one type.
+    /// The service of that kind. Makes one if there is none. A kind has one type.
     pub(crate) fn get<S: Service>(&self, kind: Kind, make: impl FnOnce() -> S) -> &S {
         let service = self.places[kind as usize].get_or_init(|| Box::new(make()));
-        // By a fiber that was abandoned: nothing is begun after the end. Whoever made it may not have
-        // closed it yet; to close it twice does no harm.
+        // For a fiber that was abandoned: nothing is begun after the end. The thread that made the
+        // service may not have closed it yet; closing it twice does no harm.
         fence(SeqCst);
         if self.closed.load(SeqCst) {
             service.close(Patience::none());
@@ -64,14 +67,15 @@ impl Services {
         self.places.iter().filter_map(OnceLock::get).map(|s| &**s)
     }
 
-    /// Closes all, each with a patience of its own; the number of threads that did not end.
+    /// Closes all services, each with its own patience; returns the number of threads that did not
+    /// end.
     pub(crate) fn close(&self, patience: impl Fn() -> Patience) -> usize {
         self.closed.store(true, SeqCst);
         fence(SeqCst);
         self.each().map(|service| service.close(patience())).sum()
     }
 
-    /// Tends to all; after what time this is to be done again, if at all.
+    /// Tends to all services; returns after what time this has to be done again, if at all.
     pub(crate) fn tend(&self) -> Option<Duration> {
         self.each().filter_map(Service::tend).min()
     }

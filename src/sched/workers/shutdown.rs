@@ -1,18 +1,18 @@
 //! The end of a runtime, in five steps.
 //!
-//! 1. Refuse spawns, ask every fiber to end.
-//! 2. Unstarted fibers are dropped by the workers, on a stack like any fiber (their destructors are
-//!    user code); parked ones are woken and unwind; others at their next blocking call.
-//! 3. Wait for all, at most the timeout.
-//! 4. What remains is abandoned: its thread, stack and everything shared are left alone, never
+//! 1. Refuse spawns, and cancel every fiber.
+//! 2. The workers drop unstarted fibers, on a stack like any fiber (their destructors are user
+//!    code). Parked fibers are woken and unwind; the others unwind at their next blocking call.
+//! 3. Wait for all fibers, at most until the timeout.
+//! 4. Abandon what remains: its thread, its stack and everything shared are left alone, never
 //!    freed, and listed.
 //! 5. Close what layers above keep here (pools), stop and join the other threads.
 //!
 //! A thread of the runtime may do this itself, outside fibers and closures: in the hook that is
 //! called when it stops, or in a destructor of a thread-local. It waits for all threads but itself.
 //!
-//! Fibers that park while they unwind each block a carrier, so only so many may unwind at once
-//! (`unwind_limit.rs`); the others are asked as those end.
+//! Fibers that park while they unwind each block a carrier, so only a limited number may unwind at
+//! once (`unwind_limit.rs`). The cancellation of the others is delivered as those end.
 
 use std::fmt;
 use std::panic::Location;
@@ -31,7 +31,7 @@ use crate::sys::fork;
 use crate::sys::{self, futex};
 use crate::util::loom::{heavy_barrier, lock};
 
-/// How often to look again where the kernel refused the barrier that makes one look enough (S18).
+/// Interval between looks where the kernel refused the barrier that makes one look enough (S18).
 pub(crate) const UNSURE: Duration = Duration::from_millis(10);
 
 /// A fiber that did not end in time.
@@ -55,19 +55,19 @@ pub(crate) const UNSURE: Duration = Duration::from_millis(10);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Abandoned {
-    /// Its id.
+    /// The fiber's id.
     pub id: u64,
-    /// Its name, if it has one.
+    /// The fiber's name, if it has one.
     pub name: Option<String>,
-    /// Where it was spawned.
+    /// The place where the fiber was spawned.
     pub location: &'static Location<'static>,
-    /// Where it stands.
+    /// The state of the fiber when the runtime abandoned it.
     pub phase: Phase,
-    /// What it waits for, if it is parked.
+    /// What the fiber waits for, if it is parked.
     pub reason: ParkReason,
 }
 
-/// What a shutdown left behind.
+/// The fibers and threads that a shutdown left behind.
 ///
 /// ```
 /// use std::time::Duration;
@@ -83,14 +83,14 @@ pub struct ShutdownReport {
     /// Fibers that did not end in time. Their threads, their stacks and what the runtime shares
     /// are left as they are.
     pub abandoned: Vec<Abandoned>,
-    /// Threads left to those fibers, those included on which a
-    /// [`blocking`](crate::runtime::blocking) or [`compute`](crate::runtime::compute) call of theirs
-    /// still runs.
+    /// Threads left to those fibers. This includes threads on which a
+    /// [`blocking`](crate::runtime::blocking) or [`compute`](crate::runtime::compute) call of
+    /// theirs still runs.
     pub threads_left: usize,
 }
 
 impl ShutdownReport {
-    /// Nothing was left behind.
+    /// Whether nothing was left behind.
     pub fn is_clean(&self) -> bool {
         self.abandoned.is_empty() && self.threads_left == 0
     }
@@ -127,19 +127,21 @@ impl fmt::Display for ShutdownReport {
     }
 }
 
-/// How long step 5 waits for threads. Those without fibers end at once, but may need a moment to get
-/// a CPU; those that run something that was abandoned never do.
+/// How long step 5 waits for threads.
+///
+/// Threads without fibers end at once, but may need a moment to get a CPU. Threads that run
+/// something that was abandoned never end.
 #[derive(Clone, Copy)]
 pub(crate) struct Patience {
-    /// So long, whatever happens.
+    /// Waits until then in any case.
     least: Instant,
-    /// So long if there are more than those of abandoned fibers.
+    /// Waits until then if more threads are left than those of abandoned fibers.
     most: Instant,
     abandoned: usize,
 }
 
 impl Patience {
-    /// For nobody.
+    /// Does not wait.
     pub(crate) fn none() -> Self {
         let now = Instant::now();
         Patience {
@@ -149,12 +151,12 @@ impl Patience {
         }
     }
 
-    /// Some threads will not end.
+    /// Whether some threads will not end.
     pub(crate) fn is_for_abandoned(self) -> bool {
         self.abandoned > 0
     }
 
-    /// For threads that will hardly end.
+    /// The shorter wait, for threads that will hardly end.
     pub(crate) fn at_least(self) -> Self {
         Patience {
             most: self.least,
@@ -163,7 +165,7 @@ impl Patience {
     }
 }
 
-/// Joins threads that were asked to end; returns the number of those that have not ended by then.
+/// Joins threads that were asked to end, and returns the number of those still running.
 ///
 /// The calling thread is neither joined nor counted: it shuts its own runtime down, in a hook or in
 /// a destructor of a thread-local, and ends after that.
@@ -189,7 +191,7 @@ pub(crate) fn join_until(
     }
 }
 
-/// Joins those that have ended; the others.
+/// Joins the threads that have ended, and returns the others.
 pub(crate) fn still_running(threads: Vec<ThreadHandle<()>>) -> Vec<ThreadHandle<()>> {
     let left = threads.into_iter().map(sys::thread::try_join);
     left.filter_map(Result::err).collect()
@@ -198,7 +200,7 @@ pub(crate) fn still_running(threads: Vec<ThreadHandle<()>>) -> Vec<ThreadHandle<
 impl Shared {
     pub(crate) fn shut_down(&self, timeout: Duration) -> ShutdownReport {
         if fork::in_child() {
-            std::mem::forget(self.arc()); // F1: there are no threads to end, and nobody to ask
+            std::mem::forget(self.arc()); // F1: there are no threads to end, and none to ask
             return ShutdownReport::default();
         }
         let deadline = Instant::now().checked_add(timeout);
@@ -220,22 +222,22 @@ impl Shared {
         }
     }
 
-    /// Step 1. From here on workers drop what has not started.
+    /// Step 1. From here on workers drop fibers that have not started.
     fn close(&self) {
         self.closing.store(true, SeqCst);
         self.each_fiber(|fiber| fiber.state.request_cancel());
     }
 
-    /// Steps 2 and 3. True if all have ended.
+    /// Steps 2 and 3; true if all fibers have ended.
     fn wait_for_end(&self, deadline: Option<Instant>) -> bool {
         loop {
             self.deliver_cancels(deadline);
-            // Fibers that ran when they were asked may have parked since, without a place at the
-            // gate: so look again now and then, and whenever fibers have ended.
+            // Fibers that ran when they were cancelled may have parked since, without an unwind
+            // permit. So look again now and then, and whenever fibers have ended.
             let pause = Instant::now() + Duration::from_millis(5);
             let until = deadline.map_or(pause, |deadline| deadline.min(pause));
             if self.wait_until(Some(until), |shared| shared.alive() == 0) {
-                return true; // for good: the doors are closed
+                return true; // for good: spawns are refused
             }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return false;
@@ -243,11 +245,12 @@ impl Shared {
         }
     }
 
-    /// Ends the parks of those who were asked, as far as there are places.
+    /// Ends the parks of cancelled fibers, as far as the unwind limit allows.
     fn deliver_cancels(&self, deadline: Option<Instant>) {
         let mut full = false;
         self.each_fiber(|fiber| {
-            // Spawned before the doors closed, but not yet listed then.
+            // The fiber may have been spawned before spawns were refused, but not yet been listed
+            // then.
             fiber.state.request_cancel();
             if full || !fiber.state.is_parked() {
                 return;
@@ -257,11 +260,11 @@ impl Shared {
                 let soon = deadline.map_or(soon, |deadline| deadline.min(soon));
                 full = !self.wait_until(Some(soon), |shared| !shared.unwind_limit.is_full());
             }
-            full = full || self.deliver_cancel(fiber.fiber()) == Entry::Full; // the next round goes on
+            full = full || self.deliver_cancel(fiber.fiber()) == Entry::Full; // retried next round
         });
     }
 
-    /// Ends the park of one who was asked, if there is a place.
+    /// Ends the park of a cancelled fiber, if the unwind limit allows.
     fn deliver_cancel(&self, fiber: FiberRef) -> Entry {
         let guard = context::disable_preempt();
         let entry = self.unwind_limit.enter(&fiber.unwind_permit);
@@ -272,14 +275,14 @@ impl Shared {
         if fiber.state.deliver_cancel() == Notify::Enqueue {
             kept = wake::enqueue(&guard, fiber);
         } else if entry == Entry::New {
-            self.unwind_limit.leave(&fiber.unwind_permit); // deaf, or no longer parked
+            self.unwind_limit.leave(&fiber.unwind_permit); // `Cancel::Disabled`, or not parked now
         }
         drop(guard);
         drop(kept);
         entry
     }
 
-    /// Step 4; and how many of them keep a carrier for themselves.
+    /// Step 4: the abandoned fibers, and how many of them keep a carrier for themselves.
     fn list_abandoned(&self) -> (Vec<Abandoned>, usize) {
         let mut list = Vec::new();
         let mut keep_carriers = 0;
@@ -298,7 +301,7 @@ impl Shared {
         (list, keep_carriers)
     }
 
-    /// From now on; threads get a moment even after the deadline.
+    /// How long to wait from now on; threads get a moment even after the deadline.
     pub(crate) fn patience(&self, deadline: Option<Instant>) -> Patience {
         let now = Instant::now();
         let not_before = |at: Instant| deadline.map_or(at, |deadline| deadline.max(at));
@@ -309,10 +312,10 @@ impl Shared {
         }
     }
 
-    /// Step 5: ends all threads that come back to the scheduler; the number of those that do not.
+    /// Step 5: ends all threads that come back to the scheduler; returns the number of the others.
     pub(crate) fn stop_threads(&self, patience: Patience) -> usize {
         self.stopping.store(true, SeqCst);
-        // Those that are frozen go on: they may hold what we need to come to an end.
+        // Frozen carriers continue: they may hold something that we need to finish.
         for carrier in self.carriers.iter() {
             carrier.parker.notify();
         }
@@ -346,8 +349,10 @@ impl Shared {
         });
     }
 
-    /// Blocks the calling thread until `done`, looking whenever fibers have ended; false if the
-    /// time is over first. False at once in the child of a fork, where none will end.
+    /// Blocks the calling thread until `done`; false if the deadline passes first.
+    ///
+    /// Checks `done` again whenever fibers have ended. False at once in the child of a fork, where
+    /// no fiber will end.
     pub(crate) fn wait_until(
         &self,
         deadline: Option<Instant>,
@@ -358,10 +363,10 @@ impl Shared {
         }
         self.observers.fetch_add(1, SeqCst);
         // A fiber that ends from here on sees us, or we see its count. Without a barrier that is
-        // true soon, but not for certain now: we look again (S18).
+        // true soon, but not for certain now, so we look again (S18).
         let sure = heavy_barrier();
         let result = loop {
-            let seen = self.ended.load(SeqCst); // before the look
+            let seen = self.ended.load(SeqCst); // before the check
             if done(self) {
                 break true;
             }

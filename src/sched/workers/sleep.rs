@@ -1,11 +1,16 @@
-//! One worker's way into sleep and back.
+//! How one worker goes to sleep and wakes up.
 //!
-//! Search a little; announce sleep; look at everything once more; sleep at most until the next
-//! deadline: in the runtime's epoll instance if this worker takes the polling right
-//! (`io/polling_right.rs`), in its own ring if operations are in flight there, else on the parker of
-//! its carrier. The thread that claims the sleeping bit says why ([`WakeReason`]) and notifies the
-//! parker. A worker that wakes by itself, or by a late notification, takes its bit back; if it finds
-//! the bit claimed it waits for the reason, because a searcher has been counted on its behalf.
+//! The worker searches a little, announces its sleep, looks at everything once more, and sleeps at
+//! most until the next deadline. It sleeps
+//!
+//! - in the runtime's epoll instance if it takes the polling right (`io/polling_right.rs`);
+//! - in its own io_uring if operations are in flight there;
+//! - otherwise on the parker of its carrier.
+//!
+//! The thread that claims the sleeping bit sets the reason ([`WakeReason`]) and notifies the
+//! parker. A worker that wakes by itself, or by a late notification, takes its bit back. If it
+//! finds the bit claimed it waits for the reason, because a searcher has been counted on its
+//! behalf.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -18,19 +23,21 @@ use crate::sched::block::timers::Sleep;
 use crate::sched::workers::context::Entered;
 use crate::sched::workers::worker::{WakeReason, Worker};
 
-/// Looks into all queues before the first sleep, and pauses between two of them: a microsecond or
-/// two, to meet work that is just being made. Longer costs more than it brings: with more threads
-/// than CPUs the searcher stands in the way of whoever it waits for (`benches/RESULTS.md`).
+/// Looks into all queues before the first sleep, and pauses between two of them.
+///
+/// They take a microsecond or two, to meet work that is just being made. Longer costs more than it
+/// brings: with more threads than CPUs the searcher takes CPU time from the thread it waits for
+/// (`benches/RESULTS.md`).
 const SEARCH_ROUNDS: u32 = 4;
 const PAUSES: u32 = 4;
 
-/// Whether this worker searches, and for how long it has.
+/// Whether a worker searches, and for how long it has.
 pub(crate) struct Search {
     pub(crate) searching: bool,
     rounds: u32,
-    /// It looks on until then, if it was told to.
+    /// The worker keeps looking until then, if the settings say so.
     spins_until: Option<Instant>,
-    /// It has found nothing since it last found work.
+    /// The worker has found nothing since it last found work.
     idle: bool,
 }
 
@@ -44,7 +51,7 @@ impl Search {
         }
     }
 
-    /// Work was found: the last searcher rouses its successor.
+    /// Ends the search because work was found. The last searcher notifies its successor.
     #[inline]
     pub(crate) fn found(&mut self, token: &mut Entered) {
         if self.idle {
@@ -63,10 +70,10 @@ impl Search {
         }
     }
 
-    /// Nothing was found: one step towards sleep, or the sleep itself.
+    /// Takes one step towards sleep, or sleeps, because nothing was found.
     pub(crate) fn rest(&mut self, token: &mut Entered) {
         self.idle = true;
-        token.local().looked = true; // once; then the sleep looks
+        token.local().looked = true; // once; after that the sleep polls
         let shared = token.carrier().shared();
         if !self.searching && self.rounds == 0 {
             self.searching = shared.idle.begin_search(shared.count.allowed());
@@ -81,7 +88,7 @@ impl Search {
         self.rounds = 0;
         self.spins_until = None;
         if token.carrier().shared().starved() > 0 {
-            // Somebody waits for a stack, and we have some at hand.
+            // A fiber waits for a stack, and this worker keeps some.
             let freed = token.local().stacks.keep(0);
             let shared = token.carrier().shared();
             shared.feed_starved(shared.settings.stack_class, freed);
@@ -89,7 +96,7 @@ impl Search {
         self.sleep(token);
     }
 
-    /// Whether to stay awake a little longer without work, as the settings say.
+    /// Whether the settings say to stay awake a little longer without work.
     fn looks_on(&mut self, shared: &Shared) -> bool {
         let spin = shared.settings.idle_spin;
         if spin.is_zero() {
@@ -117,7 +124,7 @@ impl Search {
                 Sleep::NotNow => false,
             };
         }
-        // The bit is ours to take back, or somebody has claimed it and says why.
+        // The bit is ours to take back, or another thread has claimed it and sets the reason.
         if !shared.idle.claim(me) {
             self.searching = loop {
                 match worker.wake_reason.swap(WakeReason::NO, SeqCst) {
@@ -126,7 +133,7 @@ impl Search {
                 }
             };
         }
-        // Only now: its own wakes would have roused it while it counted as asleep.
+        // Only now: while this worker counted as asleep, its own wakes would have notified itself.
         shared.deliver(worker, found);
         if overslept {
             let _fired = shared.time_to_sleep(worker);
@@ -134,8 +141,9 @@ impl Search {
     }
 }
 
-/// The sleep itself: in the epoll instance, in the worker's ring, or on the futex of the thread;
-/// true if it ended by itself.
+/// Sleeps in the epoll instance, in the worker's ring, or on the futex of the thread.
+///
+/// True if the sleep ended by itself.
 fn doze<'a>(token: &'a Entered, time: Option<Duration>, found: &mut Found<'a>) -> bool {
     let (carrier, worker) = (token.carrier(), token.worker());
     let shared = carrier.shared();
@@ -157,7 +165,7 @@ fn doze<'a>(token: &'a Entered, time: Option<Duration>, found: &mut Found<'a>) -
 }
 
 impl Shared {
-    /// Everything the worker could do something about; the look after the announcement.
+    /// Whether there is anything this worker could do. Checked after its sleep is announced.
     fn has_work_for(&self, token: &Entered) -> bool {
         self.is_stopping()
             || token.carrier().has_delivery()

@@ -1,8 +1,9 @@
 #![expect(unsafe_code, reason = "fills records and queues them")]
-//! From a closure to a queued fiber.
+//! Spawning: from a closure to a queued fiber.
 //!
-//! On a worker of the same runtime the record comes from the worker's slab and goes into its LIFO
-//! slot. Anybody else takes a record from the slab behind the lock and pushes to the shared queue.
+//! On a worker of the same runtime the record comes from the worker's slab and the fiber goes into
+//! its LIFO slot. Any other thread takes a record from the slab behind the lock and pushes to the
+//! global queue.
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -19,19 +20,19 @@ use crate::sys::fork;
 use crate::util::loom::atomic::fence;
 use crate::util::loom::lock;
 
-/// What a caller says about its fiber; the runtime adds itself.
+/// What a caller specifies about its fiber; the runtime adds itself.
 pub(crate) struct SpawnRequest {
     pub(crate) birth: NewFiber,
-    /// Start here if that worker sleeps anyway.
+    /// The worker to start on, if that worker sleeps.
     pub(crate) preferred: Option<usize>,
 }
 
 /// Which limits a spawn respects.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// Refuse beyond the number of stacks there can be.
+    /// Refuse beyond the largest number of stacks.
     Stacks,
-    /// Queue until there is one.
+    /// Queue until there is a stack.
     None,
 }
 
@@ -58,8 +59,10 @@ impl Shared {
         }
     }
 
-    /// Queues a new fiber and returns its handle's reference; or, if the runtime began to shut down
-    /// since [`admit`](Self::admit), or is the parent's of a fork, the closure. [`refusal`] says which.
+    /// Queues a new fiber and returns its handle's reference.
+    ///
+    /// Returns the closure if the runtime began to shut down since [`admit`](Self::admit), or
+    /// belongs to the parent of a fork. [`refusal`] returns the reason.
     ///
     /// # Safety
     /// Whatever `f` borrows outlives the fiber.
@@ -80,8 +83,9 @@ impl Shared {
             if fork::in_child() {
                 return Err(f.unpack());
             }
-            let guard = context::disable_preempt(); // a fiber without a worker, or of another runtime
-            // Counted first: either the shutdown sees the count and waits, or we see it closing.
+            let guard = context::disable_preempt(); // no worker, or another runtime's
+            // Counted first: either the shutdown sees the count and waits, or we see that it has
+            // begun.
             self.outside_spawned.fetch_add(1, SeqCst);
             if self.is_closing() {
                 self.outside_spawned.fetch_sub(1, SeqCst);
@@ -121,7 +125,7 @@ impl Shared {
             return;
         }
         match worker.lifo.replace(fiber) {
-            None => {} // the usual case; the monitor minds the slot
+            None => {} // the usual case; the monitor looks after the slot
             Some(older) => {
                 self.push_local(worker, older);
                 self.notify_searcher_from(worker);
@@ -133,7 +137,7 @@ impl Shared {
         if assigned != ANY_WORKER {
             self.assign(assigned as usize, fiber);
         } else if !self.assign_if_asleep(preferred, fiber) {
-            let id = fiber.id(); // from then on it may end
+            let id = fiber.id(); // once it is pushed, it may end
             self.global.unstarted.push(fiber);
             let sent = self.notify_searcher(0);
             if !sent {
@@ -144,13 +148,13 @@ impl Shared {
         }
     }
 
-    /// Queues an unstarted fiber once more.
+    /// Queues an unstarted fiber again.
     pub(crate) fn queue_again(&self, fiber: FiberRef) {
         let assigned = fiber.worker.load(Relaxed);
         self.queue_from_outside(fiber, assigned, None);
     }
 
-    /// Sends a fiber to the worker it must start on.
+    /// Queues a fiber for the worker it must start on.
     fn assign(&self, index: usize, fiber: FiberRef) {
         let worker = &self.workers[index];
         // SAFETY: a new fiber, in no list, alive while it is queued (I3).
@@ -163,7 +167,7 @@ impl Shared {
         }
     }
 
-    /// Sends a fiber to a worker that sleeps; false if it does not, or none is preferred.
+    /// Queues a fiber for a preferred worker that sleeps; false if there is none.
     fn assign_if_asleep(&self, preferred: Option<usize>, fiber: FiberRef) -> bool {
         let Some(index) = preferred.filter(|&p| p < self.workers.len()) else {
             return false;
@@ -178,7 +182,7 @@ impl Shared {
     }
 }
 
-/// Why a runtime takes no fibers any more.
+/// The reason why a runtime accepts no more fibers.
 #[cold]
 pub(crate) fn refusal() -> SpawnError {
     if fork::in_child() {
@@ -188,7 +192,7 @@ pub(crate) fn refusal() -> SpawnError {
     }
 }
 
-/// Takes a count back if there is no memory for the fiber's record.
+/// Undoes a count if there is no memory for the fiber's record.
 struct Uncount<'a>(&'a Shared);
 
 impl Drop for Uncount<'_> {
@@ -198,7 +202,7 @@ impl Drop for Uncount<'_> {
     }
 }
 
-/// Makes a free record a fiber; with the name that was left in it.
+/// Makes a fiber of a free record; also returns the name that was left in it.
 ///
 /// # Safety
 /// The record comes from a slab just now, and whatever `f` borrows outlives the fiber.
@@ -229,13 +233,15 @@ fn both(record: NonNull<Record>) -> (FiberRef, Held) {
     (fiber, handle)
 }
 
-/// Records for somebody who has none.
+/// A slab of records for a worker or a runtime that has none.
 pub(crate) fn obtain_slab() -> Slab {
     let _guard = context::disable_preempt();
     Slab::obtain()
 }
 
-/// A handle for a closure that was refused: it is over before it began. The closure is dropped.
+/// Makes a handle for a closure that was refused: its fiber is over before it starts.
+///
+/// The closure is dropped.
 pub(crate) fn refused<F, T>(birth: NewFiber, f: F) -> Held
 where
     F: FnOnce() -> T + Send,
@@ -258,8 +264,10 @@ where
     handle
 }
 
-/// Calls `f` with the runtime of the calling fiber, or of those fibers for which the calling thread
-/// runs closures; else gives `f` back.
+/// Calls `f` with the current runtime, or returns `f` if there is none.
+///
+/// That is the runtime of the calling fiber, or of the fibers for which the calling thread runs
+/// closures.
 #[inline]
 pub(crate) fn with_current<R, F: FnOnce(&Shared) -> R>(f: F) -> Result<R, F> {
     let Some(fiber) = context::current_fiber() else {

@@ -1,4 +1,4 @@
-//! The right to run fibers: queues, counters, and the private things of whoever holds it.
+//! Workers: rights to run fibers, with queues, counters, and data that only the holder uses.
 
 use std::cell::UnsafeCell;
 use std::ptr;
@@ -23,7 +23,9 @@ use crate::util::inbox::Inbox;
 use crate::util::list::List;
 use crate::util::rng::Rng;
 
-/// Aligned to a pair of cache lines: its neighbour in the table is written by another thread.
+/// A right to run fibers, with its queues.
+///
+/// Aligned to a pair of cache lines, because another thread writes its neighbour in the table.
 #[repr(align(128))]
 pub(crate) struct Worker {
     pub(crate) index: usize,
@@ -32,50 +34,52 @@ pub(crate) struct Worker {
     pub(crate) queue: Queue,
     /// Unstarted fibers that must start here.
     pub(crate) assigned: Inbox<Record>,
-    /// What sysmon sees.
+    /// What the monitor sees.
     pub(crate) published: Published,
-    /// Deadlines of fibers that parked on it.
+    /// Deadlines of fibers that parked on this worker.
     pub(crate) timers: Timers,
-    /// How many stacks `local` keeps at hand.
+    /// How many stacks `local` keeps.
     pub(crate) stacks_cached: AtomicUsize,
-    /// The dispatch the monitor has seen for too long.
+    /// The dispatch that the monitor has seen for too long.
     pub(crate) overran: AtomicU64,
-    /// The dispatch in which the monitor found it away: the I/O poller polls in its place.
+    /// The dispatch in which the monitor found it away, so that the I/O poller polls in its place.
     pub(crate) io_overrun: AtomicU64,
     /// How often a thread has polled for events on its behalf, and that number at the monitor's
     /// last look.
     pub(crate) io_polls: AtomicU64,
     pub(crate) io_polls_known: AtomicU64,
-    /// Its holder should poll for events when it next looks for work: no thread has polled for a
-    /// tick. Set by the monitor.
+    /// Whether its holder should poll for events when it next looks for work, because no thread has
+    /// polled for a tick. Set by the monitor.
     pub(crate) io_poll_due: AtomicBool,
-    /// Looks of the monitor in a row that found it in one dispatch; the monitor's own.
+    /// Consecutive looks of the monitor that found it in one dispatch. The monitor's own.
     pub(crate) overran_for: AtomicU32,
     /// The carrier that holds or last held this worker.
     pub(crate) carrier: AtomicPtr<Carrier>,
-    /// Fibers that must run here wait in `Local::own`; a hint for others.
+    /// Whether fibers that must run here wait in `Local::own`. A hint for other threads.
     pub(crate) has_own: AtomicBool,
-    /// Why this worker was roused, by whoever claimed its sleep.
+    /// Why this worker was notified. Set by the thread that claimed its sleep.
     pub(crate) wake_reason: AtomicU8,
     pub(crate) counters: Counters,
     pub(crate) rate: Rate,
-    /// How long fibers it ran had waited for that.
+    /// How long the fibers it ran had waited to run.
     pub(crate) wake_to_run: Recorder,
     pub(crate) local: UnsafeCell<Local>,
 }
 
-/// Reasons to be roused.
+/// Reasons for which a worker is notified.
 pub(crate) struct WakeReason;
 
 impl WakeReason {
     pub(crate) const NO: u8 = 0;
-    /// Somewhere there is work; the worker counts as a searcher already.
+    /// There is work for any worker; this worker already counts as a searcher.
     pub(crate) const TO_SEARCH: u8 = 1;
     /// There is work for this worker or its carrier.
     pub(crate) const TO_WORK: u8 = 2;
 }
 
-/// Written by the holder with plain loads and stores, read by anyone.
+/// Counters of a worker.
+///
+/// Written by the holder with plain loads and stores, read by any thread.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) spawned: Count,
@@ -96,7 +100,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// A wake was sent to a worker that slept, or was not needed.
+    /// Counts a wake: either a sleeping worker was notified, or that was not needed.
     pub(crate) fn count_wake(&self, sent: bool) {
         if sent {
             self.wakes_sent.add(1);
@@ -124,41 +128,42 @@ impl Count {
     }
 }
 
-/// Of the holder alone (`Entered::local`).
+/// The part of a worker that only its holder uses (`Entered::local`).
 pub(crate) struct Local {
     pub(crate) slab: Slab,
     pub(crate) stacks: Cache,
     pub(crate) rng: Rng,
     /// Dispatches until the global queue comes first again.
     pub(crate) until_shared: u32,
-    /// Assigned fibers had the last turn, not the local queue.
+    /// Whether assigned fibers had the last turn, not the local queue.
     pub(crate) own_turn: bool,
-    /// The last turn was one that was owed.
+    /// Whether the last turn was one that was owed.
     pub(crate) paid: bool,
     /// Turns the LIFO slot has had in a row.
     pub(crate) lifo_turns: u32,
-    /// Whose turn it is at the global queue: carriers' without worker, or fibers'.
+    /// Whose turn it is at the global queue: carriers without a worker, or fibers.
     pub(crate) carrier_turn: bool,
     /// Turns in a row for started fibers of the global queue, and for interrupted ones.
     pub(crate) urgent_turns: u32,
-    /// Whose turn it is of those that others come before.
+    /// Whose turn it is among the kinds of fibers that come last.
     pub(crate) batch_turn: u32,
-    /// It has looked for events since it last found something to do.
+    /// Whether it has polled for events since it last found something to do.
     pub(crate) looked: bool,
     /// Fibers assigned to this worker, in order.
     pub(crate) own: List<Record>,
-    /// The fiber for whose sake the worker came to the carrier that holds it: it runs first.
+    /// The fiber that runs first, for which the worker came to the carrier that holds it.
     pub(crate) next: Option<FiberRef>,
-    /// The unstarted fiber that runs next has been admitted. Asked again on the thread that the
-    /// worker has gone to for its sake, that thread would count against it.
+    /// Whether the unstarted fiber that runs next has been admitted. If it were admitted again on
+    /// the thread that the worker has gone to for it, that thread would count against it.
     pub(crate) admitted: bool,
-    /// It has a reservation for that start (`starts.rs`).
+    /// Whether the worker has a reservation for that start (`threads/admission.rs`).
     pub(crate) reserved: bool,
     /// Whether fibers that wait for a thread came last.
     pub(crate) threadless_turn: bool,
-    /// Raised by each dispatch of a bound fiber, lowered by each of a movable one, within bounds.
+    /// Increased by each dispatch of a bound fiber, reduced by each of a movable one, within
+    /// bounds.
     pub(crate) bound_lately: u32,
-    /// Stacks seen lately, and what they allow.
+    /// Stacks seen lately, and the verdicts on them.
     pub(crate) traces: TraceCache,
 }
 
@@ -167,15 +172,15 @@ pub(crate) struct Local {
 unsafe impl Sync for Worker {}
 
 impl Worker {
-    /// The carrier that holds or last held it, once there was one.
+    /// The carrier that holds or last held this worker, once there was one.
     #[expect(unsafe_code, reason = "known by pointer")]
     pub(crate) fn carrier(&self) -> Option<&Carrier> {
-        // SAFETY: null until the worker was first given away; carriers live as long as `Shared`, and
-        // so do workers.
+        // SAFETY: null until the worker was first given away; carriers live as long as `Shared`,
+        // and so do workers.
         unsafe { self.carrier.load(SeqCst).as_ref() }
     }
 
-    /// It runs a fiber, and the monitor has seen that for some time.
+    /// Whether it runs a fiber, and the monitor has seen that dispatch for some time.
     pub(crate) fn is_stuck(&self) -> bool {
         self.published.phase() == Phase::Fiber
             && self.overran.load(Relaxed) == self.published.dispatches()
