@@ -9,8 +9,7 @@
 //!
 //! One fact about the frame is kept beside the value: whether it is on the own stack of the fiber
 //! or thread, or on another one. Code on the own stack was not called by a frame on another stack:
-//! such a frame is suspended, and its limit does not apply to that code. stack: such a frame is
-//! suspended, and its limit does not apply to that code.
+//! such a frame is suspended, and its limit does not apply to that code.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "a stack without locks frees its nodes later")]
 //! Locks, cells, channels and maps.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -139,8 +139,8 @@ struct Made {
 /// Fibers race for a value whose initializer switches.
 pub(crate) fn once_cell(me: &Me) -> Outcome {
     thread_local! {
-        static OWN: once_cell::unsync::OnceCell<u64> =
-            const { once_cell::unsync::OnceCell::new() };
+        static OWN: RefCell<once_cell::unsync::OnceCell<u64>> =
+            const { RefCell::new(once_cell::unsync::OnceCell::new()) };
     }
     static ALL: Shared<Made> = Shared::new();
     for i in 0..5 {
@@ -155,7 +155,7 @@ pub(crate) fn once_cell(me: &Me) -> Outcome {
         ensure!(*value == me.round * 100 + i, "{value} at {i}");
         let times = made.times.load(SeqCst);
         ensure!(times == 1, "made {times} times");
-        let own = OWN.with(|own| *own.get_or_init(|| me.n));
+        let own = OWN.with_borrow(|own| *own.get_or_init(|| me.n));
         ensure!(own == me.n, "{own} instead of {}", me.n);
         let lazy = once_cell::unsync::Lazy::new(|| {
             step();
@@ -163,6 +163,8 @@ pub(crate) fn once_cell(me: &Me) -> Outcome {
         });
         ensure!(*lazy == me.n, "{} instead of {}", *lazy, me.n);
     }
+    // Where thread-locals are the threads', the next fiber on this thread finds what is left here.
+    OWN.take();
     Ok(me.n)
 }
 
