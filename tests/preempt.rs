@@ -866,7 +866,7 @@ mod classes {
                 let (stop, locks) = (stop.clone(), locks.clone());
                 move || {
                     let mutex = indent::sync::Mutex::new(());
-                    indent::runtime::no_preempt(|| spin_for(20 * QUANTUM)); // counts as computing now
+                    indent::runtime::no_preempt(|| spin_for(20 * QUANTUM)); // is known to compute
                     while !stop.load(Relaxed) {
                         drop(mutex.lock().unwrap());
                         locks.fetch_add(1, Relaxed);
