@@ -1,5 +1,6 @@
-//! How control flows over a park: calls through pointers, recursion, destructors, panics. None of it
-//! belongs to a thread, but for unwinding.
+//! Control flow over a park: calls through pointers, recursion, destructors, panics.
+//!
+//! None of it belongs to a thread, except unwinding.
 
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -150,8 +151,10 @@ fn destructor_parks(probe: &Probe) -> bool {
     ended == 1
 }
 
-/// Catching counts a panic less, in a thread-local that is always the present thread's; a fiber that
-/// has caught is not unwinding any more.
+/// Catching decrements the panic count, in a thread-local that always belongs to the present
+/// thread.
+///
+/// A fiber that has caught is not unwinding any more.
 fn panic_caught_around_a_park(probe: &Probe) -> bool {
     let caught = catch_unwind(AssertUnwindSafe(|| {
         probe.park();

@@ -1,13 +1,13 @@
 //! Logs and traces.
 //!
-//! `log` keeps its logger in a static. `tracing` looks for a subscriber of the thread's first, in a
-//! thread-local that is borrowed while the subscriber runs: what emits an event or makes a span is
-//! harmless, for the borrow is over when it returns; the thread-local itself is not, for
+//! `log` keeps its logger in a static. `tracing` first looks for a subscriber of the thread, in a
+//! thread-local that is borrowed while the subscriber runs. A function that emits an event or makes
+//! a span is harmless, for the borrow is over when it returns; the thread-local itself is not, for
 //! `set_default` saves and restores it.
 //!
-//! An *entered* span lies on the thread, in whatever way the subscriber has for it, until it is left.
-//! The subscriber is called through memory, so nothing of that can be seen in code; but the function
-//! by which spans are entered is known by name, and binds.
+//! An *entered* span stays on the thread, in the subscriber's own way, until it is left. The
+//! subscriber is called through memory, so the code shows nothing of that; but the function that
+//! enters spans is known by name, and binds.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -84,7 +84,7 @@ fn default_subscriber_set(probe: &Probe) -> bool {
 static LINES: AtomicU64 = AtomicU64::new(0);
 static SPANS: AtomicU64 = AtomicU64::new(0);
 
-/// Formats and forgets.
+/// A subscriber and logger that formats and drops.
 struct Sink;
 
 impl log::Log for Sink {
@@ -116,7 +116,7 @@ impl Subscriber for Sink {
     fn exit(&self, _: &Id) {}
 }
 
-/// For the whole process, once: a logger and a subscriber that keep nothing.
+/// Installs a logger and a subscriber that keep nothing, once for the whole process.
 pub fn install_sinks() {
     if log::set_logger(&Sink).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
