@@ -26,8 +26,10 @@ fn each_alone(bodies: &[Body], flags: &[&str]) -> bool {
     right
 }
 
-/// Runs each example twice: in this program all are bound by what pointers may lead to, so nothing
-/// else is tried. Where thread-locals are the threads', pointers are all that binds some of them.
+/// Runs each example twice, the second time with `--trust-pointers`.
+///
+/// In this program calls through pointers bind all fibers, so the first run tests nothing else.
+/// Where thread-locals belong to threads, pointers alone bind some of them.
 fn each_example() -> bool {
     let own_locals = !cfg!(target_feature = "crt-static");
     let bound = each_alone(examples::ALL, &[]);

@@ -26,7 +26,7 @@ type Both = (
 
 static BOTH: OnceLock<Both> = OnceLock::new();
 
-/// Made before any fiber starts, by code that no fiber refers to.
+/// Registers the callback before any fiber starts, by code that no fiber refers to.
 pub(super) fn prepare() {
     foreign_register(called_back);
     drop(BOTH.set((Box::new(|n| foreign_set(n)), Box::new(|| foreign_get()))));

@@ -173,8 +173,9 @@ fn question_mark_with_boxed_error(probe: &Probe) -> bool {
     parse(black_box("12")).is_ok_and(|n| n == 12) && parse(black_box("x")).is_err()
 }
 
-/// Its frames show nothing: a landing pad runs in the frame that has it. But the thread counts a panic,
-/// so a fiber that unwinds is bound (S3).
+/// Its frames show nothing: a landing pad runs in the frame that has it.
+///
+/// But the thread counts a panic, so a fiber that unwinds is bound (S3).
 fn unwinding_destructor_parks(probe: &Probe) -> bool {
     let mut ended = 0;
     let caught = catch_unwind(AssertUnwindSafe(|| {
