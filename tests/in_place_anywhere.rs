@@ -33,8 +33,9 @@ fn runtime(workers: usize, in_place: bool) -> Runtime {
     rt
 }
 
-/// Returns from a test where fibers have no thread-locals of their own: the setting has no effect
-/// there.
+/// Returns from a test where fibers have no thread-locals of their own.
+///
+/// The setting has no effect there.
 macro_rules! needs_own_locals {
     () => {
         if common::all_fibers_are_bound() || cfg!(indent_sanitize) {

@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use common::{text, wait_for, within};
 
-/// Returns the example's program, next to the folder of this test; prints the reason if there is
-/// none.
+/// Returns the example's program, next to the folder of this test.
+///
+/// Prints the reason for skipping the test if there is none.
 fn program() -> Option<PathBuf> {
     let me = std::env::current_exe().expect("the path of this test binary");
     let built = me.parent().and_then(|deps| deps.parent());

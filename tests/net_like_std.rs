@@ -604,7 +604,9 @@ promises!(
     |body| sockets::builder("uring").build().unwrap().block_on(body)
 );
 
-/// Moves a receiver from a fiber to a thread to std, and back to a fiber; it waits in each place.
+/// Moves a receiver from a fiber to a thread to std, and back to a fiber.
+///
+/// It waits in each place.
 ///
 /// `send` sends three bytes to it.
 fn waits_everywhere<O: Send + Sync + 'static, S: Send + From<O> + Into<O> + 'static>(

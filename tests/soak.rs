@@ -42,7 +42,9 @@ const CROWD: u64 = 1500;
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
 /// Set by an unexpected panic, which may be on a fiber that is never joined.
 static UNEXPECTED: AtomicBool = AtomicBool::new(false);
-/// Fibers that reached their end, in all rounds; a short one on a busy machine may have none.
+/// Fibers that reached their end, in all rounds.
+///
+/// A short round on a busy machine may have none.
 static FINISHED: AtomicU64 = AtomicU64::new(0);
 /// Current activity of the soak, for the watchdog.
 static STAGE: Mutex<String> = Mutex::new(String::new());

@@ -471,8 +471,9 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn endless() {
         const FIBERS: usize = 64;
-        /// Time that the documentation of deferred starts states: 20 ms for each, and the same
-        /// again for slices.
+        /// Time that the documentation of deferred starts states.
+        ///
+        /// It is 20 ms for each fiber, and the same again for slices.
         const STATED: Duration = Duration::from_millis(2 * 20 * FIBERS as u64);
         let rt = Builder::new().workers(WORKERS).build().unwrap();
         let (started, stop) = (

@@ -33,7 +33,9 @@ mod common;
 const SUSPEND: &str = "corosensei::coroutine::Yielder";
 
 const ACCESSOR: &str = "indent::sched::workers::context::carrier";
-/// The loop at the root of every stack: it takes the next fiber, which asks for its carrier.
+/// Name of the loop at the root of every stack.
+///
+/// It takes the next fiber, which asks for its carrier.
 const ROOT: &str = "indent::fiber::switch::root";
 /// How a coroutine ends; the root loop never does.
 const END: &str = "::coroutine_func";

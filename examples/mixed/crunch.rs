@@ -21,8 +21,9 @@ const ORDERS: usize = 50;
 const BATCH: u32 = 50;
 const BATCHES: usize = 15;
 
-/// Number of rounds so far: requests that take turns all end late, but work is done from the
-/// beginning.
+/// Number of rounds so far.
+///
+/// Requests that take turns all end late, but work is done from the beginning.
 static DONE: AtomicU64 = AtomicU64::new(0);
 
 static CUSTOMER: LazyLock<Regex> =

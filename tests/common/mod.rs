@@ -71,7 +71,9 @@ fn skip_like(child: &Output) {
         .for_each(|(_, why)| skip(why));
 }
 
-/// Runs a test of the binary's module `child` in a process of its own; fails if it fails.
+/// Runs a test of the binary's module `child` in a process of its own.
+///
+/// The calling test fails if that test fails.
 pub fn alone(test: &str) -> String {
     alone_in("", test)
 }

@@ -5,7 +5,9 @@ use std::process::{Command, ExitCode};
 use indent_bodies::body::Body;
 use indent_bodies::{attacks, examples, run};
 
-/// Runs each body of a group in a process of its own: one that crashes or hangs is one row.
+/// Runs each body of a group in a process of its own.
+///
+/// One that crashes or hangs is one row.
 fn each_alone(bodies: &[Body], flags: &[&str]) -> bool {
     let program = std::env::current_exe().expect("the path of this program");
     let mut right = true;

@@ -10,7 +10,9 @@ const BODY: Body = match option_env!("INDENT_BODY") {
     None => examples::named("nothing"),
 };
 
-/// Calls it directly: no pointer leads to the code that a fiber begins with, as in a service.
+/// Calls it directly.
+///
+/// No pointer leads to the code that a fiber begins with, as in a service.
 fn call(me: &Me) -> Outcome {
     const RUN: fn(&Me) -> Outcome = BODY.run;
     RUN(me)

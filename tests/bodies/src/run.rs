@@ -68,7 +68,9 @@ fn trust_pointers() {
     unsafe { indent_sysmon::frames::trust_pointers() };
 }
 
-/// The function of a body: its own type, so that it is called directly, or a pointer to one.
+/// The function of a body.
+///
+/// It has its own type, so that it is called directly, or is a pointer to a function.
 pub trait Run: Fn(&Me) -> Outcome + Copy + Send + 'static {}
 
 impl<F: Fn(&Me) -> Outcome + Copy + Send + 'static> Run for F {}

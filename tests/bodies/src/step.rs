@@ -33,7 +33,9 @@ fn next(counter: &AtomicU64) -> u64 {
     n >> 32
 }
 
-/// Lets others run: on a fiber by yielding, parking or sleeping, on a thread by the system's means.
+/// Lets others run.
+///
+/// On a fiber it yields, parks or sleeps; on a thread it uses the system's means.
 #[inline(never)]
 pub fn step() {
     let n = next(&STEPS);

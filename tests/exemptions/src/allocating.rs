@@ -114,7 +114,7 @@ fn resident() -> usize {
     kilobytes.expect("resident kilobytes") * 1024
 }
 
-/// Returns the resident bytes for each fiber that has used the allocator and is parked.
+/// Reports the resident bytes for each fiber that has used the allocator and is parked.
 fn measure(rt: &Runtime, count: usize) {
     let all_inside = Arc::new(Barrier::new(count + 1));
     let measured = Arc::new(Barrier::new(count + 1));

@@ -17,8 +17,9 @@ const LATE: Duration = Duration::from_millis(20);
 const TIMES_THREAD: u32 = 20;
 /// Switches between threads that each wait for a CPU before a beat.
 const SWITCHES: u32 = 4;
-/// So many times fewer beats than the thread's are starvation, too: a median may hide some long
-/// waits.
+/// So many times fewer beats than the thread's are starvation, too.
+///
+/// A median may hide some long waits.
 const RARE: usize = 10;
 /// Longest time to wait for the runtime to read the program's code.
 const WARM: Duration = Duration::from_secs(10);

@@ -70,7 +70,7 @@ fn misused(what: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// Returns all programs, or those for which regions make a difference.
+/// Lists all programs, or those for which regions make a difference.
 fn list(regions: bool) {
     let listed = |program: &Program| !regions || program.pure;
     for program in programs::all().into_iter().filter(listed) {

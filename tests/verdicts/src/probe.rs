@@ -25,7 +25,9 @@ pub enum Mode {
 /// Fetches a number; its caller cannot see what else it does.
 pub type Hidden = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
-/// Things made by the code that starts the fibers: no frame of a fiber refers to what made them.
+/// Things made by the code that starts the fibers.
+///
+/// No frame of a fiber refers to what made them.
 pub struct Kit {
     /// Finds words of letters.
     pub words: Regex,

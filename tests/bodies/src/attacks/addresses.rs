@@ -182,7 +182,9 @@ pub(crate) fn as_a_key(me: &Me, address: impl Fn() -> usize) -> Outcome {
 /// All that remains of the address when `outer` has returned.
 struct Kept<'a>(&'a Cell<u64>);
 
-/// Has the address in a box only; returns whether the value was right, and the thread the same.
+/// Has the address in a box only.
+///
+/// Returns whether the value was right, and the thread the same.
 #[inline(never)]
 #[expect(clippy::boxed_local, reason = "the address is to be on the heap")]
 fn inner(kept: Box<Kept<'_>>, n: u64) -> (bool, bool) {

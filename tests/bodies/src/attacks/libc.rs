@@ -13,7 +13,9 @@ use super::prepared;
 use crate::body::{Me, Outcome, ensure};
 use crate::step::{step, thread};
 
-/// Checks that an interrupted fiber finds `errno` as it was; a switch of its own may change it.
+/// Checks that an interrupted fiber finds `errno` as it was.
+///
+/// A switch of its own may change it.
 pub(crate) fn errno_over_an_interrupt(me: &Me) -> Outcome {
     for i in 0..10 {
         let value = (me.n + i) as c_int % 100 + 1;

@@ -69,7 +69,9 @@ fn nothing(me: &Me) -> Outcome {
     Ok(me.n)
 }
 
-/// Returns the body with this name at compile time: the others are not part of the program then.
+/// Returns the body with this name at compile time.
+///
+/// The others are not part of the program then.
 pub const fn named(name: &str) -> Body {
     let mut n = 0;
     while n < ALL.len() {

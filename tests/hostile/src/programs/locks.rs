@@ -149,7 +149,9 @@ fn once(stage: &'static Stage) {
     });
 }
 
-/// Runs three fibers on one worker: one sends by a queue, one hands over directly, one adds up.
+/// Runs three fibers on one worker.
+///
+/// One sends by a queue, one hands over directly, one adds up.
 fn mpsc(stage: &'static Stage) {
     let trios = stage.runtime.block_on(|| {
         let trio = |i: usize| {

@@ -40,7 +40,9 @@ pub(super) const PROGRAMS: &[Program] = &[
 
 const FIBERS: usize = 6;
 
-/// Pushes to and pops from one list in all fibers; nodes are freed when no guard may see them.
+/// Pushes to and pops from one list in all fibers.
+///
+/// Nodes are freed when no guard may see them.
 ///
 /// The sum of the popped values shows whether any was lost or came twice.
 fn epoch(stage: &'static Stage) {

@@ -80,8 +80,9 @@ extern "C" fn on_sample(_: c_int) {
     }
 }
 
-/// Uses some of the signal stack, as profilers do that walk the other stack: more than std's has
-/// left.
+/// Uses some of the signal stack, as profilers do that walk the other stack.
+///
+/// It is more than std's signal stack has left.
 #[inline(never)]
 fn sample() {
     let frames = black_box([7_u64; 400]);

@@ -109,7 +109,9 @@ fn rand(stage: &'static Stage) {
     });
 }
 
-/// Counts the one bits of some draws; a fiber that visibly calls it is bound to its thread.
+/// Counts the one bits of some draws.
+///
+/// A fiber that visibly calls it is bound to its thread.
 fn drawn() -> u32 {
     no_preempt(|| {
         let mut shared = rand::rng();

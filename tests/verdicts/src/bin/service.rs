@@ -143,7 +143,9 @@ fn answer(
     text
 }
 
-/// Makes a request: most are right, some have an item that does not exist, a few are not JSON.
+/// Makes a request.
+///
+/// Most are right, some have an item that does not exist, a few are not JSON.
 fn request(n: u64) -> String {
     let end = if n.is_multiple_of(50) { "" } else { "}" };
     let odd = if n.is_multiple_of(7) {

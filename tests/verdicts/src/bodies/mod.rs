@@ -114,8 +114,9 @@ pub struct Body {
     pub lawful: bool,
 }
 
-/// `name: verdict` for each body of a file; `unlawful` after the verdict for those that break the
-/// rules.
+/// Makes the table of a file from lines `name: verdict`.
+///
+/// `unlawful` after the verdict marks bodies that break the rules.
 macro_rules! table {
     ($($name:ident: $expected:expr $(, $unlawful:ident)?;)*) => {
         pub(super) const TABLE: &[$crate::Body] = &[$($crate::Body {
