@@ -48,7 +48,7 @@ fn ring() -> IoUring {
 ///
 /// # Safety
 ///
-/// What the entry names must stay valid until its completion was taken.
+/// The memory that the entry names must stay valid until its completion was taken.
 unsafe fn push(ring: &mut IoUring, entry: &Entry) {
     // SAFETY: by the caller's promise.
     while unsafe { ring.submission().push(entry) }.is_err() {

@@ -9,7 +9,7 @@
 //! are closed; the others get their answer, which says that it is the last. Requests of which a
 //! part is still to come have a few seconds for that. A connection's fiber first marks it idle and
 //! then checks whether this is the end; `stop` first sets the end and then checks which connections
-//! are idle. So at least one of the two sees the other's mark. What had arrived before the
+//! are idle. So at least one of the two sees the other's change. What had arrived before the
 //! connection was closed is still read, and answered if it is whole.
 
 use std::collections::BTreeMap;

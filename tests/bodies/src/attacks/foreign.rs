@@ -62,7 +62,7 @@ pub(crate) fn thread_local(me: &Me) -> Outcome {
     Ok(me.n)
 }
 
-/// The same by closures in a static.
+/// Does the same by closures in a static.
 pub(crate) fn thread_local_hidden(me: &Me) -> Outcome {
     let (set, get) = prepared(&BOTH);
     for i in 0..20 {

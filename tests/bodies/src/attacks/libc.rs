@@ -116,7 +116,7 @@ pub(super) fn prepare() {
     drop(BOTH.set((Box::new(set), Box::new(get))));
 }
 
-/// The same by closures in a static: no frame of the body refers to the C library.
+/// Does the same by closures in a static: no frame of the body refers to the C library.
 pub(crate) fn recursive_mutex_hidden(me: &Me) -> Outcome {
     static OWNER: AtomicU64 = AtomicU64::new(0);
     let [lock, unlock] = prepared(&ACTIONS);

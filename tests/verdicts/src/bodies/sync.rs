@@ -193,7 +193,7 @@ fn epoch_pinned(probe: &Probe) -> bool {
     right
 }
 
-/// What the owner of an atomic may do with what was in it.
+/// Operations on the previous contents of an atomic, for its owner.
 mod epoch {
     #![expect(unsafe_code, reason = "crossbeam-epoch's ways to read and to free")]
     use crossbeam_epoch::{Guard, Shared};
@@ -204,7 +204,7 @@ mod epoch {
     }
 
     pub(super) fn retire(guard: &Guard, old: Shared<'_, u64>) {
-        // SAFETY: taken out of its slot by the caller, who does this once.
+        // SAFETY: the caller has taken it out of its slot, and calls this once.
         unsafe { guard.defer_destroy(old) };
     }
 }
