@@ -1,9 +1,10 @@
 //! Layer: `chan`. One iteration = one message received, or one round trip.
 //!
-//! `chan/alone/…`: send and receive in one fiber, nobody waits. `chan/ping/…`: a round trip over two channels of
-//! capacity one, on one worker, or on two. `chan/crowd/…`: four producers, `bounded(64)`, one consumer.
-//! `chan/skynet`: a tree of fibers, ten children each, a million leaves, sums through channels; one iteration is all
-//! of it.
+//! - `chan/alone/…`: send and receive in one fiber; no fiber waits.
+//! - `chan/ping/…`: a round trip over two channels of capacity one, on one worker, or on two.
+//! - `chan/crowd/…`: four producers, `bounded(64)`, one consumer.
+//! - `chan/skynet`: a tree of fibers, ten children each, a million leaves, sums through channels;
+//!   one iteration is all of it.
 
 use std::time::{Duration, Instant};
 

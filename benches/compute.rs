@@ -1,14 +1,14 @@
 #![expect(unsafe_code, reason = "sets scheduling policies by system calls")]
-//! Layer: `compute`. What a scheduling policy of the threads that compute does to the others.
+//! Layer: `compute`. The effect of a scheduling policy for computing threads on the others.
 //!
-//! Every thread that computes crunches without end, on as many threads as there are workers; a plain
-//! thread pings one fiber on each worker every millisecond. Printed is the time from the unpark until the fiber runs (50,
-//! 99 and 99.9 of a hundred are faster), and how much was computed compared with no policy at all. The
-//! rest of the workers' load is in [`Load`].
+//! Every computing thread crunches without end, on as many threads as there are workers. A plain
+//! thread pings one fiber on each worker every millisecond. Printed is the time from the unpark
+//! until the fiber runs (50, 99 and 99.9 of a hundred are faster), and how much was computed
+//! compared with no policy at all. The rest of the workers' load is in [`Load`].
 //!
-//! Each round goes through all candidates, so that they meet the same weather; the table shows
-//! medians over the rounds. `cargo bench --bench compute -- ROUNDS`, with as many CPUs as workers and
-//! not under `nice`.
+//! Each round goes through all candidates, so that they meet the same conditions; the table shows
+//! medians over the rounds. `cargo bench --bench compute -- ROUNDS`, with as many CPUs as workers
+//! and not under `nice`.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const WORKERS: usize = 2;
 const PINGS: usize = 300;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What a thread asks of the kernel's scheduler.
+/// A request of a thread to the kernel's scheduler.
 #[derive(Clone, Copy)]
 struct Policy {
     name: &'static str,
@@ -79,7 +79,7 @@ struct Attributes {
 }
 
 impl Policy {
-    /// Of the calling thread.
+    /// Sets the policy of the calling thread.
     fn set(self) {
         let attributes = Attributes {
             size: size_of::<Attributes>() as u32,
@@ -91,13 +91,13 @@ impl Policy {
             deadline: 0,
             period: 0,
         };
-        // SAFETY: reads the struct, for the calling thread.
+        // SAFETY: the call reads the struct, for the calling thread.
         let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
         assert_eq!(result, 0, "{}: not here, or not allowed", self.name);
     }
 }
 
-/// What the workers are at, beside the computation.
+/// Load of the workers, beside the computation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Load {
     /// They answer pings.
@@ -114,14 +114,14 @@ struct Run {
     computed: u64,
 }
 
-/// A little work; how long it takes depends on the machine.
+/// Does a little work; how long it takes depends on the machine.
 fn work(times: u64) {
     for n in 0..times {
         black_box(n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     }
 }
 
-/// How much work takes this long.
+/// Returns how much work takes this long.
 fn calibrate(time: Duration) -> u64 {
     let measure = || {
         let start = Instant::now();
@@ -132,7 +132,7 @@ fn calibrate(time: Duration) -> u64 {
     (1e6 * time.as_secs_f64() / best.as_secs_f64()) as u64
 }
 
-/// Computes with this policy until told to stop; returns how much it did.
+/// Computes with this policy until the flag is set; returns how much it did.
 fn crunch(policy: Policy, stop: &AtomicBool) -> u64 {
     policy.set();
     let mut done = 0;
@@ -144,7 +144,7 @@ fn crunch(policy: Policy, stop: &AtomicBool) -> u64 {
     done
 }
 
-/// A fiber that answers pings, and when the last one was sent.
+/// Answers pings in a fiber, and returns the latencies; `sent` is when the last ping was sent.
 fn answer(sent: &AtomicU64, start: Instant, answer: u64) -> Vec<u64> {
     let mut latencies = Vec::new();
     while latencies.len() < PINGS {
@@ -193,7 +193,7 @@ fn run(rt: &Runtime, policy: Policy, load: Load, answer_work: u64) -> Run {
         std::thread::sleep(PAUSE);
         for (fiber, sent) in &pinged {
             let now = start.elapsed().as_nanos() as u64;
-            // One that has not been answered yet counts from its own time.
+            // A ping that has not been answered yet counts from its own time.
             let _ = sent.compare_exchange(0, now, SeqCst, SeqCst);
             fiber.unparker().unpark();
         }

@@ -1,10 +1,10 @@
-//! Layer: `sched`. What fibers that compute all the time cost, with and without a thread each.
+//! Layer: `sched`. The cost of fibers that compute all the time, with and without a thread each.
 //!
-//! 64 and 1,000 of them run for some seconds on two workers, beside a fiber that sleeps for a
-//! millisecond, again and again. Printed for each setting of `preempt_in_place`, and for as many plain
-//! threads: the most threads that ran fibers, what was computed for each second of CPU compared with
-//! the plain threads, and how late the sleeper was. `-- --seconds S` and `--quantum MS` change how long each case takes and
-//! the quantum.
+//! 64 and 1,000 of them run for some seconds on two workers, beside a fiber that repeatedly sleeps
+//! for a millisecond. Printed for each setting of `preempt_in_place`, and for as many plain
+//! threads: the most threads that ran fibers, what was computed for each second of CPU compared
+//! with the plain threads, and how late the sleeper was. `-- --seconds S` and `--quantum MS` change
+//! how long each case takes and the quantum.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -59,7 +59,7 @@ impl Shared {
     }
 }
 
-/// How late the sleeper was.
+/// Sleeps repeatedly; returns how late each wake was.
 fn beat(shared: &Shared) -> Vec<Duration> {
     let mut late = Vec::new();
     while !shared.stop.load(Relaxed) {
@@ -71,7 +71,7 @@ fn beat(shared: &Shared) -> Vec<Duration> {
     late
 }
 
-/// Pieces of work that as many plain threads do in a second of CPU.
+/// Returns the pieces of work that as many plain threads do in a second of CPU.
 fn plain(hogs: usize, work: Work, time: Duration) -> f64 {
     let shared = Arc::new(Shared::default());
     let start = |_| {
@@ -88,13 +88,14 @@ fn plain(hogs: usize, work: Work, time: Duration) -> f64 {
     done
 }
 
-/// CPU time of this process so far.
+/// Returns the CPU time of this process so far.
 fn cpu() -> f64 {
     let time = clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("a clock");
     Duration::from(time).as_secs_f64()
 }
 
-/// What is done in that time for each second of CPU, after a quarter of the time to get going.
+/// Returns the work done in that time for each second of CPU, after a quarter of the time to warm
+/// up.
 fn measure(shared: &Shared, time: Duration, mut look: impl FnMut()) -> f64 {
     thread::sleep(time / 4);
     let (before, cpu_before) = (shared.done.load(Relaxed), cpu());

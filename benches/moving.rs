@@ -1,10 +1,12 @@
-//! What it costs that a fiber may leave its thread, or may not.
+//! The cost of letting a fiber leave its thread, or of keeping it there.
 //!
-//! One iteration = one yield, or one hand-over, of one fiber, on a runtime of one worker. In
-//! `moving/yield/…` a second fiber yields in turn with it: a plain one (`movable`) shares its
-//! thread with that one; one that is inside a changed thread-local (`bound`) does not, so its
-//! worker goes to another thread and comes back every time. In `moving/handoff/…` the worker leaves
-//! the thread, and the fiber goes along (`movable`) or has the worker brought back (`pinned`).
+//! One iteration = one yield, or one hand-over, of one fiber, on a runtime of one worker.
+//!
+//! - `moving/yield/…`: a second fiber yields in turn with it. A plain one (`movable`) shares its
+//!   thread with that one; one that is inside a changed thread-local (`bound`) does not, so its
+//!   worker goes to another thread and comes back every time.
+//! - `moving/handoff/…`: the worker leaves the thread, and the fiber goes along (`movable`) or has
+//!   the worker brought back (`pinned`).
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -44,7 +46,7 @@ fn yields(count: u64, body: fn(u64) -> Duration, expected: Mobility) -> Duration
     let rt = Builder::new().workers(1).build().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
-    rt.block_on(move || drop(task::current().unwrap().binding())); // the code is studied
+    rt.block_on(move || drop(task::current().unwrap().binding())); // the verdict is known
     let other = rt.spawn(move || {
         while !stopped.load(Relaxed) {
             task::yield_now();

@@ -1,9 +1,9 @@
-//! Layer: `net`. What 64 echo connections see of a fiber that keeps its thread in the kernel.
+//! Layer: `net`. The effect on 64 echo connections of a fiber that keeps its thread in the kernel.
 //!
-//! One fiber repeats a call that blocks its thread for a second; a plain thread sends 64 bytes to one
-//! connection after the other and waits for each answer. Printed: median, 99th percentile and maximum, for
-//! no such fiber, one that waits as `vfork` does, one that sleeps in an epoll of its own, and one that computes.
-//! `INDENT_IO` says which driver.
+//! One fiber repeats a call that blocks its thread for a second; a plain thread sends 64 bytes to
+//! one connection after the other and waits for each answer. Printed: median, 99th percentile and
+//! maximum, for no such fiber, one that waits as `vfork` does, one that sleeps in an epoll of its
+//! own, and one that computes. `INDENT_IO` selects the driver.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,9 +20,9 @@ mod stuck;
 
 const CONNECTIONS: usize = 64;
 const STUCK: Duration = Duration::from_secs(1);
-/// Each case takes so long.
+/// Duration of each case.
 const TIME: Duration = Duration::from_secs(3);
-/// Between two requests.
+/// Pause between two requests.
 const PAUSE: Duration = Duration::from_micros(500);
 
 static DISTURBED: AtomicUsize = AtomicUsize::new(0);
@@ -50,7 +50,7 @@ fn main() {
     for (name, call) in cases {
         let rt = Builder::new().workers(2).build().expect("a runtime");
         let clients = connect(&rt);
-        std::thread::sleep(Duration::from_millis(500)); // until the program is known
+        std::thread::sleep(Duration::from_millis(500)); // until the survey has ended
         let stop = Arc::new(AtomicBool::new(name == "nobody"));
         let stops = stop.clone();
         let fiber = rt.spawn(move || {

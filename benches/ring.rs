@@ -1,15 +1,15 @@
 #![expect(unsafe_code, reason = "shares memory with the kernel")]
-//! What a ring could do for us beyond what `src/driver/uring.rs` has it do.
+//! Possible uses of io_uring beyond those in `src/driver/uring.rs`.
 //!
-//! No runtime: one thread pushes and takes, on rings that are made as the driver makes them, with the
-//! caller's buffer, over loopback. So each figure is the most that a runtime could gain. Rows of a table take turns in
-//! every round; beside a median stands the median of its ratios to the first row of the same round, and between
-//! which ratios half of the rounds lay. A row `again` is the first row once more: what differs by as much says
-//! nothing.
+//! No runtime: one thread pushes and takes, on rings that are made as the driver makes them, with
+//! the caller's buffer, over loopback. So each figure is the most that a runtime could gain. Rows
+//! of a table take turns in every round. Beside a median stands the median of its ratios to the
+//! first row of the same round, and the range in which half of the ratios lay. A row `again` is the
+//! first row once more: a difference as large as its own has no meaning.
 //!
-//! One iteration of `echo` = a message that is received and sent back, of `accept` = a connection that is taken
-//! and closed, of `wake` = a thread that sleeps is woken.
-//! `cargo bench --bench ring`; behind `--` a table can be named.
+//! One iteration of `echo` = a message that is received and sent back, of `accept` = a connection
+//! that is taken and closed, of `wake` = a thread that sleeps is woken. `cargo bench --bench ring`;
+//! an argument after `--` names a table.
 
 use std::io;
 use std::sync::OnceLock;
@@ -28,15 +28,15 @@ mod echo;
 #[path = "ring/wake.rs"]
 mod wake;
 
-/// As in the driver.
+/// Sizes of the ring, as in the driver.
 const ENTRIES: u32 = 256;
 const COMPLETIONS: u32 = 4096;
 const BATCH: usize = 32;
 
-/// Times that each row is run.
+/// Number of times that each row is run.
 const ROUNDS: usize = 15;
 
-/// A ring as the driver has them.
+/// Makes a ring as the driver makes them.
 fn ring() -> IoUring {
     let mut builder = IoUring::builder();
     builder.setup_clamp().setup_cqsize(COMPLETIONS);
@@ -44,10 +44,11 @@ fn ring() -> IoUring {
     builder.build(ENTRIES).expect("a ring")
 }
 
-/// Writes an entry down; it is submitted with the next sleep, or when there is no room.
+/// Adds an entry to the ring; the next sleep submits it, or a lack of room.
 ///
 /// # Safety
-/// What the entry names stays until its completion was taken.
+///
+/// The memory that the entry names must stay valid until its completion was taken.
 unsafe fn push(ring: &mut IoUring, entry: &Entry) {
     // SAFETY: by the caller's promise.
     while unsafe { ring.submission().push(entry) }.is_err() {
@@ -55,7 +56,7 @@ unsafe fn push(ring: &mut IoUring, entry: &Entry) {
     }
 }
 
-/// Submits, and sleeps until there is a completion. Returns early for no reason.
+/// Submits, and sleeps until there is a completion; may return early without a reason.
 fn sleep(ring: &IoUring) {
     if let Err(error) = ring.submit_and_wait(1) {
         assert_eq!(error.kind(), io::ErrorKind::Interrupted, "{error}");
@@ -70,7 +71,7 @@ fn take(ring: &mut IoUring) -> impl Iterator<Item = cqueue::Entry> + use<> {
     batch.into_iter().flatten()
 }
 
-/// Puts the calling thread on one of the process's CPUs, if there are several.
+/// Pins the calling thread to one of the process's CPUs, if there are several.
 fn pin(which: usize) {
     static CPUS: OnceLock<Vec<usize>> = OnceLock::new();
     let cpus = CPUS.get_or_init(|| {
@@ -85,14 +86,14 @@ fn pin(which: usize) {
     }
 }
 
-/// What the calling thread has used so far.
+/// Returns the CPU time that the calling thread has used so far.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .expect("a clock")
         .into()
 }
 
-/// Time and CPU of a stretch of the calling thread's work.
+/// Start of a measured part of the calling thread's work, in time and CPU time.
 struct Stretch {
     start: Instant,
     cpu: Duration,
@@ -106,7 +107,7 @@ impl Stretch {
         }
     }
 
-    /// How many a second, and CPU nanoseconds for one.
+    /// Returns the rate per second, and CPU nanoseconds for one.
     fn end(&self, count: usize) -> [f64; 2] {
         let (cpu, time) = (cpu_time() - self.cpu, self.start.elapsed());
         let count = count as f64;
@@ -114,16 +115,16 @@ impl Stretch {
     }
 }
 
-/// The value below which this part of them lies.
+/// Returns the value below which this part of the values lies.
 fn quantile(values: &mut [f64], part: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     values[((values.len() - 1) as f64 * part).round() as usize]
 }
 
-/// What one row of a table does, and its name.
+/// A row of a table: its name and its function.
 type Row<'a, const N: usize> = (&'a str, &'a dyn Fn() -> [f64; N]);
 
-/// Runs the rows in turn and prints what they gave.
+/// Runs the rows in turn and prints their results.
 fn compare<const N: usize>(title: &str, units: [&str; N], rows: &[Row<'_, N>]) {
     let mut seen = vec![Vec::new(); rows.len()];
     for round in 0..ROUNDS {

@@ -1,8 +1,12 @@
-//! Layer: `select`. One iteration = one message received by a select of two, or one select that finds nothing.
+//! Layer: `select`. One iteration = one message by a select of two, or one select that finds
+//! nothing.
 //!
-//! `select/ping`: a round trip as `chan/ping/1`, each side of it by a select of two. `select/ready`: one of two that
-//! are ready. `select/many/32`: one of 32 that is ready, by a builder that is used again. `select/default`: nothing is
-//! ready. Rivals: `select_pair` of `benches/rivals/run`.
+//! - `select/ping`: a round trip as `chan/ping/1`, each side of it by a select of two.
+//! - `select/ready`: one of two that are ready.
+//! - `select/many/32`: one of 32 that is ready, by a builder that is used again.
+//! - `select/default`: nothing is ready.
+//!
+//! Rivals: `select_pair` of `benches/rivals/run`.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,9 @@
 //! Layer: `sched`. One iteration = one fiber spawned, run and joined.
 //!
-//! `spawn/join/1`: spawn one, join it. `spawn/local/10k`: spawn ten thousand from a fiber, then join
-//! them. `spawn/outside/10k`: the same from a plain thread, through the shared queue.
-//! `spawn/chain`: each fiber spawns the next.
+//! - `spawn/join/1`: spawn one, join it.
+//! - `spawn/local/10k`: spawn ten thousand from a fiber, then join them.
+//! - `spawn/outside/10k`: the same from a plain thread, through the global queue.
+//! - `spawn/chain`: each fiber spawns the next.
 
 use std::time::{Duration, Instant};
 

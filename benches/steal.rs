@@ -1,7 +1,7 @@
 //! Layer: `queue`. One iteration = one fiber of a few microseconds, all spawned on one worker.
 //!
-//! `steal/even/w1` and `steal/even/w2`: the same work with one worker and with two; the ratio of the
-//! two says how well it spreads.
+//! `steal/even/w1` and `steal/even/w2`: the same work with one worker and with two; the ratio of
+//! the two shows how well it spreads.
 
 use std::hint::black_box;
 use std::time::Instant;

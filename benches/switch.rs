@@ -1,8 +1,8 @@
 //! Layer: `sched`. One iteration = one yield of one fiber.
 //!
-//! `switch/yield/1`: a fiber alone, so that each yield is a round through the scheduler.
-//! `switch/yield/1000`: a thousand fibers on two workers, as in `benches/rivals`.
-//! `switch/checkpoint`: what a loop pays that may be interrupted, a yield in 128 included.
+//! - `switch/yield/1`: a fiber alone, so that each yield is a round through the scheduler.
+//! - `switch/yield/1000`: a thousand fibers on two workers, as in `benches/rivals`.
+//! - `switch/checkpoint`: the cost of a checkpoint in a loop, a yield in 128 included.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

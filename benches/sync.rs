@@ -1,8 +1,13 @@
-//! Layer: `sync`. One iteration = one lock and its release, of all fibers together; in the last group, one hand-over.
+//! Layer: `sync`. One iteration = one lock and its release; in the last group, one hand-over.
 //!
-//! `sync/mutex/fN`: so many fibers on two workers add to one number; `/std`: the same with [`std::sync::Mutex`];
-//! `sync/mutex/t2`: two plain threads. `sync/read`, `sync/write`, `sync/semaphore`: eight fibers.
-//! `sync/notify`, `sync/condvar`: two fibers on one worker wake each other. `…/hogs`: beside eight fibers that compute without end.
+//! Iterations of all fibers together count.
+//!
+//! - `sync/mutex/fN`: so many fibers on two workers add to one number; `/std`: the same with
+//!   [`std::sync::Mutex`].
+//! - `sync/mutex/t2`: two plain threads.
+//! - `sync/read`, `sync/write`, `sync/semaphore`: eight fibers.
+//! - `sync/notify`, `sync/condvar`: two fibers on one worker wake each other.
+//! - `…/hogs`: beside eight fibers that compute without end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -16,10 +21,10 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
 }
 
-/// Operations of one iteration: few of them would measure how fibers are spawned.
+/// Operations of one iteration; with few of them, the time of spawns would count most.
 const EACH: u64 = 1_000;
 
-/// `n` times `EACH` operations by so many fibers; the time of `n`.
+/// Runs `n` times `EACH` operations in many fibers; returns the time of `n`.
 fn crowd(
     runtime: &Runtime,
     fibers: u64,
@@ -76,7 +81,7 @@ fn mutex(criterion: &mut Criterion) {
     });
 }
 
-/// The locks of many, alone or beside hogs.
+/// Measures locks with many fibers, alone or beside hogs.
 fn others(criterion: &mut Criterion, runtime: &Runtime, beside: &str) {
     criterion.bench_function(&format!("sync/mutex{beside}"), |b| {
         b.iter_custom(|n| crowd(runtime, 8, n, ours()));
@@ -105,7 +110,7 @@ fn others(criterion: &mut Criterion, runtime: &Runtime, beside: &str) {
     });
 }
 
-/// Two fibers that wake each other, `n` times.
+/// Runs two fibers that wake each other, `n` times.
 fn pair(runtime: &Runtime, n: u64, turn: impl Fn(usize) + Send + Sync + 'static) -> Duration {
     let turn = Arc::new(turn);
     runtime.block_on(move || {

@@ -1,10 +1,10 @@
 //! Layer: `time`. One iteration = one deadline.
 //!
-//! `timer/cancel/1`: a fiber parks with a deadline up to an hour ahead, and a sibling on the same
-//! worker unparks it: set and cancelled, with a switch to the sibling and back. `timer/bare/1`: the
-//! same without a deadline; the difference is what the deadline costs. `timer/sleep/1000`: a thousand
-//! fibers on two workers sleep for a millisecond each, again and again: what one sleep takes of all
-//! the wall time, a thousandth of a millisecond at least.
+//! - `timer/cancel/1`: a fiber parks with a deadline up to an hour ahead, and a sibling on the same
+//!   worker unparks it: set and cancelled, with a switch to the sibling and back.
+//! - `timer/bare/1`: the same without a deadline; the difference is the cost of the deadline.
+//! - `timer/sleep/1000`: a thousand fibers on two workers repeatedly sleep for a millisecond each:
+//!   the wall time of one sleep, at least a thousandth of a millisecond.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,10 +15,10 @@ use indent::park::{self, ParkReason, Woken};
 use indent::runtime::{Builder, Runtime};
 use indent::{task, time};
 
-/// Fibers that sleep at the same time.
+/// Number of fibers that sleep at the same time.
 const SLEEPERS: u64 = 1000;
 
-/// A deadline 1 to 3600 s ahead, never the same twice in a row.
+/// Returns a deadline 1 to 3600 s ahead, never the same twice in a row.
 fn deadline(round: u64) -> Option<Instant> {
     let seconds = 1 + (round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 3600;
     Some(Instant::now() + Duration::from_secs(seconds))
@@ -28,7 +28,7 @@ fn park(runtime: &Runtime, n: u64, deadline: fn(u64) -> Option<Instant>) -> Dura
     runtime.block_on(|| {
         let turn = Arc::new(AtomicU64::new(0));
         let (theirs, parked) = (Arc::clone(&turn), park::unparker());
-        // Once for each park: a second unpark would be kept, and end the next park before its
+        // Once for each park: a second unpark would be stored, and end the next park before its
         // deadline is set.
         let sibling = indent::spawn(move || {
             for round in 1..=n {

@@ -1,7 +1,8 @@
 //! Layer: `park`. One iteration = one wake-up and the answer to it.
 //!
-//! `wake/sibling`: two fibers on one worker wake each other. `wake/worker`: on two workers.
-//! `wake/thread`: a plain thread and a fiber.
+//! - `wake/sibling`: two fibers on one worker wake each other.
+//! - `wake/worker`: on two workers.
+//! - `wake/thread`: a plain thread and a fiber.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -12,7 +13,7 @@ use indent::park::{self, Unparker};
 use indent::runtime::{Builder, Runtime};
 use indent::task;
 
-/// Waits for the ball and sends it on, `n` times.
+/// Plays one side of a game, `n` times: waits for its turn and passes it on.
 fn play(ball: &AtomicU64, parity: u64, n: u64, other: &Unparker) {
     for round in 0..n {
         while ball.load(SeqCst) != 2 * round + parity {

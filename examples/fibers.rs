@@ -5,7 +5,7 @@
 //! ```
 //!
 //! One fiber spawns all others. Each computes a little, parks until all others have parked,
-//! computes again and ends. While all are parked the program looks at its memory.
+//! computes again and ends. While all are parked, the program measures its memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -106,7 +106,7 @@ fn table(metrics: &Metrics) {
     }
 }
 
-/// Resident memory and page tables of this process, in bytes.
+/// Returns the resident memory and page tables of this process, in bytes.
 fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("/proc/self/status");
     let field = |name: &str| {

@@ -1,4 +1,4 @@
-//! A small service with one bad handler, and how the runtime says which one it is.
+//! A small service with one bad handler, and the runtime's report that names it.
 //!
 //! ```text
 //! cargo run --release --example hogs
@@ -26,7 +26,7 @@ const EVERY: Duration = Duration::from_millis(2);
 const BAD: usize = 60;
 const PATHS: [&str; 4] = ["/ping", "/user", "/search", "/report"];
 
-/// How long requests to one path took.
+/// Times of requests to each path.
 type Latencies = Arc<[Mutex<Vec<Duration>>; 4]>;
 
 fn main() {
@@ -89,17 +89,17 @@ fn ping() {
 
 fn look_up_user() {
     work(Duration::from_micros(50));
-    sleep(Duration::from_millis(1)); // a database answers
+    sleep(Duration::from_millis(1)); // stands for a database
     work(Duration::from_micros(50));
 }
 
 fn search() {
     work(Duration::from_micros(200));
-    sleep(Duration::from_millis(2)); // an index answers
+    sleep(Duration::from_millis(2)); // stands for an index
     work(Duration::from_micros(100));
 }
 
-/// The bad one. In a test with ten lines it is fast enough.
+/// Makes a report: the bad function. With ten lines, as in a test, it is fast enough.
 #[inline(never)]
 fn make_report() {
     let begun = Instant::now();

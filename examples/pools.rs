@@ -1,7 +1,7 @@
-//! Calls that block and computations, beside fibers that are not delayed by them.
+//! Calls that block and computations, beside fibers that they do not delay.
 //!
-//! A thousand fibers call something that blocks for 50 ms: the pool takes them in two rounds, with
-//! no more threads than allowed, and lets the threads go. Then 64 fibers compute at once: no more
+//! A thousand fibers call a function that blocks for 50 ms: the pool takes them in two rounds, with
+//! no more threads than allowed, and then ends the threads. Then 64 fibers compute at once: no more
 //! at a time than there are CPUs.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const CALLS: usize = 1000;
 const PAUSE: Duration = Duration::from_millis(50);
 const COMPUTATIONS: usize = 64;
 
-/// How many are inside at once, and how many there were at most.
+/// Number of calls inside now, and the most there have been.
 #[derive(Default)]
 struct Inside {
     now: AtomicUsize,
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 })
             })
             .collect();
-        // Meanwhile a fiber that only wants to sleep for a millisecond is not kept waiting.
+        // Meanwhile a fiber that sleeps for a millisecond is not delayed.
         let mut latest = Duration::ZERO;
         while blocked.now.load(SeqCst) > 0 || !calls.iter().all(|call| call.is_finished()) {
             let due = Instant::now() + Duration::from_millis(1);

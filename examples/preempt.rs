@@ -4,10 +4,10 @@
 //! cargo run --release --example preempt
 //! ```
 //!
-//! A plain thread wakes a fiber a thousand times a second; the fiber notes how late it runs. Beside
-//! it eight other fibers compute without a pause, four times as many as there are workers. They
-//! never yield, and end after two seconds. That end matters only for the half without preemption:
-//! before it, no other fiber runs there.
+//! A plain thread wakes a fiber a thousand times a second; the fiber records how late it runs.
+//! Beside it eight other fibers compute without a pause, four times as many as there are workers.
+//! They never yield, and end after two seconds. That end matters only for the half without
+//! preemption: before it, no other fiber runs there.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -44,10 +44,10 @@ struct Answer {
 fn measure(preempt: bool) -> Vec<Answer> {
     let builder = Builder::new().workers(WORKERS).preempt(preempt);
     let runtime = builder.build().expect("a runtime");
-    let start = Instant::now() + Duration::from_millis(500); // until then all is quiet
+    let start = Instant::now() + Duration::from_millis(500); // until then nothing computes
     let ends = start + TIME;
 
-    // When the wake was sent, in nanoseconds since the start; 0 once that is answered.
+    // When the wake was sent, in nanoseconds since the start; 0 once it is answered.
     let signal = Arc::new(AtomicU64::new(0));
     let sent = signal.clone();
     let heartbeat = runtime.spawn(move || {
@@ -57,7 +57,7 @@ fn measure(preempt: bool) -> Vec<Answer> {
             let sent = Duration::from_nanos(sent.swap(0, SeqCst));
             let late = start.elapsed().saturating_sub(sent);
             if !sent.is_zero() {
-                answers.push(Answer { sent, late }); // else the wake was spurious
+                answers.push(Answer { sent, late }); // otherwise the wake was spurious
             }
         }
         answers
@@ -83,7 +83,7 @@ fn measure(preempt: bool) -> Vec<Answer> {
     heartbeat.join().expect("a heartbeat does not panic")
 }
 
-/// Computes without a pause, and looks only at the clock.
+/// Computes without a pause, and reads only the clock.
 fn compute_until(ends: Instant, mut x: u64) {
     while Instant::now() < ends {
         for _ in 0..10_000 {
@@ -109,8 +109,9 @@ fn print_row(name: &str, answers: &[Answer]) {
     println!("{name:<10}{answered:>10}{median:>12}{most:>12}{worst:>12}   {line}");
 }
 
-/// The longest wait in each part of the time. While one goes on, it counts as long as it will have
-/// been.
+/// Draws the longest wait in each part of the time.
+///
+/// While a wait lasts, it counts with its full length.
 fn sparkline(answers: &[Answer]) -> String {
     let column = |at: Duration| (at.as_secs_f64() / TIME.as_secs_f64() * COLUMNS as f64) as usize;
     let mut longest = [Duration::ZERO; COLUMNS];
@@ -123,7 +124,7 @@ fn sparkline(answers: &[Answer]) -> String {
     longest.map(bar).iter().collect()
 }
 
-/// Eight heights from 10 µs to 1 s, five decades.
+/// Returns one of eight heights for times from 10 µs to 1 s, five decades.
 fn bar(late: Duration) -> char {
     let decades = (late.as_secs_f64() / 10e-6).max(1.0).log10();
     ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'][((decades / 5.0 * 8.0) as usize).min(7)]

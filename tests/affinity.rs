@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "system calls about the CPUs of a thread")]
-//! The CPUs a thread may run on are the user's: what a hook, a fiber or another process sets stays,
-//! however often workers change threads.
+//! The CPUs a thread may run on belong to the user: a mask that a hook, a fiber or another process
+//! sets stays in force, however often workers change threads.
 //!
-//! Beside computations that fill all CPUs, fibers that sleep for moments make workers go from
-//! thread to thread; each hand-over prefers the CPU that becomes free (`src/sys/affinity.rs`).
+//! Beside computations that fill all CPUs, fibers that sleep for short times make workers move from
+//! thread to thread. Each hand-over prefers the CPU that becomes free (`src/sys/affinity.rs`).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -18,11 +18,13 @@ use nix::unistd::Pid;
 mod common;
 
 const PATIENCE: u64 = 120;
-/// Hand-overs that a test waits for.
+/// Number of hand-overs that a test waits for.
 const ENOUGH: u64 = 2_000;
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
-/// The mask of a thread. Never inlined: on which thread a fiber runs changes.
+/// Returns the affinity mask of a thread.
+///
+/// Never inlined, because the fiber may change threads between two calls.
 #[inline(never)]
 fn mask_of(thread: Pid) -> Vec<usize> {
     let mask = sched_getaffinity(thread).expect("a mask");
@@ -38,7 +40,7 @@ fn set_mask(thread: Pid, cpus: &[usize]) {
     sched_setaffinity(thread, &mask).expect("CPUs of ours");
 }
 
-/// The CPUs of this process, if there is a choice.
+/// Returns the CPUs of this process, or `None` if there are too few to choose from.
 fn choice() -> Option<Vec<usize>> {
     let all = mask_of(THIS_THREAD);
     if all.len() < 2 {
@@ -52,13 +54,13 @@ thread_local! {
     static PINNED_TO: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// Whether the calling thread may run on the CPU its hook chose, and on no other.
+/// Returns true if the calling thread may run on the CPU its hook chose and on no other.
 #[inline(never)]
 fn is_where_the_hook_put_it() -> bool {
     mask_of(THIS_THREAD) == [PINNED_TO.get()]
 }
 
-/// Computes for `time`, without a call that lets others run.
+/// Computes for `time`, without a call that lets other fibers run.
 fn compute(time: Duration) {
     let begun = Instant::now();
     while begun.elapsed() < time {
@@ -66,7 +68,7 @@ fn compute(time: Duration) {
     }
 }
 
-/// Fibers that compute, and others that sleep for moments; all call `look` over and over.
+/// Fibers that compute and fibers that sleep for short times; all call `look` repeatedly.
 struct Crowd {
     stop: Arc<AtomicBool>,
     fibers: Vec<JoinHandle<()>>,
@@ -148,7 +150,7 @@ fn a_fiber_that_pins_its_thread_finds_it_pinned() {
         let rt = Builder::new().workers(2).build().unwrap();
         let crowd = Crowd::start(&rt, || ());
         wait_for_hand_overs(&rt, 100);
-        // One after the other: two of them may have the same thread.
+        // One after the other, because two of these fibers may share a thread.
         for cpu in all.clone() {
             let all = all.clone();
             let fiber = rt.spawn(move || {
@@ -160,7 +162,7 @@ fn a_fiber_that_pins_its_thread_finds_it_pinned() {
                         if i % 2 == 0 {
                             indent::time::sleep(Duration::from_micros(500));
                         } else {
-                            compute(Duration::from_micros(500)); // it is stopped here
+                            compute(Duration::from_micros(500)); // preempted here
                         }
                         wrong += usize::from(mask_of(THIS_THREAD) != [cpu]);
                     }
@@ -193,7 +195,7 @@ fn a_mask_set_for_one_thread_from_outside_is_obeyed() {
 mod child {
     use super::*;
 
-    /// As `taskset -ap` does.
+    /// Sets the mask of every thread of the process, as `taskset -ap` does.
     fn set_mask_of_all_threads(cpus: &[usize]) {
         for entry in std::fs::read_dir("/proc/self/task").unwrap() {
             let name = entry.unwrap().file_name();
@@ -210,7 +212,7 @@ mod child {
         let all = mask_of(THIS_THREAD);
         common::within(PATIENCE, move || {
             let rt = Builder::new().workers(2).build().unwrap();
-            // How many looks on end saw one CPU, and how many saw all.
+            // Number of consecutive looks that saw one CPU, and that saw all CPUs.
             let in_turn = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
             let (seen, cpus) = (in_turn.clone(), all.clone());
             let crowd = Crowd::start(&rt, move || {
@@ -245,7 +247,7 @@ mod child {
             let (sender, receiver) = std::sync::mpsc::channel();
             let fiber = rt.spawn(move || {
                 let _same_thread = task::pin();
-                // SAFETY: takes nothing.
+                // SAFETY: `gettid` takes no arguments.
                 sender.send(unsafe { libc::gettid() }).unwrap();
                 while !stops.load(SeqCst) {
                     indent::time::sleep(Duration::from_micros(500));
@@ -253,8 +255,8 @@ mod child {
             });
             let thread = Pid::from_raw(receiver.recv().unwrap());
             for cpu in all {
-                // A mask that comes within the microseconds of a hand-over may be lost: again,
-                // then.
+                // A mask that is set within the microseconds of a hand-over may be lost, so set it
+                // again.
                 let obeyed = (0..20).any(|_| {
                     set_mask(thread, &[cpu]);
                     let looks = |_| {

@@ -16,7 +16,7 @@ fn runtime() -> Runtime {
     rt
 }
 
-/// Parks a few times with a thread-local borrowed, the last time until it is unparked.
+/// Parks `times` times with a thread-local borrowed; the last park lasts until it is unparked.
 fn park_with_a_borrow(times: usize) {
     BORROWED.with_borrow_mut(|list| {
         for _ in 1..times {
@@ -34,7 +34,7 @@ fn wait_until_parked<T>(fiber: &JoinHandle<T>, times: u64, rt: &Runtime) {
     });
 }
 
-/// The only row.
+/// Returns the only row of the report.
 #[track_caller]
 fn row(report: &Bindings) -> &BindingRow {
     assert_eq!(report.rows.len(), 1, "{report}");
@@ -146,7 +146,7 @@ fn a_fiber_that_parked_before_the_code_had_been_read_is_reported_afterwards() {
     common::alone("parked_cold");
 }
 
-/// Lines of the child's standard error about fibers that keep threads.
+/// Returns the lines of the child's standard error about fibers that keep threads.
 fn lines(setting: &str) -> Vec<String> {
     let output = common::in_child("child::parks", &[("INDENT_LOG_BOUND", setting)]);
     assert!(output.status.success(), "{}", common::text(&output));

@@ -1,8 +1,8 @@
-//! `runtime::blocking`: where closures run, what they may borrow, how they end, how many threads
-//! there are.
+//! `runtime::blocking`: where closures run, what they may borrow, how they end, and how many
+//! threads there are.
 //!
-//! Tests that count threads, refuse them, or leave some behind run in a process of their own (module
-//! `child`).
+//! Tests that count threads, make thread creation fail, or leave threads behind run in a process of
+//! their own (module `child`).
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -18,12 +18,14 @@ use limit::Limit;
 mod common;
 mod limit;
 
-/// No shutdown that can be clean comes near it.
+/// Time limit that no clean shutdown comes close to.
 const LONG: Duration = Duration::from_secs(100);
-/// What a shutdown that cannot be clean gets.
+/// Time limit for a shutdown that cannot be clean.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Threads are counted: none is made or ended for who is interrupted.
+/// Starts a runtime without preemption.
+///
+/// Threads are counted, and preemption would start and end threads for interrupted fibers.
 fn uninterrupted(workers: usize) -> Runtime {
     let builder = Builder::new().workers(workers).preempt(false);
     builder.build().expect("a runtime")
@@ -33,14 +35,14 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
 }
 
-/// What the pool's threads are called, as far as the kernel remembers.
+/// Name of the pool's threads, as far as the kernel stores it.
 const BLOCKING: &str = "indent-blocking";
 
 fn thread_name() -> String {
     common::thread_name()
 }
 
-/// Opens once; until then everybody waits, blocking the thread.
+/// A latch that opens once; until then callers wait and block their thread.
 #[derive(Default)]
 struct Latch(Mutex<bool>, Condvar);
 
@@ -56,7 +58,7 @@ impl Latch {
     }
 }
 
-/// How many are inside, and how many there have been at most.
+/// Counts the closures that are inside now, and the most there have been at once.
 #[derive(Default)]
 struct Inside {
     now: AtomicUsize,
@@ -158,7 +160,7 @@ fn other_fibers_run_meanwhile() {
             let latch = latch.clone();
             move || latch.open()
         });
-        blocking(|| latch.wait()); // on the only worker this would be the end
+        blocking(|| latch.wait()); // on the only worker this would deadlock
         opener.join().unwrap();
     });
 }
@@ -237,8 +239,9 @@ fn a_request_to_end_does_not_interrupt() {
     opener.join().unwrap();
 }
 
-/// Five fibers that wait for calls which wait for the latch and then count themselves, on a pool of
-/// one thread.
+/// Starts five fibers whose calls wait for the latch, on a pool of one thread.
+///
+/// Each call counts itself after the latch opens.
 fn five_calls_for_one_thread() -> (
     Runtime,
     Arc<Latch>,
@@ -303,7 +306,7 @@ fn short_calls_one_after_the_other_share_a_thread_or_two() {
             blocking(|| served.lock().unwrap().insert(std::thread::current().id()));
         }
     });
-    // One that is interrupted between its last call and its bed makes room for another.
+    // A thread that is preempted between its last call and its sleep is replaced by another thread.
     let threads = served.lock().unwrap().len();
     assert!(threads <= 8, "{threads} threads for one caller");
 }
@@ -482,7 +485,7 @@ mod child {
             .map(|_| {
                 let (inside, full) = (inside.clone(), full.clone());
                 rt.handle().spawn_blocking(move || {
-                    // The first ones leave when all threads are there, and not before.
+                    // The first calls leave only when all threads are there.
                     if inside.enter() == THREADS {
                         full.open();
                     }
@@ -546,7 +549,7 @@ mod child {
                 })
             })
             .collect();
-        // Others run, though nobody serves the calls.
+        // Other fibers run although no thread serves the calls.
         for _ in 0..20 {
             assert_eq!(rt.spawn(|| 1).join().unwrap(), 1);
         }
@@ -586,7 +589,7 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn stuck_call() {
         let rt = runtime(1);
-        rt.wait_until_surveyed(None); // else its fibers keep threads
+        rt.wait_until_surveyed(None); // otherwise its fibers keep threads
         let (never, wait) = mpsc::channel::<()>();
         let body = move || blocking(move || wait.recv());
         let fiber = rt.block_on(|| task::Builder::new().name("stuck").spawn(body));
@@ -602,7 +605,7 @@ mod child {
         assert_eq!(left.name.as_deref(), Some("stuck"));
         assert_eq!(left.reason, ParkReason::Blocking);
         assert!(report.to_string().contains("parked (blocking)"), "{report}");
-        // It ends after all: nothing it touches is gone.
+        // The thread ends after all: everything it touches still exists.
         drop(never);
         common::wait_for("the last thread to end", || {
             common::threads_named("indent-b") == 0

@@ -1,8 +1,8 @@
-//! Fibers that are bound to their thread: they share it with no other fiber, and are served beside
+//! Fibers that are bound to their thread: each has its thread to itself, and makes progress under
 //! any load.
 //!
-//! A crate that changes a thread-local around a callback and restores it afterwards is right on
-//! threads, and breaks if two fibers of one thread are inside at once.
+//! A crate that changes a thread-local around a callback and restores it afterwards is correct on
+//! threads, and breaks if two fibers of one thread are inside the callback at once.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -15,12 +15,13 @@ use indent::task;
 mod common;
 
 thread_local! {
-    /// Whom this thread works for.
+    /// Value for which this thread works now.
     static CONTEXT: Cell<u64> = const { Cell::new(0) };
     static BORROWED: RefCell<u64> = const { RefCell::new(0) };
 }
 
-/// What tracing spans, scoped thread-locals and runtimes' contexts do.
+/// Sets a thread-local around a callback, as tracing spans, scoped thread-locals and runtimes'
+/// contexts do.
 #[inline(never)]
 fn with_context(value: u64, f: impl FnOnce()) -> bool {
     let old = CONTEXT.replace(value);
@@ -39,7 +40,7 @@ fn runtime() -> Runtime {
     Builder::new().workers(2).build().unwrap()
 }
 
-/// Endless loops, as many as there are workers and one more.
+/// Fibers in endless loops: one more than there are workers.
 struct Hogs {
     stop: Arc<AtomicBool>,
     fibers: Vec<task::JoinHandle<()>>,
@@ -69,7 +70,7 @@ impl Hogs {
 #[test]
 fn fibers_inside_a_changed_thread_local_never_meet_on_one_thread() {
     let rt = runtime();
-    // At once, before the program's code has been read.
+    // Spawned immediately, before the program's code has been read.
     let fibers: Vec<_> = (1..=400)
         .map(|i| {
             rt.spawn(move || {
@@ -149,7 +150,7 @@ fn bound_fibers_started_after_endless_loops_are_served() {
 #[test]
 fn bound_fibers_leave_threads_for_the_others() {
     let rt = runtime();
-    // Each keeps a thread while it waits for the last.
+    // Each keeps a thread while it waits for the last one.
     let here = Arc::new(AtomicUsize::new(0));
     let kept: Vec<_> = (1..=300)
         .map(|i| {
@@ -199,7 +200,7 @@ fn beyond_the_limit_of_threads_bound_fibers_wait_to_start_and_others_do_not() {
     });
     stop.store(true, SeqCst);
     plain.join().unwrap();
-    // Each of the two workers may admit a start at the same moment as the other, gets a thread in
-    // any case when it leaves that of a bound fiber, and has one more at hand.
+    // Both workers may admit a start at the same moment. Each gets a thread in any case when it
+    // leaves the thread of a bound fiber, and keeps one more thread ready.
     assert!(most <= 8 + 3 * 2, "{most} threads, {:?}", rt.metrics());
 }

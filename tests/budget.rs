@@ -1,5 +1,5 @@
-//! The budget: a fiber whose operations all succeed at once still lets its siblings run, and
-//! operations that cannot block never do.
+//! The budget: a fiber whose operations all succeed immediately still lets its siblings run, and
+//! operations that cannot block never yield.
 
 mod common;
 mod sockets;
@@ -21,13 +21,14 @@ use indent::task::{self, JoinHandle};
 
 use sockets::fresh_path;
 
-/// Operations a fiber may do in one turn by default.
+/// Operations a fiber may perform in one turn by default.
 const BUDGET: u64 = 128;
-/// Operations of each test.
+/// Number of operations in each test.
 const OPERATIONS: u64 = 10_000;
 
 fn runtime(budget: Option<u32>) -> Runtime {
-    // Who computes for long is interrupted elsewhere, too: here only the budget counts.
+    // Without preemption, because a preempted fiber would yield at other places, too; only the
+    // budget counts here.
     let builder = Builder::new().workers(1).preempt(false);
     match budget {
         Some(operations) => builder.coop_budget(operations),
@@ -45,7 +46,7 @@ struct Sibling {
 }
 
 impl Sibling {
-    /// Started, on the only worker, by another fiber of it.
+    /// Starts the sibling from a fiber of the only worker, so that both share it.
     fn start() -> Self {
         let (turns, over) = (
             Arc::new(AtomicU64::new(0)),
@@ -74,11 +75,12 @@ impl Sibling {
     }
 }
 
-/// Does the operations beside a sibling: how often it ran, and the most operations between two of
-/// its turns.
+/// Performs the operations beside a sibling.
+///
+/// Returns the number of the sibling's turns, and the most operations between two of them.
 fn beside_a_sibling<T>(things: Vec<T>, mut operation: impl FnMut(T)) -> (u64, u64) {
     let sibling = Sibling::start();
-    task::yield_now(); // a new turn, with all of its budget
+    task::yield_now(); // a new turn, with its whole budget
     let before = sibling.turns();
     let (mut seen, mut row, mut longest) = (before, 0, 0);
     for thing in things {
@@ -102,7 +104,7 @@ fn assert_shared(budget: u64, (turns, longest): (u64, u64)) {
         turns >= fewest,
         "the sibling ran {turns} times, not {fewest}"
     );
-    // And the budget is used: a yield at every operation would be no budget.
+    // The budget must also be used: a yield at every operation would defeat its purpose.
     let most = 2 * OPERATIONS / budget + 2;
     assert!(
         turns <= most,
@@ -121,7 +123,7 @@ fn checkpoints_share_the_worker() {
     });
 }
 
-/// Fibers that are over, with their results.
+/// Returns handles of fibers that have ended, with their results.
 fn finished() -> Vec<JoinHandle<u64>> {
     let fibers: Vec<_> = (0..OPERATIONS).map(|i| indent::spawn(move || i)).collect();
     while !fibers.iter().all(|fiber| fiber.is_finished()) {
@@ -276,7 +278,9 @@ fn a_budget_of_all_operations_is_never_used_up() {
     });
 }
 
-/// Operations that succeed at once reach no driver, so there is one test for all drivers.
+/// Checks that an I/O operation shares the worker.
+///
+/// Operations that succeed immediately do not reach a driver, so one test covers all drivers.
 fn assert_io_shares<T>(operation: impl FnOnce() -> T + Send)
 where
     T: FnMut(u64) + 'static,
@@ -288,7 +292,7 @@ where
 #[test]
 fn reads_and_writes_that_need_not_wait_share_the_worker() {
     common::within(60, || {
-        // A pipe has room for all that is written here.
+        // A pipe has room for everything that is written here.
         assert_io_shares(|| {
             let (reader, mut writer) = pipe().unwrap();
             move |_| {
@@ -301,7 +305,7 @@ fn reads_and_writes_that_need_not_wait_share_the_worker() {
             writer.write_all(&[0; OPERATIONS as usize]).unwrap();
             move |_| reader.read_exact(&mut [0]).unwrap()
         });
-        // What is written is read by std at once, and the other way round.
+        // std reads immediately what is written here, and the other way round.
         assert_io_shares(|| {
             let (mut one, other) = UnixStream::pair().unwrap();
             let mut other = other.into_std();

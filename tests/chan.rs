@@ -59,7 +59,7 @@ fn a_value_whose_drop_panics_does_not_keep_the_others_alive() {
     impl Drop for Picky {
         fn drop(&mut self) {
             if self.panics {
-                resume_unwind(Box::new("not like this")); // no message
+                resume_unwind(Box::new("not like this")); // prints no message
             }
         }
     }
@@ -581,8 +581,9 @@ impl Written {
     }
 }
 
-/// The only worker runs one fiber at a time, so the outcome is known when all other fibers wait or
-/// have ended.
+/// Runs a check on the only worker, which runs one fiber at a time.
+///
+/// So the outcome is known when all other fibers wait or have ended.
 fn one_after_the_other(
     check: impl FnOnce() -> Result<(), TestCaseError> + Send,
 ) -> Result<(), TestCaseError> {
@@ -644,7 +645,7 @@ proptest! {
 #[test]
 fn operations_that_succeed_at_once_are_charged_and_tries_are_not() {
     const BUDGET: u32 = 8;
-    // How often the only worker has run other fibers meanwhile.
+    // Counts how often the only worker has run other fibers meanwhile.
     let exhausted = |operation: fn(&chan::Sender<u32>, &chan::Receiver<u32>)| {
         let builder = Builder::new().workers(1).preempt(false);
         let runtime = builder.coop_budget(BUDGET).build().expect("a runtime");
@@ -715,7 +716,7 @@ impl Ledger {
     }
 }
 
-/// Sends the values `numbers` by all kinds of sends, until the channel is closed.
+/// Sends the values `numbers` with every kind of send, until the channel is closed.
 fn send_somehow(tx: &chan::Sender<Numbered>, ledger: &Ledger, numbers: std::ops::Range<usize>) {
     let mut random = Random::new(numbers.start as u64 + 1);
     for number in numbers {

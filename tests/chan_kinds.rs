@@ -27,7 +27,7 @@ fn everywhere(check: fn()) {
     runtime(2).block_on(check);
 }
 
-/// A runtime that preempts its fibers all the time.
+/// Starts a runtime that preempts its fibers very often.
 fn restless() -> Runtime {
     let quantum = Duration::from_micros(200);
     let builder = Builder::new().workers(2).preempt_quantum(quantum);
@@ -375,8 +375,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..60)
 }
 
-/// The only worker runs one fiber at a time, so the outcome is known when all other fibers wait or
-/// have ended.
+/// Runs a check on the only worker, which runs one fiber at a time.
+///
+/// So the outcome is known when all other fibers wait or have ended.
 fn one_after_the_other(
     check: impl FnOnce() -> Result<(), TestCaseError> + Send,
 ) -> Result<(), TestCaseError> {
@@ -384,7 +385,7 @@ fn one_after_the_other(
     RUNTIME.get_or_init(|| runtime(1)).block_on(check)
 }
 
-/// A receiver: idle, or used by a fiber that waits, and returns it with the result.
+/// A receiver: idle, or used by a waiting fiber that returns it with the result.
 enum Seat<R, V> {
     AtHand(R),
     Waits(task::JoinHandle<(R, V)>),
@@ -406,7 +407,7 @@ impl<R: Send + 'static, V: Send + 'static> Seat<R, V> {
         Seat::Waits(fiber)
     }
 
-    /// Returns the result if a value or an error is due; otherwise the wait goes on.
+    /// Returns the result if a value or an error is due; otherwise the wait continues.
     fn settle(self, is_due: bool) -> (Self, Option<V>) {
         match self {
             Seat::Waits(fiber) if is_due => {
@@ -422,8 +423,9 @@ impl<R: Send + 'static, V: Send + 'static> Seat<R, V> {
     }
 }
 
-/// The model: all values sent. A broadcast receiver gets the next one or has lost some; a watch
-/// receiver gets the last one.
+/// The sequential model: all values sent.
+///
+/// A broadcast receiver gets the next value or has lost some; a watch receiver gets the last one.
 struct Written {
     all: Vec<u8>,
     kept: usize,

@@ -1,6 +1,8 @@
-//! `runtime::compute`: where closures run, what they may borrow, how they end, how many run at once.
+//! `runtime::compute`: where closures run, what they may borrow, how they end, and how many run at
+//! once.
 //!
-//! Tests that refuse threads or leave some behind run in a process of their own (module `child`).
+//! Tests that make thread creation fail or leave threads behind run in a process of their own
+//! (module `child`).
 
 use std::panic::{catch_unwind, panic_any};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -15,18 +17,20 @@ use limit::Limit;
 mod common;
 mod limit;
 
-/// No shutdown that can be clean comes near it.
+/// Time limit that no clean shutdown comes close to.
 const LONG: Duration = Duration::from_secs(100);
-/// What a shutdown that cannot be clean gets.
+/// Time limit for a shutdown that cannot be clean.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Threads are counted: none is made or ended for who is interrupted.
+/// Starts a runtime without preemption.
+///
+/// Threads are counted, and preemption would start and end threads for interrupted fibers.
 fn uninterrupted(workers: usize) -> Runtime {
     let builder = Builder::new().workers(workers).preempt(false);
     builder.build().expect("a runtime")
 }
 
-/// Its fibers keep no threads because the code has not been read yet.
+/// Starts a runtime after the survey, so that its fibers do not keep threads.
 fn runtime(workers: usize) -> Runtime {
     let builder = Builder::new().workers(workers).thread_name("own");
     let rt = builder.build().expect("a runtime");
@@ -38,7 +42,7 @@ fn thread_name() -> String {
     common::thread_name()
 }
 
-/// Sums the parts of a range, split in two again and again.
+/// Sums the parts of a range, which is split in two recursively.
 fn sum(from: u64, to: u64, names: &std::sync::Mutex<Vec<String>>) -> u64 {
     if to - from < 1000 {
         names.lock().unwrap().push(thread_name());
@@ -84,7 +88,7 @@ fn a_panic_goes_on_in_the_caller_with_its_payload() {
         for n in 0..10u64 {
             let caught = catch_unwind(|| compute(|| panic_any(n)));
             assert_eq!(caught.unwrap_err().downcast_ref(), Some(&n));
-            // Out of a part that runs on its own.
+            // The panic comes from a part that runs on its own.
             let caught = catch_unwind(|| compute(|| rayon_core::join(|| panic_any(n), || 1).1));
             assert_eq!(caught.unwrap_err().downcast_ref(), Some(&n));
         }
@@ -288,7 +292,7 @@ fn a_time_limit_of_one_computation_is_not_another_ones() {
         Arc::new(AtomicBool::new(false)),
     );
     let (begin, end) = (begun.clone(), done.clone());
-    // Its second half waits for the other computation, which may well run inside its own wait.
+    // The second half waits for the other computation, which may run inside that very wait.
     let limited = rt.spawn(move || {
         compute(|| {
             let wait = || {
@@ -329,12 +333,13 @@ mod child {
         let report = rt.shutdown_timeout(SHORT);
         assert_eq!(report.abandoned.len(), 1, "{report}");
         assert_eq!(report.abandoned[0].reason, ParkReason::Compute);
-        // A pool ends as a whole.
+        // A pool ends as a whole: all of its threads count.
         assert_eq!(report.threads_left, 2, "{report}");
     }
 
     fn compute_all(rt: &Runtime, n: u64) -> Vec<indent::JoinHandle<u64>> {
-        // With something of rayon's inside: without a pool of ours it would start its own.
+        // The closure uses rayon inside: outside this runtime's pool, rayon would start a pool of
+        // its own.
         let one = |i| compute(|| rayon_core::join(|| i, || 0).0);
         (0..n).map(|i| rt.spawn(move || one(i))).collect()
     }

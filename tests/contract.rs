@@ -1,4 +1,4 @@
-//! What the public types promise: which of them cross threads, and that all of them can be named.
+//! The promises of the public types: which of them may cross threads, and that all can be named.
 //!
 //! The half that must not compile (closures that borrow or are not `Send`, a guard that leaves its
 //! fiber) lives in `compile_fail` doctests of `spawn`, `pin` and `block_on`.
@@ -102,31 +102,31 @@ assert_has! {
     Fired<'static, 'static>: Debug;
 }
 
-// What is sent to another thread can be sent there.
+// A value that is sent to another thread must be `Send`.
 assert_not!(chan::Sender<Rc<()>>: Send, Sync);
 assert_not!(chan::Receiver<Rc<()>>: Send, Sync);
 assert_not!(chan::OneshotSender<Rc<()>>: Send, Sync);
 assert_not!(chan::OneshotReceiver<Rc<()>>: Send, Sync);
-// What several look at can be looked at from several threads.
+// A value that several receivers read must be readable from several threads.
 assert_not!(chan::BroadcastSender<Cell<u8>>: Send, Sync);
 assert_not!(chan::BroadcastReceiver<Cell<u8>>: Send, Sync);
 assert_not!(chan::WatchSender<Cell<u8>>: Send, Sync);
 assert_not!(chan::WatchReceiver<Cell<u8>>: Send, Sync);
 assert_not!(chan::Ref<Cell<u8>>: Send, Sync);
-// One value, one right to send it and one to receive it.
+// One value: one right to send it, and one right to receive it.
 assert_not!(chan::OneshotSender<u8>: Clone);
 assert_not!(chan::OneshotReceiver<u8>: Clone);
-// Arms know the fiber they wait for.
+// Arms refer to the fiber they wait for.
 assert_not!(Select<'static>: Send, Sync, Clone);
 assert_not!(Fired<'static, 'static>: Send, Sync, Clone);
-// It stays on its fiber's thread.
+// The guard stays on its fiber's thread.
 assert_not!(PinGuard: Send, Sync, Clone);
-// The payload of a panic is there once.
+// The payload of a panic exists once.
 assert_not!(JoinError: Clone);
 // There is one right to a result, and one owner of a runtime.
 assert_not!(JoinHandle<u32>: Clone);
 assert_not!(Runtime: Clone);
-// The macro itself: one that has the trait would not compile, this has not.
+// Checks the macro itself: a type that has the trait would not compile here.
 assert_not!(Rc<()>: Send, Sync);
 
 #[test]
@@ -191,7 +191,7 @@ fn everything_public_can_be_named_and_called() {
     let _: fn(&Fiber) -> bool = Fiber::is_cancelled;
 }
 
-/// May be sent but not shared; neither.
+/// `OnlySend` may be sent but not shared; `Neither` may be neither sent nor shared.
 type OnlySend = std::cell::Cell<u8>;
 type Neither = Rc<u8>;
 /// May be shared but not sent.
@@ -229,7 +229,8 @@ assert_has! {
     SpinLockGuard<'static, OnlySync>: Sync;
 }
 
-// Guards may go to another thread, with what they protect only if that may; sharing one shares it.
+// A guard may go to another thread only if the protected value may; sharing a guard shares the
+// value.
 assert_not!(Mutex<Neither>: Send, Sync);
 assert_not!(MutexGuard<'static, Neither>: Send, Sync);
 assert_not!(MutexGuard<'static, OnlySend>: Sync);
@@ -261,7 +262,7 @@ fn a_lock_returns_what_that_of_std_returns() {
 
 #[test]
 fn a_handle_crosses_threads_whatever_its_result_is() {
-    // A result that may move but not be shared does not keep its handle from being shared.
+    // A result that is `Send` but not `Sync` leaves its handle `Sync`.
     fn is_sync<T: Sync + Send>(_: &T) {}
     let rt = indent::runtime::Builder::new().workers(1).build().unwrap();
     let fiber = rt.spawn(|| std::cell::Cell::new(5));

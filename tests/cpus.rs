@@ -1,5 +1,6 @@
-//! A runtime without a set number of workers has one for each CPU it may use. What control groups
-//! say about that is tested in the package `tests/cgroups`.
+//! A runtime without a configured number of workers has one for each CPU it may use.
+//!
+//! The package `tests/cgroups` tests the effect of control groups.
 
 use indent::runtime::Builder;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -7,7 +8,7 @@ use nix::unistd::Pid;
 
 const THIS_THREAD: Pid = Pid::from_raw(0);
 
-/// Workers of a runtime started on a thread of its own that may use the first `n` of its CPUs.
+/// Returns the number of workers of a runtime on a thread limited to its first `n` CPUs.
 fn workers_on(n: usize) -> usize {
     let start = || {
         let all = sched_getaffinity(THIS_THREAD).unwrap();

@@ -1,5 +1,5 @@
-//! What a program declares: thread-locals and functions that bind no fiber, thread-locals that
-//! stay with the thread.
+//! Declarations of a program: thread-locals and functions that bind no fiber, and thread-locals
+//! that stay with the thread.
 //!
 //! A process has one survey, and its first runtime fixes the declarations, so each configuration
 //! runs in a process of its own.
@@ -23,7 +23,7 @@ thread_local! {
     static HIDDEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Uses a variable in a way that cannot be followed: its address is in memory for a moment.
+/// Uses a variable in a way that the analysis cannot follow: its address is in memory briefly.
 #[inline(never)]
 fn counts() -> u64 {
     COUNTS.with(|counts| {
@@ -33,7 +33,7 @@ fn counts() -> u64 {
     })
 }
 
-/// The same for one with an initializer and a destructor.
+/// Does the same with a variable that has an initializer and a destructor.
 #[inline(never)]
 fn notes(note: u64) -> usize {
     NOTES.with_borrow_mut(|notes| {
@@ -59,7 +59,7 @@ fn hidden() {
     HIDDEN.with(|hidden| black_box(hidden).set(7));
 }
 
-/// A use that is not over while the fiber is parked.
+/// Parks in the middle of using a thread-local.
 #[inline(never)]
 fn parks_inside() {
     HIDDEN.with(|hidden| {
@@ -87,10 +87,10 @@ impl Encode for Codec {
     }
 }
 
-/// Calls a function of the C library that hands out something of the thread.
+/// Calls a function of the C library that returns something of the thread.
 #[inline(never)]
 fn has_number() -> bool {
-    // SAFETY: no arguments, and it does not fail.
+    // SAFETY: `gettid` takes no arguments and does not fail.
     unsafe { libc::gettid() > 0 }
 }
 
@@ -100,12 +100,12 @@ unsafe extern "C" {
     fn ns_format_ttl(seconds: libc::c_ulong, text: *mut libc::c_char, size: usize) -> libc::c_int;
 }
 
-/// Calls a library that is not the C library.
+/// Calls a library other than the C library.
 #[cfg(target_env = "gnu")]
 #[inline(never)]
 fn formats() -> usize {
     let mut text = [0_u8; 32];
-    // SAFETY: so many bytes to write to.
+    // SAFETY: the buffer has as many bytes to write to as the length says.
     let length = unsafe { ns_format_ttl(3600, text.as_mut_ptr().cast(), text.len()) };
     usize::try_from(length).expect("there is room")
 }
@@ -115,8 +115,10 @@ fn formats() -> usize {
     2
 }
 
-/// None of the functions that use these blocks meanwhile or keeps anything of them. The free
-/// buffers may be used by any thread.
+/// Thread-locals that the tests declare harmless.
+///
+/// No function that uses one of them blocks meanwhile or keeps anything of it. Any thread may use
+/// the free buffers.
 const VARIABLES: [&str; 4] = [
     "declared::COUNTS",
     concat!(module_path!(), "::NOTES"),
@@ -124,11 +126,13 @@ const VARIABLES: [&str; 4] = [
     "declared::TAKEN",
 ];
 
-/// Each only changes a number in a thread-local that is not read again, or asks C for something
-/// that is not kept.
+/// Functions that the tests declare harmless.
 ///
-/// `puts` is there since the key of its list lies beside the table of tests in optimized builds: which
-/// variable it uses cannot be told then.
+/// Each only changes a number in a thread-local that is not read again, or asks the C library for
+/// something that is not kept.
+///
+/// `puts` is in the list because in optimized builds the key of its list lies beside the table of
+/// tests: the analysis then cannot tell which variable it uses.
 const FUNCTIONS: [&str; 7] = [
     "declared::puts",
     "declared::hidden",
@@ -142,17 +146,17 @@ const FUNCTIONS: [&str; 7] = [
 fn declare(variables: &[&str], functions: &[&str]) -> Builder {
     let mut builder = Builder::new();
     for name in variables {
-        // SAFETY: one of `VARIABLES`, or no variable of this program has the name.
+        // SAFETY: the name is one of `VARIABLES`, or no variable of this program has it.
         builder = unsafe { builder.harmless_thread_local(*name) };
     }
     for name in functions {
-        // SAFETY: one of `FUNCTIONS`, or no function of this program has the name.
+        // SAFETY: the name is one of `FUNCTIONS`, or no function of this program has it.
         builder = unsafe { builder.harmless_function(*name) };
     }
     builder
 }
 
-/// All of it, declared.
+/// Returns a builder with all variables and functions declared.
 fn declaring() -> Builder {
     declare(&VARIABLES, &FUNCTIONS)
 }
@@ -163,9 +167,10 @@ fn start(builder: Builder) -> Runtime {
     rt
 }
 
-/// Whether a fiber is bound by its frames that has called this and then parks. An address that lies
-/// on the stack since then, in a place that is not used, does not count: without optimization that
-/// is usual.
+/// Returns true if a fiber that has called `what` and then parks is bound by its frames.
+///
+/// An address that has since remained in an unused place of the stack does not count: without
+/// optimization that is usual.
 fn binds(rt: &Runtime, what: impl FnOnce() + Send + 'static) -> bool {
     let fiber = rt.spawn(move || {
         what();
@@ -176,7 +181,7 @@ fn binds(rt: &Runtime, what: impl FnOnce() + Send + 'static) -> bool {
     fiber.join().unwrap()
 }
 
-/// Everything that is declared here, and whether it binds a fiber of its own.
+/// Returns each kind of use, and whether it binds a fiber of its own.
 fn uses(rt: &Runtime) -> [(&'static str, bool); 8] {
     [
         ("counts", binds(rt, || assert!(counts() > 0))),
@@ -193,14 +198,15 @@ fn uses(rt: &Runtime) -> [(&'static str, bool); 8] {
     ]
 }
 
-/// The names of uses that bind.
+/// Returns the names of the uses that bind.
 fn binding(rt: &Runtime) -> Vec<&'static str> {
     let binding = uses(rt).into_iter().filter(|(_, binds)| *binds);
     binding.map(|(name, _)| name).collect()
 }
 
-/// Runs a test of `child` with these variables. Returns the lines of the runtime on standard
-/// error.
+/// Runs a test of `child` with these variables.
+///
+/// Returns the runtime's lines on standard error.
 fn child(test: &str, variables: &[(&str, &str)]) -> Vec<String> {
     let output = common::in_child(&format!("child::{test}"), variables);
     let text = common::text(&output);
@@ -211,7 +217,7 @@ fn child(test: &str, variables: &[(&str, &str)]) -> Vec<String> {
     ours.map(str::to_owned).collect()
 }
 
-/// Says that a test cannot run where the code is not judged.
+/// Reports that a test cannot run where code is not judged, and returns.
 macro_rules! needs_verdicts {
     () => {
         if common::sanitizer_forbids("its own code binds") || common::all_fibers_are_bound() {
@@ -317,18 +323,20 @@ mod child {
     fn declared() {
         let rt = start(declaring());
         assert_eq!(binding(&rt), [""; 0], "{}", rt.binding());
-        // The same again, and less, is no error.
+        // Declaring the same again, or less, is no error.
         start(declaring());
         start(Builder::new());
     }
 
-    /// With the threads' own, more of std binds: some uses do for other reasons. And all that call
-    /// through pointers are bound, if the program does not vouch for them.
+    /// Binds more of std with the thread's own thread-locals: some uses bind for other reasons.
+    ///
+    /// All fibers that call through pointers are bound, unless the program vouches for the callees.
     #[test]
     #[ignore = "run by a test above, in a process of its own"]
     #[expect(unsafe_code, reason = "vouches for pointers")]
     fn declared_for_threads() {
-        // SAFETY: no fiber of this test calls through a pointer what uses a thread-local.
+        // SAFETY: no fiber of this test calls a function through a pointer that uses a
+        // thread-local.
         unsafe { indent_sysmon::frames::trust_pointers() };
         let rt = start(declaring());
         let binding = binding(&rt);
@@ -342,7 +350,7 @@ mod child {
     fn parked_inside() {
         let rt = start(declaring());
         let fiber = rt.spawn(parks_inside);
-        // It is judged once it has switched out, shortly after it says that it parks.
+        // The verdict comes once the fiber has switched out, shortly after it announces the park.
         let is_parked = || fiber.fiber().phase() == Phase::Parked;
         let is_bound = || fiber.fiber().binding().mobility() == Mobility::Bound;
         common::wait_for("it parks, bound", || is_parked() && is_bound());
@@ -415,7 +423,7 @@ mod child {
         assert!(has_number() && counts() == 1);
         hidden();
         assert!(binds(&rt, || assert!(counts() > 0)), "nothing is declared");
-        start(builder); // is reported once
+        start(builder); // reported once
     }
 
     #[test]
@@ -458,7 +466,7 @@ mod child {
         assert!(text.ends_with("did you mean declared::COUNTS?"), "{text}");
         let text = error("nothing::like_this_at_all");
         assert!(text.ends_with("and there is none of this name"), "{text}");
-        // The refused names fix nothing.
+        // Refused names do not fix the declarations.
         let rt = Builder::new()
             .per_thread("declared::COUNTS")
             .on_thread_start(|| COUNTS.set(40))

@@ -1,15 +1,16 @@
-//! The documents and the sources agree: numbers of invariants, names of files, links, and lengths.
+//! Documents and sources agree: invariant numbers, file names, links, and lengths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Pages with a limit, so that they stay what they are: a front page, and an index.
+/// Pages with a limit of lines: the front page and the index must stay short.
 const LIMITS: [(&str, usize); 2] = [("README.md", 120), ("DESIGN.md", 200)];
-/// Letters of the identifiers that every comment of the sources may use without a file name. Others
-/// look like other things (`L0` is a layer) and are used next to their definition only.
+/// Letters of identifiers that any comment of the sources may use without a file name.
+///
+/// Others look like other things (`L0` is a layer) and are used only next to their definition.
 const CITED: &str = "IRSF";
-/// Numbers that have gone, and would otherwise be taken for forgotten ones.
+/// Retired invariant numbers, which a test would otherwise report as missing.
 const RETIRED: [&str; 2] = ["I17", "I18"];
 const INVARIANTS: &str = "docs/invariants.md";
 
@@ -21,7 +22,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// All files below a folder with one of these endings, as paths from the root.
+/// Returns all files below a folder with this ending, as paths from the root.
 fn files(folder: &str, ending: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
@@ -43,7 +44,7 @@ fn files(folder: &str, ending: &str) -> Vec<String> {
     found
 }
 
-/// The pages that belong together: those at the top, those in `docs`, and the results.
+/// Returns the pages: those at the top, those in `docs`, and the results.
 fn pages() -> Vec<String> {
     let mut pages = files("docs", "md");
     for entry in fs::read_dir(root()).unwrap() {
@@ -57,7 +58,9 @@ fn pages() -> Vec<String> {
     pages
 }
 
-/// The identifiers in a text: a capital letter and one or two digits, with nothing joined to it.
+/// Returns the identifiers in a text.
+///
+/// An identifier is a capital letter and one or two digits, with nothing joined to it.
 fn identifiers(text: &str) -> Vec<String> {
     let joins = |c: char| c.is_alphanumeric() || c == '_';
     let mut found = Vec::new();
@@ -75,12 +78,12 @@ fn identifiers(text: &str) -> Vec<String> {
     found
 }
 
-/// A text without what is between backticks: code, in which `R8` is a register.
+/// Returns a text without the parts between backticks: they are code, in which `R8` is a register.
 fn without_code(text: &str) -> String {
     text.split('`').step_by(2).collect::<Vec<_>>().join(" ")
 }
 
-/// The identifier that each row of a table defines, with the file it names.
+/// Returns the identifier that each table row defines, with the file it names.
 fn definitions() -> Vec<(String, String)> {
     let mut found = Vec::new();
     for line in read(INVARIANTS).lines() {
@@ -161,7 +164,7 @@ fn front_page_and_index_stay_short() {
     }
 }
 
-/// What a heading is called in a link, as GitHub makes it.
+/// Returns the link anchor of a heading, as GitHub makes it.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().to_lowercase();
     let kept = kept
@@ -170,7 +173,7 @@ fn anchor(heading: &str) -> String {
     kept.map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
-/// The text of a page without its blocks of code.
+/// Returns the text of a page without its code blocks.
 fn prose(page: &str) -> String {
     let text = read(page);
     let mut outside = true;
@@ -193,7 +196,7 @@ fn anchors(page: &str) -> BTreeSet<String> {
     headings.collect()
 }
 
-/// The targets of the links in a page.
+/// Returns the targets of the links in a page.
 fn links(page: &str) -> Vec<String> {
     let text = without_code(&prose(page));
     let mut found = Vec::new();
@@ -205,7 +208,7 @@ fn links(page: &str) -> Vec<String> {
     found
 }
 
-/// A path with `.` and `..` taken out.
+/// Returns a path with `.` and `..` resolved.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -245,7 +248,7 @@ fn every_link_between_documents_leads_somewhere() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What stands between backticks in a page, outside blocks of code.
+/// Returns the texts between backticks in a page, outside code blocks.
 fn spans(page: &str) -> Vec<String> {
     let text = prose(page);
     text.split('`')

@@ -1,4 +1,4 @@
-//! The text that says what every fiber does and waits for.
+//! The dump: a text that shows what every fiber does and waits for.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn wait_until_parked<T>(fiber: &JoinHandle<T>) {
     common::wait_for("it parks", || fiber.fiber().phase() == Phase::Parked);
 }
 
-/// The line of a fiber.
+/// Returns the dump's line of a fiber.
 fn line_of<T>(dump: &str, fiber: &JoinHandle<T>) -> String {
     let begin = format!("  fiber {}, ", fiber.id());
     let line = dump.lines().find(|line| line.starts_with(&begin));
@@ -88,13 +88,13 @@ fn a_dump_says_what_binds_a_fiber_and_lists_it_before_those_that_hold_no_thread(
     let movable = rt.spawn(indent::park::park);
     wait_until_parked(&movable);
     let bound = rt.spawn(holds_a_borrow);
-    // A fiber counts as parked a moment before it has been judged.
+    // A fiber counts as parked shortly before it has been judged.
     common::wait_for("it is bound", || {
         line_of(&rt.handle().dump(), &bound).contains("(park), bound, on thread ")
     });
     let dump = rt.handle().dump();
     let line = line_of(&dump, &bound);
-    // The sanitizer's builds do not read the stacks of other fibers.
+    // Sanitizer builds do not read the stacks of other fibers.
     let named = line.contains("holds_a_borrow") || line.contains("BORROWED");
     assert!(named || cfg!(indent_sanitize), "{line}");
     let line = line_of(&dump, &movable);

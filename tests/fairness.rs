@@ -1,8 +1,8 @@
-//! Fairness: whatever floods a worker, everything runnable runs within a bounded number of
+//! Fairness: under any flood of a worker, every runnable fiber runs within a bounded number of
 //! dispatches.
 //!
-//! Time is measured in dispatches of the only worker, as its metrics count them: those between the
-//! moment a fiber is known to be runnable and its own.
+//! Time is measured in dispatches of the only worker, as its metrics count them: the dispatches
+//! between the moment a fiber is known to be runnable and its own dispatch.
 
 mod common;
 
@@ -14,14 +14,16 @@ use indent::park::{self, Unparker};
 use indent::runtime::{Builder, Handle, Runtime};
 use indent::task::{self, JoinHandle, Phase};
 
-/// Dispatches of others that a runnable fiber waits for at most: the interval of the global queue,
-/// and, for each of the fibers in front of it, one turn of its kind, one of the other kind, and
-/// those of the LIFO slot.
+/// Most dispatches of others that a runnable fiber waits for.
+///
+/// The sum of the interval of the global queue and, for each of the fibers in front of it, one turn
+/// of its kind, one of the other kind, and the turns of the LIFO slot.
 const BOUND: u64 = 61 + 60 * 5;
-/// Waits measured in each test.
+/// Number of waits measured in each test.
 const PROBES: usize = 200;
 
-/// One worker on one thread: who is interrupted would take part of the flood to another.
+/// Starts one worker without preemption: a preempted fiber would move part of the flood to another
+/// thread.
 fn runtime() -> Runtime {
     Builder::new().workers(1).preempt(false).build().unwrap()
 }
@@ -30,7 +32,7 @@ fn dispatches() -> u64 {
     Handle::current().metrics().workers[0].dispatches_total
 }
 
-/// What floods the worker until the test is over. Every turn of it is counted.
+/// Fibers that flood the worker until the test is over, with a count of their turns.
 #[derive(Clone, Default)]
 struct Flood {
     over: Arc<AtomicBool>,
@@ -39,13 +41,13 @@ struct Flood {
 }
 
 impl Flood {
-    /// False when the flood is to end.
+    /// Counts a turn; returns false when the flood is to end.
     fn turn(&self) -> bool {
         self.turns.fetch_add(1, SeqCst);
         !self.over.load(SeqCst)
     }
 
-    /// Two fibers that wake each other: started fibers, by the LIFO slot.
+    /// Floods with two fibers that wake each other: started fibers, in the LIFO slot.
     fn by_conversation(self, rt: &Runtime) -> Self {
         let unparkers = Arc::new([OnceLock::<Unparker>::new(), OnceLock::new()]);
         rt.block_on(|| {
@@ -65,7 +67,7 @@ impl Flood {
         self
     }
 
-    /// Fibers that yield: started fibers, by the local queue.
+    /// Floods with fibers that yield: started fibers, in the local queue.
     fn by_yields(self, rt: &Runtime) -> Self {
         for _ in 0..5 {
             let flood = self.clone();
@@ -78,7 +80,7 @@ impl Flood {
         self
     }
 
-    /// A thread that wakes fibers ten thousand times a second: started fibers, by the global queue.
+    /// Floods with wakes by a thread, ten thousand a second: started fibers, in the global queue.
     fn by_wakes_from_outside(self, rt: &Runtime) -> Self {
         let woken: Vec<_> = (0..5)
             .map(|_| {
@@ -107,8 +109,10 @@ impl Flood {
         self
     }
 
-    /// Lines of fibers, each of which spawns the next and ends: unstarted fibers, by the slot for
-    /// the last spawned and, if there are several lines, by the queue.
+    /// Floods with chains of fibers, each of which spawns the next and ends.
+    ///
+    /// Unstarted fibers take the slot for the newest spawned fiber and, with several chains, the
+    /// queue.
     fn by_chains(self, rt: &Runtime, lines: usize) -> Self {
         fn link(flood: Flood) {
             if flood.turn() {
@@ -122,9 +126,9 @@ impl Flood {
         self
     }
 
-    /// Measures beside the flood, once it is under way, and ends it.
+    /// Measures beside the flood once it runs, and ends it.
     fn measure<T>(self, rt: &Runtime, measure: impl FnOnce() -> T) -> T {
-        // Turns enough for all of it to have started: nothing of it is ahead of us in a queue.
+        // After so many turns all of the flood has started, so none of it is ahead in a queue.
         let now = self.turns.load(SeqCst);
         common::wait_for("the flood", || self.turns.load(SeqCst) > now + 2_000);
         let before = self.turns.load(SeqCst);
@@ -150,12 +154,12 @@ fn assert_bounded(what: &str, waits: &[u64]) {
     assert!(*longest <= BOUND, "{what}: waited for {longest} dispatches");
 }
 
-/// Dispatches of others between two readings, the second by the fiber that waited.
+/// Returns the dispatches of others between two readings, the second by the fiber that waited.
 fn between(runnable: u64, runs: u64) -> u64 {
     runs.saturating_sub(runnable + 1)
 }
 
-/// A fiber of the flooded worker spawns others, one after the other.
+/// Measures fibers that a fiber of the flooded worker spawns one after the other.
 fn spawned_by_a_fiber(rt: &Runtime) -> Vec<u64> {
     rt.block_on(|| {
         let probe = |_| {
@@ -167,7 +171,8 @@ fn spawned_by_a_fiber(rt: &Runtime) -> Vec<u64> {
     })
 }
 
-/// The same, but each is pushed out of the slot for the last spawned by another.
+/// Measures the same, but another spawn pushes each fiber out of the slot for the newest spawned
+/// one.
 fn spawned_and_queued_by_a_fiber(rt: &Runtime) -> Vec<u64> {
     rt.block_on(|| {
         let probe = |_| {
@@ -182,7 +187,7 @@ fn spawned_and_queued_by_a_fiber(rt: &Runtime) -> Vec<u64> {
     })
 }
 
-/// A plain thread spawns: through the global queue.
+/// Measures fibers that a plain thread spawns, through the global queue.
 fn spawned_by_a_thread(rt: &Runtime) -> Vec<u64> {
     let probe = |_| {
         let fiber = rt.spawn(dispatches);
@@ -211,7 +216,7 @@ impl Sleeper {
         Sleeper { fiber, woken_at }
     }
 
-    /// Wakes it and says how long it waited; `pause` is how the caller waits.
+    /// Wakes the fiber and returns how long it waited; the caller waits by calling `pause`.
     fn wake(&self, now: impl Fn() -> u64, pause: impl Fn()) -> u64 {
         while self.fiber.fiber().phase() != Phase::Parked {
             pause();
@@ -226,7 +231,7 @@ impl Sleeper {
     }
 }
 
-/// A started fiber is woken by a plain thread.
+/// Measures a started fiber that a plain thread wakes.
 fn woken_by_a_thread(rt: &Runtime) -> Vec<u64> {
     let sleeper = Sleeper::start(rt);
     let now = || rt.metrics().workers[0].dispatches_total;
@@ -237,7 +242,7 @@ fn woken_by_a_thread(rt: &Runtime) -> Vec<u64> {
     waits
 }
 
-/// A started fiber is woken by another of the same worker.
+/// Measures a started fiber that another fiber of the same worker wakes.
 fn woken_by_a_fiber(rt: &Runtime) -> Vec<u64> {
     let sleeper = Sleeper::start(rt);
     let waits = rt.block_on(|| {
@@ -249,7 +254,7 @@ fn woken_by_a_fiber(rt: &Runtime) -> Vec<u64> {
     waits
 }
 
-/// A started fiber that only yields.
+/// Measures a started fiber that only yields.
 fn yielding(rt: &Runtime) -> Vec<u64> {
     rt.block_on(|| {
         let probe = |_| {
@@ -374,7 +379,8 @@ fn a_child_of_a_fiber_that_computes_runs_on_the_other_worker() {
             let parent = {
                 let done = done.clone();
                 rt.spawn(move || {
-                    // Alone in the slot for the last spawned, or with others in the queue.
+                    // One alone in the slot for the newest spawned fiber, or with others in the
+                    // queue.
                     let children = 1 + round % 3;
                     for _ in 0..children {
                         let done = done.clone();
@@ -384,7 +390,7 @@ fn a_child_of_a_fiber_that_computes_runs_on_the_other_worker() {
                     while done.load(SeqCst) < children {
                         std::hint::spin_loop();
                         if start.elapsed() > Duration::from_secs(30) {
-                            return false; // computed for long enough, without its children
+                            return false; // time is up, and its children have not run
                         }
                     }
                     true

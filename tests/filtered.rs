@@ -41,8 +41,9 @@ fn nothing_is_lost_where_some_threads_are_refused_membarrier() {
 mod child {
     use super::*;
 
-    /// From here on `membarrier` fails: on the calling thread and what it starts, or on all
-    /// threads.
+    /// Installs a filter with which `membarrier` fails.
+    ///
+    /// It applies to the calling thread and the threads it starts, or to all threads.
     fn forbid_membarrier(everywhere: bool) {
         let whose = match everywhere {
             true => Whose::AllThreads,
@@ -50,20 +51,20 @@ mod child {
         };
         filter::refuse(libc::SYS_membarrier, None, libc::EPERM, whose).unwrap();
         let query = libc::MEMBARRIER_CMD_QUERY;
-        // SAFETY: takes numbers only.
+        // SAFETY: the call takes numbers only.
         let refused = unsafe { libc::syscall(libc::SYS_membarrier, query, 0, 0) } < 0;
         assert!(refused);
     }
 
-    /// Reads a byte in the kernel, where the fiber blocks its thread.
+    /// Reads a byte by a system call, which blocks the fiber's thread.
     fn read_byte(pipe: &impl AsRawFd) {
         let mut byte = 0u8;
-        // SAFETY: writes one byte to `byte`.
+        // SAFETY: the call writes one byte to `byte`.
         let read = unsafe { libc::read(pipe.as_raw_fd(), (&raw mut byte).cast(), 1) };
         assert_eq!(read, 1);
     }
 
-    /// Fibers that block their threads for a moment, give way, spawn and wait.
+    /// Runs fibers that block their threads briefly, yield, spawn and wait.
     fn work(rt: &Runtime, fibers: usize) -> usize {
         let done = Arc::new(AtomicUsize::new(0));
         let all: Vec<_> = (0..fibers)
@@ -90,7 +91,7 @@ mod child {
         let rt = Builder::new().workers(1).build().unwrap();
         assert_eq!(work(&rt, 20), 20);
         let (pipe, mut end) = std::io::pipe().unwrap();
-        // One fiber is in the kernel before there is a filter, as are idle workers.
+        // One fiber is in a system call before the filter exists, as are idle workers.
         let early = rt.spawn(move || read_byte(&pipe));
         std::thread::sleep(20 * MS);
         forbid_membarrier(true);
@@ -99,7 +100,7 @@ mod child {
             let (pipe, mut end) = std::io::pipe().unwrap();
             let before = rt.metrics().detaches_total;
             let blocked = rt.spawn(move || read_byte(&pipe));
-            // Its thread is held by nothing but the kernel, and the only worker goes on.
+            // Only the kernel holds its thread, and the only worker continues.
             wait_for("a detached thread", || rt.metrics().detaches_total > before);
             assert_eq!(work(&rt, 100), 100);
             assert!(!blocked.is_finished());

@@ -1,8 +1,9 @@
 #![expect(unsafe_code, reason = "forks")]
-//! `fork` without `exec`: the child has one thread and no runtime, and says so instead of hanging.
+//! `fork` without `exec`: the child has one thread and no runtime, and reports that instead of
+//! hanging.
 //!
-//! The child of each test looks at a few things and ends with the number of the first that is wrong;
-//! its parent waits for it, and a child that does not come is a child that hangs.
+//! The child of each test checks a few things and exits with the number of the first that is wrong.
+//! Its parent waits for it; a child that does not exit in time counts as hanging.
 
 use std::any::Any;
 use std::os::unix::process::CommandExt;
@@ -24,24 +25,24 @@ fn runtime() -> Runtime {
     Builder::new().workers(2).build().expect("a runtime")
 }
 
-/// Forks. The child calls `f` and ends with what it returns.
+/// Forks; the child calls `f` and exits with its result.
 fn forked(f: impl FnOnce() -> i32) -> libc::pid_t {
-    // SAFETY: the child goes on in Rust code, which is what this is about; glibc's allocator is
-    // whole in it.
+    // SAFETY: the child continues in Rust code, which these tests are about; glibc's allocator is
+    // consistent in it.
     match unsafe { libc::fork() } {
-        // SAFETY: ends the process.
+        // SAFETY: the call ends the process.
         0 => unsafe { libc::_exit(f()) },
         -1 => panic!("{}", std::io::Error::last_os_error()),
         child => child,
     }
 }
 
-/// How a child ended.
+/// Waits for a child and returns its exit status.
 fn status(child: libc::pid_t) -> i32 {
     let begun = Instant::now();
     loop {
         let mut status = 0;
-        // SAFETY: writes the status.
+        // SAFETY: the call writes to `status` only.
         let waited = unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) };
         assert!(waited >= 0, "{}", std::io::Error::last_os_error());
         if waited == child {
@@ -49,7 +50,7 @@ fn status(child: libc::pid_t) -> i32 {
             return libc::WEXITSTATUS(status);
         }
         if begun.elapsed() > LONG {
-            // SAFETY: a child of ours that has not been waited for.
+            // SAFETY: a child of this process that has not been waited for.
             unsafe { libc::kill(child, libc::SIGKILL) };
             panic!("the child hangs");
         }
@@ -57,7 +58,7 @@ fn status(child: libc::pid_t) -> i32 {
     }
 }
 
-/// What a child found, by name; the number of the first that is wrong.
+/// Returns the number of the first wrong check of a child; each has a name.
 fn first_wrong(found: &[(&str, bool)]) -> i32 {
     let wrong = found.iter().position(|(_, right)| !right);
     if let Some(at) = wrong {
@@ -66,13 +67,13 @@ fn first_wrong(found: &[(&str, bool)]) -> i32 {
     wrong.map_or(0, |at| at as i32 + 1)
 }
 
-/// Without std's lock, which somebody may have held.
+/// Writes to standard error without std's lock, which another thread may have held at the fork.
 fn complain(text: &str) {
     // SAFETY: the buffer is valid for its length.
     unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
 }
 
-/// What a closure panics with in a child, if it does; nothing is printed.
+/// Returns the message of a closure's panic, if there is one; prints nothing.
 fn panic_of<T>(f: impl FnOnce() -> T) -> String {
     std::panic::set_hook(Box::new(|_| ()));
     let text = |payload: Box<dyn Any + Send>| match payload.downcast::<String>() {
@@ -82,8 +83,7 @@ fn panic_of<T>(f: impl FnOnce() -> T) -> String {
     catch_unwind(AssertUnwindSafe(f)).map_or_else(text, |_| String::new())
 }
 
-/// Fibers that spawn, park and end all the time, so that a fork finds everything in the middle of
-/// something.
+/// Fibers that spawn, park and end all the time, so that a fork interrupts something.
 struct Traffic(Vec<JoinHandle<()>>);
 
 impl Traffic {
@@ -100,7 +100,7 @@ impl Traffic {
     }
 }
 
-/// What a plain thread sees.
+/// Checks what a plain thread observes in the child.
 fn is_plain() -> i32 {
     let thread = std::thread::current().id();
     let begun = Instant::now();
@@ -158,7 +158,7 @@ fn a_thread_that_forks_is_as_plain_in_the_child() {
     assert_eq!(status(inside), 0, "one that serves fibers, too");
     let waits = rt.block_on(|| {
         let child = || {
-            rt.wait_idle(); // not refused, as it is inside the runtime, and no wait
+            rt.wait_idle(); // inside the runtime: not refused, but does not wait
             0
         };
         runtime::blocking(|| forked(child))
@@ -184,7 +184,7 @@ fn a_fiber_goes_on_in_the_parent_as_if_nothing_had_been() {
     assert_eq!(ids.0, ids.1);
 }
 
-/// A child that wants to spawn.
+/// Checks that a child cannot spawn.
 fn cannot_spawn(handle: &Handle) -> i32 {
     let refused = task::Builder::new().try_spawn(|| ()).err();
     let text = SpawnError::Forked.to_string();
@@ -269,7 +269,7 @@ fn a_join_in_the_child_waits_for_nobody() {
     rt.wait_idle();
 }
 
-/// A child with a runtime whose threads are not there.
+/// Checks a child that has a runtime without its threads.
 fn leaves_it_alone(rt: Runtime) -> i32 {
     let fibers = rt.handle().fibers();
     let seen = fibers.iter().all(|fiber| fiber.name().is_none());
@@ -292,7 +292,7 @@ fn in_the_child_a_busy_runtime_is_left_alone() {
         let _traffic = Traffic::on(&rt);
         time::sleep(SHORT);
         assert_eq!(status(forked(move || leaves_it_alone(rt))), 0);
-        // Here the parent has dropped it, which ended its fibers.
+        // In the parent, the drop above ended the runtime's fibers.
     }
     let rt = runtime();
     let traffic = Traffic::on(&rt);
@@ -313,7 +313,7 @@ fn in_the_child_what_a_runtime_left_behind_can_be_dropped() {
     drop(rt);
     let child = forked(move || {
         let value = fiber.join().unwrap();
-        drop(handle); // the last of it
+        drop(handle); // the last handle
         first_wrong(&[("its result is there", value == 7)])
     });
     assert_eq!(status(child), 0);
@@ -360,7 +360,7 @@ fn commands_work_in_fibers_with_and_without_pre_exec() {
                 assert!(task::id().is_none());
                 Ok(())
             };
-            // SAFETY: takes no lock and allocates nothing.
+            // SAFETY: `look` takes no lock and allocates nothing.
             unsafe { command.pre_exec(look) };
         }
         let status = runtime::blocking(|| command.status());
@@ -374,7 +374,7 @@ fn commands_work_in_fibers_with_and_without_pre_exec() {
         .for_each(|command| command.join().unwrap());
     let refused = || {
         let mut command = Command::new("sh");
-        // SAFETY: takes no lock and allocates nothing.
+        // SAFETY: the closure takes no lock and allocates nothing.
         unsafe { command.pre_exec(|| Err(std::io::ErrorKind::Unsupported.into())) };
         command.status().is_err()
     };
@@ -383,7 +383,7 @@ fn commands_work_in_fibers_with_and_without_pre_exec() {
     assert!(rt.block_on(missing));
 }
 
-/// What the program of a test says before its children end.
+/// Returns the output of a test's program up to the end of its children.
 fn said_by(test: &str) -> String {
     let output = common::in_child(&format!("child::{test}"), &[]);
     let text = common::text(&output);
@@ -412,13 +412,13 @@ fn a_process_that_forks_before_its_first_runtime_is_a_program_like_any_other() {
     common::alone("forks_before_the_first_runtime");
 }
 
-/// Run by the tests above, each in a process of its own.
+/// Test bodies that the tests above run, each in a process of its own.
 mod child {
     use super::*;
 
-    /// Forks; the child returns, with null.
+    /// Forks; in the child the fiber returns, with a null result.
     fn fork_and_return() -> libc::pid_t {
-        // SAFETY: the child returns to the runtime, which ends it.
+        // SAFETY: the child returns to the runtime, which ends the process.
         unsafe { libc::fork() }
     }
 

@@ -1,7 +1,8 @@
-//! The runtime's own frames: what stays on a suspended stack holds nothing of a thread (S5, S8).
+//! The runtime's own frames: a suspended stack holds nothing of a thread in them (S5, S8).
 //!
-//! The functions of the runtime are trusted to read everything anew after a switch, so they count with
-//! their own instructions alone. Those instructions are looked at here, in this very program.
+//! The analysis trusts the runtime's functions to read everything again after a switch, so they
+//! count with their own instructions alone. These tests check those instructions, in this very
+//! program.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use indent_sysmon::frames::Judge;
 
 mod common;
 
-/// Where they are touched: by functions of their own, and at the bottom of a thread's own stack.
+/// Functions that may touch thread-locals: they run on other stacks, or keep nothing on them.
 const ELSEWHERE: [&str; 21] = [
     // On the scheduler's stack, and at the start of a thread.
     "indent::sys::redirect::clear_vectors",
@@ -27,7 +28,7 @@ const ELSEWHERE: [&str; 21] = [
     "indent::sys::signal::AlternateStack",
     "indent::sched::threads::start::carrier_main",
     "indent::sys::thread::be_nicer",
-    // Of the signal handler, and of calls that do not switch.
+    // In the signal handler, and in calls that do not switch.
     "indent::sys::thread::number",
     "indent::sys::alarm::Alarm",
     "indent::sys::memory::allow_arenas",
@@ -37,13 +38,13 @@ const ELSEWHERE: [&str; 21] = [
     "indent::sys::signal::unblock",
     "indent::sys::affinity::get",
     "indent::sys::affinity::set",
-    // The keys of its hash map; of the helper, and of a start.
-    "indent::sched::diag::overrun::desk::Desk::",
-    // Not ours to trust (`lists/runtime.txt`): a closure of this file, inlined.
+    // The keys of its hash map; in the helper, and at a start.
+    "indent::sched::diag::overrun::reporter::Reporter::",
+    // Outside the trusted runtime (`lists/runtime.txt`): a closure of this file, inlined.
     "indent::runtime::no_preempt::no_preempt",
 ];
 
-/// Calls everything that blocks, so that it is part of this program.
+/// Calls every blocking function, so that all of them are part of this program.
 fn use_everything() {
     let fiber = indent::spawn(|| {
         task::yield_now();
@@ -91,12 +92,12 @@ fn functions_of_the_runtime_touch_thread_locals_in_one_module_only() {
 
 thread_local!(static COUNT: Cell<u32> = const { Cell::new(0) });
 
-/// A trait of ours for types of the runtime.
+/// A trait of this file that types of the runtime implement.
 trait Counted {
     fn counted(&self);
 }
 
-/// Waits with the address of a thread-local, which the compiler cannot make anew.
+/// Waits with the address of a thread-local, which the compiler cannot compute again.
 #[inline(always)]
 fn wait_with_address() {
     static NOTHING: AtomicUsize = AtomicUsize::new(0);
@@ -130,7 +131,7 @@ fn a_trait_of_a_user_for_a_type_of_the_runtime_is_judged_like_any_code() {
     let named = judge.functions().filter_map(|f| Some((f, f.name()?)));
     let traits = named.filter(|(_, name)| name.contains("Counted>::counted"));
     let traits: Vec<_> = traits.collect();
-    // Functions with equal code are one.
+    // The linker may fold functions with equal code into one.
     assert!((1..=2).contains(&traits.len()), "{}", traits.len());
     for (function, name) in traits {
         assert_eq!(
@@ -141,7 +142,7 @@ fn a_trait_of_a_user_for_a_type_of_the_runtime_is_judged_like_any_code() {
     }
 }
 
-/// What is noted of a fiber that waits in this way again and again, once it is known.
+/// Returns the verdict on a fiber that waits in this way repeatedly, once it is known.
 fn verdicts(mut wait: impl FnMut() + Send + 'static) -> Mobility {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
@@ -153,7 +154,7 @@ fn verdicts(mut wait: impl FnMut() + Send + 'static) -> Mobility {
     let noted = || fiber.fiber().binding().mobility();
     for _ in 0..10_000 {
         if noted() != Mobility::Unjudged {
-            break; // until then it may be that it is not known
+            break; // until then the verdict may be unknown
         }
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -189,7 +190,7 @@ fn a_fiber_that_holds_nothing_of_its_thread_may_move_wherever_it_waits() {
         verdicts(|| indent::runtime::no_preempt(task::yield_now)),
         Mobility::Movable
     );
-    // What the closure does is its own. (Optimized code compares the address before it waits.)
+    // The closure's own use still counts. (Optimized code compares the address before it waits.)
     if cfg!(debug_assertions) {
         assert_eq!(
             verdicts(|| indent::runtime::no_preempt(wait_with_address)),
@@ -233,7 +234,7 @@ fn a_fiber_that_waits_at_a_channel_or_in_a_select_may_move() {
     assert_eq!(verdicts(selects), Mobility::Movable);
 }
 
-/// Held, or not to be had, for as long as the test runs.
+/// Held by another fiber, or unavailable, for as long as the test runs.
 static MUTEX: sync::Mutex<u32> = sync::Mutex::new(0);
 static OTHER: sync::Mutex<u32> = sync::Mutex::new(0);
 static LOCK: sync::RwLock<u32> = sync::RwLock::new(0);

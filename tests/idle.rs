@@ -1,9 +1,15 @@
-//! A runtime without work does nothing at all: no thread of it wakes up, not even to look.
+//! A runtime without work does nothing at all: none of its threads wakes up, not even to check.
 //!
-//! One child process holds several runtimes, each left idle in another way: after work, with parked
-//! fibers, with a spare carrier that rests, with deadlines that are over and one far away, with connections on which
-//! nothing comes, by each driver. After a time to settle, no thread but the one that measures may be switched to, for a few seconds; and
-//! where `strace` is installed it must see no system call.
+//! One child process holds several runtimes, each idle in another way and with each driver:
+//!
+//! - after work;
+//! - with parked fibers;
+//! - with a spare carrier that rests;
+//! - with deadlines that have passed and one far in the future;
+//! - with connections on which no data arrives.
+//!
+//! After a time to settle, the kernel may switch to no thread but the measuring one for a few
+//! seconds. Where `strace` is installed, it must see no system call.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,7 +24,7 @@ use indent::task::{self, Phase};
 mod common;
 mod sockets;
 
-/// How long runtimes get to settle, and how long they are watched.
+/// How long runtimes may take to settle, and how long they are observed.
 const SETTLE: Duration = Duration::from_secs(3);
 const WATCH: Duration = Duration::from_secs(5);
 
@@ -45,7 +51,7 @@ fn idle_threads_make_no_system_call() {
         .spawn()
         .expect("a child process of this test binary");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-    // The child says which of its threads is the one that waits for us.
+    // The child prints which of its threads waits for this test.
     let waiter = lines.find_map(|line| {
         let line = line.expect("the child's output");
         line.split_once("waiter ")
@@ -61,7 +67,7 @@ fn idle_threads_make_no_system_call() {
         .args(["-p", &child.id().to_string()])
         .output()
         .expect("timeout and strace");
-    drop(child.stdin.take()); // that ends the wait
+    drop(child.stdin.take()); // this ends the child's wait
     let status = child.wait().expect("the child's end");
     let errors = String::from_utf8_lossy(&strace.stderr).into_owned();
     let Ok(text) = std::fs::read_to_string(&log) else {
@@ -71,13 +77,14 @@ fn idle_threads_make_no_system_call() {
     if errors.contains("ptrace") {
         return common::skip(&format!("strace may not attach: {errors}"));
     }
-    // The calls that were under way when strace came, and when it left.
+    // System calls that were in progress when strace attached, and when it detached.
     let sleeping = |line: &str| {
         line.contains("<unfinished ...>")
             || line.contains("<detached ...>")
             || line.contains("resuming interrupted")
     };
-    // When strace comes, it ends the sleep of those that wait for descriptors: they look, and sleep again.
+    // When strace attaches, it ends the sleep of threads that wait for descriptors; each checks and
+    // sleeps again.
     let when = |line: &str| line.split_whitespace().nth(1)?.parse::<f64>().ok();
     let settled = text.lines().find_map(when).unwrap_or(0.0) + SETTLE.as_secs_f64();
     let calls: Vec<_> = text
@@ -109,7 +116,7 @@ mod child {
         Builder::new().workers(2).thread_name(name).build().unwrap()
     }
 
-    /// Wakes, steals, sleeps: everything a runtime does.
+    /// Wakes, steals and sleeps: everything a runtime does.
     fn work(rt: &Runtime) {
         let sum: u64 = rt.block_on(|| {
             let body = |i: u64| {
@@ -194,7 +201,10 @@ mod child {
         pages.parse::<usize>().expect("a number") * 4096
     }
 
-    /// Connections at rest, with a fiber for each that waits for the next message. The other sides stay open.
+    /// Starts a runtime with idle connections, and a fiber for each that waits for the next
+    /// message.
+    ///
+    /// The other sides of the connections stay open.
     fn with_connections(driver: &str) -> Runtime {
         const CONNECTIONS: usize = 200;
         let name = format!("{driver}-calm");
@@ -240,7 +250,7 @@ mod child {
         name.parse().expect("a number")
     }
 
-    /// How often each thread of this process, but the caller, was switched to and from.
+    /// Returns how often each thread of this process except the caller was switched to and from.
     fn switches() -> BTreeMap<(u64, String), u64> {
         let me = own_tid();
         let mut all = BTreeMap::new();

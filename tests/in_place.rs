@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "regions are opened by an unsafe function")]
 //! Fibers that leave their thread at an instruction, where their author has allowed it.
 //!
-//! What the registers hold afterwards, and what all kinds of programs make of it, is tried in
-//! `src/sys/redirect/tests.rs` and by the hostile programs; here is what the user is promised.
+//! The tests in `src/sys/redirect/tests.rs` and the hostile programs check the registers afterwards
+//! and all kinds of programs. This file checks the promises to the user.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -21,14 +21,14 @@ mod common;
 const PATIENCE: u64 = 60;
 const QUANTUM: Duration = Duration::from_millis(1);
 
-/// After the program's code was read: before, nobody is switched in place.
+/// Starts a runtime after the survey: before it, no fiber is switched in place.
 fn runtime(workers: usize) -> Runtime {
     common::wait_for_the_survey();
     let builder = Builder::new().workers(workers).preempt(true);
     builder.preempt_quantum(QUANTUM).build().expect("a runtime")
 }
 
-/// Computes, and nothing else, until somebody else has run.
+/// Computes, and nothing else, until another fiber has run.
 #[inline(never)]
 fn spin_until(ran: &AtomicBool) {
     let mut number = 1_u64;
@@ -37,7 +37,7 @@ fn spin_until(ran: &AtomicBool) {
     }
 }
 
-/// Spins until another fiber of this worker, which has not started yet, has run.
+/// Calls `around` with a flag that an unstarted fiber of this worker will set.
 #[inline(never)]
 fn spin_for_another(around: impl FnOnce(&AtomicBool)) {
     let ran = Arc::new(AtomicBool::new(false));
@@ -49,7 +49,7 @@ fn spin_for_another(around: impl FnOnce(&AtomicBool)) {
     other.join().unwrap();
 }
 
-/// How often fibers were switched in place, and frozen, while `f` ran.
+/// Returns how often fibers were switched in place, and frozen, while `f` ran.
 fn counted(rt: &Runtime, f: impl FnOnce() + Send) -> (u64, u64) {
     let before = rt.metrics();
     rt.block_on(f);
@@ -60,7 +60,9 @@ fn counted(rt: &Runtime, f: impl FnOnce() + Send) -> (u64, u64) {
     )
 }
 
-/// A fiber may be stopped in a place where it cannot leave its thread; not time and again.
+/// Checks that most switches are in place.
+///
+/// A fiber may be stopped where it cannot leave its thread, but not every time.
 fn mostly_in_place(rt: &Runtime, f: impl Fn() + Send + Sync) {
     let (in_place, frozen) = counted(rt, || (0..20).for_each(|_| f()));
     println!("{in_place} in place, {frozen} frozen");
@@ -79,7 +81,7 @@ fn a_fiber_in_a_region_gives_way_and_keeps_no_thread() {
         let rt = runtime(1);
         mostly_in_place(&rt, || {
             spin_for_another(|ran| {
-                // SAFETY: computes only.
+                // SAFETY: the region computes only.
                 unsafe { preemptible(|| spin_until(ran)) };
             });
         });
@@ -93,7 +95,7 @@ fn outside_of_a_region_its_thread_stops_with_it() {
         let rt = runtime(1);
         frozen_only(&rt, || {
             spin_for_another(|ran| {
-                // SAFETY: computes only.
+                // SAFETY: the region computes only.
                 black_box(unsafe { preemptible(|| black_box(7)) });
                 spin_until(ran); // the region is over
             });
@@ -107,14 +109,14 @@ fn regions_nest_and_the_outer_one_goes_on_after_the_inner() {
         let rt = runtime(1);
         mostly_in_place(&rt, || {
             let inner = |ran: &AtomicBool| {
-                // SAFETY: computes only.
+                // SAFETY: the region computes only.
                 unsafe { preemptible(|| spin_until(ran)) }
             };
             let both = || {
                 spin_for_another(|ran| inner(ran));
                 spin_for_another(spin_until);
             };
-            // SAFETY: computes, spawns and joins.
+            // SAFETY: the region computes, spawns and joins.
             unsafe { preemptible(both) };
         });
     });
@@ -127,7 +129,7 @@ fn no_preempt_wins_inside_and_around() {
         let long = || burn::burn(20 * QUANTUM);
         let (in_place, frozen) = counted(&rt, || {
             let other = indent::spawn(|| ());
-            // SAFETY: computes only.
+            // SAFETY: the region computes only.
             no_preempt(|| unsafe { preemptible(|| no_preempt(long)) });
             // SAFETY: as above.
             no_preempt(|| unsafe { preemptible(long) });
@@ -143,7 +145,7 @@ fn a_panic_goes_through_a_region_and_ends_it() {
     common::within(PATIENCE, || {
         let rt = runtime(1);
         frozen_only(&rt, || {
-            // SAFETY: panics only.
+            // SAFETY: the region panics only.
             let region = || unsafe { preemptible(|| std::panic::resume_unwind(Box::new(7))) };
             let panic = catch_unwind(AssertUnwindSafe(region));
             let payload = panic.map(|()| 0).unwrap_err();
@@ -159,7 +161,8 @@ fn a_region_on_another_stack_of_the_programs_own_means_nothing() {
         let rt = runtime(1);
         frozen_only(&rt, || {
             let mut inside = Coroutine::new(|door: &Yielder<(), ()>, ()| {
-                // SAFETY: it is not: it is left for another stack. That must not harm anybody else.
+                // SAFETY: the promise is broken: the region is left for another stack. That must
+                // harm no other fiber.
                 unsafe { preemptible(|| door.suspend(())) };
             });
             assert!(matches!(inside.resume(()), CoroutineResult::Yield(())));
@@ -172,7 +175,7 @@ fn a_region_on_another_stack_of_the_programs_own_means_nothing() {
 
 thread_local!(static NUMBER: Cell<u64> = const { Cell::new(0) });
 
-/// Touches a thread-local, so nobody may leave while it is on the stack.
+/// Touches a thread-local, so no fiber may leave its thread while this frame is on the stack.
 #[inline(never)]
 fn count_and_spin(ran: &AtomicBool) {
     NUMBER.set(NUMBER.get() + 1);
@@ -186,7 +189,7 @@ fn where_a_thread_local_is_in_use_it_does_not_leave_its_thread() {
         let rt = runtime(1);
         frozen_only(&rt, || {
             spin_for_another(|ran| {
-                // SAFETY: the thread-local is whole at every instruction.
+                // SAFETY: the thread-local is consistent at every instruction.
                 unsafe { preemptible(|| count_and_spin(ran)) };
             });
         });
@@ -198,7 +201,7 @@ fn errno_is_the_fibers_own() {
     common::within(PATIENCE, || {
         let rt = runtime(1);
         let fail = |fd: i32| {
-            // SAFETY: fails.
+            // SAFETY: the call fails.
             unsafe { libc::close(fd) };
         };
         mostly_in_place(&rt, move || {
@@ -206,13 +209,13 @@ fn errno_is_the_fibers_own() {
             let other = indent::spawn({
                 let ran = ran.clone();
                 move || {
-                    // SAFETY: fails with another error.
+                    // SAFETY: the call fails with another error.
                     unsafe { libc::chdir(c"/nowhere at all".as_ptr()) };
                     ran.store(true, SeqCst);
                 }
             });
             fail(-1);
-            // SAFETY: computes only.
+            // SAFETY: the region computes only.
             unsafe { preemptible(|| spin_until(&ran)) };
             let error = std::io::Error::last_os_error().raw_os_error();
             assert_eq!(error, Some(libc::EBADF));
@@ -232,13 +235,13 @@ fn computing_fibers_in_regions_take_turns_on_one_thread() {
                     let turns = turns.clone();
                     indent::spawn(move || {
                         let spin = || {
-                            // Ends when all have begun: so each of them gives way.
+                            // Ends when all have begun, so each of them gives way.
                             turns.fetch_add(1, SeqCst);
                             while turns.load(SeqCst) < 20 {
                                 std::hint::spin_loop();
                             }
                         };
-                        // SAFETY: computes only.
+                        // SAFETY: the region computes only.
                         unsafe { preemptible(spin) };
                     })
                 })
@@ -267,9 +270,9 @@ fn at_the_end_they_are_resumed_and_end_like_others() {
                 let noted = noted;
                 loop {
                     begun.fetch_add(1, SeqCst);
-                    // SAFETY: computes only.
+                    // SAFETY: the region computes only.
                     black_box(unsafe { preemptible(|| (0..3_000_000).fold(1, black_box_xor)) });
-                    task::yield_now(); // here it ends
+                    task::yield_now(); // the shutdown cancels it here
                     black_box(&noted);
                 }
             }));
@@ -289,9 +292,9 @@ fn black_box_xor(a: u64, b: u64) -> u64 {
 
 #[test]
 fn on_a_plain_thread_it_is_a_call() {
-    // SAFETY: computes only.
+    // SAFETY: the region computes only.
     assert_eq!(unsafe { preemptible(|| 6 * 7) }, 42);
-    // SAFETY: panics only.
+    // SAFETY: the region panics only.
     let region = || unsafe { preemptible(|| std::panic::resume_unwind(Box::new(1))) };
     assert!(catch_unwind(AssertUnwindSafe(region)).is_err());
 }

@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "an allocator")]
-//! In a program whose allocator has a lock, and is written in Rust, no fiber leaves its thread at an
-//! instruction: the scheduler would wait for a lock that only the fiber can let go.
+//! No in-place preemption in a program whose allocator is written in Rust and has a lock.
+//!
+//! The scheduler would wait for a lock that only the fiber can release.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::{black_box, spin_loop};
@@ -34,7 +35,7 @@ impl Locked {
     }
 }
 
-// SAFETY: the system's, one call at a time.
+// SAFETY: forwards to the system's allocator, one call at a time.
 unsafe impl GlobalAlloc for Locked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         self.allocations.fetch_add(1, Relaxed);

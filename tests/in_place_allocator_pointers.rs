@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "an allocator")]
-//! In a program whose allocator is called through pointers no fiber leaves its thread at an
-//! instruction: what the pointers lead to may hold a lock.
+//! No in-place preemption in a program whose allocator is called through pointers.
+//!
+//! The functions behind the pointers may hold a lock.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
@@ -13,7 +14,7 @@ use indent::runtime::Builder;
 
 mod common;
 
-/// Allocates and frees by functions that can be exchanged before there are threads.
+/// An allocator whose functions can be exchanged before there are threads.
 struct Exchangeable {
     alloc: UnsafeCell<unsafe fn(Layout) -> *mut u8>,
     dealloc: UnsafeCell<unsafe fn(*mut u8, Layout)>,
@@ -51,17 +52,17 @@ unsafe fn dealloc_locked(at: *mut u8, layout: Layout) {
     under_lock(|| unsafe { System.dealloc(at, layout) });
 }
 
-// SAFETY: the system's, one call at a time.
+// SAFETY: forwards to the system's allocator, one call at a time.
 unsafe impl GlobalAlloc for Exchangeable {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: nothing writes it any more.
+        // SAFETY: no thread writes it any more.
         let alloc = unsafe { *self.alloc.get() };
         // SAFETY: by the caller's promise.
         unsafe { alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: nothing writes it any more.
+        // SAFETY: no thread writes it any more.
         let dealloc = unsafe { *self.dealloc.get() };
         // SAFETY: by the caller's promise.
         unsafe { dealloc(at, layout) };
@@ -72,7 +73,7 @@ unsafe impl GlobalAlloc for Exchangeable {
 fn with_an_allocator_behind_pointers_fibers_keep_their_threads_and_one_line_says_so() {
     let text = common::alone("behind_pointers");
     let line = match cfg!(debug_assertions) {
-        // Checks of pointers lead to the locks of messages.
+        // Debug checks of pointers lead to the locks of messages.
         true => "preempt_in_place has no effect in this program: its allocator",
         false => "its allocator calls functions through pointers",
     };
@@ -85,15 +86,15 @@ mod child {
     #[test]
     #[ignore = "run by a test above, in a process of its own"]
     fn behind_pointers() {
-        // So that the compiler does not know what is there.
+        // Hides from the compiler which functions are there.
         let (alloc, dealloc) = black_box((EXCHANGEABLE.alloc.get(), EXCHANGEABLE.dealloc.get()));
         // SAFETY: the other threads of the test binary only wait for this test.
         unsafe { *alloc = black_box(alloc_locked) };
         // SAFETY: as above.
         unsafe { *dealloc = black_box(dealloc_locked) };
         common::within(60, || {
-            // SAFETY: no fiber is left with something of its thread by a function that it called
-            // through a pointer.
+            // SAFETY: no fiber keeps something of its thread from a function that it called through
+            // a pointer.
             unsafe { indent_sysmon::frames::trust_pointers() };
             let quantum = Duration::from_millis(1);
             let builder = Builder::new().workers(2).preempt_quantum(quantum);

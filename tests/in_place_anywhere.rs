@@ -2,9 +2,10 @@
     unsafe_code,
     reason = "calls C, and keeps what no fiber may keep that leaves its thread"
 )]
-//! Fibers that leave their thread at an instruction of ordinary code, if the setting says so (I35).
+//! Fibers that leave their thread at an instruction of ordinary code, if the setting allows it
+//! (I35).
 //!
-//! What is promised of regions is in `in_place.rs`; here is no region.
+//! The promises for regions are checked in `in_place.rs`; this file uses no region.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -20,10 +21,10 @@ mod common;
 const PATIENCE: u64 = 120;
 const QUANTUM: Duration = Duration::from_millis(1);
 
-/// After the program's code was read: before, every interrupted fiber keeps its thread.
+/// Starts a runtime after the survey: before it, every interrupted fiber keeps its thread.
 fn runtime(workers: usize, in_place: bool) -> Runtime {
-    // SAFETY: no fiber is left with something of its thread by a function that it called through a
-    // pointer, unless a test wants to see that it is found.
+    // SAFETY: no fiber keeps something of its thread from a function that it called through a
+    // pointer, except in tests that check that it is found.
     unsafe { indent_sysmon::frames::trust_pointers() };
     let builder = Builder::new().workers(workers).preempt(true);
     let builder = builder.preempt_quantum(QUANTUM).preempt_in_place(in_place);
@@ -32,7 +33,9 @@ fn runtime(workers: usize, in_place: bool) -> Runtime {
     rt
 }
 
-/// Where fibers have no thread-locals of their own the setting does nothing.
+/// Returns from a test where fibers have no thread-locals of their own.
+///
+/// The setting has no effect there.
 macro_rules! needs_own_locals {
     () => {
         if common::all_fibers_are_bound() || cfg!(indent_sanitize) {
@@ -60,7 +63,7 @@ fn spin_until(ran: &AtomicBool) {
     }
 }
 
-/// Calls `around` with a flag that another fiber of this worker, which has not started yet, will set.
+/// Calls `around` with a flag that an unstarted fiber of this worker will set.
 #[inline(never)]
 fn spin_for_another(around: impl FnOnce(&AtomicBool)) {
     let ran = Arc::new(AtomicBool::new(false));
@@ -72,7 +75,7 @@ fn spin_for_another(around: impl FnOnce(&AtomicBool)) {
     other.join().unwrap();
 }
 
-/// How often fibers left their thread, and were frozen, while `f` ran 10 times.
+/// Returns how often fibers left their thread, and were frozen, while `f` ran 10 times.
 fn counted(rt: &Runtime, f: impl Fn() + Send + Sync) -> (u64, u64) {
     let before = rt.metrics();
     rt.block_on(|| (0..10).for_each(|_| f()));
@@ -122,7 +125,7 @@ fn it_is_off_unless_it_is_asked_for() {
     });
 }
 
-/// A computation with a known result: what a register loses shows.
+/// Computes a known result, so that a register that is lost shows.
 #[inline(never)]
 fn checksum(seed: u64, steps: u64) -> [u64; 6] {
     let mut lanes = [seed, seed ^ 1, seed ^ 2, seed ^ 3, seed ^ 4, seed ^ 5];
@@ -205,12 +208,12 @@ fn errno_is_the_fibers_own() {
         let other = indent::spawn({
             let ran = ran.clone();
             move || {
-                // SAFETY: fails with another error.
+                // SAFETY: the call fails with another error.
                 unsafe { libc::chdir(c"/nowhere at all".as_ptr()) };
                 ran.store(true, SeqCst);
             }
         });
-        // SAFETY: fails.
+        // SAFETY: the call fails.
         unsafe { libc::close(-1) };
         spin_until(&ran);
         let error = std::io::Error::last_os_error().raw_os_error();
@@ -246,11 +249,13 @@ fn with_the_address_of_a_thread_local_it_keeps_its_thread() {
     });
 }
 
-/// Reads the thread pointer. Called through memory that any code could have written, so that callers
-/// are not judged by it: what they get can only be found by looking.
+/// A function that reads the thread pointer.
+///
+/// It is called through memory that any code could have written, so the analysis does not judge
+/// callers by it: only the look at the stack can find the address it returns.
 static HIDDEN: OnceLock<fn() -> usize> = OnceLock::new();
 
-/// Before there is a fiber.
+/// Sets the pointer before there is a fiber.
 fn hide() {
     fn read() -> usize {
         let here: usize;
@@ -272,7 +277,7 @@ struct Packed {
     address: usize,
 }
 
-/// Spins with an address of the thread at an odd place of its stack.
+/// Spins with an address of the thread at an odd offset of its stack.
 #[inline(never)]
 fn spin_with_packed(ran: &AtomicBool, address: usize) {
     let mut packed = Packed { before: 1, address };
@@ -348,7 +353,7 @@ fn below_c_it_keeps_its_thread() {
         RAN.store(false, SeqCst);
         let other = indent::spawn(|| RAN.store(true, SeqCst));
         let mut two = [2_u64, 1];
-        // SAFETY: two numbers, which are not looked at.
+        // SAFETY: the array has two numbers, and `compare` does not read them.
         unsafe { libc::qsort(two.as_mut_ptr().cast(), 2, 8, Some(compare)) };
         other.join().unwrap();
     });
@@ -395,7 +400,8 @@ fn while_it_unwinds_it_keeps_its_thread() {
     });
 }
 
-/// Sets both to the same number, again and again: a fiber that finds them different shares them.
+/// Sets both thread-locals to the same number repeatedly: different values show that fibers share
+/// them.
 #[inline(never)]
 fn count_in_thread_locals(number: u64, steps: u64) -> u64 {
     let mut wrong = 0;
@@ -465,7 +471,7 @@ fn at_the_end_they_are_resumed_and_end_like_others() {
                 loop {
                     begun.fetch_add(1, SeqCst);
                     black_box((0..3_000_000).fold(1, |number, _| step(number)));
-                    indent::task::yield_now(); // here it ends
+                    indent::task::yield_now(); // the shutdown cancels it here
                 }
             }));
         }

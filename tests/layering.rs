@@ -1,13 +1,16 @@
-//! The shape of the source: imports point down, files stay small, and what is dangerous stays
-//! where it belongs. A plain reading of the text, without comments, strings and tests.
+//! The shape of the source: imports point down, files stay small, dangerous code stays in its
+//! place.
+//!
+//! The tests read the plain text, without comments, strings and tests.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders (or files) of `src`, lowest layer first. Those of one layer do not import each other,
-/// but for the exceptions below.
+/// Folders (or files) of `src`, lowest layer first.
+///
+/// Members of one layer do not import each other, except for those in `NEIGHBOURS`.
 const LAYERS: [&[&str]; 7] = [
     &["sys", "util", "error"],
     &["fiber"],
@@ -20,7 +23,7 @@ const LAYERS: [&[&str]; 7] = [
     &["runtime", "task", "select"],
 ];
 
-/// Who may import a neighbour of its own layer.
+/// Imports that are allowed between neighbours of one layer: importer, imported.
 const NEIGHBOURS: [(&str, &str); 9] = [
     ("util", "sys"),
     ("error", "sys"),
@@ -33,8 +36,10 @@ const NEIGHBOURS: [(&str, &str); 9] = [
     ("task", "runtime"),
 ];
 
-/// Folders of `src/sched`, lowest first. The scheduler's parts call each other through `Shared`,
-/// whose methods are in all of them; what they import points down, but for the edges below.
+/// Folders of `src/sched`, lowest first.
+///
+/// The parts of the scheduler call each other through `Shared`, whose methods are in all of them.
+/// Their imports point down, except for those in `UPWARD`.
 const PARTS: [&str; 8] = [
     "threads",
     "workers",
@@ -62,23 +67,24 @@ const UPWARD: [(&str, &str); 12] = [
     ("preempt", "diag"),
 ];
 
-/// Lines a file may have, its tests not counted, and those from which on it is named.
+/// The most lines a file may have, tests not counted, and the number from which the test names the
+/// file.
 const MOST_LINES: usize = 600;
 const MANY_LINES: usize = 500;
-/// How far above an unsafe block its comment may be.
+/// Lines above an unsafe block within which its comment must stand.
 const SAFETY_WITHIN: usize = 6;
 
 struct Source {
-    /// Below `src`.
+    /// Path below `src`.
     path: String,
-    /// As it is.
+    /// The text as it is.
     lines: Vec<String>,
-    /// Without comments, strings and tests, line by line.
+    /// The text without comments, strings and tests, line by line.
     code: Vec<String>,
 }
 
 impl Source {
-    /// The folder of `src` it is in, or its own name.
+    /// Returns the folder of `src` the file is in, or the file's own name.
     fn folder(&self) -> &str {
         let first = self.path.split('/').next().unwrap();
         first.strip_suffix(".rs").unwrap_or(first)
@@ -114,7 +120,7 @@ fn sources() -> Vec<Source> {
     sources
 }
 
-/// Blanks comments and the insides of strings and character literals; lines stay lines.
+/// Blanks comments and the insides of strings and character literals; keeps the line breaks.
 fn without_comments(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut code = String::new();
@@ -164,7 +170,7 @@ fn without_comments(text: &str) -> String {
     code
 }
 
-/// The hashes of a raw string that begins here.
+/// Returns the number of hashes of a raw string that begins here.
 fn raw_string(chars: &[char], at: usize) -> Option<usize> {
     let in_a_word = at > 0 && (chars[at - 1].is_alphanumeric() || chars[at - 1] == '_');
     if chars[at] != 'r' || (in_a_word && chars[at - 1] != 'b') {
@@ -174,12 +180,12 @@ fn raw_string(chars: &[char], at: usize) -> Option<usize> {
     (chars.get(at + 1 + hashes) == Some(&'"')).then_some(hashes)
 }
 
-/// A character literal and not a lifetime.
+/// Returns true for a character literal, false for a lifetime.
 fn is_character(chars: &[char], at: usize) -> bool {
     chars.get(at + 1) == Some(&'\\') || chars.get(at + 2) == Some(&'\'')
 }
 
-/// Length of the rest of a literal, its end included.
+/// Returns the length of the rest of a literal, its end included.
 fn quoted(rest: &[char], end: char) -> usize {
     let mut at = 0;
     while at < rest.len() && rest[at] != end {
@@ -188,7 +194,7 @@ fn quoted(rest: &[char], end: char) -> usize {
     (at + 1).min(rest.len())
 }
 
-/// Blanks every item under an attribute that mentions `test`, lines stay lines.
+/// Blanks every item under an attribute that mentions `test`; keeps the line breaks.
 fn without_tests(code: &str) -> Vec<String> {
     let lines: Vec<&str> = code.lines().collect();
     let mut kept: Vec<String> = Vec::new();
@@ -202,7 +208,7 @@ fn without_tests(code: &str) -> Vec<String> {
             at += 1;
             continue;
         }
-        // To the end of the item: its closing brace, or a semicolon before any brace.
+        // Up to the end of the item: its closing brace, or a semicolon before any brace.
         let (mut depth, mut opened) = (0, false);
         loop {
             let line = lines[at];
@@ -230,7 +236,7 @@ fn without_tests(code: &str) -> Vec<String> {
     kept
 }
 
-/// Whether `word` stands in `text` on its own.
+/// Returns true if `word` stands in `text` on its own.
 fn mentions(text: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices(word).any(|(at, _)| {
@@ -240,7 +246,7 @@ fn mentions(text: &str, word: &str) -> bool {
     })
 }
 
-/// What follows `crate::` in a file, with the line: paths, and the members of `crate::{…}`.
+/// Returns what follows `crate::` in a file, with the line: paths, and the members of `crate::{…}`.
 fn imports(source: &Source) -> Vec<(usize, String)> {
     let code = source.code.join("\n");
     let mut found = Vec::new();
@@ -300,7 +306,7 @@ fn imports_point_down() {
     for source in sources() {
         let here = source.folder();
         let Some(my_rank) = rank(here) else {
-            continue; // lib.rs; others are named by the test above
+            continue; // lib.rs; the test above names all others
         };
         if source.is_test() {
             continue;
@@ -310,7 +316,7 @@ fn imports_point_down() {
                 Some(rank) => {
                     there == here || rank < my_rank || NEIGHBOURS.contains(&(here, &there))
                 }
-                None => there.starts_with("__"), // a step of a macro; or a re-export of lib.rs, the top of all
+                None => there.starts_with("__"), // a step of a macro, or a re-export of lib.rs
             };
             if !fine {
                 writeln!(upward, "  src/{}:{line} uses crate::{there}", source.path).unwrap();
@@ -320,7 +326,7 @@ fn imports_point_down() {
     assert_none("these imports do not point down", &upward);
 }
 
-/// The part of the scheduler that a path below `src` belongs to, or a path below `crate::sched`.
+/// Returns the part of the scheduler that a path below `src` or `crate::sched` belongs to.
 fn part(path: &str) -> Option<usize> {
     let name = path.split(['/', '.', ':']).next()?;
     PARTS.iter().position(|part| *part == name)
@@ -381,7 +387,7 @@ fn files_are_small() {
     assert_none("larger than a file should be", &large);
 }
 
-/// Where `text` stands in the code of files for which `allowed` is false.
+/// Lists where `text` stands in the code of files for which `allowed` is false.
 fn elsewhere(text: &str, allowed: impl Fn(&Source) -> bool) -> String {
     let mut found = String::new();
     for source in sources()
@@ -406,7 +412,7 @@ fn elsewhere(text: &str, allowed: impl Fn(&Source) -> bool) -> String {
 
 #[test]
 fn thread_locals_are_in_known_files() {
-    // That of `loom.rs` exists in models only.
+    // The one in `loom.rs` exists in models only.
     let known = [
         "sched/workers/context.rs",
         "fiber/locals.rs",

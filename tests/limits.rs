@@ -22,7 +22,7 @@ fn start(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().unwrap()
 }
 
-/// Waits until so many fibers are parked: one that has not started is not asked to end.
+/// Waits until this many fibers are parked, because an unstarted fiber is not cancelled.
 fn wait_for_parked(rt: &Runtime, fibers: usize) {
     let parked = |fiber: &Fiber| fiber.phase() == Phase::Parked;
     common::wait_for("parked fibers", || {
@@ -30,7 +30,7 @@ fn wait_for_parked(rt: &Runtime, fibers: usize) {
     });
 }
 
-/// Calls `f` on a plain thread, and on a fiber.
+/// Calls `f` on a plain thread and on a fiber.
 fn everywhere(f: fn()) {
     common::within(PATIENCE, || {
         std::thread::spawn(f).join().expect("on a plain thread");
@@ -38,7 +38,7 @@ fn everywhere(f: fn()) {
     });
 }
 
-/// A coroutine that is suspended once inside a limit of this length, and then sleeps there.
+/// Returns a coroutine that is suspended once inside a limit of this length, and then sleeps there.
 fn suspended_inside(limit: Duration, then: Duration) -> Coroutine<(), (), Result<(), Elapsed>> {
     let mut inside = Coroutine::new(move |door: &Yielder<(), ()>, ()| {
         time::timeout(limit, || {
@@ -57,7 +57,7 @@ fn finish<T>(inside: &mut Coroutine<(), (), T>) -> T {
     }
 }
 
-/// Outside all limits: a sleep lasts as long as it should.
+/// Checks that no limit is in force: a sleep lasts as long as it should.
 fn assert_unlimited() {
     let start = Instant::now();
     time::sleep(20 * MS);
@@ -72,7 +72,7 @@ fn a_limit_may_end_inside_another_one_than_it_began_in() {
         let deep = || time::timeout(HOUR, || time::timeout(5 * MS, || finish(&mut inside)));
         assert!(time::timeout(HOUR, deep).is_ok());
         assert_unlimited();
-        // What is below what is gone is still there.
+        // A limit below one that is gone is still in force.
         let mut inside = None;
         let outcome = time::timeout(20 * MS, || {
             inside = Some(time::timeout(HOUR, || suspended_inside(HOUR, MS)).unwrap());
@@ -98,7 +98,7 @@ fn a_suspended_limit_does_not_end_what_its_resumer_waits_for() {
 #[test]
 fn a_limit_bounds_a_coroutine_that_is_resumed_in_it() {
     everywhere(|| {
-        // The coroutine catches: it cannot unwind into its resumer.
+        // The coroutine catches the unwinding, because it cannot unwind into its resumer.
         let mut inside = Coroutine::new(|door: &Yielder<(), ()>, ()| {
             time::timeout(HOUR, || {
                 door.suspend(());
@@ -123,7 +123,7 @@ fn limits_that_are_never_left_do_not_end_what_comes_after() {
         assert_unlimited();
     });
     let rt = start(1);
-    // Fibers on a stack on which such limits were left.
+    // Fibers start on a stack on which such limits were left.
     rt.block_on(|| std::mem::forget(suspended_inside(MS, HOUR)));
     rt.block_on(|| {
         let mut inside = Coroutine::new(|_: &Yielder<(), ()>, ()| assert_unlimited());
@@ -131,10 +131,10 @@ fn limits_that_are_never_left_do_not_end_what_comes_after() {
     });
 }
 
-/// A coroutine that is finished elsewhere than it began.
+/// A coroutine that finishes on another thread or fiber than it began on.
 struct Sent(Coroutine<(), (), Result<(), Elapsed>>);
 
-// SAFETY: nothing of a thread lies on its stack but what this test is about.
+// SAFETY: nothing of a thread lies on its stack except what this test is about.
 unsafe impl Send for Sent {}
 
 impl Sent {
@@ -148,7 +148,7 @@ fn a_limit_that_ends_on_another_thread_harms_neither() {
     common::within(PATIENCE, || {
         let begin = || time::timeout(HOUR, || Sent(suspended_inside(HOUR, MS))).unwrap();
         let end = |sent: Sent| {
-            // The limits of this thread hold, and are the ones to end.
+            // The limits of this thread are in force, and are the ones that end the call.
             let outcome = time::timeout(20 * MS, || {
                 assert_eq!(time::timeout(HOUR, || sent.finish()), Ok(Ok(())));
                 time::sleep(HOUR);
@@ -169,7 +169,7 @@ fn a_limit_that_ends_on_another_thread_harms_neither() {
     });
 }
 
-/// Waits for nothing, and catches whatever ends that.
+/// Waits for an event that never comes, and catches the unwinding that ends the wait.
 fn swallow() {
     let (_sender, receiver) = indent::chan::bounded::<()>(1);
     assert!(catch_unwind(AssertUnwindSafe(|| receiver.recv())).is_err());
@@ -181,14 +181,14 @@ fn the_third_unwinding_that_is_caught_is_the_first_to_be_delayed() {
         let rt = start(1);
         let delays = || rt.metrics().unwind_delays_total;
         rt.block_on(|| {
-            // Each limit is a new beginning.
+            // Each limit starts anew.
             for _ in 0..20 {
                 assert!(time::timeout(MS, || time::sleep(HOUR)).is_err());
                 let _ = time::timeout(MS, || (swallow(), swallow()));
             }
             assert_eq!(delays(), 0);
             for expected in [1, 3] {
-                // … but not if the one around it has passed as well.
+                // … but not if the limit around it has passed as well.
                 let _ = time::timeout(MS, || {
                     swallow();
                     swallow();
@@ -233,7 +233,7 @@ fn other_fibers_of_the_worker_run_while_one_is_delayed() {
             turns
         });
         assert_eq!(rt.metrics().unwind_delays_total, 10 * 7);
-        // Each was delayed by some 127 ms, all at the same time.
+        // Each was delayed by about 127 ms, all at the same time.
         assert!(turns >= 20, "{turns} turns");
     });
 }
@@ -241,7 +241,7 @@ fn other_fibers_of_the_worker_run_while_one_is_delayed() {
 #[test]
 fn fibers_that_end_when_asked_do_not_wait_for_those_that_do_not() {
     common::within(PATIENCE, || {
-        // One place for fibers that unwind.
+        // Only one fiber may unwind at a time.
         let rt = Builder::new().workers(1).max_carriers(4).build().unwrap();
         rt.block_on(|| {
             for _ in 0..3 {
@@ -278,18 +278,18 @@ fn a_catch_all_loop_inside_a_limit_is_slowed_down_and_named_once() {
     assert_eq!(said.matches("'stubborn'").count(), 1, "{said}");
 }
 
-/// Each in a process of its own, whose CPU time is counted.
+/// Test bodies that run each in a process of its own, whose CPU time is counted.
 mod child {
     use super::*;
 
-    /// The share of one CPU that this process uses while `f` runs.
+    /// Returns the share of one CPU that this process uses while `f` runs.
     fn share(f: impl FnOnce()) -> f64 {
         let clock = || {
             let mut time = libc::timespec {
                 tv_sec: 0,
                 tv_nsec: 0,
             };
-            // SAFETY: memory for the answer.
+            // SAFETY: `time` has room for the answer.
             let failed = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
             assert_eq!(failed, 0);
             time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
@@ -299,7 +299,7 @@ mod child {
         (clock() - cpu) / wall.elapsed().as_secs_f64()
     }
 
-    /// A loop that runs free uses all of one.
+    /// A small share: an unlimited loop would use all of one CPU.
     const LITTLE: f64 = 0.3;
 
     #[test]

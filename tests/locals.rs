@@ -1,4 +1,4 @@
-//! A fiber has its own thread-locals: they begin anew, go with it, and end with it.
+//! A fiber's own thread-locals: they start with initial values, move with it, and end with it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,7 +13,7 @@ mod common;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// Says that a test cannot run where thread-locals are the threads'.
+/// Reports that a test cannot run where thread-locals belong to threads, and returns.
 macro_rules! needs_own_locals {
     () => {
         if common::sanitizer_forbids("thread-locals are the threads' there") {
@@ -36,7 +36,7 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().unwrap()
 }
 
-/// Uses all variables, with other fibers in between at every step.
+/// Uses all variables; other fibers run between the steps.
 fn use_them(own: u64, pause: impl Fn()) {
     assert_eq!(COUNT.get(), 7, "begins with its initial value");
     assert!(!FLAG.get());
@@ -77,7 +77,7 @@ fn every_fiber_sees_its_own_values_on_any_number_of_workers() {
     }
 }
 
-/// A value borrowed for as long as others run: bound, and in place.
+/// Holds a borrow while others run: the fiber is bound, and the value is in place.
 #[test]
 fn a_borrow_across_a_pause_is_the_fibers_own() {
     needs_own_locals!();
@@ -101,7 +101,7 @@ fn a_borrow_across_a_pause_is_the_fibers_own() {
     }
 }
 
-/// Notes when it is dropped.
+/// Records when it is dropped.
 struct Noted(&'static str, Arc<Mutex<Vec<&'static str>>>);
 
 impl Drop for Noted {
@@ -191,7 +191,7 @@ fn destructors_run_once_however_a_fiber_ends() {
             match how % 3 {
                 0 => time::sleep(MS),
                 1 => std::panic::resume_unwind(Box::new(())),
-                _ => indent::park::park(), // until the runtime ends it
+                _ => indent::park::park(), // until the runtime cancels it
             }
         }));
     }
@@ -203,7 +203,7 @@ fn destructors_run_once_however_a_fiber_ends() {
     assert_eq!((MADE.load(SeqCst), DROPPED.load(SeqCst)), (60, 60));
 }
 
-/// Runs a closure on a fiber without a handle: its result is dropped there, and nowhere else.
+/// Runs a closure on a fiber without a handle, which drops the result on the fiber only.
 fn detached<T: Send + 'static>(rt: &Runtime, f: impl FnOnce() -> T + Send + 'static) {
     let dropped = Arc::new(AtomicUsize::new(0));
     let is_dropped = dropped.clone();
@@ -217,7 +217,7 @@ fn detached<T: Send + 'static>(rt: &Runtime, f: impl FnOnce() -> T + Send + 'sta
     dropped.store(1, SeqCst);
 }
 
-/// A thread-local that says goodbye over a channel, and sleeps in its destructor.
+/// Checks a thread-local that sends on a channel and sleeps in its destructor.
 #[test]
 fn a_destructor_that_blocks_in_a_fiber_that_is_told_to_end_is_left_in_peace() {
     needs_own_locals!();
@@ -240,7 +240,7 @@ fn a_destructor_that_blocks_in_a_fiber_that_is_told_to_end_is_left_in_peace() {
         drop(rt.spawn(move || {
             FLUSHES.with_borrow_mut(|flushes| flushes.0 = Some(tx));
             ready.fetch_add(1, SeqCst);
-            indent::park::park(); // until the runtime ends it
+            indent::park::park(); // until the runtime cancels it
         }));
     }
     drop(tx);
@@ -249,7 +249,7 @@ fn a_destructor_that_blocks_in_a_fiber_that_is_told_to_end_is_left_in_peace() {
     assert_eq!(std::iter::from_fn(|| rx.recv().ok()).sum::<u64>(), 20);
 }
 
-/// std's channels wake a thread by a handle that is kept in a thread-local of the thread.
+/// std's channels wake a thread by a handle, which a thread-local of the thread holds.
 #[test]
 fn fibers_that_moved_are_woken_by_std_channels() {
     needs_own_locals!();
@@ -408,14 +408,14 @@ fn several_runtimes_do_not_mix() {
         COUNT.set(COUNT.get() + 1);
         COUNT.get()
     };
-    // One thread's, as long as no fiber is bound there in between.
+    // The values are the same thread's, as long as no fiber is bound there in between.
     assert_eq!([threads.block_on(count), threads.block_on(count)], [8, 9]);
     for fiber in fibers {
         fiber.join().unwrap();
     }
 }
 
-/// Verdicts rely on thread-locals that go with the fiber, where there are any in the process.
+/// Verdicts rely on thread-locals that move with the fiber, if the process has any.
 #[test]
 fn fibers_without_thread_locals_of_their_own_keep_their_threads() {
     needs_own_locals!();
@@ -436,7 +436,7 @@ fn fibers_without_thread_locals_of_their_own_keep_their_threads() {
     }
 }
 
-/// Seeds and numbers of threads are not multiplied.
+/// Seeds and thread numbers are not created once per fiber.
 #[test]
 fn keys_of_maps_stay_with_the_thread() {
     needs_own_locals!();
@@ -460,7 +460,7 @@ fn keys_of_maps_stay_with_the_thread() {
 
 type Route = Box<dyn Fn() -> Rc<Cell<u64>> + Send + Sync>;
 
-/// The code that is called cannot be seen: a table of boxed closures.
+/// A table of boxed closures, so that the analysis cannot see the code that is called.
 static ROUTE: OnceLock<Route> = OnceLock::new();
 
 #[test]

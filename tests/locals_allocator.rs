@@ -10,7 +10,7 @@ use indent::task;
 
 mod common;
 
-/// Counts in a thread-local, and adds up when that is destroyed.
+/// Counts in a thread-local, and adds the count to a total when the thread-local is destroyed.
 struct Counting;
 
 struct Count(Cell<usize>);
@@ -25,7 +25,7 @@ impl Drop for Count {
 
 thread_local!(static COUNT: Count = const { Count(Cell::new(0)) });
 
-// SAFETY: the system's, and it counts.
+// SAFETY: forwards to the system's allocator, and counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = COUNT.try_with(|count| count.0.set(count.0.get() + 1));

@@ -1,6 +1,6 @@
-//! Fibers that parked before the program's code had been read do not keep their threads for long.
+//! Fibers that parked before the survey keep their threads only until the code has been read.
 //!
-//! Alone in its program: the code is read once in a process.
+//! This test is alone in its program because the code is read once per process.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use indent::runtime::{Builder, Survey};
 
 mod common;
 
-/// As many as may start before the survey has ended, with one worker.
+/// As many fibers as may start before the survey has ended, with one worker.
 const FIBERS: usize = 40;
 
 #[test]
@@ -29,7 +29,7 @@ fn threads_of_fibers_with_values_of_their_own_are_given_back_when_the_survey_end
         .map(|_| {
             let parked = parked.clone();
             rt.spawn(move || {
-                let before = thread::current().id(); // made for the fiber, in a thread-local
+                let before = thread::current().id(); // created for the fiber, in a thread-local
                 parked.fetch_add(1, SeqCst);
                 indent::park::park();
                 (before, thread::current().id())

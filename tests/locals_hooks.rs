@@ -1,7 +1,8 @@
-//! The threads' own thread-locals, beside those of fibers: hooks set them, and they can be named.
+//! The threads' own thread-locals, beside those of fibers: hooks set them, and settings can name
+//! them.
 //!
-//! In a program of its own: hooks are called through a pointer. Where one leaves something with the
-//! thread, every function that calls through a pointer is bound.
+//! These tests have a program of their own because hooks are called through a pointer. If one hook
+//! leaves something with the thread, every function that calls through a pointer is bound.
 
 use std::cell::Cell;
 use std::sync::Mutex;
@@ -20,7 +21,7 @@ fn builder() -> Builder {
     Builder::new().per_thread("locals_hooks::KEPT").workers(2)
 }
 
-/// Says why a test cannot run where thread-locals are the threads'.
+/// Reports why a test cannot run where thread-locals belong to threads.
 fn cannot_run() -> bool {
     let is_static = cfg!(any(target_env = "musl", target_feature = "crt-static"));
     if is_static {

@@ -1,7 +1,7 @@
-//! Ordinary code that uses thread-locals and is done with them binds no fiber.
+//! Ordinary code that has finished using thread-locals binds no fiber.
 //!
-//! In a program of its own: where a destructor or a closure leaves something with the thread, every
-//! function that calls through a pointer is bound.
+//! These tests have a program of their own: if a destructor or a closure leaves something with the
+//! thread, every function that calls through a pointer is bound.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use indent::time;
 
 mod common;
 
-/// Ordinary code before a park: maps with random keys.
+/// Runs ordinary code before a park: maps with random keys.
 #[test]
 fn what_is_over_before_a_park_binds_no_fiber() {
     if cfg!(any(target_env = "musl", target_feature = "crt-static")) {

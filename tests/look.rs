@@ -1,7 +1,8 @@
-//! The look at a parked fiber: an address of a thread-local binds it though no frame shows one.
+//! The look at a parked fiber's stack: an address of a thread-local binds it even if no frame shows
+//! one.
 //!
-//! Here code that is called through pointers hands out addresses, and the survey is made to believe
-//! that such code does not. So frames say that these fibers are movable, and only the look is left.
+//! Here code that is called through pointers returns addresses, and the survey is made to assume
+//! that such code does not. So the frames count as movable, and only the look can bind the fiber.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -16,7 +17,7 @@ use indent::time;
 
 mod common;
 
-/// Says that a test cannot run where thread-locals are the threads'.
+/// Reports that a test cannot run where thread-locals belong to threads, and returns.
 macro_rules! needs_own_locals {
     () => {
         if common::sanitizer_forbids("thread-locals are the threads' there") {
@@ -54,7 +55,7 @@ fn address() -> usize {
     VARIABLE.with(|variable| std::ptr::from_ref(variable).addr())
 }
 
-/// Made before any fiber starts, by code that no fiber refers to.
+/// Sets up closures before any fiber starts, by code that no fiber refers to.
 #[expect(unsafe_code, reason = "lets the look be the only net")]
 fn prepare() {
     static ONCE: Once = Once::new();
@@ -63,7 +64,7 @@ fn prepare() {
         let save = || {
             SAVED.with(|saved| {
                 saved.set(address());
-                black_box(saved); // it is read by others, as far as the compiler knows
+                black_box(saved); // the compiler must assume that other code reads it
             });
         };
         drop(SAVE.set(Box::new(save)));
@@ -78,7 +79,7 @@ fn prepare() {
             });
         };
         drop(SAVE_PACKED.set(Box::new(packed)));
-        // SAFETY: what the code behind pointers leaves here is not used after a park.
+        // SAFETY: no fiber uses after a park what the code behind pointers leaves on its stack.
         unsafe { indent_sysmon::frames::trust_pointers() };
     });
 }
@@ -90,19 +91,19 @@ fn runtime() -> Runtime {
     rt
 }
 
-/// Calls what no frame refers to.
+/// Calls a closure that no frame refers to.
 #[inline(never)]
 fn hidden<T>(f: &'static Hidden<T>) -> T {
     black_box(f.get().expect("prepared"))()
 }
 
-/// Overwrites what earlier calls have left on the stack: a frame may have room it does not write to.
+/// Overwrites the remains of earlier calls: a frame may contain room that it does not write to.
 #[inline(never)]
 fn wipe() {
     black_box([1_u8; 4096]);
 }
 
-/// What the runtime says of the calling fiber here, and after a park.
+/// Returns the runtime's verdict on the calling fiber now, and after a park.
 #[inline(never)]
 fn judged() -> (Mobility, bool) {
     let binding = task::current().expect("on a fiber").binding();
@@ -113,7 +114,7 @@ fn judged() -> (Mobility, bool) {
 const FOUND: (Mobility, bool) = (Mobility::Bound, true);
 const NOTHING: (Mobility, bool) = (Mobility::Movable, false);
 
-/// Rows of the report that are about found addresses.
+/// Returns the report's rows about addresses found on stacks.
 fn rows(rt: &Runtime) -> Vec<BindingRow> {
     let rows = rt.binding().rows;
     let rows = rows.into_iter();
@@ -180,7 +181,7 @@ fn a_dump_names_what_binds() {
     fiber.join().expect("no panic");
 }
 
-/// Uses thread-locals in many ways, with nothing left of them.
+/// Uses thread-locals in many ways and leaves nothing of them behind.
 #[inline(never)]
 fn ordinary(n: u64) -> u64 {
     let mut map = HashMap::new();
@@ -192,7 +193,7 @@ fn ordinary(n: u64) -> u64 {
     map.len() as u64 + name.unwrap_or(0) as u64 + COUNT.get()
 }
 
-/// Has room on the stack that is never written to: what other frames have left is still there.
+/// Has stack room that it never writes to, so the remains of other frames are still there.
 #[inline(never)]
 fn with_room(depth: u32) -> (Mobility, bool) {
     let mut room = [MaybeUninit::<u8>::uninit(); 700];
@@ -231,6 +232,6 @@ fn ordinary_code_stays_movable() {
         .into_iter()
         .map(|f| f.join().expect("no panic"))
         .sum();
-    // The C library leaves its thread pointer on a stack now and then.
+    // The C library sometimes leaves its thread pointer on a stack.
     assert!(bound <= all / 100, "{bound} of {all}\n{}", rt.binding());
 }

@@ -2,13 +2,14 @@
     unsafe_code,
     reason = "raises the limit on descriptors by a system call"
 )]
-//! A million messages: many connections at once, a fiber for each on both sides.
+//! A million messages: many connections at once, with a fiber for each on both sides.
 //!
-//! Server and client are two processes. All messages are answered, byte by byte, and no descriptor
+//! Server and client are two processes. Every message is answered, byte by byte, and no descriptor
 //! is left open.
 //!
-//! By default a thousand connections with twenty messages each; with `INDENT_MANY=1` ten thousand
-//! with a hundred, or as many as there are descriptors for. The same for each I/O driver.
+//! The default is a thousand connections with twenty messages each. With `INDENT_MANY=1` there are
+//! ten thousand connections with a hundred messages, or as many as there are descriptors for. Each
+//! I/O driver runs the same test.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -27,18 +28,19 @@ mod common;
 
 const MESSAGE: usize = 64;
 const WORKERS: usize = 2;
-/// Connections whose first message has not come back, while more are made: those that the server
-/// has not accepted must fit into its queue.
+/// Most connections without an answered first message while further connections are made.
+///
+/// Connections that the server has not accepted yet must fit into its queue.
 const UNGREETED: usize = 64;
-/// Descriptors beside those of the connections.
+/// Descriptors in addition to those of the connections.
 const SPARE: u64 = 200;
-/// The variable that names the I/O driver.
+/// Variable that names the I/O driver.
 const DRIVER: &str = "INDENT_IO";
 const CONNECTIONS: &str = "INDENT_MANY_CONNECTIONS";
 const MESSAGES: &str = "INDENT_MANY_MESSAGES";
 const PORT: &str = "INDENT_MANY_PORT";
 
-/// Raises the limit on descriptors as far as it goes, and returns it.
+/// Raises the limit on descriptors as far as possible, and returns it.
 fn raise_descriptors() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -54,7 +56,7 @@ fn raise_descriptors() -> u64 {
     limit.rlim_cur
 }
 
-/// Connections, and messages on each of them.
+/// Returns the number of connections, and of messages on each of them.
 fn size() -> (usize, usize) {
     let (wanted, messages) = match std::env::var_os("INDENT_MANY") {
         Some(_) => (10_000, 100),
@@ -67,7 +69,7 @@ fn size() -> (usize, usize) {
     (wanted.min(room), messages)
 }
 
-/// The `number`th message of a connection.
+/// Returns the `number`th message of a connection.
 fn message(connection: usize, number: usize) -> [u8; MESSAGE] {
     let seed = connection
         .wrapping_mul(1_000_003)
@@ -75,7 +77,7 @@ fn message(connection: usize, number: usize) -> [u8; MESSAGE] {
     std::array::from_fn(|i| (seed >> (8 * (i % 4))) as u8 ^ i as u8)
 }
 
-/// Open descriptors of this process, without the one that lists them.
+/// Counts the open descriptors of this process, without the one that lists them.
 fn descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd")
         .expect("a list of descriptors")
@@ -83,7 +85,7 @@ fn descriptors() -> usize {
         - 1
 }
 
-/// The files they refer to, for error messages.
+/// Returns the files that the open descriptors refer to, for error messages.
 fn open_files() -> Vec<std::path::PathBuf> {
     let list = std::fs::read_dir("/proc/self/fd").expect("a list of descriptors");
     let links = list.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
@@ -106,7 +108,7 @@ fn child(test: &str, driver: &str) -> Command {
     command
 }
 
-/// Whether a runtime can use this I/O driver here; reports it if not.
+/// Returns true if a runtime can use this I/O driver here; prints the reason if not.
 fn has(driver: &str) -> bool {
     let starts = |driver| {
         let output = child("a_runtime_starts", driver).output();
@@ -124,7 +126,7 @@ fn has(driver: &str) -> bool {
     works
 }
 
-/// The next line of a child that has this prefix, without the prefix.
+/// Returns the next line of a child that has this prefix, without the prefix.
 fn said(from: &mut impl BufRead, begin: &str) -> String {
     let mut lines = from.lines().map(|line| line.expect("text"));
     let found = lines.find_map(|line| line.split_once(begin).map(|(_, rest)| rest.to_owned()));
@@ -184,7 +186,7 @@ fn a_million_messages_are_answered_with_uring() {
     }
 }
 
-/// Echoes until the other side closes; returns how many bytes.
+/// Echoes until the other side closes; returns the number of bytes.
 fn echo(mut stream: TcpStream) -> usize {
     let (mut buffer, mut all) = ([0; 256], 0);
     loop {
@@ -199,7 +201,7 @@ fn echo(mut stream: TcpStream) -> usize {
     }
 }
 
-/// Makes this many connections, each on a fiber, and returns when all are closed.
+/// Accepts this many connections, each on a fiber, and returns when all are closed.
 fn serve(rt: &Runtime, listener: &Arc<TcpListener>, connections: usize) -> usize {
     let listener = listener.clone();
     let accepted = move || {
@@ -216,7 +218,7 @@ fn serve(rt: &Runtime, listener: &Arc<TcpListener>, connections: usize) -> usize
     bytes
 }
 
-/// What the client's fibers share.
+/// State that the client's fibers share.
 #[derive(Default)]
 struct Stage {
     /// Connections whose first message has come back.
@@ -225,7 +227,7 @@ struct Stage {
     complete: AtomicBool,
 }
 
-/// The life of one connection.
+/// Runs the client's side of one connection.
 fn talk(mut stream: TcpStream, index: usize, messages: usize, stage: &Stage) {
     for number in 0..messages {
         let (question, mut answer) = (message(index, number), [0; MESSAGE]);
@@ -264,7 +266,7 @@ fn ask(rt: &Runtime, port: u16, connections: usize, messages: usize) {
 }
 
 mod child {
-    //! Each in a process of its own, started by the tests above.
+    //! Test bodies that run each in a process of its own, started by the tests above.
 
     use super::*;
 
@@ -285,8 +287,10 @@ mod child {
         println!("descriptors before {before}, after {after}");
     }
 
-    /// A runtime for a first round. The eventfds that wake sleeping workers are never closed; one
-    /// is made when a worker first waits: here each worker does.
+    /// Starts a runtime for a first round, in which each worker waits once.
+    ///
+    /// The eventfds that wake sleeping workers are never closed; one is made when a worker first
+    /// waits.
     fn first() -> Runtime {
         common::wait_for_the_survey(); // which reads files
         let rt = start();

@@ -1,9 +1,9 @@
-//! What a fiber costs: memory, page tables, mappings; and that it is paid once.
+//! The cost of a fiber: memory, page tables and mappings, and that it is paid once.
 //!
 //! Each measurement has a process of its own. By default it counts a hundred thousand fibers, with
-//! `INDENT_TEST_FULL=1` a million (some five gigabytes). A parked fiber has touched one page of its
-//! stack and has a record; one that has not run has the record alone. The limits are for optimized
-//! code; frames of debug code are larger and may need a second page.
+//! `INDENT_TEST_FULL=1` a million (about five gigabytes). A parked fiber has touched one page of
+//! its stack and has a record; an unstarted fiber has the record alone. The limits are for
+//! optimized code; frames of debug code are larger and may need a second page.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -15,15 +15,17 @@ use indent::task::{JoinHandle, Phase};
 
 mod common;
 
-/// Bytes a parked fiber may take: a page of its stack, its record, and eight bytes of page table
-/// for each page of address space, guard included.
+/// Bytes a parked fiber may take.
+///
+/// The sum of a page of its stack, its record, and eight bytes of page table for each page of
+/// address space, guard included.
 const PARKED: usize = if cfg!(debug_assertions) { 9_600 } else { 5_100 };
-/// Bytes a fiber that has not run may take.
+/// Bytes an unstarted fiber may take.
 const UNSTARTED: usize = 400;
 /// Mappings a process with any number of fibers may have.
 const MAPPINGS: usize = 300;
 
-/// One measurement at a time: a million fibers twice would be too many.
+/// Lock that lets one measurement run at a time: a million fibers twice would be too many.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn measure(test: &str) {
@@ -77,7 +79,7 @@ mod child {
         }
     }
 
-    /// Memory and page tables of this process, in bytes.
+    /// Returns the memory and page tables of this process, in bytes.
     fn memory() -> usize {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let field = |name: &str| -> usize {
@@ -102,7 +104,7 @@ mod child {
         }
     }
 
-    /// A vector that has its memory already, so that it does not count.
+    /// Returns a vector whose memory is already touched, so that it does not count.
     fn room_for<T>(n: usize) -> Vec<Option<T>> {
         let mut room = Vec::with_capacity(n);
         room.resize_with(n, || None);
@@ -110,7 +112,7 @@ mod child {
     }
 
     fn start(workers: usize) -> Runtime {
-        // Who is interrupted makes room for others, which is not the question here.
+        // A preempted fiber makes room for others, which would disturb the measurement.
         let rt = Builder::new()
             .workers(workers)
             .preempt(false)
@@ -137,7 +139,7 @@ mod child {
         grown / n
     }
 
-    /// Twice: what the second round adds to the first is what was not used again.
+    /// Runs two rounds: the growth of the second shows memory that was not reused.
     fn twice(n: usize, what: &str, limit: usize, mut round: impl FnMut(&dyn Fn() -> usize)) {
         let before = memory();
         let mut peaks = Vec::new();
@@ -283,13 +285,13 @@ mod child {
         );
         fibers.iter().for_each(|fiber| fiber.unparker().unpark());
         fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
-        // Nobody does anything any more: it is given back all the same.
+        // The pages are given back although nothing runs any more.
         wait_for("the pages to go back", || {
             memory().saturating_sub(before) < deep / 2
         });
     }
 
-    /// Keeps the one worker busy until the flag is set.
+    /// Keeps the only worker busy until the flag is set.
     fn hold_the_worker(rt: &Runtime) -> (JoinHandle<()>, &'static AtomicBool) {
         let release: &AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
         let busy = rt.spawn(move || {

@@ -1,7 +1,8 @@
-//! The example `mixed` from outside: its service as a client sees it, and what the demonstration prints.
+//! The example `mixed` from outside: its service as a client sees it, and the demonstration's
+//! output.
 //!
-//! Everything here is a real process and real sockets. `cargo test` builds examples; where only this test
-//! was built, there may be none, and the tests say so.
+//! Everything here is a real process and real sockets. `cargo test` builds examples; if only this
+//! test was built, there may be none, and the tests report that.
 
 #![expect(unsafe_code, reason = "sends a signal to a process")]
 
@@ -15,7 +16,9 @@ use std::time::Duration;
 
 use common::{text, wait_for, within};
 
-/// The example's program, which lies beside the folder of this one's; or says why there is no test.
+/// Returns the example's program, next to the folder of this test.
+///
+/// Prints the reason for skipping the test if there is none.
 fn program() -> Option<PathBuf> {
     let me = std::env::current_exe().expect("the path of this test binary");
     let built = me.parent().and_then(|deps| deps.parent());
@@ -27,7 +30,7 @@ fn program() -> Option<PathBuf> {
     Some(program)
 }
 
-/// A running service, ended with its owner.
+/// A running service, which ends when this is dropped.
 struct Server {
     process: Child,
     address: String,
@@ -60,7 +63,8 @@ impl Server {
 
     fn terminate(&self) {
         let process = self.process.id() as libc::pid_t;
-        // SAFETY: a plain system call; the process is our child, not waited for yet, so the number is its own.
+        // SAFETY: a plain system call; the process is a child that has not been waited for, so the
+        // number is its own.
         let result = unsafe { libc::kill(process, libc::SIGTERM) };
         assert_eq!(result, 0);
     }
@@ -75,7 +79,7 @@ impl Drop for Server {
 
 struct Client(BufReader<TcpStream>);
 
-/// An answer, head and body.
+/// An answer: head and body.
 #[derive(Debug)]
 struct Answer {
     code: u16,
@@ -130,7 +134,7 @@ impl Client {
         self.answer()
     }
 
-    /// What still comes until the service closes.
+    /// Returns everything that still arrives until the service closes.
     fn rest(mut self) -> String {
         let mut rest = String::new();
         match self.0.read_to_string(&mut rest) {
@@ -196,7 +200,7 @@ fn a_request_may_come_in_pieces() {
             client.send(piece);
             std::thread::sleep(Duration::from_millis(5));
         }
-        client.send("\nGET /ping HTTP/1.1\r\n"); // and a part of the next one
+        client.send("\nGET /ping HTTP/1.1\r\n"); // with a part of the next request
         assert_eq!(client.answer().code, 200);
         client.send("Host: here\r\n\r\n");
         assert_eq!(client.answer().code, 200);
@@ -326,10 +330,10 @@ fn a_service_asked_to_end_answers_what_was_asked_and_nothing_else() {
         let request = |path| format!("GET {path} HTTP/1.1\r\nHost: here\r\n\r\n");
         let mut half = server.connect();
         half.send(&(request("/ping") + "GET /ping HTTP/1.1\r\nHo"));
-        assert_eq!(half.answer().code, 200); // so a part of the next one has been read
+        assert_eq!(half.answer().code, 200); // so a part of the next request has been read
         let mut busy = server.connect();
         busy.send(&(request("/ping") + &request("/crunch")));
-        assert_eq!(busy.answer().code, 200); // so now it crunches
+        assert_eq!(busy.answer().code, 200); // so now it computes
 
         server.terminate();
         let is_refused = || TcpStream::connect(&server.address).is_err();
@@ -361,7 +365,7 @@ fn an_idle_service_ends_at_once_when_asked() {
     });
 }
 
-/// The demonstration, as short as may be.
+/// Runs the demonstration, as short as possible.
 fn demonstrate(arguments: &[&str]) -> Option<Output> {
     let output = Command::new(program()?)
         .args(["--seconds", "0.2", "--rate", "200", "--crunch-ms", "5"])
@@ -422,7 +426,7 @@ fn the_demonstration_writes_json_and_draws() {
     assert_eq!(drawing.matches("<polyline ").count(), 12);
 }
 
-/// The members of a flat JSON object, values as they are written; panics if it is none.
+/// Returns the members of a flat JSON object, values as written; panics for anything else.
 fn members(line: &str) -> Vec<(String, String)> {
     let inside = line
         .strip_prefix('{')

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "overrules verdicts")]
 //! Movable fibers run on any thread and change threads at any park, and nothing is lost.
 //!
-//! The bodies here hold nothing that belongs to a thread, whatever the analysis finds: so all verdicts
-//! are overruled, and what is tested is the machinery. What the analysis finds is tested in
-//! `tests/verdicts`.
+//! The bodies here hold nothing that belongs to a thread, whatever the analysis finds. So all
+//! verdicts are overruled, and only the mechanism is tested. `tests/verdicts` tests what the
+//! analysis finds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -14,7 +14,7 @@ use indent::runtime::{Builder, Runtime};
 
 mod common;
 
-/// A runtime whose fibers all count as movable.
+/// Starts a runtime whose fibers all count as movable.
 fn trusting(workers: usize) -> Runtime {
     let rt = Builder::new().workers(workers).build().unwrap();
     // SAFETY: the bodies below hold nothing of a thread.
@@ -33,7 +33,7 @@ fn until(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Computes, without a call into the runtime, until told to stop.
+/// Computes, without a call into the runtime, until the flag is set.
 fn hog(stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         std::hint::spin_loop();
@@ -50,7 +50,7 @@ fn siblings_of_a_fiber_that_computes_go_on_elsewhere() {
     let at_once = rt.block_on({
         let (stop, steps) = (stop.clone(), steps.clone());
         move || {
-            // They start on both workers; then one more fiber computes on one of these.
+            // They start on both workers; then another fiber computes on one of these.
             let siblings: Vec<_> = (0..64)
                 .map(|_| {
                     let (stop, steps) = (stop.clone(), steps.clone());
@@ -69,7 +69,7 @@ fn siblings_of_a_fiber_that_computes_go_on_elsewhere() {
             });
             indent::time::sleep(Duration::from_millis(20));
             let before = steps.load(Relaxed);
-            // All of them make progress, also those queued at the worker that ran the hog.
+            // All of them make progress, also those in the queue of the worker that ran the hog.
             let moved = (0..6_000).any(|_| {
                 indent::time::sleep(Duration::from_millis(5));
                 steps.load(Relaxed) > before + 64 * 20
@@ -160,7 +160,7 @@ fn stress_fibers_that_change_threads_all_the_time_lose_nothing() {
     let taken = taker.join().unwrap();
     assert_eq!(sum, FIBERS as u64 * STEPS);
     println!("{taken} workers taken");
-    // The last one's result is there a little before its end.
+    // The last fiber's result is there a little before its end.
     assert!(until(|| rt.metrics().fibers_alive == 0));
     assert!(until(|| rt.metrics().carriers <= 8), "{:?}", rt.metrics());
 }

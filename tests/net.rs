@@ -1,5 +1,4 @@
-//! Sockets where std has nothing to compare with: the same tests with each I/O driver
-//! (`tests/net/suite.rs`).
+//! Sockets beyond std's API: the same tests with each I/O driver (`tests/net/suite.rs`).
 
 mod common;
 mod sockets;

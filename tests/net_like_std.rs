@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "raw descriptors and an option std does not set")]
 //! Sockets behave as std's do.
 //!
-//! There is one body of tests, for std's types on threads, for this crate's types on threads, and
-//! for this crate's types on fibers, with each I/O driver. That it compiles for all shows that
-//! names and signatures agree.
+//! There is one body of tests for std's types on threads, for this crate's types on threads, and
+//! for this crate's types on fibers, with each I/O driver. It compiles for all of them, which shows
+//! that names and signatures agree.
 
 use std::io;
 use std::net;
@@ -23,7 +23,7 @@ const MS: Duration = Duration::from_millis(1);
 /// More than the kernel buffers for a connection.
 const MUCH: usize = 12 << 20;
 
-/// Sets `SO_RCVTIMEO`, also of sockets for which std has no method.
+/// Sets `SO_RCVTIMEO`, also for sockets for which std has no method.
 fn set_read_limit(fd: BorrowedFd<'_>, limit: Duration) {
     let value = libc::timeval {
         tv_sec: limit.as_secs() as i64,
@@ -32,7 +32,7 @@ fn set_read_limit(fd: BorrowedFd<'_>, limit: Duration) {
     let size = std::mem::size_of_val(&value) as libc::socklen_t;
     let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVTIMEO);
     let value = std::ptr::from_ref(&value).cast();
-    // SAFETY: reads `size` bytes of `value`.
+    // SAFETY: the call reads `size` bytes of `value`.
     let set = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, value, size) };
     assert_eq!(set, 0);
 }
@@ -219,7 +219,7 @@ mod $place {
         fn transfer(mut from: impl Write, mut to: impl Read) {
             let parts: Vec<_> = (0..1500).map(|i| pattern(1 + i % 3, i as u8)).collect();
             let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
-            // More than the kernel takes in one call: some are left.
+            // More than the kernel takes in one call, so some are left.
             let written = from.write_vectored(&slices).unwrap();
             assert!(written > 0 && written <= 3000);
             let (mut first, mut second) = ([0; 5], vec![0; written - 5]);
@@ -313,7 +313,7 @@ mod $place {
             assert_eq!(zero.kind(), ErrorKind::InvalidInput);
             let refused = TcpStream::connect_timeout(&unused_address(), 60_000 * MS).unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
-            // Fill the queue of connections to be accepted: further ones are not answered.
+            // Fill the queue of connections that wait to be accepted: further ones get no answer.
             let mut waiting = Vec::new();
             let error = loop {
                 match TcpStream::connect_timeout(&alive, 30 * MS) {
@@ -552,7 +552,7 @@ mod $place {
             assert_eq!(fd.as_raw_fd(), number);
             let raw = T::from(fd).into_raw_fd();
             assert_eq!(raw, number);
-            // SAFETY: it was just taken out of its owner.
+            // SAFETY: the descriptor was just taken out of its owner.
             unsafe { T::from_raw_fd(raw) }
         }
         run(|| {
@@ -604,7 +604,9 @@ promises!(
     |body| sockets::builder("uring").build().unwrap().block_on(body)
 );
 
-/// Moves a receiver from a fiber to a thread to std, and back to a fiber: it waits in all places.
+/// Moves a receiver from a fiber to a thread to std, and back to a fiber.
+///
+/// It waits in each place.
 ///
 /// `send` sends three bytes to it.
 fn waits_everywhere<O: Send + Sync + 'static, S: Send + From<O> + Into<O> + 'static>(

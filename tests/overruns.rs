@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "opens a region")]
-//! Who is hogging: what reports say of fibers that run for too long, and to whom.
+//! Overrun reports: what they contain about fibers that run for too long, and where they go.
 //!
-//! Times are those of the quantum and wide multiples of it; nothing is asserted about how long anything
-//! took, but what was named, how often, and by whom.
+//! Times are the quantum and wide multiples of it. The tests assert nothing about durations, only
+//! what was named, how often, and in which report.
 
 use std::io::{PipeReader, Read};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -17,12 +17,12 @@ mod common;
 
 use burn::burn;
 
-/// Far more than any test here needs, with other programs beside it.
+/// Seconds of patience: far more than any test here needs beside other programs.
 const PATIENCE: u64 = 120;
 /// The default, by name.
 const QUANTUM: Duration = Duration::from_millis(10);
 
-/// What was reported.
+/// The overruns that were reported.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<Overrun>>>);
 
@@ -36,7 +36,7 @@ impl Told {
         self.0.lock().unwrap().clone()
     }
 
-    /// Waits for a report like this.
+    /// Waits for a report that fits, and returns it.
     #[track_caller]
     fn wait_for(&self, what: &str, fits: impl Fn(&Overrun) -> bool) -> Overrun {
         let find = || self.all().into_iter().find(|overrun| fits(overrun));
@@ -55,7 +55,7 @@ fn listening(workers: usize) -> (Runtime, Told) {
     (rt, told)
 }
 
-/// Computes without a call into the runtime until it is told to stop.
+/// Computes without a call into the runtime until the flag is set.
 #[inline(never)]
 fn spin_in_a_named_function(stop: &AtomicBool) {
     while !stop.load(SeqCst) {
@@ -64,7 +64,7 @@ fn spin_in_a_named_function(stop: &AtomicBool) {
     std::hint::black_box(stop);
 }
 
-/// Ten fibers of one site, until ten overruns are counted.
+/// Runs ten fibers of one spawn site until ten overruns are counted.
 fn ten_hogs_overrun(rt: &Runtime) {
     let stop = Arc::new(AtomicBool::new(false));
     let hogs: Vec<_> = (0..10)
@@ -79,7 +79,7 @@ fn ten_hogs_overrun(rt: &Runtime) {
     hogs.into_iter().for_each(|hog| hog.join().unwrap());
 }
 
-/// Blocks its thread until somebody closes the pipe.
+/// Blocks its thread until the other end of the pipe is closed.
 #[inline(never)]
 fn read_in_a_named_function(pipe: &mut PipeReader) {
     let _ = std::hint::black_box(pipe.read(&mut [0; 1]));
@@ -235,7 +235,7 @@ fn a_fiber_that_stays_under_the_quantum_is_never_reported() {
             overruns.rows.is_empty() && overruns.unseen == 0,
             "{overruns}"
         );
-        drop(rt); // what is on its way arrives
+        drop(rt); // waits for reports on their way
         assert!(told.all().is_empty(), "{:?}", told.all());
     });
 }
@@ -244,7 +244,7 @@ fn a_fiber_that_stays_under_the_quantum_is_never_reported() {
 fn an_overrun_at_which_nobody_looks_is_counted() {
     common::within(PATIENCE, || {
         let rt = builder(1).build().unwrap();
-        rt.block_on(|| burn(20 * QUANTUM)); // nobody waits
+        rt.block_on(|| burn(20 * QUANTUM)); // no other fiber waits
         let overruns = rt.overruns();
         assert!(overruns.unseen > 0, "{overruns}");
         assert!(overruns.to_string().contains("nobody looked at"));
@@ -273,7 +273,7 @@ fn a_callback_that_blocks_delays_nobody_but_later_reports() {
             .unwrap();
         rt.block_on(|| burn(10 * QUANTUM));
         common::wait_for("a call", || calls.load(SeqCst) == 1);
-        // Others compute, park and are woken as ever, and are reported in the table.
+        // Other fibers compute, park and wake as usual, and the table reports them.
         let more: Vec<_> = (0..8).map(|_| rt.spawn(|| burn(4 * QUANTUM))).collect();
         rt.block_on(|| indent::time::sleep(Duration::from_millis(5)));
         more.into_iter().for_each(|fiber| fiber.join().unwrap());
@@ -325,7 +325,7 @@ fn a_fiber_that_gives_way_in_place_is_one_stretch_until_it_comes_back_by_itself(
         let hog_for_a_while = || {
             let stop = Arc::new(AtomicBool::new(false));
             let spin = |stop: Arc<AtomicBool>| {
-                // SAFETY: neither around nor inside the region is anything of the thread's.
+                // SAFETY: neither the region nor its surroundings use anything of the thread.
                 move || unsafe { indent::runtime::preemptible(|| spin_in_a_named_function(&stop)) }
             };
             let hogs = [1, 2].map(|_| rt.spawn(spin(stop.clone())));
@@ -333,7 +333,7 @@ fn a_fiber_that_gives_way_in_place_is_one_stretch_until_it_comes_back_by_itself(
             stop.store(true, SeqCst);
             hogs.into_iter().for_each(|hog| hog.join().unwrap());
         };
-        // Now and then one of them is stopped in another way when its report is due.
+        // Sometimes one of them is stopped in another way when its report is due.
         let in_place = |overrun: &Overrun| overrun.action == OverrunAction::InPlace;
         let long = |overrun: &Overrun| in_place(overrun) && overrun.ran >= 2 * QUANTUM;
         common::wait_for("a long stretch in place", || {
@@ -419,8 +419,9 @@ mod child {
         });
     }
 
-    /// Fibers that each compute for some quanta, all at once: the time until the last has ended, and how
-    /// many reports were heard.
+    /// Runs fibers that each compute for some quanta, all at once.
+    ///
+    /// Returns the time until the last has ended, and the number of reports received.
     fn crowd(listens: bool) -> (Duration, usize) {
         let heard = Arc::new(AtomicUsize::new(0));
         let hears = heard.clone();
@@ -447,7 +448,7 @@ mod child {
     #[test]
     #[ignore = "prints figures"]
     fn overhead() {
-        crowd(true); // names are looked up for the first time
+        crowd(true); // looks up names for the first time
         let mut took = [Vec::new(), Vec::new()];
         let mut reports = 0;
         for _ in 0..7 {

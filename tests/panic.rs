@@ -1,8 +1,7 @@
-//! Panics in fibers: who learns of them, what goes on beside them, and what a fiber may do while
-//! it unwinds.
+//! Panics in fibers: where they are reported, what continues, and what an unwinding fiber may do.
 //!
-//! Rule S3: a fiber that parks while it unwinds keeps its thread to itself, since std counts
-//! panics by thread; its worker goes on elsewhere.
+//! Rule S3: a fiber that parks while it unwinds keeps its thread to itself, since std counts panics
+//! by thread; its worker continues elsewhere.
 
 mod common;
 mod limit;
@@ -19,10 +18,10 @@ use indent::runtime::{Builder, Runtime};
 use indent::task;
 use limit::Limit;
 
-/// What the tests panic with on purpose.
+/// Payload with which the tests panic on purpose.
 struct Expected(usize);
 
-/// Panics with [`Expected`] print nothing; all others do as always.
+/// Installs a hook that prints nothing for [`Expected`] and the default text for other panics.
 fn quiet() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -124,14 +123,14 @@ fn siblings_go_on_when_a_fiber_panics() {
     }
 }
 
-/// The lines of a child's standard error that speak of a panic nobody joined.
+/// Returns the lines of a child's standard error about a panic that was never joined.
 fn complaints(child: &std::process::Output) -> Vec<String> {
     let err = String::from_utf8_lossy(&child.stderr);
     let about = |line: &&str| line.contains("nobody joined it");
     err.lines().filter(about).map(str::to_owned).collect()
 }
 
-/// What the child said its fiber is called: `fiber N 'lonely', spawned at FILE:LINE`.
+/// Returns the child's description of its fiber: `fiber N 'lonely', spawned at FILE:LINE`.
 fn announced(child: &std::process::Output) -> String {
     let out = String::from_utf8_lossy(&child.stdout);
     let (_, rest) = out
@@ -312,7 +311,7 @@ fn twenty_destructors_park_at_once_and_end_in_any_order() {
                             tell.send((i, park::unparker())).unwrap();
                             park::park();
                             assert!(panicking());
-                            park::park(); // and once more
+                            park::park(); // parks once more
                             assert!(panicking());
                         });
                         panic_any(Expected(i));
@@ -413,7 +412,7 @@ fn a_destructor_spawns_and_joins_while_unwinding() {
         let (tell, told) = mpsc::channel();
         let fiber = rt.spawn(move || {
             let _joins = OnDrop(move || {
-                task::yield_now(); // returns at once: the thread is the fiber's
+                task::yield_now(); // returns at once: the fiber has the thread to itself
                 task::checkpoint();
                 let fine = indent::spawn(|| (panicking(), 5)).join().unwrap();
                 let panics = indent::spawn(|| -> () { panic_any(Expected(8)) });
@@ -446,7 +445,7 @@ fn a_fiber_panics_while_another_is_parked_unwinding() {
         let second = rt.spawn(|| -> () { panic_any(Expected(2)) });
         let payload = second.join().unwrap_err().into_panic();
         assert_eq!(payload.downcast_ref::<Expected>().map(|e| e.0), Some(2));
-        // And one that is woken by a destructor, on the same worker.
+        // A third one, woken by a destructor on the same worker.
         let third = rt.spawn(move || {
             let _wakes = OnDrop(move || unparker.unpark());
             panic_any(Expected(3));
@@ -498,7 +497,7 @@ fn child_without_a_thread_to_spare() {
         let Some(limit) = Limit::new() else { return };
         let rt = Builder::new().workers(1).preempt(false).build().unwrap();
         common::wait_for_the_survey();
-        // What is left of the start ends, and the helper has made its spares.
+        // The remaining threads of the start end, and the helper has made its spares.
         common::wait_for("few threads", || rt.metrics().carriers <= 2);
         limit.allow(0);
         let (tell, told) = mpsc::channel();
@@ -515,7 +514,7 @@ fn child_without_a_thread_to_spare() {
         unparker.unpark();
         assert!(unwinding.join().unwrap_err().is_panic());
         assert_eq!(other.join().unwrap(), 5);
-        // With a deadline, nobody outside is needed.
+        // With a deadline, no wake from outside is needed.
         let unwinding = rt.spawn(move || {
             let _parks = OnDrop(move || {
                 let soon = Instant::now() + Duration::from_millis(5);
@@ -650,7 +649,7 @@ fn child_with_results_that_panic_when_dropped() {
         }));
         go.store(true, SeqCst);
         rt.wait_idle();
-        // Dropped by the handle, here.
+        // Dropped by the handle, on this thread.
         let handle = rt.spawn(|| Bomb(2));
         common::wait_for("the fiber's end", || handle.is_finished());
         drop(handle);
@@ -722,7 +721,7 @@ fn a_payload_that_panics_when_dropped_does_not_end_the_process() {
         let error = fiber.join().unwrap_err();
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(error)));
         assert!(dropped.unwrap_err().is::<Expected>());
-        drop(rt.spawn(|| -> () { panic_any(Bomb(2)) })); // nobody joins
+        drop(rt.spawn(|| -> () { panic_any(Bomb(2)) })); // not joined
         rt.wait_idle();
         assert_eq!(rt.block_on(|| 6), 6);
     });
@@ -764,7 +763,7 @@ fn a_worker_that_no_thread_can_take_goes_to_the_next_carrier_that_asks() {
         let _joins = OnDrop(|| drop(first.take().unwrap().join()));
         panic!("the second unwinds and waits for the first");
     });
-    // Both threads there may be are blocked, and the second has kept the worker.
+    // Both threads of the runtime are blocked, and the second has kept the worker.
     common::wait_for("the second to park", || parked(&second.fiber()));
     assert!(parked(&fiber));
     wakes.unpark();

@@ -1,4 +1,4 @@
-//! Parking: no wake is lost, none counts twice, a deadline and a wake never both win.
+//! Parking: no wake is lost, none counts twice, a deadline and a wake never both end a park.
 
 mod common;
 
@@ -13,11 +13,11 @@ use indent::runtime::{Builder, Runtime};
 use indent::task::{self, Phase};
 
 const SEED: u64 = 0x1dea;
-/// Rounds of each game of ping-pong.
+/// Number of rounds of each game of ping-pong.
 const ROUNDS: usize = 10_000;
-/// Rounds of the race between a wake and a deadline.
+/// Number of rounds of the race between a wake and a deadline.
 const RACES: usize = if cfg!(debug_assertions) { 2_000 } else { 5_000 };
-/// Fibers and wakes of the stress test.
+/// Numbers of fibers and wakes of the stress test.
 const FIBERS: usize = 1_000;
 const WAKES: usize = if cfg!(debug_assertions) {
     50_000
@@ -33,7 +33,7 @@ fn soon() -> Option<Instant> {
     Some(Instant::now() + Duration::from_millis(5))
 }
 
-/// So far away that nothing in a test waits for it.
+/// Returns a deadline that no test reaches.
 fn never() -> Option<Instant> {
     Some(Instant::now() + Duration::from_secs(3600))
 }
@@ -48,7 +48,7 @@ fn a_wake_before_a_park_is_kept() {
             assert_eq!(park::park_until(None, ParkReason::Park), Woken::ByWake);
         });
         park::unparker().unpark();
-        park::park(); // and on a plain thread
+        park::park(); // the same on a plain thread
     });
 }
 
@@ -77,7 +77,7 @@ fn two_wakes_before_a_park_are_one() {
         };
         let expected = (Woken::ByWake, Woken::ByDeadline);
         assert_eq!(runtime(1).block_on(twice), expected);
-        assert_eq!(twice(), expected); // on a plain thread
+        assert_eq!(twice(), expected); // the same on a plain thread
     });
 }
 
@@ -144,7 +144,7 @@ fn a_deadline_of_an_earlier_park_does_not_end_a_later_one() {
         let rt = runtime(1);
         let woken = rt.block_on(|| {
             park::unparker().unpark();
-            let early = park::park_until(soon(), ParkReason::Park); // ends at once
+            let early = park::park_until(soon(), ParkReason::Park); // ends immediately
             let me = park::unparker();
             let waker = indent::spawn(move || {
                 let later = Some(Instant::now() + Duration::from_millis(40));
@@ -230,7 +230,7 @@ fn an_unparker_that_outlives_its_fiber_wakes_nobody() {
             assert_eq!(fiber.join().unwrap(), Woken::ByDeadline);
         }
         drop(rt);
-        old.iter().for_each(Unparker::unpark); // nor when the runtime is gone
+        old.iter().for_each(Unparker::unpark); // nor after the runtime's end
     });
 }
 
@@ -241,7 +241,7 @@ fn an_unparker_of_a_thread_that_ended_does_nothing() {
     assert_eq!(format!("{unparker:?}"), "Unparker(thread)");
 }
 
-/// One side of a game: `mine` turns are those of this parity.
+/// Plays one side of a game: turns of the parity of `mine` belong to this side.
 fn play(turn: &AtomicUsize, mine: usize, other: &Unparker) {
     loop {
         let now = turn.load(SeqCst);
@@ -257,7 +257,7 @@ fn play(turn: &AtomicUsize, mine: usize, other: &Unparker) {
     }
 }
 
-/// A fiber that waits for its opponent's unparker and then plays.
+/// Spawns a fiber that waits for its opponent's unparker and then plays.
 fn player(
     rt: &Runtime,
     turn: &Arc<AtomicUsize>,
@@ -343,8 +343,9 @@ fn two_threads_wake_each_other_in_turn() {
     });
 }
 
-/// Parks once in each round, against a deadline, while `waker` is told to wake once in each; a
-/// wake that comes after the deadline is found by a second park. Counts both ways to end.
+/// Parks once in each round, against a deadline, while `waker` wakes it once in each.
+///
+/// A second park finds a wake that comes after the deadline. Returns how often each ended the park.
 fn race(round: &AtomicUsize) -> (usize, usize) {
     let mut random = Random::new(SEED);
     let (mut by_wake, mut by_deadline) = (0, 0);
@@ -364,7 +365,7 @@ fn race(round: &AtomicUsize) -> (usize, usize) {
     (by_wake, by_deadline)
 }
 
-/// Wakes once in each round, a random moment after it began.
+/// Wakes the fiber once in each round, a random moment after the round began.
 fn wake_in_each_round(round: &AtomicUsize, whom: &Unparker) {
     let mut random = Random::new(SEED + 1);
     for i in 1..=RACES {
@@ -403,7 +404,7 @@ fn stress_a_wake_and_a_deadline_race_and_each_round_ends_once() {
     });
 }
 
-/// Fibers that each take what they are given, and park when there is nothing.
+/// Fibers that each take the work given to them, and park when there is none.
 struct Takers {
     given: Arc<Vec<AtomicUsize>>,
     over: Arc<AtomicBool>,
@@ -439,7 +440,7 @@ impl Takers {
         }
     }
 
-    /// Something that gives to so many, one after the other, each with a wake.
+    /// Returns a closure that gives work to fibers one after the other, each time with a wake.
     fn giver(&self, seed: u64, wakes: usize) -> impl FnOnce() + Send + 'static {
         let (given, unparkers) = (self.given.clone(), self.unparkers.clone());
         move || {
@@ -453,7 +454,7 @@ impl Takers {
         }
     }
 
-    /// After the givers: everything was taken, by those wakes alone.
+    /// Checks after the givers' end that those wakes alone had everything taken.
     fn end(self) -> usize {
         common::wait_for("every fiber to take what it was given", || {
             self.given.iter().all(|left| left.load(SeqCst) == 0)

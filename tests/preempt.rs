@@ -2,12 +2,14 @@
     unsafe_code,
     reason = "sets errno and MXCSR, and fills registers by hand"
 )]
-//! A fiber that computes, blocks its thread or holds a lock delays nobody, and does not notice.
+//! A fiber that computes, blocks its thread or holds a lock delays no other fiber, and is not
+//! disturbed.
 //!
-//! A *hog* computes without a call into the runtime until it is told to stop. Most runtimes here have one
-//! worker and a quantum of a millisecond: with one worker whoever runs beside a hog runs because the hog was
-//! interrupted, and a short quantum makes for many interruptions in little time. What is asserted is order,
-//! counts and wide ratios. What needs a process of its own is in `preempt_process.rs`.
+//! A *hog* computes without a call into the runtime until a flag is set. Most runtimes here have
+//! one worker and a quantum of a millisecond. With one worker, a fiber that runs beside a hog runs
+//! because the hog was interrupted; a short quantum makes for many interruptions in little time.
+//! The tests assert order, counts and wide ratios. Tests that need a process of their own are in
+//! `preempt_process.rs`.
 
 use std::arch::asm;
 use std::cell::Cell;
@@ -26,7 +28,7 @@ mod common;
 
 use burn::burn;
 
-/// Far more than any test here needs, with other programs beside it.
+/// Seconds of patience: far more than any test here needs beside other programs.
 const PATIENCE: u64 = 60;
 const QUANTUM: Duration = Duration::from_millis(1);
 
@@ -35,7 +37,7 @@ fn runtime(workers: usize) -> Runtime {
     builder.preempt_quantum(QUANTUM).build().expect("a runtime")
 }
 
-/// Fibers that compute until they are told to stop, and count.
+/// Fibers that compute until a flag is set, and count.
 struct Hogs {
     stop: Arc<AtomicBool>,
     rounds: Vec<Arc<AtomicU64>>,
@@ -43,7 +45,7 @@ struct Hogs {
 }
 
 impl Hogs {
-    /// Returns when all of them have run.
+    /// Starts `n` hogs; returns when all of them have run.
     fn start(rt: &Runtime, n: usize) -> Hogs {
         let stop = Arc::new(AtomicBool::new(false));
         let rounds: Vec<Arc<AtomicU64>> = (0..n).map(|_| Arc::default()).collect();
@@ -78,7 +80,7 @@ impl Hogs {
     }
 }
 
-/// A test that fails leaves nobody who runs for ever.
+/// Ends the hogs when a test fails, so that none runs forever.
 impl Drop for Hogs {
     fn drop(&mut self) {
         self.stop.store(true, SeqCst);
@@ -91,14 +93,14 @@ fn count_until(stop: &AtomicBool, rounds: &AtomicU64) {
     }
 }
 
-/// Computes until the closure says so, which makes no call into the runtime.
+/// Computes until the closure returns true; the closure makes no call into the runtime.
 fn spin_until(mut done: impl FnMut() -> bool) {
     while !done() {
         std::hint::spin_loop();
     }
 }
 
-/// Computes for so long, frozen or not.
+/// Computes for this long in real time, frozen or not.
 fn spin_for(time: Duration) {
     let begun = Instant::now();
     spin_until(|| begun.elapsed() >= time);
@@ -129,7 +131,7 @@ mod turns {
             rt.spawn(|| indent::time::sleep(QUANTUM)).join().unwrap();
             let metrics = rt.metrics();
             assert!(metrics.freezes_total > 0, "{metrics:?}");
-            hogs.end(); // it went on, and saw that it should end
+            hogs.end(); // it ran again, and saw the flag
             let metrics = rt.metrics();
             assert!(metrics.thaws_total > 0, "{metrics:?}");
             common::wait_for("nobody is frozen", || rt.metrics().carriers_frozen == 0);
@@ -340,18 +342,18 @@ mod sameness {
     }
 
     fn set_errno(value: i32) {
-        // SAFETY: has no conditions.
+        // SAFETY: the call has no conditions.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: the calling thread's own variable.
         unsafe { *errno = value };
     }
 
-    /// Fills the sixteen vector registers, loops until told to stop, and says what is in them.
+    /// Fills the sixteen vector registers, loops until the flag is set, and returns their contents.
     #[inline(never)]
     fn through_registers(before: &[[u64; 2]; 16], stop: &AtomicBool) -> [[u64; 2]; 16] {
         let mut after = [[0; 2]; 16];
-        // SAFETY: reads `before` and `stop` and writes `after`, all of them valid; the registers it
-        // uses are declared.
+        // SAFETY: the code reads `before` and `stop` and writes `after`, all of them valid; the
+        // registers it uses are declared.
         unsafe {
             asm!(
                 "movups xmm0, [{b} + 0]; movups xmm1, [{b} + 16];
@@ -384,13 +386,14 @@ mod sameness {
 
     fn mxcsr() -> u32 {
         let mut value = 0_u32;
-        // SAFETY: stores four bytes where they have room.
+        // SAFETY: the instruction stores four bytes where there is room for them.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut value, options(nostack)) };
         value
     }
 
     fn set_mxcsr(value: u32) {
-        // SAFETY: a value this register had, with another rounding mode; the caller puts it back.
+        // SAFETY: the value is one this register had, with another rounding mode; the caller
+        // restores it.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack)) };
     }
 
@@ -405,7 +408,7 @@ mod sameness {
                     rt.spawn(move || {
                         let values = std::array::from_fn(|n| [i + n as u64, !i ^ n as u64]);
                         let usual = mxcsr();
-                        let mode = usual & !0x6000 | (i as u32) << 13; // one of the four
+                        let mode = usual & !0x6000 | (i as u32) << 13; // one of the four modes
                         set_mxcsr(mode);
                         let found = through_registers(&values, &stop);
                         let found_mode = mxcsr();
@@ -422,7 +425,7 @@ mod sameness {
         });
     }
 
-    /// Floats, hashing, sorting, allocation, text.
+    /// Mixes floats, hashing, sorting, allocation and text.
     fn mixture(seed: u64) -> (u64, usize) {
         let mut random = common::Random::new(seed);
         let numbers: Vec<u64> = (0..2_000).map(|_| random.below(1 << 40)).collect();
@@ -488,7 +491,7 @@ mod blocked {
                     thread::sleep(Duration::from_millis(300));
                     asleep.store(false, SeqCst);
                     let same = thread::current().id() == here;
-                    task::yield_now(); // back to a worker
+                    task::yield_now(); // back on a worker
                     same
                 }
             });
@@ -527,14 +530,14 @@ mod blocked {
     fn read_what_a_sibling_writes(rt: &Runtime, known: bool) {
         let text = rt.block_on(|| {
             if known {
-                let _ = task::current().unwrap().binding(); // waits until it is known
+                let _ = task::current().unwrap().binding(); // waits until the verdict is known
             }
             let (mut reader, mut writer) = std::io::pipe().unwrap();
             let waits = indent::spawn(move || {
                 let mut text = String::new();
                 reader.read_to_string(&mut text).map(|_| text)
             });
-            task::yield_now(); // it reads
+            task::yield_now(); // it runs and reads
             let writes = indent::spawn(move || {
                 for word in ["one ", "two ", "three"] {
                     writer.write_all(word.as_bytes()).unwrap();
@@ -578,8 +581,10 @@ mod blocked {
 mod sections {
     use super::*;
 
-    /// Computes while another fiber waits, which sets `ran`: nobody is frozen, and if that one runs it is
-    /// because the thread slept for a moment, and its worker went on elsewhere.
+    /// Computes while another fiber waits, which sets `ran`; checks that no fiber is frozen.
+    ///
+    /// If the other fiber runs, the reason is that the thread slept briefly, and its worker was
+    /// taken elsewhere.
     fn is_not_frozen(compute: impl FnOnce()) -> Arc<AtomicBool> {
         let before = Handle::current().metrics();
         task::yield_now(); // it has a worker when this returns
@@ -608,7 +613,7 @@ mod sections {
         });
     }
 
-    /// Whether it was at the very end of the section that somebody else ran.
+    /// Returns true if another fiber ran exactly at the end of the section.
     fn gives_way_after_a_section() -> bool {
         let ran = no_preempt(|| {
             is_not_frozen(|| {
@@ -618,7 +623,7 @@ mod sections {
             })
         });
         let at_once = ran.load(SeqCst);
-        spin_until(|| ran.load(SeqCst)); // interrupted as any other from here on
+        spin_until(|| ran.load(SeqCst)); // from here on preempted like any other
         at_once
     }
 
@@ -626,7 +631,7 @@ mod sections {
     fn after_a_checkpoint_and_a_section_it_is_interrupted_as_any_other() {
         common::within(PATIENCE, || {
             runtime(1).block_on(|| {
-                task::checkpoint(); // so it seems to come by itself when the section ends
+                task::checkpoint(); // so it seems to yield by itself when the section ends
                 let ran = no_preempt(|| is_not_frozen(|| burn(10 * QUANTUM)));
                 spin_until(|| ran.load(SeqCst));
             });
@@ -647,7 +652,7 @@ mod sections {
                         indent::time::sleep(QUANTUM);
                         thread::sleep(20 * QUANTUM);
                         task::yield_now();
-                        // Still not interrupted after all that.
+                        // Still not interrupted after all of that.
                         drop(is_not_frozen(|| burn(20 * QUANTUM)));
                     })
                 }
@@ -761,7 +766,7 @@ mod locks {
         });
     }
 
-    /// Many sizes, some kept for a while.
+    /// Allocates blocks of many sizes, and keeps some for a while.
     fn allocate(seed: u64, stop: &AtomicBool) {
         let mut random = common::Random::new(seed);
         let mut kept: Vec<Vec<u8>> = vec![Vec::new(); 64];
@@ -861,7 +866,7 @@ mod classes {
                 let (stop, locks) = (stop.clone(), locks.clone());
                 move || {
                     let mutex = indent::sync::Mutex::new(());
-                    indent::runtime::no_preempt(|| spin_for(20 * QUANTUM)); // now it is known to compute
+                    indent::runtime::no_preempt(|| spin_for(20 * QUANTUM)); // is known to compute
                     while !stop.load(Relaxed) {
                         drop(mutex.lock().unwrap());
                         locks.fetch_add(1, Relaxed);
@@ -907,7 +912,7 @@ fn threads_end_or_rest_when_hogs_have_ended() {
     });
 }
 
-/// Beside those that hold a worker at most five for each rest, for the next hand-overs.
+/// Allows five carriers per worker beside the one that holds it, for the next hand-overs.
 fn few_carriers(metrics: &Metrics) -> bool {
     metrics.carriers <= 6 * metrics.workers_in_service
         && metrics.carriers_frozen + metrics.carriers_detached == 0

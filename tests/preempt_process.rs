@@ -4,9 +4,9 @@
 )]
 //! Preemption and the process: limits, children, signals, the end of a runtime, standard output.
 //!
-//! Each test runs its part of module `child` in a process of its own, because carriers are counted per
-//! process, a signal has one handler, and abandoned threads stay. Sentences that need no process of their
-//! own are in `preempt.rs`.
+//! Each test runs its part of module `child` in a process of its own, because carriers are counted
+//! per process, a signal has one handler, and abandoned threads remain. Tests that need no process
+//! of their own are in `preempt.rs`.
 
 use std::io::Write;
 use std::process::Command;
@@ -25,11 +25,11 @@ mod filter;
 
 use burn::burn;
 
-/// Far more than any test here needs, with other programs beside it.
+/// Seconds of patience: far more than any test here needs beside other programs.
 const PATIENCE: u64 = 60;
 const QUANTUM: Duration = Duration::from_millis(1);
 
-/// Runs a test of `child` with variables set; it must not fail.
+/// Runs a test of `child` with variables set; fails if it fails.
 fn alone_with(test: &str, variables: &[(&str, &str)]) -> String {
     let output = common::in_child(&format!("child::{test}"), variables);
     let text = common::text(&output);
@@ -110,7 +110,7 @@ mod child {
         }
     }
 
-    /// Fibers that compute until they are told to stop; all of them have begun.
+    /// Starts fibers that compute until the flag is set; returns when all of them have begun.
     fn hogs(rt: &Runtime, n: usize, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
         let begun = Arc::new(AtomicUsize::new(0));
         let hog = |_| {
@@ -190,8 +190,8 @@ mod child {
                 join_all(fibers);
                 rt.metrics().preemptions_without_thread_total > 0
             });
-            // A worker that must leave a thread gets another, and has one at hand; and both may
-            // admit a start at once.
+            // A worker that must leave a thread gets another and keeps one more ready, and both
+            // workers may admit a start at the same moment.
             assert!(most <= 4 + 3 * 2, "{most}");
         });
     }
@@ -241,7 +241,8 @@ mod child {
         });
     }
 
-    /// What a thread hands on to those it starts: CPUs, blocked, ignored and caught signals.
+    /// Returns what a thread hands on to those it starts: CPUs; blocked, ignored and caught
+    /// signals.
     fn inherited(status: &str) -> Vec<String> {
         let names = ["Cpus_allowed_list:", "SigBlk:", "SigIgn:", "SigCgt:"];
         let lines = status.lines();
@@ -253,8 +254,8 @@ mod child {
 
     fn of_this_thread() -> Vec<String> {
         let mut found = inherited(&std::fs::read_to_string("/proc/thread-self/status").unwrap());
-        let mut attributes = [0_u32; 14]; // struct sched_attr, first version and what came later
-        // SAFETY: the kernel writes at most the size it is told.
+        let mut attributes = [0_u32; 14]; // struct sched_attr, first version and later fields
+        // SAFETY: the kernel writes at most the size it is given.
         let status = unsafe {
             let size = size_of_val(&attributes);
             libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0)
@@ -289,7 +290,7 @@ mod child {
                     let (thread, child) = (expected_thread.clone(), expected_child.clone());
                     rt.spawn(move || {
                         for _ in 0..10 {
-                            indent::time::sleep(QUANTUM); // comes back by interrupting a hog
+                            indent::time::sleep(QUANTUM); // wakes by interrupting a hog
                             assert_eq!(of_this_thread(), thread, "on its own thread");
                             let started = thread::spawn(of_this_thread);
                             assert_eq!(started.join().unwrap(), thread, "on one it started");
@@ -401,7 +402,7 @@ mod child {
     }
 
     fn install_own_handler() {
-        // SAFETY: all-zero is a valid action: no flags, nothing blocked.
+        // SAFETY: an all-zero action is valid: no flags, nothing blocked.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         action.sa_sigaction = on_urgent as *const () as usize;
         action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
@@ -410,9 +411,9 @@ mod child {
         assert_eq!(status, 0);
     }
 
-    /// To the calling thread.
+    /// Sends the signal to the calling thread.
     fn raise() {
-        // SAFETY: takes a number only.
+        // SAFETY: the call takes a number only.
         unsafe { libc::raise(libc::SIGURG) };
     }
 
@@ -431,7 +432,7 @@ mod child {
             (0..RAISED).for_each(|_| raise());
             let on_thread = URGENT.load(SeqCst) - before;
             assert!(on_thread >= RAISED, "on a plain thread: {on_thread}");
-            // On a carrier one of ours may come together with another's, and they are one.
+            // On a carrier, a signal of the runtime and one of the program may merge into one.
             let before = URGENT.load(SeqCst);
             rt.spawn(|| {
                 for _ in 0..RAISED {
@@ -468,7 +469,7 @@ mod child {
                 move || listen(reader, &said)
             });
             common::wait_for("it is told", || said.lock().unwrap().contains("replaced"));
-            thread::sleep(Duration::from_millis(1_300)); // the other runtime looks, too
+            thread::sleep(Duration::from_millis(1_300)); // the other runtime's monitor looks, too
             stop.store(true, SeqCst);
             fibers.into_iter().for_each(join_all);
             drop(redirect_stderr(stderr));
@@ -477,11 +478,11 @@ mod child {
         });
     }
 
-    /// Returns what standard error was before.
+    /// Redirects standard error, and returns a descriptor of its previous target.
     fn redirect_stderr(to: impl std::os::fd::AsRawFd) -> std::os::fd::OwnedFd {
         use std::os::fd::AsFd;
         let before = std::io::stderr().as_fd().try_clone_to_owned().unwrap();
-        // SAFETY: both are open; what standard error was is kept by `before`.
+        // SAFETY: both descriptors are open; `before` keeps the previous target of standard error.
         let status = unsafe { libc::dup2(to.as_raw_fd(), 2) };
         assert_eq!(status, 2, "{before:?} {}", to.as_raw_fd());
         before
@@ -495,7 +496,7 @@ mod child {
         }
     }
 
-    /// From here on no handler can be installed for this signal. False if that cannot be had here.
+    /// Makes it impossible to install a handler for this signal; returns false if that fails here.
     fn forbid_handler(signal: i32) -> bool {
         let (call, whose) = (libc::SYS_rt_sigaction, filter::Whose::AllThreads);
         filter::refuse(call, Some(signal as u32), libc::EPERM, whose).is_ok()
@@ -530,7 +531,7 @@ mod child {
             }
         ));
         assert!(!error.to_string().contains("overflow"), "{error}");
-        // Both ways out that it names.
+        // Both remedies that the message names.
         drop(Builder::new().preempt(false).build().unwrap());
         drop(
             Builder::new()

@@ -1,10 +1,10 @@
-//! A fiber that waits for a descriptor is notified at once, whatever the thread does that polled
-//! last.
+//! A fiber that waits for a descriptor is notified at once, whatever the last polling thread does.
 //!
-//! With each I/O driver, but for one difference: a request in a ring is completed by the thread
-//! that submitted it. While that thread computes or is frozen the kernel interrupts it for that.
-//! While it sleeps in a system call of its own that call may end early (`EINTR`). While nothing can
-//! wake it (`vfork`) the request waits for it. With epoll nothing depends on that thread.
+//! This holds with each I/O driver, with one difference: a request in an io_uring ring is completed
+//! by the thread that submitted it. While that thread computes or is frozen, the kernel interrupts
+//! it for the completion. While it sleeps in a system call of its own, that call may end early
+//! (`EINTR`). While nothing can wake it (`vfork`), the request waits for it. With epoll nothing
+//! depends on that thread.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -30,7 +30,7 @@ const STUCK: Duration = Duration::from_secs(1);
 const EPOLL: &str = "epoll";
 const URING: &str = "uring";
 
-/// An echo server with a fiber for each connection.
+/// Starts an echo server with a fiber for each connection.
 fn echo(rt: &Runtime, connections: usize) -> Vec<TcpStream> {
     let address = sockets::serve_echoes(rt);
     let clients = (0..connections).map(|_| TcpStream::connect(address).unwrap());
@@ -62,7 +62,7 @@ fn rounds(mut clients: Vec<TcpStream>, stop: &AtomicBool) -> (Duration, usize) {
 
 /// Echoes while a fiber on each worker is stuck: no round takes longer than `most`.
 ///
-/// Such tests run one after the other: what counts is which thread waits for which, not how many
+/// Such tests run one after the other: they measure which thread waits for which, not how many
 /// share a CPU.
 fn echoes_go_on_beside(stuck: fn(), driver: &str, most: Duration) {
     static TURN: Mutex<()> = Mutex::new(());
@@ -70,7 +70,7 @@ fn echoes_go_on_beside(stuck: fn(), driver: &str, most: Duration) {
     within(60, || {
         for workers in [1, 2] {
             let rt = start(driver, workers);
-            common::wait_for_the_survey(); // before, no fiber leaves the carrier that is stuck
+            common::wait_for_the_survey(); // earlier, no fiber leaves a stuck carrier
             let clients = echo(&rt, CONNECTIONS);
             let stop = Arc::new(AtomicBool::new(false));
             let stops = stop.clone();
@@ -86,8 +86,10 @@ fn echoes_go_on_beside(stuck: fn(), driver: &str, most: Duration) {
     });
 }
 
-/// The longest round if no stuck fiber delays it. A round that waited for one would take all of its
-/// time; where many threads share a CPU, half of it proves nothing.
+/// The longest round if no stuck fiber delays it.
+///
+/// A round that waited for a stuck fiber would take all of that fiber's time. Where many threads
+/// share a CPU, half of that time proves nothing.
 const PROMPT: Duration = Duration::from_millis(900);
 
 #[test]
@@ -152,7 +154,7 @@ fn reads_beside_a_hog(driver: &str) {
                 std::hint::spin_loop();
             }
         });
-        std::thread::sleep(Duration::from_millis(50)); // until its dispatch counts as a long one
+        std::thread::sleep(Duration::from_millis(50)); // until its dispatch counts as long
         (&writer).write_all(&[1]).unwrap();
         read.join().unwrap();
         hog.join().unwrap();

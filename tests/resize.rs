@@ -1,4 +1,4 @@
-//! The number of workers changes while fibers run: nobody waits for it and nobody is lost.
+//! The number of workers changes while fibers run: no fiber waits for that, and none is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -16,7 +16,9 @@ fn start(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().unwrap()
 }
 
-/// How many fibers run at the same time, `expected` at least, if more than enough want to.
+/// Returns how many fibers run at the same time when more than enough want to.
+///
+/// Waits for at least `expected` of them.
 fn parallelism(rt: &Runtime, expected: usize) -> usize {
     let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let fibers: Vec<_> = (0..2 * expected + 2)
@@ -24,9 +26,9 @@ fn parallelism(rt: &Runtime, expected: usize) -> usize {
             let (inside, most) = (inside.clone(), most.clone());
             rt.spawn(move || {
                 most.fetch_max(inside.fetch_add(1, SeqCst) + 1, SeqCst);
-                // A thread that slept would lose its worker to another fiber.
+                // Computes, because a thread that slept would lose its worker to another fiber.
                 compute_until(|_| most.load(SeqCst) >= expected);
-                // Time for one too many.
+                // Leaves time for one fiber too many to appear.
                 compute_until(|time| time >= Duration::from_millis(20));
                 inside.fetch_sub(1, SeqCst);
             })
@@ -36,7 +38,7 @@ fn parallelism(rt: &Runtime, expected: usize) -> usize {
     most.load(SeqCst)
 }
 
-/// Holds the thread and the CPU until it is so, which is asked with the time that has passed.
+/// Keeps the thread and the CPU until `done`, called with the time that has passed, returns true.
 fn compute_until(mut done: impl FnMut(Duration) -> bool) {
     let start = Instant::now();
     while !done(start.elapsed()) {
@@ -75,7 +77,7 @@ fn fibers_parked_on_every_carrier_finish_on_one_worker() {
 
 #[test]
 fn as_many_fibers_run_at_once_as_there_are_workers_now() {
-    // Who is interrupted would still be inside.
+    // Without preemption, because a preempted fiber would still be inside.
     let rt = Builder::new().workers(4).preempt(false).build().unwrap();
     assert_eq!(parallelism(&rt, 4), 4);
     rt.handle().resize(1);

@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "changes what the kernel keeps for a thread")]
-//! What a fiber does to its thread in the kernel is not seen by other fibers (S16).
+//! Kernel attributes that a fiber changes on its thread are not visible to other fibers (S16).
 //!
-//! Each test runs in a process of its own, as root: a thread that is not ended spoils what comes
-//! after.
+//! Each test runs in a process of its own, as root: a thread that does not end would spoil what
+//! comes after.
 
 use std::fs;
 use std::hint::black_box;
@@ -65,8 +65,9 @@ fn declaring_a_plain_thread_changed_does_nothing() {
 mod child {
     use super::*;
 
-    /// What the kernel keeps for the calling thread, as far as it shows. In system calls that bind
-    /// nothing.
+    /// Returns the kernel's attributes of the calling thread, as far as it shows them.
+    ///
+    /// Uses only system calls that bind nothing.
     fn attributes() -> String {
         let status = fs::read_to_string("/proc/thread-self/status").unwrap();
         let shown = ["Uid:", "Gid:", "CapEff:", "NoNewPrivs:", "Seccomp:"];
@@ -89,39 +90,39 @@ mod child {
     }
 
     fn set_user() {
-        // SAFETY: takes a number only.
+        // SAFETY: the call takes a number only.
         unsafe { libc::setfsuid(65534) };
     }
 
     fn lose_privileges() {
-        // SAFETY: takes numbers only.
+        // SAFETY: the call takes numbers only.
         let set = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
         assert_eq!(set, 0);
     }
 
     fn leave_namespace() {
-        // SAFETY: takes a number only.
+        // SAFETY: the call takes a number only.
         assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWUTS) }, 0);
     }
 
     fn be_nicer() {
-        // SAFETY: takes numbers only.
+        // SAFETY: the call takes numbers only.
         assert_eq!(unsafe { libc::syscall(libc::SYS_setpriority, 0, 0, 11) }, 0);
     }
 
     fn drop_capabilities() {
         let header = [0x2008_0522u32, 0];
         let none = [0u32; 6];
-        // SAFETY: reads a header of eight bytes, and two sets of twelve.
+        // SAFETY: the call reads a header of eight bytes, and two sets of twelve.
         let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
         assert_eq!(set, 0);
     }
 
-    /// False, after saying so, where the changes are not allowed.
+    /// Returns true if the changes are allowed; prints a line if not.
     fn may_change() -> bool {
         let changed = std::thread::spawn(|| {
             set_user();
-            // SAFETY: takes a number only.
+            // SAFETY: the call takes a number only.
             let left = unsafe { libc::unshare(libc::CLONE_NEWUTS) } == 0;
             left && attributes().contains("65534")
         });
@@ -132,7 +133,7 @@ mod child {
         may
     }
 
-    /// So many fibers that look at their thread, some of them twice, and see `clean`.
+    /// Runs this many fibers that look at their thread, some of them twice, and expects `clean`.
     fn look(rt: &Runtime, fibers: usize, clean: &str) {
         let seen: Vec<JoinHandle<[String; 2]>> = (0..fibers)
             .map(|number| {
@@ -153,8 +154,9 @@ mod child {
         }
     }
 
-    /// Runs a fiber that changes its thread, others beside it and after it, and waits for the
-    /// thread to end.
+    /// Runs a fiber that changes its thread, and others beside it and after it.
+    ///
+    /// Waits for the thread to end.
     fn check(workers: usize, declared: bool, change: fn()) {
         let rt = Builder::new().workers(workers).build().unwrap();
         let clean = rt.block_on(attributes);
@@ -194,7 +196,7 @@ mod child {
             return;
         }
         common::wait_for_the_survey();
-        // Each in plain sight: a closure of its own, in whose code the call is found.
+        // A closure of its own for each call, so that the survey finds the call in its code.
         within(120, || {
             for workers in [1, 2] {
                 check_seen(workers, set_user);
@@ -206,7 +208,7 @@ mod child {
         });
     }
 
-    /// The same, not through a pointer.
+    /// Does the same as `check`, but without a call through a pointer.
     fn check_seen<F: Fn() + Send + Sync + Copy + 'static>(workers: usize, change: F) {
         let rt = Builder::new().workers(workers).build().unwrap();
         let clean = rt.block_on(attributes);
@@ -269,8 +271,8 @@ mod child {
     #[test]
     #[ignore = "run by `a_fiber_that_declared_its_thread_changed_never_leaves_it`"]
     fn stays() {
-        // SAFETY: this process calls none of the functions that change or name their thread through
-        // pointers on a fiber, whose addresses are taken for other tests.
+        // SAFETY: no fiber of this process calls, through a pointer, a function that changes or
+        // names its thread; such functions' addresses are taken for other tests.
         unsafe { indent_sysmon::frames::trust_pointers() };
         common::wait_for_the_survey();
         let rt = Builder::new().workers(2).build().unwrap();
@@ -292,7 +294,7 @@ mod child {
                 })
             })
             .collect();
-        // Others that make carriers freeze and be left.
+        // Other fibers that cause carriers to be made, frozen and left.
         let busy: Vec<_> = (0..8)
             .map(|_| {
                 let stop = stop.clone();
@@ -326,7 +328,7 @@ mod child {
                     runtime::retire_thread();
                     change();
                     assert_ne!(attributes(), clean);
-                    // The first of its kind each: a thread has to be made for it.
+                    // Each is the first of its kind, so a thread has to be made for it.
                     let other = indent::spawn(attributes).join().unwrap();
                     let seen = [
                         other,
@@ -350,8 +352,7 @@ mod child {
         });
     }
 
-    /// Threads of the process that have another user for files than `clean` says, but for the
-    /// caller's.
+    /// Returns the threads of the process, except the caller, whose file user differs from `clean`.
     fn all_but_this_thread_are(clean: &str) -> Vec<String> {
         let here = thread();
         let here = here.rsplit('/').next().unwrap();
@@ -407,8 +408,8 @@ mod child {
             // SAFETY: as above.
             unsafe { rt.handle().trust_everything(false) };
             rt.handle().bind_everything(true);
-            // Each keeps a thread now, and the worker stays with the one that runs again and again
-            // until its thread ends with it.
+            // Each keeps a thread now, and the worker stays with the fiber that runs again and
+            // again until its thread ends with it.
             (0..3).for_each(take_turn);
             (0..9).for_each(|_| take_turn(2));
             wait_for("it has ended", || fibers[2].is_finished());
@@ -427,7 +428,7 @@ mod child {
         within(120, || {
             let rt = Builder::new().workers(1).max_carriers(2).build().unwrap();
             let clean = rt.block_on(attributes);
-            // A runtime that such a fiber makes starts as its thread is.
+            // A runtime that such a fiber makes starts with its thread's attributes.
             let inner = rt.spawn(|| {
                 runtime::retire_thread();
                 let inner = Builder::new().workers(1).build().unwrap();

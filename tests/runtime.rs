@@ -1,5 +1,6 @@
-//! Runtimes: several beside each other, `block_on` in all its places, hooks, numbers, lists, and
-//! workers that change threads while fibers stay on theirs.
+//! Runtimes: several at once, `block_on` in every place, hooks, counts, lists, and hand-overs.
+//!
+//! Hand-overs let workers change threads while fibers stay on theirs.
 
 mod common;
 
@@ -25,10 +26,12 @@ fn park_for(time: Duration) {
     park::park_until(Some(Instant::now() + time), ParkReason::Park);
 }
 
-/// The system's number of the calling thread: std's is the fiber's. Who asks for it is bound.
+/// Returns the system's number of the calling thread, while std's belongs to the fiber.
+///
+/// A fiber that asks for it is bound.
 #[expect(unsafe_code, reason = "asks the C library")]
 fn thread_id() -> i32 {
-    // SAFETY: says a number, and does nothing else.
+    // SAFETY: `gettid` returns a number and does nothing else.
     unsafe { libc::gettid() }
 }
 
@@ -101,7 +104,7 @@ fn block_on_on_a_fiber_of_another_runtime_parks_it() {
             });
             let outer = task::id().unwrap();
             let inner = two.block_on(|| {
-                // The one worker of the caller's runtime is free for its sibling.
+                // The only worker of the caller's runtime is free for the caller's sibling.
                 let before = steps.load(SeqCst);
                 while steps.load(SeqCst) < before + 100 {
                     task::yield_now();
@@ -213,7 +216,7 @@ fn waiting_for_its_own_end_is_refused_on_a_fiber() {
             message.starts_with("wait_idle on a fiber of the same runtime"),
             "{message}"
         );
-        other.block_on(|| rt.wait_idle()); // another's is fine
+        other.block_on(|| rt.wait_idle()); // another runtime's is fine
     });
 }
 
@@ -233,12 +236,12 @@ fn child_that_asks_for_the_current_runtime() {
     });
     assert_eq!(seen, 2);
     assert!(Handle::try_current().is_err());
-    Handle::current().spawn(|| ()).join().unwrap(); // starts the default one
+    Handle::current().spawn(|| ()).join().unwrap(); // starts the default runtime
     let default = Handle::try_current().unwrap();
     assert!(default.metrics().fibers_spawned_total == 1);
     let cpus = std::thread::available_parallelism().unwrap().get();
     assert_eq!(default.metrics().workers.len(), cpus);
-    // Still the fiber's own on a fiber.
+    // A fiber still gets its own runtime.
     assert!(rt.block_on(|| Handle::current().metrics().workers.len() == 1));
 }
 
@@ -304,7 +307,7 @@ fn each_thread_calls_the_start_hook_and_later_the_stop_hook() {
 fn wait_idle_returns_when_the_last_fiber_is_over() {
     common::within(60, || {
         let rt = runtime(2);
-        rt.wait_idle(); // there never was one
+        rt.wait_idle(); // there never was a fiber
         for round in 0..50 {
             let done = Arc::new(AtomicUsize::new(0));
             for i in 0..20 {
@@ -362,7 +365,7 @@ fn the_numbers_add_up() {
         assert_eq!(sum(|w| w.fibers_spawned_total), 100); // one came from outside
         assert_eq!(sum(|w| w.fibers_started_total), 101);
         assert_eq!(sum(|w| w.fibers_finished_total), 101);
-        // Each start, each yield, each park that waited.
+        // Counts each start, each yield, and each park that waited.
         assert!(sum(|w| w.dispatches_total) >= 101 + 90 + 10);
         assert!(sum(|w| w.parks_total) >= 10);
         assert!(sum(|w| w.fibers_stolen_total) >= sum(|w| w.steals_total));
@@ -489,8 +492,9 @@ fn a_listed_fiber_keeps_its_name_after_its_end() {
     assert_eq!((kept.name(), kept.phase()), (Some("kept"), Phase::Done));
 }
 
-/// Puts values on the stack, calls `between` again and again, and says whether all of them, and
-/// the thread, are what they were.
+/// Puts values on the stack and calls `between` repeatedly.
+///
+/// Returns true if all of the values, and the thread, are unchanged.
 fn stays_itself(rounds: u64, mut between: impl FnMut(u64)) -> bool {
     let thread = thread_id();
     let id = task::id();
@@ -532,7 +536,7 @@ fn a_fiber_that_hands_its_worker_over_keeps_its_stack_and_its_thread() {
             rt.wait_idle();
         }
     });
-    runtime::handoff(); // nothing on a plain thread
+    runtime::handoff(); // does nothing on a plain thread
 }
 
 #[test]
@@ -616,8 +620,10 @@ fn workers_taken_from_busy_fibers_lose_nothing() {
     });
 }
 
-/// Does a bit of everything until it is enough: whether the fiber stayed itself all the time, and
-/// how many children it has joined, each with a child of its own.
+/// Does a bit of everything until `enough` is set.
+///
+/// Returns whether values and thread stayed unchanged all the time, and how many children the fiber
+/// has joined, each with a child of its own.
 fn compute_spawn_and_park(seed: u64, enough: &AtomicBool) -> (bool, u64) {
     let mut random = Random::new(seed);
     let (mut same, mut joined) = (true, 0);
@@ -651,7 +657,8 @@ fn fibers_go_on_when_the_worker_is_taken_from_one_that_blocks_its_thread() {
         let (sleeper, others) = rt.block_on(|| {
             let sleeper = indent::spawn(move || {
                 tell.send(()).unwrap();
-                // At least 200 ms, and as long as the others need: they end before us, or never.
+                // At least 200 ms, and as long as the others need: they end before this fiber, or
+                // never.
                 for _ in 0..200 {
                     std::thread::sleep(Duration::from_millis(200));
                     if seen.load(SeqCst) == 20 {
@@ -672,7 +679,7 @@ fn fibers_go_on_when_the_worker_is_taken_from_one_that_blocks_its_thread() {
             (sleeper, others)
         });
         told.recv().unwrap();
-        // The monitor may be faster: then the others have run without our help.
+        // The monitor may be faster: then the others have run without this call.
         common::wait_for("the worker can be taken", || {
             rt.handle().handoff(0) || others_done.load(SeqCst) == 20
         });
@@ -680,7 +687,7 @@ fn fibers_go_on_when_the_worker_is_taken_from_one_that_blocks_its_thread() {
             other.join().unwrap();
         }
         assert!(sleeper.join().unwrap());
-        // The thread that slept is of use again.
+        // The thread that slept is usable again.
         assert_eq!(rt.block_on(|| indent::spawn(|| 5).join().unwrap()), 5);
     });
 }
@@ -806,7 +813,7 @@ fn a_worker_that_computes_counts_as_busy() {
 fn one_wake_in_sixty_four_of_a_fiber_is_measured() {
     let rt = Builder::new().workers(1).preempt(false).build().unwrap();
     rt.block_on(|| (0..6_400).for_each(|_| indent::spawn(|| ()).join().unwrap()));
-    // Now and then the budget lets the other run before it is waited for.
+    // Sometimes the budget lets the other fiber run before it is waited for.
     let measured = rt.metrics().wake_to_run.count();
     assert!((90..=101).contains(&measured), "{measured}");
 }

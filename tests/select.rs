@@ -189,7 +189,7 @@ fn the_end_of_a_fiber_fires() {
             recv(&rx) -> _ => 0,
         };
         assert_eq!(result, 11);
-        // A field works, too, and is still there if another arm fires.
+        // A field works too, and keeps its value if another arm fires.
         let holder = (0, (indent::spawn(indent::park::park), 0));
         select! {
             join(holder.1.0) -> result => result.unwrap(),
@@ -282,7 +282,7 @@ impl AsFd for Moody {
     fn as_fd(&self) -> BorrowedFd<'_> {
         let left = self.patience.fetch_sub(1, SeqCst);
         if left == 1 {
-            resume_unwind(Box::new("not again")); // no message
+            resume_unwind(Box::new("not again")); // prints no message
         }
         self.reader.as_fd()
     }
@@ -309,7 +309,7 @@ fn an_owner_of_a_descriptor_that_panics_leaves_no_waiter_in_a_queue() {
                 }
                 value
             }));
-            source.get_ref().patience.store(usize::MAX, SeqCst); // for the last call
+            source.get_ref().patience.store(usize::MAX, SeqCst); // so that no later call panics
             assert_eq!(tx.try_send([1; 64]), Err(TrySendError::Full([1; 64])));
         }
     });
@@ -330,7 +330,7 @@ fn of_arms_that_could_fire_each_has_the_same_chance() {
                 let mut select = Select::new();
                 for (_, rx) in &channels {
                     select.recv(rx);
-                    select.recv(&never); // never ready: it must not help its neighbour
+                    select.recv(&never); // never ready: it must not make the other source ready
                 }
                 picks[select.select().index() / 2] += 1;
             }
@@ -373,7 +373,7 @@ fn a_select_may_have_many_arms() {
 
 #[test]
 fn two_selects_match_each_other() {
-    // Each can send to the other or receive from it, and the channels have no buffer.
+    // Each side can send to the other or receive from it, and the channels have no buffer.
     const ROUNDS: usize = 3_000;
     let runtime = runtime(2);
     let (a, from_a) = chan::bounded(0);
@@ -527,7 +527,7 @@ fn a_clone_that_panics_takes_its_value_and_no_other() {
     impl Clone for Shy {
         fn clone(&self) -> Self {
             if self.0 == 1 {
-                resume_unwind(Box::new("not now")); // no message
+                resume_unwind(Box::new("not now")); // prints no message
             }
             Shy(self.0)
         }
@@ -544,7 +544,7 @@ fn a_clone_that_panics_takes_its_value_and_no_other() {
     assert_eq!(next(), Ok(Ok(0)));
     assert_eq!(next(), Err("it panicked"));
     assert_eq!(next(), Ok(Ok(2)));
-    drop(select.select()); // this clones no value, and takes the last one
+    drop(select.select()); // clones no value, and takes the last one
     assert!(select.try_select().is_none());
 }
 
@@ -665,7 +665,7 @@ fn stress_cancelled_selects_lose_and_double_nothing() {
         let builder = Builder::new().workers(2).preempt_quantum(quantum);
         let runtime = builder.build().expect("a runtime");
         let channels: Arc<Vec<_>> = Arc::new((0..3).map(chan::bounded::<usize>).collect());
-        // For each value: how often it was sent, and how often it was received.
+        // Counts for each value how often it was sent, and how often it was received.
         let zeros = || (0..4 * EACH).map(|_| AtomicUsize::new(0)).collect();
         let counts: Arc<[Vec<AtomicUsize>; 2]> = Arc::new([zeros(), zeros()]);
         for side in 0..4 {

@@ -1,10 +1,10 @@
 #![expect(unsafe_code, reason = "changes the environment of a child process")]
-//! Settings: the builder before the environment before the default, and what is said about a value
-//! that cannot be used.
+//! Settings: the builder overrides the environment, which overrides the default; messages on bad
+//! values.
 //!
 //! The environment belongs to the process, so each test runs probes (module `child`) in processes
-//! of their own, which print what they found. Parsing and limits are tested beside the table itself,
-//! `src/runtime/config.rs`.
+//! of their own, which print what they found. Parsing and limits are tested next to the table
+//! itself, in `src/runtime/config.rs`.
 
 mod common;
 
@@ -17,7 +17,7 @@ use std::time::Duration;
 use indent::StartError;
 use indent::runtime::Builder;
 
-/// Runs a probe with these of our variables and no others.
+/// Runs a probe with these of the runtime's variables and no others.
 fn run(probe: &str, variables: &[(&str, &str)]) -> Output {
     let variables = variables.iter();
     run_raw(
@@ -38,7 +38,7 @@ fn run_raw<'a>(probe: &str, variables: impl Iterator<Item = (&'a str, &'a OsStr)
     common::within(120, || command.output().unwrap())
 }
 
-/// The line that a probe, which must not fail, printed behind `found `.
+/// Returns the text after `found ` that a probe printed; the probe must not fail.
 fn found(probe: &str, variables: &[(&str, &str)]) -> String {
     line(&run(probe, variables))
 }
@@ -47,12 +47,12 @@ fn line(output: &Output) -> String {
     let text = common::text(output);
     assert!(output.status.success(), "{text}");
     let stdout = String::from_utf8_lossy(&output.stdout);
-    // The harness may have begun the line.
+    // The test harness may have written the beginning of the line.
     let found = stdout.lines().find_map(|line| line.split_once("found "));
     found.unwrap_or_else(|| panic!("{text}")).1.to_owned()
 }
 
-/// Starts with this in the environment: the number of workers, or the error.
+/// Starts a runtime with these variables; returns the number of workers, or the error.
 fn start(variables: &[(&str, &str)]) -> String {
     found("start", variables)
 }
@@ -96,7 +96,7 @@ fn every_variable_takes_a_value_that_is_allowed() {
     assert_eq!(start(&allowed), "1 workers");
 }
 
-/// With the number of real-time signals that this C library leaves to programs.
+/// Inserts the number of real-time signals that this C library leaves to programs.
 fn here(allowed: &str) -> String {
     let last = libc::SIGRTMAX() - libc::SIGRTMIN();
     allowed.replace("RTMIN+30", &format!("RTMIN+{last}"))
@@ -327,7 +327,7 @@ fn the_stack_size_comes_from_the_environment() {
     }
     let large = [("INDENT_STACK_SIZE", "1MiB")];
     assert_eq!(found("deep", &large), "room for 600 KiB");
-    let output = run("deep", &[]); // that is more than the default
+    let output = run("deep", &[]); // deeper than the default
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
     let output = run("deep", &[large[0], ("CASE_STACK_SIZE", "131072")]);
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{output:?}");
@@ -335,7 +335,7 @@ fn the_stack_size_comes_from_the_environment() {
 
 #[test]
 fn the_budget_comes_from_the_environment() {
-    // A checkpoint also yields to who waits: here only the budget counts.
+    // A checkpoint also yields to waiting fibers; only the budget counts here.
     let (budget, off) = (("INDENT_COOP_BUDGET", "10"), ("INDENT_PREEMPT", "off"));
     assert_eq!(found("budget", &[off]), "128 operations in a turn");
     assert_eq!(found("budget", &[budget, off]), "10 operations in a turn");
@@ -356,8 +356,8 @@ fn the_most_threads_come_from_the_environment() {
 
 #[test]
 fn the_time_a_drop_waits_comes_from_the_environment() {
-    // Who waits does so for a fiber that soon ends, and who does not need not be quick about it: only
-    // the default of five seconds would see the end of this one.
+    // A drop that waits does so for a fiber that soon ends. A drop that does not wait may still be
+    // slow: only the default of five seconds would reach the end of the late fiber.
     let soon = ("CASE_BLOCKED_MS", "300");
     let late = ("CASE_BLOCKED_MS", "4000");
     let at_once = ("INDENT_SHUTDOWN_TIMEOUT_MS", "0");
@@ -408,13 +408,13 @@ mod child {
 
     use super::*;
 
-    /// The number in a variable of the test.
+    /// Returns the number in a variable of the test.
     fn case(name: &str) -> Option<u64> {
         let text = std::env::var(name).ok()?;
         Some(text.parse().expect("a number"))
     }
 
-    /// With those of the test's settings that are given in code.
+    /// Returns a builder with those of the test's settings that are given in code.
     fn builder() -> Builder {
         let mut builder = Builder::new();
         if let Some(n) = case("CASE_WORKERS") {
@@ -465,13 +465,14 @@ mod child {
     #[ignore = "run in a child process"]
     fn twice() {
         let first = workers(builder().build().unwrap().handle());
-        // SAFETY: the threads of the first runtime are gone, and the test's own do not use it.
+        // SAFETY: the threads of the first runtime have ended, and the test's own threads do not
+        // use the environment.
         unsafe { std::env::set_var(WORKERS, "2") };
         let second = workers(builder().build().unwrap().handle());
         println!("found {first} workers, then {second}");
     }
 
-    /// Goes down the stack until it is so many bytes below `from`.
+    /// Descends the stack until it is this many bytes below `from`.
     #[inline(never)]
     fn descend(from: usize, bytes: usize) -> usize {
         let room = std::hint::black_box([0u8; 512]);
@@ -515,7 +516,7 @@ mod child {
                 });
                 operations.unwrap()
             };
-            turn(); // it began somewhere in a budget
+            turn(); // it began in the middle of a budget
             turn()
         });
         println!("found {most} operations in a turn");
@@ -526,7 +527,7 @@ mod child {
     fn starts() {
         crate::common::wait_for_the_survey();
         let rt = one_worker();
-        rt.handle().bind_everything(true); // each that parks keeps its thread
+        rt.handle().bind_everything(true); // each parked fiber keeps its thread
         let parked: Vec<_> = (0..8).map(|_| rt.spawn(indent::park::park)).collect();
         let waits = || rt.metrics().fibers_waiting_for_thread > 0;
         let is_parked = |fiber: &indent::task::JoinHandle<()>| {

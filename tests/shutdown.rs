@@ -1,6 +1,6 @@
-//! The end of a runtime: what ends at once, what is waited for, what is left behind and named.
+//! The end of a runtime: what ends immediately, what it waits for, and what it abandons and names.
 //!
-//! Tests that count threads, or leave some behind, run in a process of their own (module `child`).
+//! Tests that count threads or abandon some run in a process of their own (module `child`).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -13,12 +13,12 @@ use indent::task::{self, Phase};
 
 mod common;
 
-/// No shutdown that can be clean comes near it.
+/// Time limit that no clean shutdown comes close to.
 const LONG: Duration = Duration::from_secs(100);
-/// What a shutdown that cannot be clean gets.
+/// Time limit for a shutdown that cannot be clean.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Polls, and fails after a long time.
+/// Polls until the condition holds; fails after a long time.
 fn wait_for(what: &str, mut there: impl FnMut() -> bool) {
     let patience = Instant::now() + Duration::from_secs(30);
     while !there() {
@@ -47,7 +47,7 @@ impl Drop for Counted {
     }
 }
 
-/// Parks when it is dropped, until somebody takes its unparker off the board.
+/// Parks when it is dropped, until its unparker is taken from the board and used.
 struct ParksWhenDropped(Arc<Mutex<Vec<Unparker>>>, Arc<AtomicUsize>);
 
 impl Drop for ParksWhenDropped {
@@ -65,7 +65,7 @@ fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
     }
 }
 
-/// What `f` says when it panics.
+/// Returns the message of the panic in `f`.
 fn panic_of(f: impl FnOnce()) -> String {
     panic_text(&*catch_unwind(AssertUnwindSafe(f)).expect_err("it should panic"))
 }
@@ -133,7 +133,8 @@ fn unstarted_fibers_are_dropped_and_spawns_refused() {
         move || {
             started.store(true, SeqCst);
             let me = task::current().unwrap();
-            // Keeps the one worker, and asks nobody, until the runtime is shut down.
+            // Keeps the only worker, without a call into the runtime, until the runtime is shut
+            // down.
             while !me.is_cancelled() {
                 std::hint::spin_loop();
             }
@@ -201,7 +202,7 @@ fn destructors_of_unstarted_fibers_may_park() {
     busy.join().unwrap();
 }
 
-/// Unparks everybody who comes to the board, `n` of them.
+/// Unparks every fiber that registers on the board, `n` of them.
 fn wake_all(board: &Mutex<Vec<Unparker>>, n: usize) {
     let mut left = n;
     wait_for("parked destructors", || {
@@ -242,7 +243,7 @@ fn a_caught_cancellation_comes_again_at_the_next_blocking_call() {
             park::park,
             task::yield_now,
             task::checkpoint,
-            || drop(indent::spawn(park::park).join()), // refused, so over: does not block
+            || drop(indent::spawn(park::park).join()), // refused, so it has ended: does not block
             || {
                 let rest = Duration::from_secs(3600);
                 assert_eq!(
@@ -312,7 +313,7 @@ fn joins_and_timed_joins_end_when_asked() {
     let report = rt.shutdown_timeout(LONG);
     assert!(report.is_clean(), "{report}");
     assert!(begun.elapsed() < LONG / 10);
-    // The sleeper may have ended first, and the join then had its answer.
+    // The sleeper may have ended first, so that the join returned its result.
     let _ = joiner.join();
     let _ = timed.join();
     unparker.unpark();
@@ -398,7 +399,7 @@ fn two_runtimes_that_wait_for_each_other_end_together() {
     assert!(second.is_clean(), "{second}");
     assert!(begun.elapsed() < LONG / 10);
     for fiber in fibers {
-        // Each was refused by the other one, or unwound first.
+        // Each was refused by the other one, or was unwound first.
         let error = fiber.join().unwrap_err();
         assert!(error.is_panic() || error.is_cancelled(), "{error}");
     }
@@ -451,7 +452,7 @@ fn waiting_for_itself_is_refused_in_words() {
 mod child {
     use super::*;
 
-    /// Where the one owner of a runtime is, until the first thread that ends takes it.
+    /// Holds the only owner of a runtime until the first thread that ends takes it.
     type Owner = Arc<Mutex<Option<Runtime>>>;
 
     fn take(owner: &Owner) -> Option<Runtime> {
@@ -471,8 +472,10 @@ mod child {
         static AT_END: std::cell::RefCell<Option<DropsRuntime>> = const { std::cell::RefCell::new(None) };
     }
 
-    /// Has so many fibers at once that block their threads, each after `f`, and releases them after
-    /// `then`. Most of the threads end soon afterwards, because there is nothing for them to do.
+    /// Runs many fibers that block their threads at once, and releases them after `then`.
+    ///
+    /// Each fiber calls `f` first. Most of the threads end soon afterwards, because there is no
+    /// work for them.
     fn on_many_threads(
         handle: &Handle,
         f: impl Fn() + Clone + Send + 'static,
@@ -493,8 +496,7 @@ mod child {
         all_there.wait();
     }
 
-    /// Waits until a runtime has been dropped by one of its own threads, and its threads have
-    /// ended.
+    /// Waits until one of the runtime's threads has dropped it, and its threads have ended.
     fn is_over_soon(owner: &Owner, before: usize) {
         wait_for("the runtime to be dropped", || {
             owner.lock().unwrap().is_none()
@@ -502,8 +504,9 @@ mod child {
         threads_are_back_to(before);
     }
 
-    /// Keeps the runtime busy until the owner is gone: threads in excess end while something
-    /// happens.
+    /// Keeps the runtime busy until the owner is gone.
+    ///
+    /// Threads in excess end only while something happens.
     fn stir(handle: &Handle, owner: &Owner) {
         while owner.lock().unwrap().is_some() {
             drop(
@@ -520,7 +523,7 @@ mod child {
         let before = common::threads();
         let rt = Builder::new()
             .workers(2)
-            .thread_locals(ThreadLocals::Thread) // its own fiber would be refused
+            .thread_locals(ThreadLocals::Thread) // with its own fiber the drop would be refused
             .shutdown_timeout(LONG)
             .build()
             .unwrap();
@@ -530,7 +533,7 @@ mod child {
         let keep = move || AT_END.set(Some(DropsRuntime(kept.clone())));
         on_many_threads(&handle, keep, || *owner.lock().unwrap() = Some(rt));
         stir(&handle, &owner);
-        drop(handle); // the last one may be its own thread's
+        drop(handle); // the last handle may be its own thread's
         is_over_soon(&owner, before);
     }
 
@@ -608,7 +611,8 @@ mod child {
         threads_are_back_to(before);
     }
 
-    /// Shuts down a runtime that has one fiber which does not end, named `name`.
+    /// Shuts down a runtime with one fiber that does not end, named `name`; returns its report
+    /// entry.
     fn expect_abandoned(rt: Runtime, name: &str, line: u32) -> indent::runtime::Abandoned {
         let begun = Instant::now();
         let report = rt.shutdown_timeout(SHORT);
@@ -650,7 +654,7 @@ mod child {
         assert_eq!(abandoned.phase, Phase::Runnable);
         assert!(innocent.join().unwrap_err().is_cancelled());
         assert!(!fiber.is_finished());
-        // What is left behind does not disturb: neither lists nor other runtimes.
+        // What is abandoned does not disturb lists or other runtimes.
         assert_eq!(handle.fibers().len(), 1);
         assert_eq!(
             runtime(2).block_on(|| indent::spawn(|| 7).join().unwrap()),
@@ -692,7 +696,7 @@ mod child {
         });
         told.recv().unwrap();
         let begun = Instant::now();
-        drop(rt); // waits five seconds, its own limit
+        drop(rt); // waits five seconds, the default limit
         assert!(begun.elapsed() < LONG / 2);
     }
 
@@ -715,7 +719,7 @@ mod child {
         assert_eq!(abandoned.phase, Phase::Parked);
         assert_eq!(abandoned.reason, ParkReason::Park);
         assert_eq!(woken.load(SeqCst), 0);
-        // A wake that comes too late finds nobody who could run it, and does no harm.
+        // A wake that comes too late finds no thread that could run the fiber, and does no harm.
         board.lock().unwrap().iter().for_each(Unparker::unpark);
         assert_eq!(runtime(1).block_on(|| 7), 7);
     }
@@ -724,7 +728,7 @@ mod child {
     #[ignore = "counts the carriers of its process"]
     fn destructors_park_by_the_thousand() {
         const FIBERS: usize = 1000;
-        const CARRIERS: usize = 32; // so a quarter of them unwind at once
+        const CARRIERS: usize = 32; // so a quarter of them may unwind at once
         let before = common::threads();
         let rt = Builder::new()
             .workers(2)
@@ -758,8 +762,8 @@ mod child {
         assert!(report.is_clean(), "{report}");
         let most = waker.join().unwrap();
         println!("{FIBERS} destructors parked; at most {most} carriers were seen");
-        // A worker that leaves the thread of a fiber which has started gets another in any case,
-        // and each of the two has one more at hand.
+        // A worker that leaves the thread of a started fiber gets another in any case, and each of
+        // the two keeps one more ready.
         assert!(most <= CARRIERS + 2 * 2, "{most} carriers");
         assert_eq!(woken.load(SeqCst), FIBERS);
         for fiber in fibers {
@@ -792,7 +796,7 @@ mod child {
         assert_eq!(text, sentence("shutdown_timeout"));
         assert_eq!(handle.spawn(|| 7).join().unwrap(), 7, "it goes on");
 
-        // Dropped by another panic: that one stays the cause.
+        // Dropped by another panic, which remains the cause.
         let rt = runtime(1);
         let handle = rt.handle().clone();
         let refused = handle.spawn(move || {
@@ -838,7 +842,7 @@ mod child {
             assert!(report.is_clean(), "{report}");
         };
         common::wait_for_the_survey();
-        // Until the allocator's arenas have the pages that they keep.
+        // Runs until the allocator's arenas have the pages that they keep.
         (0..200).for_each(|_| once());
         threads_are_back_to(before);
         let (rss, maps) = (rss_in_kib(), mappings());
@@ -874,7 +878,7 @@ fn a_fiber_abandoned_in_its_park_can_still_be_woken() {
     let other = b.handle().clone();
     let release = Arc::new(AtomicBool::new(false));
     let go = release.clone();
-    // It waits for the other runtime and hears nothing meanwhile.
+    // It waits for the other runtime and does not notice its cancellation meanwhile.
     let left = a.spawn(move || {
         other.block_on(|| {
             while !go.load(SeqCst) {
@@ -889,7 +893,7 @@ fn a_fiber_abandoned_in_its_park_can_still_be_woken() {
     let report = a.shutdown_timeout(Duration::from_millis(20));
     assert_eq!(report.abandoned.len(), 1, "{report}");
     release.store(true, SeqCst);
-    b.wait_idle(); // its end has called the abandoned fiber
+    b.wait_idle(); // its end has notified the abandoned fiber
     unparker.unpark();
 }
 
@@ -979,7 +983,7 @@ fn a_thread_at_its_end_can_still_wait_for_a_closure() {
     let handle = rt.handle().clone();
     std::thread::spawn(move || {
         LATE.set(Some(Late(handle.clone())));
-        handle.block_on(|| ()); // so that what parks this thread goes first at its end
+        handle.block_on(|| ()); // so that the thread-local that parks this thread is dropped first
     })
     .join()
     .unwrap();

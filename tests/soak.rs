@@ -2,16 +2,21 @@
 //!
 //! Rounds of a fraction of a second each. A round starts two runtimes with random settings; fibers
 //! and plain threads then spawn, join, park, unpark, yield, panic, pin, compute, block their
-//! thread, hand workers over, wait for the other runtime, list fibers. Half of the rounds end in
-//! peace (everybody stops, `wait_idle`), half in the middle of it (both runtimes are shut down at
-//! the same time, with fibers in all states).
+//! thread, hand workers over, wait for the other runtime, and list fibers. Half of the rounds end
+//! in peace (all fibers stop, `wait_idle`), half in the middle of the work (both runtimes are shut
+//! down at the same time, with fibers in all states).
 //!
-//! What is checked after each round: every closure was dropped exactly once, after it finished,
-//! panicked or was cancelled; every result was dropped exactly once; nobody was cancelled in a
-//! peaceful round; no fiber is left alive, none has a stack, no thread is left. A watchdog ends the
-//! process, with what is known of each runtime, if nothing at all happens for a while.
+//! After each round the test checks:
 //!
-//! The seed is printed; `INDENT_TEST_SEED` repeats one, as far as threads repeat themselves.
+//! - every closure was dropped exactly once, after it finished, panicked or was cancelled;
+//! - every result was dropped exactly once;
+//! - no fiber was cancelled in a peaceful round;
+//! - no fiber is left alive, none has a stack, and no thread is left.
+//!
+//! A watchdog ends the process if nothing at all happens for a while, and prints what is known of
+//! each runtime.
+//!
+//! The seed is printed; `INDENT_TEST_SEED` repeats one, as far as threads repeat their order.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any, resume_unwind};
@@ -26,20 +31,22 @@ use indent::time;
 
 mod common;
 
-/// Without any progress for this long, something is stuck.
+/// Without any progress for this long, the soak counts as stuck.
 const STUCK: Duration = Duration::from_secs(20);
-/// How deep spawns nest.
+/// Largest depth of nested spawns.
 const DEPTH: u32 = 4;
-/// Fibers alive at once, roughly.
+/// Approximate number of fibers alive at once.
 const CROWD: u64 = 1500;
 
 /// Steps done by fibers, for the watchdog.
 static PROGRESS: AtomicU64 = AtomicU64::new(0);
-/// Somebody panicked who should not have, perhaps on a fiber nobody joined.
+/// Set by an unexpected panic, which may be on a fiber that is never joined.
 static UNEXPECTED: AtomicBool = AtomicBool::new(false);
-/// Fibers that came to their end, in all rounds; a short one on a busy machine may have none.
+/// Fibers that reached their end, in all rounds.
+///
+/// A short round on a busy machine may have none.
 static FINISHED: AtomicU64 = AtomicU64::new(0);
-/// What the soak is doing, for the watchdog.
+/// Current activity of the soak, for the watchdog.
 static STAGE: Mutex<String> = Mutex::new(String::new());
 /// The runtimes of this round, for the watchdog.
 static RUNTIMES: Mutex<Vec<Handle>> = Mutex::new(Vec::new());
@@ -48,7 +55,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// A fiber has done something. What plain threads do is no sign of life of a runtime.
+/// Records that a fiber has done something.
+///
+/// Actions of plain threads do not show that a runtime makes progress.
 fn progress() {
     if task::id().is_some() {
         PROGRESS.fetch_add(1, SeqCst);
@@ -60,7 +69,7 @@ fn stage(what: String) {
     PROGRESS.fetch_add(1, SeqCst);
 }
 
-/// The soak's own panics: the hook says nothing about them.
+/// Panic of the soak itself, for which the hook prints nothing.
 struct OwnPanic(u64);
 
 /// SplitMix64.
@@ -96,7 +105,7 @@ impl Rng {
     }
 }
 
-/// What became of the closures and results of one round.
+/// Counts of what happened to the closures and results of one round.
 #[derive(Default)]
 struct Tally {
     spawned: AtomicU64,
@@ -148,7 +157,7 @@ impl Ticket {
         round.tally.spawned.fetch_add(1, SeqCst);
         Ticket {
             round: round.clone(),
-            end: End::Cancelled, // until we know better
+            end: End::Cancelled, // until another end is known
         }
     }
 }
@@ -166,7 +175,7 @@ impl Drop for Ticket {
     }
 }
 
-/// What a fiber returns.
+/// Result of a fiber.
 struct Receipt {
     round: Arc<Round>,
     number: u64,
@@ -188,7 +197,7 @@ impl Drop for Receipt {
     }
 }
 
-/// A fiber somebody can ask for.
+/// A fiber that can be joined.
 struct Child {
     handle: JoinHandle<Receipt>,
     number: u64,
@@ -199,13 +208,13 @@ struct Round {
     workers: [usize; 2],
     tally: Tally,
     numbers: AtomicU64,
-    /// Whoever parks without a deadline puts itself here and is unparked by somebody.
+    /// Unparkers of fibers and threads that park without a deadline, for others to use.
     board: Mutex<Vec<Unparker>>,
-    /// Fibers for anybody to join.
+    /// Fibers for any fiber or thread to join.
     pool: Mutex<Vec<Child>>,
-    /// Begin nothing new.
+    /// If set, no new work begins.
     stop: AtomicBool,
-    /// A runtime is being shut down: cancellations are expected.
+    /// If set, a runtime is being shut down, and cancellations are expected.
     closing: AtomicBool,
 }
 
@@ -218,7 +227,7 @@ impl Round {
         self.stopped() || self.tally.alive() > CROWD
     }
 
-    /// Promises that somebody will unpark the caller.
+    /// Registers the caller on the board, so that it will be unparked.
     fn post(&self, rng: &mut Rng) {
         let mut board = lock(&self.board);
         let replaced = if board.len() >= 256 {
@@ -244,7 +253,7 @@ impl Round {
         drop(board);
         unparker.unpark();
         if rng.one_in(4) {
-            unparker.unpark(); // once too often
+            unparker.unpark(); // once more than needed
         }
     }
 
@@ -253,7 +262,7 @@ impl Round {
         all.iter().for_each(Unparker::unpark);
     }
 
-    /// A random fiber, on a random one of the two runtimes unless `here` says where it must be.
+    /// Spawns a random fiber on a random one of the two runtimes, or on this one if `here` is set.
     fn spawn(self: &Arc<Self>, rng: &mut Rng, depth: u32, here: bool) -> Child {
         let number = self.numbers.fetch_add(1, SeqCst);
         let ticket = Ticket::new(self);
@@ -297,7 +306,7 @@ impl Round {
         Child { handle, number }
     }
 
-    /// What a join gave must fit the fiber and the time.
+    /// Checks that the result of a join fits the fiber and the time.
     fn check(&self, number: u64, result: Result<Receipt, indent::JoinError>) {
         progress();
         match result {
@@ -329,7 +338,7 @@ impl Round {
         self.check(child.number, result);
     }
 
-    /// Joins with a limit, again and again or once.
+    /// Joins with a limit, repeatedly or once.
     fn join_timeout(&self, child: Child, rng: &mut Rng, patient: bool) -> Option<Child> {
         let Child { mut handle, number } = child;
         loop {
@@ -358,7 +367,7 @@ impl Round {
         } else {
             None
         };
-        drop(pool); // a detached result is dropped without the lock
+        drop(pool); // drops detached results without the lock
         drop(detached);
     }
 
@@ -371,7 +380,7 @@ impl Round {
         Some(pool.swap_remove(i))
     }
 
-    /// Runs a little something on one of the runtimes and waits for it, from wherever we are.
+    /// Runs a small task on one of the runtimes and waits for it, from a fiber or a plain thread.
     fn block_on(self: &Arc<Self>, rng: &mut Rng, which: usize) {
         let mut inner = rng.fork();
         let done = catch_unwind(AssertUnwindSafe(|| {
@@ -400,8 +409,10 @@ impl Round {
     }
 }
 
-/// Panics that belong to the soak: its own, a wait for a runtime that is being shut down, and one
-/// for a fiber that got no thread.
+/// Returns true for panics that belong to the soak.
+///
+/// They are its own, a wait for a runtime that is being shut down, and a wait for a fiber that got
+/// no thread.
 fn is_expected(payload: &(dyn Any + Send), closing: bool) -> bool {
     let text = payload.downcast_ref::<String>();
     payload.is::<OwnPanic>()
@@ -433,7 +444,7 @@ impl Drop for ParksWhenDropped {
     }
 }
 
-/// The life of one fiber.
+/// Runs the body of one fiber.
 fn run_fiber(mut ticket: Ticket, mut rng: Rng, depth: u32, number: u64) -> Receipt {
     let round = ticket.round.clone();
     let thread = std::thread::current().id();
@@ -519,7 +530,7 @@ fn step(round: &Arc<Round>, ticket: &mut Ticket, rng: &mut Rng, depth: u32, numb
             }
         }
         22 if rng.one_in(2) => {
-            // Caught, but not for good: the next blocking call says it again.
+            // A caught cancellation is not over: the next blocking call raises it again.
             round.post(rng);
             if catch_unwind(park::park).is_err() {
                 assert!(round.closing.load(SeqCst), "cancelled for no reason");
@@ -588,7 +599,7 @@ fn look_at_all(round: &Round, rng: &mut Rng) {
     }
 }
 
-/// The life of one plain thread.
+/// Runs the body of one plain thread.
 fn run_thread(round: &Arc<Round>, rng: &mut Rng) {
     while !round.stopped() {
         match rng.below(13) {
@@ -650,7 +661,7 @@ fn start(rng: &mut Rng) -> (Runtime, usize) {
     (runtime, workers)
 }
 
-/// One round; what it did, for the log.
+/// Plays one round; returns what it did, for the log.
 fn play(rng: &mut Rng, number: u64) -> String {
     let begun = Instant::now();
     let ((one, workers_one), (two, workers_two)) = (start(rng), start(rng));
@@ -672,7 +683,7 @@ fn play(rng: &mut Rng, number: u64) -> String {
             std::thread::spawn(move || run_thread(&round, &mut rng))
         })
         .collect();
-    // Keeps the promise of `post` until the very end.
+    // Keeps the promise of `post` until the end of the round.
     let over = Arc::new(AtomicBool::new(false));
     let pump = std::thread::spawn({
         let (round, over) = (round.clone(), over.clone());
@@ -772,7 +783,7 @@ fn play(rng: &mut Rng, number: u64) -> String {
     format!("round {number}, {manner}, {seconds:.2} s: {text}")
 }
 
-/// Ends the process with what is known when nothing happens any more.
+/// Ends the process, with what is known, when nothing happens any more.
 fn watch(done: &AtomicBool, seed: u64) {
     let mut seen = (PROGRESS.load(SeqCst), Instant::now());
     while !done.load(SeqCst) {
@@ -822,7 +833,7 @@ fn silence_own_panics() {
 #[test]
 fn stress_everything_at_once_and_account_for_it() {
     let child = common::in_child("the_soak_itself", &[]);
-    // The runtime rightly says so whenever a panic is never looked at.
+    // The runtime rightly reports every panic that is never joined.
     let noise = "panicked; nobody joined it";
     let text = common::text(&child);
     for line in text.lines().filter(|line| !line.ends_with(noise)) {
@@ -875,7 +886,7 @@ fn the_soak_itself() {
     assert!(finished > 0);
 }
 
-/// Every fiber hands its worker over now and then, so that many carriers want one at once.
+/// Lets every fiber hand its worker over sometimes, so that many carriers want one at once.
 #[test]
 fn workers_that_are_wanted_everywhere_run_fibers_between_moves() {
     for interval in [1, 2, 61] {

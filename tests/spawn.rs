@@ -1,5 +1,4 @@
-//! Spawning and joining: every fiber runs once, every result arrives once, and everything is
-//! dropped once.
+//! Spawning and joining: every fiber runs once, every result arrives once, every value drops once.
 
 mod common;
 
@@ -25,7 +24,7 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().unwrap()
 }
 
-/// Keeps the only worker busy until the answer is dropped, so that what is spawned cannot run.
+/// Keeps the only worker busy until it is dropped, so that spawned fibers cannot run.
 struct Busy {
     go: Arc<AtomicBool>,
     fiber: Option<JoinHandle<()>>,
@@ -255,7 +254,7 @@ fn a_fiber_whose_handle_is_dropped_still_runs() {
     });
 }
 
-/// Counts itself in and out, with so many bytes that must arrive as they were.
+/// Counts its creations and drops, and carries bytes that must arrive unchanged.
 struct Counted<const BYTES: usize> {
     bytes: [u8; BYTES],
     alive: Arc<AtomicUsize>,
@@ -286,7 +285,7 @@ impl<const BYTES: usize> Drop for Counted<BYTES> {
     }
 }
 
-/// Every way a closure and its result can go; each is made once and dropped once.
+/// Takes every path of a closure and its result; checks that each is made and dropped once.
 fn everything_is_dropped_once<const CAPTURE: usize, const RESULT: usize>() {
     let counts = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let check = |what: &str, made: usize| {
@@ -380,7 +379,7 @@ fn closures_and_results_about_as_large_as_a_record_are_dropped_once() {
     common::within(120, everything_is_dropped_once::<96, 104>);
 }
 
-/// Wants more alignment than a record gives.
+/// A type that needs more alignment than a record gives.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[repr(align(64))]
 struct Aligned([u8; 5]);
@@ -459,7 +458,7 @@ fn a_join_with_a_time_limit_gives_the_handle_back() {
                 fiber.unparker().unpark();
                 let result = fiber.join_timeout(Duration::from_secs(3600)).unwrap();
                 assert_eq!(result.unwrap(), [5; 100]);
-                // A time too far away to be named.
+                // A time that is too far away to be represented.
                 assert_eq!(
                     indent::spawn(|| 6)
                         .join_timeout(Duration::MAX)
@@ -582,7 +581,7 @@ fn spawn_panics_where_try_spawn_refuses_and_says_where() {
 #[test]
 fn a_large_stack_holds_deep_frames() {
     fn deep(left: usize) -> usize {
-        let frame = std::hint::black_box([left; 128]); // a KiB
+        let frame = std::hint::black_box([left; 128]); // one KiB
         match left {
             0 => 0,
             _ => deep(left - 1) + frame[127] / frame[0],
@@ -620,7 +619,7 @@ fn a_fiber_starts_on_the_worker_it_was_sent_to() {
             });
             rt.wait_idle();
             let after = started();
-            // The spawner itself may start on either.
+            // The spawner itself may start on either worker.
             assert!(
                 after[worker] - before[worker] >= 100,
                 "{before:?} {after:?}"
@@ -636,7 +635,7 @@ fn a_fiber_starts_on_the_worker_it_was_sent_to() {
 #[test]
 fn a_fiber_sent_to_a_busy_worker_waits_for_it() {
     common::within(60, || {
-        // Else the busy one is interrupted for it.
+        // Without preemption, because otherwise the busy fiber is interrupted for it.
         let rt = Builder::new().workers(2).preempt(false).build().unwrap();
         let (tell, told) = mpsc::channel();
         let go = Arc::new(AtomicBool::new(false));
@@ -658,7 +657,7 @@ fn a_fiber_sent_to_a_busy_worker_waits_for_it() {
         });
         told.recv().unwrap();
         for _ in 0..100 {
-            rt.block_on(|| indent::spawn(|| ()).join().unwrap()); // worker 0 has time
+            rt.block_on(|| indent::spawn(|| ()).join().unwrap()); // worker 0 is free
         }
         assert!(!sent.is_finished());
         go.store(true, SeqCst);
@@ -714,7 +713,7 @@ fn a_preferred_worker_that_sleeps_gets_the_fiber() {
             let before = started();
             rt.block_on(|| {
                 for i in 0..50 {
-                    // Time for the others to fall asleep.
+                    // Time for the other workers to sleep.
                     park_for(Duration::from_millis(1));
                     let fiber = task::Builder::new()
                         .preferred_worker(preferred)
@@ -795,7 +794,7 @@ fn pinned_fibers_stay_on_their_thread() {
         for fiber in fibers {
             assert!(fiber.join().unwrap());
         }
-        drop(task::pin()); // nothing on a plain thread
+        drop(task::pin()); // does nothing on a plain thread
     });
 }
 

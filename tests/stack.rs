@@ -2,10 +2,10 @@
     unsafe_code,
     reason = "faults on purpose and installs a signal handler"
 )]
-//! Stacks: sizes, reuse, guards, and what is said when one overflows.
+//! Stacks: sizes, reuse, guards, and the messages on an overflow.
 //!
-//! Whatever ends its process, or uses it up, runs in a child (module `child`), which says on its
-//! standard output what the parent should find in the message.
+//! Tests that end their process, or use up its resources, run in a child (module `child`). The
+//! child prints on its standard output what the parent should find in the message.
 
 use std::cell::Cell;
 use std::os::fd::AsRawFd;
@@ -28,7 +28,7 @@ fn runtime(workers: usize) -> Runtime {
     Builder::new().workers(workers).build().expect("a runtime")
 }
 
-/// Goes down the stack until it is `bytes` below `from`; how many frames that took.
+/// Descends the stack until it is `bytes` below `from`; returns the number of frames that took.
 #[inline(never)]
 fn descend(from: usize, bytes: usize) -> usize {
     let room = std::hint::black_box([0u8; 512]);
@@ -62,7 +62,7 @@ fn killed_by(signal: i32, test: &str, variables: &[(&str, &str)]) -> Output {
     output
 }
 
-/// The child's fiber overflows its stack; checks every part of the message.
+/// Overflows a stack in a child's fiber, and checks every part of the message.
 fn overflow(size: &str, name: &str, guard: &str) {
     let text = overflow_by("dig", size, name, guard);
     if cfg!(target_env = "musl") {
@@ -77,7 +77,7 @@ fn overflow(size: &str, name: &str, guard: &str) {
     );
 }
 
-/// The same, for any kind of overflow; returns what the child wrote.
+/// Does the same for any kind of overflow; returns what the child wrote.
 fn overflow_by(way: &str, size: &str, name: &str, guard: &str) -> String {
     let variables = [
         ("CASE_WAY", way),
@@ -143,22 +143,22 @@ fn a_frame_that_jumps_up_to_64_kib_past_the_end_is_reported_as_an_overflow() {
     }
 }
 
-/// The first byte of the page that holds `address`.
+/// Returns the first byte of the page that holds `address`.
 fn page_of(address: usize) -> usize {
     address & !(4 * KIB - 1)
 }
 
-/// Whether a byte can be read. The kernel is asked, so that a guard raises no signal.
+/// Returns true if a byte can be read; the kernel checks, so a guard raises no signal.
 fn is_readable(address: usize) -> bool {
     let (reader, writer) = std::io::pipe().expect("a pipe");
-    // Not `write`: a sanitizer looks at what that is given.
+    // Not `write`, because a sanitizer checks its arguments.
     // SAFETY: the kernel reads the byte, or fails with EFAULT.
     let written = unsafe { libc::syscall(libc::SYS_write, writer.as_raw_fd(), address, 1_usize) };
     drop(reader);
     written == 1
 }
 
-/// The lowest byte that the calling fiber may use of its stack.
+/// Returns the lowest byte that the calling fiber may use of its stack.
 fn end_of_stack() -> usize {
     let here = 0u8;
     let mut page = page_of(std::ptr::from_ref(std::hint::black_box(&here)).addr());
@@ -168,7 +168,7 @@ fn end_of_stack() -> usize {
     page
 }
 
-/// How many bytes below the calling fiber's stack cannot be touched.
+/// Returns the number of untouchable bytes below the calling fiber's stack.
 fn guard_of_stack() -> usize {
     let end = end_of_stack();
     let mut page = end - 4 * KIB;
@@ -382,7 +382,7 @@ fn bound_fibers_find_threads_where_stacks_have_reached_their_limit() {
     common::alone("page_limit_with_threads");
 }
 
-/// Runs a test of module `child` with so much address space.
+/// Runs a test of module `child` with this much address space.
 fn with_address_space(kib: u64, test: &str) -> Output {
     let me = std::env::current_exe().expect("the path of this test binary");
     Command::new("sh")
@@ -415,22 +415,23 @@ mod child {
         std::env::var(name).unwrap_or_default()
     }
 
-    /// What overflows. Not a tail call, not a loop.
+    /// Recurses until the stack overflows; neither a tail call nor a loop.
     #[inline(never)]
     fn dig_deeper(depth: usize) -> usize {
         let room = std::hint::black_box([depth; 16]);
         if depth == usize::MAX {
-            return 0; // nobody gets there
+            return 0; // unreachable in practice
         }
         let below = dig_deeper(depth + 1);
         below + std::hint::black_box(room)[3]
     }
 
-    /// Writes so many bytes below the calling fiber's stack, as a large frame without probes does.
+    /// Writes this many bytes below the calling fiber's stack, as a large frame without probes
+    /// does.
     fn jump(bytes: usize) -> usize {
         let at = end_of_stack() - bytes;
         let stranger: *mut u8 = std::hint::black_box(std::ptr::with_exposed_provenance_mut(at));
-        // SAFETY: none: the fault is the point; the process is a child made for it.
+        // SAFETY: none: the fault is intended; the process is a child made for it.
         unsafe { stranger.write_volatile(1) };
         println!("wrote {bytes} bytes past the end, into another stack");
         bytes
@@ -474,7 +475,7 @@ mod child {
 
     fn dereference_null() {
         let nowhere: *const u32 = std::hint::black_box(std::ptr::null());
-        // SAFETY: none: the fault is the point; the process is a child made for it.
+        // SAFETY: none: the fault is intended; the process is a child made for it.
         println!("{}", unsafe { nowhere.read_volatile() });
     }
 
@@ -504,9 +505,9 @@ mod child {
 
     extern "C" fn plain_handler(_signal: i32) {
         let text = b"the user's handler\n";
-        // SAFETY: a valid buffer of that length.
+        // SAFETY: the buffer is valid for its length.
         unsafe { libc::write(1, text.as_ptr().cast(), text.len()) };
-        // SAFETY: ends the process without running anything of it.
+        // SAFETY: the call ends the process without running any of its code.
         unsafe { libc::_exit(42) };
     }
 
@@ -531,7 +532,7 @@ mod child {
             action.sa_sigaction = plain_handler as *const () as usize;
             action.sa_flags = libc::SA_ONSTACK;
         }
-        // SAFETY: a valid action whose handlers have the types its flags say.
+        // SAFETY: the action is valid, and its handlers have the types its flags say.
         let done = unsafe { libc::sigaction(libc::SIGSEGV, &action, std::ptr::null_mut()) };
         assert_eq!(done, 0);
         let rt = runtime(1);
@@ -559,7 +560,7 @@ mod child {
         });
         println!("{frames} frames in {} MiB", bytes / MIB);
         assert!(frames > 10_000);
-        // Twice more: the same stack, or another one.
+        // Twice more, on the same stack or on another one.
         for _ in 0..2 {
             let fiber = rt.block_on(|| task::Builder::new().stack_size(1 << 30).spawn(|| 7));
             assert_eq!(fiber.join().unwrap(), 7);
@@ -616,11 +617,11 @@ mod child {
         let rt = Builder::new()
             .workers(2)
             .stack_guard(StackGuard::Page)
-            .preempt(false) // without a mapping left no thread starts, and std ends the process if one should
+            .preempt(false) // without mappings no thread starts, and std would then abort
             .stack_size(64 * KIB)
             .build()
             .unwrap();
-        // Before the program's code has been read fibers keep threads, which take mappings, too.
+        // Before the program's code has been read, fibers keep threads, which take mappings, too.
         rt.wait_until_surveyed(None);
         let limit = rt.metrics().fiber_limit.expect("guard pages are limited");
         assert_eq!(rt.metrics().stack_guard, StackGuard::Page);
@@ -658,7 +659,7 @@ mod child {
         wait_for("all to park", || parked(rt.handle()) == fibers.len());
         println!("{} parked, mappings {}", fibers.len(), mappings());
 
-        // Beyond the limit a plain spawn waits for a stack, until others end.
+        // Beyond the limit a plain spawn waits for a stack until other fibers end.
         let extra = 16_000; // more than the share of threads has room for
         fibers.extend((0..extra).map(|_| rt.spawn(body(&done))));
         wait_for("starvation", || rt.metrics().fibers_waiting_for_stack > 0);
@@ -702,7 +703,8 @@ mod child {
         });
     }
 
-    /// From a cold start, when every fiber that parks takes a thread; and some need it for good.
+    /// Parks fibers from a cold start, where every parked fiber takes a thread, and some need it
+    /// for good.
     #[test]
     #[ignore = "uses up the mappings of its process"]
     fn page_limit_with_threads() {
@@ -714,7 +716,7 @@ mod child {
             .build()
             .unwrap();
         let limit = rt.metrics().fiber_limit.expect("guard pages are limited");
-        // Two closures: one that could call either would be bound in any case.
+        // Two closures, because one that could call either would be bound in any case.
         let plain = (0..limit - BOUND).map(|_| rt.spawn(park::park));
         let mut fibers: Vec<_> = plain.collect();
         fibers.extend((0..BOUND).map(|_| rt.spawn(park_bound)));
@@ -746,7 +748,7 @@ mod child {
         let rt = runtime(2);
         let huge = || task::Builder::new().stack_size(1 << 30);
         let ran = Arc::new(Mutex::new(0));
-        // Nobody holds a stack: it fails at once.
+        // No fiber holds a stack, so the spawn fails immediately.
         for _ in 0..3 {
             let ran = ran.clone();
             let (sender, receiver) = std::sync::mpsc::channel();
@@ -756,10 +758,11 @@ mod child {
             assert!(!error.is_cancelled() && !error.is_panic());
             assert!(error.to_string().contains("ulimit -v"), "{error}");
         }
-        // A fiber that holds a small stack could not help by ending; not even the one that waits.
+        // A fiber that holds a small stack could not help by ending; neither could the one that
+        // waits.
         let joined = rt.block_on(|| huge().spawn(|| ()).join());
         assert!(joined.unwrap_err().is_no_stack());
-        // Small stacks can be had all the while.
+        // Small stacks are available all the time.
         assert_eq!(rt.block_on(|| 7), 7);
         rt.wait_idle();
         assert_eq!(rt.metrics().fibers_alive, 0);

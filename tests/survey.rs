@@ -1,4 +1,4 @@
-//! Waiting until the program's code has been read, and what a program without symbols reports.
+//! Waiting until the program's code has been read, and the report on a program without symbols.
 
 mod common;
 
@@ -12,7 +12,7 @@ const LINE: &str = "the program has no symbols of functions";
 struct Copy(PathBuf);
 
 impl Copy {
-    /// `None`, after saying so, if there is no `strip`.
+    /// Returns a stripped copy, or `None` with a message if there is no `strip`.
     fn stripped(name: &str, option: &str) -> Option<Copy> {
         let me = std::env::current_exe().expect("the path of this test binary");
         let name = format!("indent-survey-{name}-{}", std::process::id());
@@ -57,7 +57,7 @@ fn run(program: &Path, test: &str, variables: &[(&str, &str)]) -> Output {
     output
 }
 
-/// How often the line is in what a child wrote to standard error.
+/// Counts how often the line is in a child's standard error.
 fn lines(output: &Output) -> usize {
     let text = String::from_utf8_lossy(&output.stderr);
     text.matches(LINE).count()
@@ -173,7 +173,7 @@ mod child {
     #[test]
     #[ignore = "of a stripped copy"]
     fn has_no_symbols() {
-        // Several runtimes, and one line all the same.
+        // Several runtimes, but only one line.
         for _ in 0..2 {
             let rt = start();
             assert_eq!(rt.wait_until_surveyed(None), Survey::NoSymbols);

@@ -1,5 +1,6 @@
-//! Locks, for fibers and threads: exclusion, no forgotten waiter, no leaked permit, deadlines, and
-//! every way in which a wait ends.
+//! Locks for fibers and threads: exclusion, no forgotten waiter, no leaked permit, deadlines.
+//!
+//! The tests cover every way in which a wait ends.
 
 mod common;
 
@@ -222,7 +223,7 @@ fn a_fiber_that_locks_all_the_time_can_be_cancelled() {
                 }
             }
         };
-        // For long enough to count as a fiber that computes, alone and beside another.
+        // Long enough to count as a fiber that computes, alone and beside another.
         let long = Duration::from_millis(200);
         let alone = rt.block_on(|| time::timeout(long, locks.clone()));
         assert!(alone.is_err());
@@ -546,7 +547,7 @@ fn too_many_permits_are_refused_and_leave_everything_in_order() {
         let semaphore = Arc::new(Semaphore::new(Semaphore::MAX_PERMITS));
         assert!(panics(|| semaphore.add_permits(1)).contains("at most"));
         assert_eq!(semaphore.available_permits(), Semaphore::MAX_PERMITS);
-        // Also with a waiter, and on a fiber, which can be preempted after it.
+        // Also with a waiter, and on a fiber, which can be preempted afterwards.
         let some = semaphore.acquire_many(2).unwrap();
         let waiting = rt.spawn({
             let semaphore = semaphore.clone();
@@ -557,7 +558,8 @@ fn too_many_permits_are_refused_and_leave_everything_in_order() {
             assert!(panics(|| semaphore.add_permits(3)).contains("at most"));
             task::yield_now();
         });
-        // These are two too many when they are returned, which is not an error of the returner.
+        // These are two too many when they are returned, which is not an error of the caller that
+        // returns them.
         semaphore.add_permits(2);
         drop(some);
         waiting.join().unwrap();
@@ -633,7 +635,7 @@ fn an_event_releases_all_waiters_and_can_be_reset() {
             event.set();
             event.wait();
             thread.join().unwrap();
-            event.reset(); // the present waiters proceed all the same
+            event.reset(); // the present waiters proceed anyway
             join_all(fibers);
             assert!(!event.is_set() && !event.wait_timeout(SOON));
         }
@@ -646,7 +648,7 @@ fn a_notification_is_kept_for_one_and_waiters_are_woken_in_order() {
         let rt = runtime(2);
         let notify = Arc::new(Notify::new());
         notify.notify_one();
-        notify.notify_one(); // at most one is kept
+        notify.notify_one(); // at most one notification is stored
         notify.notified();
         assert!(!notify.notified_timeout(SOON));
         let order = Arc::new(AtomicUsize::new(0));
@@ -720,7 +722,7 @@ fn rounds_of_a_barrier_that_overlap_are_all_complete() {
         let fibers: Vec<_> = (0..3 * SIZE - 2).map(|_| rt.spawn(wait.clone())).collect();
         let threads: Vec<_> = (0..2).map(|_| std::thread::spawn(wait.clone())).collect();
         common::wait_for("all rounds", || shared.1.load(SeqCst) >= ROUNDS);
-        // The fibers that wait for a round that will not be complete.
+        // Fibers that wait for a round that will not be complete.
         let over = Arc::new(AtomicBool::new(false));
         let helpers: Vec<_> = (0..SIZE)
             .map(|_| {

@@ -24,7 +24,7 @@ fn settle() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// A new fiber requests this many permits; or to read (0) or to write.
+    /// A new fiber requests this many permits; for a lock, to read (0) or to write.
     Come(usize),
     /// The holder with this number, modulo their count, releases.
     Leave(usize),

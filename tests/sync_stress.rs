@@ -1,6 +1,7 @@
-//! Locks under stress: limits and deadlines that pass at random moments, fibers that are preempted
-//! every 0.2 ms, and fibers that compute beside them. Nothing is leaked, no waiter is forgotten,
-//! and every fiber gets its share.
+//! Locks under stress: no leak, no forgotten waiter, and a share for every fiber.
+//!
+//! Limits and deadlines pass at random moments, fibers are preempted every 0.2 ms, and other fibers
+//! compute beside them.
 
 mod common;
 
@@ -221,7 +222,7 @@ fn stress_no_notification_and_no_waiter_is_lost_however_waits_end() {
             Event::new(),
         ));
         let over = Arc::new(AtomicBool::new(false));
-        // A fiber that feeds them for as long as they run.
+        // A fiber that supplies them for as long as they run.
         let feeder = rt.spawn({
             let (shared, over) = (shared.clone(), over.clone());
             move || {
@@ -359,7 +360,7 @@ fn stress_no_notification_is_lost_or_doubled_however_waits_end() {
             .collect();
         let thread = std::thread::spawn(move || waits(FIBERS));
         let (notify, heard, over) = &*shared;
-        // One at a time, since at most one is kept.
+        // One at a time, since at most one notification is stored.
         for words in 1..=WORDS {
             notify.notify_one();
             while heard.load(SeqCst) < words {
@@ -448,7 +449,7 @@ fn stress_no_waiter_of_a_group_is_forgotten_however_waits_end() {
                         work(&mut own);
                     });
                 } else if random.below(2) == 0 {
-                    group.wait(); // members come and go, but there are moments without any
+                    group.wait(); // members come and go, but sometimes there are none
                 } else {
                     perhaps_in_time(random, |time| group.wait_timeout(time).then_some(()));
                 }
@@ -511,7 +512,7 @@ fn stress_the_end_of_a_runtime_leaves_no_waiter_behind_and_poisons_nothing() {
     });
 }
 
-/// CPU time of this process, to a hundredth of a second.
+/// Returns the CPU time of this process, to a hundredth of a second.
 fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("a line about this process");
     let after_the_name = stat.rsplit(')').next().expect("its rest");
@@ -521,18 +522,20 @@ fn cpu_time() -> Duration {
     Duration::from_millis((user + system) * 10)
 }
 
-/// Rounds of a loop under the lock, some microseconds: the lock is scarce then, and not a CPU. (A
-/// fiber that has a CPU to itself for a moment gets a lock that is free between two instructions a
-/// thousand times, because no other fiber asks for it.)
+/// Rounds of a loop under the lock, some microseconds, so that the lock is scarce and not a CPU.
+///
+/// A fiber that has a CPU to itself for a moment takes a lock that is free between two instructions
+/// a thousand times, because no other fiber asks for it.
 const SECTION: u64 = if cfg!(debug_assertions) {
     1_000
 } else {
     10_000
 };
 
-/// For each second, how often each fiber got a lock that all of them request all the time. A second
-/// in which other processes have the CPUs is prolonged, within limits, until this process has had a
-/// CPU for as long.
+/// Counts, for each second, how often each fiber got a lock that all of them request all the time.
+///
+/// A second in which other processes have the CPUs is prolonged, within limits, until this process
+/// has had a CPU for as long.
 fn seconds(rt: &Runtime, fibers: usize, seconds: usize) -> Vec<Vec<u64>> {
     const SECOND: Duration = Duration::from_secs(1);
     let counts: Arc<Vec<AtomicU64>> = Arc::new((0..fibers).map(|_| AtomicU64::new(0)).collect());

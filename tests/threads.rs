@@ -2,10 +2,10 @@
     unsafe_code,
     reason = "raises the limit on descriptors by a system call"
 )]
-//! How many threads fibers cost, and what happens where there are no more.
+//! How many threads fibers cost, and what happens when no more can be created.
 //!
-//! Each case is a process of its own: threads and limits are the process's, and each starts cold,
-//! before its code has been read.
+//! Each case is a process of its own: threads and limits belong to the process, and each case
+//! starts cold, before its code has been read.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -104,14 +104,14 @@ mod child {
 
     const WORKERS: usize = 2;
 
-    /// A runtime whose fibers are all bound.
+    /// Starts a runtime whose fibers are all bound.
     fn binding(builder: Builder) -> Runtime {
         let rt = builder.workers(WORKERS).build().unwrap();
         rt.handle().bind_everything(true);
         rt
     }
 
-    /// So many fibers that wait until all of them are there.
+    /// Starts fibers that wait until all of them are there.
     fn wait_for_all(rt: &Runtime, here: &Arc<AtomicUsize>, fibers: usize) -> Vec<JoinHandle<()>> {
         let body = |here: Arc<AtomicUsize>| {
             move || {
@@ -135,12 +135,12 @@ mod child {
         let rt = binding(Builder::new().max_carriers(64));
         let here = Arc::new(AtomicUsize::new(0));
         let fibers = wait_for_all(&rt, &here, FIBERS);
-        // Those that have a thread wait for ever for those that have not.
+        // Fibers that have a thread wait forever for those that have none.
         common::wait_for("the others fail", || {
             fibers.iter().filter(|fiber| has_ended(fiber)).count() + 100 >= FIBERS
         });
         let inside = here.swap(FIBERS, SeqCst);
-        // The two workers may admit one each at the same moment.
+        // The two workers may admit one fiber each at the same moment.
         assert!((32..=65).contains(&inside), "{inside} had a thread");
         let failed = fibers.into_iter().filter_map(|fiber| fiber.join().err());
         let failed: Vec<_> = failed.collect();
@@ -157,7 +157,7 @@ mod child {
         common::wait_for("some wait for a thread", || {
             rt.metrics().fibers_waiting_for_thread > REFUSED / 2
         });
-        // All workers sleep for a while, and do not ask for threads again and again.
+        // All workers sleep for a while, and do not ask for threads repeatedly.
         const WHILE: Duration = Duration::from_millis(500);
         let _known = rt.wait_until_surveyed(None);
         let before = processor_time();
@@ -172,7 +172,7 @@ mod child {
         }
     }
 
-    /// What this process has computed so far.
+    /// Returns the CPU time this process has used so far.
     fn processor_time() -> Duration {
         let mut time = libc::timespec {
             tv_sec: 0,
@@ -184,10 +184,11 @@ mod child {
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 
-    /// Fibers of [`refused`].
+    /// Number of fibers of [`refused`].
     const REFUSED: usize = 20;
 
-    /// A runtime that gets two more threads, bound fibers that count and park, and their count.
+    /// Returns a runtime that gets two more threads, bound fibers that count and park, and their
+    /// count.
     #[expect(clippy::type_complexity, reason = "for two tests alone")]
     fn refused() -> Option<(limit::Limit, Runtime, Arc<AtomicUsize>, Vec<JoinHandle<()>>)> {
         let limit = limit::Limit::new()?;
@@ -248,7 +249,7 @@ mod child {
         }
     }
 
-    /// Sleeps again and again; apart, so that no test's code is in its frames.
+    /// Sleeps repeatedly, in a function of its own so that no test's code is in its frames.
     #[inline(never)]
     fn tick(turns: &AtomicUsize, stop: &AtomicBool) {
         while !stop.load(SeqCst) {
@@ -312,7 +313,7 @@ mod child {
         common::wait_for("threads end", || rt.metrics().carriers <= 16);
     }
 
-    /// Raises the limit on descriptors as far as it goes, and returns it.
+    /// Raises the limit on descriptors as far as possible, and returns it.
     fn raise_descriptors() -> usize {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
@@ -328,7 +329,7 @@ mod child {
         limit.rlim_cur as usize
     }
 
-    /// What a connection is served by; apart, so that no test's code is in its frames.
+    /// Serves a connection, in a function of its own so that no test's code is in its frames.
     #[inline(never)]
     fn serve(mut connection: indent::net::TcpStream) -> usize {
         let mut byte = [0];
@@ -345,7 +346,7 @@ mod child {
         let connect = |_| std::net::TcpStream::connect(address).unwrap();
         let connections: Vec<_> = (0..count).map(connect).collect();
         let mut server = &connections[0];
-        // Until the server ends.
+        // Returns when the server ends.
         let _closed = server.read(&mut [0]);
     }
 
@@ -401,10 +402,10 @@ mod child {
         _data: *mut libc::c_void,
     ) -> libc::c_int {
         compute();
-        1 // no other object
+        1 // stop at the first object
     }
 
-    /// Fibers that compute until `STOP`; one of them holds the lock of the loader meanwhile.
+    /// Starts fibers that compute until `STOP`; one of them holds the loader's lock meanwhile.
     fn hold_the_loader_lock() -> (Runtime, Vec<JoinHandle<()>>) {
         let rt = Builder::new().workers(WORKERS).build().unwrap();
         rt.wait_until_surveyed(None); // which needs the lock
@@ -416,7 +417,9 @@ mod child {
         (rt, fibers)
     }
 
-    /// Whether that comes. No panic while the lock is held: its backtrace needs it.
+    /// Returns true if the condition becomes true in time.
+    ///
+    /// It does not panic, because a backtrace needs the lock that is held.
     fn comes(what: impl Fn() -> bool) -> bool {
         let until = Instant::now() + Duration::from_secs(60);
         while !what() && Instant::now() < until {
@@ -425,7 +428,7 @@ mod child {
         what()
     }
 
-    /// From then on there are reports to be taken down, which needs the lock, too.
+    /// Returns true once there are reports to be written, which needs the lock, too.
     fn has_reports(rt: &Runtime) -> bool {
         comes(|| rt.metrics().overruns_total >= 32)
     }
@@ -468,8 +471,9 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn endless() {
         const FIBERS: usize = 64;
-        /// What the documentation of deferred starts says: 20 ms for each, and as much again for
-        /// slices.
+        /// Time that the documentation of deferred starts states.
+        ///
+        /// It is 20 ms for each fiber, and the same again for slices.
         const STATED: Duration = Duration::from_millis(2 * 20 * FIBERS as u64);
         let rt = Builder::new().workers(WORKERS).build().unwrap();
         let (started, stop) = (
@@ -497,10 +501,11 @@ mod child {
         assert!(took < 4 * STATED, "{took:?}");
     }
 
-    /// Bound fibers that park and hold their threads, and a fiber that starts movable ones all the
-    /// time, until the flag is set.
+    /// Starts bound fibers that park and hold their threads.
+    ///
+    /// Another fiber starts movable ones all the time, until the flag is set.
     fn hold_threads(rt: &Runtime, holders: usize, stop: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
-        /// Apart, so that no test's code is in its frames.
+        /// A function of its own, so that no test's code is in its frames.
         #[inline(never)]
         fn nothing() {}
         let stopped = stop.clone();
@@ -574,7 +579,7 @@ mod child {
         }
     }
 
-    /// Turns of a loop in each of the fibers, after so long. All of them have started before.
+    /// Returns the loop turns of each fiber after this time; all of them have started before.
     fn turns(rt: &Runtime, fibers: usize, time: Duration) -> Vec<u64> {
         let counts: Arc<Vec<AtomicU64>> = Arc::new((0..fibers).map(|_| 0.into()).collect());
         let stop = Arc::new(AtomicBool::new(false));
@@ -609,7 +614,7 @@ mod child {
     #[ignore = "run by a test above, in a process of its own"]
     fn equal_shares() {
         const FIBERS: usize = 8;
-        // Long enough for each to have had many slices.
+        // Long enough for each to have many slices.
         let seconds = std::env::var("INDENT_TEST_FULL").map_or(10, |_| 30);
         let rt = Builder::new().workers(WORKERS).build().unwrap();
         let turns = turns(&rt, FIBERS, Duration::from_secs(seconds));
@@ -620,7 +625,7 @@ mod child {
         assert!(shares.iter().all(fair), "{shares:.3?}");
     }
 
-    /// How often the threads that run fibers have gone to sleep so far.
+    /// Returns how often the threads that run fibers have gone to sleep so far.
     fn sleeps() -> u64 {
         let field = |status: &str, name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -629,7 +634,7 @@ mod child {
         let of = |task: std::fs::DirEntry| {
             let status = std::fs::read_to_string(task.path().join("status")).ok()?;
             let number = field(&status, "Name:")?.strip_prefix("indent-")?.to_owned();
-            number.parse::<u64>().ok()?; // the others are the runtime's own
+            number.parse::<u64>().ok()?; // the other threads are the runtime's own
             field(&status, "voluntary_ctxt_switches:")?
                 .parse::<u64>()
                 .ok()

@@ -40,8 +40,7 @@ fn no_sleeper_wakes_early_and_all_wake() {
     assert!(metrics.timers_fired_total > 4_000, "{metrics:?}");
 }
 
-/// In which order fibers of one worker wake that sleep until given times (in ms after a common
-/// start).
+/// Returns the order in which sleeping fibers of one worker wake (in ms after a common start).
 ///
 /// If `held`, the worker is kept busy until the last deadline has passed.
 fn order_of_waking(ends: [u32; 5], held: bool) -> Vec<u32> {
@@ -143,7 +142,7 @@ fn deadlines_of_a_busy_worker_pass_in_time_for_fibers_elsewhere() {
     sleeper.join().unwrap();
 }
 
-/// Waits until all of these sleep, or until one has woken, if this thread was slow.
+/// Waits until all of these fibers sleep, or until one has woken, if this thread was slow.
 fn wait_for_sleepers(rt: &Runtime, fibers: &[JoinHandle<()>]) {
     wait_for("sleepers", || {
         rt.metrics().timers_active == fibers.len() || fibers.iter().any(JoinHandle::is_finished)
@@ -204,7 +203,7 @@ fn deadlines_of_a_retired_worker_pass_while_the_others_are_busy() {
 
 #[test]
 fn a_fiber_that_returns_after_its_limit_does_not_delay_other_unwinds() {
-    // With so few threads one fiber at a time may unwind.
+    // With so few threads only one fiber at a time may unwind.
     let rt = Builder::new().workers(1).max_carriers(4).build().unwrap();
     let returns = rt.spawn(|| {
         let woken = time::timeout(MS, || park::park_until(None, ParkReason::Park));
@@ -340,7 +339,7 @@ fn a_cancelled_fiber_unwinds_through_its_limits() {
 
 #[test]
 fn thousands_of_limits_that_pass_together_all_report() {
-    // More than may unwind at once, and each parks in a destructor.
+    // More fibers than may unwind at once, and each parks in a destructor.
     struct Parks;
     impl Drop for Parks {
         fn drop(&mut self) {

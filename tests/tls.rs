@@ -1,22 +1,25 @@
-//! Who am I, in machine code: no thread-local address outlives a switch (S8).
+//! Machine code of thread-locals: no address of a thread-local outlives a switch (S8).
 //!
 //! A fiber that switches out may come back on another thread. The compiler does not know that: it
-//! may take the address of a thread-local once and use it again after the switch, where it belongs
-//! to a thread the fiber has left. The source guards against it (`sched/workers/context.rs`); whether the
-//! guard held is seen in the machine code alone. So this builds a small program with optimization
-//! (and, when the tests themselves are optimized, with link-time optimization of everything),
-//! disassembles it, and shows:
+//! may compute the address of a thread-local once and use it again after the switch, where it
+//! belongs to a thread the fiber has left. The source guards against that
+//! (`sched/workers/context.rs`); only the machine code shows whether the guard held. So this test
+//! builds a small program with optimization (and, when the tests themselves are optimized, with
+//! link-time optimization of everything), disassembles it, and checks:
 //!
-//! 1. `CARRIER` is read in one function, `sched::context::carrier`, which exists as a function of
-//!    its own, loads the pointer once, and is called from many places. Nobody else reads it;
-//!    functions that write it, or take its address in order to, contain no switch.
-//! 2. After every switch out of a fiber the first thing called is that function: what the fiber
-//!    knew of its carrier before is asked for anew.
-//! 3. Functions that contain a switch take no address of a thread-local at all, but for `PARKER`,
-//!    which only plain threads use, and those never switch. Accesses relative to the thread
-//!    register itself (std's count of panics) are always the present thread's and harmless.
+//! 1. `CARRIER` is read in one function, `sched::workers::context::carrier`, which exists as a
+//!    function of its own, loads the pointer once, and is called from many places. No other
+//!    function reads it; functions that write it, or take its address in order to write it, contain
+//!    no switch.
+//! 2. After every switch out of a fiber the first call goes to that function: the fiber asks again
+//!    for its carrier.
+//! 3. Functions that contain a switch take no address of a thread-local at all, except for
+//!    `PARKER`, which only plain threads use, and those never switch. Accesses relative to the
+//!    thread register itself (std's count of panics) always belong to the present thread and are
+//!    harmless.
 //!
-//! A switch out is recognized by what it must do: load the stack pointer from memory.
+//! The test recognizes a switch out by its necessary instruction: it loads the stack pointer from
+//! memory.
 
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
@@ -26,13 +29,15 @@ use std::process::Command;
 
 mod common;
 
-/// The switch of a fiber, where it is a function of its own.
+/// Name of the switch of a fiber, where it is a function of its own.
 const SUSPEND: &str = "corosensei::coroutine::Yielder";
 
 const ACCESSOR: &str = "indent::sched::workers::context::carrier";
-/// The loop at the root of every stack: it takes the next fiber, which asks for itself.
+/// Name of the loop at the root of every stack.
+///
+/// It takes the next fiber, which asks for its carrier.
 const ROOT: &str = "indent::fiber::switch::root";
-/// How a coroutine ends, which that loop never does.
+/// How a coroutine ends; the root loop never does.
 const END: &str = "::coroutine_func";
 
 const MANIFEST: &str = r#"
@@ -84,12 +89,12 @@ fn main() {
 }
 "#;
 
-/// Builds the program and returns where it is.
+/// Builds the program and returns its path.
 fn build(profile: &str) -> PathBuf {
     let here = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("tls-probe-{profile}"));
     std::fs::create_dir_all(here.join("src")).expect("a directory");
     let manifest = MANIFEST.replace('@', env!("CARGO_MANIFEST_DIR"));
-    // The versions the workspace has, so that nothing needs the network.
+    // Uses the versions of the workspace, so that the build needs no network.
     let lock = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock");
     drop(std::fs::copy(lock, here.join("Cargo.lock")));
     std::fs::write(here.join("Cargo.toml"), manifest).expect("a manifest");
@@ -106,7 +111,7 @@ fn build(profile: &str) -> PathBuf {
         .arg(here.join("Cargo.toml"))
         .arg("--target-dir")
         .arg(here.join("target"))
-        // Sanitizers and the like change the very code we want to see.
+        // Sanitizers and similar flags change the very code under test.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("CARGO_BUILD_TARGET")
@@ -132,7 +137,7 @@ struct Function {
     code: Vec<(u64, String)>,
 }
 
-/// What the loader will write where: calls between object files go through such places.
+/// Returns the targets that the loader will write: calls between object files go through them.
 fn relocations(program: &Path) -> BTreeMap<u64, u64> {
     let text = objdump(program, &["-R"]);
     let relative = |line: &str| -> Option<(u64, u64)> {
@@ -144,7 +149,7 @@ fn relocations(program: &Path) -> BTreeMap<u64, u64> {
     text.lines().filter_map(relative).collect()
 }
 
-/// All functions by address.
+/// Returns all functions by address.
 fn disassemble(program: &Path) -> BTreeMap<u64, Function> {
     let indirect = relocations(program);
     let text = objdump(program, &["-d", "-C", "--no-show-raw-insn"]);
@@ -173,7 +178,7 @@ fn disassemble(program: &Path) -> BTreeMap<u64, Function> {
     functions
 }
 
-/// A call or jump through a place the loader fills in, as if it were direct.
+/// Rewrites a call or jump through a place the loader fills in, as if it were direct.
 fn directly(code: &str, indirect: &BTreeMap<u64, u64>) -> String {
     let place = code
         .split_once("# ")
@@ -186,7 +191,7 @@ fn directly(code: &str, indirect: &BTreeMap<u64, u64>) -> String {
     }
 }
 
-/// Where a thread-local lies, relative to the thread register, and how long it is.
+/// Returns the offset of a thread-local from the thread register, and its length.
 fn offset_of(program: &Path, local: &str) -> (i64, i64) {
     let headers = objdump(program, &["-p"]);
     let mut lines = headers
@@ -221,7 +226,7 @@ fn offset_of(program: &Path, local: &str) -> (i64, i64) {
 }
 
 impl Function {
-    /// The instructions that leave a fiber's stack.
+    /// Returns the instructions that leave a fiber's stack.
     fn switches(&self) -> impl Iterator<Item = usize> + '_ {
         let leaves = |code: &str| code.starts_with("mov ") && code.ends_with("),%rsp");
         (0..self.code.len()).filter(move |&i| leaves(&self.code[i].1))
@@ -231,7 +236,8 @@ impl Function {
         self.switches().next().is_some()
     }
 
-    /// Uses of thread-locals: index of the instruction, offset from the thread register.
+    /// Returns the uses of thread-locals: index of the instruction, offset from the thread
+    /// register.
     fn locals(&self) -> Vec<(usize, i64)> {
         let mut found = Vec::new();
         for (i, (_, code)) in self.code.iter().enumerate() {
@@ -241,7 +247,7 @@ impl Function {
             let operand = operand.split(',').next().unwrap_or(operand);
             let offset = u64::from_str_radix(operand.trim_start_matches("0x"), 16);
             match offset.map(|offset| offset as i64) {
-                // The thread register itself: what is added to it follows soon.
+                // The thread register itself: an offset is added to it soon after.
                 Ok(0) => found.extend(self.materialized(i)),
                 Ok(offset) => found.push((i, offset)),
                 Err(_) => panic!("{}: an access this test cannot read: {code}", self.name),
@@ -250,13 +256,13 @@ impl Function {
         found
     }
 
-    /// The offsets added to the thread register that instruction `i` loads.
+    /// Returns the offsets added to the thread register that instruction `i` loads.
     fn materialized(&self, i: usize) -> Vec<(usize, i64)> {
         let mut registers: BTreeSet<String> = BTreeSet::new();
         registers.extend(self.code[i].1.rsplit(',').next().map(str::to_owned));
         let mut found = Vec::new();
         for (j, (_, code)) in self.code.iter().enumerate().skip(i + 1).take(8) {
-            // A copy of the register is as good as the register.
+            // A copy of the register counts as the register.
             if let Some((from, to)) = code.strip_prefix("mov ").and_then(|c| c.split_once(','))
                 && registers.contains(from.trim())
                 && to.starts_with('%')
@@ -276,12 +282,12 @@ impl Function {
         found
     }
 
-    /// True if instruction `i` takes an address, or loads the thread register to make one.
+    /// Returns true if instruction `i` takes an address, or loads the thread register to make one.
     fn takes_address(&self, i: usize) -> bool {
         self.code[i].1.starts_with("lea ")
     }
 
-    /// True if instruction `i` writes to memory and does nothing else with it.
+    /// Returns true if instruction `i` writes to memory and does nothing else with it.
     fn writes(&self, i: usize) -> bool {
         let code = &self.code[i].1;
         let target = code.rsplit(',').next().unwrap_or_default();
@@ -289,12 +295,12 @@ impl Function {
         code.starts_with("mov") && memory && !target.starts_with("%r")
     }
 
-    /// Targets of direct calls and jumps.
+    /// Returns the targets of direct calls and jumps.
     fn targets(&self) -> impl Iterator<Item = u64> + '_ {
         self.code.iter().filter_map(|(_, code)| target(code))
     }
 
-    /// Which instructions call one of these.
+    /// Returns the instructions that call one of these functions.
     fn calls_of(&self, functions: &[u64]) -> Vec<usize> {
         let calls = |code: &str| target(code).is_some_and(|to| functions.contains(&to));
         let code = self.code.iter().enumerate();
@@ -303,7 +309,7 @@ impl Function {
             .collect()
     }
 
-    /// Whom the first call from instruction `i` on calls.
+    /// Returns the target of the first call from instruction `i` on.
     fn first_call(&self, i: usize) -> Option<u64> {
         let calls = |code: &str| code.starts_with("call");
         let (_, call) = self.code[i..].iter().find(|(_, code)| calls(code))?;
@@ -319,7 +325,7 @@ impl Function {
     }
 }
 
-/// Where a direct call or jump goes.
+/// Returns the target of a direct call or jump.
 fn target(code: &str) -> Option<u64> {
     let rest = code
         .strip_prefix("call ")
@@ -346,7 +352,7 @@ fn check(profile: &str) {
     let is_parker = |offset: i64| (parker..parker + parker_length).contains(&offset);
     println!("CARRIER at {carrier:#x}, PARKER at {parker:#x}");
 
-    // 1. One reader.
+    // 1. There is one reader.
     let accessors: Vec<_> = functions
         .iter()
         .filter(|(_, f)| f.name == ACCESSOR)
@@ -382,7 +388,7 @@ fn check(profile: &str) {
                 "{name} touches CARRIER and switches:\n{listing}"
             );
             if function.takes_address(i) {
-                takers.push(at); // std's inner function of a thread-local: who calls it?
+                takers.push(at); // std's inner function of a thread-local: check its callers below
             } else {
                 assert!(function.writes(i), "{name} reads CARRIER:\n{listing}");
                 println!("{name} writes CARRIER");
@@ -405,7 +411,7 @@ fn check(profile: &str) {
         }
     }
 
-    // 2. After a switch, ask anew.
+    // 2. After a switch, the carrier is asked for again.
     let mut switches = 0;
     for function in functions.values() {
         for i in function.switches() {
@@ -436,7 +442,7 @@ fn check(profile: &str) {
         }
     }
     assert!(switches >= 2, "parks and yields switch; found {switches}");
-    // The root's next fiber begins with the question.
+    // The root's next fiber begins by asking.
     let first = functions
         .values()
         .find(|f| f.name == "indent::sched::workers::run::fiber_main");
@@ -468,7 +474,7 @@ fn optimized_code_asks_for_its_carrier_after_every_switch() {
 #[test]
 fn code_optimized_as_a_whole_asks_for_its_carrier_after_every_switch() {
     if cfg!(debug_assertions) {
-        return; // takes long to build; the optimized run of the tests does it
+        return; // slow to build; the optimized run of the tests does it
     }
     check("fat");
 }

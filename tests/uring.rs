@@ -2,9 +2,9 @@
     unsafe_code,
     reason = "forbids system calls by a filter, sets options of sockets"
 )]
-//! The choice of the I/O driver, and what only io_uring has to promise: nothing is left in flight.
+//! The choice of the I/O driver, and the extra promise of io_uring: nothing is left in flight.
 //!
-//! What sockets and pipes promise is in `tests/net` and `tests/io`, for both drivers.
+//! The promises of sockets and pipes are tested in `tests/net` and `tests/io`, for both drivers.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ use sockets::pattern;
 
 const MS: Duration = Duration::from_millis(1);
 
-/// A runtime with io_uring, or with epoll where that cannot be used: then the tests report it.
+/// Returns a builder with io_uring, or with epoll and a message where io_uring cannot be used.
 fn ring(workers: usize) -> Builder {
     sockets::builder("uring").workers(workers)
 }
@@ -112,12 +112,13 @@ mod child {
         ] {
             assert!(text.contains(part), "no '{part}' in: {text}");
         }
-        echo(&Builder::new().io(Io::Epoll).build().unwrap()); // the method wins
+        echo(&Builder::new().io(Io::Epoll).build().unwrap()); // the method overrides the variable
         // SAFETY: as above.
         unsafe { std::env::set_var("INDENT_IO", "kqueue") };
         let text = Builder::new().build().unwrap_err().to_string();
         assert!(text.contains("auto or uring or epoll"), "{text}");
-        // The strictest filter counts; here all return errors, and the newest one's is returned.
+        // The strictest filter counts; here all return errors, and the newest one's error is
+        // returned.
         forbid_io_uring(libc::ENOSYS);
         let text = Builder::new()
             .io(Io::Uring)
@@ -130,7 +131,7 @@ mod child {
         );
     }
 
-    /// How often the threads of this process, without the caller, were switched to.
+    /// Returns how often the threads of this process, except the caller, were switched to.
     fn switches() -> BTreeMap<String, u64> {
         let me = std::fs::read_link("/proc/thread-self").unwrap();
         let mut all = BTreeMap::new();
@@ -186,30 +187,30 @@ mod child {
         wait_for("no operation", || rt.metrics().io_operations_active == 0);
     }
 
-    /// Limits the number of open descriptors; returns the limit before.
+    /// Limits the number of open descriptors; returns the previous limit.
     fn limit_descriptors(to: u64) -> u64 {
         let mut limit = libc::rlimit {
             rlim_cur: 0,
             rlim_max: 0,
         };
-        // SAFETY: writes to `limit`.
+        // SAFETY: the call writes to `limit`.
         let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
         let before = limit.rlim_cur;
         limit.rlim_cur = to;
-        // SAFETY: reads `limit`.
+        // SAFETY: the call reads `limit`.
         let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
         assert_eq!((known, set), (0, 0));
         before
     }
 
-    /// Sets the CPUs that the calling thread may run on; returns those before.
+    /// Sets the CPUs that the calling thread may run on; returns the previous set.
     fn run_on(cpus: &libc::cpu_set_t) -> libc::cpu_set_t {
         let size = size_of::<libc::cpu_set_t>();
-        // SAFETY: of this type all bits may be zero.
+        // SAFETY: all bits of this type may be zero.
         let mut before = unsafe { std::mem::zeroed() };
-        // SAFETY: writes to `before`, which is of that size.
+        // SAFETY: the call writes to `before`, which is of that size.
         let known = unsafe { libc::sched_getaffinity(0, size, &mut before) };
-        // SAFETY: reads `cpus`, which is of that size.
+        // SAFETY: the call reads `cpus`, which is of that size.
         let set = unsafe { libc::sched_setaffinity(0, size, cpus) };
         assert_eq!((known, set), (0, 0));
         before
@@ -218,14 +219,14 @@ mod child {
     #[test]
     #[ignore = "has few descriptors"]
     fn short_of_descriptors() {
-        // SAFETY: of this type all bits may be zero.
+        // SAFETY: all bits of this type may be zero.
         let mut one: libc::cpu_set_t = unsafe { std::mem::zeroed() };
         let first = std::fs::read_to_string("/proc/thread-self/status").unwrap();
         let first = first
             .lines()
             .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
         let first = first.unwrap().trim().split([',', '-']).next().unwrap();
-        // SAFETY: a number that fits.
+        // SAFETY: the number fits into the set.
         unsafe { libc::CPU_SET(first.parse().unwrap(), &mut one) };
         let all = run_on(&one);
         let rt = sockets::builder("uring").build().unwrap(); // one worker, with room for more
@@ -286,8 +287,8 @@ mod child {
                 wait_for("a waiting fiber", || is_waiting(&fiber));
             }
             let report = rt.shutdown_timeout(Duration::ZERO);
-            // A fiber that was not notified in time stays parked, and data that arrives is written
-            // to no other memory.
+            // A fiber that was not notified in time stays parked, and data that arrives later is
+            // written to no other memory.
             theirs.iter_mut().for_each(|to| drop(to.write(b"late")));
             std::hint::black_box(vec![0_u8; 1 << 20]);
             println!(
@@ -323,7 +324,7 @@ fn a_select_is_notified_promptly_of_a_descriptor_however_long_it_has_waited() {
                     }
                     Instant::now()
                 });
-                std::thread::sleep(50 * MS); // a loop with growing pauses would poll rarely by now
+                std::thread::sleep(50 * MS); // by now a loop with growing pauses would poll rarely
                 let written = Instant::now();
                 ours.write_all(b"!").unwrap();
                 fiber.join().unwrap().duration_since(written)
@@ -358,8 +359,9 @@ fn a_select_that_withdraws_leaves_no_poll_and_the_descriptor_is_closed() {
     });
 }
 
-/// Withdrawing races with completions, while fibers are preempted at any instruction and
-/// descriptors are opened and closed.
+/// Races withdrawals with completions.
+///
+/// Meanwhile fibers are preempted at any instruction, and descriptors are opened and closed.
 #[test]
 fn stress_a_select_among_descriptors_misses_nothing_and_is_notified_once() {
     const PAIRS: u64 = 12;
@@ -400,7 +402,7 @@ fn stress_a_select_among_descriptors_misses_nothing_and_is_notified_once() {
                                     _ => to_source.write_all(b"!").unwrap(),
                                 }
                             }
-                            (tx, to_source) // nothing ends before all is received
+                            (tx, to_source) // nothing ends before everything is received
                         });
                         let mut random = Random::new(7_000 + 1_000 * pair + round);
                         let mut received = 0;
@@ -502,11 +504,11 @@ fn a_fiber_that_waits_with_a_retired_worker_is_notified() {
 
 #[test]
 fn idle_connections_are_operations_in_flight_and_end_with_their_fibers() {
-    const MANY: usize = 300; // more than a submission queue has room for
+    const MANY: usize = 300; // more than fit into a submission queue
     within(60, || {
         let rt = ring(2).build().unwrap();
         if rt.metrics().io_sockets != IoDriver::Uring {
-            return; // reported already
+            return; // already reported
         }
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -525,7 +527,7 @@ fn idle_connections_are_operations_in_flight_and_end_with_their_fibers() {
         let streams: Vec<_> = (0..MANY)
             .map(|_| TcpStream::connect(address).unwrap())
             .collect();
-        // And the acceptor's own.
+        // One more: the acceptor's own operation.
         wait_for("operations", || {
             rt.metrics().io_operations_active == MANY + 1
         });
@@ -539,13 +541,14 @@ fn idle_connections_are_operations_in_flight_and_end_with_their_fibers() {
     });
 }
 
-/// A socket with an entry in its error queue: `poll` always reports it ready, and it has nothing to
-/// read.
+/// Returns a socket with an entry in its error queue.
+///
+/// `poll` always reports it ready, and it has nothing to read.
 fn with_an_error_in_its_queue() -> std::net::UdpSocket {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let on: libc::c_int = 1;
     let size = size_of_val(&on) as libc::socklen_t;
-    // SAFETY: reads `on`, which is of that size.
+    // SAFETY: the call reads `on`, which is of that size.
     let set = unsafe {
         let (at, fd) = ((&raw const on).cast(), socket.as_raw_fd());
         libc::setsockopt(fd, libc::IPPROTO_IP, libc::IP_RECVERR, at, size)
@@ -581,7 +584,7 @@ fn a_socket_always_ready_with_nothing_to_read_keeps_no_worker_busy_and_its_fiber
         rt.block_on(move || time::timeout(100 * MS, || first(&late)).unwrap_err());
         let tried = tries.swap(0, SeqCst);
         assert!(tried < 100, "tried {tried} times in a tenth of a second");
-        // The same by the operation of a socket.
+        // The same, by the operation of a socket.
         let socket = indent::net::UdpSocket::from(with_an_error_in_its_queue());
         socket.set_nonblocking(false).unwrap();
         socket.set_read_timeout(Some(50 * MS)).unwrap();
@@ -633,8 +636,9 @@ fn read_hastily(mut stream: UnixStream, random: &mut Random) -> Vec<u8> {
     }
 }
 
-/// Deadlines and cancellations race with data, while fibers compute and are preempted at any
-/// instruction.
+/// Races deadlines and cancellations with data, while fibers are preempted at any instruction.
+///
+/// Some of the fibers compute.
 #[test]
 fn stress_no_byte_is_lost_or_sent_twice_and_nothing_stays_in_flight() {
     const PAIRS: usize = 24;
@@ -659,7 +663,7 @@ fn stress_no_byte_is_lost_or_sent_twice_and_nothing_stays_in_flight() {
                 })
             })
             .collect();
-        // They are cancelled in between, and what they have not read is left for others.
+        // These fibers are cancelled in between, and what they have not read is left for others.
         let doomed = ring(2)
             .preempt_quantum(Duration::from_micros(200))
             .build()

@@ -26,7 +26,7 @@ mixed serve [options]    the service alone, until SIGTERM or SIGINT; then reques
 mixed --help             prints this
 ";
 
-/// What to do.
+/// The task of the program.
 pub(crate) enum Command {
     Help,
     Demonstrate(Demonstration),
@@ -62,7 +62,7 @@ pub(crate) struct Load {
 const CRUNCH: Duration = Duration::from_millis(200);
 const IDLE: Duration = Duration::from_secs(60);
 
-/// The error is a sentence without its end.
+/// Parses the command line; the error is a sentence without its end.
 pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Command, String> {
     let mut arguments = arguments.peekable();
     match arguments.peek().map(String::as_str) {
@@ -135,7 +135,7 @@ fn value(name: &str, value: Option<String>) -> Result<String, String> {
     value.ok_or_else(|| format!("{name} needs a value after it"))
 }
 
-/// Not a NaN, which is in no range.
+/// Parses a number within limits; a NaN is in no range.
 fn number<N>(name: &str, text: Option<String>, least: N, most: N) -> Result<N, String>
 where
     N: FromStr + PartialOrd + Display + Copy,

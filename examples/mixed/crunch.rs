@@ -1,9 +1,9 @@
 //! The large request: some CPU time of ordinary Rust.
 //!
-//! A round makes up orders at random, writes them as JSON, reads them again, picks customers out of
-//! their notes with a regular expression, and adds up what each of them owes in a hash map. It
-//! knows nothing of fibers. How many rounds make up the CPU time that is wanted is measured once,
-//! at the start, on this machine.
+//! A round generates random orders, writes them as JSON, reads them again, finds customers in their
+//! notes with a regular expression, and adds up the debts of each in a hash map. It knows nothing
+//! of fibers. The number of rounds that make up the wanted CPU time is measured once, at the start,
+//! on this machine.
 
 use std::collections::HashMap;
 use std::hint::black_box;
@@ -17,26 +17,28 @@ use serde_json::{Value, json};
 
 /// Orders in a round.
 const ORDERS: usize = 50;
-/// Rounds that are timed together, and how often: the median counts.
+/// Rounds that are timed together, and the number of measurements, of which the median counts.
 const BATCH: u32 = 50;
 const BATCHES: usize = 15;
 
-/// Rounds so far: requests that take turns all end late, but work is done from the beginning.
+/// Number of rounds so far.
+///
+/// Requests that take turns all end late, but work is done from the beginning.
 static DONE: AtomicU64 = AtomicU64::new(0);
 
 static CUSTOMER: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"customer-(\d+)").expect("it is one"));
 
-/// How much work one request is.
+/// Amount of work of one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Crunch {
     rounds: u32,
 }
 
 impl Crunch {
-    /// As many rounds as take this CPU time here, on a thread like those of the service.
+    /// Measures how many rounds take this CPU time here, on a thread like those of the service.
     pub(crate) fn of(time: Duration) -> Crunch {
-        round(); // what the first user of a regular expression gets is faster
+        round(); // the first user of a regular expression gets a faster one
         let measured = std::thread::spawn(move || Crunch::measured(time));
         measured.join().expect("a round does not panic")
     }
@@ -57,7 +59,7 @@ impl Crunch {
         }
     }
 
-    /// Computes; the result is of no use, but it has to be computed.
+    /// Computes a result that has no use, but has to be computed.
     pub(crate) fn run(self) -> u64 {
         (0..self.rounds).fold(0, |sum, _| {
             DONE.fetch_add(1, Relaxed);
@@ -65,13 +67,13 @@ impl Crunch {
         })
     }
 
-    /// How many requests' worth of work has been done so far, in the whole process.
+    /// Returns how many requests' worth of work the whole process has done so far.
     pub(crate) fn done(self) -> f64 {
         DONE.load(Relaxed) as f64 / f64::from(self.rounds)
     }
 }
 
-/// What this thread has computed so far.
+/// Returns the CPU time of this thread.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .expect("every thread has a CPU clock")

@@ -1,8 +1,8 @@
-//! The latencies as curves, an SVG that needs nothing else.
+//! The latencies as curves, an SVG that needs no other files.
 //!
-//! From left to right the part of the pings that were no slower, at equal steps 0, 90, 99, 99.9 and
-//! 99.99 %: the slow ones are what it is about. Upwards the time, in powers of ten. A curve is
-//! dashed from where pings are among it that were not answered: there it would be higher.
+//! From left to right: the part of the pings that were no slower, at equal steps 0, 90, 99, 99.9
+//! and 99.99 %, because the slow ones matter. Upwards: the time, in powers of ten. A curve is
+//! dashed from the point where it includes pings that were not answered: there it would be higher.
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
@@ -13,16 +13,16 @@ use crate::rows::Row;
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 480.0;
-/// The field of the curves.
+/// Edges of the field with the curves.
 const LEFT: f64 = 74.0;
 const RIGHT: f64 = 620.0;
 const TOP: f64 = 62.0;
 const BOTTOM: f64 = 420.0;
-/// Seconds, as powers of ten.
+/// Range of the time axis: seconds, as powers of ten.
 const DECADES: RangeInclusive<i32> = -5..=1;
 /// Points of a curve.
 const POINTS: usize = 160;
-/// With preemption blue and without red, darker the more crunches there are.
+/// Colours: with preemption blue and without red, darker the more crunches there are.
 const ON: [&str; 3] = ["#93c5fd", "#3b82f6", "#1e3a8a"];
 const OFF: [&str; 3] = ["#fca5a5", "#ef4444", "#7f1d1d"];
 
@@ -55,7 +55,7 @@ pub(crate) fn svg(rows: &[Row], wanted: &Demonstration) -> String {
     svg
 }
 
-/// How many nines a sample of this size resolves.
+/// Returns how many nines a sample of this size resolves.
 fn nines(pings: usize) -> f64 {
     (pings.max(2) as f64).log10().min(4.0)
 }

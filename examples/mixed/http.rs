@@ -1,23 +1,23 @@
-//! What is a request, and what an answer looks like: HTTP/1.1 and 1.0, without any I/O.
+//! The format of requests and answers: HTTP/1.1 and 1.0, without any I/O.
 //!
 //! A request is its head and, if `Content-Length` says so, a body of bounded length. Bodies in
-//! chunks are refused (501), as are heads and bodies that are too large (431, 413), versions we do
-//! not speak (505) and other malformed requests (400). After a refusal the start of the next
-//! request is unknown, so the connection ends.
+//! chunks are refused (501), as are heads and bodies that are too large (431, 413), versions that
+//! this server does not support (505) and other malformed requests (400). After a refusal the start
+//! of the next request is unknown, so the connection ends.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Bytes and lines of a head, and bytes of a body, at most.
+/// Most bytes and lines of a head, and most bytes of a body.
 pub(crate) const MOST_HEAD: usize = 16 * 1024;
 const MOST_HEADERS: usize = 64;
 const MOST_BODY: u64 = 64 * 1024;
 
-/// What the server needs to know of a request.
+/// The parts of a request that the server needs.
 pub(crate) struct Request {
     pub(crate) method: Method,
-    /// Without a query.
+    /// Path without a query.
     pub(crate) path: String,
-    /// The bytes of its head, and of its body.
+    /// Bytes of its head, and of its body.
     pub(crate) head: usize,
     pub(crate) body: usize,
     /// The client waits for `100 Continue` before it sends its body.
@@ -49,8 +49,10 @@ pub(crate) const HEAD_TOO_LARGE: Status = Status(431, "Request Header Fields Too
 pub(crate) const NOT_IMPLEMENTED: Status = Status(501, "Not Implemented");
 pub(crate) const BAD_VERSION: Status = Status(505, "HTTP Version Not Supported");
 
-/// What the bytes that have come so far begin with: a head, the beginning of one (`None`), or
-/// something to be refused.
+/// Parses the beginning of the bytes received so far.
+///
+/// They begin with a whole head, with the beginning of one (`None`), or with a request to refuse
+/// (an error).
 pub(crate) fn parse(input: &[u8]) -> Result<Option<Request>, Status> {
     let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -90,14 +92,14 @@ fn values<'a>(
     headers.iter().filter(named).map(|header| header.value)
 }
 
-/// Whether a header that is a list has this among its words.
+/// Returns true if a header that is a list has this among its words.
 fn has_word(headers: &[httparse::Header<'_>], name: &str, word: &str) -> bool {
     values(headers, name)
         .flat_map(|value| value.split(|byte| *byte == b','))
         .any(|item| item.trim_ascii().eq_ignore_ascii_case(word.as_bytes()))
 }
 
-/// HTTP/1.1 wants exactly one.
+/// Checks the `Host` header; HTTP/1.1 requires exactly one.
 fn check_host(headers: &[httparse::Header<'_>], is_old: bool) -> Result<(), Status> {
     match values(headers, "host").count() {
         1 => Ok(()),
@@ -125,7 +127,7 @@ fn body_length(headers: &[httparse::Header<'_>]) -> Result<usize, Status> {
     }
 }
 
-/// Where a target leads on this server; it may name the server (`http://host/path`).
+/// Returns a target's path on this server; it may name the server (`http://host/path`).
 fn path(target: &str) -> &str {
     let local = match target.strip_prefix("http://") {
         Some(rest) => rest.find('/').map_or("/", |at| &rest[at..]),
@@ -161,9 +163,10 @@ pub(crate) fn write_answer(
     }
 }
 
-/// As in `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// Formats a date as in `Sun, 06 Nov 1994 08:49:37 GMT`.
 fn date(now: SystemTime) -> String {
-    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"]; // 1970 began on the first
+    // 1 January 1970 was the first of these.
+    const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
     const MONTHS: [&str; 12] = [
         "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec", "Jan", "Feb",
     ];
@@ -171,7 +174,7 @@ fn date(now: SystemTime) -> String {
     let (days, of_day) = (seconds / 86_400, seconds % 86_400);
     let (hour, minute, second) = (of_day / 3_600, of_day / 60 % 60, of_day % 60);
 
-    // Years here begin in March, so that the odd day is the last one of a year; the first is 1600.
+    // Years here begin in March, so that the leap day is the last one of a year; the first is 1600.
     // Each step takes off whole periods, of which the last may be a day longer than the rest.
     let since_1600 = days + 135_080;
     let (centuries_4, rest) = (since_1600 / 146_097, since_1600 % 146_097);

@@ -3,18 +3,18 @@
 //!
 //! *Pings* are sent by a schedule made beforehand, at random times (as if by many independent
 //! clients; an even beat could fall in step with some timer). A ping that is due takes a connection
-//! that is idle; if there is none, it waits for one. It has taken as long as its answer came after
-//! the time it was **due**, so that none counts less because one before it was slow. One that is
-//! not answered at the end counts as long as it has waited, at least.
+//! that is idle; if there is none, it waits for one. Its time runs from the moment when it was
+//! **due** to its answer, so that a slow ping before it does not shorten it. A ping that is not
+//! answered at the end counts at least as long as it has waited.
 //!
-//! *Crunches* are kept in flight, each on a connection of its own, a new one after each answer. How
-//! much of them is done is counted in the service: those that take turns all end late.
+//! *Crunches* are kept in flight, each on a connection of its own, a new one after each answer. The
+//! service counts how much of them is done: crunches that take turns all end late.
 //!
 //! *Phases*: warm up with pings alone, begin the crunches and let them settle, measure, wait a
-//! little for the rest. What is measured goes to standard output, line by line (`Told`).
+//! little for the rest. Results go to standard output, line by line (`Told`).
 //!
-//! The thread asks for `SCHED_FIFO`, so as not to measure its own wait for a CPU, and says whether
-//! it was granted.
+//! The thread asks for `SCHED_FIFO`, so as not to measure its own wait for a CPU, and reports
+//! whether it was granted.
 
 #![expect(unsafe_code, reason = "asks the kernel for a real-time priority")]
 
@@ -29,28 +29,28 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 
 use crate::arguments::Load;
 
-/// Connections for pings.
+/// Number of connections for pings.
 const PINGERS: usize = 64;
 const WARM: Duration = Duration::from_millis(700);
 const SETTLE: Duration = Duration::from_millis(800);
-/// How long to wait for the rest in the end.
+/// Time to wait for the remaining answers at the end.
 const REST: Duration = Duration::from_millis(500);
-/// How often to report the progress.
+/// Interval between reports of the progress.
 const TELL: Duration = Duration::from_millis(100);
-/// What the timer is called among the connections.
+/// Number of the timer among the connections.
 const TIMER: u64 = u64::MAX;
 
-/// What goes from this process to the other, a line each.
+/// Messages from this process to the other, one per line.
 pub(crate) enum Told {
-    /// Whether we run before all others, or why not.
+    /// Whether this process runs before all others, or the reason why not.
     Fifo(Result<(), String>),
-    /// How much of it is done, from 0 to 1.
+    /// Finished part of the measurement, from 0 to 1.
     Progress(f64),
-    /// How long a ping took, in nanoseconds, and whether it was answered.
+    /// Time of a ping, in nanoseconds, and whether it was answered.
     Ping { time: u64, is_answered: bool },
-    /// From here on it is measured.
+    /// The measurement begins.
     Begins,
-    /// No longer.
+    /// The measurement ends.
     Ends,
 }
 
@@ -93,7 +93,7 @@ impl FromStr for Told {
     }
 }
 
-/// All of it.
+/// Runs the whole load.
 pub(crate) fn run(load: &Load) -> io::Result<()> {
     let mut out = BufWriter::new(io::stdout().lock());
     Told::Fifo(ask_for_fifo()).tell(&mut out)?;
@@ -114,14 +114,14 @@ fn ask_for_fifo() -> Result<(), String> {
     }
 }
 
-/// Times are since `start`.
+/// State of the load; times are since `start`.
 struct Generator {
     start: Instant,
     ends: Duration,
     measured: std::ops::Range<Duration>,
     epoll: Epoll,
     timer: TimerFd,
-    /// First those for pings, then those for crunches.
+    /// First the connections for pings, then those for crunches.
     connections: Vec<Connection>,
     schedule: Schedule,
     due: VecDeque<Duration>,
@@ -135,7 +135,7 @@ struct Connection {
     doing: Doing,
 }
 
-/// What a connection waits for.
+/// The activity that a connection waits for.
 #[derive(Clone, Copy)]
 enum Doing {
     Nothing,
@@ -201,7 +201,8 @@ impl Generator {
         }
     }
 
-    /// When what begins: the crunches, and what the other process is told.
+    /// Returns when each phase begins: the start of the crunches, and messages to the other
+    /// process.
     fn phases(&self) -> [(Duration, Option<Told>); 3] {
         [
             (WARM, None),
@@ -210,7 +211,7 @@ impl Generator {
         ]
     }
 
-    /// All that was to be measured, that is.
+    /// Returns true if all measured pings are answered.
     fn is_all_answered(&self) -> bool {
         self.due.is_empty() && self.idle.len() == PINGERS
     }
@@ -234,7 +235,7 @@ impl Generator {
         Ok(())
     }
 
-    /// For answers, the next ping that is due, or what else comes next.
+    /// Waits for answers, for the next ping that is due, or for the next phase.
     fn wait(
         &mut self,
         now: Duration,
@@ -248,7 +249,7 @@ impl Generator {
             other.min(self.schedule.next)
         };
         let next = next.saturating_sub(now);
-        let next = next.max(Duration::from_nanos(1)); // zero would be never
+        let next = next.max(Duration::from_nanos(1)); // zero would disarm the timer
         let once = Expiration::OneShot(next.into());
         self.timer.set(once, TimerSetTimeFlags::empty())?;
         let count = match self.epoll.wait(events, EpollTimeout::NONE) {
@@ -257,7 +258,7 @@ impl Generator {
         };
         for event in &events[..count] {
             match event.data() {
-                TIMER => {} // set anew each time, which takes back that it has rung
+                TIMER => {} // set anew each time, which clears its expiration
                 number => self.receive(number as usize)?,
             }
         }
@@ -327,13 +328,13 @@ impl Connection {
         self.send("/crunch")
     }
 
-    /// There is room for it, as nothing else is on its way.
+    /// Sends a request; the socket has room, because nothing else is in flight on it.
     fn send(&mut self, target: &str) -> io::Result<()> {
         let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         self.stream.write_all(request.as_bytes())
     }
 
-    /// Whether the answer is complete.
+    /// Reads; returns true if the answer is complete.
     fn receive(&mut self) -> io::Result<bool> {
         let mut buffer = [0; 1024];
         match self.stream.read(&mut buffer) {
@@ -369,7 +370,7 @@ fn is_complete_answer(input: &[u8]) -> io::Result<bool> {
     Ok(input.len() == head + length)
 }
 
-/// When pings are due: gaps of random length, the same ones in every run.
+/// Times at which pings are due: gaps of random length, the same ones in every run.
 struct Schedule {
     next: Duration,
     mean: f64,

@@ -1,4 +1,4 @@
-//! A service that answers small requests while it computes large ones: what the runtime is for.
+//! A service that answers small requests while it computes large ones: the purpose of the runtime.
 //!
 //! ```text
 //! cargo run --release --example mixed                 # the demonstration, less than a minute
@@ -6,16 +6,16 @@
 //! cargo run --release --example mixed -- --help
 //! ```
 //!
-//! One process serves HTTP, a fiber to a connection. `/ping` is trivial; `/crunch` writes and reads
-//! JSON, draws random numbers, matches a regular expression, hashes and sorts for 200 ms. Both run
-//! on the same workers, and nothing in the code says which is which: no annotation, no pool, no
-//! checkpoint. A second process, started by the first, sends pings by a schedule that does not wait
-//! for answers, keeps some crunches in flight, and measures. That is done with 0, 8 and 64
+//! One process serves HTTP, with a fiber for each connection. `/ping` is trivial; `/crunch` writes
+//! and reads JSON, draws random numbers, matches a regular expression, hashes and sorts for 200 ms.
+//! Both run on the same workers, and nothing in the code says which is which: no annotation, no
+//! pool, no checkpoint. A second process, started by the first, sends pings by a schedule that does
+//! not wait for answers, keeps some crunches in flight, and measures. That is done with 0, 8 and 64
 //! crunches, with preemption and without.
 //!
-//! The files: `service` (connections and their end), `http` (what a request is), `crunch` (the
-//! work), `load` (the second process), `rows` (one measurement after the other), `report` and
-//! `draw` (what is shown), `arguments`.
+//! The files: `service` (connections and their end), `http` (the format of a request), `crunch`
+//! (the work), `load` (the second process), `rows` (one measurement after the other), `report` and
+//! `draw` (the output), `arguments`.
 
 mod arguments;
 mod crunch;
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves until a signal asks for an end; what was asked for until then is answered.
+/// Serves until a signal asks for an end; earlier requests still get their answers.
 fn run_service(serve: &Serve) -> io::Result<()> {
     let asked_to_end = signal::termination()?;
     let crunch = Crunch::of(serve.crunch);

@@ -1,4 +1,4 @@
-//! What is shown: how far it is, the table, lines of JSON.
+//! The output: progress, the table, lines of JSON.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _, stderr};
@@ -12,7 +12,7 @@ pub(crate) const PARTS: [(&str, f64); 4] =
 /// Columns of the bar.
 const COLUMNS: usize = 30;
 
-/// How far it is, on standard error: a bar on a terminal, else a line for each measurement.
+/// Progress on standard error: a bar on a terminal, else a line for each measurement.
 pub(crate) struct Progress {
     rows: usize,
     begun: usize,
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// How much of the present one is done.
+    /// Shows how much of the present measurement is done.
     pub(crate) fn at(&self, part: f64) {
         if !self.is_bar {
             return;
@@ -67,7 +67,7 @@ pub(crate) fn on_or_off(preempt: bool) -> &'static str {
     if preempt { "on" } else { "off" }
 }
 
-/// For people.
+/// Returns the table for readers.
 pub(crate) fn table(rows: &[Row], wanted: &Demonstration) -> String {
     let mut table = String::new();
     table.push_str(&heading(rows, wanted));
@@ -104,7 +104,7 @@ fn heading(rows: &[Row], wanted: &Demonstration) -> String {
     )
 }
 
-/// Three digits of it.
+/// Formats a latency with three digits.
 pub(crate) fn in_words(latency: Latency) -> String {
     let seconds = latency.time.as_secs_f64();
     let (value, unit) = if seconds < 1.0 {
@@ -121,8 +121,9 @@ pub(crate) fn in_words(latency: Latency) -> String {
     format!("{sign}{value:.decimals$} {unit}")
 }
 
-/// For programs: an object, in a line. Times are in microseconds; those in `at_least` would have
-/// been longer.
+/// Returns the row for programs: a JSON object in one line.
+///
+/// Times are in microseconds; those in `at_least` would have been longer.
 pub(crate) fn json(row: &Row, wanted: &Demonstration) -> String {
     let mut line = format!(
         r#"{{"preempt":{},"crunches_in_flight":{},"pings":{},"answered":{},"#,

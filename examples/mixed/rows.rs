@@ -1,5 +1,4 @@
-//! One measurement after the other: for each a runtime and a service of its own, and the load
-//! generator beside it.
+//! Runs one measurement after the other: for each a runtime, a service, and the load generator.
 
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -18,29 +17,29 @@ use crate::service::Service;
 /// Crunches in flight.
 const CRUNCHES: [usize; 3] = [0, 8, 64];
 
-/// What is measured, and what came of it.
+/// One measurement and its results.
 pub(crate) struct Row {
     pub(crate) preempt: bool,
     pub(crate) crunches: usize,
-    /// Shortest first.
+    /// Sorted, shortest first.
     pub(crate) pings: Vec<Ping>,
     pub(crate) crunched_per_second: f64,
     pub(crate) workers: usize,
-    /// Most fibers that were bound to their threads, and most threads that ran fibers, at a look.
+    /// The most bound fibers, and the most threads that ran fibers, at any one check.
     pub(crate) bound: usize,
     pub(crate) threads: usize,
-    /// Whether the load generator ran before all others, or why not.
+    /// Whether the load generator ran before all others, or the reason why not.
     pub(crate) fifo: Result<(), String>,
 }
 
-/// How long a ping took. If it was not answered, at least so long.
+/// Time of a ping; a lower bound if the ping was not answered.
 #[derive(Clone, Copy)]
 pub(crate) struct Ping {
     pub(crate) time: Duration,
     pub(crate) is_answered: bool,
 }
 
-/// A time, or at least so much.
+/// A time, or a lower bound.
 pub(crate) struct Latency {
     pub(crate) time: Duration,
     pub(crate) is_at_least: bool,
@@ -51,8 +50,10 @@ impl Row {
         self.pings.iter().filter(|ping| ping.is_answered).count()
     }
 
-    /// What this part of the pings, from 0 to 1, did not exceed; `None` if there were none. If one
-    /// among them was not answered, it would have been longer.
+    /// Returns the time that this part of the pings, from 0 to 1, did not exceed.
+    ///
+    /// `None` if there were none. If one among them was not answered, the time would have been
+    /// longer.
     pub(crate) fn latency(&self, part: f64) -> Option<Latency> {
         let rank = (self.pings.len() as f64 * part).ceil() as usize;
         let within = &self.pings[..rank.clamp(1, self.pings.len().max(1)).min(self.pings.len())];
@@ -63,7 +64,7 @@ impl Row {
     }
 }
 
-/// Measures and shows.
+/// Runs all measurements and shows them.
 pub(crate) fn demonstrate(wanted: &Demonstration) -> io::Result<()> {
     let crunch = Crunch::of(wanted.crunch);
     let mut progress = Progress::new(2 * CRUNCHES.len());
@@ -119,19 +120,19 @@ fn measure(
         fifo: Ok(()),
     };
     let row = collect(row, load, crunch, progress, &runtime);
-    service.stop()?; // what is in flight is finished
+    service.stop()?; // finishes requests in flight
     runtime.wait_idle();
     row
 }
 
-/// Fibers that are bound to their threads.
+/// Counts the fibers that are bound to their threads.
 fn bound(runtime: &Runtime) -> usize {
     let fibers = runtime.handle().fibers();
     let is_bound = |fiber: &&Fiber| fiber.binding().mobility() == Mobility::Bound;
     fibers.iter().filter(is_bound).count()
 }
 
-/// Listens to the load generator until its end.
+/// Reads the load generator's output until its end.
 fn collect(
     mut row: Row,
     mut load: Child,

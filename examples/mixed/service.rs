@@ -1,16 +1,16 @@
-//! The service: a fiber that accepts, and a fiber for each connection, written as if every call
+//! The service: a fiber that accepts, and one for each connection, written as if every call
 //! blocked.
 //!
-//! *Time.* A connection is closed when a request has not arrived as a whole some time after the
-//! answer to the one before: silently if nothing came, with 408 if a part did. A connection whose
-//! client does not read an answer for as long is closed as well.
+//! *Time.* A connection is closed when a whole request has not arrived within some time after the
+//! previous answer: silently if nothing arrived, with 408 if a part did. A connection whose client
+//! does not read an answer for as long is closed as well.
 //!
 //! *The end* (`stop`). Connections made so far are accepted, later ones are not. Idle connections
-//! are closed, the others get their answer, which says that it is the last. Requests of which a
-//! part is still to come have a few seconds for that. A connection is marked idle by its fiber,
-//! which first marks it and then looks whether this is the end; `stop` first says that it is and
-//! then looks who is idle. So one of the two sees the other. What had arrived before the connection
-//! was closed is still read, and answered if it is whole.
+//! are closed; the others get their answer, which says that it is the last. Requests of which a
+//! part is still to come have a few seconds for that. A connection's fiber first marks it idle and
+//! then checks whether this is the end; `stop` first sets the end and then checks which connections
+//! are idle. So at least one of the two sees the other's change. What had arrived before the
+//! connection was closed is still read, and answered if it is whole.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -29,7 +29,7 @@ use crate::http::{self, Method, Request, Status};
 
 /// How long requests may take to arrive once the service is to end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What is read of a request that was refused, so that the refusal is not lost with the connection.
+/// Bytes read of a refused request, so that the refusal is not lost with the connection.
 const MOST_IGNORED: u64 = 1024 * 1024;
 const IGNORING: Duration = Duration::from_secs(1);
 
@@ -69,15 +69,17 @@ impl Service {
         self.listener.local_addr()
     }
 
-    /// Returns when all that was asked is answered; from a plain thread, which it blocks.
+    /// Ends the service; returns when all requests are answered.
+    ///
+    /// It blocks the calling thread, which must be a plain one.
     pub(crate) fn stop(self) -> io::Result<()> {
         self.listener.set_nonblocking(true)?;
         while let Ok((stream, _)) = self.listener.accept() {
             self.desk.welcome(stream);
         }
         self.desk.is_ending.store(true, SeqCst);
-        // `shutdown` ends a listener too, and wakes who waits in `accept`; but std has it for
-        // streams only.
+        // `shutdown` ends a listener too, and wakes fibers that wait in `accept`; but std has it
+        // for streams only.
         let door = net::TcpStream::from(OwnedFd::from(self.listener));
         door.shutdown(Shutdown::Both)?;
         drop(door);
@@ -91,13 +93,13 @@ impl Service {
     }
 }
 
-/// What all connections have in common.
+/// State that all connections share.
 struct Desk {
     runtime: Handle,
     idle: Duration,
     crunch: Crunch,
     is_ending: AtomicBool,
-    /// By the order in which they came.
+    /// Connections by the order in which they came.
     guests: Mutex<BTreeMap<u64, Arc<Guest>>>,
     one_left: Condvar,
 }
@@ -105,7 +107,7 @@ struct Desk {
 /// A connection.
 struct Guest {
     stream: TcpStream,
-    /// It is not in the middle of a request.
+    /// Set while it is not in the middle of a request.
     is_idle: AtomicBool,
 }
 
@@ -115,8 +117,8 @@ impl Desk {
             match stream {
                 Ok(stream) => self.welcome(stream),
                 Err(_) if self.is_ending.load(SeqCst) => return,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return, // about to end
-                Err(error) => eprintln!("mixed: accept: {error}"), // it has paused if it had to
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return, // the service ends
+                Err(error) => eprintln!("mixed: accept: {error}"), // it has paused if necessary
             }
         }
     }
@@ -156,7 +158,7 @@ impl Desk {
             .expect("no panic while the list is locked")
     }
 
-    /// Those whom this concerns read that this is the end, after what has arrived.
+    /// Ends reading on the connections that `concerns` selects, after what has arrived.
     fn hang_up(&self, concerns: impl Fn(&Guest) -> bool) {
         for guest in self.guests().values().filter(|guest| concerns(guest)) {
             let _gone = guest.stream.shutdown(Shutdown::Read);
@@ -189,13 +191,13 @@ impl Drop for Leaves<'_> {
 struct Connection<'a> {
     desk: &'a Desk,
     guest: &'a Guest,
-    /// Read, but not yet understood.
+    /// Read, but not yet parsed.
     input: Vec<u8>,
     /// Answered, but not yet sent.
     output: Vec<u8>,
 }
 
-/// Why reading came to nothing.
+/// Reason why reading returned nothing.
 enum Silence {
     /// The client has closed its side, or nothing came in time.
     End,
@@ -203,7 +205,7 @@ enum Silence {
 }
 
 impl Connection<'_> {
-    /// Until the last answer is sent, or the client has gone.
+    /// Serves until the last answer is sent, or the client has gone.
     fn serve(&mut self) -> io::Result<()> {
         self.guest.stream.set_nodelay(true)?;
         self.guest.stream.set_write_timeout(Some(self.desk.idle))?;
@@ -221,7 +223,7 @@ impl Connection<'_> {
         }
     }
 
-    /// The next request, head and body; or with what to refuse it, or nothing if none comes.
+    /// Returns the next request, head and body, the status to refuse it with, or nothing.
     fn receive(&mut self, deadline: Instant) -> io::Result<Result<Request, Option<Status>>> {
         let missed = |silence, begun| match silence {
             Silence::Late if begun => Some(http::TIMEOUT),
@@ -249,7 +251,7 @@ impl Connection<'_> {
                 return Ok(Err(missed(silence, true)));
             }
         }
-        self.input.drain(..length); // the body is of no use to anybody here
+        self.input.drain(..length); // the body is not used
         Ok(Ok(request))
     }
 
@@ -264,7 +266,8 @@ impl Connection<'_> {
         let is_idle = self.input.is_empty();
         self.guest.is_idle.store(is_idle, SeqCst);
         if is_idle && self.desk.is_ending.load(SeqCst) {
-            stream.shutdown(Shutdown::Read)?; // now as good as hung up: what has arrived counts
+            // As if the client had closed now: what has arrived counts.
+            stream.shutdown(Shutdown::Read)?;
         }
         let mut buffer = [0; 4096];
         let result = stream.read(&mut buffer);
@@ -281,7 +284,7 @@ impl Connection<'_> {
         }
     }
 
-    /// Whether another request may follow.
+    /// Answers a request; returns true if another may follow.
     fn answer(&mut self, request: &Request) -> io::Result<bool> {
         let (status, body) = match (request.path.as_str(), request.method) {
             ("/ping" | "/crunch", Method::Other) => {
@@ -289,7 +292,7 @@ impl Connection<'_> {
             }
             ("/ping", _) => (http::OK, "pong\n".to_owned()),
             ("/crunch", _) => {
-                self.send()?; // the answers before are not to wait for this one
+                self.send()?; // earlier answers must not wait for this one
                 let result = self.desk.crunch.run();
                 (http::OK, format!("{result:016x}\n"))
             }
@@ -319,8 +322,10 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Says that this is all, and lets the client close first: what it has sent in vain would
-    /// otherwise end the connection before our answer is read.
+    /// Ends the answers, and lets the client close first.
+    ///
+    /// Otherwise unread data from the client would end the connection before it reads the last
+    /// answer.
     fn close(&self) -> io::Result<()> {
         self.guest.stream.shutdown(Shutdown::Write)?;
         self.guest.stream.set_read_timeout(Some(IGNORING))?;

@@ -1,27 +1,28 @@
-//! SIGTERM and SIGINT as something to wait for.
+//! SIGTERM and SIGINT as an event to wait for.
 //!
-//! The handler writes a byte into a socket, and the waiting thread reads it: the usual way out of a
-//! signal handler, where next to nothing is allowed.
+//! The handler writes a byte into a socket, and the waiting thread reads it: the usual technique
+//! for a signal handler, where very few calls are allowed.
 
 #![expect(unsafe_code, reason = "a signal handler is registered")]
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 
-/// Tells when the process was asked to end.
+/// Reports when the process is asked to end.
 pub(crate) struct Termination(UnixStream);
 
 impl Termination {
-    /// Blocks the calling thread until then.
+    /// Blocks the calling thread until the process is asked to end.
     pub(crate) fn wait(mut self) -> io::Result<()> {
         self.0.read_exact(&mut [0])
     }
 }
 
-/// From here on the signals do not end the process by themselves.
+/// Installs handlers: from here on the signals do not end the process by themselves.
 pub(crate) fn termination() -> io::Result<Termination> {
     let (reader, writer) = UnixStream::pair()?;
-    writer.set_nonblocking(true)?; // a handler must not block; if the socket is full, the reader is notified already
+    // A handler must not block; if the socket is full, a byte is already waiting.
+    writer.set_nonblocking(true)?;
     for signal in [libc::SIGTERM, libc::SIGINT] {
         let writer = writer.try_clone()?;
         let notify = move || drop((&writer).write(b"!"));

@@ -12,7 +12,7 @@ fn main() {
         .file("c/foreign.c")
         .warnings(true)
         .compile("foreign");
-    // A program that is linked statically loads nothing.
+    // A statically linked program loads nothing.
     let features = std::env::var("CARGO_CFG_TARGET_FEATURE").unwrap_or_default();
     if features.split(',').any(|feature| feature == "crt-static") {
         return;

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Functions that the tests share.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -12,8 +12,10 @@ use std::process::{Command, Output};
 mod random;
 pub use random::Random;
 
-/// The name of the calling thread. `std::thread::current` is the fiber's, and has none; the system
-/// knows the first 15 bytes.
+/// Returns the name of the calling thread.
+///
+/// `std::thread::current` belongs to the fiber and has no name; the system stores the first 15
+/// bytes of the thread's name.
 pub fn thread_name() -> String {
     if let Some(name) = std::thread::current().name() {
         return name.to_owned();
@@ -22,24 +24,30 @@ pub fn thread_name() -> String {
     name.trim_end().to_owned()
 }
 
-/// Says that the calling test cannot run here, past the harness's capture: `.ci/run` counts these.
+/// Reports, past the harness's capture, that the calling test cannot run here.
+///
+/// `.ci/run` counts these reports.
 pub fn skip(why: &str) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or("a test").to_owned();
     shout(&format!("SKIPPED {name}: {why}"));
 }
 
-/// Writes a line that the harness does not capture: it has the `print!` family only. Not through
-/// `/proc/self/fd`, which would open anew what may be another's, or a file from its beginning.
+/// Writes a line that the harness does not capture: it captures the `print!` family only.
+///
+/// It does not write through `/proc/self/fd`, which would open a file anew: another process's, or
+/// one from its beginning.
 fn shout(line: &str) {
     drop(std::io::stderr().write_all(format!("{line}\n").as_bytes()));
 }
 
-/// What makes a test binary run one ignored test, named before these, and show what it prints.
+/// Arguments after an ignored test's name: the binary runs that test and shows its output.
 pub const CHILD: [&str; 4] = ["--exact", "--ignored", "--nocapture", "--test-threads=1"];
 
-/// Runs one ignored test of the calling binary in a process of its own: for what ends a process,
-/// counts its threads or measures its memory. If that one cannot run here, neither could this one.
+/// Runs one ignored test of the calling binary in a process of its own.
+///
+/// For tests that end a process, count its threads or measure its memory. If the child cannot run
+/// here, the calling test counts as skipped, too.
 pub fn in_child(test: &str, variables: &[(&str, &str)]) -> Output {
     let me = std::env::current_exe().expect("the path of this test binary");
     let output = Command::new(me)
@@ -52,7 +60,7 @@ pub fn in_child(test: &str, variables: &[(&str, &str)]) -> Output {
     output
 }
 
-/// Says of the calling test what a child said of itself by [`skip`], into the pipe we hold.
+/// Reports for the calling test what a child reported by [`skip`] into the pipe held here.
 fn skip_like(child: &Output) {
     let said = String::from_utf8_lossy(&child.stderr);
     let skipped = said
@@ -63,12 +71,14 @@ fn skip_like(child: &Output) {
         .for_each(|(_, why)| skip(why));
 }
 
-/// Runs a test of the binary's module `child` in a process of its own, which must not fail.
+/// Runs a test of the binary's module `child` in a process of its own.
+///
+/// The calling test fails if that test fails.
 pub fn alone(test: &str) -> String {
     alone_in("", test)
 }
 
-/// The same for the module `child` of a module, given by its path with that of the crate.
+/// Does the same for the module `child` of a module, given by its path with that of the crate.
 pub fn alone_in(module: &str, test: &str) -> String {
     let module = module
         .split_once("::")
@@ -82,15 +92,17 @@ pub fn alone_in(module: &str, test: &str) -> String {
     text
 }
 
-/// The child's standard output and error, for messages.
+/// Returns the child's standard output and error, for messages.
 pub fn text(output: &Output) -> String {
     let out = String::from_utf8_lossy(&output.stdout);
     let err = String::from_utf8_lossy(&output.stderr);
     format!("{}\n--- stdout\n{out}\n--- stderr\n{err}", output.status)
 }
 
-/// Has the program's code read, and waits until it is: for tests that measure memory, of which the
-/// survey keeps some. By a runtime, since what is found depends on whose the thread-locals are.
+/// Starts the survey and waits for its end, for tests that measure memory.
+///
+/// The survey keeps some memory. A runtime starts it, since the result depends on whether
+/// thread-locals belong to fibers or threads.
 pub fn wait_for_the_survey() {
     if indent_sysmon::frames::judge().is_none() {
         let builder = indent::runtime::Builder::new().workers(1);
@@ -99,7 +111,9 @@ pub fn wait_for_the_survey() {
     }
 }
 
-/// Threads of this process whose name begins like this; the kernel keeps fifteen characters of it.
+/// Counts the threads of this process whose name begins like this.
+///
+/// The kernel stores fifteen characters of a name.
 pub fn threads_named(begin: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("a list of threads");
     let names =
@@ -107,15 +121,16 @@ pub fn threads_named(begin: &str) -> usize {
     names.filter(|name| name.starts_with(begin)).count()
 }
 
-/// Threads of this process now.
+/// Counts the threads of this process.
 pub fn threads() -> usize {
     std::fs::read_dir("/proc/self/task")
         .expect("/proc/self/task")
         .count()
 }
 
-/// Runs the closure and ends the process, with a message, if it takes longer than this: a test
-/// that hangs fails.
+/// Runs the closure; if it takes longer than this, ends the process with a message.
+///
+/// So a test that hangs fails.
 pub fn within<T>(seconds: u64, f: impl FnOnce() -> T) -> T {
     use std::sync::mpsc::{self, RecvTimeoutError};
 
@@ -136,7 +151,7 @@ pub fn within<T>(seconds: u64, f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Waits on a plain thread until `done`, a little at a time.
+/// Waits on a plain thread until `done` returns true, with short sleeps in between.
 pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let start = std::time::Instant::now();
     while !done() {
@@ -145,8 +160,9 @@ pub fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// True, after saying so, where the C library is part of the program, as with musl: its code binds
-/// every fiber to its thread.
+/// Returns true, with a report, where the C library is part of the program, as with musl.
+///
+/// Its code binds every fiber to its thread.
 pub fn all_fibers_are_bound() -> bool {
     let linked_in = cfg!(target_feature = "crt-static");
     if linked_in {
@@ -155,7 +171,7 @@ pub fn all_fibers_are_bound() -> bool {
     linked_in
 }
 
-/// True, after saying so, if this is a sanitizer's build and the test cannot mean anything there.
+/// Returns true, with a report, if this is a sanitizer build in which the test has no meaning.
 pub fn sanitizer_forbids(why: &str) -> bool {
     if cfg!(indent_sanitize) {
         skip(&format!("sanitizer: {why}"));

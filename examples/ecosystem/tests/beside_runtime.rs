@@ -1,4 +1,4 @@
-//! A stall detector and the runtime in one process, both with the same signal: each hears its own.
+//! A stall detector and the runtime in one process, with the same signal: each gets its own.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -18,7 +18,7 @@ fn crunches_on_a_plain_thread(time: Duration) {
     black_box(began);
 }
 
-/// With the detector's handler before the runtime's, or behind it.
+/// Runs both, with the detector's handler installed before the runtime's, or after it.
 fn both(detector_first: bool) {
     let told = Arc::new(Mutex::new(Vec::<Stall>::new()));
     let start = || {
@@ -35,7 +35,7 @@ fn both(detector_first: bool) {
             (start(), runtime)
         }
     };
-    // A fiber that never gives way, and one that wants its turn.
+    // A fiber that never yields, and one that waits for its turn.
     let (stop, turns) = (
         Arc::new(AtomicBool::new(false)),
         Arc::new(AtomicUsize::new(0)),
@@ -70,7 +70,7 @@ fn both(detector_first: bool) {
     let told = told.lock().unwrap();
     let named = |stall: &&Stall| stall.to_string().contains("crunches_on_a_plain_thread");
     let named = told.iter().filter(named).count();
-    // The first names take their time, and meanwhile later stacks are not seen.
+    // Looking up the first names takes time, and meanwhile later stacks are not taken.
     assert!((1..=10 * 3).contains(&named), "{told:#?}");
     assert!(told.iter().all(|stall| stall.label == "plain"), "{told:#?}");
 }

@@ -1,8 +1,9 @@
-//! The example that watches a Tokio runtime finds the poll that was planted, and accuses nobody else.
+//! The example that watches a Tokio runtime finds the planted poll, and reports no other as
+//! computing.
 //!
-//! On a busy machine a poll of no length may last for long because its thread gets no CPU. So what is
-//! asserted of the others is that they hardly ever computed for so long, and that their stacks do
-//! not say otherwise.
+//! On a busy machine a short poll may last for long because its thread gets no CPU. So the test
+//! asserts of the others only that they hardly ever computed for that long, and that their stacks
+//! agree.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -41,8 +42,9 @@ fn the_planted_poll_is_found_by_name_and_function_and_others_are_not() {
         longest >= Some(Duration::from_millis(25)),
         "half at least: {planted:#?}"
     );
-    // Others may have been denied a CPU, but did not compute. (Of one that is over this is not known so
-    // well: the thread goes on with others before the monitor, without a CPU itself, sees the end.)
+    // Others may have been denied a CPU, but did not compute. (For a poll that is over this is less
+    // certain: the thread continues with others before the monitor, without a CPU itself, sees the
+    // end.)
     let computed = |stall: &&&Stall| {
         let ran = stall.ran.is_some_and(|ran| ran >= tokio_stalls::LIMIT);
         ran && stall.stage != Stage::Ended

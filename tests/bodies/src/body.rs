@@ -1,24 +1,24 @@
-//! What a body is, and what it is given.
+//! A body, and its arguments and result.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// What a body returns: a value that depends on its number alone, or what was wrong.
+/// Result of a body: a value that depends on its number alone, or an error text.
 pub type Outcome = Result<u64, String>;
 
-/// Which of the runs this is.
+/// Identifies one run of a body.
 #[derive(Clone, Copy, Debug)]
 pub struct Me {
-    /// Below `of`.
+    /// Number of the run, below `of`.
     pub n: u64,
-    /// How many run at once; even.
+    /// Number of runs at once; even.
     pub of: u64,
-    /// Those that run at once have the same.
+    /// Number of the round, the same for all runs at once.
     pub round: u64,
 }
 
 impl Me {
-    /// Differs between all runs of a process.
+    /// Returns a number that differs between all runs of a process.
     pub fn number(&self) -> u64 {
         self.round * 1_000_000 + self.n
     }
@@ -27,20 +27,20 @@ impl Me {
 /// A small function with a switch at every step.
 #[derive(Clone, Copy)]
 pub struct Body {
-    /// What it is called.
+    /// Name of the body.
     pub name: &'static str,
-    /// What it does.
+    /// The function.
     pub run: fn(&Me) -> Outcome,
-    /// How many run at once.
+    /// Number of fibers that run it at once.
     pub fibers: u64,
-    /// Whether it is run on plain threads, too.
+    /// If set, plain threads run it, too.
     pub plain: bool,
 }
 
-/// How many fibers have a body at once, unless it says otherwise.
+/// Default number of fibers that run a body at once.
 pub const FIBERS: u64 = 64;
 
-/// A body that runs on fibers and on threads.
+/// Makes a body that runs on fibers and on threads.
 pub const fn body(name: &'static str, run: fn(&Me) -> Outcome) -> Body {
     Body {
         name,
@@ -50,16 +50,16 @@ pub const fn body(name: &'static str, run: fn(&Me) -> Outcome) -> Body {
     }
 }
 
-/// Something that the runs of a round share, made by the first that asks for it.
+/// A value that the runs of a round share, made by the first that asks for it.
 pub(crate) struct Shared<T: 'static>(LazyLock<Mutex<HashMap<u64, &'static T>>>);
 
 impl<T: Default> Shared<T> {
-    /// Nothing yet.
+    /// Makes an empty map.
     pub(crate) const fn new() -> Self {
         Shared(LazyLock::new(Mutex::default))
     }
 
-    /// What all have that give the same key.
+    /// Returns the value for a key, the same for all callers with that key.
     #[inline(never)]
     pub(crate) fn of(&self, key: u64) -> &'static T {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

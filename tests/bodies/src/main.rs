@@ -5,7 +5,9 @@ use std::process::{Command, ExitCode};
 use indent_bodies::body::Body;
 use indent_bodies::{attacks, examples, run};
 
-/// Runs each body of a group in a process of its own: one that crashes or hangs is one row.
+/// Runs each body of a group in a process of its own.
+///
+/// One that crashes or hangs is one row.
 fn each_alone(bodies: &[Body], flags: &[&str]) -> bool {
     let program = std::env::current_exe().expect("the path of this program");
     let mut right = true;
@@ -26,8 +28,10 @@ fn each_alone(bodies: &[Body], flags: &[&str]) -> bool {
     right
 }
 
-/// Runs each example twice: in this program all are bound by what pointers may lead to, so nothing
-/// else is tried. Where thread-locals are the threads', pointers are all that binds some of them.
+/// Runs each example twice, the second time with `--trust-pointers`.
+///
+/// In this program calls through pointers bind all fibers, so the first run tests nothing else.
+/// Where thread-locals belong to threads, pointers alone bind some of them.
 fn each_example() -> bool {
     let own_locals = !cfg!(target_feature = "crt-static");
     let bound = each_alone(examples::ALL, &[]);

@@ -1,4 +1,4 @@
-//! One example and no other: what binds it is its own.
+//! One example and no other, so that only its own code binds it.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,9 @@ const BODY: Body = match option_env!("INDENT_BODY") {
     None => examples::named("nothing"),
 };
 
-/// Calls it directly: no pointer leads to what a fiber begins with, as in a service.
+/// Calls it directly.
+///
+/// No pointer leads to the code that a fiber begins with, as in a service.
 fn call(me: &Me) -> Outcome {
     const RUN: fn(&Me) -> Outcome = BODY.run;
     RUN(me)

@@ -1,4 +1,4 @@
-//! Runs bodies on fibers and on plain threads, and compares.
+//! Runs bodies on fibers and on plain threads, and compares the results.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,21 +13,23 @@ use indent::runtime::{Builder, Handle, Runtime};
 use crate::body::{Body, FIBERS, Me, Outcome};
 use crate::step::{MOVES, PARKS, SWITCHES};
 
-/// What the process ends with if a run was wrong.
+/// Exit code of the process if a run was wrong.
 pub const WRONG: i32 = 1;
-/// What it ends with if it hangs.
+/// Exit code of the process if it hangs.
 const HANGS: i32 = 3;
-/// How often all fibers run, and when all bodies are mixed. How many run at once and how often each
-/// switches is the same in every build; so a slow build, or a busy machine, has fewer rounds. The
-/// first round always runs to its end: then every fiber has had all of its switches.
+/// Number of rounds in which all fibers run, and the number when all bodies are mixed.
+///
+/// How many run at once and how often each switches is the same in every build; so a slow build, or
+/// a busy machine, has fewer rounds. The first round always runs to its end: then every fiber has
+/// had all of its switches.
 const ROUNDS: u64 = 4;
 const MIXED: u64 = 3;
-/// After so long no further round begins.
+/// Time after which no further round begins.
 const ENOUGH: Duration = Duration::from_secs(4);
 const ENOUGH_MIXED: Duration = Duration::from_secs(40);
-/// A debug build of `flate2` overflows the default size.
+/// Stack size of fibers; a debug build of `flate2` overflows the default size.
 const STACK: usize = 1 << 20;
-/// How many characters of what was wrong are shown.
+/// Most characters of an error that are shown.
 const SHOWN: usize = 120;
 const QUANTUM: Duration = Duration::from_micros(200);
 /// Much longer than any body takes, also in a debug build beside busy processes.
@@ -49,27 +51,31 @@ fn runtime() -> Runtime {
     rt
 }
 
-/// Lets every fiber move, whatever its frames say: bodies that rely on being bound must fail then.
+/// Lets every fiber move, whatever its frames show: bodies that rely on being bound must fail then.
 #[expect(unsafe_code, reason = "shows that a body can fail")]
 fn trust_everything(handle: &Handle) {
-    // SAFETY: none. The flag is for showing what goes wrong.
+    // SAFETY: none: the flag shows what goes wrong.
     unsafe { handle.trust_everything(true) };
 }
 
-/// Takes it that code behind pointers leaves nothing, so that frames and the look decide on each
-/// body. For all examples that is true.
+/// Assumes that code behind pointers leaves nothing, so that frames and the look decide on each
+/// body.
+///
+/// For all examples that is true.
 #[expect(unsafe_code, reason = "vouches for the examples")]
 fn trust_pointers() {
-    // SAFETY: no example is left with something of its thread by a call through a pointer.
+    // SAFETY: no example keeps something of its thread from a call through a pointer.
     unsafe { indent_sysmon::frames::trust_pointers() };
 }
 
-/// What a body does. A function's own type, so that it is called directly, or a pointer to one.
+/// The function of a body.
+///
+/// It has its own type, so that it is called directly, or is a pointer to a function.
 pub trait Run: Fn(&Me) -> Outcome + Copy + Send + 'static {}
 
 impl<F: Fn(&Me) -> Outcome + Copy + Send + 'static> Run for F {}
 
-/// The outcomes of fibers that run at once, by their numbers.
+/// Returns the outcomes of fibers that run at once, by their numbers.
 fn on_fibers<R: Run>(rt: &Runtime, runs: &[(R, Me)]) -> Vec<Outcome> {
     let start = |&(run, me): &(R, Me)| rt.spawn(move || run(&me));
     let fibers: Vec<_> = runs.iter().map(start).collect();
@@ -80,7 +86,7 @@ fn on_fibers<R: Run>(rt: &Runtime, runs: &[(R, Me)]) -> Vec<Outcome> {
     fibers.into_iter().map(join).collect()
 }
 
-/// The same for threads.
+/// Does the same for threads.
 fn on_threads<R: Run>(runs: &[(R, Me)]) -> Vec<Outcome> {
     let start = |&(run, me): &(R, Me)| thread::spawn(move || run(&me));
     let threads: Vec<_> = runs.iter().map(start).collect();
@@ -95,7 +101,7 @@ fn all_of<R: Copy>(run: R, of: u64, round: u64) -> Vec<(R, Me)> {
     (0..of).map(|n| (run, Me { n, of, round })).collect()
 }
 
-/// What was wrong, without the numbers in it, and how often.
+/// Error texts without the numbers in them, and their counts.
 #[derive(Default)]
 struct Wrong(BTreeMap<String, u64>);
 
@@ -106,7 +112,7 @@ impl Wrong {
         *self.0.entry(format!("{place}: {shown}")).or_default() += 1;
     }
 
-    /// Notes what is wrong with the outcomes of fibers, which are in the order of these names.
+    /// Records what is wrong with the outcomes of fibers, which are in the order of these names.
     fn compare<'a>(
         &mut self,
         names: impl Iterator<Item = &'a str>,
@@ -129,8 +135,9 @@ impl Wrong {
     }
 }
 
-/// Runs the body of this name and prints its row; returns whether all was right. So many run at
-/// once, if `plain` on threads, too.
+/// Runs the body of this name and prints its row; returns true if all was right.
+///
+/// `at_once` runs start together; if `plain` is set, threads run it, too.
 pub fn alone(name: &'static str, run: impl Run, at_once: u64, plain: bool) -> bool {
     let rounds = if plain { ROUNDS } else { 1 };
     let rt = runtime();
@@ -175,7 +182,7 @@ pub fn together(bodies: &[Body]) -> bool {
     let begun = Instant::now();
     let begins = |&round: &u64| round == 0 || begun.elapsed() < ENOUGH_MIXED;
     for round in (0..MIXED).take_while(begins) {
-        // The first of every body, then the second of every body: neighbours differ.
+        // The first of every body, then the second of every body, so that neighbours differ.
         let all = usual.iter().map(|body| all_of(**body, FIBERS, round));
         let mut mixed: Vec<_> = all.flatten().collect();
         mixed.sort_by_key(|(_, me)| me.n);
@@ -202,19 +209,19 @@ fn print_row(name: &str, runs: u64, wrong: &Wrong, bound: u64, why: &str) {
         kinds.join("; ")
     };
     let row = format!("{name}\t{runs}\t{count}\t{switches}\t{parks}\t{bound}\t{moves}\t{last}\n");
-    // Bodies may have left standard output locked: past it.
+    // Bodies may have left standard output locked, so this bypasses the lock.
     let mut out = std::mem::ManuallyDrop::new(stdout());
     out.write_all(row.as_bytes()).expect("a row");
 }
 
-/// The descriptor of standard output, without std's lock.
+/// Returns the descriptor of standard output, without std's lock.
 #[expect(unsafe_code, reason = "standard output without its lock")]
 fn stdout() -> std::fs::File {
-    // SAFETY: it is open, and the caller does not close it.
+    // SAFETY: the descriptor is open, and the caller does not close it.
     unsafe { std::os::fd::FromRawFd::from_raw_fd(1) }
 }
 
-/// Ends the process with a dump if what is returned is not dropped in time.
+/// Ends the process with a dump if the returned sender is not dropped in time.
 fn watch(name: &'static str, handle: Handle, limit: Duration) -> mpsc::Sender<()> {
     let (running, over) = mpsc::channel();
     thread::spawn(move || {

@@ -2,7 +2,7 @@
     unsafe_code,
     reason = "asks the kernel which thread this is, and to sleep"
 )]
-//! What bodies do between their steps.
+//! Steps: the actions of bodies between their own.
 //!
 //! [`step`] is on the stack of every parked fiber, so its own frame must be movable: it uses
 //! atomics, the runtime, and one request to the kernel.
@@ -19,21 +19,23 @@ const LONG: Duration = Duration::from_micros(400);
 
 static STEPS: AtomicU64 = AtomicU64::new(0);
 static REPEATS: AtomicU64 = AtomicU64::new(0);
-/// Steps of fibers.
+/// Number of steps of fibers.
 pub static SWITCHES: AtomicU64 = AtomicU64::new(0);
-/// Those that parked: the others yielded.
+/// Number of steps that parked; the others yielded.
 pub static PARKS: AtomicU64 = AtomicU64::new(0);
-/// Those after which the fiber was on another thread.
+/// Number of steps after which the fiber was on another thread.
 pub static MOVES: AtomicU64 = AtomicU64::new(0);
 
-/// A number of the next few that looks random.
+/// Returns a pseudo-random number and advances the counter.
 fn next(counter: &AtomicU64) -> u64 {
     let n = counter.fetch_add(1, Relaxed);
     let n = (n ^ (n >> 7)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     n >> 32
 }
 
-/// Lets others run: on a fiber by yielding, parking or sleeping, else by the system's means.
+/// Lets others run.
+///
+/// On a fiber it yields, parks or sleeps; on a thread it uses the system's means.
 #[inline(never)]
 pub fn step() {
     let n = next(&STEPS);
@@ -59,15 +61,17 @@ pub fn step() {
     MOVES.fetch_add(u64::from(thread() != before), Relaxed);
 }
 
-/// Blocks a plain thread for less than a second. Std's function calls through a pointer, which
-/// would bind [`step`] wherever one may lead to something of a thread.
+/// Blocks a plain thread for less than a second.
+///
+/// Std's function calls through a pointer, which would bind [`step`] wherever one may lead to
+/// something of a thread.
 #[inline(never)]
 fn sleep(time: Duration) {
-    // SAFETY: always allowed.
+    // SAFETY: the call has no conditions.
     unsafe { libc::usleep(time.subsec_micros()) };
 }
 
-/// Runs the closure, now and then for longer than a quantum, so that it is interrupted inside.
+/// Runs the closure, sometimes for longer than a quantum, so that it is interrupted inside.
 pub fn again<T>(mut f: impl FnMut() -> T) -> T {
     let mut value = f();
     if next(&REPEATS).is_multiple_of(8) {
@@ -79,8 +83,9 @@ pub fn again<T>(mut f: impl FnMut() -> T) -> T {
     value
 }
 
-/// The number of the calling thread, by a request that does not bind: where the kernel's link to
-/// the calling thread leads.
+/// Returns the number of the calling thread, by a request that does not bind.
+///
+/// It is the target of the kernel's link to the calling thread.
 #[inline(never)]
 pub fn thread() -> u64 {
     let mut target = [0_u8; 32];

@@ -1,8 +1,9 @@
-//! Every body comes out right however the program was built.
+//! Every body gives the right result, however the program was built.
 //!
 //! Builds the program `bodies` once for each profile, with the profile's settings in the
 //! environment and a target directory for all of them, and runs it: each example by itself, all of
-//! them mixed, and the attacks. These once more where thread-locals are the threads'.
+//! them mixed, and the attacks. The attacks run once more with thread-locals that belong to
+//! threads.
 //!
 //! `INDENT_BODIES_ONLY`, a list with commas, names the profiles to build.
 
@@ -13,11 +14,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[path = "../../common/mod.rs"]
 mod common;
 
-/// Seconds after which a program is killed; its own watchdog, which prints a dump, is faster.
+/// Seconds after which a program is killed; its own watchdog, which prints a dump, acts earlier.
 const LIMIT: &str = "3600";
 /// Examples that hold something of their thread over a switch.
 const HOLDING: &[&str] = &[
-    // The compiler finds the address of a thread-local once and keeps it over all switches.
+    // The compiler computes the address of a thread-local once and keeps it over all switches.
     "fastrand",
     "rayon",
     "regex",
@@ -33,7 +34,7 @@ const HOLDING: &[&str] = &[
     "std-catch-unwind",
     "rusqlite",
 ];
-/// How many of the others are bound all the same.
+/// How many of the other examples may be bound.
 const MOST_BOUND: usize = 3;
 
 const GNU: &str = "x86_64-unknown-linux-gnu";
@@ -46,7 +47,7 @@ struct Profile {
     release: bool,
     /// Settings of cargo, for the environment.
     settings: &'static [(&'static str, &'static str)],
-    /// Named if it matters: what runs while building is not built so then.
+    /// Set if it matters: build scripts are not built with the settings then.
     target: Option<&'static str>,
 }
 
@@ -98,13 +99,13 @@ const STATIC_MUSL: Profile = Profile {
     ..with("musl", &[])
 };
 
-/// Whether a program can be run at all.
+/// Returns true if a program can be run at all.
 fn exists(program: &str) -> bool {
     let run = Command::new(program).arg("--version").output();
     run.is_ok_and(|output| output.status.success())
 }
 
-/// Whether the standard library for a target is installed.
+/// Returns true if the standard library for a target is installed.
 fn has_target(target: &str) -> bool {
     let asked = Command::new("rustc")
         .args(["--print", "target-libdir", "--target", target])
@@ -115,7 +116,7 @@ fn has_target(target: &str) -> bool {
     })
 }
 
-/// Whether there is a C library to link statically.
+/// Returns true if there is a C library to link statically.
 fn has_static_libc() -> bool {
     let asked = Command::new("cc").arg("-print-file-name=libc.a").output();
     asked.is_ok_and(|output| {
@@ -125,7 +126,7 @@ fn has_static_libc() -> bool {
 }
 
 impl Profile {
-    /// Why this machine cannot build it.
+    /// Returns the reason why this machine cannot build it.
     fn obstacle(self) -> Option<&'static str> {
         let only = std::env::var("INDENT_BODIES_ONLY").unwrap_or_default();
         if !only.is_empty() && only.split(',').all(|name| name != self.name) {
@@ -140,7 +141,7 @@ impl Profile {
         }
     }
 
-    /// Builds a program and returns where it is. `body` is for the program that has a single one.
+    /// Builds a program and returns its path; `body` is for the program that has a single one.
     fn build(self, program: &str, body: &str) -> PathBuf {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("profiles");
         let mut command = Command::new(env!("CARGO"));
@@ -170,14 +171,14 @@ impl Profile {
         let output = command.output().expect("cargo");
         assert!(output.status.success(), "{}", common::text(&output));
         built.push(if self.release { "release" } else { "debug" });
-        // The next profile has the same name there.
+        // The next profile uses the same file name.
         let copy = directory.join(format!("{program}-{body}-as-{}", self.name));
         std::fs::copy(built.join(program), &copy).expect("a copy");
         copy
     }
 }
 
-/// Runs bodies. `whose` thread-locals fibers use: `fiber`, if they can have their own, or `thread`.
+/// Runs bodies; `whose` is `fiber` if fibers can have thread-locals of their own, or `thread`.
 fn run(program: &Path, what: &str, whose: &str) -> Output {
     let mut command = Command::new("timeout");
     command.args(["-s", "KILL", LIMIT]).arg(program).arg(what);
@@ -190,7 +191,7 @@ fn run(program: &Path, what: &str, whose: &str) -> Output {
     output
 }
 
-/// The rows of bodies that were wrong.
+/// Returns the rows of bodies that were wrong.
 fn wrong(output: &Output) -> Vec<String> {
     let rows = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(!rows.is_empty(), "no rows");
@@ -198,7 +199,7 @@ fn wrong(output: &Output) -> Vec<String> {
     rows.lines().filter(is_wrong).map(str::to_owned).collect()
 }
 
-/// Profiles share a directory.
+/// Locks the directory that profiles share.
 fn one_at_a_time() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -252,7 +253,7 @@ profiles! {
     bodies_are_right_with_names_of_the_new_kind: V0;
 }
 
-/// Each example in a program of its own: the others may bind it, by a pointer.
+/// Runs each example in a program of its own, because the others may bind it by a pointer.
 #[test]
 fn few_examples_are_bound_where_they_are_alone() {
     if let Some(why) = RELEASE.obstacle() {

@@ -1,8 +1,9 @@
 //! Real control groups with a quota of CPU time, for tests that put a process into them.
 //!
 //! A test makes a [`Group`], starts a child process that [joins](Group::join) it by its path, and
-//! drops the group when the child is gone. Where groups cannot be made (no permission, no `cpu`
-//! controller, a read-only mount) everything returns an error that says why: a reason to skip.
+//! drops the group when the child has ended. Where groups cannot be made (no permission, no `cpu`
+//! controller, a read-only mount) every function returns an error with the reason: a reason to
+//! skip.
 
 use std::fmt;
 
@@ -10,7 +11,7 @@ use cgroups_rs::CgroupPid;
 use cgroups_rs::fs::cpu::CpuController;
 use cgroups_rs::fs::{Cgroup, hierarchies};
 
-/// Microseconds after which a quota is granted anew, as the kernel has it by default.
+/// Microseconds after which a quota is renewed: the kernel's default.
 const PERIOD: u64 = 100_000;
 
 /// A control group with the `cpu` controller; removed when dropped, if it was made here.
@@ -20,8 +21,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a group at the top of what this process can see. The name is completed by the id of
-    /// the process.
+    /// Makes a group at the top of the hierarchy that this process sees.
+    ///
+    /// The id of the process completes the name.
     pub fn new(name: &str) -> Result<Self, String> {
         Group::make(format!("indent-{name}-{}", std::process::id()))
     }
@@ -36,12 +38,12 @@ impl Group {
         let failed = |error| format!("no control group {path}: {error}");
         group.cgroup.create().map_err(failed)?;
         group.made_here = true;
-        // Some places let us make a directory and nothing more.
+        // In some places a process may make a directory and nothing more.
         group.set_quota(None)?;
         Ok(group)
     }
 
-    /// A group that is there already, by what [`Group::path`] says.
+    /// Opens a group that exists, by the result of [`Group::path`].
     pub fn open(path: &str) -> Self {
         let controllers = vec!["cpu".to_owned()];
         let hierarchy = hierarchies::auto();
@@ -51,13 +53,14 @@ impl Group {
         }
     }
 
-    /// Its path from the top, for a child process.
+    /// Returns its path from the top, for a child process.
     pub fn path(&self) -> &str {
         self.cgroup.path()
     }
 
-    /// Grants so many thousandths of a CPU, or as many CPUs as there are. Version 1 refuses what is
-    /// more than a group above has.
+    /// Grants this many thousandths of a CPU, or as many CPUs as there are.
+    ///
+    /// Version 1 refuses more than a parent group has.
     pub fn set_quota(&self, thousandths: Option<u64>) -> Result<(), String> {
         let time = thousandths.map_or(-1, |cpus| (cpus * PERIOD / 1000) as i64);
         let quota = self
@@ -71,8 +74,9 @@ impl Group {
         found.ok_or_else(|| format!("no cpu controller for {}", self.path()))
     }
 
-    /// Gives it the largest share of the time there is, up to its quota: by default all its threads
-    /// together weigh as much as one thread outside.
+    /// Gives it the largest share of the time there is, up to its quota.
+    ///
+    /// By default all its threads together have the weight of one thread outside.
     pub fn favour(&self) -> Result<(), String> {
         let most = if self.cgroup.v2() { 10_000 } else { 262_144 };
         let shares = self.controller()?.set_shares(most);
@@ -93,7 +97,7 @@ impl Group {
         Ok(())
     }
 
-    /// Moves the calling process into it, all its threads.
+    /// Moves the calling process into it, with all its threads.
     pub fn join(&self) -> Result<(), String> {
         let me = CgroupPid::from(u64::from(std::process::id()));
         self.cgroup

@@ -1,7 +1,7 @@
 //! A runtime has as many workers as its control groups grant CPUs.
 //!
 //! Each test makes groups and lets a child process of this binary join one before it starts a
-//! runtime. Where groups cannot be made, the tests say so and pass.
+//! runtime. Where groups cannot be made, the tests report that and pass.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -14,15 +14,15 @@ use indent_cgroups::Group;
 #[path = "../../common/mod.rs"]
 mod common;
 
-/// Tells a child process which group to join.
+/// Variable with the group that a child process joins.
 const GROUP: &str = "INDENT_TEST_GROUP";
 
-/// CPUs of this machine as far as this process may use them; the tests need two.
+/// Returns the number of CPUs that this process may use; the tests need two.
 fn cpus() -> usize {
     std::thread::available_parallelism().unwrap().get()
 }
 
-/// Unwraps, or returns from the test after saying that it was skipped.
+/// Unwraps, or reports that the test was skipped and returns from it.
 macro_rules! or_skip {
     ($result:expr) => {
         match $result {
@@ -43,7 +43,7 @@ fn child(test: &str, group: Option<&Group>) -> String {
     text
 }
 
-/// The workers that a runtime starts in this group, with no number set.
+/// Returns the number of workers that a runtime starts in this group, without a configured number.
 fn workers_in(group: Option<&Group>) -> usize {
     let text = child("count_workers", group);
     let number = text.lines().find_map(|line| line.strip_prefix("workers "));
@@ -81,7 +81,7 @@ fn the_tightest_group_above_counts() {
     let middle = or_skip!(parent.nested("middle"));
     let leaf = or_skip!(middle.nested("leaf"));
     or_skip!(parent.set_quota(Some(1000)));
-    // Version 1 refuses to grant more than a group above has; then the leaf has no quota at all.
+    // Version 1 refuses to grant more than a parent group has; then the leaf has no quota at all.
     if let Err(why) = leaf.set_quota(Some(2000)) {
         println!("{why}");
     }
@@ -91,7 +91,7 @@ fn the_tightest_group_above_counts() {
 #[test]
 fn a_process_outside_has_the_cpus_of_the_machine() {
     let (workers, cpus) = (workers_in(None), cpus());
-    // The standard library rounds a quota down, if somebody has set one for all of us.
+    // The standard library rounds a quota down, if one was set for this whole process.
     assert!(
         workers == cpus || workers == cpus + 1,
         "{workers} workers, {cpus} CPUs"
@@ -121,7 +121,7 @@ fn workers_follow_a_quota_that_changes() {
 mod child {
     use super::*;
 
-    /// The quotas a group goes through, in CPUs.
+    /// Quotas that a group goes through, in CPUs.
     const CHANGES: [usize; 3] = [2, 1, 2];
     /// How soon workers should have followed, and how long a slow machine may take.
     const EXPECTED: Duration = Duration::from_secs(2);
@@ -155,13 +155,13 @@ mod child {
         group.change(CHANGES, check).unwrap();
     }
 
-    /// Workers that run fibers, and CPUs the process may use.
+    /// Returns the number of workers that run fibers, and of CPUs the process may use.
     fn now(rt: &Runtime) -> (usize, usize) {
         let metrics = rt.metrics();
         (metrics.workers_in_service, metrics.cpus_allowed)
     }
 
-    /// Four fibers that compute and give way until told to stop; each counts its steps.
+    /// Four fibers that compute and yield until the flag is set; each counts its steps.
     struct Load {
         stop: Arc<AtomicBool>,
         steps: Arc<AtomicU64>,
@@ -193,7 +193,7 @@ mod child {
             }
         }
 
-        /// Steps per second and CPUs kept busy, for a while.
+        /// Measures steps per second and CPUs kept busy, for a while.
         fn watch(&self) -> Speed {
             let (start, steps, busy) = (Instant::now(), self.steps.load(Relaxed), cpu_time());
             std::thread::sleep(WATCH);
@@ -204,7 +204,8 @@ mod child {
             }
         }
 
-        /// Steps each fiber says it has made, after all have ended; and all steps counted.
+        /// Returns the steps that each fiber has counted, after all have ended, and all steps
+        /// counted.
         fn end(self) -> (Vec<u64>, u64) {
             self.stop.store(true, Relaxed);
             let own = self.fibers.into_iter().map(|fiber| fiber.join().unwrap());
@@ -218,11 +219,12 @@ mod child {
         busy: f64,
     }
 
-    /// CPU time of this process so far.
+    /// Returns the CPU time of this process so far.
     fn cpu_time() -> Duration {
         const TICKS_PER_SECOND: u64 = 100; // the same on every Linux
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-        // Behind the name, which may contain anything: state, then ten numbers, then these two.
+        // Fields after the name, which may contain anything: state, then ten numbers, then these
+        // two.
         let (_, behind) = stat.rsplit_once(')').unwrap();
         let fields: Vec<_> = behind.split_whitespace().collect();
         let ticks: u64 = fields[11..13]
@@ -258,7 +260,7 @@ mod child {
         };
         group.change(CHANGES, changed).unwrap();
 
-        // Nothing got lost on the way: every fiber is there, went on, and counted right.
+        // Nothing was lost on the way: every fiber exists, made progress, and counted right.
         let (own, steps) = load.end();
         println!("steps of each fiber {own:?}");
         assert_eq!(own.iter().sum::<u64>(), steps);
@@ -266,7 +268,7 @@ mod child {
         rt.wait_idle();
         assert_eq!(rt.metrics().fibers_alive, 0);
 
-        // What gets done follows the quota, where nobody else keeps the machine busy.
+        // Progress follows the quota, where no other process keeps the machine busy.
         let [two, one, again] = speeds[..] else {
             unreachable!("one for each of {CHANGES:?}")
         };

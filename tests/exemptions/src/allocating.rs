@@ -11,25 +11,27 @@ use indent::{task, time};
 
 use crate::{crowd, number, report, run, thread};
 
-/// Sizes of the small and large buffers that travel.
+/// Sizes of the small and large buffers that are passed on.
 const SIZES: [usize; 8] = [1, 24, 100, 500, 1_000, 5_000, 40_000, 200_000];
-/// Pairs of fibers, and what each of them passes on.
+/// Number of pairs of fibers, and of buffers that each of them passes on.
 const PAIRS: usize = 300;
 const PASSED: usize = 48;
 
-/// Measures what as many fibers cost as the first argument says, then passes memory from fiber to
-/// fiber. `settings` are those of the runtime.
+/// Measures the cost of as many fibers as the first argument says, then passes memory between
+/// fibers.
+///
+/// `settings` are those of the runtime.
 pub fn program(settings: impl FnOnce(Builder) -> Builder) {
     let count = number(1);
     run(settings, |rt| {
         rt.wait_until_surveyed(None);
-        measure(rt, count); // first: memory that was freed before would be used again
+        measure(rt, count); // first, because freed memory would be reused
         pass_on(rt);
         report("threads", rt.metrics().carriers);
     });
 }
 
-/// A buffer whose bytes follow from its number.
+/// Returns a buffer whose bytes follow from its number.
 fn filled(number: usize, size: usize) -> Vec<u8> {
     let mut buffer = Vec::new();
     // In steps, so that it is reallocated.
@@ -54,7 +56,7 @@ fn pause(number: usize, turn: usize) {
     }
 }
 
-/// Fibers allocate and pass on to others, which free; a third part is freed by a plain thread.
+/// Passes memory to other fibers, which free it; a plain thread frees a third of it.
 fn pass_on(rt: &Runtime) {
     let (to_thread, on_thread) = std::sync::mpsc::channel::<(usize, Vec<u8>)>();
     let frees = std::thread::spawn(move || {
@@ -93,7 +95,7 @@ fn pass_on(rt: &Runtime) {
     report("moved", moved.iter().filter(|moved| **moved).count());
 }
 
-/// What a handler leaves behind in the caches of an allocator.
+/// Allocates and frees, to leave in the allocator's caches what a handler leaves there.
 #[inline(never)]
 fn use_allocator() {
     for size in [16, 32, 64, 128, 512, 1_024, 8 * 1024, 64 * 1024] {
@@ -102,7 +104,7 @@ fn use_allocator() {
     }
 }
 
-/// Bytes of this process that are resident.
+/// Returns the resident bytes of this process.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("a mounted /proc");
     let mut lines = status.lines();
@@ -112,7 +114,7 @@ fn resident() -> usize {
     kilobytes.expect("resident kilobytes") * 1024
 }
 
-/// Resident bytes for each fiber that has used the allocator and is parked.
+/// Reports the resident bytes for each fiber that has used the allocator and is parked.
 fn measure(rt: &Runtime, count: usize) {
     let all_inside = Arc::new(Barrier::new(count + 1));
     let measured = Arc::new(Barrier::new(count + 1));

@@ -3,10 +3,10 @@
 //! A fiber has its own thread-locals, except for a few that `src/fiber/locals.rs` lists with a
 //! reason each, those of C code, and those that the program names. Each program in `src/bin` uses
 //! one of the crates that the list is about as a service does, on more fibers than the crate
-//! expects threads. It panics if a value is wrong, and prints what it has counted and measured, one
-//! `name number` a line; `tests/programs.rs` runs them and compares.
+//! expects threads. It panics if a value is wrong, and prints its counts and measurements, one
+//! `name number` per line; `tests/programs.rs` runs the programs and compares.
 //!
-//! So that fibers share threads and change them, none is bound whatever its frames look like
+//! So that fibers share threads and change them, none is bound, whatever its frames show
 //! (`trust_everything`): no program keeps the address of a thread-local, or state of a C library's
 //! thread, while it is parked. With `--judged` the runtime decides, as it does for users.
 //!
@@ -19,8 +19,8 @@
 //! |---|---|---|
 //! | `spans` | tracing with the registry (sharded-slab) | a panic: too many threads |
 //! | `swap` | arc-swap | every `store` visits a node for each fiber |
-//! | `seeds` | fastrand, `HashMap` | nothing but memory; two fibers must differ all the same |
-//! | `named` | a variable of the program itself | it is not the thread's |
+//! | `seeds` | fastrand, `HashMap` | costs memory only; in both cases two fibers must differ |
+//! | `named` | a variable of the program itself | it does not belong to the thread |
 //! | `alloc-*` | an allocator each | memory is kept once for each fiber |
 
 #![expect(unsafe_code, reason = "lets fibers move that count as bound")]
@@ -39,8 +39,8 @@ const LIMIT: Duration = Duration::from_secs(240);
 
 /// Runs a program on a runtime with two workers, whose settings it may change.
 ///
-/// A fiber that panics ends the process at once: others may wait for it. A program that hangs is
-/// ended with a dump of its fibers.
+/// A fiber that panics ends the process immediately, because other fibers may wait for it. A
+/// program that hangs is ended with a dump of its fibers.
 pub fn run(settings: impl FnOnce(Builder) -> Builder, program: impl FnOnce(&Runtime)) {
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -53,9 +53,10 @@ pub fn run(settings: impl FnOnce(Builder) -> Builder, program: impl FnOnce(&Runt
     let builder = settings(Builder::new().workers(2));
     let rt = builder.build().expect("a runtime");
     if !std::env::args().any(|argument| argument == "--judged") {
-        // SAFETY: what fibers of these programs hold while they are parked is not the thread's:
-        // numbers of spans, places on the heap and memory. Thread-locals are used in functions that
-        // are not inlined and have returned by then, so no frame has an address of one.
+        // SAFETY: what fibers of these programs hold while they are parked does not belong to the
+        // thread: numbers of spans, places on the heap and memory. Thread-locals are used in
+        // functions that are not inlined and have returned by then, so no frame has an address of
+        // one.
         unsafe { rt.handle().trust_everything(true) };
     }
     started.send(rt.handle().clone()).expect("the watchdog");
@@ -65,7 +66,7 @@ pub fn run(settings: impl FnOnce(Builder) -> Builder, program: impl FnOnce(&Runt
     watchdog.join().expect("the watchdog ends quietly");
 }
 
-/// Ends the process if it is not over in time.
+/// Ends the process if the program does not end in time.
 fn watch(over: &mpsc::Receiver<()>, handle: &mpsc::Receiver<Handle>) {
     if over.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
         eprintln!("HANGS: not done after {LIMIT:?}");
@@ -78,7 +79,7 @@ fn watch(over: &mpsc::Receiver<()>, handle: &mpsc::Receiver<Handle>) {
     }
 }
 
-/// Runs so many fibers at once, each with its number, and returns their results in that order.
+/// Runs many fibers at once, each with its number, and returns their results in that order.
 pub fn crowd<T, F>(rt: &Runtime, count: usize, body: F) -> Vec<T>
 where
     T: Send + 'static,
@@ -99,18 +100,20 @@ pub fn report(name: &str, number: impl std::fmt::Display) {
     println!("{name} {number}");
 }
 
-/// The argument at this place, a number.
+/// Returns the argument at this place, a number.
 ///
 /// # Panics
-/// If there is none.
+///
+/// If there is no such argument.
 pub fn number(place: usize) -> usize {
     let argument = std::env::args().nth(place);
     let number = argument.and_then(|number| number.parse().ok());
     number.unwrap_or_else(|| panic!("argument {place} is a number"))
 }
 
-/// The number by which the kernel knows the calling thread. Through a file: `gettid` is foreign code,
-/// which binds its caller.
+/// Returns the number by which the kernel knows the calling thread.
+///
+/// It reads a file, because `gettid` is foreign code, which binds its caller.
 #[inline(never)]
 pub fn thread() -> u32 {
     let path = std::fs::read_link("/proc/thread-self").expect("a mounted /proc");

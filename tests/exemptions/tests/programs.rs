@@ -1,7 +1,7 @@
-//! Thread-locals that stay with the thread do what they are exempted for, in debug and release.
+//! Thread-locals that stay with the thread have the intended effect, in debug and release.
 //!
-//! Each test runs programs of this package (see `src/lib.rs`) and compares what they print. Times
-//! and memory are compared within one run, or with the same program on the system's allocator.
+//! Each test runs programs of this package (see `src/lib.rs`) and compares their output. Times and
+//! memory are compared within one run, or with the same program on the system's allocator.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,15 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 #[path = "../../common/mod.rs"]
 mod common;
 
-/// Seconds after which a program is killed; its own watchdog, which prints a dump, is faster.
+/// Seconds after which a program is killed; its own watchdog, which prints a dump, acts earlier.
 const LIMIT: &str = "300";
 
-/// More than sharded-slab can number (4,096), and many more.
+/// Numbers of fibers: more than sharded-slab can number (4,096), and many more.
 const MANY: [usize; 2] = [6_000, 20_000];
 
-/// Where the programs of both profiles are. The test is built in one of them; the other one shares
-/// its target directory.
+/// Directories of the programs of both profiles.
+///
+/// The test is built in one of the profiles; the other one shares its target directory.
 static DIRECTORIES: LazyLock<[PathBuf; 2]> = LazyLock::new(|| {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
     let target = target.expect("a directory above the temporary one");
@@ -38,7 +39,7 @@ static DIRECTORIES: LazyLock<[PathBuf; 2]> = LazyLock::new(|| {
     [build("dev", "debug"), build("release", "release")]
 });
 
-/// What a program has printed.
+/// The output of a program.
 struct Printed {
     /// For messages.
     what: String,
@@ -46,14 +47,16 @@ struct Printed {
 }
 
 impl Printed {
-    /// The number of this name; of several, their sum.
+    /// Returns the number of this name, or the sum if there are several.
     fn get(&self, name: &str) -> f64 {
         let number = self.numbers.get(name).copied();
         number.unwrap_or_else(|| panic!("{}: no {name}", self.what))
     }
 }
 
-/// Runs a program, which must end well, in both profiles. One program at a time: they measure.
+/// Runs a program, which must succeed, in both profiles.
+///
+/// Only one program runs at a time, because programs measure.
 fn run(program: &str, arguments: &[&str]) -> [Printed; 2] {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,7 +84,7 @@ fn run(program: &str, arguments: &[&str]) -> [Printed; 2] {
     })
 }
 
-/// Fibers that went from thread to thread: otherwise a run shows little.
+/// Checks that fibers went from thread to thread: otherwise a run shows little.
 fn assert_moved(printed: &Printed, at_least: usize) {
     let (what, moved) = (&printed.what, printed.get("moved"));
     assert!(
@@ -117,7 +120,9 @@ fn fibers_that_hold_guards_of_an_arc_swap_do_not_slow_down_its_store() {
     }
 }
 
-/// A store may get slower by the few threads that have used the `ArcSwap`, not by the fibers.
+/// Checks that a store gets slower by the few threads that have used the `ArcSwap` only.
+///
+/// The number of fibers must not make it slower.
 fn assert_few_times(printed: &Printed) {
     const AT_MOST: f64 = 150.;
     for name in ["during", "after"] {
@@ -154,7 +159,7 @@ fn memory_goes_from_fiber_to_fiber_and_costs_about_the_same_with_every_allocator
     let others: [(&str, &[&str], [f64; 2]); 4] = [
         ("alloc-jemalloc", &[FIBERS, "--judged"], [12., 4.]),
         ("alloc-mimalloc", &[FIBERS, "--judged"], [4., 4.]),
-        // Its lists are each fiber's own, unless they are named.
+        // Its lists belong to each fiber, unless they are named.
         ("alloc-lists", &[FIBERS, "--judged"], [12., 12.]),
         ("alloc-lists", &[FIBERS, "named", "--judged"], [4., 4.]),
     ];

@@ -1,7 +1,7 @@
-//! A fiber that wakes every few milliseconds, and how late it was.
+//! The heartbeat: a fiber that wakes every few milliseconds, and how late it was.
 //!
-//! Beside it a plain thread does the same: on a machine with more to do than CPUs both are late, and
-//! only a fiber that is much later than the thread was kept waiting by the runtime.
+//! Beside it a plain thread does the same. On a machine with more work than CPUs both are late.
+//! Only a fiber that is much later than the thread was delayed by the runtime.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -12,26 +12,28 @@ use indent::runtime::Handle;
 use indent::task::{self, JoinHandle, Mobility};
 
 const BEAT: Duration = Duration::from_millis(5);
-/// A median above this, and above so many times the thread's, is starvation.
+/// Starvation is a median above this, and above so many times the thread's median.
 const LATE: Duration = Duration::from_millis(20);
 const TIMES_THREAD: u32 = 20;
-/// Switches of threads that wait for a CPU before a beat.
+/// Switches between threads that each wait for a CPU before a beat.
 const SWITCHES: u32 = 4;
-/// And so are so many times fewer beats than the thread's: some long waits hide in a median.
+/// So many times fewer beats than the thread's are starvation, too.
+///
+/// A median may hide some long waits.
 const RARE: usize = 10;
-/// At most, for what the runtime reads of the program.
+/// Longest time to wait for the runtime to read the program's code.
 const WARM: Duration = Duration::from_secs(10);
-/// A thread that beat less often shows nothing.
+/// With fewer beats than this, the thread shows nothing.
 const FEW: usize = 40;
 
-/// A pair of hearts that beat.
+/// A fiber and a thread that beat.
 pub(crate) struct Heartbeat {
     stop: Arc<AtomicBool>,
     fiber: JoinHandle<Vec<Duration>>,
     thread: thread::JoinHandle<Vec<Duration>>,
 }
 
-/// How late they were, in order.
+/// Latenesses of fiber and thread, sorted.
 pub(crate) struct Lateness {
     fiber: Vec<Duration>,
     thread: Vec<Duration>,
@@ -54,7 +56,7 @@ impl Heartbeat {
         }
     }
 
-    /// Waits until the runtime knows whether the fiber may change threads, for a while.
+    /// Waits, for a limited time, until the runtime has judged the fiber.
     pub(crate) fn warm_up(&self) {
         let start = Instant::now();
         while self.fiber.fiber().binding().mobility() == Mobility::Unjudged
@@ -85,10 +87,10 @@ fn beat(stop: &AtomicBool, sleep_until: impl Fn(Instant)) -> Vec<Duration> {
 }
 
 impl Lateness {
-    /// What is wrong with it, if anything; only much is.
+    /// Returns what is wrong with the fiber's lateness; only a large difference counts.
     pub(crate) fn complaint(&self) -> Option<String> {
         // A beat may take several switches of threads, each of which waits for a CPU: the thread's
-        // 99th percentile says for how long, where other programs run beside this one.
+        // 99th percentile shows for how long, where other programs run beside this one.
         let contended = SWITCHES * quantile(&self.thread, 0.99);
         let allowed = LATE + TIMES_THREAD * quantile(&self.thread, 0.5) + contended;
         let late = quantile(&self.fiber, 0.5) > allowed;

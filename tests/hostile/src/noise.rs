@@ -1,4 +1,4 @@
-//! Small things the programs compute with: numbers that look random, and ways to pass time.
+//! Small helpers of the programs: pseudo-random numbers, and ways to spend time.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 mod random;
 pub(crate) use random::Random;
 
-/// Stirs a number; the same for the same number.
+/// Mixes the bits of a number; the same result for the same number.
 pub(crate) fn stir(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -20,7 +20,7 @@ pub(crate) fn mix(sum: u64, value: u64) -> u64 {
     stir(sum ^ value).wrapping_add(sum.rotate_left(17))
 }
 
-/// Bytes that compress somewhat: runs and repetitions, the same for the same seed.
+/// Returns bytes that compress somewhat: runs and repetitions, the same for the same seed.
 pub(crate) fn bytes(seed: u64, n: usize) -> Vec<u8> {
     let mut random = Random::new(seed + 1);
     let mut bytes = Vec::with_capacity(n);
@@ -32,7 +32,7 @@ pub(crate) fn bytes(seed: u64, n: usize) -> Vec<u8> {
     bytes
 }
 
-/// The checksum of some bytes.
+/// Returns the checksum of some bytes.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     let mut sum = bytes.len() as u64;
     for chunk in bytes.chunks(8) {
@@ -43,7 +43,7 @@ pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     sum
 }
 
-/// Computes for so long by the clock, without a call to the runtime or the kernel.
+/// Computes for this long by the clock, without a call to the runtime or the kernel.
 pub(crate) fn compute_for(time: Duration) {
     let start = Instant::now();
     let mut x = 1;

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-/// How to call the program, for whoever called it wrongly.
+/// How to call the program, printed after a wrong call.
 pub(crate) const USAGE: &str = "hostile NAME [--seconds S] [--long] [--quantum MS] [--seed N] [--patience S] [--warm] [--regions] | hostile all|regions … | hostile --list";
 
-/// Ten minutes, by hand.
+/// Ten minutes, for runs by hand.
 const LONG: Duration = Duration::from_secs(600);
-/// Much, for machines with much else to do.
+/// A long time, for machines with much other work.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What to do.
+/// The task to run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Task {
     List,
@@ -20,23 +20,23 @@ pub(crate) enum Task {
     Regions,
 }
 
-/// What the command line says.
+/// The contents of the command line.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Options {
     pub(crate) task: Task,
     pub(crate) time: Duration,
-    /// In milliseconds, as the runtime's variable wants it.
+    /// In milliseconds, in the format of the runtime's variable.
     pub(crate) quantum: String,
     pub(crate) seed: u64,
-    /// Beyond its own time, before a program counts as hanging.
+    /// Time beyond its own before a program counts as hanging.
     pub(crate) patience: Duration,
-    /// Begin when the heartbeat's frames are known.
+    /// If set, begins when the heartbeat's frames are known.
     pub(crate) warm: bool,
-    /// Pure parts run in regions.
+    /// If set, pure parts run in regions.
     pub(crate) regions: bool,
 }
 
-/// Reads the arguments, the program's own name left out.
+/// Reads the arguments, without the program's own name.
 pub(crate) fn parse(arguments: impl Iterator<Item = String>) -> Result<Options, String> {
     let mut arguments = arguments;
     let mut options = Options {

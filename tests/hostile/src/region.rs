@@ -1,11 +1,11 @@
 #![expect(unsafe_code, reason = "promises what regions ask for")]
 //! Regions: parts of programs in which a fiber may be switched away at any instruction.
 //!
-//! A part is *pure* if it may run in one: while it runs its fiber holds no borrow of a thread-local, no
-//! guard of a lock and nothing else that belongs to its thread, neither does any frame around it,
-//! and no C calls it. Nor does another fiber wait for it by blocking or spinning: parts that others
-//! wait for without the runtime's knowledge, above all in programs that need preemption, stay
-//! outside.
+//! A part is *pure* if it may run in a region: while it runs, its fiber holds no borrow of a
+//! thread-local, no guard of a lock and nothing else that belongs to its thread; neither does any
+//! frame around it, and no C code calls it. Nor does another fiber wait for it by blocking or
+//! spinning: parts that others wait for without the runtime's knowledge, above all in programs that
+//! need preemption, stay outside.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,12 +14,12 @@ use indent::runtime::Metrics;
 
 static WANTED: AtomicBool = AtomicBool::new(false);
 
-/// From now on pure parts run in regions.
+/// Makes pure parts run in regions from now on.
 pub(crate) fn want() {
     WANTED.store(true, Relaxed);
 }
 
-/// Runs a pure part, in a region if that is wanted.
+/// Runs a pure part, in a region if the command line asks for it.
 pub(crate) fn pure<T>(part: impl FnOnce() -> T) -> T {
     if WANTED.load(Relaxed) {
         region(part)
@@ -30,22 +30,25 @@ pub(crate) fn pure<T>(part: impl FnOnce() -> T) -> T {
 
 /// Runs a pure part in a region.
 pub(crate) fn region<T>(part: impl FnOnce() -> T) -> T {
-    // SAFETY: what the header calls pure is what regions ask for, and only that is passed here.
+    // SAFETY: parts that the header calls pure meet the conditions of regions, and only those are
+    // passed here.
     unsafe { indent::runtime::preemptible(part) }
 }
 
-/// How often a fiber was switched away in a region.
+/// Returns how often a fiber was switched away in a region.
 pub(crate) fn switches(metrics: &Metrics) -> u64 {
     metrics.in_place_preemptions_total
 }
 
-/// Whether no fiber was, though some could have been.
+/// Returns true if no fiber was switched away, though some could have been.
 pub(crate) fn never_switched(metrics: &Metrics) -> bool {
     metrics.in_place_preemptions_total == 0
 }
 
-/// A function that is called through memory anybody could have written, so that who calls it is not
-/// judged by what it does: for what belongs to the thread and is right in a region all the same.
+/// A function that is called through memory that any code could have written.
+///
+/// So callers are not judged by what it does: for functions that use something of the thread and
+/// are right in a region even so.
 pub(crate) struct Hidden<F>(OnceLock<F>);
 
 impl<F: Copy> Hidden<F> {
@@ -53,7 +56,7 @@ impl<F: Copy> Hidden<F> {
         Hidden(OnceLock::new())
     }
 
-    /// Says which function it is; before the first call, by somebody who is on no fiber's stack then.
+    /// Sets the function, before the first call, from code that is then on no fiber's stack.
     pub(crate) fn is(&self, function: F) {
         self.0.get_or_init(|| function);
     }

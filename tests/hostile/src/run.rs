@@ -2,9 +2,9 @@
     unsafe_code,
     reason = "sets an environment variable before there are threads"
 )]
-//! One program, or all of them at once.
+//! Runs one program, or all of them at once.
 //!
-//! A program has a process to itself unless it is run with all others: then those that may share a
+//! A program has a process to itself unless it runs with all others. Then those that may share a
 //! process do, on one runtime, and the others are started as processes beside it.
 
 use std::process::{Child, Command, ExitCode};
@@ -22,15 +22,15 @@ use crate::stage::Stage;
 use crate::watchdog::Watchdog;
 
 const WORKERS: usize = 2;
-/// For what is left when the programs are done.
+/// Time to end what is left when the programs are done.
 const END: Duration = Duration::from_secs(15);
-/// All at once block some hundreds of threads, and are not about what happens at the cap.
+/// Carriers for all programs at once, which block some hundreds of threads and do not test the cap.
 const CARRIERS_FOR_ALL: usize = 2048;
-/// For each of a group.
+/// Least time for each program of a group.
 const LEAST: Duration = Duration::from_secs(1);
 const QUANTUM: &str = "INDENT_PREEMPT_QUANTUM_MS";
 
-/// Does what the command line says.
+/// Runs the task of the command line.
 pub fn main() -> ExitCode {
     say::prepare();
     let options = match options::parse(std::env::args().skip(1)) {
@@ -39,7 +39,7 @@ pub fn main() -> ExitCode {
     };
     // SAFETY: this is the only thread so far.
     unsafe { std::env::set_var(QUANTUM, &options.quantum) };
-    // SAFETY: no program is left with something of its thread by a function that it called through a
+    // SAFETY: no program keeps something of its thread from a function that it called through a
     // pointer. Some have such functions, and these would bind all others.
     unsafe { indent_sysmon::frames::trust_pointers() };
     if options.regions {
@@ -70,7 +70,7 @@ fn misused(what: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// All programs, or those for which regions make a difference.
+/// Lists all programs, or those for which regions make a difference.
 fn list(regions: bool) {
     let listed = |program: &Program| !regions || program.pure;
     for program in programs::all().into_iter().filter(listed) {
@@ -107,7 +107,7 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
         complaints.push("nothing came out right, or at all".to_owned());
     }
     let metrics = runtime.metrics();
-    // Without symbols no frame is known to be none of the runtime's.
+    // Without symbols, no frame can be recognized as not belonging to the runtime.
     let has_symbols = runtime.wait_until_surveyed(Some(Duration::ZERO)) != Survey::NoSymbols;
     let switches = can_preempt() && has_symbols && program.switches;
     if switches && region::never_switched(&metrics) {
@@ -123,7 +123,7 @@ fn one(program: &Program, options: &Options) -> Vec<String> {
     complaints
 }
 
-/// One of several programs that end at the same time.
+/// Runs one of several programs that end at the same time.
 fn perform(
     program: &Program,
     runtime: &Runtime,
@@ -180,8 +180,9 @@ fn all(options: &Options) -> Vec<String> {
     complaints
 }
 
-/// Runs the programs about regions one after the other, each in a process of its own, for its part of
-/// the time.
+/// Runs the programs about regions one after the other, each in a process of its own.
+///
+/// Each gets an equal part of the time.
 fn regions(options: &Options) -> Vec<String> {
     let programs: Vec<_> = programs::all()
         .into_iter()
@@ -217,7 +218,7 @@ fn failed((name, mut child): (&'static str, Child)) -> Option<String> {
     (!status.success()).then(|| format!("{name}, in a process of its own: {status}"))
 }
 
-/// Nothing is left behind: no fiber, and no thread in the middle of one.
+/// Checks that nothing is left behind: no fiber, and no thread in the middle of one.
 fn end(runtime: Runtime) -> Vec<String> {
     let mut complaints = Vec::new();
     let started = Instant::now();
@@ -240,12 +241,12 @@ fn end(runtime: Runtime) -> Vec<String> {
     complaints
 }
 
-/// Whether the runtime preempts at all; somebody may want to see what happens if not.
+/// Returns true if the runtime preempts at all; a user may turn preemption off.
 pub(crate) fn can_preempt() -> bool {
     std::env::var("INDENT_PREEMPT").map_or(true, |word| word != "off")
 }
 
-/// What preemption did.
+/// Returns what preemption did.
 fn deeds(metrics: &Metrics) -> String {
     let Metrics {
         freezes_total,

@@ -1,8 +1,8 @@
-//! Lines for whoever runs the program, past every lock.
+//! Lines for the user, written without taking any lock.
 //!
-//! A program may hold the lock of the standard output, replace what is behind the descriptors 1 and
-//! 2, or hang: so what the framework has to say goes by plain writes to a copy of standard error
-//! taken at the start.
+//! A program may hold the lock of the standard output, replace the files behind the descriptors 1
+//! and 2, or hang. So the framework writes its lines directly to a copy of standard error that it
+//! takes at the start.
 
 use std::fs::File;
 use std::io::Write;
@@ -18,17 +18,17 @@ fn out() -> &'static File {
     })
 }
 
-/// Takes the copy; before any program runs.
+/// Takes the copy; call it before any program runs.
 pub(crate) fn prepare() {
     out();
 }
 
-/// Writes the line in one call. Nobody listening is no reason to fail.
+/// Writes the line in one call; a failed write is ignored.
 pub(crate) fn say(line: &str) {
     raw(format!("{line}\n").as_bytes());
 }
 
-/// Writes bytes that were made before: allocates nothing.
+/// Writes prepared bytes: allocates nothing.
 pub(crate) fn raw(bytes: &[u8]) {
     drop(out().write_all(bytes));
 }

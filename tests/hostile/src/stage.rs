@@ -1,4 +1,4 @@
-//! What a program gets to run on: the runtime, the time it has, and where it complains.
+//! The environment of a program: the runtime, its time, and the list of complaints.
 //!
 //! A stage lives as long as the process, so that fibers may borrow it and their first frames have
 //! nothing to drop.
@@ -12,27 +12,29 @@ use indent::task::{self, JoinHandle, Mobility, Phase};
 
 use crate::region::{pure, region};
 
-/// Inputs a kernel is tried with; each fiber goes through them in turn.
+/// Inputs that a kernel is tried with; each fiber goes through them in turn.
 const INPUTS: u64 = 4;
-/// More complaints than this say nothing new.
+/// More complaints than this add nothing new.
 const MOST_COMPLAINTS: usize = 20;
-/// So many fibers in a row that were meant to be bound and are not: none will be.
+/// So many fibers in a row that should be bound and are not: none will be.
 const MOST_MOVABLE: u32 = 100;
 
-/// A computation: the same number for the same number.
+/// A computation: the same result for the same number.
 pub(crate) type Kernel = fn(u64) -> u64;
 
-/// What a program runs on.
+/// The environment that a program runs in.
 pub(crate) struct Stage {
     /// The program's name.
     pub(crate) name: &'static str,
     /// The runtime, of two workers.
     pub(crate) runtime: Handle,
-    /// Where what looks random comes from.
+    /// Source of pseudo-random numbers.
     pub(crate) seed: u64,
     time: Duration,
-    /// Known when it is first asked for: what comes before is preparation. Among others it is known
-    /// from the beginning, since preparation takes its time there.
+    /// Known when it is first asked for: everything before is preparation.
+    ///
+    /// If programs run together it is known from the beginning, since preparation then takes from
+    /// its time.
     until: OnceLock<Instant>,
     rounds: AtomicU64,
     wrong: AtomicU64,
@@ -40,7 +42,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// For a program that ends after that time.
+    /// Makes a stage for a program that ends after that time.
     pub(crate) fn new(
         name: &'static str,
         runtime: Handle,
@@ -59,7 +61,7 @@ impl Stage {
         }))
     }
 
-    /// For a program that ends at that time, however long it takes to prepare itself.
+    /// Makes a stage for a program that ends at that time, however long its preparation takes.
     pub(crate) fn until(
         name: &'static str,
         runtime: Handle,
@@ -71,28 +73,28 @@ impl Stage {
         stage
     }
 
-    /// Whether it is time to end.
+    /// Returns true if it is time to end.
     pub(crate) fn over(&self) -> bool {
         let now = Instant::now();
         now >= *self.until.get_or_init(|| now + self.time)
     }
 
-    /// Counts a piece of work that came out right.
+    /// Counts a piece of work with the right result.
     pub(crate) fn round(&self) {
         self.rounds.fetch_add(1, Relaxed);
     }
 
-    /// How many did.
+    /// Returns the number of pieces of work with the right result.
     pub(crate) fn rounds(&self) -> u64 {
         self.rounds.load(Relaxed)
     }
 
-    /// How many did not.
+    /// Returns the number of wrong results.
     pub(crate) fn wrong(&self) -> u64 {
         self.wrong.load(Relaxed)
     }
 
-    /// Says what is wrong; the program goes on.
+    /// Records what is wrong; the program continues.
     pub(crate) fn complain(&self, what: String) {
         self.wrong.fetch_add(1, Relaxed);
         let mut complaints = self.lock();
@@ -110,7 +112,7 @@ impl Stage {
         }
     }
 
-    /// What was said.
+    /// Returns the complaints.
     pub(crate) fn complaints(&self) -> Vec<String> {
         self.lock().clone()
     }
@@ -127,7 +129,7 @@ impl Stage {
         F: Fn(usize) + Send + Sync + 'static,
     {
         let body: &'static F = Box::leak(Box::new(body));
-        // By one fiber: each of them may keep a worker for long.
+        // Spawned by one fiber, because each of them may keep a worker for long.
         let spawn = |i| self.spawn(&format!("{i}"), None, move || body(i));
         let handles: Vec<_> = self.runtime.block_on(|| (0..fibers).map(spawn).collect());
         self.join(handles);
@@ -149,7 +151,7 @@ impl Stage {
         }
     }
 
-    /// Waits for fibers; those that panicked are complaints.
+    /// Waits for fibers; a panic is a complaint.
     pub(crate) fn join(&self, handles: impl IntoIterator<Item = JoinHandle<()>>) {
         for handle in handles {
             if let Err(error) = handle.join() {
@@ -158,23 +160,25 @@ impl Stage {
         }
     }
 
-    /// Runs a computation over and over in that many fibers; each time the result must be what this
-    /// thread, which nobody disturbs, gets of it.
+    /// Runs a computation repeatedly in that many fibers.
+    ///
+    /// Each result must equal the result on this thread, which is not disturbed.
     pub(crate) fn repeat(&'static self, fibers: usize, kernel: Kernel) {
         self.compare(fibers, kernel, kernel);
     }
 
-    /// The same with a computation that may run in a region, and does if that is asked for.
+    /// Does the same with a computation that may run in a region, and does if the command line asks
+    /// for it.
     pub(crate) fn repeat_pure(&'static self, fibers: usize, kernel: Kernel) {
         self.compare(fibers, kernel, move |input| pure(|| kernel(input)));
     }
 
-    /// The same, in a region whatever is asked for.
+    /// Does the same in a region, whatever the command line says.
     pub(crate) fn repeat_in_region(&'static self, fibers: usize, kernel: Kernel) {
         self.compare(fibers, kernel, move |input| region(|| kernel(input)));
     }
 
-    /// Runs `disturbed` in fibers; its results must be those of `kernel` on this thread.
+    /// Runs `disturbed` in fibers; its results must equal those of `kernel` on this thread.
     pub(crate) fn compare<F>(
         &'static self,
         fibers: usize,
@@ -196,8 +200,9 @@ impl Stage {
         });
     }
 
-    /// Starts and releases fibers, one after the other, until the runtime knows that one which parks
-    /// like them is bound to its thread. Complains if such fibers are movable.
+    /// Starts and releases fibers until the runtime knows that one which parks like them is bound.
+    ///
+    /// Complains if such fibers are movable.
     pub(crate) fn until_known_bound(&self, start: impl Fn() -> JoinHandle<()>, release: impl Fn()) {
         let mut movable = 0;
         loop {
@@ -224,7 +229,7 @@ impl Stage {
         }
     }
 
-    /// Whether the time to end is known and has come.
+    /// Returns true if the time to end is known and has passed.
     fn is_past(&self) -> bool {
         self.until
             .get()

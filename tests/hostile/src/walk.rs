@@ -1,15 +1,15 @@
 #![expect(unsafe_code, reason = "recovers from faults in a signal handler")]
 //! Walks of an interrupted stack with C's unwinder, which may fault.
 //!
-//! Compilers write unwind rows that are right at every instruction, and so does the runtime for
-//! its trampoline. Inline assembly that moves the stack pointer has no rows of its own:
-//! corosensei's switch pushes registers and changes stacks inside one `asm!` block, and for those
-//! few instructions the row of the function around it takes another word of the stack for the
-//! return address. libgcc checks nothing: it reads code at whatever word it found. So a profiler
-//! that walks from any instruction must survive a fault in its own walk, as profilers in use do.
+//! Compilers write unwind rows that are right at every instruction, and so does the runtime for its
+//! trampoline. Inline assembly that moves the stack pointer has no rows of its own: corosensei's
+//! switch pushes registers and changes stacks inside one `asm!` block, and for those few
+//! instructions the row of the function around it takes another word of the stack for the return
+//! address. libgcc checks nothing: it reads code at whatever word it found. So a profiler that
+//! walks from any instruction must survive a fault in its own walk, as profilers in use do.
 //!
-//! A walk that faults is ended here, and the instruction it began at is noted. The caller decides
-//! whether the rows there may be wrong ([`abandoned`]): that a fault is survived must not hide
+//! A walk that faults is ended here, and the instruction it began at is recorded. The caller
+//! decides whether the rows there may be wrong ([`abandoned`]): surviving a fault must not hide
 //! rows of the runtime, or of any compiler, that are wrong.
 
 use std::cell::Cell;
@@ -17,11 +17,11 @@ use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Frames that a walk looks at.
+/// Most frames that a walk looks at.
 const MOST_FRAMES: u64 = 200;
 /// Room on the signal stack for an unwinder, and for a fault in it.
 const ROOM: usize = 32 << 10;
-/// Walks that are noted.
+/// Most walks that are recorded.
 const NOTED: usize = 64;
 
 /// Functions of corosensei that change stacks.
@@ -32,11 +32,11 @@ const SWITCHES: [&str; 4] = [
     "stack_init_trampoline",
 ];
 
-/// Where walks began that faulted.
+/// Instructions at which walks began that faulted.
 static BEGAN: [AtomicUsize; NOTED] = [const { AtomicUsize::new(0) }; NOTED];
 static FAULTS: AtomicUsize = AtomicUsize::new(0);
 
-/// What handled these signals before.
+/// Previous handlers of these signals.
 static BEFORE: [OnceLock<libc::sigaction>; 2] = [const { OnceLock::new() }; 2];
 const FATAL: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
@@ -52,7 +52,7 @@ unsafe extern "C" {
     static etext: u8;
 }
 
-// Calls a function with everything saved that a function saves, and notes the stack pointer: from
+// Calls a function after saving all callee-saved registers, and records the stack pointer: from
 // there `hostile_recover` returns true in its place.
 std::arch::global_asm!(
     ".text",
@@ -102,34 +102,38 @@ std::arch::global_asm!(
     ".cfi_endproc",
 );
 
-/// Before the first walk: faults in walks end those walks, others go where they went before.
+/// Installs the handlers before the first walk.
+///
+/// Faults in walks end those walks; other faults go to the previous handler.
 pub(crate) fn prepare() {
     for (signal, before) in FATAL.into_iter().zip(&BEFORE) {
         // SAFETY: all zeros is a valid action without flags and with an empty mask.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
         let mut old = action;
-        // SAFETY: only asks.
+        // SAFETY: the call only reads the present action.
         let status = unsafe { libc::sigaction(signal, std::ptr::null(), &mut old) };
         assert_eq!(status, 0, "what handles faults");
         let _ = before.set(old);
         action.sa_sigaction = on_fault as *const () as usize;
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        // SAFETY: the handler touches atomics and thread-locals without destructors only.
+        // SAFETY: the handler touches only atomics and thread-locals without destructors.
         let status = unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
         assert_eq!(status, 0, "a handler");
     }
 }
 
-/// Walks the stack that a handler has interrupted; how many frames there were. `None` if there is
-/// no room for that on the signal stack, or it faulted.
+/// Walks the stack that a handler has interrupted; returns the number of frames.
+///
+/// Returns `None` if there is no room for that on the signal stack, or if the walk faulted.
 ///
 /// # Safety
+///
 /// `context` is the third argument of the running handler, for which [`prepare`] was called.
 pub(crate) unsafe fn walk(context: *const c_void) -> Option<u64> {
     let signal_stack = signal_stack().filter(|stack| stack.len() >= ROOM)?;
     let mut frames = 0;
     let saved = WALKS.with(Cell::as_ptr);
-    // SAFETY: both are this thread's; what it restores on a fault is what it saved.
+    // SAFETY: both belong to this thread; after a fault it restores what it saved.
     let faulted = unsafe { hostile_guarded(climb, &mut frames, saved) };
     WALKS.set(0);
     if !faulted {
@@ -149,36 +153,38 @@ pub(crate) unsafe fn walk(context: *const c_void) -> Option<u64> {
 
 extern "C" fn climb(frames: *mut u64) {
     let count = |_: &backtrace::Frame| {
-        // SAFETY: the counter of the `walk` that waits for us.
+        // SAFETY: the counter of the `walk` that waits for this callback.
         unsafe { *frames += 1 };
         // SAFETY: as above.
         unsafe { *frames < MOST_FRAMES }
     };
-    // SAFETY: what it is not synchronized with is those who name frames; it names none.
+    // SAFETY: the call is not synchronized with code that names frames; it names none.
     unsafe { backtrace::trace_unsynchronized(count) };
 }
 
-/// The signal stack of the calling thread.
+/// Returns the signal stack of the calling thread.
 fn signal_stack() -> Option<std::ops::Range<usize>> {
     let mut stack = libc::stack_t {
         ss_sp: std::ptr::null_mut(),
         ss_flags: 0,
         ss_size: 0,
     };
-    // SAFETY: room for what it says; nothing is changed.
+    // SAFETY: there is room for the answer; nothing is changed.
     let status = unsafe { libc::sigaltstack(std::ptr::null(), &mut stack) };
     let begin = stack.ss_sp.addr();
     (status == 0 && stack.ss_flags & libc::SS_DISABLE == 0).then(|| begin..begin + stack.ss_size)
 }
 
-/// Whether a walk has room on this thread's signal stack. Those of std have not, which carriers
-/// have too until they have a larger one.
+/// Returns true if a walk has room on this thread's signal stack.
+///
+/// std's signal stacks have no room for it; carriers use those until they have a larger one.
 pub(crate) fn has_room() -> bool {
     signal_stack().is_some_and(|stack| stack.len() >= ROOM)
 }
 
 /// # Safety
-/// As a handler with information.
+///
+/// To be installed as a handler with information.
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: by the caller's promise.
     let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
@@ -195,23 +201,25 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
         return;
     };
     if before.sa_flags & libc::SA_SIGINFO != 0 {
-        // SAFETY: an action with information says that this is what its handler is.
+        // SAFETY: the flags of an action with information say that its handler has this type.
         let handler = unsafe {
             std::mem::transmute::<
                 usize,
                 unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void),
             >(before.sa_sigaction)
         };
-        // SAFETY: our own arguments.
+        // SAFETY: the arguments of this very handler.
         unsafe { handler(signal, info, context) };
     } else {
-        // SAFETY: what was there before; the instruction faults again.
+        // SAFETY: the previous action is valid; the instruction faults again.
         unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
     }
 }
 
-/// How many walks faulted, and what is not to blame on a switch: for each of those the functions
-/// around the instruction it began at. A program without symbols blames nothing.
+/// Returns how many walks faulted, and those faults that a switch does not explain.
+///
+/// For each of those it returns the functions around the instruction at which the walk began. A
+/// program without symbols reports none.
 pub(crate) fn abandoned() -> (usize, Vec<String>) {
     let faults = FAULTS.load(Relaxed);
     let began = BEGAN.iter().take(faults).map(|slot| slot.load(Relaxed));
@@ -224,10 +232,10 @@ pub(crate) fn abandoned() -> (usize, Vec<String>) {
     (faults, wrong.collect())
 }
 
-/// The function that holds an instruction, after those that were inlined into it.
+/// Returns the function that holds an instruction, after those that were inlined into it.
 fn names(at: usize) -> Vec<String> {
     let mut names = Vec::new();
-    // One byte on: an address is taken for that behind a call.
+    // One byte further, because an address is taken for the one after a call.
     backtrace::resolve(std::ptr::without_provenance_mut(at + 1), |symbol| {
         names.extend(symbol.name().map(|name| name.to_string()));
     });

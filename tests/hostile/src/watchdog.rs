@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "ends the process at once")]
-//! Ends the process when it hangs, and says what can be seen then.
+//! Ends the process when it hangs, and prints what is visible then.
 //!
-//! What hangs may hold any lock, the allocator's too. So the first line was made at the start and is
-//! written as it is; the rest is gathered by a thread of its own, which gets some seconds; and the
-//! process ends without running anybody's exit handlers.
+//! A process that hangs may hold any lock, the allocator's too. So the first line was made at the
+//! start and is written as it is. A thread of its own gathers the rest, within some seconds. The
+//! process ends without running exit handlers.
 
 use std::fmt::Write;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -14,14 +14,14 @@ use indent::runtime::Handle;
 
 use crate::say;
 
-/// The exit code of a process that hung.
+/// Exit code of a process that hung.
 const HUNG: i32 = 3;
-/// For what can be seen.
+/// Time to print what is visible.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// Fibers and threads that are shown.
+/// Most fibers and threads that are shown.
 const MOST_SHOWN: usize = 100;
 
-/// As long as it exists the process may go on; and for so long.
+/// While this exists the process may run, for a limited time.
 pub(crate) struct Watchdog {
     _alive: Sender<()>,
 }
@@ -34,7 +34,7 @@ impl Watchdog {
             if over.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
                 say::raw(first.as_bytes());
                 last_words(runtime);
-                // SAFETY: ends the process; no memory is touched after it.
+                // SAFETY: the call ends the process; no memory is touched after it.
                 unsafe { libc::_exit(HUNG) };
             }
         };
@@ -52,7 +52,7 @@ fn last_words(runtime: Handle) {
         say::say(&threads());
         say::say(&format!("{:?}", runtime.metrics()));
         say::say(&fibers(&runtime));
-        done.send(()).ok(); // perhaps nobody waits any more
+        done.send(()).ok(); // the receiver may have stopped waiting
     };
     let teller = thread::Builder::new().spawn(tell);
     if teller.is_err() || over.recv_timeout(LAST_WORDS).is_err() {
@@ -60,7 +60,7 @@ fn last_words(runtime: Handle) {
     }
 }
 
-/// All threads of the process: what they are called, how they are, where in the kernel they sleep.
+/// Lists all threads of the process: their names, their states, where in the kernel they sleep.
 fn threads() -> String {
     let mut text = String::new();
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();

@@ -1,22 +1,22 @@
-//! A debugger shows whoever is interrupted in a region as it shows everybody else.
+//! A debugger shows a fiber that is interrupted in a region like any other.
 //!
-//! The program `region-frames` is stopped where an interrupted fiber is about to leave its thread, in
-//! the trampoline and in what that calls; the stack above must have the interrupted functions on it, who
-//! entered the region, and who runs fibers.
+//! The program `region-frames` is stopped where an interrupted fiber is about to leave its thread,
+//! in the trampoline and in the functions that it calls. The stack above must show the interrupted
+//! functions, the code that entered the region, and the code that runs fibers.
 
 use std::process::{Command, Stdio};
 
 #[path = "../../common/mod.rs"]
 mod common;
 
-/// On the way up from the interrupted instruction, in order.
+/// Frames on the way up from the interrupted instruction, in order.
 const EXPECTED: [&str; 3] = [
     "frames_inside_region",
     "frames_outside_region",
     "fiber_main",
 ];
 
-/// What gdb says at the first stop at a function, and after so many further instructions.
+/// Returns gdb's stacks at the first stop at a function, and after this many further instructions.
 fn stacks_at(function: &str, instructions: u32) -> Option<String> {
     let script = [
         "set pagination off",
@@ -39,12 +39,12 @@ fn stacks_at(function: &str, instructions: u32) -> Option<String> {
         .output()
         .ok()?;
     let text = common::text(&output);
-    // In some containers nobody may trace.
+    // In some containers tracing is forbidden.
     let forbidden = text.contains("ptrace") || text.contains("Could not trace");
     (!forbidden).then_some(text)
 }
 
-/// Whether the names are in the text in their order.
+/// Returns true if the names are in the text in this order.
 fn in_order(text: &str) -> bool {
     let mut rest = text;
     EXPECTED.iter().all(|name| match rest.find(name) {

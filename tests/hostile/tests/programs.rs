@@ -1,13 +1,13 @@
-//! Every hostile program, in every kind of build, comes out right.
+//! Every hostile program gives right results in every kind of build.
 //!
-//! Builds each variant once, with the settings of cargo in the environment and a target directory
-//! of its own, as far as variants differ in more than the last link; then runs all programs, a few
-//! at a time. A program prints what it found; that is shown if it failed.
+//! Builds each variant once, with the settings of cargo in the environment and, unless variants
+//! differ only in the last link, a target directory of its own. Then runs all programs, a few at a
+//! time. A failed program's output is shown.
 //!
 //! | variant | what is special |
 //! |---|---|
 //! | debug | no optimization: calls where others inline, overflow checks |
-//! | release | what users run |
+//! | release | the build of most users |
 //! | stripped | no symbols: nearly every fiber counts as bound |
 //! | jemalloc, mimalloc | other allocators, in the release build |
 //! | abort | a panic ends the process; nothing unwinds |
@@ -15,12 +15,12 @@
 //! | regions | release, with regions around the pure parts of all programs that have any |
 //! | regions-debug, regions-jemalloc, regions-mimalloc | the same in those builds |
 //!
-//! With other allocators only those programs are run that allocate. The heartbeat is judged before
-//! a program begins: beside hogs it takes between some tenths of a second and many seconds, in a
+//! With other allocators only programs that allocate are run. The heartbeat is judged before a
+//! program begins: beside hogs it takes between some tenths of a second and many seconds, in a
 //! debug build, to read so large a program, and until then the heartbeat counts as bound.
 //!
 //! `INDENT_HOSTILE_SECONDS` is the time of each program; `INDENT_HOSTILE_ONLY`, a list with commas,
-//! names programs and variants that are to be run alone.
+//! names the only programs and variants to run.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -33,11 +33,11 @@ use std::time::Instant;
 #[path = "../../common/mod.rs"]
 mod common;
 
-/// A program that was built.
+/// A built program.
 struct Variant {
     name: &'static str,
     program: PathBuf,
-    /// Its programs run with regions around their pure parts.
+    /// If set, its programs run with regions around their pure parts.
     regions: bool,
 }
 
@@ -67,7 +67,7 @@ const ALLOCATING: &[&str] = &[
 ];
 
 impl Variant {
-    /// Whether a program means anything here.
+    /// Returns true if a program makes sense in this variant.
     fn suits(&self, program: &str) -> bool {
         match self.name {
             name if name.ends_with("malloc") => ALLOCATING.contains(&program),
@@ -85,14 +85,15 @@ const FAT: Settings = &[
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
 ];
 
-/// Calls cargo; programs are in the directory it returns.
+/// Calls cargo; returns the directory with the built programs.
 fn cargo(directory: &str, arguments: &[&str], settings: Settings) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(directory);
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let (command, rest) = arguments.split_first().expect("a command");
     let output = Command::new(cargo)
-        .args([command, "--locked", "--release", "--manifest-path"]) // other allocators may have to be fetched
+        // No `--offline`: other allocators may have to be fetched.
+        .args([command, "--locked", "--release", "--manifest-path"])
         .arg(manifest)
         .arg("--target-dir")
         .arg(&target)
@@ -107,7 +108,7 @@ fn cargo(directory: &str, arguments: &[&str], settings: Settings) -> PathBuf {
     target.join("release")
 }
 
-/// A copy under another name, since the next build may replace it.
+/// Copies the program under another name, since the next build may replace it.
 fn keep(name: &'static str, built: &Path) -> Variant {
     let program = built.with_file_name(format!("hostile-as-{name}"));
     std::fs::copy(built, &program).expect("a copy of a program");
@@ -118,7 +119,7 @@ fn keep(name: &'static str, built: &Path) -> Variant {
     }
 }
 
-/// The same program with regions, under another name.
+/// Returns the same program with regions, under another name.
 fn with_regions(name: &'static str, variant: &Variant) -> Variant {
     Variant {
         name,
@@ -127,7 +128,7 @@ fn with_regions(name: &'static str, variant: &Variant) -> Variant {
     }
 }
 
-/// Those that differ in the last link alone, so that what everything depends on is built once.
+/// Returns the variants that differ only in the last link, so that shared code is built once.
 fn plain() -> Vec<Variant> {
     let last = [
         "rustc",
@@ -203,7 +204,7 @@ const VARIANTS: &[&str] = &[
     "regions-mimalloc",
 ];
 
-/// Whether a name is wanted: if none of its kind is named, all are.
+/// Returns true if a name is selected: if none of its kind is named, all are.
 fn chosen(only: &BTreeSet<String>, kind: &[&str], name: &str) -> bool {
     only.contains(name) || !kind.iter().any(|name| only.contains(*name))
 }
@@ -221,15 +222,15 @@ fn programs(variant: &Variant) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// What somebody asked for in the environment.
+/// Returns a variable of the environment, unless it is empty.
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|text| !text.is_empty())
 }
 
-/// The value of `RUST_BACKTRACE` for a program.
+/// Returns the value of `RUST_BACKTRACE` for a program.
 ///
-/// A backtrace takes a lock of the loader's, which the C library does not set free in the child of
-/// a fork. Children that panic would hang if a thread of the parent held it at the fork.
+/// A backtrace takes a lock of the loader's, which the C library does not release in the child of a
+/// fork. Children that panic would hang if a thread of the parent held it at the fork.
 fn backtrace(program: &str) -> &'static str {
     if program == "fork" { "0" } else { "1" }
 }
@@ -240,7 +241,7 @@ fn run(variant: &Variant, program: &str, seconds: &str) -> Output {
         .args([program, "--warm", "--seconds", seconds])
         .args(variant.regions.then_some("--regions"))
         .env("RUST_BACKTRACE", backtrace(program));
-    // With their own settings, not with those of who tests.
+    // With the programs' own settings, not with those of the test's user.
     let settings = std::env::vars().filter(|(name, _)| name.starts_with("INDENT_"));
     settings.for_each(|(name, _)| {
         command.env_remove(name);
@@ -248,7 +249,7 @@ fn run(variant: &Variant, program: &str, seconds: &str) -> Output {
     command.output().expect("a program to run")
 }
 
-/// Past the harness's capture: hours later somebody wants to know what was skipped.
+/// Writes past the harness's capture, so that the output of a long run shows what was skipped.
 fn shout(line: &str) {
     std::io::stderr()
         .write_all(format!("{line}\n").as_bytes())

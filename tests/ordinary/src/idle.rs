@@ -6,8 +6,10 @@ use std::time::Duration;
 use indent::runtime::Runtime;
 use indent::task::{self, Mobility};
 
-/// The runtime reads the program's code while nothing else runs: when the process has become quiet,
-/// every fiber can be judged at once.
+/// Waits until the process is quiet, then serves a first burst of requests.
+///
+/// The runtime reads the program's code while nothing else runs: once the process is quiet, every
+/// fiber can be judged at once.
 pub(crate) fn first_burst(rt: &Runtime) {
     const QUIET: u32 = 10;
     let (mut last, mut quiet) = (0, 0);
@@ -24,7 +26,7 @@ pub(crate) fn first_burst(rt: &Runtime) {
     }
 }
 
-/// CPU time of the process in the kernel's ticks.
+/// Returns the CPU time of the process in the kernel's ticks.
 fn ticks() -> u64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let (_, fields) = stat.rsplit_once(") ").expect("a name");

@@ -1,4 +1,4 @@
-//! Libraries in C and Rust that start their work while endless loops have all workers.
+//! Libraries in C and Rust that start their work while endless loops hold all workers.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use indent::runtime::Runtime;
 use indent::task::yield_now;
 use indent::time::sleep;
 
-/// More than there are workers.
+/// Endless loops: more than there are workers.
 const LOOPS: usize = 3;
-/// That use the library at once.
+/// Fibers that use the library at once.
 const FIBERS: u64 = 8;
 
-/// Spawns the loops, then fibers that must end all the same, each with its number.
+/// Spawns the loops, then fibers that must end beside them, each with its number.
 fn beside_loops(rt: &Runtime, work: impl Fn(u64) + Send + Sync + 'static) {
     for _ in 0..LOOPS {
         drop(rt.spawn(|| {
@@ -32,7 +32,7 @@ fn beside_loops(rt: &Runtime, work: impl Fn(u64) + Send + Sync + 'static) {
     working.into_iter().for_each(|fiber| fiber.join().unwrap());
 }
 
-/// A database of its own for each fiber, with a pause in every transaction.
+/// Uses a database for each fiber, with a pause in every transaction.
 pub(crate) fn sqlite(rt: &Runtime) {
     beside_loops(rt, |n| {
         let mut database = rusqlite::Connection::open_in_memory().unwrap();
@@ -56,7 +56,7 @@ pub(crate) fn sqlite(rt: &Runtime) {
     });
 }
 
-/// An interpreter of its own for each fiber, whose scripts call functions that sleep.
+/// Uses an interpreter for each fiber, whose scripts call functions that sleep.
 pub(crate) fn lua(rt: &Runtime) {
     beside_loops(rt, |n| {
         let lua = mlua::Lua::new();
@@ -79,7 +79,7 @@ pub(crate) fn lua(rt: &Runtime) {
     });
 }
 
-/// One map for all fibers, with entries that stay locked while their fiber yields.
+/// Uses one map for all fibers, with entries that stay locked while their fiber yields.
 pub(crate) fn dashmap(rt: &Runtime) {
     let map: Arc<dashmap::DashMap<u64, u64>> = Arc::default();
     let counted = map.clone();
@@ -96,7 +96,7 @@ pub(crate) fn dashmap(rt: &Runtime) {
     assert_eq!(counted.len(), 10);
 }
 
-/// The local time zone is cached in a thread-local.
+/// Formats times; the crate caches the local time zone in a thread-local.
 pub(crate) fn chrono(rt: &Runtime) {
     beside_loops(rt, |_| {
         let mut last = chrono::Local::now();
@@ -111,7 +111,7 @@ pub(crate) fn chrono(rt: &Runtime) {
     });
 }
 
-/// One cache for all fibers: each entry is made once, by an initializer that sleeps.
+/// Uses one cache for all fibers; an initializer that sleeps makes each entry once.
 pub(crate) fn moka(rt: &Runtime) {
     let cache = moka::sync::Cache::new(1000);
     let filled = cache.clone();

@@ -1,4 +1,4 @@
-//! What ordinary code does on fibers: code whose authors did not have to know about the runtime.
+//! Ordinary code on fibers: code whose authors did not have to know about the runtime.
 //!
 //! Each program is some fibers that use crates as services use them: lazily made values, databases,
 //! interpreters, thread-locals, spans, locks, maps. It starts in the first moments of a process,
@@ -12,15 +12,15 @@
 //! cargo test -p indent-ordinary
 //! ```
 //!
-//! | file | what fibers do | what went wrong if they shared a thread |
+//! | file | what fibers do | failure if fibers shared a thread |
 //! |---|---|---|
 //! | `once.rs` | race for a value whose initializer sleeps | a deadlock |
-//! | `libraries.rs` | use SQLite, Lua and maps beside endless loops | they never ended |
-//! | `own.rs` | sleep inside `scoped_tls`, spans, borrowed thread-locals | each saw another's |
+//! | `libraries.rs` | use SQLite, Lua and maps beside endless loops | they never end |
+//! | `own.rs` | sleep inside `scoped_tls`, spans, borrowed thread-locals | each sees another's |
 //! | `mutex.rs` | hold a `std::sync::Mutex` while they sleep | a hang |
-//! | `server.rs` | answer pings and crunch JSON, maps and regexes | no ping was answered |
+//! | `server.rs` | answer pings and crunch JSON, maps and regexes | no ping is answered |
 //! | `threads.rs` | wait for each other, more of them than there may be threads | a hang |
-//! | `idle.rs` | nothing, until the first burst comes | the first burst was late |
+//! | `idle.rs` | nothing, until the first burst arrives | the first burst is late |
 
 use std::panic;
 use std::process::ExitCode;
@@ -38,17 +38,17 @@ mod own;
 mod server;
 mod threads;
 
-/// A program: what runs in a process of its own.
+/// A program, which runs in a process of its own.
 struct Program {
     name: &'static str,
     run: fn(&Runtime),
-    /// How its runtime differs from the default one with two workers.
+    /// Changes from the default settings with two workers.
     settings: fn(Builder) -> Builder,
-    /// Some of its fibers compute until the process ends, so it needs preemption.
+    /// If set, some of its fibers compute until the process ends, so it needs preemption.
     endless: bool,
 }
 
-/// A program that ends by itself.
+/// Makes a program that ends by itself.
 const fn ends(name: &'static str, run: fn(&Runtime)) -> Program {
     Program {
         name,
@@ -58,7 +58,7 @@ const fn ends(name: &'static str, run: fn(&Runtime)) -> Program {
     }
 }
 
-/// A program with fibers that compute for ever.
+/// Makes a program with fibers that compute forever.
 const fn endless(name: &'static str, run: fn(&Runtime)) -> Program {
     Program {
         endless: true,
@@ -124,9 +124,9 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     let builder = (program.settings)(Builder::new().workers(2));
-    // Endless fibers are left behind.
+    // Endless fibers are abandoned.
     let builder = builder.shutdown_timeout(Duration::from_millis(100));
-    // A fiber that panics may leave others waiting for it: the process ends at once.
+    // Other fibers may wait for a fiber that panics, so a panic ends the process.
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         report(info);
@@ -145,7 +145,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Ends the process if it hangs, with a dump.
+/// Ends the process with a dump if it hangs.
 fn watchdog(over: &mpsc::Receiver<()>, handle: &mpsc::Receiver<Handle>) {
     if over.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
         eprintln!("HANGS: not done after {LIMIT:?}");

@@ -8,7 +8,7 @@ use indent::time::sleep;
 
 const TURNS: usize = 3;
 
-/// The fibers take turns; each turn finds the count as the turn before left it.
+/// Lets fibers take turns; each turn finds the count as the previous turn left it.
 pub(crate) fn held_across_a_sleep(rt: &Runtime, fibers: usize) {
     let count = Arc::new(Mutex::new(0));
     let turns = || {

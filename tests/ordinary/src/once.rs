@@ -1,7 +1,7 @@
 //! Values that are made once, by an initializer that sleeps, while other fibers wait for them.
 //!
-//! A fiber that finds the value in the making blocks its thread. So the fiber that makes it must be
-//! able to go on, wherever it sleeps.
+//! A fiber that waits for the initializer blocks its thread. So the fiber that runs it must be able
+//! to continue, wherever it sleeps.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, OnceLock};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use indent::runtime::Runtime;
 
-/// How often an initializer of this process ran.
+/// Number of initializers that ran in this process.
 static RUNS: AtomicUsize = AtomicUsize::new(0);
 
 fn initialize() -> String {
@@ -18,7 +18,7 @@ fn initialize() -> String {
     "the one value".to_owned()
 }
 
-/// So many fibers get a value at once, and again.
+/// Has many fibers get a value at once, and again.
 fn raced<T: AsRef<str>>(rt: &Runtime, fibers: usize, get: impl Fn() -> T + Send + Sync + 'static) {
     let get = Arc::new(get);
     let race = || {

@@ -1,4 +1,4 @@
-//! State of a thread that a fiber holds while it sleeps: each must find its own.
+//! State of a thread that a fiber holds while it sleeps: each fiber must find its own.
 
 use std::cell::RefCell;
 use std::io::{self, Write};
@@ -14,10 +14,10 @@ use tracing_subscriber::fmt::MakeWriter;
 const FIBERS: u64 = 400;
 const ROUNDS: u64 = 4;
 
-/// Where the fibers wait until each of them holds what it holds.
+/// Barrier at which each fiber waits while it holds its state, until all do.
 static ALL_INSIDE: Barrier = Barrier::new(FIBERS as usize);
 
-/// Runs so many fibers at once, each with its number.
+/// Runs many fibers at once, each with its number.
 fn crowd(rt: &Runtime, body: impl Fn(u64) + Send + Sync + 'static) {
     let body = Arc::new(body);
     let start = |n| {
@@ -28,7 +28,7 @@ fn crowd(rt: &Runtime, body: impl Fn(u64) + Send + Sync + 'static) {
     fibers.into_iter().for_each(|fiber| fiber.join().unwrap());
 }
 
-/// Sleeps, or only yields: fibers come back in another order than they left.
+/// Sleeps or only yields, so that fibers come back in another order than they left.
 fn pause(n: u64, round: u64) {
     match (n + round) % 3 {
         0 => yield_now(),
@@ -38,7 +38,7 @@ fn pause(n: u64, round: u64) {
 
 scoped_tls::scoped_thread_local!(static NUMBER: u64);
 
-/// A scope lends a value from the stack to a thread-local, and restores the previous one.
+/// Checks scopes that lend a value from the stack to a thread-local and restore the previous one.
 pub(crate) fn scoped_tls(rt: &Runtime) {
     let own = |expected: u64| NUMBER.with(|number| assert_eq!(*number, expected));
     crowd(rt, move |n| {
@@ -64,7 +64,7 @@ thread_local! {
     static BUFFER: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A buffer that is kept for reuse and borrowed while it is filled.
+/// Checks a buffer that is kept for reuse and borrowed while it is filled.
 pub(crate) fn ref_cell(rt: &Runtime) {
     crowd(rt, |n| {
         BUFFER.with_borrow_mut(|buffer| {
@@ -102,7 +102,7 @@ impl MakeWriter<'_> for Log {
     }
 }
 
-/// Spans are entered for a request and for each of its steps, and left in the opposite order.
+/// Checks spans that are entered for a request and its steps, and left in the opposite order.
 pub(crate) fn spans(rt: &Runtime) {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()

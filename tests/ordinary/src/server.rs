@@ -1,8 +1,8 @@
-//! A server that answers pings while other connections have it compute.
+//! A server that answers pings while other connections make it compute.
 //!
-//! A fiber for each connection reads lines. To `ping N` it answers `pong N` at once; to `crunch N`
-//! it answers after it has counted words with what services use: JSON in a map, a hash map with
-//! random keys, random numbers and a regex.
+//! A fiber for each connection reads lines. It answers `ping N` immediately with `pong N`. It
+//! answers `crunch N` after it has counted words with the crates of a service: JSON in a map, a
+//! hash map with random keys, random numbers and a regex.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -16,23 +16,23 @@ use indent::runtime::Runtime;
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-/// Connections that ping, and how often each does.
+/// Connections that ping, and the pings of each.
 const PINGERS: usize = 4;
 const PINGS: usize = 50;
-/// Parts of a crunch that is limited.
+/// Parts of a limited crunch.
 const PARTS: usize = 20;
 
-/// Every ping is answered while crunches run that do not end before that.
+/// Checks that every ping is answered while crunches run that do not end before.
 pub(crate) fn pings_beside_endless_crunches(rt: &Runtime, crunches: usize) {
     serve(rt, crunches, usize::MAX);
 }
 
-/// Every ping and every crunch is answered.
+/// Checks that every ping and every crunch is answered.
 pub(crate) fn pings_beside_crunches(rt: &Runtime, crunches: usize) {
     serve(rt, crunches, PARTS);
 }
 
-/// Clients are plain threads. The crunches may stop when all pings have been answered.
+/// Serves clients on plain threads; the crunches may stop when all pings have been answered.
 fn serve(rt: &Runtime, crunches: usize, parts: usize) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -73,7 +73,7 @@ fn ask(address: SocketAddr, questions: impl IntoIterator<Item = String>) -> Vec<
     questions.into_iter().map(ask).collect()
 }
 
-/// The server's side of a connection.
+/// Runs the server's side of a connection.
 fn connection(stream: &TcpStream, stop: &AtomicBool) {
     for line in BufReader::new(stream).lines() {
         let line = line.unwrap();
@@ -87,7 +87,7 @@ fn connection(stream: &TcpStream, stop: &AtomicBool) {
     }
 }
 
-/// Computes so many parts, or, if there is no limit, until it may stop. Never blocks.
+/// Computes this many parts, or until it may stop if there is no limit; never blocks.
 fn crunch(parts: usize, stop: &AtomicBool) -> String {
     let mut part = 0;
     while part < parts && (parts != usize::MAX || !stop.load(SeqCst)) {
@@ -100,7 +100,7 @@ fn crunch(parts: usize, stop: &AtomicBool) -> String {
     "right\n".to_owned()
 }
 
-/// Counts the words in a text that is made up, written as JSON and read again.
+/// Counts the words in a generated text, written as JSON and read again.
 fn words() -> u64 {
     let regex = Regex::new(r"\b[a-z]+\d\b").unwrap();
     let text: Vec<_> = (0..100)

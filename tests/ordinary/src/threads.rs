@@ -1,8 +1,8 @@
 //! Fibers that wait for each other, more of them than there may be threads.
 //!
 //! A bound fiber keeps its thread while it is parked. The setting `bind_everything` makes all
-//! fibers bound, as they are in a stripped program. Where they may not have enough threads, those
-//! that have not started end with an error that says so; nothing hangs.
+//! fibers bound, as they are in a stripped program. Where there may not be enough threads, the
+//! fibers that have not started end with an error that says so; nothing hangs.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,12 +12,12 @@ use indent::runtime::{Builder, Runtime};
 use indent::sync::Barrier;
 use indent::task::{JoinHandle, Phase};
 
-/// A limit that holds for starts.
+/// Sets a limit that holds for starts.
 pub(crate) fn at_most_64(builder: Builder) -> Builder {
     builder.max_carriers(64).soft_carriers(64)
 }
 
-/// A limit that is exceeded when nothing makes progress otherwise.
+/// Sets a limit that is exceeded when otherwise nothing makes progress.
 pub(crate) fn about_64(builder: Builder) -> Builder {
     builder.soft_carriers(64)
 }
@@ -31,14 +31,14 @@ fn at_barrier(rt: &Runtime, fibers: usize) -> Vec<JoinHandle<bool>> {
     (0..fibers).map(|_| wait()).collect()
 }
 
-/// Within the default limits all come, also where each needs a thread.
+/// Checks that within the default limits all fibers arrive, even if each needs a thread.
 pub(crate) fn barrier(rt: &Runtime) {
     let fibers = at_barrier(rt, 3000);
     let leaders = fibers.into_iter().map(|fiber| fiber.join().unwrap());
     assert_eq!(leaders.filter(|leads| *leads).count(), 1);
 }
 
-/// At a limit of 64 threads a few come, the others end with the error.
+/// Checks that at a limit of 64 threads a few fibers arrive, and the others end with the error.
 pub(crate) fn barrier_of_bound(rt: &Runtime) {
     rt.handle().bind_everything(true);
     let fibers = at_barrier(rt, 100_000);
@@ -57,12 +57,14 @@ pub(crate) fn barrier_of_bound(rt: &Runtime) {
             parked.push(fiber);
         }
     }
-    // The two workers may admit one each at the same moment.
+    // The two workers may admit one fiber each at the same moment.
     assert!((1..=65).contains(&parked.len()), "{} came", parked.len());
     assert_eq!(failed + parked.len(), 100_000);
 }
 
-/// Parents that each join a child: how many got its result, and how many ended without a thread.
+/// Runs parents that each join a child.
+///
+/// Returns how many got its result, and how many ended without a thread.
 fn parents(rt: &Runtime) -> (usize, usize) {
     rt.handle().bind_everything(true);
     let parent = || match indent::spawn(|| 1).join() {
@@ -87,13 +89,13 @@ fn parents(rt: &Runtime) -> (usize, usize) {
     (joined, failed)
 }
 
-/// Parents hold all threads, so children end with the error, until some parents have ended.
+/// Checks that children end with the error while parents hold all threads, until some parents end.
 pub(crate) fn parents_of_bound(rt: &Runtime) {
     let (joined, failed) = parents(rt);
     assert_eq!(joined + failed, 5000);
 }
 
-/// More threads are made, so every parent gets its child's result.
+/// Checks that more threads are made, so that every parent gets its child's result.
 pub(crate) fn parents_beyond_soft(rt: &Runtime) {
     assert_eq!(parents(rt), (5000, 0));
 }

@@ -1,11 +1,11 @@
-//! Every ordinary program comes out right in every kind of build and in every setting.
+//! Every ordinary program gives the right result in every kind of build and every setting.
 //!
 //! | variant | what is special |
 //! |---|---|
 //! | debug | no optimization; reading the program's code takes longest |
 //! | debug-stripped | no symbols: every fiber is bound to its thread |
-//! | release | what users run |
-//! | release-stripped | what many users run |
+//! | release | the build of most users |
+//! | release-stripped | the build of many users |
 //!
 //! | setting | what is special |
 //! |---|---|
@@ -14,7 +14,7 @@
 //! | no-preempt | `INDENT_PREEMPT=off`: without programs whose loops only preemption interrupts |
 //!
 //! `INDENT_ORDINARY_ONLY`, a list with commas, names the programs, variants and settings to run;
-//! `INDENT_ORDINARY_ROUNDS` says how often.
+//! `INDENT_ORDINARY_ROUNDS` sets the number of rounds.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ use std::time::Instant;
 #[path = "../../common/mod.rs"]
 mod common;
 
-/// Seconds after which a program is killed; its own watchdog, which prints a dump, is faster.
+/// Seconds after which a program is killed; its own watchdog, which prints a dump, acts earlier.
 const LIMIT: &str = "120";
 /// Programs that run at once.
 const AT_ONCE: usize = 2;
-/// What a stripped program reports on standard error, once its code has been read.
+/// Line that a stripped program prints on standard error, once its code has been read.
 const STRIPPED: &str = "indent: the program has no symbols of functions";
-/// The program that does not end before that.
+/// The program that ends only after that line.
 const WAITS: &str = "idle";
 
 /// The names that `INDENT_ORDINARY_ONLY` lists.
@@ -45,7 +45,7 @@ impl Only {
         Only(names.map(str::to_owned).collect())
     }
 
-    /// The names of a kind that are to be run: all of them, unless the list has some.
+    /// Returns the names of a kind that are to run: all of them, unless the list has some.
     fn of<'a>(&self, kind: &[&'a str]) -> Vec<&'a str> {
         let listed = kind.iter().copied().filter(|name| self.0.contains(*name));
         let listed: Vec<_> = listed.collect();
@@ -68,8 +68,10 @@ impl Variant {
         self.name.ends_with("stripped")
     }
 
-    /// Builds it in the target directory of this test, and copies it: variants of a profile differ
-    /// in the last link only, and the next one has the same name there.
+    /// Builds the program in the target directory of this test, and copies it.
+    ///
+    /// Variants of a profile differ in the last link only, and the next variant has the same file
+    /// name.
     fn build(name: &'static str) -> Variant {
         let mut command = Command::new(env!("CARGO"));
         command.args(["rustc", "--locked", "--quiet", "--bin", "ordinary"]);
@@ -102,11 +104,12 @@ impl Variant {
     }
 }
 
-/// Those without symbols first: then the target directory keeps what the next build wants.
+/// Variants without symbols come first, so that the target directory keeps what the next build
+/// needs.
 const VARIANTS: &[&str] = &["debug-stripped", "debug", "release-stripped", "release"];
 const SETTINGS: &[&str] = &["plain", "busy", "no-preempt"];
 
-/// The names of all programs, and whether each needs preemption to end.
+/// Returns the names of all programs, and whether each needs preemption to end.
 fn programs(variant: &Variant) -> Vec<(String, bool)> {
     let list = Command::new(&variant.program).arg("--list").output();
     let list = String::from_utf8(list.expect("a list").stdout).expect("names");
@@ -117,7 +120,7 @@ fn programs(variant: &Variant) -> Vec<(String, bool)> {
     list.lines().filter_map(line).collect()
 }
 
-/// A process that computes until it is dropped, or until this one has ended.
+/// A process that computes until this is dropped, or until the test process ends.
 struct Busy(Child);
 
 impl Busy {
@@ -155,7 +158,7 @@ fn run(variant: &Variant, program: &str, setting: &str) -> Output {
     command.output().expect("a program to run")
 }
 
-/// What is wrong with a run.
+/// Returns what is wrong with a run.
 fn complaint(variant: &Variant, program: &str, output: &Output) -> Option<String> {
     let said = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {

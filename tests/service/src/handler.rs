@@ -1,4 +1,4 @@
-//! What the service does for a request: counts the words of a text and adds them to a table.
+//! The work of the service for a request: counts the words of a text and adds them to a table.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ use tracing::{info, info_span};
 
 static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\b[a-z]+\d\b").expect("a regex"));
 
-/// Few, so that requests wait for each other's locks.
+/// The tables: few, so that requests wait for each other's locks.
 #[derive(Default)]
 pub(crate) struct Tables([Mutex<HashMap<String, u64>>; 4]);
 
@@ -33,7 +33,7 @@ pub(crate) fn count_words(id: u64, body: &[u8], tables: &Tables) -> serde_json::
     let number = id as usize % tables.0.len();
     let _step = info_span!("table", number).entered();
     let mut table = tables.0[number].lock().expect("no handler panics");
-    sleep(Duration::from_micros(200)); // a table on a disk
+    sleep(Duration::from_micros(200)); // simulates a table on a disk
     for (word, count) in &counts {
         *table.entry((*word).to_owned()).or_insert(0) += count;
     }

@@ -1,8 +1,8 @@
-//! Reads heads of requests and writes answers: as much of HTTP/1.1 as the service needs.
+//! Reads request heads and writes answers: as much of HTTP/1.1 as the service needs.
 
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 
-/// Bytes of a head, and of a body, at most.
+/// Most bytes of a head, and of a body.
 const MOST_HEAD: u64 = 16 * 1024;
 const MOST_BODY: usize = 64 * 1024;
 const MOST_HEADERS: usize = 32;

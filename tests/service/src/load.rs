@@ -1,13 +1,13 @@
 //! The load: many connections, nearly all of them idle, and requests at a steady rate.
 //!
 //! Plain threads send requests by a schedule that does not wait for answers of other threads. A
-//! request goes over a random connection, which is opened if it is not open yet. So the first
-//! requests come when the service has just started. Other threads open the remaining connections
-//! from the second [`OPEN_FROM`] on, and send a request on each. Every answer is checked.
+//! request uses a random connection, which is opened if it is not open yet. So the first requests
+//! arrive when the service has just started. Other threads open the remaining connections from the
+//! second [`OPEN_FROM`] on, and send a request on each. Every answer is checked.
 //!
 //! Prints `sample AT LATENCY` for each request of the schedule, `opened AT`, `requests COUNT` and
-//! `failed COUNT`; times are in microseconds since the start. A latency begins when the schedule says
-//! so. After a failed request its connection is opened anew.
+//! `failed COUNT`; times are in microseconds since the start. A latency begins at the scheduled
+//! time. After a failed request its connection is opened again.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Threads that send by the schedule: more than requests in flight.
+/// Threads that send by the schedule: more than there are requests in flight.
 const SENDERS: u32 = 16;
-/// Threads that open the remaining connections, when they begin, and how many they open a second.
+/// Threads that open the remaining connections, when they begin, and how many they open per second.
 const OPENERS: u32 = 8;
 const OPEN_FROM: Duration = Duration::from_secs(1);
 const OPENED_A_SECOND: u32 = 1000;
-/// Between the head and the body of some requests: the service waits inside the span.
+/// Pause between head and body of some requests: the service waits inside the span.
 const PAUSE: Duration = Duration::from_millis(1);
 /// A request without an answer after this time has failed.
 const LATE: Duration = Duration::from_secs(20);
@@ -92,7 +92,7 @@ impl Load {
             }
             self.wait_until(due);
             loop {
-                // One that another thread uses is not idle.
+                // A connection that another thread uses is not idle.
                 let chosen = rand::random_range(0..self.connections.len());
                 if let Ok(mut connection) = self.connections[chosen].try_lock() {
                     self.request_or_report(&mut connection);
@@ -183,7 +183,7 @@ fn read_answer(stream: &mut Connection) -> io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// The answer must be for this request, with the right counts.
+/// Checks that the answer is for this request, with the right counts.
 fn check(answer: &[u8], id: u64, words: &[String]) -> io::Result<()> {
     let answer: Value = serde_json::from_slice(answer)?;
     let mut counts: HashMap<&str, u64> = HashMap::new();

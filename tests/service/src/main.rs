@@ -1,9 +1,9 @@
 //! An ordinary service and its load: code whose author did not have to know about the runtime.
 //!
-//! The service is HTTP/1.1 with a fiber for each connection. A handler reads JSON into a map, matches
-//! a regular expression, draws random numbers, locks a table and sleeps, all inside an entered span
-//! of `tracing`. The load is a second process: it opens many connections, of which nearly all are
-//! idle at any moment, and sends requests over random ones.
+//! The service is HTTP/1.1 with a fiber for each connection. A handler reads JSON into a map,
+//! matches a regular expression, draws random numbers, locks a table and sleeps, all inside an
+//! entered span of `tracing`. The load is a second process: it opens many connections, of which
+//! nearly all are idle at any moment, and sends requests over random ones.
 //!
 //! ```text
 //! cargo test -p indent-service -- --nocapture

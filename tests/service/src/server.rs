@@ -1,7 +1,7 @@
 //! The service: a fiber that accepts, and a fiber for each connection.
 //!
-//! A plain thread answers commands, one a line: `count` prints some metrics, `binding` prints which
-//! fibers keep threads. The process ends with its standard input.
+//! A plain thread answers commands, one per line: `count` prints some metrics, `binding` prints
+//! which fibers keep threads. The process ends with its standard input.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read};
@@ -61,7 +61,7 @@ fn connection(stream: &TcpStream, tables: &Tables) -> io::Result<()> {
     Ok(())
 }
 
-/// Everything after the head happens inside the span of the request.
+/// Answers a request; everything after the head happens inside the span of the request.
 fn answer(
     head: &Head,
     mut input: impl Read,

@@ -1,8 +1,8 @@
 //! An ordinary service with 10,000 connections, from the first second of its process.
 //!
 //! One run of the program of this package, built with optimization, serves all tests: a server and
-//! its load in two processes (see `src/main.rs`). The tests look at what both have printed, and at
-//! the log of the server. `INDENT_SERVICE_SECONDS` sets how long the load lasts.
+//! its load in two processes (see `src/main.rs`). The tests check the output of both, and the
+//! server's log. `INDENT_SERVICE_SECONDS` sets how long the load lasts.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,32 +17,33 @@ use std::time::{Duration, Instant};
 #[path = "../../common/mod.rs"]
 mod common;
 
-/// Nearly all of them are idle at any moment.
+/// Number of connections; nearly all of them are idle at any moment.
 const CONNECTIONS: u64 = 10_000;
-/// Requests a second.
+/// Requests per second.
 const RATE: u64 = 250;
-/// The seconds of the load. All connections are open after about 11.
+/// Seconds of load; all connections are open after about 11.
 const SECONDS: u64 = 25;
-/// The last seconds, with which the first is compared.
+/// Number of last seconds that the first second is compared with.
 const LATER: u64 = 5;
-/// How much slower the first second may be, by the percentage of requests: others use the machine,
-/// too.
+/// How much slower the first second may be, by the percentage of requests.
+///
+/// The factors allow for other users of the machine.
 const TIMES: [(usize, f64); 2] = [(50, 3.), (90, 6.)];
-/// Threads beside the workers, of the whole process.
+/// Threads of the whole process in addition to the workers.
 const THREADS: u64 = 32;
 
-/// What the run has shown.
+/// Results of the run.
 struct Run {
-    /// How long requests were sent.
+    /// Time during which requests were sent.
     lasted: Duration,
     /// Metrics of the server, once a second.
     counts: Vec<Count>,
-    /// Parks of bound fibers, and of fibers whose code had not been read.
+    /// Number of parks of bound fibers, and of fibers whose code had not been read.
     bound: u64,
     unjudged: u64,
-    /// The report on them.
+    /// The report on these fibers.
     binding: String,
-    /// When all connections were open.
+    /// Time at which all connections were open.
     opened: Duration,
     /// Latencies in microseconds, sorted, of the first second and of the last ones.
     first: Vec<u64>,
@@ -76,7 +77,7 @@ impl fmt::Display for Count {
     }
 }
 
-/// A running server, killed with its owner.
+/// A running server, killed when this is dropped.
 struct Server {
     process: Child,
     commands: ChildStdin,
@@ -124,14 +125,14 @@ impl Drop for Server {
     }
 }
 
-/// Names and numbers by turns.
+/// Parses a line of alternating names and numbers.
 fn numbers(line: &str) -> HashMap<String, u64> {
     let words: Vec<_> = line.split(' ').collect();
     let pair = |pair: &[&str]| (pair[0].to_owned(), pair[1].parse().expect("a number"));
     words.chunks_exact(2).map(pair).collect()
 }
 
-/// A program with none of our settings.
+/// Returns a command for a program with none of the runtime's settings.
 fn plain(program: &Path) -> Command {
     let mut command = Command::new(program);
     command.env("RUST_BACKTRACE", "0");
@@ -233,13 +234,13 @@ impl Run {
         self.later.sort_unstable();
     }
 
-    /// All parks at the end.
+    /// Returns the number of all parks at the end.
     fn parks(&self) -> u64 {
         self.counts.last().expect("a count").get("parks")
     }
 }
 
-/// The latency that this share of the requests had at most.
+/// Returns the highest latency among this share of the fastest requests.
 fn percentile(sorted: &[u64], percent: usize) -> u64 {
     sorted[(sorted.len() - 1) * percent / 100]
 }
@@ -249,7 +250,7 @@ fn every_request_is_answered_and_logged_in_its_own_span() {
     let run = &*RUN;
     assert!(run.requests >= CONNECTIONS, "{} requests", run.requests);
     assert_eq!(run.failed, 0, "requests without the right answer");
-    // After the time and the level: `request{id=1}:table{number=2}: module: message`.
+    // Format after time and level: `request{id=1}:table{number=2}: module: message`.
     let mut found: Vec<_> = run
         .log
         .lines()

@@ -1,16 +1,15 @@
-//! Thousands of fibers with all sorts of bodies, parked and unparked, while workers are handed from
-//! carrier to carrier.
+//! Runs thousands of fibers with all sorts of bodies while workers change carriers.
 //!
-//! Fibers live in *slots*; a slot whose fiber is over gets the next one, with a body drawn at random.
-//! Slots are of two kinds: many for bodies that are movable, and fewer for those that may be bound,
-//! each of which has a thread to itself while it is parked.
+//! Fibers live in *slots*; a slot whose fiber has ended gets the next one, with a body drawn at
+//! random. Slots are of two kinds: many for bodies that are movable, and fewer for those that may
+//! be bound, each of which has a thread to itself while it is parked.
 //!
-//! One thread takes workers from their carriers at random, one unparks everybody in turn, and the
-//! caller fills slots. Each fiber reports at its end: whether its values were right, and whether it
-//! ended on another thread than it began on. A body that is bound in every profile must not have
+//! One thread takes workers from their carriers at random, another unparks all fibers in turn, and
+//! the caller fills slots. Each fiber reports at its end whether its values were right, and whether
+//! it ended on another thread than it began on. A body that is bound in every profile must not have
 //! changed threads.
 //!
-//! What fibers share is never freed, so that their first frames have nothing to drop.
+//! State that fibers share is never freed, so that their first frames have nothing to drop.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
@@ -28,17 +27,17 @@ pub use random::Random;
 
 /// Fibers alive at once whose bodies are movable.
 const MANY: usize = 2000;
-/// And of those that may be bound: one thread each.
+/// Fibers alive at once that may be bound: one thread each.
 const FEW: usize = 200;
-/// Without any fiber ending for so long, something is stuck.
+/// Without the end of any fiber for this long, the crowd counts as stuck.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// What became of the fibers with one body.
+/// Results of the fibers with one body.
 #[derive(Default)]
 struct Account {
     runs: AtomicU64,
     wrong: AtomicU64,
-    /// Ended by a panic: a borrow that was taken, an index out of bounds.
+    /// Fibers that ended by a panic: a borrow that was taken, an index out of bounds.
     panicked: AtomicU64,
     moved: AtomicU64,
 }
@@ -48,7 +47,7 @@ struct Slot {
     free: AtomicBool,
 }
 
-/// Shared by fibers and threads.
+/// State that fibers and threads share.
 struct Crowd {
     bodies: Vec<Body>,
     accounts: Vec<Account>,
@@ -59,7 +58,9 @@ struct Crowd {
     handed_over: AtomicU64,
 }
 
-/// Reports at the end of a fiber, however it ends. It is in the fiber's first frame: atomics only.
+/// Reports at the end of a fiber, however it ends.
+///
+/// It is in the fiber's first frame, so it uses atomics only.
 struct Report<'a> {
     account: &'a Account,
     slot: &'a Slot,
@@ -79,7 +80,7 @@ impl Drop for Report<'_> {
 }
 
 impl Crowd {
-    /// Which bodies may be in a slot.
+    /// Returns true if a body may be in a slot.
     fn fits(&self, slot: usize, body: &Body) -> bool {
         (slot >= MANY) == body.expected.may_be_bound()
     }
@@ -108,7 +109,7 @@ impl Crowd {
                 ended: &crowd.ended,
                 returned: false,
             };
-            // Through memory, so that it does not count as reached.
+            // Called through memory, so that it does not count as reached.
             let before = (probe.kit.hidden)(0);
             let right = run(&probe);
             let moved = (probe.kit.hidden)(0) != before;
@@ -142,7 +143,7 @@ impl Crowd {
         }
     }
 
-    /// Waits until no slot is taken; false if nothing happens any more.
+    /// Waits until no slot is taken; returns false if nothing happens any more.
     fn drain(&self) -> bool {
         let mut seen = (self.ended.load(Relaxed), Instant::now());
         while self.slots.iter().any(|slot| !slot.free.load(Relaxed)) {
@@ -158,16 +159,17 @@ impl Crowd {
     }
 }
 
-/// What came of it.
+/// Results of a crowd.
 pub struct Outcome {
-    /// One line for each thing that was wrong.
+    /// One line for each error.
     pub complaints: Vec<String>,
-    /// Figures, for people.
+    /// Figures, in readable form.
     pub summary: String,
 }
 
-/// Runs every body by itself, once to learn its verdict and a few times with a park, so that
-/// afterwards all of its frames are known.
+/// Runs every body by itself, once for its verdict and a few times with a park.
+///
+/// Afterwards all of its frames are known.
 pub fn warm_up(runtime: &Runtime, bodies: &[Body]) {
     let kit = Kit::leak();
     for body in bodies {
@@ -192,7 +194,7 @@ pub fn warm_up(runtime: &Runtime, bodies: &[Body]) {
     }
 }
 
-/// Runs the bodies for so long on a runtime with so many workers.
+/// Runs the bodies for this long on a runtime with this many workers.
 pub fn run(
     runtime: &Runtime,
     workers: usize,

@@ -1,9 +1,9 @@
-//! What the runtime says of the calling fiber's frames: the one place that asks it.
+//! The runtime's verdict on the calling fiber's frames; no other file asks for it.
 
 use indent::runtime::Handle;
 pub use indent::task::Mobility;
 
-/// The word for a verdict, for a line of the table.
+/// Returns the word for a verdict, for a line of the table.
 pub fn word(mobility: Mobility) -> &'static str {
     match mobility {
         Mobility::Unjudged => "unjudged",
@@ -12,26 +12,26 @@ pub fn word(mobility: Mobility) -> &'static str {
     }
 }
 
-/// A verdict by its word.
+/// Returns a verdict by its word.
 pub fn from_word(text: &str) -> Option<Mobility> {
     let all = [Mobility::Unjudged, Mobility::Bound, Mobility::Movable];
     all.into_iter().find(|mobility| word(*mobility) == text)
 }
 
-/// A verdict and what it rests on.
+/// A verdict and its reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Noted {
-    /// Of all frames.
+    /// Verdict on all frames.
     pub mobility: Mobility,
     /// The function that binds.
     pub function: Option<String>,
     /// The variable that binds.
     pub variable: Option<String>,
-    /// The way from a frame to it, for people.
+    /// Path from a frame to it, in readable form.
     pub path: Vec<String>,
 }
 
-/// The verdict of the calling fiber's frames right now; waits until it is known.
+/// Returns the verdict on the calling fiber's present frames; waits until it is known.
 pub fn now() -> Noted {
     let binding = match indent::task::current() {
         Some(fiber) => fiber.binding(),
@@ -48,15 +48,16 @@ pub fn now() -> Noted {
     }
 }
 
-/// Lets every fiber move, whatever its frames say.
+/// Lets every fiber move, whatever its frames show.
 #[expect(unsafe_code, reason = "shows that the test can fail")]
 pub fn trust_everything(runtime: &Handle) {
-    // SAFETY: none. This is the program that must fail.
+    // SAFETY: none: this is for the program that must fail.
     unsafe { runtime.trust_everything(true) };
 }
 
-/// What is known of the program's code: functions, how many touch and how many reach a thread-local;
-/// lines for people.
+/// Returns lines about the program's code.
+///
+/// They say how many functions there are, and how many touch and reach a thread-local.
 pub fn image() -> Vec<String> {
     let Some(judge) = indent_sysmon::frames::judge() else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! What a body is given: the seed of its values, a way to park, and things made elsewhere.
+//! The environment of a body: the seed of its values, a way to park, and things made elsewhere.
 //!
 //! [`Probe::park`] stays on the stack while the fiber is parked, so its own frame must be movable:
 //! it takes no lock, and everything it calls is the runtime's or std's memory and atomics. For the
@@ -13,19 +13,21 @@ use regex::Regex;
 use crate::bodies::hidden_number;
 use crate::noted::{self, Noted};
 
-/// What a park is to do.
+/// The action of a park.
 #[derive(Clone, Copy, Debug)]
 pub enum Mode {
-    /// Note the verdict if it is the first one, park until somebody has looked, and go on.
+    /// Note the verdict if it is the first one, park until it has been checked, and continue.
     Note(&'static Note),
-    /// Park so many times until somebody unparks; who started the fiber sees to it.
+    /// Park this many times until unparked; the code that started the fiber unparks it.
     Park(u32),
 }
 
-/// Fetches a number; what it does besides is not to be seen by its caller.
+/// Fetches a number; its caller cannot see what else it does.
 pub type Hidden = Box<dyn Fn(u64) -> u64 + Send + Sync>;
 
-/// Things made by whoever starts the fibers: no frame of a fiber refers to what made them.
+/// Things made by the code that starts the fibers.
+///
+/// No frame of a fiber refers to what made them.
 pub struct Kit {
     /// Finds words of letters.
     pub words: Regex,
@@ -33,12 +35,12 @@ pub struct Kit {
     pub pairs: Regex,
     /// A number that differs from thread to thread.
     pub hidden: fn(u64) -> u64,
-    /// The first gives its argument back, the other one is as `hidden`.
+    /// The first returns its argument, the other one is as `hidden`.
     pub closures: Vec<Hidden>,
 }
 
 impl Kit {
-    /// For the rest of the process.
+    /// Makes a kit for the rest of the process.
     pub fn leak() -> &'static Kit {
         let regex = |pattern| Regex::new(pattern).expect("a regular expression");
         Box::leak(Box::new(Kit {
@@ -50,16 +52,16 @@ impl Kit {
     }
 }
 
-/// Where a verdict is noted.
+/// Place for a verdict.
 #[derive(Debug, Default)]
 pub struct Note {
-    /// At the first park.
+    /// The verdict at the first park.
     pub first: OnceLock<Noted>,
-    /// Whoever looks at the parked fiber has seen enough.
+    /// Set once the verdict on the parked fiber has been checked.
     pub seen: AtomicBool,
 }
 
-/// One fiber's; nothing in it needs to be dropped.
+/// The environment of one fiber; nothing in it needs to be dropped.
 pub struct Probe {
     /// Differs from fiber to fiber.
     pub seed: u64,
@@ -70,7 +72,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// For one run of one body.
+    /// Makes a probe for one run of one body.
     pub fn new(seed: u64, mode: Mode, kit: &'static Kit) -> Probe {
         Probe {
             seed,
@@ -80,7 +82,7 @@ impl Probe {
         }
     }
 
-    /// In the middle of every body.
+    /// Parks, in the middle of every body.
     #[inline(never)]
     pub fn park(&self) {
         self.parks.fetch_add(1, Relaxed);
@@ -95,7 +97,7 @@ impl Probe {
         }
     }
 
-    /// How often the body parked.
+    /// Returns how often the body parked.
     pub fn parks(&self) -> usize {
         self.parks.load(Relaxed)
     }

@@ -1,8 +1,8 @@
-//! What the fibers of a whole program were like when they parked.
+//! Counts the verdicts on a whole program's fibers when they parked.
 //!
-//! A program parks by [`pause`] or asks by [`sample`]; with `--statistics` on its command line every
-//! such place takes the verdict of its fiber, and [`print()`] shows at the end how many were
-//! movable and bound, and by what function and variable. The functions here are on the stack when
+//! A program parks by [`pause`] or asks by [`sample`]. With `--statistics` on its command line
+//! every such place takes the verdict on its fiber, and [`print()`] shows at the end how many were
+//! movable and bound, and by which function and variable. The functions here are on the stack when
 //! the verdict is taken, so they are as plain as those of the probe.
 
 use std::collections::BTreeMap;
@@ -14,13 +14,13 @@ use crate::noted::{self, Noted, word};
 static WANTED: AtomicBool = AtomicBool::new(false);
 static SAMPLES: Mutex<Vec<Noted>> = Mutex::new(Vec::new());
 
-/// Looks at the command line; call it first.
+/// Reads the command line; call it first.
 pub fn begin() {
     let wanted = std::env::args().any(|argument| argument == "--statistics");
     WANTED.store(wanted, Relaxed);
 }
 
-/// Takes the verdict of the calling fiber, if it is wanted.
+/// Takes the verdict on the calling fiber, if statistics are on.
 #[inline(never)]
 pub fn sample() {
     if WANTED.load(Relaxed) {
@@ -30,13 +30,13 @@ pub fn sample() {
     }
 }
 
-/// A park like any other, and a sample.
+/// Takes a sample and parks like any other park.
 pub fn pause() {
     sample();
     indent::task::yield_now();
 }
 
-/// The figures, if they are wanted.
+/// Prints the figures, if statistics are on.
 pub fn print() {
     if !WANTED.load(Relaxed) {
         return;
@@ -46,7 +46,7 @@ pub fn print() {
     table(&samples).iter().for_each(|line| println!("{line}"));
 }
 
-/// Shares of the verdicts, most frequent first; below each what it rests on.
+/// Returns the shares of the verdicts, most frequent first, each with its reasons below.
 fn table(samples: &[Noted]) -> Vec<String> {
     let all = samples.len();
     let share = |n: usize| 100.0 * n as f64 / all.max(1) as f64;
@@ -68,7 +68,7 @@ fn table(samples: &[Noted]) -> Vec<String> {
     lines
 }
 
-/// How often each occurs, most frequent first.
+/// Counts how often each value occurs, most frequent first.
 fn count<T: Ord>(of: impl Iterator<Item = T>) -> Vec<(T, usize)> {
     let mut counts = BTreeMap::new();
     for what in of {

@@ -1,10 +1,9 @@
-//! Fibers move and find everything as they left it; and if their frames were not looked at, they
-//! would not.
+//! Fibers move and find everything as they left it; without the verdicts they would not.
 //!
-//! Both tests run the program `moving` (see there); the first one after the program's code has been
-//! read: until then what is unknown counts as bound (S5), and few fibers move. The second one
-//! switches the verdicts off: the same bodies must then find wrong values, panic, crash or hang, or
-//! the first test shows nothing.
+//! Both tests run the program `moving` (see there). The first one runs it after the program's code
+//! has been read: until then unknown frames count as bound (S5), and few fibers move. The second
+//! one switches the verdicts off: the same bodies must then find wrong values, panic, crash or
+//! hang, or the first test shows nothing.
 
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -12,11 +11,11 @@ use std::time::{Duration, Instant};
 #[path = "../../common/mod.rs"]
 mod common;
 
-/// How long the crowd is kept up, in seconds.
+/// Variable with the time that the crowd runs, in seconds.
 const SECONDS: &str = "INDENT_MOVING_SECONDS";
-/// And what it is drawn from.
+/// Variable with the seed of its random numbers.
 const SEED: &str = "INDENT_TEST_SEED";
-/// Given to the program besides, before it counts as hanging.
+/// Additional time before the program counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn seconds() -> u64 {
@@ -33,14 +32,14 @@ fn seed() -> String {
     std::env::var(SEED).unwrap_or_else(|_| now.to_string())
 }
 
-/// Runs the program; none if it hung and was ended.
+/// Runs the program; returns `None` if it hung and was killed.
 fn run(seconds: u64, flags: &[&str]) -> Option<Output> {
     let mut child = Command::new(env!("CARGO_BIN_EXE_moving"))
         .args([&seconds.to_string(), &seed()])
         .args(flags)
         .env_remove("RUST_BACKTRACE")
         .stdout(Stdio::piped())
-        .stderr(Stdio::null()) // backtraces of what is expected, by the thousand
+        .stderr(Stdio::null()) // thousands of expected backtraces
         .spawn()
         .expect("the program");
     let until = Instant::now() + Duration::from_secs(seconds) + PATIENCE;

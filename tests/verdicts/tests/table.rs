@@ -1,10 +1,10 @@
-//! Every body gets the verdict it deserves, however the program was built.
+//! Every body gets the right verdict, however the program was built.
 //!
 //! Builds the program `table` once for each profile, with the profile's settings in the environment
-//! and a target directory of its own, runs it, and compares with the table of bodies. A verdict that
-//! is looser than the expected one is unsound; a stricter one costs more than it must: both fail.
-//! Where nothing is known by name (stripped), code is laid out differently (no position-independent
-//! code), or thread-locals are the threads', stricter is allowed.
+//! and a target directory of its own, runs it, and compares with the table of bodies. A verdict
+//! that is looser than the expected one is unsound; a stricter one costs more than necessary: both
+//! fail. A stricter verdict is allowed where nothing is known by name (stripped), code is laid out
+//! differently (no position-independent code), or thread-locals belong to threads.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ const SMALL: Settings = &[("CARGO_PROFILE_RELEASE_OPT_LEVEL", "s")];
 const THIN: Settings = &[("CARGO_PROFILE_RELEASE_LTO", "thin")];
 const FAT: Settings = &[("CARGO_PROFILE_RELEASE_LTO", "fat"), ONE_UNIT];
 const STRIPPED: Settings = &[("CARGO_PROFILE_RELEASE_STRIP", "symbols")];
-/// With the target named: what runs while building is not to be built so.
+/// Settings with the target named, so that build scripts are not built with them.
 const FIXED: Settings = &[
     ("RUSTFLAGS", "-C relocation-model=static"),
     ("CARGO_BUILD_TARGET", TRIPLE),
@@ -38,7 +38,7 @@ enum Tolerance {
     Stricter,
 }
 
-/// Builds the program and returns where it is.
+/// Builds the program and returns its path.
 fn build(name: &str, profile: Profile, settings: Settings) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("table-{name}"));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -49,7 +49,7 @@ fn build(name: &str, profile: Profile, settings: Settings) -> PathBuf {
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
         .arg("--target-dir")
         .arg(&target)
-        // Sanitizers and the like change the very code we want to see.
+        // Sanitizers and similar flags change the very code under test.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("CARGO_BUILD_TARGET")
@@ -68,11 +68,11 @@ fn build(name: &str, profile: Profile, settings: Settings) -> PathBuf {
     target.join(directory).join("table")
 }
 
-/// What the program printed of one body.
+/// The program's output about one body.
 struct Row<'a> {
     name: &'a str,
     verdict: &'a str,
-    /// While it was parked.
+    /// The verdict while it was parked.
     parked: &'a str,
     right: bool,
     why: String,
@@ -95,7 +95,7 @@ fn rows(text: &str) -> Vec<Row<'_>> {
     text.lines().map(row).collect()
 }
 
-/// What is wrong with a row, if anything.
+/// Returns what is wrong with a row, if anything.
 fn complaint(
     body: &Body,
     row: &Row<'_>,
@@ -141,7 +141,7 @@ fn check(name: &str, profile: Profile, settings: Settings, tolerance: Tolerance)
     compare(name, &program, profile, false, Tolerance::Stricter);
 }
 
-/// Runs the program, with thread-locals that are the fibers' own or the threads'.
+/// Runs the program, with thread-locals that belong to fibers or to threads.
 fn compare(name: &str, program: &Path, profile: Profile, own: bool, tolerance: Tolerance) {
     let whose = if own { "fiber" } else { "thread" };
     let mut command = Command::new(program);
@@ -187,7 +187,7 @@ fn verdicts_are_right_with_optimization() {
     check("release", Profile::Release, &[], Tolerance::None);
 }
 
-/// One after the other: each builds everything anew.
+/// One after the other: each builds everything again.
 #[test]
 #[ignore = "minutes; part of .ci/long"]
 fn verdicts_are_right_when_optimized_for_size() {

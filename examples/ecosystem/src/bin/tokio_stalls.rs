@@ -1,14 +1,15 @@
-//! Watches a Tokio runtime: which task's poll holds its worker thread up, for how long, and where.
+//! Watches a Tokio runtime: which task's poll blocks its worker thread, for how long, and where.
 //!
 //! ```text
 //! cargo run --release -p indent-ecosystem --bin tokio_stalls
 //! ```
 //!
-//! Three kinds of tasks sleep and work by turns. Two of them are what tasks should be like; of the third
-//! one poll in ten computes for 50 ms without an `.await`, and all other tasks of that thread wait.
+//! Three kinds of tasks sleep and work by turns. Two of them behave as tasks should. One poll in
+//! ten of the third computes for 50 ms without an `.await`, and all other tasks of that thread
+//! wait.
 //!
-//! What it takes: `on_thread_start` enlists each worker thread, and [`Watched`] around a future
-//! names the task whose poll runs. (Tokio's own hooks around polls, `on_before_task_poll` and
+//! The setup: `on_thread_start` enlists each worker thread, and [`Watched`] around a future names
+//! the task whose poll runs. (Tokio's own hooks around polls, `on_before_task_poll` and
 //! `on_after_task_poll`, would do without the wrapper; they need `--cfg tokio_unstable`.)
 
 use std::cell::OnceCell;
@@ -23,11 +24,11 @@ use tokio::time::sleep;
 
 /// A poll that takes longer is reported.
 pub(crate) const LIMIT: Duration = Duration::from_millis(10);
-/// And so long takes the one that was planted.
+/// Length of the planted stall.
 const PLANTED: Duration = Duration::from_millis(50);
 
 thread_local! {
-    /// Of a worker thread.
+    /// Entry of a worker thread.
     static ENLISTED: OnceCell<Enlisted> = const { OnceCell::new() };
 }
 
@@ -55,7 +56,7 @@ impl<F: Future> Future for Watched<F> {
     }
 }
 
-/// What a poll should be like: it waits for a time, and does little.
+/// A good task: it waits for a time, and does little.
 async fn answers_pings() {
     loop {
         sleep(Duration::from_millis(1)).await;
@@ -63,7 +64,7 @@ async fn answers_pings() {
     }
 }
 
-/// It computes too, but hands the thread back now and then.
+/// A good task that computes too, but yields the thread now and then.
 async fn sorts_in_pieces() {
     loop {
         sleep(Duration::from_millis(5)).await;
@@ -74,7 +75,7 @@ async fn sorts_in_pieces() {
     }
 }
 
-/// Nine polls in ten are quick.
+/// The bad task: nine polls in ten are quick.
 async fn resizes_images() {
     for image in 1.. {
         sleep(Duration::from_millis(10)).await;
@@ -93,7 +94,7 @@ fn resizes_a_large_one() {
     black_box(began); // no tail call: the frame stays
 }
 
-/// Runs all of them for some time, and hands every report to `tell`.
+/// Runs all tasks for some time, and passes every report to `tell`.
 pub(crate) fn demonstrate(
     time: Duration,
     tell: impl Fn(&Stall) + Send + Sync + 'static,
@@ -104,7 +105,7 @@ pub(crate) fn demonstrate(
         .worker_threads(2)
         .enable_time()
         .on_thread_start(move || {
-            // Threads for blocking calls get one too, and never begin anything.
+            // Threads for blocking calls are enlisted too, and never begin a piece of work.
             let enlisted = watching.enlist().expect("room for this thread");
             ENLISTED.with(|own| own.set(enlisted).expect("a new thread"));
         })

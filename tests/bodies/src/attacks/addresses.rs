@@ -1,7 +1,7 @@
 //! Addresses of thread-locals that are kept where they are hard to find.
 //!
 //! Each body checks the address against a fresh one after the switch: on a thread they are the
-//! same. Where the frames that took the address are gone, it is only data.
+//! same. Where the frames that took the address no longer exist, it is only data.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ thread_local! {
 }
 
 type Taker = Box<dyn Fn() -> usize + Send + Sync>;
-/// Saves the address, and says whether it is the one that was saved.
+/// Two functions: save the address, and check that it is the saved one.
 type Saver = (
     Box<dyn Fn() + Send + Sync>,
     Box<dyn Fn() -> bool + Send + Sync>,
@@ -31,7 +31,7 @@ static TAKER: OnceLock<Taker> = OnceLock::new();
 static SAVER: OnceLock<Saver> = OnceLock::new();
 static NESTED: OnceLock<Nested> = OnceLock::new();
 
-/// Made before any fiber starts, by code that no fiber refers to.
+/// Makes the closures before any fiber starts, by code that no fiber refers to.
 pub(super) fn prepare() {
     drop(TAKER.set(Box::new(seen)));
     let save = || SAVED.set(seen());
@@ -40,13 +40,13 @@ pub(super) fn prepare() {
     drop(NESTED.set(Box::new(outer)));
 }
 
-/// The address, by a call.
+/// Returns the address, by a call.
 #[inline(never)]
 pub(super) fn seen() -> usize {
     VARIABLE.with(|variable| std::ptr::from_ref(variable).addr())
 }
 
-/// The same, by code that no frame refers to.
+/// Returns the same, by code that no frame refers to.
 #[inline(never)]
 pub(super) fn unseen() -> usize {
     prepared(&TAKER)()
@@ -90,8 +90,9 @@ pub(crate) fn in_a_packed_struct(me: &Me, address: impl Fn() -> usize) -> Outcom
     Ok(me.n)
 }
 
-/// The function that puts the address into the box has it from a call, and has it no longer than
-/// for the next instruction. No frame that is there at the switch ever had it.
+/// Puts the address into a box in a function that has it from a call, for one instruction only.
+///
+/// No frame that exists at the switch ever had it.
 pub(crate) fn stored_at_once(me: &Me) -> Outcome {
     #[inline(never)]
     fn store(place: &AtomicUsize) {
@@ -153,7 +154,7 @@ pub(crate) fn in_a_packed_local(me: &Me, address: impl Fn() -> usize) -> Outcome
 /// Numbers by the addresses of thread-locals.
 type Table = Mutex<HashMap<usize, u64>>;
 
-/// The address names the thread in a table that all share, as it does for many locks.
+/// Names the thread by the address in a table that all share, as many locks do.
 pub(crate) fn as_a_key(me: &Me, address: impl Fn() -> usize) -> Outcome {
     static TABLES: Shared<Table> = Shared::new();
     let table = TABLES.of(me.round);
@@ -178,10 +179,12 @@ pub(crate) fn as_a_key(me: &Me, address: impl Fn() -> usize) -> Outcome {
     Ok(me.n)
 }
 
-/// What there is of the address when `outer` is gone.
+/// All that remains of the address when `outer` has returned.
 struct Kept<'a>(&'a Cell<u64>);
 
-/// Has the address in a box only; returns whether the value was right, and the thread the same.
+/// Has the address in a box only.
+///
+/// Returns whether the value was right, and the thread the same.
 #[inline(never)]
 #[expect(clippy::boxed_local, reason = "the address is to be on the heap")]
 fn inner(kept: Box<Kept<'_>>, n: u64) -> (bool, bool) {
@@ -191,7 +194,7 @@ fn inner(kept: Box<Kept<'_>>, n: u64) -> (bool, bool) {
     (kept.0.get() == n, thread() == before)
 }
 
-/// The frame that took the address may be gone: it has ended with a jump.
+/// Takes the address in a frame that may no longer exist: it has ended with a jump.
 #[inline(never)]
 fn outer(n: u64) -> (bool, bool) {
     VARIABLE.with(|variable| inner(Box::new(Kept(variable)), n))

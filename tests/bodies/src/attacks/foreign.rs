@@ -26,7 +26,7 @@ type Both = (
 
 static BOTH: OnceLock<Both> = OnceLock::new();
 
-/// Made before any fiber starts, by code that no fiber refers to.
+/// Registers the callback before any fiber starts, by code that no fiber refers to.
 pub(super) fn prepare() {
     foreign_register(called_back);
     drop(BOTH.set((Box::new(|n| foreign_set(n)), Box::new(|| foreign_get()))));
@@ -62,7 +62,7 @@ pub(crate) fn thread_local(me: &Me) -> Outcome {
     Ok(me.n)
 }
 
-/// The same by closures in a static.
+/// Does the same by closures in a static.
 pub(crate) fn thread_local_hidden(me: &Me) -> Outcome {
     let (set, get) = prepared(&BOTH);
     for i in 0..20 {

@@ -13,19 +13,21 @@ use super::prepared;
 use crate::body::{Me, Outcome, ensure};
 use crate::step::{step, thread};
 
-/// A fiber that is interrupted finds `errno` as it was; a switch of its own may change it.
+/// Checks that an interrupted fiber finds `errno` as it was.
+///
+/// A switch of its own may change it.
 pub(crate) fn errno_over_an_interrupt(me: &Me) -> Outcome {
     for i in 0..10 {
         let value = (me.n + i) as c_int % 100 + 1;
-        // SAFETY: always allowed.
+        // SAFETY: the call has no conditions.
         let errno = unsafe { libc::__errno_location() };
-        // SAFETY: the calling thread's own, as there is no switch since.
+        // SAFETY: the calling thread's own variable, as there is no switch since.
         unsafe { *errno = value };
         let until = Instant::now() + Duration::from_micros(600);
         while Instant::now() < until {
             std::hint::spin_loop();
         }
-        // SAFETY: always allowed.
+        // SAFETY: the call has no conditions.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: as above.
         let found = unsafe { *errno };
@@ -38,7 +40,7 @@ pub(crate) fn errno_over_an_interrupt(me: &Me) -> Outcome {
 /// A lock of the C library that its owner may take again.
 struct Recursive(Box<UnsafeCell<MaybeUninit<libc::pthread_mutex_t>>>);
 
-// SAFETY: a mutex is for all threads.
+// SAFETY: a mutex may be used by all threads.
 unsafe impl Sync for Recursive {}
 // SAFETY: it is in a box of its own and does not move.
 unsafe impl Send for Recursive {}
@@ -47,13 +49,13 @@ impl Recursive {
     fn new() -> Self {
         let mutex = Box::new(UnsafeCell::new(MaybeUninit::uninit()));
         let mut attributes = MaybeUninit::uninit();
-        // SAFETY: makes the attributes.
+        // SAFETY: the call initializes the attributes.
         unsafe { libc::pthread_mutexattr_init(attributes.as_mut_ptr()) };
-        // SAFETY: they were made.
+        // SAFETY: the attributes are initialized.
         unsafe {
             libc::pthread_mutexattr_settype(attributes.as_mut_ptr(), libc::PTHREAD_MUTEX_RECURSIVE)
         };
-        // SAFETY: makes the mutex by attributes that were made.
+        // SAFETY: the call initializes the mutex with initialized attributes.
         unsafe { libc::pthread_mutex_init(mutex.get().cast(), attributes.as_ptr()) };
         Recursive(mutex)
     }
@@ -64,12 +66,12 @@ impl Recursive {
     }
 
     fn unlock(&self) -> bool {
-        // SAFETY: as above; the C library says so if it is another's.
+        // SAFETY: as above; the C library returns an error if another thread owns it.
         unsafe { libc::pthread_mutex_unlock(self.0.get().cast()) == 0 }
     }
 }
 
-/// Takes a lock twice over switches; the second time at once.
+/// Takes a lock twice over switches; the second time immediately.
 pub(super) fn twice(
     owner: &AtomicU64,
     number: u64,
@@ -107,14 +109,14 @@ type Both = (
 static ACTIONS: OnceLock<[Action; 2]> = OnceLock::new();
 static BOTH: OnceLock<Both> = OnceLock::new();
 
-/// Made before any fiber starts, by code that no fiber refers to.
+/// Makes the lock before any fiber starts, by code that no fiber refers to.
 pub(super) fn prepare() {
     static LOCK: LazyLock<Recursive> = LazyLock::new(Recursive::new);
     drop(ACTIONS.set([Box::new(|| LOCK.lock()), Box::new(|| LOCK.unlock())]));
     drop(BOTH.set((Box::new(set), Box::new(get))));
 }
 
-/// The same by closures in a static: no frame of the body refers to the C library.
+/// Does the same by closures in a static: no frame of the body refers to the C library.
 pub(crate) fn recursive_mutex_hidden(me: &Me) -> Outcome {
     static OWNER: AtomicU64 = AtomicU64::new(0);
     let [lock, unlock] = prepared(&ACTIONS);
@@ -126,7 +128,7 @@ fn key() -> libc::pthread_key_t {
     static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
     *KEY.get_or_init(|| {
         let mut key = 0;
-        // SAFETY: writes the key.
+        // SAFETY: the call writes the key.
         unsafe { libc::pthread_key_create(&raw mut key, None) };
         key
     })
@@ -193,10 +195,10 @@ pub(crate) fn sorted_by_callback(me: &Me) -> Outcome {
 
 pub(crate) fn pthread_self(me: &Me) -> Outcome {
     for _ in 0..20 {
-        // SAFETY: always allowed.
+        // SAFETY: the call has no conditions.
         let before = unsafe { libc::pthread_self() };
         step();
-        // SAFETY: always allowed.
+        // SAFETY: the call has no conditions.
         let after = unsafe { libc::pthread_self() };
         ensure!(before == after, "moved with the thread's handle");
     }

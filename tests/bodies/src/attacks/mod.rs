@@ -1,8 +1,9 @@
 //! Bodies that keep something of their thread over a switch, where it is hard to see.
 //!
-//! A body returns an error if it finds another's value, or if it goes on on another thread while
-//! it holds the address of a thread-local or the state of a foreign library. What a *hidden* one
-//! calls is known by pointers in writable memory alone, which `prepare` has put there.
+//! A body returns an error if it finds another fiber's value, or if it continues on another thread
+//! while it holds the address of a thread-local or the state of a foreign library. The functions
+//! that a *hidden* one calls are known by pointers in writable memory alone, which `prepare` has
+//! put there.
 
 use std::hint::black_box;
 use std::sync::OnceLock;
@@ -19,7 +20,7 @@ mod owners;
 #[cfg(plugin)]
 mod plugin;
 
-/// All of them.
+/// Returns all attacks.
 pub fn all() -> Vec<Body> {
     let mut all = vec![
         body("hidden-rc", owners::hidden_rc),
@@ -102,7 +103,7 @@ pub fn prepare() {
     plugin::prepare();
 }
 
-/// What `prepare` has made.
+/// Returns what `prepare` has made.
 #[inline(never)]
 fn prepared<T>(cell: &OnceLock<T>) -> &T {
     match black_box(cell).get() {

@@ -18,7 +18,7 @@ thread_local! {
     static NUMBER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Made before any fiber starts, by code that no fiber refers to.
+/// Makes the values before any fiber starts, by code that no fiber refers to.
 pub(super) fn prepare() {
     drop(SOURCE.set(Box::new(|| COUNTED.with(Rc::clone))));
     drop(HANDLERS.set(handlers()));
@@ -50,7 +50,7 @@ pub(crate) fn hidden_rc(me: &Me) -> Outcome {
 
 type Handler = Box<dyn Fn(u64) -> bool + Send + Sync>;
 
-/// What a service looks its requests up in.
+/// Returns the table in which a service looks up its requests.
 fn handlers() -> Vec<(&'static str, Handler)> {
     vec![
         ("plain", Box::new(|n| n < u64::MAX)),

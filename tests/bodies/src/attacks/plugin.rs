@@ -25,7 +25,7 @@ struct Plugin {
 
 static PLUGIN: OnceLock<Plugin> = OnceLock::new();
 
-/// Loaded before any fiber starts, by code that no fiber refers to.
+/// Loads it before any fiber starts, by code that no fiber refers to.
 pub(super) fn prepare() {
     drop(PLUGIN.set(load()));
 }
@@ -36,7 +36,7 @@ fn load() -> Plugin {
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
     assert!(!handle.is_null(), "no plug-in at {path:?}");
     let find = |name: &CStr| {
-        // SAFETY: an open library and a name.
+        // SAFETY: the library is open, and the name ends with a zero.
         let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
         assert!(!found.is_null(), "no function {name:?}");
         found
@@ -57,10 +57,10 @@ fn load() -> Plugin {
 pub(crate) fn thread_local(me: &Me) -> Outcome {
     for i in 0..20 {
         let n = (me.n * 100 + i) as c_long;
-        // SAFETY: takes any number.
+        // SAFETY: the function takes any number.
         unsafe { (prepared(&PLUGIN).set)(n) };
         step();
-        // SAFETY: always allowed.
+        // SAFETY: the call has no conditions.
         let found = unsafe { (prepared(&PLUGIN).get)() };
         ensure!(found == n, "another's value");
     }
@@ -70,10 +70,10 @@ pub(crate) fn thread_local(me: &Me) -> Outcome {
 /// The address of that state.
 pub(crate) fn address(me: &Me) -> Outcome {
     for _ in 0..20 {
-        // SAFETY: always allowed.
+        // SAFETY: the call has no conditions.
         let before = unsafe { (prepared(&PLUGIN).address)() };
         step();
-        // SAFETY: always allowed.
+        // SAFETY: the call has no conditions.
         let after = unsafe { (prepared(&PLUGIN).address)() };
         ensure!(before == after, "moved with the address");
     }

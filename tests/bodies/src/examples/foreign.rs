@@ -24,7 +24,7 @@ impl ResolvesServerCert for Slow {
     }
 }
 
-/// What both ends are made of.
+/// Configurations of both ends.
 type Both = (Arc<ClientConfig>, Arc<ServerConfig>);
 
 fn configure(provider: CryptoProvider) -> Both {

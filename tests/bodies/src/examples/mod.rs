@@ -1,4 +1,4 @@
-//! Bodies as the crates' own examples are.
+//! Bodies that follow the crates' own examples.
 
 use crate::body::{Body, Me, Outcome, body};
 use crate::step::step;
@@ -14,7 +14,7 @@ mod text;
 
 pub(crate) use logs::tracing_many;
 
-/// All of them.
+/// All examples.
 pub const ALL: &[Body] = &[
     body("rand", numbers::rand),
     body("fastrand", numbers::fastrand),
@@ -69,7 +69,9 @@ fn nothing(me: &Me) -> Outcome {
     Ok(me.n)
 }
 
-/// The one with this name, when the program is compiled: the others are no part of it then.
+/// Returns the body with this name at compile time.
+///
+/// The others are not part of the program then.
 pub const fn named(name: &str) -> Body {
     let mut n = 0;
     while n < ALL.len() {

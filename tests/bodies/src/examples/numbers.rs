@@ -12,7 +12,7 @@ use crate::step::{again, step};
 /// Numbers that were drawn in a round.
 type Drawn = Mutex<HashSet<u128>>;
 
-/// Whether a number is drawn for the first time.
+/// Returns true if a number is drawn for the first time.
 #[inline(never)]
 fn is_new(drawn: &Drawn, number: impl Into<u128>) -> bool {
     let mut drawn = drawn.lock().unwrap_or_else(PoisonError::into_inner);

@@ -83,7 +83,7 @@ pub(crate) fn scope(me: &Me) -> Outcome {
     Ok(numbers.iter().sum())
 }
 
-/// What one of a pair leaves for the other.
+/// State that one of a pair leaves for the other.
 #[derive(Default)]
 struct Turns {
     threads: [OnceLock<Thread>; 2],

@@ -205,7 +205,7 @@ impl Stack {
         let guard = crossbeam_epoch::pin();
         loop {
             let head = self.head.load(SeqCst, &guard);
-            step(); // pinned: what others pop now is not freed
+            step(); // pinned: nodes that other fibers pop now are not freed
             // SAFETY: loaded under this guard.
             let node = unsafe { head.as_ref() }?;
             let next = node.next.load(Relaxed, &guard);

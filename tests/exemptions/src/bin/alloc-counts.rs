@@ -19,7 +19,7 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: the system's, and it counts.
+// SAFETY: forwards to the system's allocator, and counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.set(ALLOCATED.get() + 1);
@@ -37,7 +37,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What the calling fiber has allocated and freed.
+/// Returns how much the calling fiber has allocated and freed.
 #[inline(never)]
 fn counts() -> (usize, usize) {
     (ALLOCATED.get(), FREED.get())

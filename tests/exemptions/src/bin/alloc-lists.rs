@@ -1,16 +1,17 @@
 #![expect(unsafe_code, reason = "an allocator")]
-//! An allocator in Rust: lists of free memory in a thread-local, given back when that is destroyed.
+//! An allocator in Rust: lists of free memory in a thread-local, freed when it is destroyed.
 //!
-//! `alloc-lists COUNT` has lists for each fiber; with `named` behind it they stay with the thread.
+//! `alloc-lists COUNT` has lists for each fiber; with the argument `named` after it they stay with
+//! the thread.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr;
 
-/// Sizes are powers of two, from this one on.
+/// Smallest size class; sizes are powers of two from this one on.
 const SMALLEST: usize = 16;
 const CLASSES: usize = 8;
-/// A longer list gives back to the system.
+/// Longest list; further memory goes back to the system.
 const LONGEST: usize = 16;
 
 /// Free memory of one size: each block begins with the address of the next.
@@ -25,16 +26,17 @@ impl List {
         if first.is_null() {
             return None;
         }
-        // SAFETY: in the list, so its first word is what `push` wrote.
+        // SAFETY: the block is in the list, so its first word is what `push` wrote.
         let next = unsafe { first.read() };
         self.first.set(next.cast());
         self.length.set(self.length.get() - 1);
         Some(first.cast())
     }
 
-    /// Whether there was room in the list.
+    /// Adds a block; returns false if there is no room in the list.
     ///
     /// # Safety
+    ///
     /// `block` is not used any more, aligned to a word and at least as large.
     unsafe fn push(&self, block: *mut u8) -> bool {
         if self.length.get() == LONGEST {
@@ -56,7 +58,7 @@ impl Drop for Lists {
     fn drop(&mut self) {
         for (class, list) in self.0.iter().enumerate() {
             while let Some(block) = list.pop() {
-                // SAFETY: allocated with this layout, and in no list any more.
+                // SAFETY: the block was allocated with this layout, and is in no list any more.
                 unsafe { System.dealloc(block, layout_of(class)) };
             }
         }
@@ -69,7 +71,7 @@ thread_local! {
     };
 }
 
-/// The list that this memory comes from, if any.
+/// Returns the class of the list that this memory comes from, if any.
 fn class_of(layout: Layout) -> Option<usize> {
     let size = layout.size().max(SMALLEST).next_power_of_two();
     let class = (size / SMALLEST).trailing_zeros() as usize;
@@ -83,7 +85,7 @@ fn layout_of(class: usize) -> Layout {
 struct Allocator;
 
 // SAFETY: memory of a class has its size and alignment, is in one list or in use, and everything
-// else is the system's. A list that is destroyed takes and gives nothing.
+// else is the system's. A list that is destroyed neither takes nor returns memory.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let Some(class) = class_of(layout) else {
@@ -92,7 +94,7 @@ unsafe impl GlobalAlloc for Allocator {
         };
         let cached = LISTS.try_with(|lists| lists.0[class].pop());
         cached.ok().flatten().unwrap_or_else(|| {
-            // SAFETY: not empty.
+            // SAFETY: the layout is not empty.
             unsafe { System.alloc(layout_of(class)) }
         })
     }

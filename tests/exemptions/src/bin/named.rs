@@ -1,7 +1,7 @@
 //! A variable of the program that stays with the thread, because the program names it.
 //!
-//! Each thread gets a number when it starts. A fiber reads it after every pause: it must be that
-//! of the thread on which the fiber is then. A variable beside it is the fiber's own.
+//! Each thread gets a number when it starts. A fiber reads it after every pause: it must be the
+//! number of the fiber's present thread. A variable beside it belongs to the fiber.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -20,14 +20,14 @@ thread_local! {
 /// The threads, by their numbers from 1 on.
 static THREADS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
-/// The calling thread's number, and what the kernel calls it.
+/// Returns the calling thread's number, and the kernel's number for it.
 #[inline(never)]
 fn here() -> (usize, u32) {
     USES.set(USES.get() + 1);
     (NUMBER.get(), thread())
 }
 
-/// How often fibers have asked on the calling thread.
+/// Counts how often fibers have asked on the calling thread.
 #[inline(never)]
 fn uses() -> usize {
     USES.get()
@@ -51,7 +51,7 @@ fn main() {
                 NUMBER.set(threads.len());
             })
             .on_thread_stop(|| {
-                // After all fibers, the thread's own values: this one was never exchanged.
+                // After all fibers, checks the thread's own values: this one was never exchanged.
                 let (number, thread) = here();
                 assert_eq!(THREADS.lock().unwrap()[number - 1], thread);
             })
@@ -83,7 +83,7 @@ fn main() {
             (seen.len() > 1, most)
         });
         report("moved", seen.iter().filter(|(moved, _)| *moved).count());
-        // More than ten: other fibers' uses are counted with this one's.
+        // May exceed ten: other fibers' uses are counted with this one's.
         report(
             "uses",
             seen.iter().map(|(_, uses)| *uses).max().unwrap_or(0),

@@ -1,7 +1,7 @@
 //! Random numbers and the keys of hash maps, whose state is shared by the fibers of a thread.
 //!
-//! No two fibers may get the same numbers, and a map must be found again by its own keys, wherever
-//! its fiber was in between.
+//! No two fibers may get the same numbers, and lookups in a map must use its own keys, wherever its
+//! fiber ran in between.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -35,19 +35,19 @@ fn pause(number: usize, turn: usize) {
     }
 }
 
-/// A number from the generator that all share.
+/// Returns a number from the generator that all share.
 #[inline(never)]
 fn draw() -> u64 {
     fastrand::u64(..)
 }
 
-/// A generator, seeded by a number from the one that all share.
+/// Returns a generator, seeded by a number from the one that all share.
 #[inline(never)]
 fn generator() -> fastrand::Rng {
     fastrand::Rng::new()
 }
 
-/// What one fiber has drawn.
+/// Numbers that one fiber has drawn.
 struct Drawn {
     moved: bool,
     numbers: Vec<u64>,
@@ -75,7 +75,7 @@ fn numbers(rt: &Runtime, count: usize) -> usize {
         .iter()
         .flat_map(|drawn| drawn.numbers.iter().chain(&drawn.own));
     let different: HashSet<_> = numbers.collect();
-    // Of 64 bits each: one pair that is equal by chance is rarer than one in a million runs.
+    // Numbers of 64 bits: a pair that is equal by chance is rarer than one in a million runs.
     assert_eq!(
         different.len(),
         2 * DRAWN * count,
@@ -84,7 +84,7 @@ fn numbers(rt: &Runtime, count: usize) -> usize {
     all.iter().filter(|drawn| drawn.moved).count()
 }
 
-/// New keys; maps take theirs in the same way.
+/// Returns new keys; maps take theirs in the same way.
 #[inline(never)]
 fn keys() -> RandomState {
     RandomState::new()

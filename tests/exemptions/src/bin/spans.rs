@@ -1,8 +1,8 @@
-//! More fibers in a span at once than the registry expects threads.
+//! Runs more fibers in a span at once than the registry expects threads.
 //!
 //! `spans lines COUNT` writes a log into memory and looks for each fiber's span in its lines;
 //! `spans registry COUNT` asks a registry without any layer for the current span. All fibers have
-//! entered theirs before the first one goes on.
+//! entered theirs before the first one continues.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -33,7 +33,7 @@ fn main() {
     );
 }
 
-/// Sleeps, or only yields: fibers come back in another order than they left.
+/// Sleeps or only yields, so that fibers come back in another order than they left.
 fn pause(number: usize, round: usize) {
     match (number + round) % 3 {
         0 => task::yield_now(),
@@ -138,7 +138,7 @@ fn current_id() -> Option<Id> {
     Span::current().id()
 }
 
-/// The names of the current span and of those around it, from the registry itself.
+/// Returns the names of the current span and of those around it, from the registry itself.
 #[inline(never)]
 fn current(registry: &Dispatch) -> Vec<&'static str> {
     let registry: &Registry = registry.downcast_ref().expect("a registry");

@@ -1,4 +1,4 @@
-//! What `ArcSwap::store` costs before and after so many fibers have used an `ArcSwap`.
+//! Measures `ArcSwap::store` before and after many fibers have used an `ArcSwap`.
 //!
 //! `swap COUNT`: each fiber loads the value and keeps the guard while it is parked; meanwhile the
 //! value is replaced. A guard's value must stay as it was, and every value must be dropped once.
@@ -12,7 +12,7 @@ use indent::sync::Barrier;
 use indent::{task, time};
 use indent_exemptions::{crowd, number, report, run, thread};
 
-/// Stores in one measurement; the fastest of some counts.
+/// Number of stores in one measurement; the fastest of several counts.
 const STORES: u32 = 200;
 const MEASUREMENTS: usize = 10;
 
@@ -61,7 +61,7 @@ fn store(shared: &ArcSwap<Value>) {
     shared.store(Value::new());
 }
 
-/// Nanoseconds that a store takes on a plain thread.
+/// Returns the nanoseconds that a store takes on a plain thread.
 fn cost(shared: &ArcSwap<Value>) -> f64 {
     let measure = |_| {
         let values: Vec<_> = (0..STORES).map(|_| Value::new()).collect();
@@ -96,7 +96,7 @@ fn main() {
                         all_inside.wait();
                         measured.wait();
                         assert_eq!(kept.check(), number, "the guard's value has changed");
-                        // Others' debts are paid and made while this one's is open.
+                        // Other fibers' debts are paid and made while this guard's is open.
                         for turn in 0..4 {
                             let now = load(shared).check();
                             assert!(now >= number, "a value that was replaced long ago");

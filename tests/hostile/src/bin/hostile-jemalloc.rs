@@ -1,4 +1,4 @@
-//! The programs with jemalloc: caches per thread, locks per arena, and its own destructors of threads.
+//! The programs with jemalloc: caches per thread, locks per arena, and its own thread destructors.
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

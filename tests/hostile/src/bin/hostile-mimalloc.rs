@@ -1,4 +1,5 @@
-//! The programs with mimalloc: heaps per thread, and lists by which others give memory back to them.
+//! The programs with mimalloc: heaps per thread, and lists by which other threads return memory to
+//! them.
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -1,5 +1,6 @@
-//! The allocator's caches and locks, interrupted at any instruction; and what std keeps per thread
-//! for hash maps and random numbers.
+//! The allocator's caches and locks, and std's per-thread state, interrupted at any instruction.
+//!
+//! std keeps state per thread for hash maps and random numbers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -33,11 +34,13 @@ pub(super) const PROGRAMS: &[Program] = &[
 ];
 
 const FIBERS: usize = 8;
-/// Blocks a fiber holds at a time.
+/// Blocks that a fiber holds at a time.
 const HELD: usize = 200;
 
-/// Blocks are filled when they come and checked when they go; every so often all of them go to the
-/// next fiber, so that most are freed on another thread than they come from.
+/// Fills blocks when they are allocated, and checks them when they are freed.
+///
+/// Every so often all of them go to the next fiber, so that most are freed on another thread than
+/// the one that allocated them.
 fn allocation(stage: &'static Stage) {
     type Basket = std::sync::Mutex<Vec<Vec<u8>>>;
     let baskets: Vec<Basket> = (0..FIBERS).map(|_| Basket::default()).collect();
@@ -55,7 +58,7 @@ fn allocation(stage: &'static Stage) {
     });
 }
 
-/// Blocks come and go, not in order.
+/// Allocates and frees blocks in random order.
 fn exchange(stage: &Stage, held: &mut Vec<Vec<u8>>, random: &mut Random) {
     for _ in 0..2_000 {
         if held.len() < HELD {
@@ -67,7 +70,7 @@ fn exchange(stage: &Stage, held: &mut Vec<Vec<u8>>, random: &mut Random) {
     }
 }
 
-/// Of any size class, small ones far more often; filled with a number of its own.
+/// Returns a block of any size class, small ones far more often, filled with its own number.
 fn block(random: &mut Random) -> Vec<u8> {
     let class = random.below(14).min(random.below(18));
     let size = (8 << class) + random.below(8 << class);
@@ -81,7 +84,7 @@ fn check(stage: &Stage, block: &[u8]) {
     }
 }
 
-/// The order in a map differs each time, what is in it does not.
+/// Fills maps: the order in a map differs each time, its contents do not.
 fn hash_maps(stage: &'static Stage) {
     stage.repeat_pure(FIBERS, maps);
 }
@@ -116,8 +119,10 @@ pub(super) fn tree(seed: u64) -> u64 {
         .fold(0, |sum, (key, value)| mix(sum ^ key, checksum(value)))
 }
 
-/// The generator is fetched once and used for long; another fiber on the same thread, in the middle
-/// of a draw, would leave an index out of bounds or give two fibers the same numbers.
+/// Fetches the generator once and uses it for long.
+///
+/// Another fiber on the same thread, in the middle of a draw, would leave an index out of bounds or
+/// give two fibers the same numbers.
 fn rng_held(stage: &'static Stage) {
     stage.crew(FIBERS, move |_| {
         let mut rng = rand::rng();
@@ -129,7 +134,7 @@ fn rng_held(stage: &'static Stage) {
             compute_for(std::time::Duration::from_micros(200));
             let mut bytes = [0; 999];
             rng.fill_bytes(&mut bytes);
-            // 20,000 words have 640,000 ones, give or take 600; far away is broken.
+            // 20,000 words have 640,000 one bits, give or take 600; a value far away is broken.
             if ones.abs_diff(640_000) < 20_000 && bytes.iter().any(|&byte| byte != 0) {
                 stage.round();
             } else {

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "calls code for CPUs that have AVX2")]
-//! Computation and nothing else: registers are what a preemption may spoil.
+//! Computation and nothing else: a preemption may spoil registers.
 
 use std::hint::black_box;
 
@@ -29,7 +29,7 @@ fn arithmetic(stage: &'static Stage) {
     stage.repeat_pure(FIBERS, whole_numbers);
 }
 
-/// A chain in which every number depends on all before.
+/// Computes a chain in which every number depends on all before.
 pub(super) fn whole_numbers(seed: u64) -> u64 {
     let mut sum = seed;
     for i in 0..400_000 {
@@ -38,7 +38,7 @@ pub(super) fn whole_numbers(seed: u64) -> u64 {
     sum
 }
 
-/// A chain of additions, roots and divisions: each depends on all before.
+/// Computes a chain of additions, roots and divisions: each depends on all before.
 fn floats(stage: &'static Stage) {
     stage.repeat_pure(FIBERS, fractions);
 }
@@ -54,14 +54,14 @@ pub(super) fn fractions(seed: u64) -> u64 {
     mix(sum.to_bits(), u64::from(narrow.to_bits()))
 }
 
-/// Many lanes at once; where there is no AVX2 the same with what there is.
+/// Computes on many lanes at once, with AVX2 where there is AVX2.
 fn avx(stage: &'static Stage) {
     stage.repeat_pure(FIBERS, wide);
 }
 
 fn wide(seed: u64) -> u64 {
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the CPU has it, as just seen.
+        // SAFETY: the CPU has it, as just checked.
         unsafe { lanes_wide(seed) }
     } else {
         lanes(seed)
@@ -73,7 +73,7 @@ fn lanes_wide(seed: u64) -> u64 {
     lanes(seed)
 }
 
-/// Sixteen rows of eight that feed each other: too many for the registers there are.
+/// Computes on sixteen rows of eight that feed each other: too many for the registers there are.
 #[inline(always)]
 fn lanes(seed: u64) -> u64 {
     let mut rows = [[0.0_f32; 8]; 16];

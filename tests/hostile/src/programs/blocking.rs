@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "makes a FIFO")]
-//! Calls that sleep in the kernel: their worker goes on elsewhere, and they come back unharmed.
+//! Calls that sleep in the kernel: their worker continues elsewhere, and they return unharmed.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -32,7 +32,7 @@ pub(super) const PROGRAMS: &[Program] = &[
     Program::new("getaddrinfo", "names looked up by libc", getaddrinfo).pure(),
 ];
 
-/// A directory of its own, empty.
+/// Makes an empty directory for this program.
 fn scratch(stage: &Stage) -> PathBuf {
     let name = format!("indent-hostile-{}-{}", stage.name, std::process::id());
     let directory = std::env::temp_dir().join(name);
@@ -58,7 +58,7 @@ fn thread_sleep(stage: &'static Stage) {
     });
 }
 
-/// Two fibers of one worker; opening waits for the other side, and so does every read.
+/// Runs two fibers of one worker; opening waits for the other side, and so does every read.
 fn fifo(stage: &'static Stage) {
     let directory = scratch(stage);
     let pair = |i: usize| {
@@ -73,7 +73,7 @@ fn fifo(stage: &'static Stage) {
             let mut number = [0; 8];
             for n in 0_u64.. {
                 if file.read_exact(&mut number).is_err() {
-                    return; // the writer is gone
+                    return; // the writer has ended
                 }
                 stage.same("a number", u64::from_le_bytes(number), stir(n));
             }
@@ -99,7 +99,7 @@ fn fifo(stage: &'static Stage) {
     fs::remove_dir_all(directory).expect("our directory");
 }
 
-/// A number in a file, which everybody adds one to.
+/// Increments a number in a file from all fibers.
 fn flock(stage: &'static Stage) {
     let directory = scratch(stage);
     let path = directory.join("number");

@@ -1,9 +1,8 @@
-//! Fibers that wait for each other without telling the runtime, one of which may not leave its
-//! thread.
+//! Fibers that wait for each other without the runtime's knowledge; one may not leave its thread.
 //!
 //! The bound one parks while it holds the address of a thread-local: no other fiber runs on its
 //! thread meanwhile (S12). If another fiber did, and waited there for the bound one, by spinning or
-//! on a mutex, neither would ever go on.
+//! on a mutex, neither would ever continue.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -59,7 +58,7 @@ thread_local! {
     static HERE: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Nobody but the setter, which waits for the spinner's worker, can end the spinning.
+/// Spins until the setter, which waits for the spinner's worker, sets the flag.
 fn spin_on_sibling(stage: &'static Stage) {
     let spinner = |i: usize| {
         stage.spawn("spinner", Some(i % 2), move || {
@@ -85,7 +84,7 @@ fn spin_until(flag: &AtomicBool) {
     }
 }
 
-/// What a setter and its spinner share.
+/// State that a setter and its spinner share.
 #[derive(Default)]
 struct Flags {
     parked: AtomicBool,
@@ -163,7 +162,7 @@ fn spin_on_bound(stage: &'static Stage, pairs: usize) {
     }
 }
 
-/// A mutex, how often it was held, and whether it is.
+/// A mutex, the number of times it was held, and whether it is held.
 #[derive(Default)]
 struct Held {
     count: Mutex<u64>,
@@ -192,7 +191,7 @@ fn holder(stage: &'static Stage, worker: usize, mutex: &'static Held) -> JoinHan
 
 fn sibling(stage: &'static Stage, worker: usize, mutex: &'static Held) -> JoinHandle<()> {
     stage.spawn("sibling", Some(worker), move || {
-        // Not before it is held, but without a call of the runtime.
+        // Starts once the mutex is held, without a call into the runtime.
         while !mutex.held.load(Acquire) {
             compute_for(Duration::from_micros(20));
         }

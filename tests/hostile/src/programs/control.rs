@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "calls assembly")]
 //! Control words: MXCSR, the x87 unit's, and the registers x87 and MMX share.
 //!
-//! A fiber that changes one has it as it was after every switch; and every other fiber finds what the ABI
-//! promises: to round to nearest, nothing flushed to zero, and an empty x87 stack. The *watcher* among
-//! them looks all the time, in a region and outside.
+//! A fiber that changes a control word finds it unchanged after every switch. Every other fiber
+//! finds what the ABI promises: rounding to nearest, nothing flushed to zero, and an empty x87
+//! stack. The *watcher* among them checks all the time, in a region and outside.
 
 use std::arch::global_asm;
 use std::hint::black_box;
@@ -33,7 +33,7 @@ pub(super) const PROGRAMS: &[Program] = &[
 ];
 
 const FIBERS: usize = 6;
-/// How often to go round, for some milliseconds.
+/// Number of rounds, enough for some milliseconds.
 const ROUNDS: u64 = 200_000;
 
 global_asm!(
@@ -162,29 +162,31 @@ unsafe extern "C" {
     fn hostile_watch(expected: u64, rounds: u64) -> u64;
 }
 
-/// Changes the control words. A function that does is bound to its thread, and so is everybody seen to call
-/// it: nobody would be switched away.
+/// Function that changes the control words.
+///
+/// A function that does is bound to its thread, and so is every fiber that visibly calls it: no
+/// fiber would be switched away.
 static SET: Hidden<unsafe extern "C" fn(u32, u32)> = Hidden::new();
 
-/// All masked; to nearest; 64 bits of x87.
+/// All exceptions masked; to nearest; 64 bits of x87.
 const USUAL: (u32, u32) = (0x1f80, 0x037f);
-/// Down, flushed to zero, the smallest numbers are zeros.
+/// Round down, flush to zero, treat the smallest numbers as zeros.
 const DOWN: u32 = 0xbfc0;
-/// Up, to 24 bits.
+/// Round up, to 24 bits.
 const UP: u32 = 0x087f;
 
-/// Calls `f`, which computes with nothing but assembly, under these control words.
+/// Calls `f`, which computes with assembly only, under these control words.
 fn under(mxcsr: u32, x87: u32, f: impl FnOnce()) {
     let set = SET.get();
-    // SAFETY: two valid words, with all exceptions masked; until they are put back no floats of Rust's are
-    // computed with.
+    // SAFETY: two valid words, with all exceptions masked; until they are restored no floats of
+    // Rust are computed with.
     unsafe { set(mxcsr, x87) };
     f();
-    // SAFETY: as above, and as they were.
+    // SAFETY: as above; these are the previous words.
     unsafe { set(USUAL.0, USUAL.1) };
 }
 
-/// MXCSR, x87 control word and tags of a thread as the ABI wants it.
+/// MXCSR, x87 control word and tags of a thread as the ABI requires them.
 const DEFAULT: u64 = 0xffff_037f_0000_1f80;
 
 fn numbers(seed: u64) -> [u64; 8] {
@@ -199,7 +201,7 @@ fn x87(seed: u64) -> u64 {
     let mut numbers = numbers(seed).map(|n| (1.0 + (n % 1000) as f64 / 1000.0).to_bits());
     numbers[7] = 0;
     under(USUAL.0, UP, || {
-        // SAFETY: it reads seven numbers and writes eight.
+        // SAFETY: the function reads seven numbers and writes eight.
         unsafe { hostile_x87(numbers.as_mut_ptr(), ROUNDS) }
     });
     sum(&numbers)
@@ -207,7 +209,7 @@ fn x87(seed: u64) -> u64 {
 
 fn mmx(seed: u64) -> u64 {
     let mut numbers = numbers(seed);
-    // SAFETY: it reads and writes eight.
+    // SAFETY: the function reads and writes eight numbers.
     unsafe { hostile_mmx(numbers.as_mut_ptr(), 2 * ROUNDS) };
     sum(&numbers)
 }
@@ -218,23 +220,23 @@ fn mxcsr(seed: u64) -> u64 {
     let small = f64::MIN_POSITIVE;
     let mut numbers = [small, 0.5, 1.0, third, 3.0, 0.0, 0.0, 0.0].map(number);
     under(DOWN, USUAL.1, || {
-        // SAFETY: it reads and writes the first seven.
+        // SAFETY: the function reads and writes the first seven numbers.
         unsafe { hostile_mxcsr(numbers.as_mut_ptr(), ROUNDS) }
     });
-    // What was flushed to zero is none at all, and what says so is sticky.
+    // The flushed result is zero, and the sticky flag that records it is masked out.
     numbers[6] &= 0xffc0;
     sum(&numbers)
 }
 
 fn watch(_: u64) -> u64 {
-    // SAFETY: it touches no memory but its own red zone.
+    // SAFETY: the function touches no memory but its own red zone.
     unsafe { hostile_watch(DEFAULT, ROUNDS / 20) }
 }
 
-/// Half of the time a fiber watches, in a region or outside.
+/// Runs fibers half of which watch, in a region or outside.
 fn beside_watchers(stage: &'static Stage, changes: Kernel) {
     SET.is(hostile_set_controls);
-    let watch: Kernel = black_box(watch); // it changes the masks, for an instruction
+    let watch: Kernel = black_box(watch); // it changes the masks for one instruction
     let kind = move |seed: u64| match seed % 4 {
         0 | 2 => changes(seed),
         _ => watch(seed),

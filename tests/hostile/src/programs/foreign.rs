@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "calls C")]
-//! C: code that knows nothing of fibers, calls back, holds the loader's lock, or does not return for
+//! C code: it does not know fibers, calls back, holds the loader's lock, or returns only after
 //! long.
 
 use std::ffi::{c_int, c_void};
@@ -44,7 +44,7 @@ fn qsort(stage: &'static Stage) {
 fn sorted_by_c(seed: u64) -> u64 {
     let mut numbers: Vec<u64> = (0..10_000).map(|i| stir(seed + i)).collect();
     let (start, count) = (numbers.as_mut_ptr().cast(), numbers.len());
-    // SAFETY: an array of that many numbers, and a function that compares two.
+    // SAFETY: the array has that many numbers, and the function compares two.
     unsafe { libc::qsort(start, count, size_of::<u64>(), Some(compare)) };
     numbers.iter().fold(seed, |sum, &number| mix(sum, number))
 }
@@ -88,12 +88,13 @@ fn loader_lock(stage: &'static Stage) {
     });
 }
 
-/// There and back by one call each.
+/// Compresses and decompresses, by one call each.
 fn squeeze(data: &[u8], level: c_int) -> (Vec<u8>, Vec<u8>) {
     // SAFETY: a pure function of a number.
     let most = unsafe { libz_sys::compressBound(data.len() as libz_sys::uLong) };
     let (mut small, mut length) = (vec![0; most as usize], most);
-    // SAFETY: room for `length` bytes and as many bytes to read as it says.
+    // SAFETY: there is room for `length` bytes, and there are as many bytes to read as the call
+    // says.
     let status = unsafe {
         libz_sys::compress2(
             small.as_mut_ptr(),
@@ -133,7 +134,7 @@ pub(super) fn compressed(seed: u64) -> u64 {
     mix(checksum(&small), u64::from(back == data))
 }
 
-/// A third of them copies, a third allocates by `malloc`, a third compresses.
+/// Runs fibers a third of which copy, a third use `malloc`, and a third compress.
 fn libc_loops(stage: &'static Stage) {
     stage.crew(16, move |i| {
         let data = bytes(i as u64, 1 << 18);
@@ -158,19 +159,19 @@ fn libc_loops(stage: &'static Stage) {
     });
 }
 
-/// Takes a block of C's, fills it, looks at it and gives it back.
+/// Takes a block from C's allocator, fills it, checks it and frees it.
 fn malloced(number: usize) -> bool {
     let size = 16 + stir(number as u64) as usize % 3_000;
     // SAFETY: any size is allowed.
     let block = unsafe { libc::malloc(size) };
     assert!(!block.is_null(), "no memory");
-    // SAFETY: a block of that size, ours.
+    // SAFETY: a block of that size, owned by this function.
     unsafe { libc::memset(block, number as c_int & 0x7f, size) };
     // SAFETY: the last byte of the block.
     let last = unsafe { block.cast::<u8>().add(size - 1) };
     // SAFETY: within the block, which was just filled.
     let last = unsafe { *last };
-    // SAFETY: from `malloc`, and not used after.
+    // SAFETY: from `malloc`, and not used afterwards.
     unsafe { libc::free(block) };
     usize::from(last) == number & 0x7f
 }

@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "forks")]
 //! `fork` without `exec`, in the middle of a fiber.
 //!
-//! The child has one thread and no runtime. A spawn says so instead of hanging; whatever blocks does so
-//! as on a plain thread; computing goes on. Nothing here but the forking fibers takes locks of std: one
-//! that another thread holds at that moment is locked in the child for ever.
+//! The child has one thread and no runtime. A spawn reports that instead of hanging; blocking calls
+//! behave as on a plain thread; computing continues. Only the forking fibers here take locks of
+//! std: a lock that another thread holds at that moment stays locked in the child forever.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -26,10 +26,10 @@ pub(super) const PROGRAMS: &[Program] = &[Program::new(
 .pure()
 .apart()];
 
-/// A child that hangs ends by a signal after so many seconds.
+/// A child that hangs is ended by a signal after this many seconds.
 const CHILD_SECONDS: u32 = 30;
 
-/// What a child found wrong; zero is nothing.
+/// Results of a child's checks; zero is success.
 const SPAWNED: i32 = 1;
 const SILENT: i32 = 2;
 const DID_NOT_PANIC: i32 = 3;
@@ -59,7 +59,7 @@ fn fork(stage: &'static Stage) {
             assert!(id >= 0, "a process");
             if id == 0 {
                 let found = child(stage.seed, expected);
-                // SAFETY: ends the child, whose buffers are the parent's.
+                // SAFETY: the call ends the child, whose buffers are the parent's.
                 unsafe { libc::_exit(found) };
             }
             stage.same("the status of a child", wait(id), 0);
@@ -67,7 +67,7 @@ fn fork(stage: &'static Stage) {
     });
 }
 
-/// In the child: what is wrong, as a number.
+/// Runs the checks in the child; returns the number of the one that failed.
 fn child(seed: u64, expected: u64) -> i32 {
     // SAFETY: the default action of the signal ends the process.
     unsafe { libc::alarm(CHILD_SECONDS) };
@@ -92,7 +92,7 @@ fn child(seed: u64, expected: u64) -> i32 {
     if sum(seed) == expected { 0 } else { WRONG_SUM }
 }
 
-/// Whether `spawn`, which cannot say no, panics; what it says is not for people.
+/// Returns true if `spawn`, which cannot return an error, panics; discards its message.
 fn spawning_panics() -> bool {
     let nowhere = File::options().write(true).open("/dev/null");
     // SAFETY: both descriptors are open, and this process is about to end.
@@ -100,11 +100,11 @@ fn spawning_panics() -> bool {
         && catch_unwind(|| drop(indent::spawn(|| ()))).is_err()
 }
 
-/// The status of a child that has ended; blocks the thread.
+/// Waits for a child and returns its status; blocks the thread.
 fn wait(id: libc::pid_t) -> i32 {
     let mut status = 0;
     loop {
-        // SAFETY: room for a status.
+        // SAFETY: `status` has room for the result.
         let waited = unsafe { libc::waitpid(id, &mut status, 0) };
         if waited == id {
             return status;

@@ -1,6 +1,7 @@
 #![expect(unsafe_code, reason = "makes system calls that fail")]
-//! What a fiber may do in a region besides computing: fail, panic, wait, spawn, nest, and ask for sections
-//! without preemption; and that its frames can be named after it was switched away.
+//! Actions in a region besides computing: fail, panic, wait, spawn, nest, use no-preempt sections.
+//!
+//! In addition, a fiber's frames can be named after it was switched away.
 
 use std::backtrace::Backtrace;
 use std::cell::Cell;
@@ -26,7 +27,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         },
     )
     .regions()
-    .seldom(), // optimized, it asks where errno is itself
+    .seldom(), // optimized, it computes the address of errno itself
     Program::new("region-catches", "panics caught in a region", |stage| {
         stage.repeat_in_region(FIBERS, panics::caught);
     })
@@ -63,7 +64,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         },
     )
     .regions()
-    .seldom(), // it gives way by itself
+    .seldom(), // it yields by itself
     Program::new("region-spawns", "spawns and joins in a region", |stage| {
         stage.compare(3, family, |seed| region(|| spawned(seed)));
     })
@@ -87,11 +88,11 @@ fn steps(seed: u64) -> u64 {
     (0..STEPS).fold(seed, |sum, i| mix(black_box(sum), i))
 }
 
-/// Calls that fail differently; in between nothing asks the system.
+/// Makes calls that fail differently; in between there are no system calls.
 fn failing(seed: u64) -> u64 {
     (0..8).fold(seed, |sum, i| {
         if (seed + i).is_multiple_of(2) {
-            // SAFETY: nobody has this descriptor.
+            // SAFETY: no file has this descriptor.
             unsafe { libc::close(-1) };
         } else {
             // SAFETY: a text that ends with a zero.
@@ -139,8 +140,9 @@ fn sections(seed: u64) -> u64 {
     (0..6).fold(seed, |sum, _| SECTION.get()(steps(sum)))
 }
 
-/// What is put into a thread-local in a section belongs to this fiber until its end. Whoever is seen to
-/// call it is bound to its thread.
+/// Uses a thread-local in a section, where it belongs to this fiber until the section's end.
+///
+/// A fiber that visibly calls this is bound to its thread.
 fn section(sum: u64) -> u64 {
     no_preempt(|| {
         let before = HERE.replace(sum);
@@ -166,7 +168,7 @@ fn waits(seed: u64) -> u64 {
     })
 }
 
-/// The sum of four children's work, and one's own.
+/// Sums the work of four children and the fiber's own.
 fn family(seed: u64) -> u64 {
     (0..4).fold(steps(seed), |sum, i| mix(sum, steps(seed + i)))
 }
@@ -179,11 +181,12 @@ fn spawned(seed: u64) -> u64 {
     })
 }
 
-/// The names that are looked for in a trace.
+/// The names that must be in a trace.
 const NAMES: [&str; 2] = ["frames_outside_region", "frames_inside_region"];
 
-/// A trace from a region has the same names of ours as one that nobody disturbed: all, unless they were
-/// removed from the program.
+/// Checks that a trace from a region has the same names as one from an undisturbed thread.
+///
+/// All names are there, unless they were removed from the program.
 fn frames(stage: &'static Stage) {
     TRACE.is(trace);
     stage.repeat(2, frames_outside_region);
@@ -203,7 +206,7 @@ fn frames_outside_region(seed: u64) -> u64 {
 
 static TRACE: Hidden<fn() -> usize> = Hidden::new();
 
-/// How many of the names are in a trace; to take and name one needs locks of std's.
+/// Counts the names that are in a trace; taking and naming one needs locks of std's.
 fn trace() -> usize {
     let trace = no_preempt(|| Backtrace::force_capture().to_string());
     NAMES.iter().filter(|name| trace.contains(**name)).count()

@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "system calls without std's second try")]
-//! Calls that a signal may cut short with EINTR, in code that counts on few of them (S10).
+//! Calls that a signal may cut short with EINTR, in code that expects few of them (S10).
 //!
-//! A fiber that computed before may see one in a call, tries again included. One that computed less
-//! than 200 µs since it was woken sees none: nobody had a reason to interrupt it.
+//! A fiber that computed before may see one EINTR in a call, retries included. A fiber that
+//! computed less than 200 µs since it was woken sees none: there was no reason to interrupt it.
 
 use std::io;
 use std::net::UdpSocket;
@@ -22,13 +22,13 @@ pub(super) const PROGRAMS: &[Program] = &[Program::new(
 )
 .apart()];
 
-/// Below what makes a fiber worth interrupting, with some room for what we do not see of it.
+/// CPU time below what makes a fiber worth interrupting, with a margin for time not visible here.
 const LITTLE: Duration = Duration::from_micros(150);
 
 /// One call in so many may be cut short after little work, or twice.
 const SELDOM: u64 = 1000;
 
-/// Waits so long for nothing; an error if it was cut short.
+/// Waits this long for nothing; returns an error if it was cut short.
 type Wait = fn(Duration, &UdpSocket) -> io::Result<()>;
 
 const WAITS: [(&str, Wait); 4] = [
@@ -49,7 +49,7 @@ fn eintr(stage: &'static Stage) {
             if turn > 0 && stage.over() {
                 return;
             }
-            indent::time::sleep(Duration::from_millis(1)); // what follows is a dispatch of its own
+            indent::time::sleep(Duration::from_millis(1)); // a dispatch of its own follows
             let stays = indent::task::pin(); // the clock is the thread's
             let before = cpu();
             if busy {
@@ -76,7 +76,8 @@ fn eintr(stage: &'static Stage) {
         "{}: {cut} of {calls} calls cut short, {unlucky} after little work, {twice} twice",
         stage.name
     ));
-    // A call that begins between the look at its thread and the signal: rare, not impossible (S10).
+    // A call that begins between the check of its thread and the signal: rare, not impossible
+    // (S10).
     for (number, how) in [(unlucky, "after little work"), (twice, "twice")] {
         if number * SELDOM > calls + SELDOM {
             stage.complain(format!("{number} of {calls} calls cut short {how}"));
@@ -84,7 +85,7 @@ fn eintr(stage: &'static Stage) {
     }
 }
 
-/// Waits until all the time has passed; how often the wait was cut short.
+/// Waits until all the time has passed; returns how often the wait was cut short.
 fn whole(time: Duration, wait: impl Fn(Duration) -> io::Result<()>) -> u64 {
     let end = Instant::now() + time;
     let mut cuts = 0;
@@ -97,10 +98,10 @@ fn whole(time: Duration, wait: impl Fn(Duration) -> io::Result<()>) -> u64 {
     }
 }
 
-/// What this thread has computed.
+/// Returns the CPU time of this thread.
 fn cpu() -> Duration {
     let mut time = spec(Duration::ZERO);
-    // SAFETY: room for a time.
+    // SAFETY: `time` has room for the answer.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
@@ -121,7 +122,7 @@ fn result(status: i64) -> io::Result<()> {
 }
 
 fn nanosleep(time: Duration, _: &UdpSocket) -> io::Result<()> {
-    // SAFETY: a time to read, and nothing to write.
+    // SAFETY: the call reads a time, and has nothing to write.
     let status = unsafe { libc::nanosleep(&spec(time), std::ptr::null_mut()) };
     result(i64::from(status))
 }
@@ -132,7 +133,7 @@ fn poll(time: Duration, socket: &UdpSocket) -> io::Result<()> {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one entry.
+    // SAFETY: the array has one entry.
     let status = unsafe { libc::poll(&mut one, 1, time.as_millis() as i32) };
     result(i64::from(status))
 }
@@ -140,7 +141,7 @@ fn poll(time: Duration, socket: &UdpSocket) -> io::Result<()> {
 fn recv(time: Duration, socket: &UdpSocket) -> io::Result<()> {
     socket.set_read_timeout(Some(time)).expect("a limit");
     let mut byte = 0_u8;
-    // SAFETY: room for one byte.
+    // SAFETY: there is room for one byte.
     let status = unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, 0) };
     result(status as i64)
 }
@@ -148,7 +149,7 @@ fn recv(time: Duration, socket: &UdpSocket) -> io::Result<()> {
 fn futex(time: Duration, _: &UdpSocket) -> io::Result<()> {
     let (word, limit) = (AtomicU32::new(0), spec(time));
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: both live until it returns.
+    // SAFETY: both values live until the call returns.
     let status = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, 0, &limit) };
     result(status)
 }

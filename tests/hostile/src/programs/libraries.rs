@@ -1,4 +1,4 @@
-//! What services do all day: sort, match, parse, format. Each with caches and locks of its own.
+//! Ordinary work of services: sort, match, parse, format, each with caches and locks of its own.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ pub(super) fn sorted(seed: u64) -> u64 {
     let mut words: Vec<String> = (0..1_500).map(|i| stir(seed + i).to_string()).collect();
     words.sort_by(|a, b| a.len().cmp(&b.len()).then_with(|| b.cmp(a)));
     words.sort_unstable_by_key(|word| checksum(word.as_bytes()) % 97);
-    words.sort(); // equal elements of the one before may be in any order
+    words.sort(); // equal elements of the previous sort may be in any order
     words
         .iter()
         .fold(seed, |sum, word| mix(sum, checksum(word.as_bytes())))

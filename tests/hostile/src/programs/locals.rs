@@ -1,4 +1,5 @@
-//! Thread-locals: what is borrowed, counted or restored there belongs to one fiber at a time.
+//! Thread-locals: a value that is borrowed, counted or restored there belongs to one fiber at a
+//! time.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -20,7 +21,7 @@ thread_local! {
 
 const FIBERS: usize = 6;
 
-/// On a thread of its own each of these is right. Nothing here calls the runtime.
+/// Uses thread-locals in ways that are right on a thread; nothing here calls the runtime.
 fn thread_local(stage: &'static Stage) {
     stage.crew(FIBERS, move |i| {
         for turn in 0.. {
@@ -53,7 +54,7 @@ fn borrowed(stage: &Stage, turn: u64) {
     stage.same("the thread", std::thread::current().id(), thread);
 }
 
-/// As crates do that keep a context: what was there comes back when the callback returns.
+/// Sets a context as crates do: the previous value comes back when the callback returns.
 fn restored(stage: &Stage, own: u64) {
     let before = DEPTH.replace(own);
     compute_for(Duration::from_millis(5));

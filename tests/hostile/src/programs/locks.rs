@@ -1,4 +1,4 @@
-//! Locks and channels of std: they block the thread, and whoever holds one may be frozen in it.
+//! Locks and channels of std: they block the thread, and the holder of one may be frozen in it.
 //!
 //! Most fibers here start on one worker, so that the fiber that holds a lock and the fibers that
 //! wait for it compete for that worker. None of them calls the runtime in between (`bound.rs` is
@@ -36,7 +36,7 @@ pub(super) const PROGRAMS: &[Program] = &[
 
 const FIBERS: usize = 8;
 
-/// Two values that only who holds the lock may see differ.
+/// Checks two values that only the holder of the lock may see differ.
 fn mutex(stage: &'static Stage) {
     let pair: &'static Mutex<(u64, u64)> = Box::leak(Box::default());
     let turns: &'static AtomicU64 = Box::leak(Box::default());
@@ -83,12 +83,12 @@ fn rwlock(stage: &'static Stage) {
             }
             stage.round();
             turn += 1;
-            thread::yield_now(); // readers would keep writers out for ever
+            thread::yield_now(); // readers would keep writers out forever
         }
     });
 }
 
-/// A token goes round; all others wait for their number. The last round is complete.
+/// Passes a token round; all others wait for their number. The last round is complete.
 fn condvar(stage: &'static Stage) {
     let turn: &'static (Mutex<u64>, Condvar) = Box::leak(Box::default());
     let rounds: &'static OnceLock<u64> = Box::leak(Box::default());
@@ -119,7 +119,7 @@ fn condvar(stage: &'static Stage) {
     });
 }
 
-/// Each time around all ask for the next value at once; one computes it.
+/// Has all fibers ask for the next value at once in each round; one computes it.
 fn once(stage: &'static Stage) {
     type Value = (OnceLock<u64>, AtomicU64);
     let values: &'static Mutex<Vec<Arc<Value>>> = Box::leak(Box::default());
@@ -149,7 +149,9 @@ fn once(stage: &'static Stage) {
     });
 }
 
-/// One sends by a queue, one hands over directly, one adds up; all on one worker.
+/// Runs three fibers on one worker.
+///
+/// One sends by a queue, one hands over directly, one adds up.
 fn mpsc(stage: &'static Stage) {
     let trios = stage.runtime.block_on(|| {
         let trio = |i: usize| {
@@ -187,7 +189,7 @@ fn pass_on(queue: &Receiver<u64>, hand: &SyncSender<(u64, u64)>) {
     }
 }
 
-/// Where a sleeper says which thread is to be unparked.
+/// Place where a sleeper registers the thread to unpark.
 #[derive(Default)]
 struct Bed {
     thread: Mutex<Option<Thread>>,
@@ -208,7 +210,7 @@ fn thread_park(stage: &'static Stage) {
                         thread::park();
                     }
                     if bed.over.load(Relaxed) {
-                        // For a waker that looks for somebody to wake.
+                        // For a waker that looks for a thread to wake.
                         *bed.thread.lock().expect("no panic inside") = Some(thread::current());
                         return;
                     }
@@ -228,7 +230,7 @@ fn thread_park(stage: &'static Stage) {
                     }
                 }
                 bed.over.store(true, Relaxed);
-                // The sleeper may be on its way to bed; then it says so soon.
+                // The sleeper may be about to sleep; then it registers soon.
                 loop {
                     let thread = bed.thread.lock().expect("no panic inside").clone();
                     match thread {

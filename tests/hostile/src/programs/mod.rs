@@ -1,7 +1,7 @@
 //! The programs, a few in a file by theme.
 //!
-//! Each runs until its stage says that it is over and at least one round, on fibers that it starts
-//! itself. What it does must be right on threads: then it must be right on fibers.
+//! Each runs until its stage is over, and at least one round, on fibers that it starts itself. A
+//! program must be right on threads: then it must be right on fibers.
 
 use crate::run::can_preempt;
 use crate::stage::Stage;
@@ -31,33 +31,34 @@ mod stacks;
 mod vectors;
 mod workloads;
 
-/// What is missing unless the function says otherwise.
+/// What is missing unless the function returns true.
 type Needs = (&'static str, fn() -> bool);
 
 /// A program.
 #[derive(Clone, Copy)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    /// What it is after, in a line.
+    /// Its purpose, in one line.
     pub(crate) why: &'static str,
     pub(crate) body: fn(&'static Stage),
     /// Called before there is a runtime.
     pub(crate) before: Option<fn()>,
-    /// Changes something that the whole process has: signals, descriptors.
+    /// Changes something of the whole process: signals, descriptors.
     pub(crate) apart: bool,
     /// The heartbeat may starve.
     pub(crate) silences: bool,
-    /// Its fibers wait for each other without telling the runtime: without preemption they hang.
+    /// Its fibers wait for each other without the runtime's knowledge: without preemption they
+    /// hang.
     needs_preemption: bool,
     /// Catches panics.
     unwinds: bool,
-    /// Has parts that run in regions if that is wanted.
+    /// Has parts that run in regions if the command line asks for it.
     pub(crate) pure: bool,
     /// Is about regions.
     pub(crate) regions: bool,
-    /// Must be switched away from in some.
+    /// Must be switched away from in some region.
     pub(crate) switches: bool,
-    /// Whether the CPU has what it takes, and what to say if not.
+    /// Whether the CPU has the instructions it needs, and the message if not.
     cpu: Option<Needs>,
 }
 
@@ -100,7 +101,7 @@ impl Program {
         self
     }
 
-    /// Perhaps it is never switched away from.
+    /// Marks a program that may never be switched away from.
     const fn seldom(mut self) -> Self {
         self.switches = false;
         self
@@ -126,7 +127,7 @@ impl Program {
         self
     }
 
-    /// Why it cannot run in this build, if it cannot.
+    /// Returns the reason why it cannot run in this build, if there is one.
     pub(crate) fn impossible(&self) -> Option<&'static str> {
         if self.unwinds && cfg!(panic = "abort") {
             Some("a panic aborts")
@@ -139,7 +140,7 @@ impl Program {
     }
 }
 
-/// All programs.
+/// Returns all programs.
 pub(crate) fn all() -> Vec<Program> {
     [
         arithmetic::PROGRAMS,

@@ -1,4 +1,4 @@
-//! Other libraries with threads, contexts and garbage of their own, called from fibers.
+//! Other libraries with threads, contexts and garbage collection of their own, called from fibers.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{
@@ -40,8 +40,11 @@ pub(super) const PROGRAMS: &[Program] = &[
 
 const FIBERS: usize = 6;
 
-/// A list that everybody pushes to and pops from; nodes are freed when no guard may see them. The
-/// sum of what was popped tells whether any was lost or came twice.
+/// Pushes to and pops from one list in all fibers.
+///
+/// Nodes are freed when no guard may see them.
+///
+/// The sum of the popped values shows whether any was lost or came twice.
 fn epoch(stage: &'static Stage) {
     struct Node {
         value: u64,
@@ -94,7 +97,7 @@ fn epoch(stage: &'static Stage) {
             }
             (0..50).for_each(|n| push(stir(n + turn) >> 20));
             let popped = (0..50).filter(|n| pop(*n == 7 && i < 2)).count();
-            std::hint::black_box(popped); // others may have taken ours
+            std::hint::black_box(popped); // other fibers may have taken this one's
             stage.round();
         }
     });
@@ -103,17 +106,17 @@ fn epoch(stage: &'static Stage) {
     stage.same("what was popped", popped, pushed);
 }
 
-/// What a node holds that a guard protects.
+/// Returns the contents of a node that a guard protects.
 #[expect(unsafe_code, reason = "reads a node")]
 fn look<T, R>(node: Shared<'_, T>, f: impl FnOnce(&T) -> R) -> Option<R> {
-    // SAFETY: the caller's guard was there before the node was read from the list, and nodes are
-    // freed by `retire` only.
+    // SAFETY: the caller's guard existed before the node was read from the list, and only `retire`
+    // frees nodes.
     unsafe { node.as_ref() }.map(f)
 }
 
 #[expect(unsafe_code, reason = "frees a node")]
 fn retire<T>(guard: &crossbeam_epoch::Guard, node: Shared<'_, T>) {
-    // SAFETY: the caller has taken it off the list, so nobody new can see it.
+    // SAFETY: the caller has taken the node off the list, so no other fiber can newly see it.
     unsafe { guard.defer_destroy(node) };
 }
 
@@ -146,7 +149,7 @@ fn thread_scope(stage: &'static Stage) {
     });
 }
 
-/// Its context is a thread-local while it blocks.
+/// Runs tokio, whose context is a thread-local while it blocks.
 fn tokio(stage: &'static Stage) {
     stage.repeat(4, |seed| {
         let one = tokio::runtime::Builder::new_current_thread()
@@ -177,7 +180,7 @@ async fn task_of(seed: u64) -> u64 {
     stir(seed + 1)
 }
 
-/// Fibers of both compute; and two, one of each, take turns.
+/// Runs fibers of two runtimes that compute; in addition two fibers, one of each, take turns.
 fn two_runtimes(stage: &'static Stage) {
     let other = Builder::new().workers(2).build().expect("a second runtime");
     let hog = |seed: u64| (0..100_000).fold(seed, mix);
@@ -204,14 +207,14 @@ fn two_runtimes(stage: &'static Stage) {
     );
 }
 
-/// Two players; even turns are the first one's.
+/// A game of two players; even turns are the first one's.
 #[derive(Default)]
 struct Game {
     turn: AtomicU64,
     players: [OnceLock<Unparker>; 2],
 }
 
-/// No more turns.
+/// Value of the turn after which no more follow.
 const OVER: u64 = u64::MAX;
 
 impl Game {

@@ -51,7 +51,7 @@ pub(super) const PROGRAMS: &[Program] = &[
 
 const FIBERS: usize = 6;
 
-/// What the panics here carry; unlike a message it passes the hook by.
+/// Payload of the panics here; unlike a message it bypasses the hook.
 struct Payload(u64);
 
 /// Adds to a sum when it is dropped, slowly.
@@ -64,7 +64,7 @@ impl Drop for Slow<'_> {
     }
 }
 
-/// Frames with something to drop in each, and at the bottom a panic.
+/// Recurses with a value to drop in each frame, and panics in the last one.
 fn descend(depth: u64, sums: &mut Vec<u64>) {
     let mut own = depth;
     let slow = Slow(&mut own, depth);
@@ -93,13 +93,13 @@ fn panic_loop(stage: &'static Stage) {
     stage.repeat_pure(FIBERS, caught);
 }
 
-/// With the message and, now and then, the trace that everybody gets by default; into nowhere.
+/// Panics with the message and sometimes the default trace; the output is discarded.
 fn messages(stage: &'static Stage) {
     let nowhere = File::options()
         .write(true)
         .open("/dev/null")
         .expect("a file");
-    // SAFETY: both descriptors are open; what is said on standard error from here on is lost, and the
+    // SAFETY: both descriptors are open; text on standard error from here on is lost, and the
     // framework has its own copy.
     let copied = unsafe { libc::dup2(nowhere.as_raw_fd(), 2) };
     assert_eq!(copied, 2, "a copy");
@@ -117,7 +117,7 @@ fn messages(stage: &'static Stage) {
     });
 }
 
-/// A panic reaches who joins, and no one else.
+/// Checks that a panic reaches the joiner, and no other fiber.
 fn joined(stage: &'static Stage) {
     stage.crew(4, move |i| {
         for turn in 0.. {
@@ -145,7 +145,7 @@ fn joined(stage: &'static Stage) {
     });
 }
 
-/// Waits a little while the fiber unwinds, and looks whether it still does.
+/// Waits briefly while the fiber unwinds, and checks that it still does.
 struct Waits<'a>(&'a Stage);
 
 impl Drop for Waits<'_> {
@@ -158,7 +158,7 @@ impl Drop for Waits<'_> {
     }
 }
 
-/// Beside them others compute, who must not think they unwind, too.
+/// Parks in destructors while others compute, which must not think they unwind, too.
 fn park_in_drop(stage: &'static Stage) {
     stage.crew(FIBERS, move |i| {
         for turn in 0.. {
@@ -196,7 +196,7 @@ fn backtrace(stage: &'static Stage) {
                 return;
             }
             let trace = deeper(10);
-            // Names take long, and are for those who have them.
+            // Names take long, and need symbols in the program.
             if turn % 8 == i {
                 std::hint::black_box(trace.to_string());
             }

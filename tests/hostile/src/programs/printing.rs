@@ -1,9 +1,9 @@
 #![expect(unsafe_code, reason = "puts a pipe behind standard output")]
 //! The lock of standard output, which belongs to a thread and may be taken twice by it.
 //!
-//! Standard output becomes a pipe; a plain thread reads it and looks whether every line is whole,
-//! whether each fiber's lines are in order, and whether nothing comes between those that were
-//! printed under one lock. All programs here share it.
+//! Standard output becomes a pipe. A plain thread reads it and checks that every line is whole,
+//! that each fiber's lines are in order, and that nothing comes between those that were printed
+//! under one lock. All programs here share it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -29,13 +29,13 @@ pub(super) const PROGRAMS: &[Program] = &[
 ];
 
 const FIBERS: usize = 6;
-/// Lines printed under one lock.
+/// Number of lines printed under one lock.
 const BLOCK: u64 = 5;
 
-/// What has been read: for each program and fiber the number of its next line.
+/// State of the reader: for each program and fiber the number of its next line.
 struct Read {
     next: HashMap<(String, usize), u64>,
-    /// Whose block it is, and how many lines of it are to come.
+    /// Owner of the current block, and the number of its lines that are still to come.
     inside: Option<(String, u64)>,
     complaints: Vec<String>,
 }
@@ -61,18 +61,18 @@ fn read() -> std::sync::MutexGuard<'static, Read> {
 
 fn replace_output() -> File {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
+    // SAFETY: the array has room for two descriptors.
     let status = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
     assert_eq!(status, 0, "a pipe");
-    // SAFETY: both are from `pipe2`, and nobody else has them.
+    // SAFETY: both are from `pipe2`, and nothing else owns them.
     let [from, to] = ends.map(|end| unsafe { File::from_raw_fd(end) });
-    // SAFETY: both descriptors are open, and nobody here prints for people.
+    // SAFETY: both descriptors are open, and nothing here prints for users.
     let copied = unsafe { libc::dup2(to.as_raw_fd(), 1) };
     assert_eq!(copied, 1, "a copy");
     from
 }
 
-/// A line of a fiber: program, fiber, number, lines of the same block to come, and a check.
+/// Returns a line: program, fiber, number, lines of the same block to come, and a checksum.
 fn line(program: &str, fiber: usize, number: u64, to_come: u64) -> String {
     let check = stir(number ^ fiber as u64);
     format!("{program} {fiber} {number} {to_come} {check:016x}")
@@ -136,7 +136,7 @@ fn finish(stage: &'static Stage, printed: &[(usize, u64)]) {
     complaints.into_iter().for_each(|what| stage.complain(what));
 }
 
-/// Runs fibers that print and say how many lines.
+/// Runs fibers that print and return their number of lines.
 fn print(stage: &'static Stage, body: fn(&'static Stage, usize) -> u64) {
     drop(read());
     let printed: &'static Mutex<Vec<(usize, u64)>> = Box::leak(Box::default());

@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "code between fork and exec")]
-//! Children: what a carrier has of signals, CPUs and priority does not go with them.
+//! Child processes: they do not inherit the carrier's signal settings, CPUs and priority.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -18,7 +18,7 @@ pub(super) const PROGRAMS: &[Program] = &[Program::new(
 )
 .pure()];
 
-/// Lines of a `status` file that are about signals, and the bit of SIGURG in them.
+/// Lines of a `status` file about signals, and the bit of SIGURG in them.
 const ABOUT_SIGNALS: [&str; 3] = ["SigBlk:", "SigIgn:", "SigCgt:"];
 const URGENT: u64 = 1 << (libc::SIGURG - 1);
 
@@ -39,7 +39,7 @@ fn command(stage: &'static Stage) {
             if turn > 0 && stage.over() {
                 return;
             }
-            // So that somebody has just been interrupted, perhaps.
+            // Computes first, so that a fiber may just have been interrupted.
             pure(|| compute_for(Duration::from_micros(500 * (turn % 6))));
             match (i as u64 + turn) % 3 {
                 0 => stage.same(
@@ -54,17 +54,17 @@ fn command(stage: &'static Stage) {
     });
 }
 
-/// A child that shows its own status, made by `fork` if there is something to do before it.
+/// Starts a child that shows its own status, by `fork` if something must be done before it.
 fn child(stage: &Stage, cpus: &str, prepared: bool) {
     let mut command = Command::new("cat");
     command.arg("/proc/self/status");
     if prepared {
         let prepare = || {
-            // SAFETY: no memory is touched.
+            // SAFETY: the call touches no memory.
             unsafe { libc::umask(0o022) };
             Ok(())
         };
-        // SAFETY: it makes one system call and allocates nothing.
+        // SAFETY: the closure makes one system call and allocates nothing.
         unsafe { command.pre_exec(prepare) };
     }
     let output = command.output().expect("cat");

@@ -1,15 +1,16 @@
 #![expect(unsafe_code, reason = "calls assembly")]
 //! Registers, flags and the red zone, full all the time.
 //!
-//! Each function here is assembly, takes the address of some numbers and how often to go round, loads all
-//! registers of one kind from there, goes round and stores them. A register that is lost at any moment, by a
-//! switch or by a freeze, spoils all others soon, so it shows in the end. They keep to the ABI and have
-//! unwind tables: a walk up the stack passes them at every instruction.
+//! Each function here is assembly. It takes the address of some numbers and the number of rounds,
+//! loads all registers of one kind from there, loops and stores them. A register that is lost at
+//! any moment, by a switch or by a freeze, soon spoils all others, so it shows in the end. The
+//! functions keep to the ABI and have unwind tables: a walk up the stack passes them at every
+//! instruction.
 //!
-//! What they compute must not forget: a register that was wrong for a moment stays wrong.
+//! Their computation must not forget: a register that was wrong for a moment stays wrong.
 //!
-//! Rejected: `asm!` in a function. It may not use all registers, and where it moves the stack pointer the
-//! function's unwind tables are wrong.
+//! Rejected: `asm!` in a function. It may not use all registers, and where it moves the stack
+//! pointer the function's unwind tables are wrong.
 
 use std::arch::global_asm;
 
@@ -46,7 +47,7 @@ pub(super) const PROGRAMS: &[Program] = &[
 ];
 
 const FIBERS: usize = 6;
-/// How often to go round, for some milliseconds.
+/// Number of rounds, enough for some milliseconds.
 const ROUNDS: u64 = 400_000;
 
 global_asm!(
@@ -241,33 +242,34 @@ fn sum(numbers: &Numbers) -> u64 {
 
 fn general(seed: u64) -> u64 {
     let mut numbers = numbers(seed);
-    // SAFETY: it reads and writes fifteen of the sixteen numbers.
+    // SAFETY: the function reads and writes fifteen of the sixteen numbers.
     unsafe { hostile_general(&mut numbers, ROUNDS) };
     sum(&numbers)
 }
 
 fn flags(seed: u64) -> u64 {
     let mut numbers = numbers(seed);
-    // SAFETY: it reads and writes the first seven; the CPU has the instructions, or nobody calls it.
+    // SAFETY: the function reads and writes the first seven; the CPU has the instructions, or this
+    // is not called.
     unsafe { hostile_flags(&mut numbers, 2 * ROUNDS) };
     sum(&numbers)
 }
 
 fn backwards(seed: u64) -> u64 {
     let mut numbers = numbers(seed);
-    // SAFETY: it reads all and writes the first.
+    // SAFETY: the function reads all numbers and writes the first.
     unsafe { hostile_direction(&mut numbers, ROUNDS) };
     sum(&numbers)
 }
 
 fn red_zone(seed: u64) -> u64 {
     let mut numbers = numbers(seed);
-    // SAFETY: it reads and writes all, and nothing above its own frame.
+    // SAFETY: the function reads and writes all numbers, and nothing above its own frame.
     unsafe { hostile_red_zone(&mut numbers, ROUNDS) };
     sum(&numbers)
 }
 
-/// Copies to and fro, which goes the wrong way with somebody else's flag.
+/// Copies back and forth, in the wrong direction if another fiber's flag is set.
 fn copies(seed: u64) -> u64 {
     let mut lines: Vec<Vec<u8>> = (0..64).map(|i| vec![(seed + i) as u8; 3000]).collect();
     for i in 0..4_000 {

@@ -1,6 +1,6 @@
 #![expect(unsafe_code, reason = "handles and raises signals")]
-//! Others who have an interest in signals: one who had SIGURG before the runtime, one who takes it
-//! away, and a profiler.
+//! Other users of signals: an earlier handler of SIGURG, code that replaces the runtime's handler,
+//! and a profiler.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -52,18 +52,19 @@ pub(super) const PROGRAMS: &[Program] = &[
 const FIBERS: usize = 6;
 
 thread_local! {
-    /// Signals that the user's handler saw on this thread.
+    /// Number of signals that the user's handler saw on this thread.
     static SEEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Signals that were sent to the process.
+/// Number of signals that were sent to the process.
 static SEEN_OF_PROCESS: AtomicU64 = AtomicU64::new(0);
 static SAMPLES: AtomicU64 = AtomicU64::new(0);
 
 /// # Safety
-/// As a handler with information: that is where `info` points.
+///
+/// To be installed as a handler with information, so that `info` points to it.
 unsafe extern "C" fn on_urgent(_: c_int, info: *const libc::siginfo_t, _: *mut c_void) {
-    // SAFETY: the caller's promise.
+    // SAFETY: by the caller's promise.
     let code = unsafe { (*info).si_code };
     if code == libc::SI_USER {
         SEEN_OF_PROCESS.fetch_add(1, Relaxed);
@@ -79,7 +80,9 @@ extern "C" fn on_sample(_: c_int) {
     }
 }
 
-/// Uses some of the signal stack, as profilers do that walk the other one: more than std's have to spare.
+/// Uses some of the signal stack, as profilers do that walk the other stack.
+///
+/// It is more than std's signal stack has left.
 #[inline(never)]
 fn sample() {
     let frames = black_box([7_u64; 400]);
@@ -93,7 +96,7 @@ fn install(signal: c_int, handler: usize, flags: c_int) {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler;
     action.sa_flags = flags | libc::SA_RESTART | libc::SA_ONSTACK;
-    // SAFETY: the handlers here touch atomics and thread-locals without destructors only.
+    // SAFETY: the handlers here touch only atomics and thread-locals without destructors.
     let status = unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
     assert_eq!(status, 0, "a handler");
 }
@@ -106,7 +109,7 @@ fn count_urgent() {
     );
 }
 
-/// Raises the signal on this thread; true if the user's handler got it.
+/// Raises the signal on this thread; returns true if the user's handler got it.
 fn raised() -> bool {
     let before = SEEN.get();
     // SAFETY: the signal has a handler.
@@ -115,8 +118,10 @@ fn raised() -> bool {
     SEEN.get() > before
 }
 
-/// On a plain thread every signal arrives. In a fiber one may fall together with the runtime's own;
-/// so it may for one to the whole process. Nobody loses most of them.
+/// Counts the signals that arrive.
+///
+/// On a plain thread every signal arrives. In a fiber a signal may merge with the runtime's own,
+/// and so may one that is sent to the whole process. Neither loses most of its signals.
 fn user_handler(stage: &'static Stage) {
     let raised_in_fibers: &'static [AtomicU64; 2] = Box::leak(Box::default());
     let plain = thread::spawn(move || {
@@ -163,7 +168,7 @@ fn most(stage: &Stage, whose: &str, seen: u64, sent: u64) {
     }
 }
 
-/// Starts or, at 0, stops the timer of SIGPROF.
+/// Starts the timer of SIGPROF, or stops it at 0.
 fn sample_every(microseconds: libc::suseconds_t) {
     let every = libc::timeval {
         tv_sec: 0,
@@ -173,7 +178,7 @@ fn sample_every(microseconds: libc::suseconds_t) {
         it_interval: every,
         it_value: every,
     };
-    // SAFETY: a valid timer; the old one is not asked for.
+    // SAFETY: a valid timer; the old one is not read.
     let status = unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) };
     assert_eq!(status, 0, "a timer");
 }
@@ -194,10 +199,11 @@ fn profiler(stage: &'static Stage) {
     }
 }
 
-/// Walks the stack it interrupts, with C's unwinder.
+/// Walks the stack that it interrupts, with C's unwinder.
 ///
 /// # Safety
-/// As a handler with information.
+///
+/// To be installed as a handler with information.
 unsafe extern "C" fn on_walk(_: c_int, _: *const libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the argument of the running handler.
     if let Some(frames) = unsafe { walk::walk(context) } {
@@ -208,7 +214,7 @@ unsafe extern "C" fn on_walk(_: c_int, _: *const libc::siginfo_t, context: *mut 
 
 static WALKED: AtomicU64 = AtomicU64::new(0);
 
-/// All threads of the process.
+/// Returns all threads of the process.
 fn threads() -> Vec<libc::pid_t> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("a list of threads");
     let number = |name: std::ffi::OsString| name.to_str()?.parse().ok();
@@ -216,7 +222,7 @@ fn threads() -> Vec<libc::pid_t> {
     names.filter_map(number).collect()
 }
 
-/// Signals that come at any moment, to everybody.
+/// Sends signals at random moments to all threads.
 fn sample_at_random(stage: &Stage) {
     let mut random = Random::new(stage.seed + 1);
     let process = std::process::id().cast_signed();
@@ -255,7 +261,7 @@ fn walking_profiler(stage: &'static Stage) {
     }
 }
 
-/// Nothing goes wrong without preemption, but somebody should say that there is none.
+/// Checks that the runtime reports a replaced handler; without preemption nothing else goes wrong.
 fn replaced(stage: &'static Stage) {
     let (told, tells) = mpsc::channel();
     let mut heard = listen_to_errors();
@@ -271,7 +277,7 @@ fn replaced(stage: &'static Stage) {
             }
         }
     });
-    // The collector looks while something runs; the watchdog is who loses patience.
+    // The collector checks while something runs; the watchdog limits the time.
     while tells.try_recv().is_err() {
         stage.repeat(FIBERS, kernel);
     }
@@ -281,10 +287,10 @@ fn replaced(stage: &'static Stage) {
 /// Makes standard error a pipe, and returns the end to read from.
 fn listen_to_errors() -> File {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
+    // SAFETY: the array has room for two descriptors.
     let status = unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
     assert_eq!(status, 0, "a pipe");
-    // SAFETY: both are from `pipe2`, and nobody else has them.
+    // SAFETY: both are from `pipe2`, and nothing else owns them.
     let [from, to] = ends.map(|end| unsafe { File::from_raw_fd(end) });
     // SAFETY: both descriptors are open; the framework has its own copy of what was there.
     let copied = unsafe { libc::dup2(to.as_raw_fd(), 2) };

@@ -1,8 +1,8 @@
-//! Signals that come when there is hardly any stack left.
+//! Signals that arrive when there is hardly any stack left.
 //!
-//! A frame of the kernel's for a signal takes some kilobytes; a handler without a stack of its own
-//! would run into the guard page. The runtime here has guards that are mappings, so that a fiber can
-//! see in `/proc/self/maps` where its stack ends.
+//! The kernel's frame for a signal takes some kilobytes; a handler without a stack of its own would
+//! run into the guard page. The runtime here has guards that are mappings, so that a fiber can see
+//! in `/proc/self/maps` where its stack ends.
 
 use std::hint::black_box;
 
@@ -31,10 +31,10 @@ pub(super) const PROGRAMS: &[Program] = &[
 
 const FIBERS: usize = 6;
 const STACK: usize = 64 << 10;
-/// Left when it computes: less than any signal's frame with wide registers.
+/// Bytes of stack left when a fiber computes: less than any signal frame with wide registers.
 const LEFT: usize = 2048;
 
-/// Computes by `run`, which gets the stack's end and a seed.
+/// Computes with `run`, which gets the stack's end and a seed.
 fn deep(stage: &'static Stage, run: fn(usize, u64) -> u64) {
     let builder = Builder::new().workers(2).stack_guard(StackGuard::Page);
     let runtime = builder.build().expect("a runtime");
@@ -59,7 +59,7 @@ fn deep(stage: &'static Stage, run: fn(usize, u64) -> u64) {
     ));
 }
 
-/// The lowest address of the mapping we are on.
+/// Returns the lowest address of the mapping that holds this frame.
 #[inline(never)]
 fn end_of_stack() -> usize {
     let here = address_of_local();
@@ -83,7 +83,7 @@ fn address_of_local() -> usize {
     black_box(&raw const local) as usize
 }
 
-/// Calls itself until there is hardly any room.
+/// Recurses until there is hardly any room.
 #[inline(never)]
 fn descend(end: usize, seed: u64) -> u64 {
     let frame = black_box([seed; 8]);

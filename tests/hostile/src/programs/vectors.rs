@@ -1,8 +1,9 @@
 #![expect(unsafe_code, reason = "calls assembly for CPUs that have what it uses")]
 //! Vector registers, full all the time: all of them, masks and tiles too.
 //!
-//! As in `registers.rs` each function loads its registers, goes round and stores them. Beside each fiber
-//! that uses wide registers there is one with narrow ones, so that whoever is switched to leaves traces.
+//! As in `registers.rs`, each function loads its registers, loops and stores them. Beside each
+//! fiber that uses wide registers there is one with narrow ones, so that every switch leaves
+//! traces.
 
 use std::arch::global_asm;
 
@@ -51,7 +52,7 @@ pub(super) const PROGRAMS: &[Program] = &[
 ];
 
 const FIBERS: usize = 6;
-/// How often to go round, for some milliseconds.
+/// Number of rounds, enough for some milliseconds.
 const ROUNDS: u64 = 300_000;
 
 global_asm!(
@@ -209,7 +210,7 @@ unsafe extern "C" {
     fn hostile_amx(registers: *mut u64, rounds: u64);
 }
 
-/// So many words, different ones.
+/// Returns `n` different words.
 fn words(seed: u64, n: u64) -> Vec<u64> {
     (0..n).map(|i| stir(seed + i)).collect()
 }
@@ -220,14 +221,15 @@ fn sum(words: &[u64]) -> u64 {
 
 fn sse2(seed: u64) -> u64 {
     let mut words = words(seed, 16 * 2);
-    // SAFETY: room for 16 registers of two words.
+    // SAFETY: the memory has room for 16 registers of two words.
     unsafe { hostile_sse2(words.as_mut_ptr(), ROUNDS) };
     sum(&words)
 }
 
 fn avx(seed: u64) -> u64 {
     let mut words = words(seed, 16 * 4);
-    // SAFETY: room for 16 registers of four words; the CPU has them, or nobody calls it.
+    // SAFETY: the memory has room for 16 registers of four words; the CPU has them, or this is not
+    // called.
     unsafe { hostile_avx(words.as_mut_ptr(), ROUNDS) };
     sum(&words)
 }
@@ -236,7 +238,7 @@ fn fma(seed: u64) -> u64 {
     let mut words = words(seed, 16 * 4);
     let numbers = words[..12 * 4].iter_mut();
     numbers.for_each(|word| *word = (0.25 + (*word % 1000) as f64 / 4000.0).to_bits());
-    words[..4].fill(1_f64.to_bits()); // with less what is wrong would wear off
+    words[..4].fill(1_f64.to_bits()); // with smaller numbers an error would vanish
     // SAFETY: as for `avx`.
     unsafe { hostile_fma(words.as_mut_ptr(), ROUNDS) };
     sum(&words)
@@ -244,12 +246,13 @@ fn fma(seed: u64) -> u64 {
 
 fn avx512(seed: u64) -> u64 {
     let mut words = words(seed, 32 * 8);
-    // SAFETY: room for 32 registers of eight words; the CPU has them, or nobody calls it.
+    // SAFETY: the memory has room for 32 registers of eight words; the CPU has them, or this is not
+    // called.
     unsafe { hostile_avx512(words.as_mut_ptr(), ROUNDS / 2) };
     sum(&words)
 }
 
-/// Half of the fibers use narrow registers.
+/// Runs fibers half of which use narrow registers.
 fn beside_narrow(stage: &'static Stage, wide: Kernel) {
     let both = move |seed: u64| {
         if seed.is_multiple_of(2) {
@@ -261,13 +264,13 @@ fn beside_narrow(stage: &'static Stage, wide: Kernel) {
     stage.compare(FIBERS, both, move |input| region(|| both(input)));
 }
 
-/// Tiles: sixteen rows of 64 bytes each.
+/// Number of tiles: sixteen rows of 64 bytes each.
 const TILES: usize = 8;
 
 fn amx(seed: u64) -> u64 {
     let mut words = words(seed, 8 + TILES as u64 * 128);
     let mut shape = [0_u8; 64];
-    shape[0] = 1; // the only way there is to read what follows
+    shape[0] = 1; // the only palette there is, for the following bytes
     for tile in 0..TILES {
         shape[16 + 2 * tile] = 64; // bytes in a row
         shape[48 + tile] = 16; // rows
@@ -275,17 +278,17 @@ fn amx(seed: u64) -> u64 {
     for (word, bytes) in words.iter_mut().zip(shape.chunks(8)) {
         *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     }
-    // SAFETY: the shape, and room for eight tiles of a kilobyte; the CPU has them, and the kernel lets
-    // this process use them, or nobody calls it.
+    // SAFETY: the shape, and room for eight tiles of a kilobyte; the CPU has them and the kernel
+    // lets this process use them, or this is not called.
     unsafe { hostile_amx(words.as_mut_ptr(), ROUNDS / 10) };
     sum(&words)
 }
 
-/// Asks the kernel for the tiles, whose state it saves for those only who asked.
+/// Asks the kernel for the tiles, whose state it saves only for processes that asked.
 fn may_use_amx() -> bool {
     const REQUEST: libc::c_long = 0x1023; // ARCH_REQ_XCOMP_PERM
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: it changes what this process is allowed to do, and touches no memory of ours.
+    // SAFETY: the call changes what this process is allowed to do, and touches none of its memory.
     let status = unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) };
     status == 0
 }

@@ -1,9 +1,9 @@
 //! Ordinary computations, all of them in regions.
 //!
-//! Most are other programs' (they may be run outside as well, there). What a crate keeps in a thread-local
-//! is fetched and used in a section without preemption: between two draws of `rand::rng()` another fiber may
-//! run, in the middle of one it may not, and that the generator was fetched from a thread-local cannot be seen
-//! in the frames of a draw.
+//! Most are taken from other programs, where they may run outside regions as well. A crate's
+//! thread-local is fetched and used in a section without preemption: between two draws of
+//! `rand::rng()` another fiber may run, in the middle of a draw it may not. The frames of a draw do
+//! not show that the generator was fetched from a thread-local.
 
 use indent::runtime::no_preempt;
 use rand::rngs::StdRng;
@@ -36,7 +36,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         stage.repeat_in_region(FIBERS, allocation::tree);
     })
     .regions()
-    .seldom(), // optimized as a whole its frames bind
+    .seldom(), // with whole-program optimization its frames bind
     Program::new(
         "region-hashmap",
         "keys drawn from a thread-local",
@@ -45,7 +45,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         },
     )
     .regions()
-    .seldom(), // everybody here leads to the thread-local
+    .seldom(), // every frame here leads to the thread-local
     Program::new("region-json", "text there and back", |stage| {
         stage.repeat_in_region(FIBERS, libraries::parsed);
     })
@@ -58,7 +58,7 @@ pub(super) const PROGRAMS: &[Program] = &[
         stage.repeat_in_region(FIBERS, libraries::matched);
     })
     .regions()
-    .seldom(), // the pool looks at its thread
+    .seldom(), // the pool reads its thread's identity
     Program::new(
         "region-sha",
         "instructions for hashes, if there are any",
@@ -88,7 +88,7 @@ fn hashed(seed: u64) -> u64 {
     checksum(&hash.finalize())
 }
 
-/// Draws of the thread's generator that a section is long.
+/// Number of draws from the thread's generator in one section.
 const DRAWS: u32 = 200;
 const SECTIONS: u32 = 100;
 
@@ -103,13 +103,15 @@ fn rand(stage: &'static Stage) {
             ones += DRAWN.get()();
             sum = (0..DRAWS).fold(sum, |sum, _| mix(sum, own.next_u64()));
         }
-        // Half of the bits, give or take 600; far away is broken.
+        // Half of the bits, give or take 600; a value far away is broken.
         let even = ones.abs_diff(SECTIONS * DRAWS * 32) < 20_000;
         mix(sum, u64::from(even))
     });
 }
 
-/// How many bits of some draws are ones. Whoever is seen to call it is bound to its thread.
+/// Counts the one bits of some draws.
+///
+/// A fiber that visibly calls it is bound to its thread.
 fn drawn() -> u32 {
     no_preempt(|| {
         let mut shared = rand::rng();

@@ -1,5 +1,7 @@
-//! Runs a crowd of fibers with all lawful bodies while workers change carriers; ends with failure if
-//! any of them found a wrong value, panicked, or changed threads when it must not.
+//! Runs a crowd of fibers with all lawful bodies while workers change carriers.
+//!
+//! It ends with failure if any fiber found a wrong value, panicked, or changed threads when it must
+//! not.
 //!
 //! ```text
 //! cargo run --release -p indent-verdicts --bin moving -- [seconds] [seed] \
@@ -7,8 +9,8 @@
 //! ```
 //!
 //! `--warm` runs every body once before, so that its frames are known. `--trust` lets every fiber
-//! move, whatever its frames say: then this must fail. `--without-bound` leaves out the bodies that
-//! are bound in some profile.
+//! move, whatever its frames show: then this must fail. `--without-bound` leaves out the bodies
+//! that are bound in some profile.
 
 use std::fs::File;
 use std::io::Write;
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
     if outcome.complaints.is_empty() {
         return ExitCode::SUCCESS;
     }
-    // What is left may never end, so nobody waits for it.
+    // The remaining fibers may never end, so the program does not wait for them.
     std::process::exit(1);
 }
 

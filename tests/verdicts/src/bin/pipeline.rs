@@ -1,11 +1,14 @@
-//! A crawler over pages it makes up: fetchers make text out of an address, readers take pages from a
-//! channel and count words and links, and one fiber gathers what they found.
+//! A crawler over generated pages.
+//!
+//! Fetchers make text from an address, readers take pages from a channel and count words and links,
+//! and one fiber collects the results.
 //!
 //! ```text
 //! cargo run --release -p indent-verdicts --bin pipeline [-- --statistics]
 //! ```
 //!
-//! Channels are std's and are asked without blocking, for a blocking call would keep the thread.
+//! Channels are std's and are polled without blocking, because a blocking call would keep the
+//! thread.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, HashSet};
@@ -51,7 +54,7 @@ fn hash(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A page is a hundred words and a link, all decided by its address.
+/// Makes a page of a hundred words and a link, all determined by its address.
 fn fetch(address: u64) -> Page {
     let mut text = String::new();
     for n in 0..100 {
@@ -59,7 +62,7 @@ fn fetch(address: u64) -> Page {
         text.push_str(word);
         text.push(' ');
     }
-    statistics::pause(); // the network, in a real one
+    statistics::pause(); // stands for the network
     text.push_str(&format!("page:{}", hash(address) % PAGES));
     Page { address, text }
 }

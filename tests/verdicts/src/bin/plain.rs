@@ -23,7 +23,7 @@ fn main() {
     statistics::print();
 }
 
-/// How many primes are below `n`, with a pause now and then.
+/// Counts the primes below `n`, with a pause now and then.
 fn primes(n: u64) -> usize {
     let mut found: Vec<u64> = Vec::new();
     for candidate in 2..n {

@@ -1,13 +1,15 @@
-//! A small service without a network: every request is a fiber of its own, and its handler does what
-//! handlers do: it parses JSON, looks things up, waits a random while, matches text, answers in
-//! JSON, and logs. It parks between all of that, as it would for a database or a socket.
+//! A small service without a network, with a fiber for every request.
+//!
+//! Its handler does the work of typical handlers: it parses JSON, looks things up, waits a random
+//! time, matches text, answers in JSON, and logs. It parks between all of that, as it would for a
+//! database or a socket.
 //!
 //! ```text
 //! cargo run --release -p indent-verdicts --bin service [-- --statistics] [--spans]
 //! ```
 //!
-//! `--spans` lets the handlers enter a span as well, for a moment: whoever may be inside one shares its
-//! thread with nobody.
+//! `--spans` lets the handlers enter a span as well, briefly: a fiber that may be inside a span
+//! shares its thread with no other fiber.
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -44,7 +46,7 @@ struct Answer {
     trace: Option<String>,
 }
 
-/// What all handlers share.
+/// State that all handlers share.
 struct Shop {
     prices: RwLock<HashMap<String, u64>>,
     sku: Regex,
@@ -59,7 +61,7 @@ impl Shop {
         }
     }
 
-    /// The whole life of one request.
+    /// Handles one request from beginning to end.
     fn handle<const SPANS: bool>(&self, body: &str) -> Result<String, String> {
         let request = self.parse(body)?;
         statistics::pause();
@@ -90,11 +92,11 @@ impl Shop {
         })
     }
 
-    /// What is known of the items' prices.
+    /// Looks up the prices of the items.
     fn look_up(&self, request: &Request) -> HashMap<String, u64> {
         let mut priced = HashMap::new();
         for item in &request.items {
-            statistics::pause(); // a query, in a real one
+            statistics::pause(); // stands for a query
             let prices = self.prices.read().expect("nobody panics with it");
             if let Some(price) = prices.get(&item.sku) {
                 priced.insert(item.sku.clone(), price * u64::from(item.amount));
@@ -103,7 +105,7 @@ impl Shop {
         priced
     }
 
-    /// Items whose names are not names.
+    /// Returns the items whose names are not names.
     fn refuse(&self, request: &Request) -> Vec<String> {
         let mut refused = Vec::new();
         for item in &request.items {
@@ -118,7 +120,7 @@ impl Shop {
     }
 }
 
-/// Lets requests of a burst drift apart.
+/// Spreads the requests of a burst in time.
 fn jitter() {
     let pause = Duration::from_micros(rand::random_range(10..500));
     statistics::sample();
@@ -141,7 +143,9 @@ fn answer(
     text
 }
 
-/// Most are right, some have an item that does not exist, a few are no JSON.
+/// Makes a request.
+///
+/// Most are right, some have an item that does not exist, a few are not JSON.
 fn request(n: u64) -> String {
     let end = if n.is_multiple_of(50) { "" } else { "}" };
     let odd = if n.is_multiple_of(7) {

@@ -1,12 +1,14 @@
-//! Runs every body once and prints what its frames allow: name, verdict, the verdict that the scheduler
-//! noted while it was parked, whether its values were right, the function and the variable that bind;
-//! tabs between, a line each. The two verdicts differ only if frames of the runtime bind.
+//! Runs every body once and prints the verdict on its frames.
+//!
+//! Each body has a line, with tabs between: name, verdict, the verdict that the scheduler recorded
+//! while it was parked, whether its values were right, the function and the variable that bind. The
+//! two verdicts differ only if frames of the runtime bind.
 //!
 //! ```text
 //! cargo run -p indent-verdicts --bin table [part of a name] [--explain]
 //! ```
 //!
-//! `--explain` adds the way from a frame to what binds.
+//! `--explain` adds the path from a frame to what binds.
 
 #![expect(unsafe_code, reason = "vouches for pointers")]
 
@@ -19,8 +21,9 @@ use indent_verdicts::noted::word;
 use indent_verdicts::probe::{Mode, Note};
 use indent_verdicts::{Body, Kit, Probe, bodies};
 
-/// How often a parked fiber is looked at, until the verdict on it is the one it had itself: at first
-/// the scheduler does not know.
+/// How often a parked fiber is checked, until the verdict on it equals its own.
+///
+/// At first the scheduler does not know it.
 const LOOKS: u32 = 15_000;
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -30,10 +33,10 @@ fn main() {
     let mut parts = arguments.iter().filter(|text| !text.starts_with("--"));
     let part = parts.next().cloned().unwrap_or_default();
     bodies::install_sinks();
-    // Some bodies bind all others, being called through pointers. Where thread-locals are the
-    // threads', that is so in every program.
+    // Some bodies bind all others, being called through pointers. Where thread-locals belong to
+    // threads, that is so in every program.
     if std::env::var_os("INDENT_TLS").is_none_or(|whose| whose != "thread") {
-        // SAFETY: one fiber runs at a time, and looks at what it holds before the next one begins.
+        // SAFETY: one fiber runs at a time, and checks what it holds before the next one begins.
         unsafe { indent_sysmon::frames::trust_pointers() };
     }
     let kit = Kit::leak();
@@ -60,8 +63,9 @@ fn main() {
     }
 }
 
-/// Whether the values were right, and the verdict noted while it was parked. The fiber's first frame
-/// knows the body by a pointer alone.
+/// Returns whether the values were right, and the verdict recorded while it was parked.
+///
+/// The fiber's first frame knows the body by a pointer alone.
 fn run(runtime: &Runtime, body: Body, probe: Probe, note: &Note) -> (bool, &'static str) {
     let run = body.run;
     let mut fiber = runtime.spawn(move || run(&probe));
@@ -78,7 +82,7 @@ fn run(runtime: &Runtime, body: Body, probe: Probe, note: &Note) -> (bool, &'sta
             if mobility == noted.mobility {
                 break;
             }
-            fiber.unparker().unpark(); // to be judged anew
+            fiber.unparker().unpark(); // to be judged again
         }
         std::thread::sleep(PAUSE);
     }

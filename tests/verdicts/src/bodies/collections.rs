@@ -1,5 +1,6 @@
-//! Values of std and crates like it, held over a park. `!Send` says nothing here: an `Rc` that never
-//! leaves its fiber may move with it.
+//! Values of std and similar crates, held over a park.
+//!
+//! `!Send` has no meaning here: an `Rc` that never leaves its fiber may move with it.
 
 use std::cell::RefCell;
 use std::collections::hash_map::{DefaultHasher, RandomState};
@@ -11,8 +12,9 @@ use std::rc::Rc;
 use super::{Expected, MOVABLE, each, table};
 use crate::Probe;
 
-/// `RandomState::new` is harmless: it copies two numbers out of a thread-local and counts one up.
-/// Inlined, its access binds like any other.
+/// `RandomState::new` is harmless: it copies two numbers out of a thread-local and increments one.
+///
+/// If it is inlined, its access binds like any other.
 const HASH_KEYS: Expected = each("MBBBB");
 
 /// With optimization the compiler may keep the address of the keys in a register over the park, for

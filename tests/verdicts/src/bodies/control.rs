@@ -1,5 +1,6 @@
-//! How control flows over a park: calls through pointers, recursion, destructors, panics. None of it
-//! belongs to a thread, but for unwinding.
+//! Control flow over a park: calls through pointers, recursion, destructors, panics.
+//!
+//! None of it belongs to a thread, except unwinding.
 
 use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -150,8 +151,10 @@ fn destructor_parks(probe: &Probe) -> bool {
     ended == 1
 }
 
-/// Catching counts a panic less, in a thread-local that is always the present thread's; a fiber that
-/// has caught is not unwinding any more.
+/// Catching decrements the panic count, in a thread-local that always belongs to the present
+/// thread.
+///
+/// A fiber that has caught is not unwinding any more.
 fn panic_caught_around_a_park(probe: &Probe) -> bool {
     let caught = catch_unwind(AssertUnwindSafe(|| {
         probe.park();
@@ -170,8 +173,9 @@ fn question_mark_with_boxed_error(probe: &Probe) -> bool {
     parse(black_box("12")).is_ok_and(|n| n == 12) && parse(black_box("x")).is_err()
 }
 
-/// Its frames show nothing: a landing pad runs in the frame that has it. But the thread counts a panic,
-/// so a fiber that unwinds is bound (S3).
+/// Its frames show nothing: a landing pad runs in the frame that has it.
+///
+/// But the thread counts a panic, so a fiber that unwinds is bound (S3).
 fn unwinding_destructor_parks(probe: &Probe) -> bool {
     let mut ended = 0;
     let caught = catch_unwind(AssertUnwindSafe(|| {

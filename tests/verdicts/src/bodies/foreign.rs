@@ -1,5 +1,5 @@
 #![expect(unsafe_code, reason = "calls C, and is called back by it")]
-//! C on the stack, and what it leaves behind.
+//! C functions on the stack, and the state that they leave behind.
 
 use std::hint::black_box;
 use std::io;
@@ -33,7 +33,7 @@ unsafe extern "C" fn compare(
     }
     // SAFETY: an element of the sorted array.
     let one = unsafe { *one.cast::<u32>() };
-    // SAFETY: the same.
+    // SAFETY: as above.
     let other = unsafe { *other.cast::<u32>() };
     one.cmp(&other) as libc::c_int
 }
@@ -52,7 +52,7 @@ unsafe extern "C" {
     );
 }
 
-/// A frame of libc lies between two of ours, and nobody has read what it keeps.
+/// A frame of libc lies between two Rust frames, and the analysis has not read what it keeps.
 fn called_back_by_c(probe: &Probe) -> bool {
     let mut numbers = [5u32, 3, 9, 1, 7, 2];
     let mut callback = Callback { probe, calls: 0 };
@@ -69,11 +69,12 @@ fn called_back_by_c(probe: &Probe) -> bool {
     numbers.is_sorted()
 }
 
-/// Read by a function of std, nothing of `errno` is left; inlined, its address may be kept over the
-/// park: bound.
+/// If a function of std reads it, nothing of `errno` is left.
+///
+/// If that function is inlined, the address may be kept over the park: bound.
 fn errno_before_and_after(probe: &Probe) -> bool {
     let fails = || {
-        // SAFETY: closes nothing.
+        // SAFETY: the call closes nothing.
         unsafe { libc::close(black_box(-1)) };
         io::Error::last_os_error().raw_os_error()
     };
@@ -83,23 +84,23 @@ fn errno_before_and_after(probe: &Probe) -> bool {
 }
 
 fn pthread_self_held(probe: &Probe) -> bool {
-    // SAFETY: always allowed.
+    // SAFETY: the call has no conditions.
     let before = unsafe { libc::pthread_self() };
     probe.park();
-    // SAFETY: always allowed.
+    // SAFETY: the call has no conditions.
     before == unsafe { libc::pthread_self() }
 }
 
 fn number_parsed_by_c(probe: &Probe) -> bool {
     let text = black_box(c"-17 and more");
-    // SAFETY: ends with a zero.
+    // SAFETY: the text ends with a zero.
     let before = unsafe { libc::atoi(text.as_ptr()) };
     probe.park();
     before == -17
 }
 
 fn process_id_of_c(probe: &Probe) -> bool {
-    // SAFETY: always allowed.
+    // SAFETY: the call has no conditions.
     let before = unsafe { libc::getpid() };
     probe.park();
     before as u32 == std::process::id()

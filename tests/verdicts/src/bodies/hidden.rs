@@ -1,7 +1,8 @@
-//! Thread-locals that are reached by ways a reader of machine code may overlook: through data that
-//! refers to data, from the end of a table or before its beginning, through what a `match` was turned
-//! into, by destructors and formatters that only a vtable names, or by a frame that is not there any
-//! more because it ended with a jump. All bound, in every profile.
+//! Thread-locals that are reached in ways a reader of machine code may overlook.
+//!
+//! The ways: through data that refers to data, from the end of a table or before its beginning,
+//! through the compiled form of a `match`, by destructors and formatters that only a vtable names,
+//! or by a frame that no longer exists because it ended with a jump. All bound, in every profile.
 
 use std::cell::Cell;
 use std::fmt;
@@ -50,7 +51,7 @@ macro_rules! plain_functions {
 }
 plain_functions!(turn_one 1, turn_two 2, turn_three 3, turn_four 4, turn_five 5);
 
-/// Runs it before and after the park; on one thread it gives the same.
+/// Calls it before and after the park; on one thread it returns the same.
 fn stays(probe: &Probe, number: impl Fn(u64) -> u64) -> bool {
     let before = number(probe.seed);
     probe.park();

@@ -2,11 +2,13 @@
     unsafe_code,
     reason = "asks the kernel, and changes registers of the thread"
 )]
-//! What is asked of the kernel directly, by number: by libc's `syscall`, as `nix` does, or by the
-//! instruction, as `rustix` does. And registers of the thread that only its code can change: rounding
-//! modes, rights.
+//! Direct requests to the kernel by number, and registers of the thread that only its code can
+//! change.
 //!
-//! The number decides, where it can be told; everything else could be anything.
+//! Requests go by libc's `syscall`, as `nix` does, or by the instruction, as `rustix` does. The
+//! registers are rounding modes and rights.
+//!
+//! If the analysis can tell the number, the number decides; everything else could be anything.
 
 use std::arch::asm;
 use std::hint::black_box;
@@ -34,26 +36,26 @@ table! {
     rights_changed: BOUND;
 }
 
-/// Whether it says the same before and after.
+/// Returns true if it gives the same before and after a park.
 fn stays(probe: &Probe, number: impl Fn() -> i64) -> bool {
     let before = number();
     probe.park();
     before == number()
 }
 
-/// By libc's function.
+/// Asks by libc's function.
 macro_rules! ask {
     ($number:expr) => {
-        // SAFETY: asks for a number, without arguments.
+        // SAFETY: the call asks for a number, without arguments.
         unsafe { libc::syscall($number) }
     };
 }
 
-/// By the instruction.
+/// Asks by the instruction.
 macro_rules! ask_at_once {
     ($number:expr) => {{
         let answer: i64;
-        // SAFETY: asks for a number, without arguments.
+        // SAFETY: the call asks for a number, without arguments.
         unsafe {
             asm!(
                 "syscall",
@@ -96,7 +98,7 @@ fn thread_number_by_a_tail_call(probe: &Probe) -> bool {
 
 fn thread_number_by_a_pointer(probe: &Probe) -> bool {
     let function: unsafe extern "C" fn(i64, ...) -> i64 = black_box(libc::syscall);
-    // SAFETY: asks for a number, without arguments.
+    // SAFETY: the call asks for a number, without arguments.
     stays(probe, || unsafe { function(libc::SYS_gettid) })
 }
 
@@ -158,13 +160,13 @@ fn asked_many_times(probe: &Probe) -> bool {
 /// The control and status register of SSE.
 fn mode() -> u32 {
     let mut mode = 0_u32;
-    // SAFETY: stores it into a variable of ours.
+    // SAFETY: the instruction stores it into a local variable.
     unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut mode, options(nostack)) };
-    mode & !0x3f // without the flags of what was computed
+    mode & !0x3f // without the flags of the computation
 }
 
 fn set_mode(mode: u32) {
-    // SAFETY: a value it had, or one with another rounding mode, under which nothing is computed.
+    // SAFETY: a previous value, or one with another rounding mode, under which nothing is computed.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const mode, options(nostack)) };
 }
 
@@ -177,16 +179,16 @@ fn rounding_changed(probe: &Probe) -> bool {
     right
 }
 
-/// The control word of the older unit.
+/// The control word of the x87 unit.
 fn old_mode() -> u16 {
     let mut mode = 0_u16;
-    // SAFETY: stores it into a variable of ours.
+    // SAFETY: the instruction stores it into a local variable.
     unsafe { asm!("fnstcw [{}]", in(reg) &raw mut mode, options(nostack)) };
     mode
 }
 
 fn set_old_mode(mode: u16) {
-    // SAFETY: a value it had, or one with another rounding mode, under which nothing is computed.
+    // SAFETY: a previous value, or one with another rounding mode, under which nothing is computed.
     unsafe { asm!("fldcw [{}]", in(reg) &raw const mode, options(nostack)) };
 }
 
@@ -202,7 +204,7 @@ fn old_rounding_changed(probe: &Probe) -> bool {
 /// Not every processor has rights to change, so nothing is changed.
 fn rights_changed(probe: &Probe) -> bool {
     if black_box(false) {
-        // SAFETY: never run.
+        // SAFETY: never executed.
         unsafe { asm!("wrpkru", in("eax") 0, in("ecx") 0, in("edx") 0, options(nostack)) };
     }
     probe.park();

@@ -1,5 +1,6 @@
-//! Thread-locals of our own, in every form in which a frame may hold on to one. All must be bound:
-//! what they mean to the code that declared them is not known.
+//! Thread-locals of this crate, in every form in which a frame may hold on to one.
+//!
+//! All must be bound: the analysis does not know what they mean to the code that declared them.
 
 use std::cell::{Cell, RefCell};
 use std::hint::black_box;
@@ -64,8 +65,10 @@ fn cell_set_before_and_after(probe: &Probe) -> bool {
     before == 1
 }
 
-/// Optimized, this frame is gone when the fiber parks: `LocalKey::with` was jumped to, and gets at the
-/// thread-local through a pointer it was given. Whoever called this did so by a pointer, too.
+/// Optimized, this frame no longer exists when the fiber parks.
+///
+/// `LocalKey::with` was jumped to, and reaches the thread-local through a pointer that it was
+/// given. The caller called this by a pointer, too.
 fn borrowed_over_a_park(probe: &Probe) -> bool {
     LIST.with_borrow_mut(|list| {
         list.push(probe.seed);
@@ -74,7 +77,7 @@ fn borrowed_over_a_park(probe: &Probe) -> bool {
     })
 }
 
-/// An update that is lost if anybody else on the thread does the same meanwhile.
+/// Makes an update that is lost if another fiber on the thread does the same meanwhile.
 fn read_changed_written(probe: &Probe) -> bool {
     let before = NUMBER.get();
     probe.park();
@@ -83,7 +86,7 @@ fn read_changed_written(probe: &Probe) -> bool {
     undisturbed
 }
 
-/// As crates do it that keep a context for a callback.
+/// Does what crates do that keep a context for a callback.
 fn saved_and_restored(probe: &Probe) -> bool {
     let outer = CURRENT.replace(probe.seed);
     probe.park();
@@ -98,7 +101,8 @@ fn next_number() -> u64 {
     next
 }
 
-/// Nothing is left of it, but nobody can know: what `next_number` returned might be an address.
+/// Nothing of it is left, but the analysis cannot know: `next_number` might have returned an
+/// address.
 fn read_once_and_over(probe: &Probe) -> bool {
     let number = next_number();
     probe.park();
@@ -114,8 +118,10 @@ fn shared_rc_out_of_a_local(probe: &Probe) -> bool {
     SHARED.with(|shared| Rc::ptr_eq(shared, &mine)) && Rc::strong_count(&mine) == before
 }
 
-/// A number that stays the same on one thread and differs between threads. (Without the black box the
-/// compiler knows that it stays the same, and two of them are never compared.)
+/// Returns a number that stays the same on one thread and differs between threads.
+///
+/// Without the black box the compiler knows that it stays the same, and two of them are never
+/// compared.
 pub fn by_thread(salt: u64) -> u64 {
     MARK.with(|mark| black_box(mark as *const u8 as u64)) ^ salt
 }
@@ -207,15 +213,16 @@ fn local_in_another_frame(probe: &Probe) -> bool {
     NUMBER.get() == probe.seed
 }
 
-/// A call through writable memory is not seen. It may touch what it likes, as long as nothing of it
-/// is left when it returns: the rule for users.
+/// The analysis does not see a call through writable memory.
+///
+/// It may touch anything, as long as nothing of it is left when it returns: the rule for users.
 fn local_behind_a_pointer(probe: &Probe) -> bool {
     let numbers: Vec<u64> = probe.kit.closures.iter().map(|f| f(probe.seed)).collect();
     probe.park();
     numbers.len() == 2 && numbers[0] == probe.seed
 }
 
-/// What breaks that rule: here a move shows, and nobody could have known.
+/// Breaks that rule: here a move shows, and the runtime cannot know.
 fn local_held_behind_a_pointer(probe: &Probe) -> bool {
     let before = (probe.kit.hidden)(probe.seed);
     probe.park();

@@ -1,8 +1,8 @@
 //! Logs and traces.
 //!
-//! `log` keeps its logger in a static. `tracing` looks for a subscriber of the thread's first, in a
-//! thread-local that is borrowed while the subscriber runs: what emits an event or makes a span is
-//! harmless, for the borrow is over when it returns; the thread-local itself is not, for
+//! `log` keeps its logger in a static. `tracing` first looks for a subscriber of the thread, in a
+//! thread-local that is borrowed while the subscriber runs. A function that emits an event or makes
+//! a span is harmless, for the borrow is over when it returns; the thread-local itself is not, for
 //! `set_default` saves and restores it.
 //!
 //! A subscriber keeps an *entered* span in a thread-local until it is left. Where fibers have
@@ -84,7 +84,7 @@ fn default_subscriber_set(probe: &Probe) -> bool {
 static LINES: AtomicU64 = AtomicU64::new(0);
 static SPANS: AtomicU64 = AtomicU64::new(0);
 
-/// Formats and forgets.
+/// A subscriber and logger that formats and drops.
 struct Sink;
 
 impl log::Log for Sink {
@@ -116,7 +116,7 @@ impl Subscriber for Sink {
     fn exit(&self, _: &Id) {}
 }
 
-/// For the whole process, once: a logger and a subscriber that keep nothing.
+/// Installs a logger and a subscriber that keep nothing, once for the whole process.
 pub fn install_sinks() {
     if log::set_logger(&Sink).is_ok() {
         log::set_max_level(log::LevelFilter::Info);

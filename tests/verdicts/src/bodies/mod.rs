@@ -2,15 +2,15 @@
 //!
 //! The verdicts are what rule S5 of the design demands of a sound analysis that reads machine code:
 //!
-//! - *movable*: no frame touches a thread-local or reaches one, but through functions that are
+//! - *movable*: no frame touches a thread-local or reaches one, except through functions that are
 //!   harmless (nothing thread-bound outlives a call of them);
 //! - *own*: what is held is the value of a thread-local, or follows from it: movable where fibers
-//!   have thread-locals of their own, and bound where they have not;
+//!   have thread-locals of their own, and bound where they do not;
 //! - *bound*: everything else.
 //!
-//! A body's own frame is always on the stack, so what it *reaches* counts even when the call is over
-//! before the park. Where the optimizer decides whether a harmless function is called or inlined,
-//! the verdict depends on the profile; both are sound.
+//! A body's own frame is always on the stack, so what it *reaches* counts even when the call is
+//! over before the park. Where the optimizer decides whether a harmless function is called or
+//! inlined, the verdict depends on the profile; both are sound.
 
 use crate::Probe;
 use crate::noted::Mobility;
@@ -31,7 +31,7 @@ mod threads;
 pub use locals::by_thread as hidden_number;
 pub use logging::install_sinks;
 
-/// How a program was built.
+/// The build profile of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// `cargo build`.
@@ -49,28 +49,29 @@ pub enum Profile {
 /// The right verdict in one profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Whosever thread-locals are used.
+    /// Movable, whether thread-locals belong to fibers or threads.
     Movable,
     /// Movable if fibers have thread-locals of their own.
     Own,
-    /// Always.
+    /// Bound in either case.
     Bound,
-    /// Either is sound, and it depends on what lies beside a variable that the body refers to.
+    /// Either is sound; it depends on what lies beside a variable that the body refers to.
     Either,
 }
 
 /// The right verdicts.
 #[derive(Clone, Copy, Debug)]
 pub enum Expected {
-    /// In every profile.
+    /// The same in every profile.
     Always(Verdict),
-    /// In the order of [`Profile`].
+    /// One for each profile, in the order of [`Profile`].
     Each([Verdict; 5]),
 }
 
 impl Expected {
-    /// The right verdict in one profile, if fibers have thread-locals of their own or not; none if
-    /// either is.
+    /// Returns the right verdict in one profile, or `None` if either is right.
+    ///
+    /// `own` says whether fibers have thread-locals of their own.
     pub fn in_profile(self, profile: Profile, own: bool) -> Option<Mobility> {
         match self.all()[profile as usize] {
             Verdict::Movable => Some(Mobility::Movable),
@@ -80,12 +81,12 @@ impl Expected {
         }
     }
 
-    /// Whether it is bound in every profile.
+    /// Returns true if it is bound in every profile.
     pub fn is_bound(self) -> bool {
         self.all() == [Verdict::Bound; 5]
     }
 
-    /// Whether it is bound in some profile.
+    /// Returns true if it is bound in some profile.
     pub fn may_be_bound(self) -> bool {
         self.all() != [Verdict::Movable; 5]
     }
@@ -98,22 +99,24 @@ impl Expected {
     }
 }
 
-/// One body and what is expected of it.
+/// One body and its expected verdict.
 #[derive(Clone, Copy)]
 pub struct Body {
-    /// The function's.
+    /// Name of the function.
     pub name: &'static str,
-    /// True if all values were right.
+    /// Returns true if all values were right.
     pub run: fn(&Probe) -> bool,
-    /// At its first park.
+    /// Expected verdict at its first park.
     pub expected: Expected,
-    /// It keeps to the rules for users, so it must be right wherever it is run; the others show what
-    /// nobody can see from outside, and run where nobody moves them.
+    /// If set, it keeps to the rules for users, so it must be right wherever it runs.
+    ///
+    /// The others show errors that the runtime cannot see, and run only where no fiber moves.
     pub lawful: bool,
 }
 
-/// `name: verdict` for each body of a file; `unlawful` after the verdict for those that break the
-/// rules.
+/// Makes the table of a file from lines `name: verdict`.
+///
+/// `unlawful` after the verdict marks bodies that break the rules.
 macro_rules! table {
     ($($name:ident: $expected:expr $(, $unlawful:ident)?;)*) => {
         pub(super) const TABLE: &[$crate::Body] = &[$($crate::Body {
@@ -128,8 +131,9 @@ macro_rules! table {
 }
 use table;
 
-/// One letter for each profile, in their order: what the optimizer decides, by what it inlines.
-/// Inlined into a frame, a harmless function is none: stricter than need be.
+/// Expects one letter for each profile, in their order, where inlining decides.
+///
+/// A harmless function that is inlined into a frame does not count as one: stricter than necessary.
 const fn each(letters: &str) -> Expected {
     let letters = letters.as_bytes();
     assert!(letters.len() == 5);
@@ -152,7 +156,7 @@ const MOVABLE: Expected = Expected::Always(Verdict::Movable);
 const OWN: Expected = Expected::Always(Verdict::Own);
 const BOUND: Expected = Expected::Always(Verdict::Bound);
 
-/// All bodies.
+/// Returns all bodies.
 pub fn all() -> Vec<Body> {
     let tables = [
         collections::TABLE,

@@ -48,7 +48,7 @@ fn rng_within_a_limit(probe: &Probe) -> bool {
     different == Ok(true)
 }
 
-/// The runtime calls a closure that hands something of the thread out.
+/// The runtime calls a closure that returns something of the thread.
 fn rng_out_of_a_limit(probe: &Probe) -> bool {
     let limit = std::time::Duration::from_secs(600);
     let Ok(mut rng) = indent::time::timeout(limit, rand::rng) else {

@@ -1,14 +1,14 @@
 //! Locks, channels and cells that are initialized once.
 //!
 //! A lock of std or parking_lot is a word in memory; a guard of it is `!Send` because other systems
-//! want the locking thread to unlock. Here nothing of the thread is kept: a guard may move, and
+//! require the locking thread to unlock. Here nothing of the thread is kept: a guard may move, and
 //! must be able to, for a thread that waits for it in the kernel may be the very one its fiber left
-//! (A6). What waits for a lock sleeps with its thread, and what it used for that is not used any
-//! more when it returns: the slow paths are harmless.
+//! (A6). A fiber that waits for a lock sleeps with its thread, and what it used for that is not
+//! used any more when the call returns: the slow paths are harmless.
 //!
-//! Channels keep the waiting thread's handle in a thread-local, and compare thread ids. All of that is
-//! over when a call returns, and while one waits its thread does: sending and receiving is harmless.
-//! Epochs count a thread in: bound.
+//! Channels keep the waiting thread's handle in a thread-local, and compare thread ids. All of that
+//! is over when a call returns, and while a call waits, so does its thread: sending and receiving
+//! is harmless. Epochs register the thread: bound.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -91,8 +91,10 @@ fn once_and_once_lock(probe: &Probe) -> bool {
     count.get() == 1 && *cell.get_or_init(|| 0) == before
 }
 
-/// Whoever else wants it waits with its thread. A frame of std's that might have to wait itself, and
-/// looks at `errno` then, stays on the stack: bound.
+/// Other fibers that want the value wait with their threads.
+///
+/// A frame of std's that might have to wait itself, and then reads `errno`, stays on the stack:
+/// bound.
 fn once_lock_parks_inside(probe: &Probe) -> bool {
     let cell = OnceLock::new();
     let value = *black_box(&cell).get_or_init(|| {
@@ -191,7 +193,7 @@ fn epoch_pinned(probe: &Probe) -> bool {
     right
 }
 
-/// What the owner of an atomic may do with what was in it.
+/// Operations on the previous contents of an atomic, for its owner.
 mod epoch {
     #![expect(unsafe_code, reason = "crossbeam-epoch's ways to read and to free")]
     use crossbeam_epoch::{Guard, Shared};
@@ -202,7 +204,7 @@ mod epoch {
     }
 
     pub(super) fn retire(guard: &Guard, old: Shared<'_, u64>) {
-        // SAFETY: taken out of its slot by the caller, who does this once.
+        // SAFETY: the caller has taken it out of its slot, and calls this once.
         unsafe { guard.defer_destroy(old) };
     }
 }

@@ -1,5 +1,7 @@
-//! What asks the system: time, files, sockets, the environment. Errors come by `errno`, which std
-//! reads in the call that failed; nothing of it is left when that returns.
+//! Calls of the system: time, files, sockets, the environment.
+//!
+//! Errors arrive by `errno`, which std reads in the call that failed; nothing of it is left when
+//! that returns.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};

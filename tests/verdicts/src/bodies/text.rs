@@ -1,10 +1,10 @@
 //! Text: formatting, JSON, regular expressions.
 //!
 //! A regex keeps its scratch space in a pool. A thread that asks for one gives its number, a
-//! thread-local: the first one to ask owns the pool's first space and finds it again without a lock.
-//! What a search holds is the space itself and its owner's number, and may be given back on any
-//! thread; but an address of the variable must not go along. So a search under way is bound.
-//! Functions that search and are done are harmless, and so is what compiles.
+//! thread-local: the first one to ask owns the pool's first space and finds it again without a
+//! lock. A search holds the space itself and its owner's number, and both may be given back on any
+//! thread; but an address of the variable must not move along. So a search in progress is bound.
+//! Functions that have finished searching are harmless, and so are those that compile.
 
 use std::fmt::Write;
 

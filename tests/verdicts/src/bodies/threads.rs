@@ -1,6 +1,8 @@
-//! Who am I: what hands out the thread itself is bound. A `Thread` that was fetched before a move
-//! unparks the thread that was left; an id compares unequal to itself. The handle of a thread that was
-//! started is not the starter's: it may go anywhere.
+//! Thread identity: values that stand for the thread itself are bound.
+//!
+//! A `Thread` that was fetched before a move unparks the thread that was left; an id compares
+//! unequal to itself. The handle of a thread that was started is not the starter's: it may go
+//! anywhere.
 
 use std::io::{self, Write};
 use std::thread;
@@ -57,7 +59,7 @@ fn thread_spawned_and_joined(probe: &Probe) -> bool {
     thread.join().is_ok_and(|back| back == seed)
 }
 
-/// A lock that its thread may take again: moved, it would lock itself out.
+/// Holds a lock that its thread may take again: moved, it would lock itself out.
 fn stdout_locked(probe: &Probe) -> bool {
     let lock = io::stdout().lock();
     probe.park();
@@ -74,7 +76,7 @@ fn stderr_locked(probe: &Probe) -> bool {
     true
 }
 
-/// `print!` gives its lock back before it returns.
+/// Releases the lock of `print!` before it returns.
 fn printed_nothing(probe: &Probe) -> bool {
     print!("");
     probe.park();
