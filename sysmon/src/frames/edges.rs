@@ -1,34 +1,45 @@
-//! What one function does, read off its machine code: which thread-locals it touches, and what it
-//! leads to.
+//! Reads from a function's machine code which thread-locals it touches and what it leads to.
 //!
-//! An *edge* is whatever could make another function run, now or later ([S5]): a direct call or
-//! jump; a word read from a constant place (a slot the loader filled in, an entry of a table); the
-//! address of a function; the address of a constant, whose pointers all count (`constants`). A call
-//! through a register needs no edge of its own: what is in the register came from one of these, or
-//! out of writable memory, which is where the analysis ends.
+//! An *edge* is anything that could make another function run, now or later ([S5]):
 //!
-//! A constant *read* at a fixed place leads where exactly the bytes read lead. Only a constant whose
-//! *address is taken* stands for all of itself, and perhaps for its neighbours (`moves`): a loop may
-//! begin at the end of a table, or one entry before it.
+//! - a direct call or jump;
+//! - a word read from a constant place: a slot that the loader filled in, or an entry of a table;
+//! - the address of a function;
+//! - the address of a constant, whose pointers all count (`constants`).
 //!
-//! Nearly all functions are made of ordinary instructions and are read by a decoder that knows only
-//! those (`quick`, `brief`): a program's debug build compiles all this without optimization.
-//! Whatever it does not know makes it leave the function to the complete decoder.
+//! A call through a register needs no edge of its own: the value in the register came from one of
+//! these, or from writable memory, which is where the analysis ends.
 //!
-//! Touching is every operand with an `fs:` segment but the stack protector's, every slot with a
-//! thread-local's offset or module, `rdfsbase`, and loading the segment register itself. Which
-//! variable it is, if that can be told, is worked out by `flow`. An instruction that cannot be
-//! decoded makes the function unknown, and so does a branch into the middle of one (`starts`).
+//! A constant *read* at a fixed place leads exactly where the bytes read lead. Only a constant
+//! whose *address is taken* stands for all of itself, and perhaps for its neighbours (`moves`): a
+//! loop may begin at the end of a table, or one entry before it.
 //!
-//! `__errno_location` hands out the address of a thread-local, so whoever keeps it is bound. Almost
-//! every system call is followed by one, and nearly all of those read the number at once and drop
-//! the address; `flow` tells these apart, and they do not touch. (The number itself is worth nothing
-//! after a park, on any thread: whatever ran meanwhile made system calls, too.)
+//! Nearly all functions consist of ordinary instructions. A decoder that knows only those reads
+//! them (`quick`, `brief`), because a program's debug build compiles this code without
+//! optimization. If that decoder meets an instruction it does not know, it leaves the function to
+//! the complete decoder.
 //!
-//! Whoever asks the kernel directly, by the instruction or by libc's `syscall`, may ask for anything
-//! of its thread: which number that is, `flow` finds out, and a list knows the harmless ones
-//! (`harmless::kernel`). Registers of the thread that no call preserves or spoils, its rounding mode and
-//! rights, are touched by whoever loads them (`control`).
+//! A function *touches* its thread by:
+//!
+//! - every operand with an `fs:` segment, except the stack protector's;
+//! - every slot that holds a thread-local's offset or module;
+//! - `rdfsbase`, and loading the segment register itself.
+//!
+//! `flow` works out which variable is touched, where that is possible. An instruction that cannot
+//! be decoded makes the function unknown, and so does a branch into the middle of an instruction
+//! (`starts`).
+//!
+//! `__errno_location` returns the address of a thread-local, so a function that keeps this address
+//! is bound. Almost every system call is followed by a call of `__errno_location`, and nearly all
+//! of these read the number at once and drop the address. `flow` recognizes those, and they do not
+//! count as touching. (The number itself is meaningless after a park, on any thread: other code
+//! that ran on the thread meanwhile made system calls, too.)
+//!
+//! A function that asks the kernel directly, by the instruction or by libc's `syscall`, may ask for
+//! anything of its thread. `flow` finds the number of the system call, and a list names the
+//! harmless ones (`harmless::kernel`). Some registers of the thread are neither preserved nor
+//! spoiled by calls, such as its rounding mode and protection rights; a function that loads one
+//! touches it (`control`).
 //!
 //! [S5]: ../../../docs/invariants.md
 
@@ -61,52 +72,52 @@ use super::image::relocs::Slot;
 use super::image::unwind::Function;
 use super::image::{Image, Target};
 
-/// Where the stack protector keeps its secret, the same for every thread.
+/// Offset of the stack protector's secret, which is the same for every thread.
 const PROTECTOR: u64 = 0x28;
-/// Hands out the address of a thread-local number.
+/// Name of the function that returns the address of `errno`, a thread-local.
 pub(crate) const ERRNO: &str = "__errno_location";
-/// Asks the kernel for whatever its first argument says.
+/// Name of libc's function that makes the system call its first argument selects.
 pub(crate) const SYSCALL: &str = "syscall";
 
-/// How one thing leads to another.
+/// Kind of an edge from one thing to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum How {
     Call = 0,
     Jump = 1,
-    /// Takes its address, or reads it from a constant.
+    /// Takes the target's address, or reads it from a constant.
     Refer = 2,
 }
 
 /// How a function touches the thread it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
-    /// A thread-local of the executable, so far from the thread pointer.
+    /// A thread-local of the executable, at this offset from the thread pointer.
     Variable(i64),
-    /// The thread pointer is in a register of results when the function returns; often it was
-    /// only left there.
+    /// The thread pointer is in a result register when the function returns. Often it is only a
+    /// leftover there.
     Returned,
     /// The address of errno, kept beyond the next call.
     Errno,
-    /// The kernel is asked directly, with this number if it can be told.
+    /// A direct system call, with its number if that is known.
     Kernel(Option<i64>),
-    /// A thread-local nobody can tell.
+    /// A thread-local that cannot be identified; the text says what was seen.
     Unknown(&'static str),
 }
 
-/// What was found in one function.
+/// Everything found in one function.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) code: Vec<(usize, How)>,
     pub(crate) constants: Vec<Use>,
     pub(crate) imports: Vec<(u32, usize, How)>,
     pub(crate) foreign: Vec<usize>,
-    /// With the address of the instruction.
+    /// Each with the address of its instruction.
     pub(crate) touches: Vec<(usize, Touch)>,
     pub(crate) pointers: PointerCalls,
 }
 
-/// Calls of, and jumps to, what is in a register or in memory that may have been written to.
+/// Calls of, and jumps to, addresses in registers or in memory that may have been written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PointerCalls {
     /// Where the first one is, as an offset into the function.
@@ -127,15 +138,15 @@ impl PointerCalls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) address: usize,
-    /// It may be an end of what is meant.
+    /// How far the address may be from the constant that is meant, for example behind its end.
     pub(crate) reach: Reach,
-    /// It may be a table of 32-bit distances from itself.
+    /// The constant may be a table of 32-bit distances from itself.
     pub(crate) distances: bool,
-    /// It is given to one of std's functions for thread-locals, and goes nowhere else.
+    /// The address is passed to one of std's functions for thread-locals, and goes nowhere else.
     pub(crate) given: bool,
 }
 
-/// Decodes functions one after the other; keeps its memory.
+/// Decodes one function after another and reuses its memory.
 #[derive(Default)]
 pub(crate) struct Reader {
     instructions: Vec<Instruction>,
@@ -155,15 +166,15 @@ impl Facts {
     }
 }
 
-/// What has to be known of an instruction that leads somewhere.
+/// Properties of an instruction that leads somewhere.
 struct Form {
     ip: usize,
     how: How,
-    /// Bytes that it reads or writes.
+    /// Number of bytes that it reads or writes.
     size: usize,
-    /// Where it leads is part of it: it is relative, and no register.
+    /// Its target is part of the instruction: relative, and not in a register.
     seen: bool,
-    /// Does not simply go on with the next instruction.
+    /// Does not simply continue with the next instruction.
     turns: bool,
     /// Loads a whole register.
     load: bool,
@@ -196,13 +207,13 @@ impl Form {
 #[derive(Clone, Copy)]
 enum Into {
     Register(Register),
-    /// It is used at once, with an index.
+    /// The instruction uses it at once, with an index.
     Operand(Reach),
     /// It was read from a constant word.
     Word,
 }
 
-/// The address of a constant, where it goes, and the place behind that instruction.
+/// A constant's address that is taken, where it goes, and the place behind that instruction.
 struct Taken {
     address: usize,
     into: Into,
@@ -211,24 +222,24 @@ struct Taken {
     end: usize,
 }
 
-/// One function on its way through the reader.
+/// State of the reader while it reads one function.
 struct Pass<'a> {
     image: &'a Image,
     range: Range<usize>,
     facts: &'a mut Facts,
     /// Where instructions begin and branches lead, see `starts`.
     marks: &'a mut [u8],
-    /// Addresses of constants that are taken.
+    /// Addresses of constants that the function takes.
     taken: Vec<Taken>,
-    /// The place behind the instruction it is at, however places are counted.
+    /// The place behind the current instruction, in the units of the decoder that runs.
     next: usize,
-    /// Its address.
+    /// The address of that place.
     end: usize,
     /// Registers that are the base of a table of distances.
     distances: u32,
     /// Calls of registers, and jumps to them.
     indirect: Vec<Indirect>,
-    /// Something that `flow` must follow.
+    /// The function contains something that `flow` must follow.
     follow: bool,
 }
 
@@ -242,7 +253,7 @@ impl Reader {
         }
     }
 
-    /// The same by the complete decoder.
+    /// Does the same with the complete decoder.
     fn read_fully(&mut self, image: &Image, function: &Function) {
         let range = function.range.clone();
         let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
@@ -359,7 +370,7 @@ impl Pass<'_> {
         function.is_none_or(|f| self.image.functions[f].range.start != target)
     }
 
-    /// The memory operand of an instruction.
+    /// Notes what the memory operand of an instruction touches or leads to.
     fn operand(&mut self, instruction: &Instruction) {
         let ip = instruction.ip() as usize;
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
@@ -394,7 +405,8 @@ impl Pass<'_> {
     }
 
     /// How far an address with an index may be from the table that is meant. Pointers are read as
-    /// whole words; a jump by a table of its own labels shows where that begins.
+    /// whole words. A jump through a table of the function's own labels shows where that table
+    /// begins.
     fn folded(&self, address: usize, instruction: &Instruction) -> Reach {
         let whole =
             instruction.mnemonic() == Mnemonic::Lea || instruction.memory_size().size() >= 8;
@@ -411,7 +423,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A place with an `fs:` segment.
+    /// Notes an operand with an `fs:` segment.
     fn thread_operand(&mut self, instruction: &Instruction) {
         let ip = instruction.ip() as usize;
         let lonely = instruction.memory_base() == Register::None
@@ -431,7 +443,7 @@ impl Pass<'_> {
         }
     }
 
-    /// A constant place that is read, or called through.
+    /// Notes a constant place that is read, or called through.
     fn read_at(&mut self, address: usize, form: &Form) {
         let size = form.size;
         let image = self.image;
@@ -451,8 +463,8 @@ impl Pass<'_> {
         }
     }
 
-    /// A word that is read. Reading the slot of `__errno_location` or `syscall` into a register, or
-    /// calling through it, is left to `flow`.
+    /// Notes a word that is read. Where it is the slot of `__errno_location` or `syscall`, and the
+    /// instruction loads it into a register or calls through it, `flow` follows it instead.
     fn word(&mut self, at: usize, form: &Form) {
         let (ip, how) = (form.ip, form.how);
         let Some(target) = self.image.pointer(at) else {
@@ -473,7 +485,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The address of something is taken, into a register if that is all.
+    /// Notes that an address is taken, and into which register if that is all that happens.
     fn take(&mut self, address: usize, into: Into) {
         let target = match self.image.fixed {
             true => self.image.guess(address),
@@ -482,7 +494,7 @@ impl Pass<'_> {
         if let Some(Target::Code(address)) = target {
             self.code(address, How::Refer);
         }
-        // What is meant may be far from the address itself.
+        // The constant that is meant may be far from the address itself.
         let far = matches!(into, Into::Operand(Reach::FAR)) && self.image.is_near(address);
         if far || matches!(target, Some(Target::Constant(_))) {
             self.taken.push(Taken {
@@ -494,14 +506,14 @@ impl Pass<'_> {
         }
     }
 
-    /// A function, unless it is a place in the middle of this one.
+    /// Notes a function's address, unless it is a place in the middle of the current function.
     fn code(&mut self, address: usize, how: How) {
         if !self.range.contains(&address) || address == self.range.start {
             self.facts.code.push((address, how));
         }
     }
 
-    /// In an image with a fixed address, any number may be an address.
+    /// Notes immediates: in an image with a fixed address, any number may be an address.
     fn immediates(&mut self, instruction: &Instruction) {
         for operand in 0..instruction.op_count() {
             let wide = matches!(
@@ -518,11 +530,11 @@ impl Pass<'_> {
         }
     }
 
-    /// A function that does not end goes on in the next one.
+    /// Adds an edge to the next function if this one does not end with a jump or return.
     fn fall_through(&mut self, code: &[Instruction]) {
         let mut last = code.iter().rev();
         let last = last.find(|instruction| instruction.mnemonic() != Mnemonic::Nop);
-        // A function of nothing but padding goes on, too; `hlt` ends a program.
+        // A function of nothing but padding continues, too; `hlt` ends a program.
         let goes_on = last.is_none_or(|last| {
             matches!(
                 last.flow_control(),
@@ -534,13 +546,13 @@ impl Pass<'_> {
         }
     }
 
-    /// The function goes on behind its end, even where no function is known: then the edge makes it
-    /// bound, for what runs there was not read.
+    /// Adds an edge to the code behind the function's end, even where no function is known. In that
+    /// case the edge makes this function bound, because the code that runs there was not read.
     fn go_on(&mut self) {
         self.facts.code.push((self.range.end, How::Jump));
     }
 
-    /// Adds the constants, knowing all of the function: `code` reads it on from a place.
+    /// Adds the constants once the whole function is known; `code` reads it again from a place.
     fn finish<I: Iterator<Item = Motion>>(&mut self, code: impl Fn(usize) -> I) {
         let mut moves = None;
         for taken in &self.taken {
@@ -593,12 +605,12 @@ fn has_memory(instruction: &Instruction) -> bool {
     (0..instruction.op_count()).any(|i| instruction.op_kind(i) == OpKind::Memory)
 }
 
-/// Whether a pointer at a place may be another one by now.
+/// Whether a pointer at a place may have changed since the image was loaded.
 fn is_writable(image: &Image, slot: usize) -> bool {
     image.memory.kind(slot) != Some(Kind::Constant)
 }
 
-/// One bit for each general register, whatever part of it is named.
+/// Returns one bit for each general register, whichever part of it is named.
 fn bit(register: Register) -> u32 {
     let full = register.full_register();
     if !full.is_gpr64() {
