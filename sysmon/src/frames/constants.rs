@@ -1,51 +1,55 @@
-//! Where one constant ends and the next begins.
+//! Finds where one constant ends and the next begins.
 //!
 //! A reference to a constant counts as a reference to every pointer in it ([S5]), so its extent has
-//! to be known. Named constants have a size. What rustc makes up itself (vtables, promoted tables,
+//! to be known. Named constants have a size. What rustc makes itself (vtables, promoted tables,
 //! locations, pieces of strings) has no symbol, and a reference may point into the middle of one
 //! (`&TABLE[2]`), to its end, or before it. The space is cut where it is *certain* enough that
 //! something begins:
 //!
 //! 1. where a symbol begins or ends, and at the edges of what the loader protects;
 //! 2. at a referenced vtable (`shapes`);
-//! 3. at a referenced key of a thread-local: a constant that is one function, made by `thread_local!`;
+//! 3. at a referenced key of a thread-local: a constant that is one function, made by
+//!    `thread_local!`;
 //! 4. at a referenced [`Location`](std::panic::Location), if what is behind it is certain to be
-//!    something else: begins by one of these rules, too;
-//!    Likewise *behind* a location, if it is one that the compiler made (a zero follows its string),
-//!    and what follows is referred to and not counted or indexed by anybody;
-//! 5. at the first referenced address behind a key or the methods of a vtable: nobody refers to the
-//!    middle of one.
+//!    something else, that is, begins by one of these rules, too. Likewise *behind* a location, if
+//!    the compiler made it (a zero follows its string), and what follows is referenced and no code
+//!    counts or indexes that address;
+//! 5. at the first referenced address behind a key or the methods of a vtable: no reference leads
+//!    to the middle of one.
 //!
-//! Never within a symbol. When in doubt there is no cut: one in the middle of a table loses the rest
-//! of it, and with it a function that touches; a missing one only makes more functions bound. So what
-//! looks like a location may be the head of an entry with a function behind it (`struct Case { file,
-//! line, column, run: fn() }`), and three words like those of a vtable the description of a type
-//! (`struct Op { run: fn(), size, align }`): it takes names to tell them from the real ones, and
-//! without symbols only rule 1 and some of 4 are left.
+//! There is never a cut within a symbol, and when in doubt there is none. A cut in the middle of a
+//! table loses the rest of it, and with it a function that touches; a missing cut only makes more
+//! functions bound. So a constant that looks like a location may be the head of an entry with a
+//! function behind it (`struct Case { file, line, column, run: fn() }`), and three words like those
+//! of a vtable may be the description of a type (`struct Op { run: fn(), size, align }`). Only
+//! names distinguish these from the real ones, and without symbols only rule 1 and some of 4 are
+//! left.
 //!
-//! *Referenced* is an address that is taken by code or found in a constant. A place that is only
-//! read is no evidence that anything begins there.
+//! An address is *referenced* if code takes it or a constant contains it. A place that is only read
+//! is no evidence that anything begins there.
 //!
-//! A reference stands for the whole piece it lies in, and for the one before or behind if it may have
-//! been an end of that (see `edges::moves`).
+//! A reference stands for the whole piece it lies in, and for the one before or behind if the
+//! address may have been an end of that (see `edges::moves`).
 //!
-//! Cutting at every referenced address instead (the obvious rule) would cut off half of a table that
-//! is also referred to in the middle, and gains nothing. Cutting at symbols and locations alone
-//! gains too little. Measured, functions that are bound with these / with all rules: a service with
-//! serde, regex, tracing of 4,355 functions in release 81, 76; of 23,900 in debug 211, 104.
+//! Rejected: cutting at every referenced address, the obvious rule. It would cut off half of a
+//! table that is also referenced in the middle, and gains nothing. Also rejected: cutting at
+//! symbols and locations alone, which gains too little. Measured, functions that are bound with
+//! symbols and locations alone / with all rules, for a service with serde, regex, tracing: of 4,355
+//! functions in release 81, 76; of 23,900 in debug 211, 104.
 //!
-//! Variables count like constants, with the pointers the loader put into them: a table in a section of
-//! its own is writable, and so is one beside a counter. Each is cut by its symbol alone; a section that
-//! programs use as one table is not cut at all. What is put there later stays unseen (S5).
+//! Variables count like constants, with the pointers the loader put into them: a table in a section
+//! of its own is writable, and so is one beside a counter. Each variable is cut by its symbol
+//! alone; a section that programs use as one table is not cut at all. Pointers stored there later
+//! are not seen (S5).
 //!
 //! In an image with a fixed address pointers are not marked: every word that looks like one counts,
-//! but for variables without an initial value. The compiler folds a constant index into the address
-//! of a table, so a pointer that is read by an address with an index may come from any piece within
-//! [`Reach::FAR`].
+//! except in variables without an initial value. The compiler folds a constant index into the
+//! address of a table, so a pointer that is read by an address with an index may come from any
+//! piece within [`Reach::FAR`].
 //!
-//! A constant without pointers can still lead somewhere: a *table of distances*, 32-bit offsets
-//! from its own beginning, is what LLVM makes of a table of addresses. Such a table is recognized by
-//! the instruction that reads it, and ends where a distance leads out of the image.
+//! A constant without pointers can still lead somewhere: LLVM turns a table of addresses into a
+//! *table of distances*, 32-bit offsets from its own beginning. Such a table is recognized by the
+//! instruction that reads it, and ends where a distance leads out of the image.
 //!
 //! [S5]: ../../../docs/invariants.md
 
@@ -61,18 +65,20 @@ use super::image::{Image, Target};
 use super::sorted;
 use shapes::{KEY, LOCATION, VTABLE};
 
-/// Which referenced addresses cut.
+/// Selects the referenced addresses that cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Every one: to show what is lost by that.
+    /// Every one, to show what is lost by that.
     #[cfg(test)]
     Every,
-    /// 1 to 5.
+    /// Rules 1 to 5.
     Certain,
 }
 
-/// How far without a pointer two pointers of one constant can be apart in an image with a fixed
-/// address, where strings lie between tables and everything looks like a pointer.
+/// Largest distance without a pointer between two pointers of one constant, with a fixed address.
+///
+/// In an image with a fixed address strings lie between tables, and everything looks like a
+/// pointer.
 const GAP: usize = 64;
 
 /// The constants of an image, cut into pieces.
@@ -80,7 +86,7 @@ const GAP: usize = 64;
 pub(crate) struct Constants {
     /// Where pieces begin, in order; a piece ends where the next begins.
     starts: Vec<usize>,
-    /// Addresses that anything refers to, in order.
+    /// Referenced addresses, in order.
     referenced: Vec<usize>,
 }
 
@@ -101,7 +107,7 @@ impl Constants {
         }
         sorted::sort(&mut referenced, |&address| address as u64);
         referenced.dedup();
-        // What code finds by the name of a section is one table of many symbols.
+        // A section that code finds by its name is one table of many symbols.
         let tables = image.symbols.tables();
         let inside = |table: &Range<usize>, at| table.start < at && at < table.end;
         let joined = |at: &usize| tables.iter().any(|table| inside(table, *at));
@@ -127,12 +133,12 @@ impl Constants {
         Constants { starts, referenced }
     }
 
-    /// How many pieces there are.
+    /// Number of pieces.
     pub(crate) fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// The number of the piece around an address.
+    /// Index of the piece around an address.
     fn number(&self, address: usize) -> Option<usize> {
         sorted::first_from(&self.starts, address.saturating_add(1)).checked_sub(1)
     }
@@ -219,8 +225,8 @@ fn constant(image: &Image, at: usize) -> Option<usize> {
     }
 }
 
-/// Whether a pointer can lead to a function: in an image that was relocated, what is mapped
-/// read-only from the file has no pointers.
+/// Whether a pointer can lead to a function. In a relocated image, memory mapped read-only from the
+/// file has no pointers.
 fn leads_on(image: &Image, target: &Target) -> bool {
     match target {
         Target::Constant(address) => image.fixed || !image.memory.is_frozen(*address),
@@ -228,18 +234,18 @@ fn leads_on(image: &Image, target: &Target) -> bool {
     }
 }
 
-/// Cuts at one referenced address after the other.
+/// Cuts at one referenced address after another.
 struct Cutter<'a> {
     image: &'a Image,
     rule: Rule,
     referenced: &'a [usize],
-    /// Of these, what is counted or indexed by anybody: perhaps no beginning.
+    /// Addresses that some code counts or indexes: perhaps no beginning.
     moved: Vec<usize>,
     fixed: Vec<usize>,
     /// Whether a referenced address is a location behind which something else begins.
     closed: Vec<bool>,
     found: Vec<usize>,
-    /// What was found last.
+    /// The shape that was found last.
     last: Shape,
 }
 
@@ -273,7 +279,7 @@ impl Cutter<'_> {
         starts
     }
 
-    /// A constant of the program, and not in the middle of a named one.
+    /// Whether the address is in a constant of the program, and not in the middle of a named one.
     fn is_anonymous(&self, address: usize) -> bool {
         if self.image.memory.kind(address) != Some(Kind::Constant) {
             return false;
@@ -308,7 +314,7 @@ impl Cutter<'_> {
         sorted::index_of(self.referenced, address).is_some_and(|index| self.closed[index])
     }
 
-    /// By its own looks.
+    /// The shape that the memory at an address has.
     fn shape(&self, address: usize) -> Shape {
         if shapes::is_vtable(self.image, address) {
             Shape::Vtable
@@ -328,7 +334,7 @@ impl Cutter<'_> {
         }
     }
 
-    /// Whether a location that lies before an address is all there is.
+    /// Whether a constant certainly ends with the location before this address.
     fn ends(&self, end: usize) -> bool {
         sorted::index_of(&self.fixed, end).is_some()
             || self.is_closed(end)
@@ -340,8 +346,8 @@ impl Cutter<'_> {
         sorted::index_of(self.referenced, address).is_some()
     }
 
-    /// Whether the compiler made a location that ends here, and what follows is not just where a loop
-    /// begins.
+    /// Whether a location that the compiler made ends here, and the address is not just where a
+    /// loop begins.
     fn is_behind_location(&self, address: usize) -> bool {
         let before = address - LOCATION;
         self.is_referenced(address)

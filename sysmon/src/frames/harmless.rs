@@ -1,31 +1,38 @@
-//! What is known to leave nothing behind: the lists, one reason each.
+//! Lists of what is known to leave nothing of a thread behind, with a reason for each entry.
 //!
-//! | list | an entry says |
-//! |---|---|
-//! | `functions` | nothing thread-bound outlives a *call* of it. It ends the search; a frame of it that is itself suspended gets no exemption |
-//! | `runtime` | a function of the runtime on the way to a switch, which reads everything anew afterwards: harmless as a callee, and as a frame judged by its own instructions alone |
-//! | `libc` | the reverse: a function of the C library that hands out or changes something of the calling thread. All others of its functions are harmless |
-//! | `crates` | more of `functions`: what popular crates need |
-//! | `variables` | a thread-local of which nothing is left when the functions that use it, or its crate's, return |
-//! | `attributes` | a function of any library that changes what the kernel keeps for the calling thread: its thread ends with the fiber |
-//! | `beginnings` | a function whose address is taken, and that is called only by those that it was given to: the process, threads and fibers begin or end with it |
-//! | `allocation` | harmless by name, whichever library or allocator has it |
-//! | `declared` (in code) | more of `functions` and `variables`: what the program vouches for |
-//! | `kernel` (numbers, in code) | what the kernel is asked for by this number neither says nor changes anything of the calling thread |
+//! What an entry of each list says:
+//!
+//! - `functions`: nothing thread-bound outlives a *call* of it. It ends the search; a frame of it
+//!   that is itself suspended gets no exemption.
+//! - `runtime`: a function of the runtime on the way to a switch, which reads everything anew
+//!   afterwards. It is harmless as a callee, and as a frame judged by its own instructions alone.
+//! - `libc`: the reverse, a function of the C library that hands out or changes something of the
+//!   calling thread. All others of its functions are harmless.
+//! - `crates`: more of `functions`, for what popular crates need.
+//! - `variables`: a thread-local of which nothing is left when the functions that use it, or its
+//!   crate's, return.
+//! - `attributes`: a function of any library that changes what the kernel keeps for the calling
+//!   thread. Its thread ends with the fiber.
+//! - `beginnings`: a function whose address is taken, and that is called only by the code that
+//!   receives this address. The process, threads and fibers begin or end with it.
+//! - `allocation`: harmless by name, whichever library or allocator has it.
+//! - `declared` (in code): more of `functions` and `variables`, for what the program vouches for.
+//! - `kernel` (numbers, in code): a system call of this number neither reports nor changes anything
+//!   of the calling thread.
 //!
 //! Entries are names as `rustc-demangle` prints them without hashes. They are compared as paths
 //! without arguments (`paths`), so that one entry serves both manglings; an entry with arguments
-//! (`::<`) means these very ones. A `*` at the end stands for anything. A function with several
-//! names (merged by the compiler) is on a list only if all of them are. Without symbols nothing is on
-//! `functions` and `runtime`.
+//! (`::<`) means exactly these arguments. A `*` at the end stands for anything. A function with
+//! several names (merged by the compiler) is on a list only if all of them are. Without symbols
+//! nothing is on `functions` and `runtime`.
 //!
-//! No entry that begins with `<` has a star: `<indent::task::Fiber as *` would be anybody's trait
-//! for that type, with anybody's code. The methods of traits are listed one by one. And what a star
-//! of `runtime` stands for has no arguments of other crates: a generic function of the runtime with
-//! code of users inside has to be named itself, after some thought.
+//! No entry that begins with `<` has a star: `<indent::task::Fiber as *` would match any crate's
+//! trait for that type, with any code in it. The methods of traits are listed one by one. And what
+//! a star of `runtime` matches has no arguments of other crates: a generic function of the runtime
+//! with code of users inside has to be listed itself, after a review.
 //!
-//! Why these are trusted by name and everything else is decoded: the code of a listed function does
-//! touch thread-locals, and only its source says that what it touches is not kept.
+//! Why these are trusted by name while everything else is decoded: the code of a listed function
+//! does touch thread-locals, and only its source says that what it touches is not kept.
 
 pub(crate) mod declared;
 pub(crate) mod kernel;
@@ -68,14 +75,15 @@ struct Variable {
     whose: Whose,
 }
 
-/// Whose value of a thread-local is right.
+/// Says on which thread, or for which code, a thread-local's value is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whose {
-    /// Any thread's.
+    /// The value of any thread will do.
     Any,
-    /// The fiber's own.
+    /// The value must be the fiber's own.
     Own,
-    /// The thread's, and only functions of the crate that the variable's name begins with use it.
+    /// The value is the thread's, and only functions of the crate that the variable's name begins
+    /// with use it.
     Crate,
 }
 
@@ -98,10 +106,10 @@ impl Variables {
         Variables(entries(text).map(row).collect())
     }
 
-    /// Whose value will do, of a variable with this name, as it is demangled, and of this size.
+    /// Finds the row of a variable with this demangled name and this size.
     pub(crate) fn whose(&self, name: &str, size: usize) -> Option<Whose> {
         let mut of_size = self.0.iter().filter(|row| row.size == size).peekable();
-        of_size.peek()?; // names are slow
+        of_size.peek()?; // demangling names is slow
         let name = paths::path(name);
         let is = |row: &&Variable| is_within(&name, row.name);
         of_size.find(is).map(|row| row.whose)
@@ -170,7 +178,8 @@ impl List {
         self.names(name, &path) || self.begins(name, &path)
     }
 
-    /// The same for functions that are trusted as frames: no code of others is inside.
+    /// Whether the list has a function that is trusted as a frame: it contains no code of other
+    /// crates.
     pub(crate) fn has_as_frame(&self, name: &str) -> bool {
         let path = paths::path(name);
         self.names(name, &path) || self.begins(name, &path) && !paths::has_strangers(name)
@@ -186,8 +195,8 @@ impl List {
     }
 }
 
-/// Whether a library, by the name of its file, is part of the C library and judged by `libc`. Whole
-/// names: anybody may call a library `libutil.so`.
+/// Whether a library, by its file name, is part of the C library and judged by `libc`. Whole names
+/// are compared, because any library may be called `libutil.so`.
 pub(crate) fn is_libc(file: &str) -> bool {
     const GLIBC: [&str; 8] = [
         "libc.so.6",
