@@ -279,7 +279,7 @@ impl Cutter<'_> {
         starts
     }
 
-    /// Whether the address is in a constant of the program, and not in the middle of a named one.
+    /// Whether the address is in the program's constants, but not inside a named one.
     fn is_anonymous(&self, address: usize) -> bool {
         if self.image.memory.kind(address) != Some(Kind::Constant) {
             return false;
@@ -346,7 +346,7 @@ impl Cutter<'_> {
         sorted::index_of(self.referenced, address).is_some()
     }
 
-    /// Whether a location that the compiler made ends here, and the address is not just where a
+    /// Whether a location that the compiler made ends here. The address must not be just where a
     /// loop begins.
     fn is_behind_location(&self, address: usize) -> bool {
         let before = address - LOCATION;
@@ -356,7 +356,7 @@ impl Cutter<'_> {
             && shapes::is_made_location(self.image, before)
     }
 
-    /// Whether there is nothing but a vtable or a key from the last cut up to here.
+    /// Whether only a vtable or a key lies between the last cut and here.
     fn is_behind(&self, address: usize) -> bool {
         let after = sorted::first_from(&self.fixed, address.saturating_add(1));
         let fixed = self.fixed[..after].last().copied().unwrap_or(0);

@@ -117,7 +117,7 @@ pub(crate) struct Facts {
     pub(crate) pointers: PointerCalls,
 }
 
-/// Calls of, and jumps to, addresses in registers or in memory that may have been written.
+/// Calls of, and jumps to, addresses in registers or in writable memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PointerCalls {
     /// Where the first one is, as an offset into the function.
@@ -138,7 +138,7 @@ impl PointerCalls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) address: usize,
-    /// How far the address may be from the constant that is meant, for example behind its end.
+    /// How far the address may be from the constant that is meant. It may be the constant's end.
     pub(crate) reach: Reach,
     /// The constant may be a table of 32-bit distances from itself.
     pub(crate) distances: bool,
@@ -485,7 +485,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Notes that an address is taken, and into which register if that is all that happens.
+    /// Notes that an address is taken. `into` is a register if that is all that happens.
     fn take(&mut self, address: usize, into: Into) {
         let target = match self.image.fixed {
             true => self.image.guess(address),
@@ -506,7 +506,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Notes a function's address, unless it is a place in the middle of the current function.
+    /// Notes a function's address, unless it lies in the middle of this function.
     fn code(&mut self, address: usize, how: How) {
         if !self.range.contains(&address) || address == self.range.start {
             self.facts.code.push((address, how));
@@ -530,7 +530,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds an edge to the next function if this one does not end with a jump or return.
+    /// Adds an edge to the next function if the last instruction continues there.
     fn fall_through(&mut self, code: &[Instruction]) {
         let mut last = code.iter().rev();
         let last = last.find(|instruction| instruction.mnemonic() != Mnemonic::Nop);
@@ -546,13 +546,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds an edge to the code behind the function's end, even where no function is known. In that
-    /// case the edge makes this function bound, because the code that runs there was not read.
+    /// Adds an edge to the code behind the function's end. It does so even where no function is
+    /// known: then the edge makes this function bound, because the code that runs there was not
+    /// read.
     fn go_on(&mut self) {
         self.facts.code.push((self.range.end, How::Jump));
     }
 
-    /// Adds the constants once the whole function is known; `code` reads it again from a place.
+    /// Adds the constants once the whole function is known. `code` reads it again from a place.
     fn finish<I: Iterator<Item = Motion>>(&mut self, code: impl Fn(usize) -> I) {
         let mut moves = None;
         for taken in &self.taken {

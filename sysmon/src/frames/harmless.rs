@@ -82,8 +82,8 @@ pub(crate) enum Whose {
     Any,
     /// The value must be the fiber's own.
     Own,
-    /// The value is the thread's, and only functions of the crate that the variable's name begins
-    /// with use it.
+    /// The value is the thread's. Only functions of the crate that the variable's name begins with
+    /// use it.
     Crate,
 }
 
@@ -178,8 +178,8 @@ impl List {
         self.names(name, &path) || self.begins(name, &path)
     }
 
-    /// Whether the list has a function that is trusted as a frame: it contains no code of other
-    /// crates.
+    /// Whether the list has a function that is trusted as a frame. Such a function contains no code
+    /// of other crates.
     pub(crate) fn has_as_frame(&self, name: &str) -> bool {
         let path = paths::path(name);
         self.names(name, &path) || self.begins(name, &path) && !paths::has_strangers(name)
@@ -195,8 +195,8 @@ impl List {
     }
 }
 
-/// Whether a library, by its file name, is part of the C library and judged by `libc`. Whole names
-/// are compared, because any library may be called `libutil.so`.
+/// Whether a library is part of the C library and judged by `libc`. `file` is its file name. Whole
+/// names are compared, because any library may be called `libutil.so`.
 pub(crate) fn is_libc(file: &str) -> bool {
     const GLIBC: [&str; 8] = [
         "libc.so.6",

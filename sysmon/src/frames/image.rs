@@ -270,8 +270,9 @@ fn linkers(symbols: &Symbols) -> Vec<Range<usize>> {
     slots.map(|s| s.range.clone()).collect()
 }
 
-/// Ranges where no constant of the program lies: the table of slots, and what the loader reads.
-/// Without sections this is everything from `.dynamic` on, which is where linkers put the slots.
+/// Ranges where no constant of the program lies. These are the table of slots, and what the loader
+/// reads. Without sections this is everything from `.dynamic` on, which is where linkers put the
+/// slots.
 fn reserved(object: &Object, symbols: &Symbols) -> Vec<Range<usize>> {
     let ours = |name: &str| name.starts_with(".rodata") || name.starts_with(".data");
     let sections = symbols.sections.iter();

@@ -1,4 +1,4 @@
-//! Recognizes constants without a name by their shape and the names of what they point to.
+//! Recognizes unnamed constants by their shape and the names of what they point to.
 //!
 //! A **vtable** is destructor or null, size, alignment, methods. Its destructor is named
 //! `drop_in_place`; without one, its first method is one of a trait (`<Type as Trait>::method`), or

@@ -7,8 +7,8 @@ use crate::frames::image::memory::Memory;
 use crate::frames::image::symbols::Symbols;
 use crate::frames::image::unwind::Function;
 
-/// Builds an image with a fixed address, so that its pointers need no slots: sixteen words of code,
-/// then constants.
+/// Builds an image with sixteen words of code, then constants. It has a fixed address, so that its
+/// pointers need no slots.
 fn image(constants: &[Word]) -> (Image, usize) {
     let memory: &'static mut [usize] = vec![0; 16 + constants.len()].leak();
     let start = memory.as_ptr() as usize;
@@ -188,7 +188,7 @@ fn what_only_looks_like_vtables_is_not_cut() {
     }
 }
 
-/// Where the piece at this word of an image leads, if that word is a variable.
+/// Where the piece of these words leads, if they are a variable.
 fn variable(words: &[Word], zeroed: bool) -> Vec<Target> {
     let (mut image, first) = image(words);
     let end = first + words.len() * 8;

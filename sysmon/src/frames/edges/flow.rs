@@ -45,7 +45,7 @@ pub(super) use step::{ANSWERED, ASKED};
 use step::{Held, Step, is_slot_of};
 
 const RAX: u32 = 1;
-/// rcx, rdx, rsi, rdi, r8, r9: registers that carry arguments, which a call may also spoil.
+/// rcx, rdx, rsi, rdi, r8, r9: registers of arguments. A call may also spoil them.
 const ARGUMENTS: u32 = 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9;
 /// Registers that a call may spoil: arguments, rax, r10, r11.
 pub(super) const SPOILED: u32 = ARGUMENTS | RAX | 1 << 10 | 1 << 11;
@@ -207,7 +207,7 @@ pub(super) fn place_of(code: &[Instruction], address: usize) -> Option<usize> {
     place.ok()
 }
 
-/// Whether it jumps to another part of the function, which may jump back to anywhere here.
+/// Whether it jumps to another part of the function, which may jump back anywhere.
 fn jumps_to_part(image: &Image, range: &Range<usize>, instruction: &Instruction) -> bool {
     let direct = matches!(
         instruction.flow_control(),

@@ -34,7 +34,7 @@ pub(super) enum Slot {
     Bp(i32),
 }
 
-/// What an instruction does to addresses in registers; sets of registers have a bit for each.
+/// What an instruction does to addresses in registers. Sets of registers have a bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Motion {
     /// Of its memory operand, or of the sum of two registers.
@@ -54,8 +54,8 @@ pub(super) struct Motion {
     pub(super) slot: Slot,
     /// A register that may become negative without a negative source.
     pub(super) negative: u32,
-    /// A register that may hold a negative number afterwards: if one of `sources` does, or, with
-    /// `from_stack`, if any register does.
+    /// A register that may hold a negative number afterwards. It does so if one of `sources` does,
+    /// or, with `from_stack`, if any register does.
     pub(super) into: u32,
     pub(super) sources: u32,
     pub(super) from_stack: bool,

@@ -33,7 +33,7 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// Reach of an address that an instruction combines with an index: the compiler may have folded
+    /// Reach of an address that an instruction combines with an index. The compiler may have folded
     /// any offset into it.
     pub(super) const FOLDED: Reach = Reach {
         before: 4 * STRIDE,
@@ -201,7 +201,7 @@ impl Registers {
     }
 }
 
-/// What happens to a register with an address, as far as the code up to the next branch shows.
+/// What happens to an address in a register, up to the next branch.
 #[derive(Debug, Default)]
 pub(super) struct Fate {
     /// The register is moved, or copied.

@@ -107,7 +107,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Marks the constants that are only passed to std's functions for thread-locals: the next call
+    /// Marks the constants that are only passed to std's functions for thread-locals. The next call
     /// behind the instruction that takes the address is one of those, and the address is an
     /// argument.
     pub(super) fn note_given(&mut self) {
@@ -154,8 +154,8 @@ impl Reader {
     }
 }
 
-/// Whether a jump goes through a table of distances: just before, one was added to the table's
-/// address.
+/// Whether a jump goes through a table of distances. A distance was added to the table's address
+/// just before.
 pub(super) fn is_by_table(jump: &Instruction, before: Option<&Instruction>) -> bool {
     jump.flow_control() == FlowControl::IndirectBranch
         && jump.op0_kind() == OpKind::Register
@@ -171,8 +171,8 @@ pub(crate) fn is_of_key(name: &str) -> bool {
     name.contains("LocalKey") && paths::path(&symbols::plain(name)).starts_with(KEY)
 }
 
-/// Whether code begins with a call of one of std's functions for thread-locals, with the value that
-/// was in a register before it as an argument.
+/// Whether code begins with a call of std's functions for thread-locals. The value that was in a
+/// register before the code is an argument of the call.
 fn is_given_to_std(image: &Image, code: Range<usize>, register: Register) -> bool {
     /// Number of instructions that are looked at.
     const MOST: usize = 8;

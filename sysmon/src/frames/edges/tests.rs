@@ -853,7 +853,7 @@ sample!(
     "4: .long 0, 0",
 );
 
-/// Whether a constant at the end of a function is found to be a table of distances.
+/// Whether a constant at the function's end is found to be a table of distances.
 fn has_distances(range: Range<usize>) -> bool {
     let code = range.start..range.end - 8;
     let mut memory = Memory::default();

@@ -66,7 +66,7 @@ static DECLARED: OnceLock<Vec<Declaration>> = OnceLock::new();
 /// The first call, or the first survey, fixes what is declared. A later call may only repeat it.
 ///
 /// # Errors
-/// The first declaration that comes too late.
+/// Returns the first declaration that comes too late.
 ///
 /// # Safety
 /// No stack moves to another thread with something that one of these left behind.
@@ -75,7 +75,7 @@ static DECLARED: OnceLock<Vec<Declaration>> = OnceLock::new();
 /// value out of it that is valid on one thread only; and no stack is suspended during a use.
 ///
 /// Function: after each call of it nothing of the calling thread is left, neither in what it
-/// returns nor elsewhere. That includes what the code does that it calls.
+/// returns nor elsewhere. That includes the effects of code that it calls.
 ///
 /// ```
 /// use indent_sysmon::frames::{Declaration, Judge, Mobility, declare_harmless};

@@ -99,8 +99,8 @@ fn arguments(text: &str) -> &str {
     text
 }
 
-/// Whether a name contains a part of a crate other than std and the one it begins with. Only the
-/// newer mangling shows this.
+/// Whether a name contains a part of a foreign crate. These are crates other than std and the one
+/// the name begins with. Only the newer mangling shows this.
 pub(crate) fn has_strangers(name: &str) -> bool {
     let own = crates(name).next().unwrap_or_default();
     crates(name).any(|found| found != own && !["core", "std", "alloc"].contains(&found))

@@ -52,7 +52,7 @@ impl Bytes<'_> {
         Some(address.wrapping_add_signed(distance as isize))
     }
 
-    /// Steps over a number of seven bits a byte; returns its value if it fits into one.
+    /// Steps over a number of seven bits a byte. Returns its value if it fits into one.
     fn number(&self, at: &mut usize) -> Option<Option<u8>> {
         let first = self.byte(*at)?;
         while self.byte(*at)? & 0x80 != 0 {
@@ -130,7 +130,7 @@ fn function(
     }))
 }
 
-/// The function of an entry with few rules: they may end before the operands of the first one.
+/// Reads an entry with few rules. They may end before the operands of the first one do.
 fn short(
     frames: &Bytes<'_>,
     rules: usize,

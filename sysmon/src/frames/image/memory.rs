@@ -87,7 +87,8 @@ impl Memory {
         self.part(address).is_some_and(|part| part.frozen)
     }
 
-    /// Borrows memory that is mapped read-only; at most as much of the range as one part has.
+    /// Borrows memory that is mapped read-only. The result has as much of the range as one part
+    /// has.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&'static [u8]> {
         let parts = self.parts.as_slice();
         let mut index = 0;
@@ -126,7 +127,7 @@ impl Memory {
         }
     }
 
-    /// All parts of a kind, in the order of their addresses; later kinds cut earlier ones short.
+    /// All parts of a kind, in the order of their addresses. Later kinds cut earlier ones short.
     pub(crate) fn ranges(&self, kind: Kind) -> Vec<Range<usize>> {
         let mut edges: Vec<usize> = self
             .parts

@@ -119,7 +119,7 @@ impl Slots {
         &self.imports[import as usize].0
     }
 
-    /// Whether an import is not defined in this object: then its slot leads outside of this object,
+    /// Whether an import is not defined in this object. Then its slot leads outside of this object,
     /// whatever it holds.
     pub(crate) fn is_of_others(&self, import: u32) -> bool {
         self.imports[import as usize].1

@@ -53,12 +53,12 @@ pub(crate) struct Symbols {
     names: Vec<u8>,
 }
 
-/// Reads the file if it is the one that is mapped; `mapped` are the first mapped bytes.
+/// Reads the file if it is the one that is mapped. `mapped` are the first mapped bytes.
 pub(crate) fn read(path: &Path, mapped: &[u8], bias: usize) -> Symbols {
     try_read(path, mapped, bias).unwrap_or_default()
 }
 
-/// Opens the file and reads its section table, if it is the file that is mapped.
+/// Opens the file and reads its section table. `None` if it is not the file that is mapped.
 fn open(path: &Path, mapped: &[u8]) -> Option<(File, FileHeader64<LittleEndian>, Vec<u8>)> {
     let file = File::open(path).ok()?;
     let head = block(&file, 0, size_of::<FileHeader64<LittleEndian>>() as u64)?;
@@ -307,7 +307,8 @@ impl Symbols {
         names.filter_map(|variable| string(&self.names, variable.name))
     }
 
-    /// Addresses and names of functions whose names begin with a crate, or with a type of it.
+    /// Addresses and names of functions of a crate. Their names begin with the crate, or with a
+    /// type of it.
     pub(crate) fn functions_of<'a>(
         &'a self,
         of: &'a str,
@@ -335,7 +336,7 @@ impl Symbols {
         around.next().map(|c| c.start..c.start + c.size)
     }
 
-    /// Sections whose names are C identifiers: linkers give such a section two symbols, and
+    /// Sections whose names are C identifiers. Linkers give such a section two symbols, and
     /// programs use it as one table.
     pub(crate) fn tables(&self) -> Vec<Range<usize>> {
         let tables = self.sections.iter().filter(|s| is_table(s));

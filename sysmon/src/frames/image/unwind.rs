@@ -90,7 +90,7 @@ fn address(pointer: Pointer) -> Option<usize> {
     }
 }
 
-/// The landing pads of a function; `None` if the form of its table is not known here.
+/// The landing pads of a function; `None` if its table has an unknown form.
 pub(crate) fn landing_pads(memory: &Memory, function: &Function) -> Option<Vec<usize>> {
     const OMITTED: u8 = 0xff;
     let Some(table) = function.handlers else {

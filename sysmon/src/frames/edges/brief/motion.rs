@@ -208,7 +208,8 @@ impl Brief {
         }
     }
 
-    /// Notes a register that is stored on the stack or loaded from it, if the operand is there.
+    /// Notes a register that is stored on the stack or loaded from it. Does nothing if the operand
+    /// is not on the stack.
     fn keep(&self, motion: &mut Motion, put: u32, fetched: u32) {
         let slot = match self.base {
             _ if self.index != NONE => return,
@@ -306,7 +307,7 @@ impl Brief {
         }
     }
 
-    /// Size of a register in bytes; 0 for a byte that may be the second one.
+    /// Size of a register in bytes. It is 0 for a byte that may be the second one.
     fn size(&self, byte: bool) -> u8 {
         match byte {
             true => u8::from(self.rex != 0),

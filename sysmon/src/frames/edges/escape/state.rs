@@ -2,7 +2,7 @@
 
 use super::{Colours, RSP};
 
-/// Number of places on the stack that are followed at once; further ones count as lost.
+/// Number of stack places that are followed at once. Further ones count as lost.
 const SLOTS: usize = 24;
 const WORD: i32 = 8;
 
@@ -27,7 +27,8 @@ pub(super) struct State {
 }
 
 impl State {
-    /// The state at the beginning of a function; `given` are the registers with a given address.
+    /// The state at the beginning of a function. `given` are the registers that may hold a given
+    /// address.
     pub(super) fn at_entry(given: u32) -> State {
         State {
             own: 0,

@@ -343,7 +343,7 @@ impl Step<'_> {
         }
     }
 
-    /// Notes that the address of a place of the frame is in a register, or somewhere else.
+    /// Notes that an address in the frame is in a register, or somewhere else.
     fn take_frame(&mut self, distance: i32) {
         *self.taken = (*self.taken).min(distance);
         if distance >= BEHIND && self.stack_given {
@@ -583,7 +583,7 @@ impl Step<'_> {
         }
     }
 
-    /// Handles a comparison: an address may be compared with a number, and with another address of
+    /// Handles a comparison. An address may be compared with a number, and with another address of
     /// a thread-local.
     fn compare(&mut self, instruction: &Instruction, loads: bool, loaded: Colours) {
         let mut all = loaded;
@@ -601,7 +601,7 @@ impl Step<'_> {
     }
 }
 
-/// Whether the low byte of a register is written, by a move or from a flag.
+/// Whether a register's low byte is written, by a move or from a flag.
 fn sets_low_byte(instruction: &Instruction) -> bool {
     let register = instruction.op0_register();
     let high = [Register::AH, Register::BH, Register::CH, Register::DH].contains(&register);

@@ -18,7 +18,7 @@ const FIRST_THREE: u32 = 1 << 7 | 1 << 6 | 1 << 2;
 pub(in crate::frames::edges) const ASKED: u32 = RAX | FIRST_THREE | 1 << 8 | 1 << 9 | 1 << 10;
 /// Registers that the kernel spoils: rax, rcx, r11.
 pub(in crate::frames::edges) const ANSWERED: u32 = RAX | 1 << 1 | 1 << 11;
-/// Registers a function that is jumped to may find values in: all but rax, r10, r11.
+/// Registers that may pass values to the target of a jump: all but rax, r10, r11.
 const LEFT: u32 = !(SPOILED & !ARGUMENTS);
 /// std's initialization of a thread-local, which takes no more arguments than `FIRST_THREE`.
 const SLOW_START: &str = "get_or_init_slow";
@@ -204,7 +204,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Whether a call or jump leads to this libc function; registers in `held` may hold it.
+    /// Whether a call or jump leads to this libc function. Registers in `held` may hold it.
     fn leads_to(&self, instruction: &Instruction, name: &str, held: u32) -> bool {
         let slot = if has_near_target(instruction) {
             self.image.stub(instruction.near_branch_target() as usize)
@@ -218,7 +218,7 @@ impl<'a> Step<'a> {
         slot.is_some_and(|slot| is_slot_of(self.image, slot, name))
     }
 
-    /// Whether a jump goes through a slot to the beginning of a function: a tail call.
+    /// Whether a jump through a slot is a tail call: it leads to a function's beginning.
     fn is_last_call(&self, instruction: &Instruction) -> bool {
         let slot = instruction.ip_rel_memory_address() as usize;
         instruction.is_ip_rel_memory_operand()
@@ -407,7 +407,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Judges a use of the address of errno: a plain access is harmless, anything more touches.
+    /// Judges a use of the address of errno. A plain access is harmless, anything more touches.
     fn errno_address(&mut self, instruction: &Instruction) {
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         let simple = self.state.errno & bit(index) == 0
@@ -419,7 +419,8 @@ impl<'a> Step<'a> {
         self.lose_tellers(instruction, bit(base) | bit(index));
     }
 
-    /// Notes that the code of a followed function is read, or an unknown place near it.
+    /// Notes that registers which may hold a followed function are used as an address. The code of
+    /// that function is read, or an unknown place.
     fn lose_tellers(&mut self, instruction: &Instruction, registers: u32) {
         if self.state.teller & registers != 0 {
             self.touch(instruction, Touch::Errno);

@@ -354,7 +354,7 @@ fn a_program_is_read_alike_by_both_decoders() {
     }
 }
 
-/// Compares what both decoders find in the functions of an image; returns how many functions both
+/// Compares what both decoders find in the functions of an image. Returns how many functions both
 /// know.
 fn read_alike(image: &Image) -> usize {
     let (mut quick, mut full) = (Reader::default(), Reader::default());
