@@ -1,7 +1,7 @@
 //! Finds where one constant ends and the next begins.
 //!
 //! A reference to a constant counts as a reference to every pointer in it ([S5]), so its extent has
-//! to be known. Named constants have a size. What rustc generates itself (vtables, promoted tables,
+//! to be known. Named constants have a size. What rustc makes itself (vtables, promoted tables,
 //! locations, pieces of strings) has no symbol, and a reference may point into the middle of one
 //! (`&TABLE[2]`), to its end, or before it. The space is cut where it is *certain* enough that
 //! something begins:
@@ -12,34 +12,35 @@
 //!    `thread_local!`;
 //! 4. at a referenced [`Location`](std::panic::Location), if what is behind it is certain to be
 //!    something else, that is, begins by one of these rules, too. Likewise *behind* a location, if
-//!    it is one that the compiler made (a zero follows its string), and what follows is referred to
-//!    and no code counts or indexes it;
-//! 5. at the first referenced address behind a key or the methods of a vtable: nothing refers to
-//!    the middle of one.
+//!    the compiler made it (a zero follows its string), and what follows is referenced and no code
+//!    counts or indexes that address;
+//! 5. at the first referenced address behind a key or the methods of a vtable: no reference leads
+//!    to the middle of one.
 //!
-//! There is never a cut within a symbol. When in doubt there is no cut: a cut in the middle of a
+//! There is never a cut within a symbol, and when in doubt there is none. A cut in the middle of a
 //! table loses the rest of it, and with it a function that touches; a missing cut only makes more
-//! functions bound. So what looks like a location may be the head of an entry with a function
-//! behind it (`struct Case { file, line, column, run: fn() }`), and three words like those of a
-//! vtable may be the description of a type (`struct Op { run: fn(), size, align }`): it takes names
-//! to distinguish them from the real ones, and without symbols only rule 1 and some of 4 are left.
+//! functions bound. So a constant that looks like a location may be the head of an entry with a
+//! function behind it (`struct Case { file, line, column, run: fn() }`), and three words like those
+//! of a vtable may be the description of a type (`struct Op { run: fn(), size, align }`). Only
+//! names distinguish these from the real ones, and without symbols only rule 1 and some of 4 are
+//! left.
 //!
-//! *Referenced* is an address that is taken by code or found in a constant. A place that is only
-//! read is no evidence that anything begins there.
+//! An address is *referenced* if code takes it or a constant contains it. A place that is only read
+//! is no evidence that anything begins there.
 //!
-//! A reference stands for the whole piece it lies in, and also for the piece before or behind it if
-//! the address may have been an end of that piece (see `edges::moves`).
+//! A reference stands for the whole piece it lies in, and for the one before or behind if the
+//! address may have been an end of that (see `edges::moves`).
 //!
-//! Rejected: cutting at every referenced address (the obvious rule). It would cut off half of a
-//! table that is also referred to in the middle, and gains nothing. Cutting at symbols and
-//! locations alone gains too little. Measured, functions that are bound with these / with all
-//! rules: a service with serde, regex, tracing of 4,355 functions in release 81, 76; of 23,900 in
-//! debug 211, 104.
+//! Rejected: cutting at every referenced address, the obvious rule. It would cut off half of a
+//! table that is also referenced in the middle, and gains nothing. Also rejected: cutting at
+//! symbols and locations alone, which gains too little. Measured, functions that are bound with
+//! symbols and locations alone / with all rules, for a service with serde, regex, tracing: of 4,355
+//! functions in release 81, 76; of 23,900 in debug 211, 104.
 //!
 //! Variables count like constants, with the pointers the loader put into them: a table in a section
-//! of its own is writable, and so is one beside a counter. Each is cut by its symbol alone; a
-//! section that programs use as one table is not cut at all. What is put there later stays unseen
-//! (S5).
+//! of its own is writable, and so is one beside a counter. Each variable is cut by its symbol
+//! alone; a section that programs use as one table is not cut at all. Pointers stored there later
+//! are not seen (S5).
 //!
 //! In an image with a fixed address pointers are not marked: every word that looks like one counts,
 //! except in variables without an initial value. The compiler folds a constant index into the
@@ -64,27 +65,28 @@ use super::image::{Image, Target};
 use super::sorted;
 use shapes::{KEY, LOCATION, VTABLE};
 
-/// Which referenced addresses cut the space.
+/// Selects the referenced addresses that cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rule {
-    /// Every one: shows what is lost by that.
+    /// Every one, to show what is lost by that.
     #[cfg(test)]
     Every,
     /// Rules 1 to 5.
     Certain,
 }
 
-/// Maximum distance of two pointers of one constant, in an image with a fixed address.
+/// Largest distance without a pointer between two pointers of one constant, with a fixed address.
 ///
-/// There, strings lie between tables and everything looks like a pointer.
+/// In an image with a fixed address strings lie between tables, and everything looks like a
+/// pointer.
 const GAP: usize = 64;
 
 /// The constants of an image, cut into pieces.
 #[derive(Debug)]
 pub(crate) struct Constants {
-    /// Start addresses of pieces, in order; a piece ends where the next begins.
+    /// Where pieces begin, in order; a piece ends where the next begins.
     starts: Vec<usize>,
-    /// Addresses that are referred to, in order.
+    /// Referenced addresses, in order.
     referenced: Vec<usize>,
 }
 
@@ -105,7 +107,7 @@ impl Constants {
         }
         sorted::sort(&mut referenced, |&address| address as u64);
         referenced.dedup();
-        // What code finds by the name of a section is one table of many symbols.
+        // A section that code finds by its name is one table of many symbols.
         let tables = image.symbols.tables();
         let inside = |table: &Range<usize>, at| table.start < at && at < table.end;
         let joined = |at: &usize| tables.iter().any(|table| inside(table, *at));
@@ -131,12 +133,12 @@ impl Constants {
         Constants { starts, referenced }
     }
 
-    /// Returns the number of pieces.
+    /// Number of pieces.
     pub(crate) fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Returns the index of the piece around an address.
+    /// Index of the piece around an address.
     fn number(&self, address: usize) -> Option<usize> {
         sorted::first_from(&self.starts, address.saturating_add(1)).checked_sub(1)
     }
@@ -146,7 +148,7 @@ impl Constants {
         self.starts[piece]..end.unwrap_or(self.starts[piece])
     }
 
-    /// Returns the pieces a reference stands for.
+    /// The pieces a reference stands for.
     pub(crate) fn pieces(&self, reference: &Use) -> Range<usize> {
         let reach = reference.reach;
         if reach == Reach::FAR {
@@ -164,7 +166,7 @@ impl Constants {
         first..(number + 1 + usize::from(after)).min(self.starts.len())
     }
 
-    /// Returns where the pointers of a piece lead.
+    /// Where the pointers of a piece lead.
     pub(crate) fn targets(&self, image: &Image, piece: usize) -> Vec<Target> {
         let range = self.range(piece);
         let mut targets = Vec::new();
@@ -189,10 +191,8 @@ impl Constants {
         targets
     }
 
-    /// Returns where a table of distances leads.
-    ///
-    /// Distances to the middle of a function are its own jumps, unless that is a part of another
-    /// one.
+    /// Where a table of distances leads. Distances to the middle of a function are its own jumps,
+    /// unless that is a part of another one.
     pub(crate) fn distances(&self, image: &Image, table: usize) -> Vec<Target> {
         let after = self.referenced.partition_point(|&r| r <= table);
         let end = self.referenced.get(after).copied().unwrap_or(usize::MAX);
@@ -217,7 +217,7 @@ fn is_entry(image: &Image, code: usize) -> bool {
     function.is_some_and(|f| f.cold || f.range.start == code)
 }
 
-/// Returns the constant that a word points to.
+/// The constant that a word points to.
 fn constant(image: &Image, at: usize) -> Option<usize> {
     match image.pointer(at)? {
         Target::Constant(address) => Some(address),
@@ -225,9 +225,8 @@ fn constant(image: &Image, at: usize) -> Option<usize> {
     }
 }
 
-/// Whether a pointer can lead to a function.
-///
-/// In an image that was relocated, what is mapped read-only from the file has no pointers.
+/// Whether a pointer can lead to a function. In a relocated image, memory mapped read-only from the
+/// file has no pointers.
 fn leads_on(image: &Image, target: &Target) -> bool {
     match target {
         Target::Constant(address) => image.fixed || !image.memory.is_frozen(*address),
@@ -240,17 +239,17 @@ struct Cutter<'a> {
     image: &'a Image,
     rule: Rule,
     referenced: &'a [usize],
-    /// Of these, the addresses that code counts or indexes: perhaps no beginning.
+    /// Addresses that some code counts or indexes: perhaps no beginning.
     moved: Vec<usize>,
     fixed: Vec<usize>,
-    /// Whether each referenced address is a location behind which something else begins.
+    /// Whether a referenced address is a location behind which something else begins.
     closed: Vec<bool>,
     found: Vec<usize>,
-    /// What was found last.
+    /// The shape that was found last.
     last: Shape,
 }
 
-/// The kind of item that is certain to begin at an address.
+/// What is certain to begin at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     Unknown,
@@ -280,7 +279,7 @@ impl Cutter<'_> {
         starts
     }
 
-    /// Whether an address is in a constant of the program, and not in the middle of a named one.
+    /// Whether the address is in the program's constants, but not inside a named one.
     fn is_anonymous(&self, address: usize) -> bool {
         if self.image.memory.kind(address) != Some(Kind::Constant) {
             return false;
@@ -315,7 +314,7 @@ impl Cutter<'_> {
         sorted::index_of(self.referenced, address).is_some_and(|index| self.closed[index])
     }
 
-    /// Recognizes the item at an address by its contents.
+    /// The shape that the memory at an address has.
     fn shape(&self, address: usize) -> Shape {
         if shapes::is_vtable(self.image, address) {
             Shape::Vtable
@@ -335,7 +334,7 @@ impl Cutter<'_> {
         }
     }
 
-    /// Whether a location that ends at this address is a whole constant.
+    /// Whether a constant certainly ends with the location before this address.
     fn ends(&self, end: usize) -> bool {
         sorted::index_of(&self.fixed, end).is_some()
             || self.is_closed(end)
@@ -347,9 +346,8 @@ impl Cutter<'_> {
         sorted::index_of(self.referenced, address).is_some()
     }
 
-    /// Whether a location that the compiler made ends here.
-    ///
-    /// What follows must not be merely where a loop begins.
+    /// Whether a location that the compiler made ends here. The address must not be just where a
+    /// loop begins.
     fn is_behind_location(&self, address: usize) -> bool {
         let before = address - LOCATION;
         self.is_referenced(address)
@@ -358,7 +356,7 @@ impl Cutter<'_> {
             && shapes::is_made_location(self.image, before)
     }
 
-    /// Whether only a vtable or a key lies between the last cut and this address.
+    /// Whether only a vtable or a key lies between the last cut and here.
     fn is_behind(&self, address: usize) -> bool {
         let after = sorted::first_from(&self.fixed, address.saturating_add(1));
         let fixed = self.fixed[..after].last().copied().unwrap_or(0);

@@ -1,35 +1,45 @@
-//! Reads from one function's machine code which thread-locals it touches, and what it leads to.
+//! Reads from a function's machine code which thread-locals it touches and what it leads to.
 //!
-//! An *edge* is anything that could make another function run, now or later ([S5]): a direct call
-//! or jump; a word read from a constant place (a slot the loader filled in, an entry of a table);
-//! the address of a function; the address of a constant, whose pointers all count (`constants`). A
-//! call through a register needs no edge of its own: what is in the register came from one of
+//! An *edge* is anything that could make another function run, now or later ([S5]):
+//!
+//! - a direct call or jump;
+//! - a word read from a constant place: a slot that the loader filled in, or an entry of a table;
+//! - the address of a function;
+//! - the address of a constant, whose pointers all count (`constants`).
+//!
+//! A call through a register needs no edge of its own: the value in the register came from one of
 //! these, or from writable memory, which is where the analysis ends.
 //!
-//! A constant *read* at a fixed place leads where exactly the bytes read lead. Only a constant
+//! A constant *read* at a fixed place leads exactly where the bytes read lead. Only a constant
 //! whose *address is taken* stands for all of itself, and perhaps for its neighbours (`moves`): a
 //! loop may begin at the end of a table, or one entry before it.
 //!
-//! Nearly all functions are made of ordinary instructions and are read by a decoder that knows only
-//! those (`quick`, `brief`): a program's debug build compiles all this without optimization. At
-//! anything it does not know, it leaves the function to the complete decoder.
+//! Nearly all functions consist of ordinary instructions. A decoder that knows only those reads
+//! them (`quick`, `brief`), because a program's debug build compiles this code without
+//! optimization. If that decoder meets an instruction it does not know, it leaves the function to
+//! the complete decoder.
 //!
-//! A function touches its thread by every operand with an `fs:` segment except the stack
-//! protector's, by every slot with a thread-local's offset or module, by `rdfsbase`, and by loading
-//! the segment register itself. `flow` works out which variable it is, if possible. An instruction
-//! that cannot be decoded makes the function unknown, and so does a branch into the middle of one
+//! A function *touches* its thread by:
+//!
+//! - every operand with an `fs:` segment, except the stack protector's;
+//! - every slot that holds a thread-local's offset or module;
+//! - `rdfsbase`, and loading the segment register itself.
+//!
+//! `flow` works out which variable is touched, where that is possible. An instruction that cannot
+//! be decoded makes the function unknown, and so does a branch into the middle of an instruction
 //! (`starts`).
 //!
-//! `__errno_location` hands out the address of a thread-local, so a function that keeps it is
-//! bound. Almost every system call is followed by a call of it, and nearly all of those read the
-//! number at once and drop the address; `flow` recognizes these, and they do not touch. (The number
-//! itself is worth nothing after a park, on any thread: whatever ran meanwhile made system calls,
-//! too.)
+//! `__errno_location` returns the address of a thread-local, so a function that keeps this address
+//! is bound. Almost every system call is followed by a call of `__errno_location`, and nearly all
+//! of these read the number at once and drop the address. `flow` recognizes those, and they do not
+//! count as touching. (The number itself is meaningless after a park, on any thread: other code
+//! that ran on the thread meanwhile made system calls, too.)
 //!
-//! A function that calls the kernel directly, by the instruction or by libc's `syscall`, may ask
-//! for anything of its thread: `flow` finds out the number, and a list knows the harmless ones
-//! (`harmless::kernel`). Registers of the thread that no call preserves or spoils, its rounding
-//! mode and rights, are touched by the functions that load them (`control`).
+//! A function that asks the kernel directly, by the instruction or by libc's `syscall`, may ask for
+//! anything of its thread. `flow` finds the number of the system call, and a list names the
+//! harmless ones (`harmless::kernel`). Some registers of the thread are neither preserved nor
+//! spoiled by calls, such as its rounding mode and protection rights; a function that loads one
+//! touches it (`control`).
 //!
 //! [S5]: ../../../docs/invariants.md
 
@@ -62,56 +72,55 @@ use super::image::relocs::Slot;
 use super::image::unwind::Function;
 use super::image::{Image, Target};
 
-/// Offset of the stack protector's secret in the thread control block, the same for every thread.
+/// Offset of the stack protector's secret, which is the same for every thread.
 const PROTECTOR: u64 = 0x28;
-/// Returns the address of a thread-local number.
+/// Name of the function that returns the address of `errno`, a thread-local.
 pub(crate) const ERRNO: &str = "__errno_location";
-/// Asks the kernel for whatever its first argument says.
+/// Name of libc's function that makes the system call its first argument selects.
 pub(crate) const SYSCALL: &str = "syscall";
 
-/// How one thing leads to another.
+/// Kind of an edge from one thing to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum How {
     Call = 0,
     Jump = 1,
-    /// Takes its address, or reads it from a constant.
+    /// Takes the target's address, or reads it from a constant.
     Refer = 2,
 }
 
 /// How a function touches the thread it runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
-    /// A thread-local of the executable, by its distance from the thread pointer.
+    /// A thread-local of the executable, at this offset from the thread pointer.
     Variable(i64),
-    /// The thread pointer is in a register of results when the function returns.
-    ///
-    /// Often it was only left there.
+    /// The thread pointer is in a result register when the function returns. Often it is only a
+    /// leftover there.
     Returned,
     /// The address of errno, kept beyond the next call.
     Errno,
-    /// A direct system call, with its number if that can be found.
+    /// A direct system call, with its number if that is known.
     Kernel(Option<i64>),
-    /// A thread-local that cannot be identified.
+    /// A thread-local that cannot be identified; the text says what was seen.
     Unknown(&'static str),
 }
 
-/// Facts found in one function.
+/// Everything found in one function.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) code: Vec<(usize, How)>,
     pub(crate) constants: Vec<Use>,
     pub(crate) imports: Vec<(u32, usize, How)>,
     pub(crate) foreign: Vec<usize>,
-    /// Each with the address of the instruction.
+    /// Each with the address of its instruction.
     pub(crate) touches: Vec<(usize, Touch)>,
     pub(crate) pointers: PointerCalls,
 }
 
-/// Indirect calls and jumps: through a register, or memory that may have been written to.
+/// Calls of, and jumps to, addresses in registers or in writable memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PointerCalls {
-    /// Place of the first one, as an offset into the function.
+    /// Where the first one is, as an offset into the function.
     first: Option<usize>,
 }
 
@@ -129,15 +138,15 @@ impl PointerCalls {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Use {
     pub(crate) address: usize,
-    /// The address may be an end of what is meant.
+    /// How far the address may be from the constant that is meant. It may be the constant's end.
     pub(crate) reach: Reach,
-    /// Whether it may be a table of 32-bit distances from itself.
+    /// The constant may be a table of 32-bit distances from itself.
     pub(crate) distances: bool,
-    /// Whether it is only passed to one of the standard library's functions for thread-locals.
+    /// The address is passed to one of std's functions for thread-locals, and goes nowhere else.
     pub(crate) given: bool,
 }
 
-/// Decodes functions one after another; reuses its memory.
+/// Decodes one function after another and reuses its memory.
 #[derive(Default)]
 pub(crate) struct Reader {
     instructions: Vec<Instruction>,
@@ -163,13 +172,13 @@ struct Form {
     how: How,
     /// Number of bytes that it reads or writes.
     size: usize,
-    /// Whether the instruction itself contains its target: it is relative, and no register.
+    /// Its target is part of the instruction: relative, and not in a register.
     seen: bool,
-    /// Whether it does not simply continue with the next instruction.
+    /// Does not simply continue with the next instruction.
     turns: bool,
-    /// Whether it loads a whole register.
+    /// Loads a whole register.
     load: bool,
-    /// Whether it adds to a whole register.
+    /// Adds to a whole register.
     adds: bool,
 }
 
@@ -194,43 +203,43 @@ impl Form {
     }
 }
 
-/// Destination of the address of a constant.
+/// Where the address of a constant goes.
 #[derive(Clone, Copy)]
 enum Into {
     Register(Register),
-    /// Used at once, with an index.
+    /// The instruction uses it at once, with an index.
     Operand(Reach),
-    /// Read from a constant word.
+    /// It was read from a constant word.
     Word,
 }
 
-/// The address of a constant, its destination, and the place behind that instruction.
+/// A constant's address that is taken, where it goes, and the place behind that instruction.
 struct Taken {
     address: usize,
     into: Into,
     next: usize,
-    /// Address of the next instruction.
+    /// The address of the next instruction.
     end: usize,
 }
 
-/// One function while it is read.
+/// State of the reader while it reads one function.
 struct Pass<'a> {
     image: &'a Image,
     range: Range<usize>,
     facts: &'a mut Facts,
     /// Where instructions begin and branches lead, see `starts`.
     marks: &'a mut [u8],
-    /// Addresses of constants that are taken.
+    /// Addresses of constants that the function takes.
     taken: Vec<Taken>,
-    /// The place behind the current instruction, however places are counted.
+    /// The place behind the current instruction, in the units of the decoder that runs.
     next: usize,
     /// The address of that place.
     end: usize,
     /// Registers that are the base of a table of distances.
     distances: u32,
-    /// Indirect calls and jumps through registers.
+    /// Calls of registers, and jumps to them.
     indirect: Vec<Indirect>,
-    /// Whether there is something that `flow` must follow.
+    /// The function contains something that `flow` must follow.
     follow: bool,
 }
 
@@ -244,7 +253,7 @@ impl Reader {
         }
     }
 
-    /// Fills `facts` by the complete decoder.
+    /// Does the same with the complete decoder.
     fn read_fully(&mut self, image: &Image, function: &Function) {
         let range = function.range.clone();
         let bytes = image.memory.bytes(range.clone()).unwrap_or_default();
@@ -361,7 +370,7 @@ impl Pass<'_> {
         function.is_none_or(|f| self.image.functions[f].range.start != target)
     }
 
-    /// Handles the memory operand of an instruction.
+    /// Notes what the memory operand of an instruction touches or leads to.
     fn operand(&mut self, instruction: &Instruction) {
         let ip = instruction.ip() as usize;
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
@@ -395,9 +404,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Returns how far an address with an index may be from the table that is meant.
-    ///
-    /// Pointers are read as whole words; a jump by a table of its own labels shows where that
+    /// How far an address with an index may be from the table that is meant. Pointers are read as
+    /// whole words. A jump through a table of the function's own labels shows where that table
     /// begins.
     fn folded(&self, address: usize, instruction: &Instruction) -> Reach {
         let whole =
@@ -415,7 +423,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Handles an operand with an `fs:` segment.
+    /// Notes an operand with an `fs:` segment.
     fn thread_operand(&mut self, instruction: &Instruction) {
         let ip = instruction.ip() as usize;
         let lonely = instruction.memory_base() == Register::None
@@ -435,7 +443,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Handles a constant place that is read, or called through.
+    /// Notes a constant place that is read, or called through.
     fn read_at(&mut self, address: usize, form: &Form) {
         let size = form.size;
         let image = self.image;
@@ -455,10 +463,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Handles a word that is read.
-    ///
-    /// Reading the slot of `__errno_location` or `syscall` into a register, or calling through it,
-    /// is left to `flow`.
+    /// Notes a word that is read. Where it is the slot of `__errno_location` or `syscall`, and the
+    /// instruction loads it into a register or calls through it, `flow` follows it instead.
     fn word(&mut self, at: usize, form: &Form) {
         let (ip, how) = (form.ip, form.how);
         let Some(target) = self.image.pointer(at) else {
@@ -479,7 +485,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Records that the address of something is taken, into a register if that is all.
+    /// Notes that an address is taken. `into` is a register if that is all that happens.
     fn take(&mut self, address: usize, into: Into) {
         let target = match self.image.fixed {
             true => self.image.guess(address),
@@ -488,7 +494,7 @@ impl Pass<'_> {
         if let Some(Target::Code(address)) = target {
             self.code(address, How::Refer);
         }
-        // What is meant may be far from the address itself.
+        // The constant that is meant may be far from the address itself.
         let far = matches!(into, Into::Operand(Reach::FAR)) && self.image.is_near(address);
         if far || matches!(target, Some(Target::Constant(_))) {
             self.taken.push(Taken {
@@ -500,14 +506,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Records a function, unless it is a place in the middle of this one.
+    /// Notes a function's address, unless it lies in the middle of this function.
     fn code(&mut self, address: usize, how: How) {
         if !self.range.contains(&address) || address == self.range.start {
             self.facts.code.push((address, how));
         }
     }
 
-    /// Handles immediates: in an image with a fixed address, any number may be an address.
+    /// Notes immediates: in an image with a fixed address, any number may be an address.
     fn immediates(&mut self, instruction: &Instruction) {
         for operand in 0..instruction.op_count() {
             let wide = matches!(
@@ -524,11 +530,11 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds an edge to the next function, if this one does not end.
+    /// Adds an edge to the next function if the last instruction continues there.
     fn fall_through(&mut self, code: &[Instruction]) {
         let mut last = code.iter().rev();
         let last = last.find(|instruction| instruction.mnemonic() != Mnemonic::Nop);
-        // A function that consists of padding continues, too; `hlt` ends a program.
+        // A function of nothing but padding continues, too; `hlt` ends a program.
         let goes_on = last.is_none_or(|last| {
             matches!(
                 last.flow_control(),
@@ -540,16 +546,14 @@ impl Pass<'_> {
         }
     }
 
-    /// Adds an edge behind the function's end, even where no function is known.
-    ///
-    /// In that case the edge makes it bound, because what runs there was not read.
+    /// Adds an edge to the code behind the function's end. It does so even where no function is
+    /// known: then the edge makes this function bound, because the code that runs there was not
+    /// read.
     fn go_on(&mut self) {
         self.facts.code.push((self.range.end, How::Jump));
     }
 
-    /// Adds the constants, once all of the function is known.
-    ///
-    /// `code` reads the function on from a place.
+    /// Adds the constants once the whole function is known. `code` reads it again from a place.
     fn finish<I: Iterator<Item = Motion>>(&mut self, code: impl Fn(usize) -> I) {
         let mut moves = None;
         for taken in &self.taken {
@@ -602,12 +606,12 @@ fn has_memory(instruction: &Instruction) -> bool {
     (0..instruction.op_count()).any(|i| instruction.op_kind(i) == OpKind::Memory)
 }
 
-/// Whether a pointer at a place may have changed meanwhile.
+/// Whether a pointer at a place may have changed since the image was loaded.
 fn is_writable(image: &Image, slot: usize) -> bool {
     image.memory.kind(slot) != Some(Kind::Constant)
 }
 
-/// Returns one bit for each general register, whatever part of it is named.
+/// Returns one bit for each general register, whichever part of it is named.
 fn bit(register: Register) -> u32 {
     let full = register.full_register();
     if !full.is_gpr64() {

@@ -1,24 +1,24 @@
-//! Lists of what is known to leave nothing behind, with a reason for each entry.
+//! Lists of what is known to leave nothing of a thread behind, with a reason for each entry.
 //!
-//! Meaning of an entry:
+//! What an entry of each list says:
 //!
 //! - `functions`: nothing thread-bound outlives a *call* of it. It ends the search; a frame of it
 //!   that is itself suspended gets no exemption.
-//! - `runtime`: a function of the runtime on the way to a switch, which reads everything again
-//!   afterwards: harmless as a callee, and as a frame judged by its own instructions alone.
-//! - `libc`: the reverse: a function of the C library that hands out or changes something of the
+//! - `runtime`: a function of the runtime on the way to a switch, which reads everything anew
+//!   afterwards. It is harmless as a callee, and as a frame judged by its own instructions alone.
+//! - `libc`: the reverse, a function of the C library that hands out or changes something of the
 //!   calling thread. All others of its functions are harmless.
-//! - `crates`: more of `functions`: what popular crates need.
+//! - `crates`: more of `functions`, for what popular crates need.
 //! - `variables`: a thread-local of which nothing is left when the functions that use it, or its
 //!   crate's, return.
 //! - `attributes`: a function of any library that changes what the kernel keeps for the calling
-//!   thread: its thread ends with the fiber.
-//! - `beginnings`: a function whose address is taken, and that is called only by those that it was
-//!   given to: the process, threads and fibers begin or end with it.
+//!   thread. Its thread ends with the fiber.
+//! - `beginnings`: a function whose address is taken, and that is called only by the code that
+//!   receives this address. The process, threads and fibers begin or end with it.
 //! - `allocation`: harmless by name, whichever library or allocator has it.
-//! - `declared` (in code): more of `functions` and `variables`: what the program vouches for.
-//! - `kernel` (numbers, in code): the system call with this number neither returns nor changes
-//!   anything of the calling thread.
+//! - `declared` (in code): more of `functions` and `variables`, for what the program vouches for.
+//! - `kernel` (numbers, in code): a system call of this number neither reports nor changes anything
+//!   of the calling thread.
 //!
 //! Entries are names as `rustc-demangle` prints them without hashes. They are compared as paths
 //! without arguments (`paths`), so that one entry serves both manglings; an entry with arguments
@@ -27,12 +27,12 @@
 //! nothing is on `functions` and `runtime`.
 //!
 //! No entry that begins with `<` has a star: `<indent::task::Fiber as *` would match any crate's
-//! trait for that type, with any crate's code. The methods of traits are listed one by one. And
-//! what a star of `runtime` stands for has no arguments of other crates: a generic function of the
-//! runtime with code of users inside has to be named itself, after some thought.
+//! trait for that type, with any code in it. The methods of traits are listed one by one. And what
+//! a star of `runtime` matches has no arguments of other crates: a generic function of the runtime
+//! with code of users inside has to be listed itself, after a review.
 //!
-//! These are trusted by name, while everything else is decoded, because the code of a listed
-//! function does touch thread-locals, and only its source says that what it touches is not kept.
+//! Why these are trusted by name while everything else is decoded: the code of a listed function
+//! does touch thread-locals, and only its source says that what it touches is not kept.
 
 pub(crate) mod declared;
 pub(crate) mod kernel;
@@ -52,7 +52,7 @@ pub(crate) struct List {
     beginnings: Vec<&'static str>,
 }
 
-/// All lists together.
+/// All lists.
 #[derive(Debug)]
 pub(crate) struct Lists {
     pub(crate) functions: List,
@@ -75,14 +75,15 @@ struct Variable {
     whose: Whose,
 }
 
-/// Whose value of a thread-local is acceptable.
+/// Says on which thread, or for which code, a thread-local's value is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whose {
-    /// The value of any thread.
+    /// The value of any thread will do.
     Any,
-    /// The fiber's own value.
+    /// The value must be the fiber's own.
     Own,
-    /// The thread's value; only functions of the crate that its path names first use it.
+    /// The value is the thread's. Only functions of the crate that the variable's name begins with
+    /// use it.
     Crate,
 }
 
@@ -105,10 +106,10 @@ impl Variables {
         Variables(entries(text).map(row).collect())
     }
 
-    /// Returns whose value is acceptable, for a variable of this demangled name and size.
+    /// Finds the row of a variable with this demangled name and this size.
     pub(crate) fn whose(&self, name: &str, size: usize) -> Option<Whose> {
         let mut of_size = self.0.iter().filter(|row| row.size == size).peekable();
-        of_size.peek()?; // demangling is slow
+        of_size.peek()?; // demangling names is slow
         let name = paths::path(name);
         let is = |row: &&Variable| is_within(&name, row.name);
         of_size.find(is).map(|row| row.whose)
@@ -141,7 +142,7 @@ pub(crate) static LISTS: LazyLock<Lists> = LazyLock::new(|| Lists {
     variables: Variables::read(VARIABLES),
 });
 
-/// Returns name and reason of each entry. A line that begins with `#` is a heading.
+/// Name and reason of each entry. A line that begins with `#` is a heading.
 fn entries(text: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = text.lines().map(str::trim);
     let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -177,7 +178,8 @@ impl List {
         self.names(name, &path) || self.begins(name, &path)
     }
 
-    /// Whether the list has a function as a trusted frame: no code of other crates is inside.
+    /// Whether the list has a function that is trusted as a frame. Such a function contains no code
+    /// of other crates.
     pub(crate) fn has_as_frame(&self, name: &str) -> bool {
         let path = paths::path(name);
         self.names(name, &path) || self.begins(name, &path) && !paths::has_strangers(name)
@@ -193,9 +195,8 @@ impl List {
     }
 }
 
-/// Whether a library, by its file name, is part of the C library and judged by `libc`.
-///
-/// Compares whole names: any library may be called `libutil.so`.
+/// Whether a library is part of the C library and judged by `libc`. `file` is its file name. Whole
+/// names are compared, because any library may be called `libutil.so`.
 pub(crate) fn is_libc(file: &str) -> bool {
     const GLIBC: [&str; 8] = [
         "libc.so.6",

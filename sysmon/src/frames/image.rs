@@ -1,4 +1,4 @@
-//! Reads one mapped object: its functions, its constants, and what is known by name.
+//! One object as it is mapped: its functions, constants and names.
 //!
 //! | file | what it reads |
 //! |---|---|
@@ -7,7 +7,7 @@
 //! | `relocs` | which words the loader filled in, and with what |
 //! | `symbols` | names, if the file can be read and was not stripped |
 //!
-//! The first three describe the process as it runs. Names come from the file, and only ever make
+//! The first three describe the process as it runs. Names come from the file and only ever make
 //! more things harmless, or explanations better.
 
 pub(crate) mod memory;
@@ -27,18 +27,18 @@ use relocs::{Slot, Slots};
 use symbols::Symbols;
 use unwind::Function;
 
-/// What an address in a constant, or loaded from one, leads to.
+/// Target of an address that is in a constant, or loaded from one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     /// A place in the image's text.
     Code(usize),
     /// A place in the image's constants.
     Constant(usize),
-    /// Something imported, and its address.
+    /// Something imported: the number of its name, and its address.
     Import(u32, usize),
     /// The offset of a thread-local from the thread pointer.
     ThreadOffset(i64),
-    /// A thread-local that is reached in a way not followed.
+    /// A thread-local, found in a way that is not followed.
     ThreadLocal,
     /// A place outside of the image that has no name.
     Foreign(usize),
@@ -48,30 +48,26 @@ pub(crate) enum Target {
 #[derive(Debug, Default)]
 pub(crate) struct Image {
     pub(crate) memory: Memory,
-    /// Address range of the whole object.
+    /// The whole address range of the object.
     pub(crate) range: Range<usize>,
     pub(crate) functions: Vec<Function>,
     pub(crate) slots: Slots,
     pub(crate) symbols: Symbols,
-    /// Whether it is linked for one address: pointers are not marked.
+    /// Linked for one address: pointers are not marked.
     pub(crate) fixed: bool,
-    /// Variables without an initial value: the linker puts no pointer there.
+    /// Variables without an initial value, where the linker wrote no pointer.
     pub(crate) zeroed: Vec<Range<usize>>,
-    /// Ranges that belong to no constant: the loader's own tables among them.
+    /// Memory that belongs to no constant, including the loader's own tables.
     pub(crate) reserved: Vec<Range<usize>>,
-    /// Of `reserved`, the slots that the linker made.
-    ///
-    /// Code reads them by their place, and takes the address of none. What points there points to
-    /// the end of what lies before.
+    /// The reserved slots that the linker made. Code reads them by their place and takes the
+    /// address of none; a pointer to one means the end of what lies before it.
     pub(crate) linkers: Vec<Range<usize>>,
-    /// Offset from the thread pointer to the initial image, for an executable.
+    /// Distance from the thread pointer to the initial image, for an executable.
     pub(crate) tls: Option<i64>,
 }
 
 impl Image {
-    /// Reads an object of this process, which must never be unloaded.
-    ///
-    /// `path` is the path of its file.
+    /// Reads an object of this process, which must never be unloaded. Its file is at `path`.
     pub(crate) fn read(object: &Object, path: &Path, executable: bool) -> Image {
         let mut memory = map(object);
         let start = object.segments.iter().map(|s| s.range.start).min();
@@ -98,7 +94,7 @@ impl Image {
         }
     }
 
-    /// Returns the index of the function around an address.
+    /// Index of the function around an address.
     pub(crate) fn function_at(&self, address: usize) -> Option<usize> {
         // A plain loop: this is most of a survey's work in builds without optimization.
         let functions = self.functions.as_slice();
@@ -114,7 +110,7 @@ impl Image {
         (low > 0 && address < functions[low - 1].range.end).then(|| low - 1)
     }
 
-    /// Returns where the word at an address leads, if anywhere.
+    /// Where the word at an address leads, if anywhere.
     pub(crate) fn pointer(&self, at: usize) -> Option<Target> {
         match self.slots.at(at) {
             Some(Slot::ThreadLocal) => Some(Target::ThreadLocal),
@@ -131,7 +127,8 @@ impl Image {
                     Some(inside) if !self.slots.is_of_others(name) && !self.is_stub(value) => {
                         Some(inside)
                     }
-                    // Not ours, not bound yet, or a variable of ours: the name decides.
+                    // Outside of this image, not bound yet, or a variable of this image: the name
+                    // decides.
                     _ => Some(Target::Import(name, value)),
                 }
             }
@@ -150,9 +147,8 @@ impl Image {
         }
     }
 
-    /// Whether an address is a place in the procedure linkage table.
-    ///
-    /// A slot that is not bound yet leads there. Some linkers give such a place an unwind entry.
+    /// Whether an unbound slot leads here: a place in the procedure linkage table. Some linkers
+    /// give such a place an unwind entry.
     fn is_stub(&self, address: usize) -> bool {
         let mut tables = self.symbols.sections.iter();
         let table = tables.any(|s| s.name.starts_with(".plt") && s.range.contains(&address));
@@ -160,10 +156,8 @@ impl Image {
         table || uncovered && self.memory.kind(address) == Some(Kind::Text)
     }
 
-    /// Returns what an address itself leads to.
-    ///
-    /// Variables count with what they hold, too: many are in effect tables, beside a counter or in
-    /// a section of their own.
+    /// What an address itself leads to. Variables count with what they hold, too: many are really
+    /// tables, beside a counter or in a section of their own.
     pub(crate) fn address(&self, value: usize) -> Option<Target> {
         if !self.range.contains(&value) {
             return None;
@@ -174,23 +168,22 @@ impl Image {
         }
     }
 
-    /// Whether an address with an index may refer to a table of this image.
+    /// Whether a table of this image may be meant by an address with an index.
     pub(crate) fn is_near(&self, address: usize) -> bool {
         let (before, after) = (Reach::FAR.before as usize, Reach::FAR.after as usize);
         let start = self.range.start.saturating_sub(after);
         (start..self.range.end.saturating_add(before)).contains(&address)
     }
 
-    /// Returns what a number leads to, which may or may not be an address.
-    ///
-    /// Nothing of the program lies in the headers and the loader's tables.
+    /// What a number leads to that may or may not be an address. Nothing of the program lies in the
+    /// headers and the loader's tables.
     pub(crate) fn guess(&self, value: usize) -> Option<Target> {
         let target = self.address(value)?;
         let theirs = self.reserved.iter().any(|range| range.contains(&value));
         (!theirs || target == Target::Code(value)).then_some(target)
     }
 
-    /// Returns the slot through which a stub of the procedure linkage table jumps.
+    /// The slot that a stub of the procedure linkage table jumps through.
     pub(crate) fn stub(&self, address: usize) -> Option<usize> {
         let bytes = self.memory.bytes(address..address + 24)?;
         let mut decoder = Decoder::with_ip(64, bytes, address as u64, DecoderOptions::NONE);
@@ -206,20 +199,20 @@ impl Image {
         (jump && known).then_some(slot)
     }
 
-    /// Returns name and size of the thread-local at an offset from the thread pointer.
+    /// Name and size of the thread-local at an offset from the thread pointer.
     pub(crate) fn variable(&self, offset: i64) -> Option<(&str, usize)> {
         let inside = usize::try_from(offset - self.tls?).ok()?;
         self.symbols.thread_local_at(inside)
     }
 
-    /// Returns a function's name, demangled; the shortest of several.
+    /// A function's name, demangled; the shortest of several.
     pub(crate) fn name(&self, start: usize) -> Option<String> {
         let names = self.symbols.functions_at(start).map(symbols::plain);
         names.min_by_key(String::len)
     }
 }
 
-/// Maps the segments of an object.
+/// Describes the memory of an object by its segments.
 #[expect(unsafe_code, reason = "trusts the loader")]
 pub(crate) fn map(object: &Object) -> Memory {
     let mut memory = Memory::default();
@@ -240,7 +233,7 @@ pub(crate) fn map(object: &Object) -> Memory {
     memory
 }
 
-/// Returns what the loader protects after relocation, if anything.
+/// The range that the loader protects after relocation, if there is one.
 fn protected(object: &Object) -> Option<Range<usize>> {
     let relro = object.relro.clone()?;
     let overlaps = |range: &Range<usize>| range.start < relro.end && relro.start < range.end;
@@ -248,9 +241,8 @@ fn protected(object: &Object) -> Option<Range<usize>> {
     segments.any(|s| overlaps(&s.range)).then_some(relro)
 }
 
-/// Refines memory kinds by sections.
-///
-/// They show constants in an executable segment, and variables among the constants.
+/// Corrects kinds of memory by sections: constants in an executable segment, variables among the
+/// constants.
 fn refine(memory: &mut Memory, object: &Object, symbols: &Symbols) {
     let executable = object.segments.iter().filter(|s| s.executable);
     for segment in executable {
@@ -278,9 +270,9 @@ fn linkers(symbols: &Symbols) -> Vec<Range<usize>> {
     slots.map(|s| s.range.clone()).collect()
 }
 
-/// Returns where no constant of the program lies: the table of slots, and what the loader reads.
-///
-/// Without sections it is everything from `.dynamic` on, which is where linkers put the slots.
+/// Ranges where no constant of the program lies. These are the table of slots, and what the loader
+/// reads. Without sections this is everything from `.dynamic` on, which is where linkers put the
+/// slots.
 fn reserved(object: &Object, symbols: &Symbols) -> Vec<Range<usize>> {
     let ours = |name: &str| name.starts_with(".rodata") || name.starts_with(".data");
     let sections = symbols.sections.iter();

@@ -1,37 +1,38 @@
-//! What things without a name are, by their looks and the names of what they point to.
+//! Recognizes unnamed constants by their shape and the names of what they point to.
 //!
 //! A **vtable** is destructor or null, size, alignment, methods. Its destructor is named
 //! `drop_in_place`; without one, its first method is one of a trait (`<Type as Trait>::method`), or
-//! a shim that only vtables have. Three words that look like it are not enough: any table of functions
-//! with two numbers may. (What cannot be told from a row of vtables is a table without a name of
-//! hand-written ones, that are filled with the same functions.)
+//! a shim that only vtables have. Three words that look like it are not enough: any table of
+//! functions with two numbers may. (Not distinguishable from a row of vtables is a table without a
+//! name that holds hand-written ones, filled with the same functions.)
 //!
 //! A **key** is a [`LocalKey`](std::thread::LocalKey): one word, the function that finds the
 //! variable. That is a closure in a constant block, or the shim of one.
 //!
-//! A **location** is a string that ends in `.rs`, its length, line and column. Anybody can make such
-//! a thing of `file!()`, `line!()` and `column!()`, with more behind it. In those that the compiler
-//! makes a zero follows the string. (One of these can be copied into the head of something larger.)
+//! A **location** is a string that ends in `.rs`, its length, line and column. Any program can
+//! build such a constant from `file!()`, `line!()` and `column!()`, with more behind it. In those
+//! that the compiler makes a zero follows the string. (One of these can be copied into the head of
+//! something larger.)
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
 use crate::frames::harmless::paths::path;
 use crate::frames::image::{Image, Target, symbols};
 
-/// Words before the first method.
+/// Bytes before the first method.
 pub(super) const VTABLE: usize = 24;
 /// The size of a location.
 pub(super) const LOCATION: usize = 24;
 /// The size of a key.
 pub(super) const KEY: usize = 8;
-/// No vtable has a larger alignment.
+/// Largest alignment in a vtable.
 const MAX_ALIGN: usize = 1 << 29;
 /// Parts of a method's name in the older mangling.
 const METHOD: [&str; 3] = ["$u20$as$u20$", "$LT$impl$u20$", "vtable.shim"];
-/// The shim of a closure is not longer.
+/// Largest size of a closure's shim in bytes.
 const SHIM: usize = 64;
 
-/// A word that is no pointer.
+/// Reads a word that is no pointer.
 fn number(image: &Image, at: usize) -> Option<usize> {
     match image.pointer(at) {
         None => image.memory.word(at),
@@ -39,7 +40,7 @@ fn number(image: &Image, at: usize) -> Option<usize> {
     }
 }
 
-/// Three words like those of a vtable.
+/// Whether three words here look like those of a vtable.
 pub(super) fn looks_like_vtable(image: &Image, at: usize) -> bool {
     let destructor = match image.pointer(at) {
         Some(Target::Code(_) | Target::Import(..)) => true,
@@ -69,8 +70,9 @@ pub(super) fn is_vtable(image: &Image, at: usize) -> bool {
         }
 }
 
-/// Whether a function has a name of that kind; one of several is enough, for equal functions are
-/// merged. Names of the older mangling are read only if they have one of the parts: it is slow.
+/// Whether a function has a name that satisfies `kind`. One of several names is enough, because
+/// equal functions are merged. Names of the older mangling are demangled only if they contain one
+/// of `parts`: demangling is slow.
 fn is_named(image: &Image, function: usize, parts: &[&str], kind: fn(&str) -> bool) -> bool {
     let worth = |name: &&str| name.starts_with("_R") || parts.iter().any(|p| name.contains(p));
     let mut names = image.symbols.functions_at(function).filter(worth);
@@ -92,13 +94,13 @@ pub(super) fn is_key(image: &Image, at: usize) -> bool {
     fits(function) || is_shim(image, function) && callees(image, function).any(fits)
 }
 
-/// A closure as a plain function.
+/// Whether a function is the shim of a closure: the closure as a plain function.
 fn is_shim(image: &Image, function: usize) -> bool {
     let mut names = image.symbols.functions_at(function);
     names.any(|name| name.contains("call_once"))
 }
 
-/// A closure in a constant block.
+/// Whether a name is that of a closure in a constant block.
 fn is_in_constant(name: &str) -> bool {
     let name = name.trim_end_matches(|c: char| c.is_ascii_digit() || "{}#".contains(c));
     let Some(outer) = name.strip_suffix("closure") else {
@@ -108,7 +110,7 @@ fn is_in_constant(name: &str) -> bool {
     outer.ends_with("{{constant") || outer.ends_with("{constant")
 }
 
-/// What a short function calls, itself or by a slot.
+/// The functions that a short function calls, directly or through a slot.
 fn callees(image: &Image, function: usize) -> impl Iterator<Item = usize> {
     let bytes = image.memory.bytes(function..function + SHIM);
     let bytes = bytes.unwrap_or_default();
@@ -144,7 +146,7 @@ pub(super) fn is_location(image: &Image, at: usize) -> bool {
     line > 0 && column > 0 && name.ends_with(b".rs")
 }
 
-/// A location whose string has a zero behind it: that of `file!()` has none.
+/// Whether a location's string has a zero behind it: that of `file!()` has none.
 pub(super) fn is_made_location(image: &Image, at: usize) -> bool {
     let (Some(Target::Constant(name)), Some(length)) = (image.pointer(at), number(image, at + 8))
     else {

@@ -7,8 +7,8 @@ use crate::frames::image::memory::Memory;
 use crate::frames::image::symbols::Symbols;
 use crate::frames::image::unwind::Function;
 
-/// An image with a fixed address, so that its pointers need no slots: sixteen words of code, then
-/// constants.
+/// Builds an image with sixteen words of code, then constants. It has a fixed address, so that its
+/// pointers need no slots.
 fn image(constants: &[Word]) -> (Image, usize) {
     let memory: &'static mut [usize] = vec![0; 16 + constants.len()].leak();
     let start = memory.as_ptr() as usize;
@@ -24,9 +24,9 @@ fn image(constants: &[Word]) -> (Image, usize) {
     }
     let end = first + constants.len() * 8;
     let mut known = Memory::default();
-    // SAFETY: leaked, and not written any more.
+    // SAFETY: leaked, and no longer written.
     unsafe { known.add(start..first, Kind::Text, true) };
-    // SAFETY: the same.
+    // SAFETY: leaked, and no longer written.
     unsafe { known.add(first..end, Kind::Constant, true) };
     let image = Image {
         memory: known,
@@ -173,7 +173,7 @@ fn a_table_of_distances_leads_where_its_distances_do() {
     );
 }
 
-/// Descriptions of types: a function, a size, an alignment. Somebody refers to each.
+/// Descriptions of types: a function, a size, an alignment. Each is referenced.
 #[test]
 fn what_only_looks_like_vtables_is_not_cut() {
     let one = [Code, Number(8), Number(8)];
@@ -188,7 +188,7 @@ fn what_only_looks_like_vtables_is_not_cut() {
     }
 }
 
-/// What the piece at this word of an image leads to, if that word is a variable.
+/// Where the piece of these words leads, if they are a variable.
 fn variable(words: &[Word], zeroed: bool) -> Vec<Target> {
     let (mut image, first) = image(words);
     let end = first + words.len() * 8;

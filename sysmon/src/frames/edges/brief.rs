@@ -1,16 +1,16 @@
-//! A decoder for the instructions that ordinary code is made of, fast without optimization.
+//! A decoder for the instructions of ordinary code, fast without optimization.
 //!
 //! A program's debug build compiles this crate and its dependencies without optimization, and a
-//! complete decoder then takes most of the time of a survey. This one knows only what compilers
-//! emit all the time. It says how long such an instruction is, where its operand is, and what it
-//! does to addresses in registers. Everything else is *not known*, and then the whole function is
-//! read by the complete decoder: `fs` and `gs`, `syscall`, vectors beyond SSE2, the x87 unit,
-//! whatever cannot be decoded, odd prefixes. A test compares the two decoders for every opcode with
-//! every operand.
+//! complete decoder then takes most of the time of a survey. This decoder knows only what compilers
+//! emit all the time. It reports how long such an instruction is, where its operand is, and what it
+//! does to addresses in registers. Everything else is *not known*, and then the complete decoder
+//! reads the whole function: `fs` and `gs`, `syscall`, vectors beyond SSE2, the x87 unit,
+//! everything that cannot be decoded, odd prefixes. A test compares the two decoders for every
+//! opcode with every operand.
 //!
-//! Without optimization each call and each iterator costs more than the work in it. So there are
-//! tables, indexes and plain loops here, and [`skip`], which steps over instructions that say
-//! nothing, is one loop without a call.
+//! Without optimization each call and each iterator costs more than the work in it. So this code
+//! uses tables, indexes and plain loops, and [`skip`], which steps over instructions that lead
+//! nowhere, is one loop without a call.
 
 mod forms;
 mod motion;
@@ -18,35 +18,37 @@ mod motion;
 use super::starts::{START, TARGET};
 use forms::*;
 
-/// No instruction is longer.
+/// Length of the longest instruction.
 const LONGEST: usize = 15;
-/// More than is read of an instruction before its length is known.
+/// More bytes than are read of an instruction before its length is known.
 pub(super) const MARGIN: usize = 32;
 
 /// The code of a function.
 #[derive(Clone, Copy)]
 pub(super) struct Code<'a> {
-    /// With [`MARGIN`] bytes behind its end, whatever they are.
+    /// With [`MARGIN`] bytes of any content behind its end.
     bytes: &'a [u8],
     pub(super) end: usize,
 }
 
 impl<'a> Code<'a> {
-    /// The first bytes are the code; `None` if less than the margin is behind them.
+    /// Wraps code of length `end`; `None` if less than the margin is behind it.
     pub(super) fn new(bytes: &'a [u8], end: usize) -> Option<Code<'a>> {
         (bytes.len() >= end + MARGIN).then_some(Code { bytes, end })
     }
 
-    /// From an offset on.
+    /// Returns the code from an offset on.
     pub(super) fn from(&self, at: usize) -> &'a [u8] {
         &self.bytes[at..self.end]
     }
 }
 
-/// Steps over instructions that are known and lead nowhere else: no prefix but REX, no operand
-/// relative to the instruction, no branch but one to a later byte of the function than its first.
-/// Returns where the first other one begins, and whether the last one that was skipped goes on with
-/// the next. Marks where instructions begin and branches lead (`starts`).
+/// Steps over instructions that are known and lead nowhere else.
+///
+/// These have no prefix but REX, no operand relative to the instruction, and no branch but one to a
+/// byte of the function other than its first. Returns where the first other instruction begins, and
+/// whether the last skipped one continues with the next. Marks where instructions begin and
+/// branches lead (`starts`).
 pub(super) fn skip(code: &Code<'_>, from: usize, marks: &mut [u8]) -> (usize, bool) {
     let mut goes_on = true;
     let (code, end) = (code.bytes, code.end);
@@ -117,8 +119,10 @@ pub(super) fn skip(code: &Code<'_>, from: usize, marks: &mut [u8]) -> (usize, bo
     (start, goes_on)
 }
 
-/// Steps over instructions that do nothing to addresses in registers, in code that is known, and
-/// unless `puts` over those that put one on the stack. Returns where the first other one begins.
+/// Steps over instructions that do nothing to addresses in registers, in code that is known.
+///
+/// With `puts`, stops at those that store an address on the stack. Returns where the first other
+/// instruction begins.
 pub(super) fn skip_still(code: &Code<'_>, from: usize, puts: bool) -> usize {
     let (code, end) = (code.bytes, code.end);
     let mut start = from;
@@ -167,7 +171,7 @@ pub(super) fn skip_still(code: &Code<'_>, from: usize, puts: bool) -> usize {
     start
 }
 
-/// Four bytes as a number.
+/// Reads four bytes as a number.
 fn half(code: &[u8], at: usize) -> i32 {
     let [a, b, c, d] = [code[at], code[at + 1], code[at + 2], code[at + 3]];
     (a as u32 | (b as u32) << 8 | (c as u32) << 16 | (d as u32) << 24) as i32
@@ -187,13 +191,13 @@ pub(super) fn adds_to(code: &[u8], register: u8) -> bool {
     rex & 0xF8 == 0x48 && modrm >= 0xC0 && into == register
 }
 
-/// No register.
+/// The number that stands for no register.
 pub(super) const NONE: u8 = 16;
 
-/// One instruction of a form that is known.
+/// One instruction of a known form.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Brief {
-    /// With 0x100 behind `0F`.
+    /// With 0x100 added if it follows `0F`.
     pub(super) opcode: u16,
     /// Where the next instruction begins.
     pub(super) next: usize,
@@ -213,17 +217,17 @@ pub(super) struct Brief {
     number: i64,
 }
 
-/// What kind of instruction it is, as far as control goes.
+/// Where control goes after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     Next,
-    /// Does nothing.
+    /// Continues with the next instruction and does nothing.
     Pad,
-    /// To this distance from the next instruction.
+    /// The target is at this distance from the next instruction.
     Call(i32),
     Jump(i32),
     Branch(i32),
-    /// Through a register or memory.
+    /// The target is in a register or memory.
     IndirectCall,
     IndirectJump,
     Return,
@@ -234,7 +238,8 @@ pub(super) enum Turn {
 }
 
 impl Brief {
-    /// The instruction at an offset; false if it is not known, and then nothing here is.
+    /// Reads the instruction at an offset. Returns false if it is not known; then no field is
+    /// valid.
     pub(super) fn read(&mut self, code: &Code<'_>, start: usize) -> bool {
         let (code, end) = (code.bytes, code.end);
         if start >= end {
@@ -366,7 +371,7 @@ impl Brief {
         at
     }
 
-    /// Whether it is known, where that depends on more than the opcode.
+    /// Whether the instruction is known, where that depends on more than the opcode.
     fn is_known(&self, locked: bool) -> bool {
         let group = self.modrm >> 3 & 7;
         match self.opcode {
@@ -386,7 +391,7 @@ impl Brief {
         }
     }
 
-    /// The bytes of the number, where that depends on more than the opcode.
+    /// Size of the immediate in bytes, where that depends on more than the opcode.
     fn size_of_number(&self, otherwise: usize) -> usize {
         let group = self.modrm >> 3 & 7;
         let narrow = self.prefix == 0x66 && !self.is_wide();
@@ -401,7 +406,7 @@ impl Brief {
         }
     }
 
-    /// Whether it is a plain move, or `lea`, that has nothing to do with this register.
+    /// Whether it is a plain move, or `lea`, that does not involve this register.
     pub(super) fn is_move_beside(&self, register: u8) -> bool {
         let vectors = matches!(self.opcode, 0x110 | 0x111 | 0x128 | 0x129);
         let place = match self.memory {
@@ -454,12 +459,12 @@ impl Brief {
         self.opcode == 0x63
     }
 
-    /// The number of the register beside the operand.
+    /// Number of the register named beside the operand.
     pub(super) fn register(&self) -> u8 {
         self.modrm >> 3 & 7 | (self.rex & 4) << 1
     }
 
-    /// The number of the register that is the operand.
+    /// Number of the register that is the operand.
     pub(super) fn other_register(&self) -> u8 {
         self.modrm & 7 | (self.rex & 1) << 3
     }

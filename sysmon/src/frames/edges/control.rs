@@ -1,21 +1,26 @@
-//! Registers of the thread that are neither preserved nor spoiled by calls: rounding mode and masks of
-//! both floating-point units, and the rights that protection keys give.
+//! Thread registers that calls neither preserve nor spoil: floating-point control and protection
+//! keys.
 //!
-//! Who changes one wants it changed for what runs next on this thread, and will put the old value
-//! back. So it is bound like one who changes a thread-local. Reading them binds nobody.
+//! These are the rounding mode and the masks of both floating-point units, and the rights that
+//! protection keys give.
 //!
-//! The segment registers that thread-locals are found by count alike: loading one changes the
+//! A function that changes one wants the change for the code that runs next on this thread, and
+//! will restore the old value. So it is bound, like a function that changes a thread-local. Reading
+//! these registers does not bind.
+//!
+//! The segment registers that thread-locals are found by count as well: loading one changes the
 //! thread pointer.
 //!
-//! Rejected: letting off whoever puts the old value back before the next call. Nobody needs it: no
-//! function of std, of a compiler's support library or of the crates in `tests/verdicts` loads one.
+//! Rejected: an exception for code that restores the old value before the next call. No code needs
+//! it: no function of std, of a compiler's support library or of the crates in `tests/verdicts`
+//! loads one.
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
-/// What is touched, in words.
+/// Description of what such an instruction touches.
 pub(super) const REGISTERS: &str = "rounding mode, floating-point masks or protection keys";
 
-/// The same of segment registers.
+/// Description of what an instruction that loads a segment register touches.
 pub(super) const SEGMENTS: &str = "a segment register";
 
 /// Whether an instruction loads such a register.
@@ -44,7 +49,7 @@ pub(super) fn loads(mnemonic: Mnemonic) -> bool {
     )
 }
 
-/// Whether an instruction loads the segment that thread-locals are found by, or its twin.
+/// Whether an instruction loads `fs`, by which thread-locals are found, or its twin `gs`.
 pub(super) fn loads_segment(instruction: &Instruction) -> bool {
     match instruction.mnemonic() {
         Mnemonic::Lfs | Mnemonic::Lgs => true,

@@ -1,19 +1,19 @@
-//! What becomes of the address of a thread-local in one function.
+//! What happens to the address of a thread-local in one function.
 //!
 //! Where stacks take their thread-locals along, a value that was read goes with the stack, but an
-//! address does not. So what matters is where addresses go. They come from the thread pointer, from
-//! a call that hands one out, or from the caller (their *colour* says which); whatever is computed
-//! from one counts as one. A function
+//! address does not. So this module finds where addresses go. An address comes from the thread
+//! pointer, from a call that returns one, or from the caller (its *colour* says which). Everything
+//! computed from an address counts as one. A function
 //!
-//! - *holds* one if it may have one while it calls another function: then its frame is bound, and no
-//!   other;
-//! - *hands one out* if it may return one: then its callers are looked at;
-//! - *loses* one if it puts it anywhere but into a word of its own frame, gives it to a call that
-//!   loses it or that is not known, or compares it with something that is none. Then something may
-//!   be left of it when the function has returned.
+//! - *holds* an address if it may have one while it calls another function: then its frame is
+//!   bound, and no other;
+//! - *hands out* an address if it may return one: then its callers are looked at;
+//! - *loses* an address if it stores it anywhere but in a word of its own frame, passes it to a
+//!   call that loses it or that is not known, or compares it with something that is no such
+//!   address. Then something may be left of it when the function has returned.
 //!
-//! The frame is followed word by word. Once the address of a word of it has been taken, anyone may
-//! read that word and those above it: an address that is there at a call is lost.
+//! The frame is followed word by word. Once the address of a word of it has been taken, any code
+//! may read that word and those above it: an address that is stored there at a call is lost.
 //!
 //! States grow until nothing changes, as in `flow`. Code that no branch leads to begins with what
 //! any call or jump through a register leaves.
@@ -37,11 +37,11 @@ use step::Step;
 
 /// The bit of the stack pointer in a set of registers.
 const RSP: u32 = 1 << 4;
-/// Too large to be worth it: counts as losing all.
+/// Functions with more instructions count as losing everything: following them costs too much.
 const TOO_LONG: usize = 20_000;
 const CROWDED: &str = "it is in too many places of the frame";
 
-/// Whose address of a thread-local it is.
+/// Origin of an address of a thread-local: made here, or given by the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Colours(u8);
 
@@ -49,7 +49,7 @@ impl Colours {
     const NONE: Colours = Colours(0);
     /// Made in the function, or handed out to it.
     pub(crate) const OWN: Colours = Colours(1);
-    /// The caller gave it.
+    /// Given by the caller.
     pub(crate) const GIVEN: Colours = Colours(2);
 
     fn with(self, other: Colours) -> Colours {
@@ -61,61 +61,61 @@ impl Colours {
     }
 }
 
-/// What a call is given: a bit for each of the six registers of arguments, and [`ON_STACK`].
+/// What a call receives: a bit for each of the six argument registers, and [`ON_STACK`].
 pub(crate) type Arguments = u8;
 /// Arguments on the stack.
 pub(crate) const ON_STACK: Arguments = 1 << 6;
-/// rdi, rsi, rdx, rcx, r8, r9, by their bits.
+/// Bits of rdi, rsi, rdx, rcx, r8, r9.
 const ARGUMENTS: [u32; 6] = [1 << 7, 1 << 6, 1 << 2, 1 << 1, 1 << 8, 1 << 9];
 
 /// What comes back in rax and rdx: a bit for each.
 pub(crate) type Results = u8;
 const RESULTS: [u32; 2] = [1, 1 << 2];
 
-/// What is called.
+/// The target of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Callee {
     /// The code at an address.
     Code(usize),
-    /// Something imported.
+    /// An imported function.
     Import(u32),
-    /// It cannot be told.
+    /// The target is not known.
     Unknown,
 }
 
-/// What a call does with the addresses it is given.
+/// What a call does with the addresses it receives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) loses: bool,
-    /// Where one of them may come back.
+    /// Where one of the addresses it receives may come back.
     pub(crate) returns: Results,
-    /// Where one that was not given may come.
+    /// Where an address it did not receive may come back.
     pub(crate) hands_out: Results,
 }
 
-/// What becomes of the addresses of one colour.
+/// What happens to the addresses of one colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Fate {
-    /// How one is lost, if that happens.
+    /// How an address is lost, if that happens.
     pub(crate) lost: Option<&'static str>,
     pub(crate) returns: Results,
-    /// There may be one during a call.
+    /// There may be an address during a call.
     pub(crate) held: bool,
-    /// There is one at all.
+    /// There is an address at all.
     pub(crate) any: bool,
 }
 
-/// What becomes of addresses in one function.
+/// What happens to addresses in one function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Escape {
     pub(crate) own: Fate,
     pub(crate) given: Fate,
 }
 
-/// What is known of other functions: asked about each call with what it is given.
+/// Answers what another function does with its arguments; asked for each call.
 pub(crate) type Ask<'a> = dyn FnMut(Callee, Arguments) -> Answer + 'a;
 
-/// Follows functions one after the other; keeps its memory.
+/// Follows one function after another and reuses its memory.
 pub(crate) struct Follower {
     info: InstructionInfoFactory,
     code: Vec<Instruction>,
@@ -135,7 +135,7 @@ impl Default for Follower {
 }
 
 impl Follower {
-    /// What becomes of addresses in a function that is given some.
+    /// Finds what happens to addresses in a function that receives some.
     pub(crate) fn follow(
         &mut self,
         image: &Image,
@@ -159,7 +159,7 @@ impl Follower {
             return escape;
         }
         let entries = Entries::of(image, function, &self.code);
-        // The lowest place in the frame whose address is taken. It is known when all is.
+        // The lowest place in the frame whose address is taken. It is known once nothing changes.
         let mut taken = i32::MAX;
         loop {
             let before = taken;
@@ -188,13 +188,13 @@ fn is_call(instruction: &Instruction) -> bool {
     )
 }
 
-/// Where a function is entered other than by branches that can be seen.
+/// Entries of a function other than by visible branches.
 struct Entries {
-    /// By unwinding.
+    /// Entered by unwinding.
     pads: Vec<usize>,
-    /// By jumps through a register.
+    /// Entered by jumps through a register.
     tables: Vec<usize>,
-    /// There are such jumps, and where they lead can be told.
+    /// There are such jumps, and where they lead is known.
     told: bool,
 }
 
@@ -213,7 +213,7 @@ impl Entries {
     }
 }
 
-/// One function on its way.
+/// State of the analysis while it follows one function.
 struct Pass<'a, 'b> {
     follower: &'a mut Follower,
     image: &'b Image,
@@ -289,7 +289,7 @@ impl Pass<'_, '_> {
         }
     }
 
-    /// Hands states on until nothing changes.
+    /// Propagates states until nothing changes.
     fn settle(&mut self, ask: &mut Ask<'_>) {
         while let Some(place) = self.follower.work.pop() {
             let Some(state) = self.follower.states[place] else {

@@ -1,25 +1,33 @@
-//! Which thread-local it is: follows the thread pointer through the registers of one function.
+//! Finds which thread-local is touched by following the thread pointer through registers.
 //!
-//! The usual forms: `fs:[-0x38]` says it itself. `fs:[rbx+8]` with a known number in `rbx`.
-//! `mov rax, fs:0` and then `[rax-0x38]`, or `lea`, or an offset added to it. The variable is known
-//! only if *every* use of the thread pointer is of such a form; passed on, stored or used in any
-//! other way it can become any address, and which thread-local the function touches is unknown. Returned, it is
-//! followed to the callers where addresses are (`escape`). An address
-//! made with a known offset may go anywhere: it stays within its variable.
+//! It works on one function. The usual forms are:
 //!
-//! The state before an instruction says for each register: *may* hold the thread pointer, *may* hold
-//! the address of errno or the function that hands it out, *must* hold a certain number. States
-//! grow until nothing changes. Landing pads, and code that no branch leads to (targets of jump tables),
-//! begin with what any call of the function leaves in the registers that calls preserve.
+//! - `fs:[-0x38]`, which names the variable itself;
+//! - `fs:[rbx+8]` with a known number in `rbx`;
+//! - `mov rax, fs:0` and then `[rax-0x38]`, or `lea`, or an offset added to it.
 //!
-//! The address of errno may be used until the next call at most. The function that hands it out may
-//! be kept in a register; a call through a register that was loaded with it anywhere counts as one of
-//! it, so it need not be followed through jump tables. Libc's `syscall` is kept the same way, where there
-//! are such tables. What it is asked for is the number in its first argument, as that of the
-//! instruction is in `rax`. Passed on or stored, it can be called with anything.
+//! The variable is known only if *every* use of the thread pointer is of such a form. If the thread
+//! pointer is passed on, stored or used in any other way, it can become any address, and which
+//! thread-local the function touches is unknown. If it is returned, it is followed to the callers
+//! where addresses are (`escape`). An address made with a known offset may go anywhere: it stays
+//! within its variable.
 //!
-//! Numbers are only told where every way to an instruction is seen: at the targets of jump tables
-//! (`tables`) none is known, and where two parts of a function jump into each other, none at all.
+//! The state before an instruction says for each register that it *may* hold the thread pointer,
+//! that it *may* hold the address of errno or the function that returns this address, and that it
+//! *must* hold a certain number. States grow until nothing changes. Landing pads, and code that no
+//! branch leads to (targets of jump tables), begin with what any call of the function leaves in the
+//! registers that calls preserve.
+//!
+//! The address of errno may be used until the next call at most. The function that returns it may
+//! be kept in a register. A call through a register that was loaded with this function anywhere
+//! counts as a call of it, so the function need not be followed through jump tables. Libc's
+//! `syscall` is kept the same way in functions with such tables. The system call it makes is the
+//! number in its first argument, as that of the instruction is in `rax`. If `syscall` is passed on
+//! or stored, other code can call it with any number.
+//!
+//! Numbers are known only where every path to an instruction is visible: at the targets of jump
+//! tables (`tables`) no number is known, and where two parts of a function jump into each other,
+//! none is known at all.
 
 mod state;
 mod step;
@@ -37,22 +45,22 @@ pub(super) use step::{ANSWERED, ASKED};
 use step::{Held, Step, is_slot_of};
 
 const RAX: u32 = 1;
-/// rcx, rdx, rsi, rdi, r8, r9: what a call is given, besides what it may spoil.
+/// rcx, rdx, rsi, rdi, r8, r9: registers of arguments. A call may also spoil them.
 const ARGUMENTS: u32 = 1 << 1 | 1 << 2 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 9;
-/// Arguments, rax, r10, r11.
+/// Registers that a call may spoil: arguments, rax, r10, r11.
 pub(super) const SPOILED: u32 = ARGUMENTS | RAX | 1 << 10 | 1 << 11;
-/// Too large to be worth it: counts as unknown.
+/// Functions with more instructions count as unknown: following them costs too much.
 const TOO_LONG: usize = 20_000;
 const LOST: &str = "the thread pointer";
 
-/// Follows functions one after the other; keeps its memory.
+/// Follows one function after another and reuses its memory.
 pub(super) struct Flow {
     info: InstructionInfoFactory,
     states: Vec<Option<State>>,
     work: Vec<usize>,
-    /// Whether numbers can be told: no jump comes from who knows where.
+    /// Whether numbers can be known: no jump comes from an unknown place.
     numbers: bool,
-    /// Registers that are loaded with a function that is followed, anywhere.
+    /// Registers that are loaded with a followed function, anywhere.
     loaded: Held,
 }
 
@@ -101,7 +109,7 @@ impl Flow {
         if tables {
             entries.extend(tables::places(image, range, code));
         }
-        // Where every way is seen, what none leads to may be the padding before a loop.
+        // Where every path is visible, code that no path leads to may be the padding before a loop.
         let all_seen = self.numbers;
         let padding = |i: &Instruction| all_seen && i.mnemonic() == Mnemonic::Nop;
         loop {
@@ -124,7 +132,7 @@ impl Flow {
         }
     }
 
-    /// What any call may leave in the registers it preserves, numbers excepted.
+    /// What any call may leave in the registers it preserves, except numbers.
     fn after_any_call(&self) -> State {
         let mut all = State::default();
         for state in self.states.iter().flatten() {
@@ -149,7 +157,7 @@ impl Flow {
         }
     }
 
-    /// Hands states on until nothing changes.
+    /// Propagates states until nothing changes.
     fn settle(&mut self, image: &Image, range: &Range<usize>, code: &[Instruction]) {
         while let Some(place) = self.work.pop() {
             let state = self.states[place].unwrap_or_default();
@@ -171,8 +179,9 @@ impl Flow {
     }
 }
 
-/// Whether an instruction that reads the slot of an import is one that is followed: calls it, jumps
-/// to it (libc's `syscall` alone: errno's address is then returned) or loads it.
+/// Whether an instruction that reads the slot of an import is one that is followed. Such an
+/// instruction calls the import, jumps to it (libc's `syscall` only: with errno's function, the
+/// address would be returned) or loads it.
 pub(super) fn follows(name: &str, form: &Form) -> bool {
     let call = form.how == How::Call;
     match name {
@@ -192,13 +201,13 @@ fn loaded(image: &Image, code: &[Instruction], name: &str) -> u32 {
     loads.fold(0, |set, i| set | bit(i.op0_register()))
 }
 
-/// The instruction at an address.
+/// Index of the instruction at an address.
 pub(super) fn place_of(code: &[Instruction], address: usize) -> Option<usize> {
     let place = code.binary_search_by_key(&(address as u64), Instruction::ip);
     place.ok()
 }
 
-/// A jump to another part of the function, which may come back to anywhere in this one.
+/// Whether it jumps to another part of the function, which may jump back anywhere.
 fn jumps_to_part(image: &Image, range: &Range<usize>, instruction: &Instruction) -> bool {
     let direct = matches!(
         instruction.flow_control(),
@@ -217,14 +226,15 @@ pub(super) fn is_other_part(image: &Image, target: usize) -> bool {
     function.is_none_or(|f| f.cold || f.range.start != target)
 }
 
-/// A jump whose targets are not known, perhaps in this function.
+/// Whether it is a jump with unknown targets, perhaps in this function.
 pub(super) fn jumps_anywhere(instruction: &Instruction) -> bool {
     instruction.flow_control() == FlowControl::IndirectBranch
         && !instruction.is_ip_rel_memory_operand()
 }
 
-/// Where the function is entered by unwinding. If its table cannot be read: wherever nothing, or
-/// only a call that may not return, leads on from the instruction before.
+/// Places where the function is entered by unwinding. If its table cannot be read, these are all
+/// instructions whose predecessor does not continue with them, or is only a call that may not
+/// return.
 pub(super) fn landing_pads(image: &Image, function: &Function, code: &[Instruction]) -> Vec<usize> {
     if let Some(pads) = unwind::landing_pads(&image.memory, function) {
         let places = pads.into_iter().filter_map(|pad| place_of(code, pad));

@@ -5,16 +5,16 @@ use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 use super::moves::{Reach, STRIDE};
 use super::{bit, has_memory};
 
-/// Where control goes behind an instruction, as far as a register with an address is concerned.
+/// Where control goes after an instruction, as it concerns a register with an address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Path {
     #[default]
     Next,
     /// It comes back, and calls preserve some registers.
     Call,
-    /// The same with the kernel's own registers.
+    /// It comes back, and the kernel preserves its own set of registers.
     Kernel,
-    /// The function is over.
+    /// The function ends.
     End,
     /// A branch, or an interrupt.
     Other,
@@ -23,49 +23,49 @@ pub(super) enum Path {
 /// A place on the stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// None at all.
+    /// No place on the stack.
     #[default]
     Nowhere,
-    /// Wherever `push` and `pop` find it.
+    /// The top of the stack, where `push` and `pop` work.
     Top,
-    /// So far from the stack pointer.
+    /// At this distance from the stack pointer.
     Sp(i32),
-    /// So far from the frame pointer.
+    /// At this distance from the frame pointer.
     Bp(i32),
 }
 
-/// What an instruction does to addresses in registers; sets of registers have a bit for each.
+/// What an instruction does to addresses in registers. Sets of registers have a bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Motion {
     /// Of its memory operand, or of the sum of two registers.
     pub(super) base: u32,
     pub(super) index: u32,
-    /// These have an index, of any kind.
+    /// The instruction has an index, of any kind.
     pub(super) indexed: bool,
     /// A register that is counted up or down, and how far that reaches.
     pub(super) counted: u32,
     pub(super) reach: Reach,
-    /// Whole registers that may get an address out of others, or one near it.
+    /// Whole registers that may receive an address from others, or one near it.
     pub(super) copy_to: u32,
     pub(super) copy_from: u32,
-    /// A whole register that is put into `slot`, or fetched from it.
+    /// A whole register that is stored in `slot`, or loaded from it.
     pub(super) put: u32,
     pub(super) fetched: u32,
     pub(super) slot: Slot,
-    /// A register that may hold a negative number afterwards, out of none.
+    /// A register that may become negative without a negative source.
     pub(super) negative: u32,
-    /// A register that may hold a negative number afterwards if one of `sources` does, or, with
-    /// `from_stack`, any.
+    /// A register that may hold a negative number afterwards. It does so if one of `sources` does,
+    /// or, with `from_stack`, if any register does.
     pub(super) into: u32,
     pub(super) sources: u32,
     pub(super) from_stack: bool,
-    /// A register that gets another value, for certain.
+    /// A register that certainly gets another value.
     pub(super) replaced: u32,
     pub(super) path: Path,
 }
 
 impl Motion {
-    /// Of an instruction that does nothing. A constant is cheaper than the default without
+    /// Motion of an instruction that does nothing. A constant is cheaper than the default without
     /// optimization.
     pub(super) const NONE: Motion = Motion {
         base: 0,
@@ -89,7 +89,7 @@ impl Motion {
         path: Path::Next,
     };
 
-    /// Of a decoded instruction. `brief` has the same for the forms it knows.
+    /// Motion of a decoded instruction. `brief` has the same for the forms it knows.
     pub(super) fn of(instruction: &Instruction) -> Motion {
         let mut motion = Motion::NONE;
         motion.path = path(instruction);
@@ -127,7 +127,7 @@ impl Motion {
         motion
     }
 
-    /// Notes what is put on the stack, or fetched from there.
+    /// Notes what is stored on the stack, or loaded from it.
     fn keep(&mut self, instruction: &Instruction) {
         let mnemonic = instruction.mnemonic();
         if !matches!(mnemonic, Mnemonic::Push | Mnemonic::Pop | Mnemonic::Mov) {
@@ -182,7 +182,7 @@ impl Motion {
             OpKind::Memory if mnemonic == Mnemonic::Lea => {
                 self.sources = bit(instruction.memory_base()) | bit(instruction.memory_index());
             }
-            // Put away on the stack and fetched again.
+            // A register may be spilled to the stack and loaded again.
             OpKind::Memory => self.from_stack = is_stack(instruction.memory_base()),
             _ => {}
         }
@@ -199,7 +199,7 @@ fn path(instruction: &Instruction) -> Path {
     }
 }
 
-/// A register that is counted up or down, and how far that reaches.
+/// Finds a register that is counted up or down, and how far that reaches.
 fn count(instruction: &Instruction) -> Option<(u32, Reach)> {
     let register = bit(instruction.op0_register());
     if instruction.op0_kind() != OpKind::Register || register == 0 {
@@ -222,7 +222,7 @@ fn count(instruction: &Instruction) -> Option<(u32, Reach)> {
         Mnemonic::Lea if bit(instruction.memory_base()) == register => {
             instruction.memory_displacement64() as i64
         }
-        // The sum is put elsewhere.
+        // The sum goes to another register.
         Mnemonic::Lea => {
             let (_, from) = copy(instruction)?;
             let step = instruction.memory_displacement64() as i64;
@@ -234,13 +234,13 @@ fn count(instruction: &Instruction) -> Option<(u32, Reach)> {
 }
 
 impl Reach {
-    /// Of a register that another is added to or subtracted from.
+    /// Reach of a register that another is added to or subtracted from.
     pub(super) const BY_REGISTER: Reach = Reach {
         before: STRIDE,
         after: STRIDE,
     };
 
-    /// Of a register that a number is added to.
+    /// Reach of a register that a number is added to.
     pub(super) fn of_step(step: i64) -> Reach {
         let size = u32::try_from(step.unsigned_abs()).unwrap_or(u32::MAX);
         match step {
@@ -260,7 +260,7 @@ fn is_immediate(instruction: &Instruction) -> bool {
     !matches!(instruction.op1_kind(), OpKind::Register | OpKind::Memory)
 }
 
-/// To and from.
+/// Finds a copy between registers: the target and the source.
 fn copy(instruction: &Instruction) -> Option<(u32, u32)> {
     let to = bit(instruction.op0_register());
     if instruction.op0_kind() != OpKind::Register || instruction.op0_register().size() != 8 {
@@ -287,7 +287,7 @@ fn copy(instruction: &Instruction) -> Option<(u32, u32)> {
     }
 }
 
-/// Whether two whole registers are added up.
+/// Whether two whole registers are added.
 fn is_sum(instruction: &Instruction) -> bool {
     matches!(instruction.mnemonic(), Mnemonic::Add | Mnemonic::Adc)
         && instruction.op0_kind() == OpKind::Register
@@ -321,7 +321,7 @@ fn is_stack(register: Register) -> bool {
     matches!(register, Register::RSP | Register::RBP)
 }
 
-/// An instruction that may make a negative number out of none.
+/// Whether an instruction may make a negative number without a negative source.
 fn makes_negative(instruction: &Instruction) -> bool {
     if instruction.op0_kind() != OpKind::Register {
         return false;

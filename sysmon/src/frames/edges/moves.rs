@@ -1,46 +1,48 @@
-//! What a function does with the address of a constant: whether it may mean the constant before or
-//! behind the one the address lies in.
+//! How far an address of a constant may be from the constant that the function means.
 //!
 //! An address that is taken is usually the beginning of something. Two kinds of loops over a table
-//! make it an end instead: one that adds a negative index to the table's end, and one that counts a
-//! pointer down from its end, or up from one step before its beginning. The compiler makes such
-//! loops within one function, so the function shows it: the index is paired with a register that
-//! got a negative number somewhere; the pointer is counted.
+//! make it an end instead: a loop that adds a negative index to the table's end, and a loop that
+//! counts a pointer down from the end, or up from one step before the beginning. The compiler makes
+//! such loops within one function, so the function shows it: the index is paired with a register
+//! that got a negative number somewhere; the pointer is counted.
 //!
-//! Up to the next branch the register is followed instruction by instruction (for most, the next
-//! call ends it). Beyond that, what happens anywhere to a register of that name counts, and to those
-//! it is copied to for longer than up to the next call. Copies are made by moves, conditional ones
-//! too, exchanges and sums. Where the register is put on the stack before the next branch, every
-//! register counts that is fetched from that place and moved before the branch after it.
+//! Up to the next branch the register is followed instruction by instruction (for most registers,
+//! the next call ends this). Beyond the branch, everything counts that happens anywhere in the
+//! function to that register, and to the registers it is copied to for longer than up to the next
+//! call. Copies are made by moves, conditional ones too, exchanges and sums. Where the register is
+//! stored on the stack before the next branch, every register counts that is loaded from that place
+//! and moved before the branch after it.
 //!
-//! Rejected: counting whatever happens anywhere to a fetched register, or fetches from any place.
-//! Registers are reused so much that hundreds of functions of a large program become bound.
+//! Rejected: counting everything that happens anywhere to a register loaded from the stack, or
+//! counting loads from any place. Registers are reused so much that hundreds of functions of a
+//! large program become bound.
 
 use super::flow::{ANSWERED, SPOILED};
 use super::motion::{Motion, Path, Slot};
 
-/// The largest entry of a table that a loop steps over.
+/// Size of the largest table entry that a loop steps over.
 pub(super) const STRIDE: u32 = 256;
 
-/// How far an address may be from what it means, in bytes.
+/// How far an address may be from the constant it means, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reach {
-    /// Behind the end of it.
+    /// How far the address may be behind the constant's end.
     pub(crate) before: u32,
-    /// Before the beginning of it.
+    /// How far the address may be before the constant's beginning.
     pub(crate) after: u32,
 }
 
 impl Reach {
-    /// Of an address with an index that is part of the instruction: anything may be folded into it.
+    /// Reach of an address that an instruction combines with an index. The compiler may have folded
+    /// any offset into it.
     pub(super) const FOLDED: Reach = Reach {
         before: 4 * STRIDE,
         after: 4 * STRIDE,
     };
 
-    /// The same for one that reads a pointer. The distance is a constant index of the program's
-    /// times the size of an entry, and all that lies that near counts. Only in images with a fixed
-    /// address.
+    /// Reach of such an address when the instruction reads a pointer. The distance is a constant
+    /// index of the program times the size of an entry, and everything that near counts. Only in
+    /// images with a fixed address.
     pub(crate) const FAR: Reach = Reach {
         before: 1 << 16,
         after: 1 << 16,
@@ -57,16 +59,16 @@ impl Reach {
 /// What a function does with each register, anywhere.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
-    /// Registers it shares an address with.
+    /// Registers that occur in one address with it.
     partners: [u32; 16],
     counted: [Reach; 16],
     /// Registers it is copied to.
     copies: [u32; 16],
     /// Registers that may hold a negative number.
     negative: u32,
-    /// All of the function.
+    /// The whole function.
     code: Vec<Motion>,
-    /// See [`fetches`], once that was asked.
+    /// The result of [`fetches`], computed on first use.
     fetches: Option<Vec<(Slot, u32)>>,
 }
 
@@ -111,7 +113,7 @@ impl Moves {
             let counted = &mut self.counted[motion.counted.trailing_zeros() as usize];
             *counted = counted.join(motion.reach);
         }
-        // What is only handed to a call is no copy: its register is used for other things, too.
+        // A register that is only passed to a call is no copy: it is used for other things, too.
         let mut to = Registers(motion.copy_to);
         while let Some(register) = to.next() {
             if Fate::within(1 << register, rest).is_open() {
@@ -131,8 +133,9 @@ impl Moves {
         }
     }
 
-    /// Registers that may hold an address that is in a register: if that one is open, itself and
-    /// those it is copied to; those it is fetched into again, likewise.
+    /// Registers that may hold an address that was in this register. If the register is open, these
+    /// are itself and those it is copied to; the registers it is loaded into from the stack count
+    /// likewise.
     pub(super) fn holders(&mut self, register: u32, fate: &Fate) -> u32 {
         let mut all = if fate.is_open() { register } else { 0 };
         if !fate.slots.is_empty() {
@@ -155,7 +158,7 @@ impl Moves {
         }
     }
 
-    /// How far an address in these registers may be from what is meant.
+    /// How far an address in these registers may be from the constant that is meant.
     pub(super) fn reach(&self, holders: u32) -> Reach {
         let mut reach = Reach::default();
         let mut holders = Registers(holders);
@@ -169,7 +172,7 @@ impl Moves {
     }
 }
 
-/// Places on the stack, and registers that are fetched from there and moved before the next branch.
+/// Stack slots, with the registers loaded from them and moved before the next branch.
 fn fetches(code: &[Motion]) -> Vec<(Slot, u32)> {
     let mut found = Vec::new();
     let mut place = 0;
@@ -183,7 +186,8 @@ fn fetches(code: &[Motion]) -> Vec<(Slot, u32)> {
     found
 }
 
-/// The numbers of the registers in a set. No iterator, for the sake of builds without optimization.
+/// Numbers of the registers in a set. Not an iterator, because builds without optimization make
+/// iterators slow.
 struct Registers(u32);
 
 impl Registers {
@@ -197,14 +201,14 @@ impl Registers {
     }
 }
 
-/// What becomes of a register with an address, as far as the next branch tells.
+/// What happens to an address in a register, up to the next branch.
 #[derive(Debug, Default)]
 pub(super) struct Fate {
-    /// It is moved, or copied.
+    /// The register is moved, or copied.
     moved: bool,
     /// A branch comes before its end.
     branch: bool,
-    /// Places on the stack it is put into.
+    /// Stack slots it is stored in.
     slots: Vec<Slot>,
 }
 
@@ -220,7 +224,7 @@ impl Fate {
         fate
     }
 
-    /// The same in code that is at hand, up to the first move.
+    /// Does the same in decoded code, up to the first move.
     fn within(register: u32, rest: &[Motion]) -> Fate {
         let mut fate = Fate::default();
         let mut place = 0;
@@ -230,7 +234,7 @@ impl Fate {
         fate
     }
 
-    /// Follows a register over one more instruction; whether that is the last one.
+    /// Follows a register over one more instruction; returns whether that is the last one.
     fn ends(&mut self, register: u32, motion: &Motion) -> bool {
         self.moved |= motion.indexed && (motion.base | motion.index) & register != 0
             || (motion.counted | motion.copy_from) & register != 0;
@@ -241,18 +245,18 @@ impl Fate {
         match motion.path {
             Path::Kernel => register & ANSWERED != 0,
             Path::Call => register & SPOILED != 0,
-            // What `lea` adds to itself is still an address.
+            // A register that `lea` adds to itself still holds an address.
             Path::Next => (motion.replaced & !motion.counted | motion.fetched) & register != 0,
             Path::End | Path::Other => true,
         }
     }
 
-    /// Nothing moves it, and it is nowhere else.
+    /// Whether nothing moves the address and no copy of it remains.
     pub(super) fn is_over(&self) -> bool {
         !self.is_open() && self.slots.is_empty()
     }
 
-    /// The whole function says what becomes of the register.
+    /// Whether only the whole function shows what happens to the register.
     fn is_open(&self) -> bool {
         self.moved || self.branch
     }

@@ -1,12 +1,13 @@
-//! Whether a call leads through a pointer that may have been written anywhere.
+//! Whether a call goes through a pointer that may have been written anywhere.
 //!
 //! A slot that the loader filled in is no such pointer, and what is read from one counts as an edge
 //! already. Without optimization compilers load a slot into a register, compute arguments, and call
-//! the register. So a call of a register is let off if the last instruction that loaded it, a few
-//! simple moves before, loaded a slot, and no branch leads in between.
+//! the register. So a call of a register is no pointer call if three conditions hold: the last
+//! instruction that loaded the register loaded a slot, only a few simple moves come after it, and
+//! no branch leads in between.
 //!
 //! The function by which a thread-local is found (its *accessor*) is called through a pointer, in a
-//! constant that is private to std. As long as the address of that constant is only given to std's
+//! constant that is private to std. As long as the address of that constant is only passed to std's
 //! functions for thread-locals, nothing else calls the accessor.
 
 use std::ops::Range;
@@ -25,7 +26,7 @@ use crate::frames::image::{Image, Target, symbols};
 /// A call of a register, or a jump to one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Indirect {
-    /// Where it is, as an offset into the function.
+    /// Where the call is, as an offset into the function.
     pub(super) at: usize,
     /// Where the register was last loaded from a fixed place, if it was.
     pub(super) load: Option<usize>,
@@ -33,8 +34,8 @@ pub(super) struct Indirect {
 }
 
 impl Indirect {
-    /// The slot that it leads through, if it does. All branches are marked, and the code begins at
-    /// `start`.
+    /// Finds the constant slot that the call goes through, if there is one. All branches are
+    /// marked, and the code begins at `start`.
     fn slot(&self, image: &Image, start: usize, code: &Code<'_>, marks: &[u8]) -> Option<usize> {
         let mut brief = Brief::default();
         let loads =
@@ -60,7 +61,7 @@ impl Indirect {
 }
 
 impl Pass<'_> {
-    /// An indirect call or jump, and the instructions before it.
+    /// Notes an indirect call or jump, given the instructions before it.
     pub(super) fn indirect_call(&mut self, instruction: &Instruction, before: &[Instruction]) {
         if has_memory(instruction) {
             let slot = instruction.ip_rel_memory_address() as usize;
@@ -88,8 +89,8 @@ impl Pass<'_> {
         });
     }
 
-    /// Notes whether any of them leads through a pointer, once all branches are marked. What is
-    /// loaded from a slot only to be called is not referred to, but called.
+    /// Notes whether any of the calls goes through a pointer, once all branches are marked. A
+    /// function that is loaded from a slot only to be called counts as called, not as referred to.
     pub(super) fn note_indirect(&mut self, code: &Code<'_>) {
         let (image, start) = (self.image, self.range.start);
         for call in &self.indirect {
@@ -106,11 +107,12 @@ impl Pass<'_> {
         }
     }
 
-    /// Marks the constants that are only given to std's functions for thread-locals: the next call
-    /// behind the instruction that takes the address is one of those, and it is an argument.
+    /// Marks the constants that are only passed to std's functions for thread-locals. The next call
+    /// behind the instruction that takes the address is one of those, and the address is an
+    /// argument.
     pub(super) fn note_given(&mut self) {
         for (taken, found) in self.taken.iter().zip(&mut self.facts.constants) {
-            // The second argument, if what is returned is put where the first one says.
+            // It is the second argument if the first one says where to put the result.
             if let Into::Register(register @ (Register::RDI | Register::RSI)) = taken.into
                 && let Some(Target::Code(_)) = self.image.pointer(taken.address)
             {
@@ -121,9 +123,11 @@ impl Pass<'_> {
 }
 
 impl Reader {
-    /// Whether the function just read is one of std's for keys that has found its thread-local
-    /// without calling a pointer: then it is like any other function. The others call the pointer
-    /// in the key before anything else, or another one of them.
+    /// Whether the function just read is std's and found its thread-local without a pointer call.
+    ///
+    /// That is one of std's functions for keys; then it is treated like any other function. The
+    /// other functions of std for keys call the pointer in the key before anything else, or call
+    /// another one of them.
     pub(crate) fn knows_variable(&self, image: &Image, index: u32) -> bool {
         let start = image.functions[index as usize].range.start;
         let variable = |touch: &(usize, Touch)| matches!(touch.1, Touch::Variable(_));
@@ -150,7 +154,8 @@ impl Reader {
     }
 }
 
-/// Whether a jump leads by a table of distances, one of which was just added to where the table is.
+/// Whether a jump goes through a table of distances. A distance was added to the table's address
+/// just before.
 pub(super) fn is_by_table(jump: &Instruction, before: Option<&Instruction>) -> bool {
     jump.flow_control() == FlowControl::IndirectBranch
         && jump.op0_kind() == OpKind::Register
@@ -159,17 +164,17 @@ pub(super) fn is_by_table(jump: &Instruction, before: Option<&Instruction>) -> b
         })
 }
 
-/// Whether a function is one of std's for thread-locals, by a mangled name. Traits of others for
+/// Whether a mangled name is one of std's functions for thread-locals. Traits of other crates for
 /// keys are not.
 pub(crate) fn is_of_key(name: &str) -> bool {
     const KEY: &str = "std::thread::local::LocalKey::";
     name.contains("LocalKey") && paths::path(&symbols::plain(name)).starts_with(KEY)
 }
 
-/// Whether code begins with a call of one of std's functions for thread-locals, with what is in a
-/// register before it.
+/// Whether code begins with a call of std's functions for thread-locals. The value that was in a
+/// register before the code is an argument of the call.
 fn is_given_to_std(image: &Image, code: Range<usize>, register: Register) -> bool {
-    /// Instructions that are looked at.
+    /// Number of instructions that are looked at.
     const MOST: usize = 8;
     let bytes = image.memory.bytes(code.clone()).unwrap_or_default();
     let mut decoder = Decoder::with_ip(64, bytes, code.start as u64, DecoderOptions::NONE);

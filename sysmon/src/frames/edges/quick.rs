@@ -1,8 +1,8 @@
-//! Reads a function by the decoder for ordinary instructions (`brief`).
+//! Reads a function with the decoder for ordinary instructions (`brief`).
 //!
 //! It finds what the complete decoder finds, in the same order, or gives up: at any instruction
 //! that `brief` does not know, and where registers must be followed (`flow`). An instruction that
-//! leads out of the function in an unusual way is decoded by itself, and judged by the same code.
+//! leads out of the function in an unusual way is decoded completely, and judged by the same code.
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, Register};
 
@@ -17,7 +17,7 @@ use crate::frames::image::unwind::Function;
 /// The most bytes that an instruction reads or writes.
 const WIDEST: usize = 64;
 
-/// By their numbers.
+/// Registers in the order of their numbers.
 const REGISTERS: [Register; 16] = [
     Register::RAX,
     Register::RCX,
@@ -37,8 +37,8 @@ const REGISTERS: [Register; 16] = [
     Register::R15,
 ];
 
-/// Fills `facts` with what the function does; false, and then they are worth nothing, if it has to
-/// be read by the complete decoder.
+/// Fills `facts` with what the function does. Returns false if the complete decoder must read the
+/// function; then `facts` is invalid.
 pub(super) fn read(
     image: &Image,
     function: &Function,
@@ -88,7 +88,7 @@ pub(super) fn read(
     true
 }
 
-/// An indirect call or jump.
+/// Notes an indirect call or jump.
 fn indirect(
     pass: &mut Pass<'_>,
     code: &Code<'_>,
@@ -104,7 +104,7 @@ fn indirect(
         }
         return;
     }
-    // A table of distances, one of which was just added: an instruction of three bytes.
+    // A jump through a table of distances adds one just before: an instruction of three bytes.
     const ADD: usize = 3;
     let register = brief.other_register();
     let by_table = brief.turn() == Turn::IndirectJump
@@ -117,8 +117,8 @@ fn indirect(
     }
 }
 
-/// Looks at all instructions. Whether the function goes on behind the last one; `None` if one is
-/// not known.
+/// Reads all instructions. Returns whether the function continues behind the last one; `None` if an
+/// instruction is not known.
 fn scan(pass: &mut Pass<'_>, code: &Code<'_>) -> Option<bool> {
     let start = pass.range.start;
     let (mut at, mut goes_on) = (0, true);
@@ -194,7 +194,7 @@ fn scan(pass: &mut Pass<'_>, code: &Code<'_>) -> Option<bool> {
     Some(goes_on)
 }
 
-/// A direct branch.
+/// Notes a direct branch.
 fn branch(pass: &mut Pass<'_>, code: &Code<'_>, at: usize, target: usize, how: How) {
     let inside = target > pass.range.start && target < pass.range.end;
     if inside {
@@ -208,7 +208,7 @@ fn branch(pass: &mut Pass<'_>, code: &Code<'_>, at: usize, target: usize, how: H
     }
 }
 
-/// A place that is read, written or called through.
+/// Notes a place that is read, written or called through.
 fn access(pass: &mut Pass<'_>, code: &Code<'_>, at: usize, address: usize, brief: &Brief) {
     let how = match brief.turn() {
         Turn::IndirectCall => How::Call,
@@ -234,19 +234,19 @@ fn access(pass: &mut Pass<'_>, code: &Code<'_>, at: usize, address: usize, brief
     }
 }
 
-/// The instruction at an offset, by the complete decoder.
+/// Decodes the instruction at an offset with the complete decoder.
 fn decode(pass: &Pass<'_>, code: &Code<'_>, at: usize) -> Instruction {
     let ip = (pass.range.start + at) as u64;
     Decoder::with_ip(64, code.from(at), ip, DecoderOptions::NONE).decode()
 }
 
-/// What the instructions from an offset on do to addresses in registers; those that do nothing are
-/// left out.
+/// What the instructions from an offset on do to addresses in registers. Instructions that do
+/// nothing are left out.
 struct Motions<'a> {
     code: Code<'a>,
     at: usize,
-    /// With what is put on the stack. That matters behind an address that is taken, and nowhere
-    /// else: `Moves` looks only at what is fetched.
+    /// Includes what is stored on the stack. That matters behind an address that is taken, and
+    /// nowhere else: `Moves` looks only at what is loaded from the stack.
     puts: bool,
     brief: Brief,
 }

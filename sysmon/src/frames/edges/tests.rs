@@ -1,11 +1,11 @@
-//! Real instructions, assembled into this program and read back.
+//! Tests with real instructions, assembled into this program and read back.
 
 #![expect(unsafe_code, reason = "samples in assembly")]
 
 use super::*;
 use crate::frames::image::memory::Memory;
 
-/// Defines a function in assembly, with where it begins and ends.
+/// Defines a function in assembly, with symbols for its beginning and end.
 macro_rules! sample {
     ($module:ident, $($line:literal),+ $(,)?) => {
         mod $module {
@@ -30,7 +30,7 @@ macro_rules! sample {
 }
 pub(in crate::frames) use sample;
 
-/// What is found in a function, in an image that has nothing else.
+/// Reads a function, in an image that has nothing else.
 fn facts(range: Range<usize>) -> Facts {
     let mut memory = Memory::default();
     // SAFETY: code of this program.
@@ -38,7 +38,7 @@ fn facts(range: Range<usize>) -> Facts {
     facts_in(memory, range)
 }
 
-/// The same in an image with this memory.
+/// Reads a function in an image with this memory.
 fn facts_in(memory: Memory, range: Range<usize>) -> Facts {
     let (image, function) = alone(memory, range);
     let mut reader = Reader::default();
@@ -46,7 +46,7 @@ fn facts_in(memory: Memory, range: Range<usize>) -> Facts {
     reader.facts
 }
 
-/// An image with this memory, and one function.
+/// Builds an image with this memory, and one function.
 pub(super) fn alone(memory: Memory, range: Range<usize>) -> (Image, Function) {
     let image = Image {
         range: range.start..range.end + 64,
@@ -56,7 +56,7 @@ pub(super) fn alone(memory: Memory, range: Range<usize>) -> (Image, Function) {
     (image, function(range))
 }
 
-/// A function that is there.
+/// Describes a function that lies at this range.
 pub(in crate::frames) fn function(range: Range<usize>) -> Function {
     Function {
         range,
@@ -542,7 +542,7 @@ fn a_branch_into_the_middle_of_an_instruction_makes_a_function_unknown() {
     assert_eq!(touches(branches_to_instructions::range()), []);
 }
 
-/// What `moves` says of `rcx` behind the first instruction.
+/// The reach that `moves` reports for `rcx` behind the first instruction.
 fn reach(range: Range<usize>) -> Reach {
     let mut memory = Memory::default();
     // SAFETY: code of this program.
@@ -597,7 +597,7 @@ sample!(
     "ret",
 );
 
-// A vtable for each element of a list, whose length was in the vtable's register once.
+// A vtable for each element of a list, whose length was in the vtable's register before.
 sample!(
     handed_over_in_a_loop,
     "lea rcx, [rip]",
@@ -757,7 +757,7 @@ fn a_table_is_followed_into_other_registers_and_over_the_stack() {
     assert_eq!(reach(saved_beside_a_counter::range()), before(0));
 }
 
-/// What an instruction does to addresses.
+/// Decodes one instruction and returns what it does to addresses.
 fn motion(bytes: &[u8]) -> Motion {
     Motion::of(&Decoder::new(64, bytes, DecoderOptions::NONE).decode())
 }
@@ -853,7 +853,7 @@ sample!(
     "4: .long 0, 0",
 );
 
-/// Whether a constant at the end of a function is found to be a table of distances.
+/// Whether a constant at the function's end is found to be a table of distances.
 fn has_distances(range: Range<usize>) -> bool {
     let code = range.start..range.end - 8;
     let mut memory = Memory::default();

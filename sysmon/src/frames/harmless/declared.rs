@@ -2,8 +2,8 @@
 //!
 //! A declared variable counts like a row marked `any`, whatever its size. A declared function
 //! counts like a row of `functions`; its name may also be that of an imported function. One name
-//! stands for one variable or function: there are no stars, and a module does not stand for what
-//! is in it. A declaration that fits nothing is kept with names that are like it.
+//! stands for one variable or function: there are no stars, and a module does not stand for what is
+//! in it. A declaration that matches nothing is kept with names that are like it.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -24,7 +24,7 @@ pub enum Declaration {
 }
 
 impl Declaration {
-    /// The name that was declared.
+    /// Returns the name that was declared.
     ///
     /// ```
     /// use indent_sysmon::frames::Declaration;
@@ -46,7 +46,7 @@ impl fmt::Display for Declaration {
     }
 }
 
-/// A declaration that fits nothing in the program.
+/// A declaration that matches nothing in the program.
 ///
 /// See [`Judge::misfits`](crate::frames::Judge::misfits) for an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,11 +54,11 @@ impl fmt::Display for Declaration {
 pub struct Misfit {
     /// What was declared.
     pub declaration: Declaration,
-    /// Names in the program that are like it, the most likely first.
+    /// Similar names in the program, the most likely first.
     pub near: Vec<String>,
 }
 
-/// What is declared, from the first declaration or survey on.
+/// The declarations, fixed by the first call or survey.
 static DECLARED: OnceLock<Vec<Declaration>> = OnceLock::new();
 
 /// Declares thread-locals and functions harmless, for all surveys of the process.
@@ -66,7 +66,7 @@ static DECLARED: OnceLock<Vec<Declaration>> = OnceLock::new();
 /// The first call, or the first survey, fixes what is declared. A later call may only repeat it.
 ///
 /// # Errors
-/// The first declaration that comes too late.
+/// Returns the first declaration that comes too late.
 ///
 /// # Safety
 /// No stack moves to another thread with something that one of these left behind.
@@ -75,7 +75,7 @@ static DECLARED: OnceLock<Vec<Declaration>> = OnceLock::new();
 /// value out of it that is valid on one thread only; and no stack is suspended during a use.
 ///
 /// Function: after each call of it nothing of the calling thread is left, neither in what it
-/// returns nor elsewhere. That includes what the code does that it calls.
+/// returns nor elsewhere. That includes the effects of code that it calls.
 ///
 /// ```
 /// use indent_sysmon::frames::{Declaration, Judge, Mobility, declare_harmless};
@@ -126,7 +126,7 @@ pub(crate) struct Declared {
 }
 
 impl Declared {
-    /// What the program has declared, from now on for good.
+    /// Returns what the program has declared, and fixes it for good.
     pub(crate) fn fixed() -> Declared {
         Declared::new(DECLARED.get_or_init(Vec::new))
     }
@@ -147,7 +147,7 @@ impl Declared {
         declared
     }
 
-    /// Whether a thread-local is declared, by its name as it is demangled.
+    /// Whether a thread-local is declared, by its demangled name.
     pub(crate) fn has_thread_local(&self, name: &str) -> bool {
         let name = || name.replace(['<', '>'], "");
         !self.thread_locals.is_empty() && {
@@ -156,7 +156,7 @@ impl Declared {
         }
     }
 
-    /// Whether a function is declared, by its name as it is demangled.
+    /// Whether a function is declared, by its demangled name.
     pub(crate) fn has_function(&self, name: &str) -> bool {
         !self.functions.is_empty() && {
             let path = path(name);
@@ -165,14 +165,14 @@ impl Declared {
         }
     }
 
-    /// Whether a function of another library is declared. Some names have a version behind them.
+    /// Whether a function of another library is declared. Some names end in a version.
     pub(crate) fn has_import(&self, name: &str) -> bool {
         let name = name.split('@').next().unwrap_or(name);
         self.functions.iter().any(|row| row.0 == name)
     }
 
-    /// The declarations that fit nothing. Without symbols only imported functions can be found,
-    /// and nothing is said of others.
+    /// The declarations that match nothing. Without symbols only imported functions can be found,
+    /// so no misfit is reported.
     pub(crate) fn misfits(images: &[Image]) -> Vec<Misfit> {
         let lacks_symbols = images.iter().any(|image| image.symbols.has_no_functions());
         let declarations = DECLARED.get().map_or(&[][..], Vec::as_slice);
@@ -191,7 +191,7 @@ impl Declared {
     }
 }
 
-/// Whether a variable has this path. Optimization may have cut it into parts, and added their
+/// Whether a variable has this path. Optimization may have cut it into parts, and appended their
 /// numbers.
 fn is_variable(name: &str, declared: &str) -> bool {
     let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
@@ -210,7 +210,7 @@ fn is_function(name: &str, path: &str, declared: &(String, String)) -> bool {
     }
 }
 
-/// Variables with names like this; none if there is one of this name.
+/// Variables with similar names; `None` if one has exactly this name.
 fn near_variables(images: &[Image], declared: &str) -> Option<Vec<String>> {
     let declared = declared.replace(['<', '>'], "");
     let names = images.iter().flat_map(|i| i.symbols.thread_local_names());
@@ -224,7 +224,7 @@ fn near_variables(images: &[Image], declared: &str) -> Option<Vec<String>> {
     Some(nearest(&declared, paths))
 }
 
-/// Functions with names like this; none if there is one of this name.
+/// Functions with similar names; `None` if one has exactly this name.
 fn near_functions(images: &[Image], declared: &str) -> Option<Vec<String>> {
     let row = (declared.to_owned(), path(declared));
     let is_it = |mangled: &str| {

@@ -1,41 +1,43 @@
-//! What the kernel may be asked for directly, by number: those requests whose answer says nothing of
-//! the calling thread and which change nothing of it.
+//! System calls that report and change nothing of the calling thread, by number.
 //!
-//! A number is here if the function of the C library with that name is harmless, too; what is not here
-//! binds. Notably missing: `gettid`; masks, stacks and timers of signals; scheduling, priority,
-//! memory policy; credentials, which the kernel keeps for each thread; `prctl`, `arch_prctl`, `rseq`,
-//! `set_robust_list`; `clone` and its kin; `io_uring_enter`, whose requests belong to the thread that
-//! submits them; `exit`, which ends the thread.
+//! This is about system calls that code makes directly. A number is here if the function of the C
+//! library with that name is harmless, too; a number that is not here binds. Notably missing:
+//! `gettid`; masks, stacks and timers of signals; scheduling, priority, memory policy; credentials,
+//! which the kernel keeps for each thread; `prctl`, `arch_prctl`, `rseq`, `set_robust_list`;
+//! `clone` and its kin; `io_uring_enter`, whose requests belong to the thread that submits them;
+//! `exit`, which ends the thread.
 //!
-//! Some requests depend on another argument, and the harmless use is the only one met: a lock of
-//! `futex` that knows its owner (PI) has had the thread's number from elsewhere; the clock of a
-//! thread's own time counts on for any thread.
+//! Some system calls depend on another argument, and only their harmless use occurs: a `futex` lock
+//! that knows its owner (PI) got the thread's number from another call; the clock of a thread's own
+//! time continues for any thread.
 //!
 //! Rejected: a list of those that bind. A new kernel has new ones.
 
 use libc::*;
 
-/// Whether a request leaves nothing of the thread behind.
+/// Whether a system call leaves nothing of the thread behind.
 pub(crate) fn is_harmless(number: i64) -> bool {
     HARMLESS.iter().any(|&(listed, _)| listed == number)
 }
 
-/// Whether a request changes an attribute that the kernel keeps for the calling thread and that
-/// outlives the call, or may: whatever runs on the thread later finds it changed (S16). Masks and
-/// stacks of signals are not meant: code that changes those puts them back.
+/// Whether a system call changes, or may change, a lasting attribute of the calling thread.
+///
+/// The kernel keeps such an attribute after the call, so code that runs on the thread later finds
+/// it changed (S16). Masks and stacks of signals are not meant: code that changes those restores
+/// them.
 pub(crate) fn changes_thread(number: Option<i64>) -> bool {
     number.is_none_or(|number| CHANGES.contains(&number))
 }
 
-/// Whether the runtime itself asks for this, or std does, which passes on numbers.
+/// Whether the runtime itself makes this system call, or std does, which passes on numbers.
 pub(crate) fn is_ours(number: Option<i64>) -> bool {
     number.is_none_or(|number| {
         [SYS_prctl, SYS_sched_setaffinity, SYS_sched_setattr].contains(&number)
     })
 }
 
-/// Of `setuid` and its kin the C library makes a change of all threads; asked directly they are one
-/// thread's.
+/// System calls that change an attribute of the calling thread. The C library makes `setuid` and
+/// its kin change all threads; called directly they change one thread.
 static CHANGES: &[c_long] = &[
     SYS_unshare,
     SYS_setns,
@@ -66,7 +68,7 @@ static CHANGES: &[c_long] = &[
     SYS_set_mempolicy,
 ];
 
-/// Newer than the list of numbers at hand.
+/// Newer than the numbers of the `libc` crate in use.
 const SYS_LSM_SET_SELF_ATTR: c_long = 460;
 
 const FILE: &str = "open files belong to the process";
@@ -79,7 +81,7 @@ const PROCESS: &str = "of the process";
 
 /// Numbers and reasons.
 static HARMLESS: &[(c_long, &str)] = &[
-    // What std and locks ask for
+    // What std and locks use
     (
         SYS_futex,
         "sleeps on an address, wakes whoever sleeps there",

@@ -1,16 +1,16 @@
-//! A function's name as a path that is the same in both manglings.
+//! Writes a function's name as a path that is the same in both manglings.
 //!
 //! The older mangling writes `indent::task::join::JoinHandle<T>::join`, the newer one
 //! `<indent::task::join::JoinHandle<u64>>::join`. Without arguments, and without the brackets
 //! around a type whose own method it is, both are `indent::task::join::JoinHandle::join`.
 //!
-//! Methods of traits keep their brackets: `<Type as Trait>::method`. That is the point: such a name
-//! begins with the type, whoever implements the trait, so nothing that begins with a type's path may
-//! stand for it. A path without brackets can only be made by the crate it begins with: methods of a
-//! type are written where the type is, and an implementation elsewhere begins with *its* module
-//! (`user::<impl Trait for Type>::method`).
+//! Methods of traits keep their brackets: `<Type as Trait>::method`. This matters because such a
+//! name begins with the type, whichever crate implements the trait, so an entry that begins with a
+//! type's path must not match it. A path without brackets can only be made by the crate it begins
+//! with: methods of a type are written where the type is, and an implementation elsewhere begins
+//! with *its* module (`user::<impl Trait for Type>::method`).
 
-/// The path without arguments.
+/// Returns the path without arguments.
 pub(crate) fn path(name: &str) -> String {
     let name = without_arguments(name);
     let Some(inside) = name.strip_prefix('<') else {
@@ -26,8 +26,8 @@ fn is_in_path(character: char) -> bool {
     character.is_alphanumeric() || character == '_' || character == ':'
 }
 
-/// Leaves out what stands in brackets behind a name. Names are long and many: a plain loop over
-/// bytes, which builds without optimization run fast.
+/// Leaves out the brackets behind a name, with their contents. Names are long and many: a plain
+/// loop over bytes is fast in builds without optimization.
 fn without_arguments(name: &str) -> String {
     let bytes = name.as_bytes();
     let mut kept = String::with_capacity(name.len());
@@ -59,7 +59,7 @@ fn without_arguments(name: &str) -> String {
     kept
 }
 
-/// The same for any name.
+/// Does the same for any name.
 fn without_arguments_in_any_script(name: &str) -> String {
     let mut kept = String::with_capacity(name.len());
     let mut rest = name;
@@ -79,7 +79,7 @@ fn without_arguments_in_any_script(name: &str) -> String {
     kept
 }
 
-/// What begins with a bracket, up to the one that closes it.
+/// Returns the text from an opening bracket up to the one that closes it.
 fn arguments(text: &str) -> &str {
     let bytes = text.as_bytes();
     let (mut depth, mut before, mut at) = (0_u32, b' ', 0);
@@ -99,14 +99,14 @@ fn arguments(text: &str) -> &str {
     text
 }
 
-/// Whether anything in a name is of another crate than the standard library and the one it begins
-/// with. Only the newer mangling tells.
+/// Whether a name contains a part of a foreign crate. These are crates other than std and the one
+/// the name begins with. Only the newer mangling shows this.
 pub(crate) fn has_strangers(name: &str) -> bool {
     let own = crates(name).next().unwrap_or_default();
     crates(name).any(|found| found != own && !["core", "std", "alloc"].contains(&found))
 }
 
-/// What each path in a name begins with.
+/// The first segment of each path in a name.
 fn crates(name: &str) -> impl Iterator<Item = &str> {
     let starts = name.match_indices("::").map(|(at, _)| at);
     starts.filter_map(|end| {

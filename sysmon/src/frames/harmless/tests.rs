@@ -33,7 +33,7 @@ fn a_star_stands_for_anything() {
     assert!(!list.has("other"));
 }
 
-/// A name that begins with a type may be that of anybody's trait for it.
+/// A name that begins with a type may belong to any crate's trait for that type.
 #[test]
 fn no_star_stands_for_methods_of_traits() {
     for list in [FUNCTIONS, CRATES, RUNTIME] {
@@ -78,7 +78,7 @@ fn methods_are_known_in_both_manglings() {
     }
 }
 
-/// With code of a user inside it is no longer the runtime's alone.
+/// With code of a user inside, such a function no longer belongs to the runtime alone.
 #[test]
 fn a_star_of_the_runtime_has_no_strangers_in_it() {
     let inside = "indent::sched::block::suspend::some::<user::f::{closure#0}>";
@@ -88,7 +88,7 @@ fn a_star_of_the_runtime_has_no_strangers_in_it() {
     assert!(LISTS.runtime.has_as_frame(own));
 }
 
-/// Names of what must never end the search, as std 1.95 has them.
+/// Names of functions that must never end the search, as std 1.95 has them.
 #[test]
 fn what_hands_out_the_thread_is_on_no_list() {
     let never = [

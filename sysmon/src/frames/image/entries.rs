@@ -1,13 +1,13 @@
 //! Reads unwind tables of the usual form, fast without optimization.
 //!
 //! Linkers and compilers write one form: a sorted table of 32-bit distances, and entries with
-//! 32-bit distances from where they are. Anything else is left to the complete reader.
+//! 32-bit distances from where they are. The complete reader handles all other forms.
 
 use super::Function;
 
-/// Relative to where it is, 32 bits, with a sign.
+/// Encoding of a pointer: 32-bit signed distance from its own place.
 const RELATIVE: u8 = 0x1B;
-/// No pointer.
+/// Encoding of an absent pointer.
 const OMITTED: u8 = 0xFF;
 
 /// Bytes at an address.
@@ -17,7 +17,7 @@ struct Bytes<'a> {
     bytes: &'a [u8],
 }
 
-/// What is common to many entries.
+/// The part that many entries share.
 #[derive(Clone, Copy)]
 struct Common {
     address: usize,
@@ -46,13 +46,13 @@ impl Bytes<'_> {
         Some(a as u32 | (b as u32) << 8 | (c as u32) << 16 | (d as u32) << 24)
     }
 
-    /// The address at a distance that is found there.
+    /// The address at the distance that is stored here.
     fn relative(&self, address: usize) -> Option<usize> {
         let distance = self.half(address)? as i32;
         Some(address.wrapping_add_signed(distance as isize))
     }
 
-    /// Steps over a number of seven bits a byte; returns its value if it fits into one.
+    /// Steps over a number of seven bits a byte. Returns its value if it fits into one.
     fn number(&self, at: &mut usize) -> Option<Option<u8>> {
         let first = self.byte(*at)?;
         while self.byte(*at)? & 0x80 != 0 {
@@ -63,7 +63,7 @@ impl Bytes<'_> {
     }
 }
 
-/// All functions, in the order of the table; `None` if anything is of another form.
+/// All functions, in the order of the table; `None` if any part has another form.
 pub(super) fn read(header: (usize, &[u8]), frames: (usize, &[u8])) -> Option<Vec<Function>> {
     let head = Bytes {
         start: header.0,
@@ -73,7 +73,7 @@ pub(super) fn read(header: (usize, &[u8]), frames: (usize, &[u8])) -> Option<Vec
         start: frames.0,
         bytes: frames.1,
     };
-    // Version, the forms of: the pointer to the entries, their number, the table.
+    // Version, then the forms of the pointer to the entries, of their number, and of the table.
     let forms = head.half(head.start)?;
     if forms != u32::from_le_bytes([1, RELATIVE, 0x03, 0x3B])
         || head.relative(head.start + 4)? != frames.start
@@ -117,7 +117,7 @@ fn function(
         _ => return None,
     };
     let rules = entry + 17 + usize::from(extra);
-    // The first rule with its operands, wherever it may end.
+    // The first rule with its operands may end anywhere up to here.
     if end < rules + 24 {
         return short(frames, rules, end, start, size, handlers);
     }
@@ -130,7 +130,7 @@ fn function(
     }))
 }
 
-/// The same for an entry with few rules: they may end before the operands of the first one do.
+/// Reads an entry with few rules. They may end before the operands of the first one do.
 fn short(
     frames: &Bytes<'_>,
     rules: usize,
@@ -166,7 +166,7 @@ fn short(
     }))
 }
 
-/// Rules that say where the caller's frame is, or where a register was saved.
+/// Whether a rule says where the caller's frame is, or where a register was saved.
 fn describes_frame(rule: u8) -> bool {
     matches!(rule, 0x05 | 0x0C | 0x0D | 0x0E | 0x0F | 0x80..=0xBF)
 }
@@ -211,9 +211,9 @@ fn read_common(frames: &Bytes<'_>, address: usize) -> Option<Common> {
                 handlers = form == RELATIVE;
                 at += 1;
             }
-            // Of a function; it may be found through a pointer.
+            // A pointer to a function, perhaps through another pointer.
             b'P' if matches!(frames.byte(at)?, RELATIVE | 0x9B) => at += 5,
-            b'S' => {} // a handler's caller
+            b'S' => {} // a signal handler's caller
             _ => return None,
         }
         letters += 1;

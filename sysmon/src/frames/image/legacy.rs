@@ -1,9 +1,9 @@
 //! Demangles names of the older mangling, fast without optimization.
 //!
-//! A survey asks for thousands of names. What is unusual in one is left to the complete demangler.
+//! A survey asks for thousands of names. Names with unusual parts are left to the complete
+//! demangler.
 
-/// A name of the older mangling as people write it, without the hash; `None` if it is anything
-/// else.
+/// Demangles a name of the older mangling, without the hash; `None` for any other name.
 pub(super) fn plain(name: &str) -> Option<String> {
     let bytes = name.strip_prefix("_ZN")?.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
@@ -23,7 +23,7 @@ pub(super) fn plain(name: &str) -> Option<String> {
         }
         let is_last = bytes[end] == b'E';
         if is_last && end + 1 != bytes.len() {
-            return None; // something was added to it
+            return None; // has a suffix
         }
         let element = &bytes[at..end];
         if is_last && is_hash(element) {
@@ -41,7 +41,7 @@ pub(super) fn plain(name: &str) -> Option<String> {
     String::from_utf8(plain).ok()
 }
 
-/// `h` and digits.
+/// Whether an element is `h` and hexadecimal digits.
 fn is_hash(element: &[u8]) -> bool {
     let mut at = 1;
     while at < element.len() {
@@ -53,7 +53,7 @@ fn is_hash(element: &[u8]) -> bool {
     element[0] == b'h'
 }
 
-/// Adds one element of a path; `None` if something in it is not known.
+/// Adds one element of a path; `None` if part of it is not known.
 fn unescape(element: &[u8], plain: &mut Vec<u8>) -> Option<()> {
     let mut at = usize::from(element.starts_with(b"_$"));
     let mut from = at;

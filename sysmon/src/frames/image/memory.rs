@@ -1,19 +1,19 @@
 #![expect(unsafe_code, reason = "reads what the loader mapped")]
-//! Reading an object as it is mapped.
+//! Reads an object as it is mapped.
 //!
 //! **Stays mapped.** Only objects that are never unloaded are read: the executable, and the object
 //! that holds this very code. So what the loader says is mapped can be read at any time.
 //!
-//! What is *constant* never changes once the loader is done: read-only segments, and the part of the
-//! writable one that is protected after relocation. An object linked without that protection has
-//! its tables among its variables; then all of those count as constant. They are read one word at
-//! a time and volatile, so a word that does change is at worst an old one.
+//! Memory is *constant* if it never changes once the loader is done: read-only segments, and the
+//! part of the writable one that is protected after relocation. An object linked without that
+//! protection has its tables among its variables; then all of those count as constant. They are
+//! read one word at a time and volatile, so a word that does change is at worst an old one.
 
 use std::ops::Range;
 
 use crate::frames::peek;
 
-/// What a part of the memory is.
+/// What a part of the memory holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Text,
@@ -36,8 +36,10 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    /// Adds a part.
+    ///
     /// # Safety
-    /// The range is mapped, readable, and stays so; if `frozen`, nobody ever writes to it.
+    /// The range is mapped, readable, and stays so; if `frozen`, no code ever writes to it.
     pub(crate) unsafe fn add(&mut self, range: Range<usize>, kind: Kind, frozen: bool) {
         self.parts.push(Part {
             range,
@@ -46,7 +48,7 @@ impl Memory {
         });
     }
 
-    /// Calls what is known of a range by another name.
+    /// Gives another kind to the known parts of a range.
     pub(crate) fn rename(&mut self, range: Range<usize>, kind: Kind) {
         let common = self.parts.iter().filter_map(|part| {
             let start = part.range.start.max(range.start);
@@ -61,7 +63,8 @@ impl Memory {
         self.parts.extend(common);
     }
 
-    /// A plain loop, which builds without optimization run fast.
+    /// Finds the part around an address. A plain loop, which is fast in builds without
+    /// optimization.
     fn part(&self, address: usize) -> Option<&Part> {
         let parts = self.parts.as_slice();
         let mut index = parts.len();
@@ -79,12 +82,13 @@ impl Memory {
         Some(self.part(address)?.kind)
     }
 
-    /// Whether nobody ever wrote here, not even the loader.
+    /// Whether this address was never written, not even by the loader.
     pub(crate) fn is_frozen(&self, address: usize) -> bool {
         self.part(address).is_some_and(|part| part.frozen)
     }
 
-    /// Borrows what is mapped read-only; as much of the range as one part has.
+    /// Borrows memory that is mapped read-only. The result has as much of the range as one part
+    /// has.
     pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&'static [u8]> {
         let parts = self.parts.as_slice();
         let mut index = 0;
@@ -107,23 +111,23 @@ impl Memory {
         if last >= self.part(address)?.range.end && self.part(last).is_none() {
             return None;
         }
-        // SAFETY: by the promise of `add`, first and last byte are mapped, and parts are larger than
-        // a word.
+        // SAFETY: by the promise of `add`, first and last byte are mapped, and parts are larger
+        // than a word.
         Some(unsafe { peek::word(address) })
     }
 
-    /// The four bytes at an address of what is mapped read-only, as a number with a sign.
+    /// The four bytes at a read-only address, as a signed number.
     pub(crate) fn half(&self, address: usize) -> Option<i32> {
         if !self.is_frozen(address) {
             return None;
         }
         match self.word(address) {
             Some(word) => Some(word as i32),
-            None => Some((self.word(address.checked_sub(4)?)? >> 32) as i32), // the last ones
+            None => Some((self.word(address.checked_sub(4)?)? >> 32) as i32), // the last four bytes
         }
     }
 
-    /// All parts of a kind, in the order of their addresses; later names cut earlier ones short.
+    /// All parts of a kind, in the order of their addresses. Later kinds cut earlier ones short.
     pub(crate) fn ranges(&self, kind: Kind) -> Vec<Range<usize>> {
         let mut edges: Vec<usize> = self
             .parts

@@ -1,8 +1,8 @@
-//! Which words the loader filled in: pointers, imports, thread-local offsets.
+//! Finds the words that the loader filled in: pointers, imports, thread-local offsets.
 //!
 //! In an executable that can be mapped anywhere, a constant is a pointer if and only if the loader
-//! had to relocate it. In one with a fixed address the linker wrote the pointers itself, and any word
-//! that looks like one counts (see [`Image::pointer`](super::Image::pointer)).
+//! had to relocate it. In one with a fixed address the linker wrote the pointers itself, and any
+//! word that looks like one counts (see [`Image::pointer`](super::Image::pointer)).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,9 +17,9 @@ use crate::frames::sorted;
 pub(crate) enum Slot {
     /// An address in this object.
     Pointer,
-    /// The address of something with a name, from wherever it was found.
+    /// The address of a named symbol, in whichever object it was found.
     Import(u32),
-    /// How far a thread-local is from the thread pointer.
+    /// The distance of a thread-local from the thread pointer.
     ThreadOffset,
     /// The first word of something copied from a library.
     Copied,
@@ -31,10 +31,10 @@ pub(crate) enum Slot {
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     list: Vec<(usize, Slot)>,
-    /// Where the first one is.
+    /// The address of the first slot.
     start: usize,
-    /// Index of the first slot of each block of memory, and how large blocks are, as a power of
-    /// two.
+    /// Index of the first slot of each block of memory. `shift` is the size of a block, as a power
+    /// of two.
     blocks: Vec<u32>,
     shift: u32,
     /// Imports: their names, and whether they come from another object.
@@ -54,13 +54,13 @@ impl Slots {
         self.list.get(from..to).unwrap_or_default()
     }
 
-    /// Whether there is any in a range.
+    /// Whether there is a slot in a range.
     pub(crate) fn has_within(&self, range: &Range<usize>) -> bool {
         let first = self.list.get(self.first_from(range.start));
         first.is_some_and(|slot| slot.0 < range.end)
     }
 
-    /// The index of the first slot at an address or behind it.
+    /// Index of the first slot at an address or behind it.
     fn first_from(&self, address: usize) -> usize {
         let list = self.list.as_slice();
         let Some(inside) = address.checked_sub(self.start) else {
@@ -83,7 +83,7 @@ impl Slots {
         low
     }
 
-    /// Sorts the slots, and notes where they are.
+    /// Sorts the slots, and builds the index of blocks.
     fn sort(&mut self) {
         let list = &mut self.list;
         sorted::sort(list, |slot| slot.0 as u64);
@@ -105,12 +105,12 @@ impl Slots {
         }
     }
 
-    /// Roughly the bytes kept.
+    /// Approximate size of the kept data in bytes.
     pub(crate) fn memory_kept(&self) -> usize {
         self.list.capacity() * size_of::<(usize, Slot)>() + self.blocks.capacity() * 4
     }
 
-    /// How many imports there are.
+    /// Number of imports.
     pub(crate) fn imports(&self) -> usize {
         self.imports.len()
     }
@@ -119,13 +119,14 @@ impl Slots {
         &self.imports[import as usize].0
     }
 
-    /// Whether an import is not defined in this object: whatever its slot holds, it is not of ours.
+    /// Whether an import is not defined in this object. Then its slot leads outside of this object,
+    /// whatever it holds.
     pub(crate) fn is_of_others(&self, import: u32) -> bool {
         self.imports[import as usize].1
     }
 }
 
-/// What `.dynamic` says, with addresses as mapped.
+/// Contents of `.dynamic`, with addresses as mapped.
 #[derive(Debug, Default)]
 struct Dynamic {
     names: usize,
@@ -192,7 +193,7 @@ struct Reader<'a> {
     memory: &'a Memory,
     bias: usize,
     dynamic: Dynamic,
-    /// From a symbol's index to the number of its name.
+    /// Maps a symbol's index to the number of its name.
     numbers: HashMap<usize, u32>,
     slots: Slots,
 }
@@ -220,7 +221,8 @@ impl Reader<'_> {
         }
     }
 
-    /// A word is either an address, which is relocated, or a bit map of the words that follow.
+    /// Reads the packed table. A word is either an address, which is relocated, or a bit map of the
+    /// words that follow.
     fn read_packed(&mut self) {
         let mut next = 0;
         for at in self.dynamic.packed.clone().step_by(8) {

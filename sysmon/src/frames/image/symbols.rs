@@ -1,10 +1,11 @@
-//! Names, from the file an object was mapped from.
+//! Reads names from the file that an object was mapped from.
 //!
-//! Nothing here is needed: without the file, or stripped, nothing has a name, so nothing is on a
-//! list of harmless things. Only the parts that matter are read, not the debug information.
+//! Nothing here is required: without the file, or with a stripped one, nothing has a name, so
+//! nothing is on a list of harmless things. Only the parts that matter are read, not the debug
+//! information.
 //!
 //! The file may have been replaced since it was mapped. Its first bytes (header, segments) are
-//! compared with what is mapped; another file, another layout.
+//! compared with what is mapped; another file has another layout.
 
 #[path = "legacy.rs"]
 mod legacy;
@@ -22,7 +23,7 @@ use crate::frames::harmless::paths::path;
 use crate::frames::sorted;
 
 const LE: LittleEndian = LittleEndian;
-/// More than any real table; a size beyond is a broken file.
+/// More than any real table; a larger size means a broken file.
 const TOO_LARGE: u64 = 1 << 31;
 
 /// A section, as mapped.
@@ -33,16 +34,16 @@ pub(crate) struct Section {
     pub(crate) executable: bool,
 }
 
-/// A symbol; its name is somewhere in the table of names.
+/// A symbol; `name` is an offset into the table of names.
 #[derive(Clone, Copy, Debug)]
 struct Symbol {
-    /// Address as mapped; of a thread-local: offset in the initial image.
+    /// Address as mapped; for a thread-local, offset in the initial image.
     start: usize,
     size: usize,
     name: u32,
 }
 
-/// What the file says.
+/// Sections and symbols of a file.
 #[derive(Debug, Default)]
 pub(crate) struct Symbols {
     pub(crate) sections: Vec<Section>,
@@ -52,12 +53,12 @@ pub(crate) struct Symbols {
     names: Vec<u8>,
 }
 
-/// Reads the file if it is the one that is mapped; `mapped` are its first bytes.
+/// Reads the file if it is the one that is mapped. `mapped` are the first mapped bytes.
 pub(crate) fn read(path: &Path, mapped: &[u8], bias: usize) -> Symbols {
     try_read(path, mapped, bias).unwrap_or_default()
 }
 
-/// The file and the table of its sections, if it is the one that is mapped.
+/// Opens the file and reads its section table. `None` if it is not the file that is mapped.
 fn open(path: &Path, mapped: &[u8]) -> Option<(File, FileHeader64<LittleEndian>, Vec<u8>)> {
     let file = File::open(path).ok()?;
     let head = block(&file, 0, size_of::<FileHeader64<LittleEndian>>() as u64)?;
@@ -73,10 +74,10 @@ fn open(path: &Path, mapped: &[u8]) -> Option<(File, FileHeader64<LittleEndian>,
     Some((file, *header, table))
 }
 
-/// Offset into the initial image, size and mangled name of every thread-local, and nothing else:
-/// this is asked for before any fiber starts. `None` if the file has no symbols.
+/// Offset into the initial image, size and mangled name of every thread-local. It reads nothing
+/// else, because it runs before any fiber starts. `None` if the file has no symbols.
 pub(crate) fn thread_locals(path: &Path, mapped: &[u8]) -> Option<Vec<(usize, usize, String)>> {
-    /// No name is longer.
+    /// Length of the longest name.
     const LONGEST: u64 = 16 << 10;
     let (file, _, table) = open(path, mapped)?;
     let headers = pod::slice_from_all_bytes::<SectionHeader64<LittleEndian>>(&table).ok()?;
@@ -134,7 +135,8 @@ fn content(file: &File, header: &SectionHeader64<LittleEndian>) -> Option<Vec<u8
     block(file, header.sh_offset.get(LE), header.sh_size.get(LE))
 }
 
-/// A section that is not mapped, or only in threads' own memory, is given an empty range.
+/// Describes a section. One that is not mapped, or only in threads' own memory, gets an empty
+/// range.
 fn section(header: &SectionHeader64<LittleEndian>, names: &[u8], bias: usize) -> Section {
     let flags = header.sh_flags.get(LE).0;
     let start = (header.sh_addr.get(LE) as usize).wrapping_add(bias);
@@ -154,11 +156,11 @@ fn section(header: &SectionHeader64<LittleEndian>, names: &[u8], bias: usize) ->
     }
 }
 
-/// Whether a text has a part. By the C library, which is optimized in any build.
+/// Whether a text contains a part. Uses the C library, which is optimized in any build.
 #[expect(unsafe_code, reason = "calls the C library")]
 fn has(text: &str, part: &str) -> bool {
     let (text, part) = (text.as_bytes(), part.as_bytes());
-    // SAFETY: both are so many bytes, which are only read.
+    // SAFETY: both pointers are valid for their lengths, and the bytes are only read.
     let found = unsafe {
         libc::memmem(
             text.as_ptr().cast(),
@@ -170,8 +172,8 @@ fn has(text: &str, part: &str) -> bool {
     !found.is_null()
 }
 
-/// The index of the first symbol at an address or behind it. A plain loop, which builds without
-/// optimization run fast.
+/// Index of the first symbol at an address or behind it. A plain loop, which is fast in builds
+/// without optimization.
 fn first_from(symbols: &[Symbol], address: usize) -> usize {
     let (mut low, mut high) = (0, symbols.len());
     while low < high {
@@ -220,7 +222,7 @@ impl Symbols {
         Some(())
     }
 
-    /// Functions with these names, to try things out.
+    /// Builds symbols of functions with these names, for tests.
     #[cfg(test)]
     pub(crate) fn of_functions(functions: &[(usize, &str)]) -> Symbols {
         let mut symbols = Symbols::default();
@@ -243,13 +245,13 @@ impl Symbols {
         self.functions.is_empty()
     }
 
-    /// Roughly the bytes kept.
+    /// Approximate size of the kept data in bytes.
     pub(crate) fn memory_kept(&self) -> usize {
         let symbols = self.functions.capacity() + self.constants.capacity();
         self.names.capacity() + symbols * size_of::<Symbol>()
     }
 
-    /// All names of what begins at an address in text; several if equal functions were merged.
+    /// All names of the function at an address; several if equal functions were merged.
     pub(crate) fn functions_at(&self, start: usize) -> impl Iterator<Item = &str> {
         let from = first_from(&self.functions, start);
         let here = self.functions[from..].iter();
@@ -258,13 +260,13 @@ impl Symbols {
             .filter(|name| !name.is_empty())
     }
 
-    /// Whether a function has a name, and all of its names are like this.
+    /// Whether a function has a name, and all of its names satisfy `like`.
     pub(crate) fn are_all(&self, start: usize, like: impl FnMut(&str) -> bool) -> bool {
         let mut names = self.functions_at(start).peekable();
         names.peek().is_some() && names.all(like)
     }
 
-    /// Where functions begin whose mangled names are all like this.
+    /// Addresses of functions whose mangled names all satisfy `like`.
     pub(crate) fn functions_like(&self, like: fn(&str) -> bool) -> impl Iterator<Item = usize> {
         let name = |function: &Symbol| string(&self.names, function.name);
         let named = self
@@ -276,8 +278,8 @@ impl Symbols {
             .filter(move |&start| self.are_all(start, like))
     }
 
-    /// Where the functions of that name begin, as it is demangled; one is asked for all names that
-    /// have its last two parts in them.
+    /// Addresses of the functions with this demangled name. Only names that contain its last two
+    /// parts are demangled.
     pub(crate) fn functions_named(&self, name: &str) -> Vec<usize> {
         let parts: Vec<_> = name.rsplit("::").take(2).collect();
         let mut found = Vec::new();
@@ -292,7 +294,7 @@ impl Symbols {
         found
     }
 
-    /// The mangled names of all functions that have a part in them.
+    /// The mangled names of all functions that contain a part.
     pub(crate) fn function_names<'a>(&'a self, part: &'a str) -> impl Iterator<Item = &'a str> {
         let names = self.functions.iter();
         let names = names.filter_map(|function| string(&self.names, function.name));
@@ -305,7 +307,8 @@ impl Symbols {
         names.filter_map(|variable| string(&self.names, variable.name))
     }
 
-    /// Where functions begin whose names begin with a crate, or with a type of it, and their names.
+    /// Addresses and names of functions of a crate. Their names begin with the crate, or with a
+    /// type of it.
     pub(crate) fn functions_of<'a>(
         &'a self,
         of: &'a str,
@@ -333,8 +336,8 @@ impl Symbols {
         around.next().map(|c| c.start..c.start + c.size)
     }
 
-    /// Sections whose names are those of the language C: linkers give such a section two symbols,
-    /// and programs use it as one table.
+    /// Sections whose names are C identifiers. Linkers give such a section two symbols, and
+    /// programs use it as one table.
     pub(crate) fn tables(&self) -> Vec<Range<usize>> {
         let tables = self.sections.iter().filter(|s| is_table(s));
         tables.map(|s| s.range.clone()).collect()
@@ -346,7 +349,7 @@ impl Symbols {
         sized.flat_map(|c| [c.start, c.start + c.size])
     }
 
-    /// The name of the thread-local around an offset into the initial image, and its size.
+    /// Name and size of the thread-local around an offset into the initial image.
     pub(crate) fn thread_local_at(&self, offset: usize) -> Option<(&str, usize)> {
         let after = self.thread_locals.partition_point(|t| t.start <= offset);
         let near = self.thread_locals[..after].last()?;
@@ -361,7 +364,7 @@ fn is_table(section: &Section) -> bool {
     !section.executable && name.all(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// A name as people write it: demangled, without the hash.
+/// Demangles a name, without the hash.
 pub(crate) fn plain(name: &str) -> String {
     legacy::plain(name).unwrap_or_else(|| format!("{:#}", rustc_demangle::demangle(name)))
 }
@@ -404,7 +407,7 @@ mod tests {
         assert_eq!(found, [1, 2, 3]);
     }
 
-    /// Which is what `functions_of` is for.
+    /// `functions_of` relies on this.
     #[test]
     fn all_functions_of_the_runtime_that_are_listed_begin_with_its_crate() {
         let list = include_str!("../lists/runtime.txt").lines();

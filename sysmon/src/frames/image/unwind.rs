@@ -1,8 +1,9 @@
-//! Where functions begin and end, from the unwind tables.
+//! Reads from the unwind tables where functions begin and end.
 //!
 //! Every function that a stack can be suspended in has an entry there, also when all symbols are
 //! stripped. An entry whose frame is already set up at its first instruction is the *cold part* of
-//! another function, moved out of its way: it is entered by a jump and shares that function's frame.
+//! another function, which the compiler moved elsewhere: it is entered by a jump and shares that
+//! function's frame.
 
 #[path = "entries.rs"]
 mod entries;
@@ -51,7 +52,7 @@ fn read_usual(memory: &Memory, header: &Range<usize>) -> Option<Vec<Function>> {
     entries::read((header.start, bytes), (start, frames))
 }
 
-/// The same by the complete reader.
+/// Reads the functions with the complete reader.
 fn read_any(memory: &Memory, header: &Range<usize>) -> Option<Vec<Function>> {
     let bases = BaseAddresses::default().set_eh_frame_hdr(header.start as u64);
     let parsed = EhFrameHdr::new(memory.bytes(header.clone())?, LittleEndian)
@@ -89,7 +90,7 @@ fn address(pointer: Pointer) -> Option<usize> {
     }
 }
 
-/// The landing pads of a function; `None` if its table is of a form not known here.
+/// The landing pads of a function; `None` if its table has an unknown form.
 pub(crate) fn landing_pads(memory: &Memory, function: &Function) -> Option<Vec<usize>> {
     const OMITTED: u8 = 0xff;
     let Some(table) = function.handlers else {

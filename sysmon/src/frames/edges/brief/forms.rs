@@ -2,17 +2,17 @@
 
 /// An operand follows in a ModRM byte.
 pub(super) const MODRM: u16 = 1;
-/// A number follows, of one byte.
+/// An immediate of one byte follows.
 pub(super) const IMM8: u16 = 2;
-/// A number follows, of four bytes, or two with an operand-size prefix.
+/// An immediate follows, of four bytes, or two with an operand-size prefix.
 pub(super) const IMMZ: u16 = 4;
 /// The operand must be in memory.
 pub(super) const MEM: u16 = 8;
 /// The operand must be a register.
 pub(super) const REG: u16 = 16;
-/// It depends on more than that: see `Brief::check`.
+/// Whether it is known depends on more than that: see `Brief::is_known`.
 pub(super) const MORE: u16 = 32;
-/// Goes on elsewhere, or nowhere.
+/// Continues elsewhere, or nowhere.
 pub(super) const FLOW: u16 = 64;
 /// Known without a prefix, with `66`, `F2`, `F3`.
 pub(super) const P0: u16 = 256;
@@ -25,7 +25,7 @@ pub(super) const LOCK: u16 = 4096;
 pub(super) const PW: u16 = P0 | P66;
 pub(super) const PALL: u16 = P0 | P66 | PF2 | PF3;
 
-/// Of opcodes of one byte, then of those behind `0F`; zero is not known.
+/// Forms of the one-byte opcodes, then of those behind `0F`; zero means not known.
 pub(super) static FORMS: [u16; 512] = forms();
 
 const fn set(mut forms: [u16; 512], from: usize, to: usize, form: u16) -> [u16; 512] {
@@ -168,16 +168,17 @@ const fn behind_0f(mut f: [u16; 512]) -> [u16; 512] {
     f
 }
 
-/// Known to `skip`; with an operand; the bytes of the number behind it are in the lowest bits.
+/// Known to `skip`. An entry also says whether an operand follows ([`OPERAND`]), and has the size
+/// of the immediate in its lowest bits ([`NUMBER`]).
 pub(super) const QUICK: u8 = 0x80;
 pub(super) const OPERAND: u8 = 0x40;
-/// It depends on more than the opcode.
+/// Needs a check of more than the opcode.
 pub(super) const SPECIAL: u8 = 0x20;
 /// Does nothing to addresses in registers, unless its operand has an index.
 pub(super) const STILL: u8 = 0x10;
 /// The same if its operand is in memory.
 pub(super) const STORES: u8 = 0x08;
-/// The bytes of the number.
+/// Mask of the immediate's size in bytes.
 pub(super) const NUMBER: u8 = 0x07;
 
 /// What `skip` needs to know of each opcode.
@@ -229,7 +230,7 @@ const fn steps() -> [u8; 512] {
     steps
 }
 
-/// Whether nothing of the kind happens to registers: neither arithmetic nor a move of numbers.
+/// Whether addresses in registers stay as they are: no arithmetic and no move of numbers.
 const fn is_still(opcode: usize) -> bool {
     match opcode {
         0x38..=0x3D | 0x84 | 0x85 | 0xA8 | 0xA9 => true, // cmp, test

@@ -4,7 +4,7 @@ use super::{Brief, NONE, Turn};
 use crate::frames::edges::motion::{Motion, Path, Slot};
 use crate::frames::edges::moves::Reach;
 
-/// An instruction by its name, as far as [`Motion`] tells them apart.
+/// An instruction's name, as far as [`Motion`] distinguishes names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     /// With the carry or without.
@@ -21,12 +21,12 @@ enum Name {
     Pop,
     Inc,
     Dec,
-    /// Whatever else may make a number negative.
+    /// Any other instruction that may make a number negative.
     Negates,
     Other,
 }
 
-/// A register or not, and whether all of it.
+/// A register, or a part of one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Register {
     number: u8,
@@ -35,7 +35,7 @@ struct Register {
 
 impl Register {
     fn bit(self) -> u32 {
-        // Without REX the upper four are the second bytes of the first four.
+        // Without REX the upper four numbers mean the second bytes of the first four registers.
         let number = if self.size == 0 {
             self.number & 3
         } else {
@@ -48,7 +48,7 @@ impl Register {
         self.size == 8 && matches!(self.number, 4 | 5)
     }
 
-    /// The register itself if that number makes it negative.
+    /// Returns the register's bit if the number makes it negative.
     fn negative_by(self, source: &Source) -> u32 {
         match source {
             Source::Number(..0) if self.size == 8 && !self.is_stack() => self.bit(),
@@ -71,7 +71,7 @@ fn bit(register: u8) -> u32 {
 }
 
 impl Brief {
-    /// The same as [`Motion::of`] says of the decoded instruction.
+    /// Returns the same as [`Motion::of`] does for the decoded instruction.
     pub(in crate::frames::edges) fn motion(&self) -> Motion {
         let mut motion = Motion::NONE;
         motion.path = match self.turn() {
@@ -196,7 +196,7 @@ impl Brief {
         }
     }
 
-    /// Notes a register that gets another value for certain.
+    /// Notes a register that certainly gets another value.
     fn replace(&self, motion: &mut Motion, register: u32) {
         let replaced = match self.opcode {
             0x8B | 0x8D | 0xC7 => self.is_wide(),
@@ -208,7 +208,8 @@ impl Brief {
         }
     }
 
-    /// Notes a register that is put on the stack or fetched from there, if the operand is there.
+    /// Notes a register that is stored on the stack or loaded from it. Does nothing if the operand
+    /// is not on the stack.
     fn keep(&self, motion: &mut Motion, put: u32, fetched: u32) {
         let slot = match self.base {
             _ if self.index != NONE => return,
@@ -219,7 +220,7 @@ impl Brief {
         (motion.put, motion.fetched, motion.slot) = (put, fetched, slot);
     }
 
-    /// What it does, the register it does that to, if it is one, and with what.
+    /// Returns the operation, the register it changes, if any, and the second operand.
     fn operands(&self) -> (Name, Option<Register>, Source) {
         let opcode = self.opcode;
         let group = self.modrm >> 3 & 7;
@@ -306,7 +307,7 @@ impl Brief {
         }
     }
 
-    /// Bytes of a register; 0 for a byte that may be the second one.
+    /// Size of a register in bytes. It is 0 for a byte that may be the second one.
     fn size(&self, byte: bool) -> u8 {
         match byte {
             true => u8::from(self.rex != 0),
@@ -340,7 +341,7 @@ impl Brief {
         }
     }
 
-    /// The number as the operation takes it: with its sign if it is widened.
+    /// The immediate as the operation takes it: with its sign if it is widened.
     fn source_number(&self, byte: bool, widened: bool) -> Source {
         Source::Number(match self.size(byte) {
             8 => self.number,

@@ -2,32 +2,33 @@
 
 use super::{Colours, RSP};
 
-/// Places on the stack that are followed at once; more count as lost.
+/// Number of stack places that are followed at once. Further ones count as lost.
 const SLOTS: usize = 24;
 const WORD: i32 = 8;
 
-/// What there is before an instruction. Registers are sets with a bit for each; distances are
-/// counted from where the stack pointer was when the function began.
+/// What registers and frame hold before an instruction. Registers are sets with a bit for each;
+/// distances are counted from where the stack pointer was when the function began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
-    /// May hold an address of a thread-local that was made here, or handed out to here.
+    /// May hold an address of a thread-local that was made here, or returned to here.
     own: u32,
     /// May hold one that the caller gave.
     given: u32,
     /// Must hold an address in the frame, at the distance in `distances`.
     frame: u32,
-    /// Must hold what a slot of the loader holds, at the distance in `distances` from the code.
+    /// Must hold what a loader's slot holds; `distances` has the slot's distance from the code.
     loaded: u32,
     distances: [i32; 16],
     /// May hold an address in the frame, at any distance.
     near: u32,
-    /// Words of the frame that may hold one.
+    /// Words of the frame that may hold an address of a thread-local.
     slots: [(i32, Colours); SLOTS],
     used: usize,
 }
 
 impl State {
-    /// At the beginning of a function, with the registers that may hold a given address.
+    /// The state at the beginning of a function. `given` are the registers that may hold a given
+    /// address.
     pub(super) fn at_entry(given: u32) -> State {
         State {
             own: 0,
@@ -54,7 +55,7 @@ impl State {
         }
     }
 
-    /// All that registers and frame may hold.
+    /// What registers and frame may hold together.
     pub(super) fn all(&self) -> Colours {
         self.colours(!0).with(self.somewhere())
     }
@@ -100,7 +101,7 @@ impl State {
         known.then(|| self.distances[register.trailing_zeros() as usize])
     }
 
-    /// A register is loaded from a slot.
+    /// Records that a register is loaded from a slot.
     pub(super) fn set_slot(&mut self, register: u32, slot: i32) {
         if register != 0 {
             self.clear(register);
@@ -109,7 +110,7 @@ impl State {
         }
     }
 
-    /// Registers hold something else, in part at least.
+    /// Records that registers hold something else, at least in part.
     pub(super) fn forget_slots(&mut self, registers: u32) {
         self.loaded &= !registers;
     }
@@ -147,7 +148,7 @@ impl State {
         &self.slots[..self.used]
     }
 
-    /// What the words of the frame may hold, all of them.
+    /// What the words of the frame may hold together.
     pub(super) fn somewhere(&self) -> Colours {
         let kept = self.kept().iter();
         kept.fold(Colours::NONE, |all, slot| all.with(slot.1))
@@ -160,7 +161,7 @@ impl State {
         kept.fold(Colours::NONE, |all, slot| all.with(slot.1))
     }
 
-    /// Puts something into the frame; false if there is no room to remember it.
+    /// Stores something into the frame; false if there is no room to remember it.
     pub(super) fn put(&mut self, start: i32, size: i32, colours: Colours) -> bool {
         let end = start.saturating_add(size);
         if colours != Colours::NONE && size != WORD {
@@ -195,8 +196,8 @@ impl State {
         true
     }
 
-    /// Joins another state into this one. Whether that changed anything, and whether all of it
-    /// could be remembered.
+    /// Joins another state into this one. Returns whether that changed anything, and whether all of
+    /// it could be remembered.
     pub(super) fn join(&mut self, other: &State) -> (bool, bool) {
         let before = *self;
         self.own |= other.own;

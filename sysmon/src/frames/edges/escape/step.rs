@@ -18,15 +18,15 @@ use crate::frames::image::{Image, Target};
 const RBP: u32 = 1 << 5;
 /// Where arguments on the stack begin: behind the return address.
 const BEHIND: i32 = 8;
-/// More bytes of arguments are given on the stack to no function.
+/// No function receives more bytes of arguments on the stack.
 const MOST_GIVEN: i32 = 256;
 
-/// Where an instruction is left to.
+/// Where control goes after an instruction.
 #[derive(Default)]
 pub(super) struct Exits {
     pub(super) next: bool,
     pub(super) to: Option<u64>,
-    /// Wherever the tables of the function lead.
+    /// Control goes wherever the tables of the function lead.
     pub(super) by_table: bool,
 }
 
@@ -35,13 +35,13 @@ pub(super) struct Exits {
 enum CodeLocation {
     /// The word with the thread pointer.
     ThreadPointer,
-    /// A word of the frame.
+    /// A word of the frame, at this distance.
     Frame(i32),
     /// Some word of the frame.
     SomeFrame,
     /// No word of the frame: a thread-local, or a variable with a name.
     Apart,
-    /// Any other place, words of the frame among them whose address is taken.
+    /// Any other place, including words of the frame whose address is taken.
     Anywhere,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Step<'a> {
     pub(super) stack_given: bool,
     /// Where jumps through registers lead in the function is known.
     pub(super) told: bool,
-    /// The instruction before.
+    /// The previous instruction.
     pub(super) before: Option<Instruction>,
     pub(super) state: State,
     pub(super) taken: &'a mut i32,
@@ -111,7 +111,7 @@ impl Step<'_> {
         }
     }
 
-    /// Notes that there are addresses at all.
+    /// Notes whether there are addresses at all.
     fn mark(&mut self) {
         let all = self.state.all();
         self.escape.own.any |= all.has(Colours::OWN);
@@ -155,7 +155,7 @@ impl Step<'_> {
         }
     }
 
-    /// What a call is given, of which colours.
+    /// Which arguments a call receives, and of which colours.
     fn arguments(&self) -> (Arguments, Colours) {
         let mut arguments = 0;
         let mut colours = Colours::NONE;
@@ -177,7 +177,8 @@ impl Step<'_> {
         (arguments, colours)
     }
 
-    /// Asks what a call does, and notes what it loses. Says which colours come back.
+    /// Asks what a call does, and notes what it loses. Also returns which colours the call
+    /// receives.
     fn ask(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) -> (Answer, Colours) {
         let (arguments, given) = self.arguments();
         let callee = self.callee(instruction);
@@ -214,7 +215,7 @@ impl Step<'_> {
         }
     }
 
-    /// What is in words of the frame that others may read.
+    /// What is in words of the frame that other code may read.
     fn exposed(&self) -> Colours {
         match *self.taken {
             i32::MAX => Colours::NONE,
@@ -244,7 +245,7 @@ impl Step<'_> {
         }
     }
 
-    /// A jump to another function, which takes the place of this one.
+    /// Handles a jump to another function, which takes the place of this one.
     fn leave(&mut self, instruction: &Instruction, ask: &mut Ask<'_>) {
         self.mark();
         let (answer, given) = self.ask(instruction, ask);
@@ -342,7 +343,7 @@ impl Step<'_> {
         }
     }
 
-    /// The address of a place of the frame is in a register, or somewhere else.
+    /// Notes that an address in the frame is in a register, or somewhere else.
     fn take_frame(&mut self, distance: i32) {
         *self.taken = (*self.taken).min(distance);
         if distance >= BEHIND && self.stack_given {
@@ -350,8 +351,8 @@ impl Step<'_> {
         }
     }
 
-    /// Puts an address in the frame into a register. The stack pointer and the frame pointer have
-    /// one all the time.
+    /// Puts an address in the frame into a register. The stack pointer and the frame pointer always
+    /// hold one, so those do not count as taken.
     fn set_frame(&mut self, register: u32, distance: i32) {
         self.state.set_distance(register, distance);
         if register & (RSP | RBP) == 0 {
@@ -359,7 +360,7 @@ impl Step<'_> {
         }
     }
 
-    /// Moves, and what becomes of the stack pointer.
+    /// Handles moves, and instructions that change the stack pointer.
     fn usual_form(&mut self, instruction: &Instruction) -> bool {
         let into = bit(instruction.op0_register());
         match instruction.code() {
@@ -426,8 +427,8 @@ impl Step<'_> {
         true
     }
 
-    /// Compilers take the other bytes of the register for garbage then. So this relies on no code
-    /// replacing the low byte of an address that it keeps.
+    /// Handles a write of a register's low byte. Compilers treat the other bytes of the register as
+    /// garbage then. So this relies on no code replacing the low byte of an address that it keeps.
     fn set_low_byte(&mut self, instruction: &Instruction, into: u32) {
         let moved = instruction.mnemonic() == Mnemonic::Mov;
         let source = match instruction.op1_kind() {
@@ -443,7 +444,7 @@ impl Step<'_> {
         }
     }
 
-    /// The stack pointer moves by a known distance.
+    /// Moves the stack pointer by a known distance.
     fn move_stack(&mut self, step: i32) {
         match self.state.distance(RSP) {
             Some(top) => self.state.set_distance(RSP, top.wrapping_add(step)),
@@ -495,7 +496,7 @@ impl Step<'_> {
         }
     }
 
-    /// Registers with an address in the frame are put somewhere, or computed with.
+    /// Notes that registers with an address in the frame are stored somewhere, or computed with.
     fn note_frame(&mut self, registers: u32) {
         for number in 0..16 {
             let register = 1 << number & registers;
@@ -505,7 +506,7 @@ impl Step<'_> {
         }
     }
 
-    /// Any other instruction: what it reads goes wherever it writes.
+    /// Handles any other instruction: what it reads goes wherever it writes.
     fn any_form(&mut self, instruction: &Instruction) {
         let mut places = 0;
         let mut place = CodeLocation::Apart;
@@ -573,7 +574,7 @@ impl Step<'_> {
         self.state.clear(written & !kept & !RSP);
         self.state.forget_slots(written);
         self.state.add(written, sources);
-        // Of what is only perhaps or partly written, something may be left.
+        // If a register is written only perhaps or partly, something of the old value may be left.
         let perhaps = self.state.in_frame(written & (kept | RSP));
         self.note_frame(perhaps & !RSP);
         self.state.set_near(perhaps);
@@ -582,7 +583,8 @@ impl Step<'_> {
         }
     }
 
-    /// An address may be compared with a number, and with another address of a thread-local.
+    /// Handles a comparison. An address may be compared with a number, and with another address of
+    /// a thread-local.
     fn compare(&mut self, instruction: &Instruction, loads: bool, loaded: Colours) {
         let mut all = loaded;
         let mut plain = loads && loaded == Colours::NONE;
@@ -599,7 +601,7 @@ impl Step<'_> {
     }
 }
 
-/// Whether the low byte of a register is written, by a move or from a flag.
+/// Whether a register's low byte is written, by a move or from a flag.
 fn sets_low_byte(instruction: &Instruction) -> bool {
     let register = instruction.op0_register();
     let high = [Register::AH, Register::BH, Register::CH, Register::DH].contains(&register);

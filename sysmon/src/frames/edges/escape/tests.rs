@@ -1,10 +1,10 @@
-//! Real instructions, assembled into this program and followed.
+//! Tests with real instructions, assembled into this program and followed.
 
 use super::*;
 use crate::frames::edges::tests::{alone, sample};
 use crate::frames::image::memory::{Kind, Memory};
 
-/// What becomes of addresses in a function that is given some, if calls answer like this.
+/// Follows a function that receives some addresses, if calls answer like this.
 fn followed(range: Range<usize>, given: Arguments, answer: Answer) -> (Escape, Vec<Arguments>) {
     let mut memory = Memory::default();
     // SAFETY: code of this program.
@@ -22,7 +22,7 @@ fn followed(range: Range<usize>, given: Arguments, answer: Answer) -> (Escape, V
     (escape, asked)
 }
 
-/// What becomes of the function's own addresses, if calls do nothing with them.
+/// What happens to the function's own addresses, if calls do nothing with them.
 fn own(range: Range<usize>) -> Fate {
     followed(range, 0, Answer::default()).0.own
 }

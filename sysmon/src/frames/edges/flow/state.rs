@@ -11,7 +11,7 @@ pub(super) struct State {
     pub(super) pointer: u32,
     /// May hold the address of errno.
     pub(super) errno: u32,
-    /// May hold the function that hands it out.
+    /// May hold `__errno_location`.
     pub(super) teller: u32,
     /// May hold libc's `syscall`.
     pub(super) gate: u32,
@@ -21,7 +21,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Forgets what registers hold.
+    /// Forgets what the registers hold.
     pub(super) fn clear(&mut self, registers: u32) {
         self.pointer &= !registers;
         self.errno &= !registers;
@@ -63,7 +63,7 @@ impl State {
         self.numbers[to.trailing_zeros() as usize] = before.numbers[from.trailing_zeros() as usize];
     }
 
-    /// Joins another state into this one; whether that changed anything.
+    /// Joins another state into this one; returns whether that changed anything.
     pub(super) fn join(&mut self, other: &State) -> bool {
         let before = *self;
         self.pointer |= other.pointer;

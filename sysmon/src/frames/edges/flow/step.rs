@@ -14,25 +14,25 @@ use crate::frames::image::{Image, Target};
 const RESULTS: u32 = RAX | 1 << 2;
 /// rdi, rsi, rdx.
 const FIRST_THREE: u32 = 1 << 7 | 1 << 6 | 1 << 2;
-/// What the kernel is given: rax, rdi, rsi, rdx, r10, r8, r9.
+/// Registers that the kernel receives: rax, rdi, rsi, rdx, r10, r8, r9.
 pub(in crate::frames::edges) const ASKED: u32 = RAX | FIRST_THREE | 1 << 8 | 1 << 9 | 1 << 10;
-/// What it spoils: rax, rcx, r11.
+/// Registers that the kernel spoils: rax, rcx, r11.
 pub(in crate::frames::edges) const ANSWERED: u32 = RAX | 1 << 1 | 1 << 11;
-/// What a function that is jumped to may find in registers: all but rax, r10, r11.
+/// Registers that may pass values to the target of a jump: all but rax, r10, r11.
 const LEFT: u32 = !(SPOILED & !ARGUMENTS);
-/// std's initialization of a thread-local, which takes no more arguments than that.
+/// std's initialization of a thread-local, which takes no more arguments than `FIRST_THREE`.
 const SLOW_START: &str = "get_or_init_slow";
 
 /// Registers that hold functions that are followed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
-    /// The one that hands out the address of errno.
+    /// Those that hold `__errno_location`.
     pub(super) teller: u32,
-    /// Libc's `syscall`.
+    /// Those that hold libc's `syscall`.
     pub(super) gate: u32,
 }
 
-/// Where an instruction is left to.
+/// Where control goes after an instruction.
 pub(super) struct Exits {
     pub(super) next: bool,
     pub(super) to: Option<u64>,
@@ -42,7 +42,7 @@ pub(super) struct Exits {
 pub(super) struct Step<'a> {
     image: &'a Image,
     range: &'a Range<usize>,
-    /// With one loaded into them, anywhere in the function.
+    /// Registers that are loaded with such a function, anywhere in this function.
     loaded: Held,
     info: &'a mut InstructionInfoFactory,
     pub(super) state: State,
@@ -79,7 +79,7 @@ impl<'a> Step<'a> {
         self.touch(instruction, touch);
     }
 
-    /// Notes that registers leave our sight with what they hold.
+    /// Notes that registers, with what they hold, pass out of the analysis.
     fn lose(&mut self, instruction: &Instruction, registers: u32) {
         self.lose_parts(instruction, registers);
         if self.state.gate & registers != 0 {
@@ -87,8 +87,8 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The same for parts of registers, out of which nobody makes a function again. (A landing pad
-    /// often reads a flag from a register that held one elsewhere.)
+    /// Does the same for parts of registers, from which no code makes a function again. (A landing
+    /// pad often reads a flag from a register that held a function elsewhere.)
     fn lose_parts(&mut self, instruction: &Instruction, registers: u32) {
         if self.state.pointer & registers != 0 {
             self.touch(instruction, Touch::Unknown(LOST));
@@ -121,7 +121,8 @@ impl<'a> Step<'a> {
                 if has_memory(instruction) {
                     self.address(instruction);
                 }
-                // Known by their registers, see `Flow::loaded`; copies are not.
+                // These jumps are recognized by their registers, see `Flow::loaded`; copies are
+                // not.
                 self.state.teller &= !self.loaded.teller;
                 self.state.gate &= !self.loaded.gate;
                 let last = self.is_last_call(instruction);
@@ -147,7 +148,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The instruction that asks the kernel.
+    /// Handles the `syscall` instruction.
     fn ask(&mut self, instruction: &Instruction) -> Exits {
         self.touch(instruction, Touch::Kernel(self.state.number(Register::RAX)));
         self.lose(instruction, ASKED);
@@ -158,7 +159,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// A call of libc's `syscall`, or a jump to it, in any form.
+    /// Notes a call of libc's `syscall`, or a jump to it, in any form.
     fn ask_through(&mut self, instruction: &Instruction) {
         let held = self.loaded.gate | self.state.gate;
         if self.leads_to(instruction, SYSCALL, held) {
@@ -188,8 +189,8 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The registers a call may take arguments from. The thread pointer itself is often left in one of
-    /// them when a thread-local is set up.
+    /// The registers a call may take arguments from. The thread pointer itself is often left in one
+    /// of them when a thread-local is set up.
     fn arguments(&self, instruction: &Instruction) -> u32 {
         let beyond = ARGUMENTS & !FIRST_THREE;
         if self.state.pointer & beyond == 0 || !has_near_target(instruction) {
@@ -203,7 +204,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Whether a call or jump leads to a function of the C library, which registers may hold.
+    /// Whether a call or jump leads to this libc function. Registers in `held` may hold it.
     fn leads_to(&self, instruction: &Instruction, name: &str, held: u32) -> bool {
         let slot = if has_near_target(instruction) {
             self.image.stub(instruction.near_branch_target() as usize)
@@ -217,7 +218,7 @@ impl<'a> Step<'a> {
         slot.is_some_and(|slot| is_slot_of(self.image, slot, name))
     }
 
-    /// Whether a jump goes through a slot to the beginning of a function: a call in all but name.
+    /// Whether a jump through a slot is a tail call: it leads to a function's beginning.
     fn is_last_call(&self, instruction: &Instruction) -> bool {
         let slot = instruction.ip_rel_memory_address() as usize;
         instruction.is_ip_rel_memory_operand()
@@ -243,7 +244,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The forms in which compilers and linkers find a thread-local.
+    /// Handles the forms in which compilers and linkers find a thread-local.
     fn known_form(&mut self, instruction: &Instruction) -> bool {
         let into = instruction.op0_register();
         match instruction.code() {
@@ -291,7 +292,7 @@ impl<'a> Step<'a> {
         true
     }
 
-    /// Half of a register is copied, and the other half cleared.
+    /// Copies half of a register, and clears the other half.
     fn copy_half(&mut self, instruction: &Instruction) {
         let number = self.state.number(instruction.op1_register());
         self.any_form(instruction);
@@ -323,7 +324,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Thread pointer and offset are added up in a register.
+    /// Adds up thread pointer and offset in a register.
     fn sum(&mut self, instruction: &Instruction) -> bool {
         if instruction.op0_kind() != OpKind::Register {
             return false;
@@ -370,7 +371,7 @@ impl<'a> Step<'a> {
         true
     }
 
-    /// A memory operand: what its base and index add up to.
+    /// Judges a memory operand by the sum of its base and index.
     fn address(&mut self, instruction: &Instruction) {
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         let offset = instruction.memory_displacement64() as i64;
@@ -406,7 +407,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// The address of errno is used: fine as it is, anything more is not.
+    /// Judges a use of the address of errno. A plain access is harmless, anything more touches.
     fn errno_address(&mut self, instruction: &Instruction) {
         let (base, index) = (instruction.memory_base(), instruction.memory_index());
         let simple = self.state.errno & bit(index) == 0
@@ -418,7 +419,8 @@ impl<'a> Step<'a> {
         self.lose_tellers(instruction, bit(base) | bit(index));
     }
 
-    /// The code of a function is read, or who knows what.
+    /// Notes that registers which may hold a followed function are used as an address. The code of
+    /// that function is read, or an unknown place.
     fn lose_tellers(&mut self, instruction: &Instruction, registers: u32) {
         if self.state.teller & registers != 0 {
             self.touch(instruction, Touch::Errno);
@@ -428,7 +430,7 @@ impl<'a> Step<'a> {
         }
     }
 
-    /// Any other instruction: what it reads is lost, what it writes is forgotten.
+    /// Handles any other instruction: what it reads is lost, what it writes is forgotten.
     fn any_form(&mut self, instruction: &Instruction) {
         let mut places = 0;
         if has_memory(instruction) {
@@ -471,13 +473,13 @@ impl<'a> Step<'a> {
     }
 }
 
-/// Whether the loader has put the address of that import there.
+/// Whether the loader has put the address of that import into the slot.
 pub(super) fn is_slot_of(image: &Image, slot: usize, name: &str) -> bool {
     matches!(image.pointer(slot),
         Some(Target::Import(found, _)) if image.slots.name(found) == name)
 }
 
-/// Whether a register is made zero by itself.
+/// Whether the instruction clears a register by combining it with itself.
 fn is_cleared(instruction: &Instruction) -> bool {
     both_registers(instruction) && instruction.op0_register() == instruction.op1_register()
 }

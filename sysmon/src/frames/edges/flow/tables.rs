@@ -1,12 +1,14 @@
-//! Where a function may go on behind a jump through a register.
+//! Where a function may continue after a jump through a register.
 //!
-//! Compilers make such jumps of a `match`: by a table of distances, or, from C, of addresses. The
-//! function itself takes the table's address, in whatever register and wherever. So every constant
-//! whose address it takes is read as either kind of table, as far as that makes sense, and what leads
-//! into the function is where it may go on. Too many places do no harm: nothing is known of the
-//! registers there. In an image with a fixed address tables are not marked, and nothing can be told.
+//! Compilers make such jumps for a `match`, through a table of distances or, from C, of addresses.
+//! The function itself takes the table's address, in any register and at any place. So every
+//! constant whose address it takes is read as both kinds of table, as far as that makes sense, and
+//! every entry that leads into the function is a place where it may continue. Too many places do no
+//! harm: nothing is known of the registers there. In an image with a fixed address tables cannot be
+//! recognized, so no places are known.
 //!
-//! Rejected: finding the one table of each jump. It takes the same flow that this is made for.
+//! Rejected: finding the one table of each jump. This needs the same flow analysis that the places
+//! are found for.
 
 use std::ops::Range;
 
@@ -17,7 +19,7 @@ use crate::frames::image::Image;
 use crate::frames::image::memory::Kind;
 use crate::frames::image::relocs::Slot;
 
-/// Places that tables lead to.
+/// Finds the places in the function that tables lead to.
 pub(in crate::frames::edges) fn places(
     image: &Image,
     range: &Range<usize>,

@@ -1,4 +1,4 @@
-//! The decoder for ordinary instructions against the complete one.
+//! Compares the decoder for ordinary instructions with the complete one.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::frames::edges::starts::START;
 use crate::frames::edges::{Reader, control, has_memory, has_near_target};
 use crate::frames::objects::Objects;
 
-/// Prefixes as compilers and linkers use them, and some that they do not.
+/// Prefixes as compilers and linkers use them, and some that they do not use.
 const PREFIXES: [&[u8]; 16] = [
     &[],
     &[0x66],
@@ -28,7 +28,7 @@ const PREFIXES: [&[u8]; 16] = [
     &[0xF2, 0xF3],
     &[0x48, 0x66], // REX that does not count
 ];
-/// With each bit of REX.
+/// REX prefixes with each bit set.
 const REX: [&[u8]; 8] = [
     &[],
     &[0x40],
@@ -39,7 +39,7 @@ const REX: [&[u8]; 8] = [
     &[0x4D],
     &[0x4F],
 ];
-/// Behind the operand's first byte: SIB, displacement, number, each with a sign and without.
+/// Bytes behind the operand's first byte: SIB, displacement, number, each with a sign and without.
 const TAILS: [[u8; 16]; 5] = [
     [
         0x25, 0x12, 0x23, 0x34, 0x45, 0x56, 0x67, 0x78, 1, 2, 3, 4, 5, 6, 7, 8,
@@ -61,10 +61,10 @@ const TAILS: [[u8; 16]; 5] = [
         0x00,
     ],
 ];
-/// Where the samples are said to be.
+/// Address at which the samples are decoded.
 const IP: u64 = 0x5555_0000_0000;
 
-/// What is known of an instruction that `brief` knows must be what the complete decoder says.
+/// Checks that what `brief` knows of an instruction is what the complete decoder says.
 fn compare(bytes: &[u8]) -> Result<bool, String> {
     let code = &Code::new(bytes, bytes.len() - MARGIN).expect("a margin");
     let mut marks = [0; 64];
@@ -128,7 +128,7 @@ fn skip(code: &Code<'_>) -> usize {
     brief::skip(code, 0, &mut [0; 64]).0
 }
 
-/// Whether the complete decoder comes by this place, too.
+/// Whether the complete decoder reaches this place, too.
 fn same_steps(code: &[u8], end: usize) -> bool {
     let mut decoder = Decoder::with_ip(64, code, IP, DecoderOptions::NONE);
     let mut at = 0;
@@ -142,7 +142,7 @@ fn same_steps(code: &[u8], end: usize) -> bool {
     at == end
 }
 
-/// What the complete decoder marks up to a place.
+/// The marks that the complete decoder sets up to a place.
 fn marks_of(code: &[u8], end: usize) -> [u8; 64] {
     let mut marks = [0; 64];
     let decoder = Decoder::with_ip(64, &code[..end], IP, DecoderOptions::NONE);
@@ -156,7 +156,7 @@ fn marks_of(code: &[u8], end: usize) -> [u8; 64] {
     marks
 }
 
-/// Whether the last instruction before a place goes on with the next.
+/// Whether the last instruction before a place continues with the next.
 fn goes_on(code: &[u8], end: usize) -> bool {
     let decoder = Decoder::with_ip(64, &code[..end], IP, DecoderOptions::NONE);
     let last = decoder.into_iter().last().expect("an instruction");
@@ -332,7 +332,7 @@ fn what_ends_too_early_is_not_known() {
     assert!(Code::new(&[0; MARGIN], 1).is_none());
 }
 
-/// The whole of this test program and of its libraries, function by function.
+/// Reads the whole of this test program and of its libraries, function by function.
 #[test]
 fn a_program_is_read_alike_by_both_decoders() {
     for (number, object) in Objects::now().list.iter().enumerate() {
@@ -354,7 +354,8 @@ fn a_program_is_read_alike_by_both_decoders() {
     }
 }
 
-/// Compares what the decoders find in the functions of an image that both know; says how many.
+/// Compares what both decoders find in the functions of an image. Returns how many functions both
+/// know.
 fn read_alike(image: &Image) -> usize {
     let (mut quick, mut full) = (Reader::default(), Reader::default());
     let mut known = 0;
