@@ -24,8 +24,8 @@
 //!
 //! The threads have a higher nice value than workers, so that a worker that wakes runs at once even
 //! if it has used more than an even share recently. Rejected after measuring (`benches/compute.rs`,
-//! `benches/RESULTS.md`): `SCHED_BATCH` and longer or shorter slices change nothing, `SCHED_IDLE` starves the
-//! computation when workers are busy.
+//! `benches/RESULTS.md`): `SCHED_BATCH` and longer or shorter slices change nothing, `SCHED_IDLE`
+//! starves the computation when workers are busy.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};

@@ -17,9 +17,10 @@
 //!
 //! **I34** *A fiber that keeps its thread keeps its values in place.* A fiber that is bound to its
 //! thread may have the address of a thread-local, or have passed it on. It has the thread
-//! to itself (`sched/threads/tenant.rs`), so its values stay in the block, and it does not go to another
-//! thread before it has run again ([`stay`]), or before they are fetched: a fiber that parked
-//! before the program's code had been read may be found to be movable later ([`Block::fetch`]).
+//! to itself (`sched/threads/tenant.rs`), so its values stay in the block, and it does not go to
+//! another thread before it has run again ([`stay`]), or before they are fetched: a fiber that
+//! parked before the program's code had been read may be found to be movable later
+//! ([`Block::fetch`]).
 //!
 //! A movable fiber that leaves the block as it found it costs a comparison, and has no image. If
 //! the block differs, it is copied into the fiber's image and made pristine, and the image is

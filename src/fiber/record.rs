@@ -78,9 +78,11 @@ pub(crate) struct Record {
     name: AtomicPtr<Box<str>>,
     /// Where the record is put when it is free.
     owner: AtomicPtr<Remote>,
-    /// Whether it is in a time limit, and more (`sched/block/time_limit.rs`); used by the fiber itself only.
+    /// Whether it is in a time limit, and more (`sched/block/time_limit.rs`); used by the fiber
+    /// itself only.
     pub(crate) limited: sync::atomic::AtomicU8,
-    /// How often it caught the unwinding of a blocking call (`sched/block/unwind_backoff.rs`); its own only.
+    /// How often it caught the unwinding of a blocking call (`sched/block/unwind_backoff.rs`); its
+    /// own only.
     pub(crate) swallowed: sync::atomic::AtomicU8,
     reason: AtomicU8,
     /// The size class of the stack it requests.
@@ -92,7 +94,8 @@ pub(crate) struct Record {
     blocks_carrier: AtomicBool,
     /// Whether it may change threads since it last switched out; see `sched/mobility/verdict.rs`.
     pub(crate) mobility: AtomicU8,
-    /// The entry under which its last park as a bound fiber was counted (`sched/mobility/bound.rs`).
+    /// The entry under which its last park as a bound fiber was counted
+    /// (`sched/mobility/bound.rs`).
     pub(crate) bound_entry: AtomicU16,
     /// It has one of the permits for unwinding fibers (`sched/block/unwind_limit.rs`).
     pub(crate) unwind_permit: AtomicBool,

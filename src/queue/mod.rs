@@ -19,14 +19,14 @@
 //! 1. [`local::LifoSlot`], one a worker. (a) A thief takes from it only if the victim makes no
 //!    progress.
 //! 2. [`local::Queue`], one a worker: a ring buffer for started fibers, one for unstarted fibers.
-//! 3. An inbox (`assigned`) and a list (`own`) of each worker (`sched/workers/worker.rs`). Thieves take
-//!    from neither.
+//! 3. An inbox (`assigned`) and a list (`own`) of each worker (`sched/workers/worker.rs`). Thieves
+//!    take from neither.
 //! 4. [`global::Global`], with one lane for each reason to wait. (b) Except for starts that get no
 //!    thread for too long: the collector takes those, and fails them.
-//! 5. `sched/threads/tenant.rs`. (c) On its way to the worker that is on that thread. (d) Or a worker that
-//!    leaves the thread; or the pusher, if no worker is there.
-//! 6. Sets of stopped threads (`sched/preempt/freeze.rs`), which wait for a worker. (e) And the monitor,
-//!    which lets frozen threads run for a moment (S9).
+//! 5. `sched/threads/tenant.rs`. (c) On its way to the worker that is on that thread. (d) Or a
+//!    worker that leaves the thread; or the pusher, if no worker is there.
+//! 6. Sets of stopped threads (`sched/preempt/freeze.rs`), which wait for a worker. (e) And the
+//!    monitor, which lets frozen threads run for a moment (S9).
 //!
 //! A worker that moves to another thread for the sake of a fiber carries that fiber in its `next`:
 //! the fiber runs there at once.

@@ -48,10 +48,10 @@ impl Builder {
     ///
     /// Of no effect where [`preempt`](Self::preempt) is off, where fibers use the
     /// [thread-locals](Self::thread_locals) of threads, on processors without XSAVE, in programs
-    /// without symbols, and in those whose allocator is written in Rust and may hold a lock or calls
-    /// functions through pointers: one line on standard error says so.
-    /// In code whose author guarantees more, [`preemptible`](super::preemptible) does the same
-    /// without this setting. Variable: `INDENT_PREEMPT_IN_PLACE`.
+    /// without symbols, and in those whose allocator is written in Rust and may hold a lock or
+    /// calls functions through pointers: one line on standard error says so. In code whose author
+    /// guarantees more, [`preemptible`](super::preemptible) does the same without this setting.
+    /// Variable: `INDENT_PREEMPT_IN_PLACE`.
     ///
     /// ```
     /// use indent::runtime::Builder;

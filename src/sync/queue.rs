@@ -5,10 +5,10 @@
 //! The wait queue of locks: a first-in, first-out list of waiters, linked through the waiters'
 //! stacks.
 //!
-//! A *node* lies in the stack frame of [`Queue::wait`]. It contains the waiter (`sched/block/wake.rs`),
-//! its request (`N`), and its links. The list, the nodes in it and the state of the primitive (`S`)
-//! belong to the holder of the queue's lock ([`Locked`]). Waiting allocates nothing, and a node in
-//! the middle is removed in O(1).
+//! A *node* lies in the stack frame of [`Queue::wait`]. It contains the waiter
+//! (`sched/block/wake.rs`), its request (`N`), and its links. The list, the nodes in it and the
+//! state of the primitive (`S`) belong to the holder of the queue's lock ([`Locked`]). Waiting
+//! allocates nothing, and a node in the middle is removed in O(1).
 //!
 //! To *take* a node is to remove it from the list in order to notify its waiter. Taken waiters are
 //! notified after the lock is released.

@@ -2,9 +2,9 @@
 //! Moves threads to CPUs, by their affinity masks.
 //!
 //! A thread that is about to take over the work of another is moved to the CPU that the other
-//! leaves: else it queues behind threads that compute on other CPUs (`docs/preemption.md`). Its mask is
-//! narrowed while it waits for the work. It widens its mask itself before any user code runs, so
-//! that neither threads nor processes started there inherit the narrow mask.
+//! leaves: else it queues behind threads that compute on other CPUs (`docs/preemption.md`). Its
+//! mask is narrowed while it waits for the work. It widens its mask itself before any user code
+//! runs, so that neither threads nor processes started there inherit the narrow mask.
 //!
 //! **The mask of a thread is the user's, unless it is the runtime's.** It is the runtime's if it
 //! equals the mask of the helper's thread ([`Allowed`]) or the last one the runtime gave the thread

@@ -91,7 +91,8 @@ fn sleep_to(deadline: Option<Instant>) {
 /// ms and then by twice as long each time, up to 100 ms; after some of them a line on standard
 /// error names the fiber or thread. `timeout` returns only when `f` does: such code should rethrow
 /// the payload with [`resume_unwind`](std::panic::resume_unwind), or return. The same holds for a
-/// fiber that is asked to end ([`unwind_delays_total`](crate::runtime::Metrics::unwind_delays_total)).
+/// fiber that is asked to end
+/// ([`unwind_delays_total`](crate::runtime::Metrics::unwind_delays_total)).
 ///
 /// # Coroutines of other libraries
 ///

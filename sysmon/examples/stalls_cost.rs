@@ -1,11 +1,12 @@
-//! What a stall detector costs: nanoseconds for each piece of work, and CPU of the monitor's thread.
+//! What a stall detector costs: nanoseconds for each piece of work, and CPU of the monitor's
+//! thread.
 //!
 //! ```text
 //! cargo run --release -p indent-sysmon --example stalls_cost
 //! ```
 //!
-//! The monitor's CPU time is what the kernel says in `/proc/self/task/N/schedstat`. Pieces are timed in
-//! rounds, and the best round counts: the machine may have other things to do.
+//! The monitor's CPU time is what the kernel says in `/proc/self/task/N/schedstat`. Pieces are
+//! timed in rounds, and the best round counts: the machine may have other things to do.
 
 use std::fs;
 use std::hint::black_box;

@@ -1,7 +1,7 @@
 //! Watches a pool of plain threads, and reports which job holds its thread up, where, and how.
 //!
-//! Nothing of the pool is special: threads take closures from a channel and run them. What it takes to
-//! watch it are the three lines that mention `stalls`, `enlisted` and `_watched`.
+//! Nothing of the pool is special: threads take closures from a channel and run them. What it takes
+//! to watch it are the three lines that mention `stalls`, `enlisted` and `_watched`.
 
 use std::hint::black_box;
 use std::sync::Mutex;

@@ -48,8 +48,8 @@ pub const TICK: Duration = Duration::from_millis(1);
 ///    | [`stuck`](Self::stuck) | `Scheduling` | nothing changed for two ticks |
 ///
 ///    A thread counts as asleep if it hardly ran since the last look, and is asleep in the kernel.
-///    `interrupt` is called if the thread runs for [`GRACE`](crate::GRACE) and urgent work waits, or
-///    for a quantum and other work waits.
+///    `interrupt` is called if the thread runs for [`GRACE`](crate::GRACE) and urgent work waits,
+///    or for a quantum and other work waits.
 ///
 ///    The first row that fits is called, and called again at every look for as long as it fits. A
 ///    pool that wants to react once remembers the dispatch.

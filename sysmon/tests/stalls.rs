@@ -1,8 +1,8 @@
 #![expect(unsafe_code, reason = "signals, and calls that they would interrupt")]
 //! The stall detector, on plain threads.
 //!
-//! The machine may be busy with anything: a job that should take no time may take long. So jobs that
-//! must not be reported have a limit a hundred times their length.
+//! The machine may be busy with anything: a job that should take no time may take long. So jobs
+//! that must not be reported have a limit a hundred times their length.
 
 use std::cell::OnceCell;
 use std::hint::black_box;
@@ -55,8 +55,8 @@ fn shows(stall: &Stall, function: &str) -> bool {
     (stall.stack.iter()).any(|place| place.function.as_ref().is_some_and(is))
 }
 
-/// How long the calling thread has run: jobs are counted by that, since on a busy machine a job may be
-/// over by the clock on the wall before it was given a CPU.
+/// How long the calling thread has run: jobs are counted by that, since on a busy machine a job may
+/// be over by the clock on the wall before it was given a CPU.
 fn own_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -67,7 +67,8 @@ fn own_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Computes, in a function of this very name; in steps of its own, or the compiler makes one of all.
+/// Computes, in a function of this very name; in steps of its own, or the compiler makes one of
+/// all.
 macro_rules! computes {
     ($name:ident, $rounds:literal) => {
         #[inline(never)]

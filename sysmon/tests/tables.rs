@@ -1,5 +1,5 @@
-//! Tables that look like something else: entries like locations, like vtables. In a program of their
-//! own, for whatever happens to lie beside such a table may count as a part of it.
+//! Tables that look like something else: entries like locations, like vtables. In a program of
+//! their own, for whatever happens to lie beside such a table may count as a part of it.
 
 use std::cell::Cell;
 use std::hint::black_box;

@@ -14,8 +14,8 @@ use indent_sysmon::frames::{self, Judge, Mobility};
 
 static JUDGE: LazyLock<Judge> = LazyLock::new(survey);
 
-/// Reads the code of this program, in which some functions bind those that call through pointers: the
-/// program vouches for its pointers, so that each sample is judged by its own code.
+/// Reads the code of this program, in which some functions bind those that call through pointers:
+/// the program vouches for its pointers, so that each sample is judged by its own code.
 #[expect(unsafe_code, reason = "vouches for calls through pointers")]
 fn survey() -> Judge {
     // SAFETY: no stack of this program goes to another thread.

@@ -1,5 +1,5 @@
-//! The contract of the crate, tried by the example that watches plain threads: who overran is named,
-//! with the function, and others are not.
+//! The contract of the crate, tried by the example that watches plain threads: who overran is
+//! named, with the function, and others are not.
 
 use std::sync::{Arc, Mutex};
 

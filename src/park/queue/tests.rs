@@ -1,4 +1,5 @@
-//! Models of the queue: who is taken is called, who withdraws is not. Those of several arms are in `select/tests.rs`.
+//! Models of the queue: who is taken is called, who withdraws is not. Those of several arms are in
+//! `select/tests.rs`.
 
 use super::*;
 use crate::park::guarded::Guarded;

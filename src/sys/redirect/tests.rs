@@ -71,14 +71,14 @@ fn interrupting() -> (c_int, std::sync::MutexGuard<'static, ()>) {
     (number, alone)
 }
 
-/// All general registers, all of the vector registers every machine has, the flags, the red zone and the x87
-/// stack are live over a signal; the number of those that were lost.
+/// All general registers, all of the vector registers every machine has, the flags, the red zone
+/// and the x87 stack are live over a signal; the number of those that were lost.
 #[inline(never)]
 fn lost(number: c_int) -> u64 {
     NUMBER.store(number as u64, SeqCst);
     let (pid, wrong): (i64, u64);
-    // SAFETY: no memory of others but the red zone is touched (there is no call inside), and everything
-    // changed is said.
+    // SAFETY: no memory of others but the red zone is touched (there is no call inside), and
+    // everything changed is said.
     unsafe {
         std::arch::asm!(
             "push rbx",
