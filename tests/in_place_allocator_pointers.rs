@@ -72,11 +72,8 @@ unsafe impl GlobalAlloc for Exchangeable {
 #[test]
 fn with_an_allocator_behind_pointers_fibers_keep_their_threads_and_one_line_says_so() {
     let text = common::alone("behind_pointers");
-    let line = match cfg!(debug_assertions) {
-        // Debug checks of pointers lead to the locks of messages.
-        true => "preempt_in_place has no effect in this program: its allocator",
-        false => "its allocator calls functions through pointers",
-    };
+    // Checks of the standard library, and how panics print, may lead to a lock as well.
+    let line = "preempt_in_place has no effect in this program: its allocator";
     assert_eq!(text.matches(line).count(), 1, "{text}");
 }
 

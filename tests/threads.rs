@@ -529,10 +529,14 @@ mod child {
     /// Parks while it borrows a thread-local.
     #[inline(never)]
     fn hold() {
-        BORROWED.with_borrow_mut(|count| {
-            indent::park::park();
-            *count += 1;
-        });
+        BORROWED.with_borrow_mut(park_and_count);
+    }
+
+    /// Has the address of the thread-local over the park.
+    #[inline(never)]
+    fn park_and_count(count: &mut u64) {
+        indent::park::park();
+        *count += 1;
     }
 
     #[test]
