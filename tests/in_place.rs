@@ -23,8 +23,8 @@ const QUANTUM: Duration = Duration::from_millis(1);
 
 /// Starts a runtime after the survey: before it, no fiber is switched in place.
 fn runtime(workers: usize) -> Runtime {
-    // SAFETY: what fibers of this program call through pointers leaves nothing with a thread; without
-    // this, one function would bind all others where thread-locals are the threads'.
+    // SAFETY: what fibers of this program call through pointers leaves nothing with a thread.
+    // Without this, one function would bind all others where thread-locals are the threads'.
     unsafe { indent_sysmon::frames::trust_pointers() };
     common::wait_for_the_survey();
     let builder = Builder::new().workers(workers).preempt(true);

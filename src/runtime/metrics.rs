@@ -191,7 +191,8 @@ impl fmt::Display for IoDriver {
 /// rt.block_on(|| drop(indent::spawn(|| ())));
 /// rt.wait_idle();
 /// let worker = &rt.metrics().workers[0];
-/// assert_eq!((worker.fibers_spawned_total, worker.fibers_started_total, worker.fibers_finished_total), (1, 2, 2));
+/// let started = (worker.fibers_spawned_total, worker.fibers_started_total);
+/// assert_eq!((started, worker.fibers_finished_total), ((1, 2), 2));
 /// # Ok::<(), indent::StartError>(())
 /// ```
 #[derive(Clone, Debug)]

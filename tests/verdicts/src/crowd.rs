@@ -159,7 +159,7 @@ impl Crowd {
     }
 }
 
-/// Results of a crowd.
+/// Results of one run of these fibers.
 pub struct Outcome {
     /// One line for each error.
     pub complaints: Vec<String>,

@@ -1,4 +1,4 @@
-//! Runs a crowd of fibers with all lawful bodies while workers change carriers.
+//! Runs thousands of fibers with all lawful bodies while workers change carriers.
 //!
 //! It ends with failure if any fiber found a wrong value, panicked, or changed threads when it must
 //! not.
